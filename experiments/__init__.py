@@ -1,0 +1,1 @@
+"""Scripts, each `python -m experiments.NAME`: parse, call the library, print, plot."""

@@ -1,0 +1,46 @@
+"""GRPO beside PPO, the same budget of environment steps: `python -m experiments.grpo_vs_ppo`."""
+
+import dataclasses
+from pathlib import Path
+
+import tyro
+
+from experiments.settings import CONFIGS, HYPERPARAMS
+from experiments.study import Study
+from grpo_jax import Config, Hyperparams
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Trains GRPO and PPO on each environment, all seeds of a run in one program, and compares them."""
+
+    environments: tuple[str, ...] = ("CartPole-v1",)
+    """Names of gymnax environments."""
+    num_seeds: int = 16
+    """Independent runs of each algorithm on each environment."""
+    seed: int = 0
+    """Of everything random."""
+    total_steps: int = 500_000
+    """Environment steps a seed may take."""
+    out: Path | None = None
+    """Folder for the results; a new one under runs/ if left out."""
+
+
+def main(arguments: Arguments) -> None:
+    planned = [
+        (
+            name.upper(),
+            Config(environment=environment, algorithm=name, **CONFIGS[name]),
+            Hyperparams(total_steps=arguments.total_steps, **HYPERPARAMS[name]),
+        )
+        for environment in arguments.environments
+        for name in ("grpo", "ppo")
+    ]
+    study = Study("grpo_vs_ppo", arguments.out, seed=arguments.seed, num_seeds=arguments.num_seeds)
+    for label, config, hyperparams in planned:
+        study.run(label, config, hyperparams)
+    study.finish()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Arguments))

@@ -1,0 +1,204 @@
+"""What every experiment does with its runs: train, evaluate, record, and show them side by side."""
+
+import datetime
+import importlib.metadata
+import math
+import os
+import platform
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from experiments.settings import SOLVED_AT
+from grpo_jax import Config, Hyperparams, TrainState, evaluate, run
+from grpo_jax.algorithms import name_of
+from grpo_jax.logbook import Logbook, claim_directory, write_json
+from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, steps_to_reach
+from grpo_jax.training import RunResult
+
+NUM_EVALUATION_EPISODES = 128
+PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
+
+
+class Run(NamedTuple):
+    """One algorithm on one environment, all seeds."""
+
+    label: str
+    config: Config
+    hyperparams: Hyperparams
+    result: RunResult
+    final_returns: np.ndarray  # [num_seeds]
+    wall_seconds: float
+
+    @property
+    def environment(self) -> str:
+        """Name of the environment."""
+        return self.config.env.name
+
+    @property
+    def returns(self) -> np.ndarray:
+        """`[num_iterations, num_seeds]` mean return of the training episodes that ended."""
+        return self.result.metrics["episode/return_mean"]
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps of all seeds in a second of training, compile apart."""
+        return float(self.result.steps[-1].sum()) / self.result.train_seconds
+
+
+class Study:
+    """The runs of one experiment and the folder of their results."""
+
+    def __init__(self, name: str, out: Path | None, *, seed: int, num_seeds: int):
+        if num_seeds < 1:
+            raise ValueError(f"num_seeds={num_seeds} is not a positive integer")
+        stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        self.out = claim_directory(out or Path("runs") / f"{name}_{stamp}")
+        self.console = Console()
+        self.runs: list[Run] = []
+        self._seed, self._num_seeds = seed, num_seeds
+        # Compiled programs are kept between processes: seconds instead of tens of seconds from the second start on.
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+
+    def run(
+        self, label: str, config: Config, hyperparams: Hyperparams, *, max_episodes: float = math.inf
+    ) -> tuple[Run, TrainState]:
+        """Trains all seeds in one program, with live progress and metrics.jsonl, and evaluates them."""
+        started = time.perf_counter()
+        key_train, key_evaluate = jax.random.split(jax.random.key(self._seed))
+        total_steps = int(hyperparams.total_steps)
+        name = f"{label} on {config.env.name}"
+        with Logbook(
+            self.out, run=name, total_steps=total_steps, num_seeds=self._num_seeds, console=self.console
+        ) as logbook:
+            result = run(
+                config,
+                hyperparams,
+                jax.random.split(key_train, self._num_seeds),
+                max_episodes=max_episodes,
+                report=logbook.record,
+            )
+        play = jax.jit(jax.vmap(lambda s, k: evaluate(config, s, k, num_episodes=NUM_EVALUATION_EPISODES).returns.mean()))
+        final_returns = np.asarray(play(result.states, jax.random.split(key_evaluate, self._num_seeds)), np.float64)
+        done = Run(
+            label, config, hyperparams, result._replace(states=None), final_returns, time.perf_counter() - started
+        )
+        self.runs.append(done)
+        return done, result.states
+
+    def finish(self) -> None:
+        """Writes summary.json and learning_curves.png, prints the table."""
+        write_json(
+            self.out / "summary.json",
+            {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},
+        )
+        plot_curves(self.runs, self.out / "learning_curves.png")
+        for environment in dict.fromkeys(run.environment for run in self.runs):
+            self.console.print(table([run for run in self.runs if run.environment == environment]))
+        seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {NUM_EVALUATION_EPISODES} sampled episodes each"
+        self.console.print(f"Final return: {seeds}.", highlight=False)
+        self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", highlight=False)
+
+
+def summarise(run: Run) -> dict:
+    """What summary.json says of a run."""
+    config = {name: getattr(run.config, name) for name in run.config.__dataclass_fields__}
+    return {
+        "algorithm": run.label,
+        "environment": run.environment,
+        "num_seeds": len(run.final_returns),
+        "environment_steps": run.result.steps[-1].tolist(),
+        "final_return": {
+            "iqm": iqm(run.final_returns),
+            "ci95": bootstrap_interval(run.final_returns),
+            "per_seed": run.final_returns,
+        },
+        "steps_per_second": run.steps_per_second,
+        "compile_seconds": run.result.compile_seconds,
+        "wall_seconds": run.wall_seconds,
+        "skipped_updates": int(np.nansum(run.result.metrics["optim/skipped_updates"])),
+        "config": config | {"environment": run.environment, "algorithm": name_of(run.config.algorithm)},
+        "hyperparams": {name: getattr(run.hyperparams, name) for name in run.hyperparams.__dataclass_fields__},
+    }
+
+
+def solved_after(run: Run) -> float:
+    """Median over seeds of the steps until the return, averaged over 2% of the budget, is that of a solved task."""
+    window = max(1, round(0.02 * float(run.hyperparams.total_steps) / run.config.steps_per_iteration))
+    return float(np.median(steps_to_reach(run.result.steps, run.returns, SOLVED_AT[run.environment], window=window)))
+
+
+def table(runs: list[Run]) -> Table:
+    """The runs on one environment side by side."""
+    environment = runs[0].environment
+    columns = ["run", "final return", "worst seed", "steps a seed"]
+    if environment in SOLVED_AT:
+        columns.append(f"steps to {SOLVED_AT[environment]:g}")
+    rendered = Table(*columns, "train", "compile", "steps/s", title=environment)
+    for run in runs:
+        low, high = bootstrap_interval(run.final_returns)
+        row = [
+            run.label,
+            f"{iqm(run.final_returns):.4g} [{low:.4g}, {high:.4g}]",
+            f"{run.final_returns.min():.4g}",
+            f"{run.result.steps[-1].mean():,.0f}",
+        ]
+        if environment in SOLVED_AT:
+            solved = solved_after(run)
+            row.append(f"{solved:,.0f}" if np.isfinite(solved) else "not reached")
+        row += [f"{run.result.train_seconds:.0f} s", f"{run.result.compile_seconds:.0f} s"]
+        rendered.add_row(*row, f"{run.steps_per_second:,.0f}")
+    return rendered
+
+
+def plot_curves(runs: list[Run], path: Path) -> None:
+    """One panel for each environment: IQM over seeds with its 95% band, over environment steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    environments = list(dict.fromkeys(run.environment for run in runs))
+    labels = list(dict.fromkeys(run.label for run in runs))
+    figure, axes = plt.subplots(
+        1, len(environments), figsize=(6.4 * len(environments), 4.2), squeeze=False, layout="constrained"
+    )
+    for environment, axis in zip(environments, axes[0], strict=True):
+        for run in (run for run in runs if run.environment == environment):
+            if np.isnan(run.returns).all():
+                continue
+            curve = learning_curve(run.result.steps, run.returns)
+            color = f"C{labels.index(run.label)}"
+            axis.plot(curve.steps, curve.mean, color=color, label=run.label)
+            axis.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
+        if environment in SOLVED_AT:
+            axis.axhline(SOLVED_AT[environment], color="0.6", linestyle="--", linewidth=0.8, zorder=0)
+        axis.set(title=environment, xlabel="environment steps (each seed)", ylabel="return of training episodes")
+        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False, loc="lower right")
+    num_seeds = len(runs[0].final_returns)
+    figure.suptitle(f"IQM of {num_seeds} seeds, 95% bootstrap interval", fontsize="small", color="0.4")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that a result depends on."""
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def hardware() -> str:
+    """The accelerators JAX sees, and the host."""
+    devices = jax.devices()
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
+    return f"{len(devices)} × {devices[0].device_kind}; host {cpu}, {os.cpu_count()} cores"

@@ -1,0 +1,29 @@
+"""GRPO and PPO as pure functions in JAX."""
+
+from grpo_jax import advantages, distributions, divergences, losses
+from grpo_jax.algorithms import GRPO, PPO, Algorithm
+from grpo_jax.config import Config
+from grpo_jax.evaluation import evaluate
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.losses import grpo_loss, ppo_loss
+from grpo_jax.training import make_init, make_train_step, run
+from grpo_jax.types import TrainState
+
+__all__ = [
+    "GRPO",
+    "PPO",
+    "Algorithm",
+    "Config",
+    "Hyperparams",
+    "TrainState",
+    "advantages",
+    "distributions",
+    "divergences",
+    "evaluate",
+    "grpo_loss",
+    "losses",
+    "make_init",
+    "make_train_step",
+    "ppo_loss",
+    "run",
+]

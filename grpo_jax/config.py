@@ -1,0 +1,177 @@
+"""The static half of a run: what changes a shape or a branch. Frozen, hashable, checked at construction."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import algorithms, updates
+from grpo_jax.algorithms import ALGORITHMS, Algorithm
+from grpo_jax.environments import Environment, make_environment
+from grpo_jax.errors import nearest
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.networks import Policy, make_mlp_policy
+from grpo_jax.types import Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Which environment, which algorithm, how many of what. Floats are not here: see `Hyperparams`.
+
+    `group_size` and `num_steps` may be left out: they become what suits the algorithm and the environment, and read
+    as integers afterwards.
+
+    Raises:
+      ValueError: at construction, for anything that could not run, saying what would do instead.
+    """
+
+    environment: str | Any = "CartPole-v1"
+    """Name of a gymnax environment (or an object with gymnax's interface)."""
+    algorithm: str | Algorithm = "grpo"
+    """Name of an algorithm (or a value of `Algorithm`)."""
+    num_envs: int = 128
+    """Parallel environments."""
+    group_size: int | None = None
+    """Environments that start from the same state; 16 for one-episode groups, else 1, if left out."""
+    num_steps: int | None = None
+    """Steps of each environment in one rollout; the episode limit for one-episode groups, else 128, if left out."""
+    num_epochs: int = 4
+    """Passes over the samples of a rollout."""
+    num_minibatches: int = 16
+    """Gradient steps in each pass."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers, of the actor and of the critic."""
+    activation: str = "tanh"
+    """Activation function by its name in flax.linen."""
+    cut_episodes: bool = False
+    """Allow rollouts shorter than an episode of a one-episode group; longer episodes are then cut off."""
+    env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    """Parameters of the environment to override, such as max_steps_in_episode=200."""
+
+    def __post_init__(self):
+        """Resolves what was left out and checks the whole."""
+        resolve = functools.partial(object.__setattr__, self)
+        resolve("algorithm", _algorithm(self.algorithm))
+        resolve("hidden_sizes", tuple(self.hidden_sizes))
+        resolve("env_params", tuple(sorted(dict(self.env_params).items())))
+        one_episode = not self.algorithm.start.auto_reset
+        if self.group_size is None:
+            resolve("group_size", min(16, self.num_envs) if one_episode else 1)
+        if self.num_steps is None:
+            resolve("num_steps", self.env.max_steps if one_episode else 128)
+        _check_numbers(self)
+        if one_episode and self.num_steps < self.env.max_steps and not self.cut_episodes:
+            raise ValueError(
+                f"num_steps={self.num_steps} is below the episode limit of {self.env.name}, {self.env.max_steps}: "
+                "members of a one-episode group would be cut off in mid-episode; use "
+                f"num_steps={self.env.max_steps}, or cut_episodes=True to compare the returns up to the cut"
+            )
+        _check_slots(self)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups in one rollout."""
+        return self.num_envs // self.group_size
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """The most environment steps one iteration can make; one-episode groups often make fewer."""
+        return self.num_envs * self.num_steps
+
+    @functools.cached_property
+    def env(self) -> Environment:
+        """The environment's pure functions."""
+        return make_environment(self.environment, dict(self.env_params))
+
+    @functools.cached_property
+    def policy(self) -> Policy:
+        """The policy's pure functions."""
+        return make_mlp_policy(
+            self.env.observation,
+            self.env.num_actions,
+            hidden_sizes=self.hidden_sizes,
+            activation=self.activation,
+            critic=self.algorithm.critic is not None,
+        )
+
+
+def _algorithm(algorithm: str | Algorithm) -> Algorithm:
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    name = str(algorithm).lower().replace("-", "_")
+    if name not in ALGORITHMS:
+        raise ValueError(f"unknown algorithm {algorithm!r}: {nearest(name, ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+def _check_numbers(config: Config) -> None:
+    for field in ("num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches"):
+        value = getattr(config, field)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{field}={value!r} is not a positive integer")
+    if not all(isinstance(size, int) and size > 0 for size in config.hidden_sizes):
+        raise ValueError(f"hidden_sizes={config.hidden_sizes!r} must be positive integers, such as (64, 64)")
+    if not callable(getattr(nn, config.activation, None)):
+        raise ValueError(f"unknown activation {config.activation!r}: {nearest(config.activation, _ACTIVATIONS)}")
+    if config.num_envs % config.group_size:
+        below = config.num_envs // config.group_size * config.group_size
+        raise ValueError(
+            f"num_envs={config.num_envs} is not a multiple of group_size={config.group_size}, so the last group would "
+            f"be incomplete; use num_envs={below or config.group_size} or {below + config.group_size}"
+        )
+    whole = config.algorithm.whole_sequences
+    num_samples = config.num_envs if whole else config.steps_per_iteration
+    if num_samples % config.num_minibatches:
+        divisors = [n for n in range(1, num_samples + 1) if num_samples % n == 0]
+        best = min(divisors, key=lambda n: abs(n - config.num_minibatches))
+        what = "num_envs (whole sequences)" if whole else "num_envs * num_steps"
+        raise ValueError(
+            f"{what} = {num_samples} is not divisible by num_minibatches={config.num_minibatches}, so minibatches "
+            f"would differ in size; use num_minibatches={best}"
+        )
+
+
+_ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", "softplus")
+
+
+def _check_slots(config: Config) -> None:
+    """Runs the slots on shapes alone, so that those that do not fit together say so now."""
+    algorithm, policy = config.algorithm, config.policy
+    wants_reference = {algorithms.kl_to_reference, algorithms.exact_kl_to_reference}
+    if algorithm.reference is None and wants_reference & set(algorithm.penalties):
+        raise ValueError(
+            "the algorithm has a KL penalty to a reference policy, but no reference policy; write "
+            "with_reference(algorithm, frozen_reference), which sets both"
+        )
+    if algorithm.critic is None and algorithm.advantage is algorithms.gae_advantage:
+        raise ValueError(
+            "gae_advantage needs the values of a critic, and the algorithm has none; set critic=clipped_value_loss, "
+            "or use an advantage without a critic, such as return_to_go_advantage"
+        )
+
+    def slots(key):
+        params = policy.init(key)
+        trajectory = _trajectory(config, params)
+        hyperparams = Hyperparams()
+        advantage = algorithm.advantage(trajectory, hyperparams, config.group_size)
+        batch = updates.make_batch(algorithm, policy, trajectory, advantage, params)
+        return updates.loss(algorithm, policy, params, batch, hyperparams)[0]
+
+    shape = jax.eval_shape(slots, jax.random.key(0)).shape
+    if shape != ():
+        raise ValueError(f"the slots of the algorithm compose to a loss of shape {shape}; reduce must return weights")
+
+
+def _trajectory(config: Config, params) -> Trajectory:
+    """A trajectory of zeros in the shapes of this run."""
+    shape = (config.num_steps, config.num_envs)
+    real, flag, integer = jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)
+    observation = jnp.zeros(shape + config.env.observation.shape, config.env.observation.dtype)
+    distribution, value = config.policy.sequence(params, observation)
+    return Trajectory(
+        observation, integer, real, flag, flag, flag, real, distribution, value, value, real, integer
+    )

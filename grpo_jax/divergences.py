@@ -1,0 +1,196 @@
+"""Kullback-Leibler divergences between the policy and a reference: estimates, exact values, coefficients.
+
+`k1`, `k2` and `k3` estimate KL(policy || reference) from one sampled action each, in nats
+(http://joschu.net/blog/kl-approx.html). They are elementwise. Log-ratios are clamped to +-20, so that no estimate
+overflows, and no gradient flows into the reference.
+
+A trap: as a *loss*, `k1` does not pull towards the reference. On-policy its gradient has mean 0 (the mean score),
+whatever the reference is. `k2`, and `k2_straight_through` with it, has the gradient of the KL; that of `k3` is
+KL(reference || policy)'s. `k1` belongs in the reward (`penalized_rewards`).
+"""
+
+import jax
+import jax.numpy as jnp
+
+MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8: far outside any trust region, far inside float32
+
+
+def k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
+    """The log-ratio itself: unbiased, of high variance, either sign.
+
+        k1 = log p - log q
+
+    Args:
+      log_prob: of the sampled actions under the policy, any shape.
+      reference_log_prob: of the same actions under the reference, the same shape.
+
+    Returns:
+      The same shape, in nats. As a loss it has no effect on-policy: see the head of this module.
+    """
+    return jnp.clip(log_prob - jax.lax.stop_gradient(reference_log_prob), -MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def abs_k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
+    """The size of the log-ratio: no estimate of the KL, but a penalty that grows linearly (KL-Cov, 2505.22617).
+
+        |log p - log q|
+
+    Args:
+      log_prob: of the sampled actions under the policy, any shape.
+      reference_log_prob: of the same actions under the reference, the same shape.
+
+    Returns:
+      The same shape, in nats, >= 0; gradient 0 where both are equal.
+    """
+    return jnp.abs(k1(log_prob, reference_log_prob))
+
+
+def k2(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
+    """Half the squared log-ratio: biased, of low variance, and with the KL's own gradient on-policy.
+
+        k2 = (log p - log q)^2 / 2
+
+    Args:
+      log_prob: of the sampled actions under the policy, any shape.
+      reference_log_prob: of the same actions under the reference, the same shape.
+
+    Returns:
+      The same shape, in nats, >= 0.
+    """
+    return 0.5 * jnp.square(k1(log_prob, reference_log_prob))
+
+
+def k3(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
+    """The log-ratio with a control variate: unbiased and never negative.
+
+        k3 = q/p - 1 - log(q/p)
+
+    GRPO's penalty (https://arxiv.org/abs/2402.03300).
+
+    Args:
+      log_prob: of the sampled actions under the policy, any shape.
+      reference_log_prob: of the same actions under the reference, the same shape.
+
+    Returns:
+      The same shape, in nats, >= 0.
+    """
+    log_ratio = k1(log_prob, reference_log_prob)
+    return jnp.expm1(-log_ratio) + log_ratio  # exp(x) - 1 - x cancels near 0, where a penalty lives
+
+
+def k2_straight_through(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
+    """The value of k1, which is unbiased, with the gradient of k2, which points the right way.
+
+    Args:
+      log_prob: of the sampled actions under the policy, any shape.
+      reference_log_prob: of the same actions under the reference, the same shape.
+
+    Returns:
+      The same shape, in nats.
+    """
+    value, slope = k1(log_prob, reference_log_prob), k2(log_prob, reference_log_prob)
+    return slope + jax.lax.stop_gradient(value - slope)
+
+
+def exact(log_probs: jax.Array, reference_log_probs: jax.Array) -> jax.Array:
+    """Exact KL(policy || reference) of categorical distributions.
+
+        sum_a p(a) (log p(a) - log q(a))
+
+    A function of two distributions in their own right: unlike in the estimates, the gradient flows into both arguments.
+
+    Args:
+      log_probs: `[..., num_actions]`, normalised log-probabilities of the policy; -inf where an action is masked.
+      reference_log_probs: `[..., num_actions]`, those of the reference.
+
+    Returns:
+      `[...]`, in nats, >= 0 up to rounding. Actions that the policy cannot take add 0, and their gradient is 0; inf if
+      the policy takes an action that the reference cannot.
+    """
+    possible = log_probs > -jnp.inf
+    # Both operands are replaced before they meet: 0 * (-inf - -inf) is NaN, and so is its gradient.
+    log_p, log_q = jnp.where(possible, log_probs, 0.0), jnp.where(possible, reference_log_probs, 0.0)
+    return jnp.sum(jnp.where(possible, jnp.exp(log_p) * (log_p - log_q), 0.0), axis=-1)
+
+
+def exact_reverse(log_probs: jax.Array, reference_log_probs: jax.Array) -> jax.Array:
+    """Exact KL(reference || policy) of categorical distributions: `exact` with its arguments exchanged.
+
+        sum_a q(a) (log q(a) - log p(a))
+
+    Args:
+      log_probs: `[..., num_actions]`, normalised log-probabilities of the policy; -inf where an action is masked.
+      reference_log_probs: `[..., num_actions]`, those of the reference.
+
+    Returns:
+      `[...]`, in nats, >= 0 up to rounding. Actions that the reference cannot take add 0; inf if it takes an action
+      that the policy cannot.
+    """
+    return exact(reference_log_probs, log_probs)
+
+
+def penalized_rewards(rewards: jax.Array, kl: jax.Array, mask: jax.Array | None = None, *, kl_coef: float) -> jax.Array:
+    """The penalty in the reward instead of the loss: it is then credited to the actions that led there.
+
+        r'_t = r_t - kl_coef kl_t
+
+    RLHF (https://arxiv.org/abs/1909.08593), with `kl = k1(...)`.
+
+    Args:
+      rewards: `[T, N]`.
+      kl: `[T, N]`, an estimate at each step, in nats.
+      mask: `[T, N]`, true on the valid steps; all of them without it.
+      kl_coef: units of reward for each nat.
+
+    Returns:
+      `[T, N]`, without gradient; 0 on invalid steps.
+    """
+    penalized = jax.lax.stop_gradient(rewards - kl_coef * kl)
+    return penalized if mask is None else jnp.where(mask.astype(bool), penalized, 0.0)
+
+
+def adaptive_coefficient(
+    coefficient: jax.Array, kl: jax.Array, *, target: float, rate: float = 0.1, max_error: float = 0.2
+) -> jax.Array:
+    """One step of the proportional controller that holds the KL at a target.
+
+        coefficient' = coefficient (1 + rate clip(kl / target - 1, -max_error, max_error))
+
+    https://arxiv.org/abs/1909.08593, section 2.2 (rate 0.1, error clipped at 0.2); trainers that give a horizon use
+    `rate = num_samples / horizon`.
+
+    Args:
+      coefficient: scalar, > 0 (0 stays 0).
+      kl: scalar, measured since the last step, in nats.
+      target: the KL to hold, in nats, > 0.
+      rate: gain of the controller.
+      max_error: limit of the relative error.
+
+    Returns:
+      The new coefficient, scalar; unchanged if the measured KL is not finite.
+    """
+    error = jnp.clip(kl / target - 1.0, -max_error, max_error)
+    return jnp.where(jnp.isfinite(kl), coefficient * (1.0 + rate * error), coefficient)
+
+
+def doubling_coefficient(
+    coefficient: jax.Array, kl: jax.Array, *, target: float, tolerance: float = 1.5, factor: float = 2.0
+) -> jax.Array:
+    """One step of PPO's own controller: doubled where the KL is far above its target, halved where far below.
+
+        coefficient * factor if kl > target * tolerance;  coefficient / factor if kl < target / tolerance
+
+    https://arxiv.org/abs/1707.06347, section 4.
+
+    Args:
+      coefficient: scalar, > 0 (0 stays 0).
+      kl: scalar, measured since the last step, in nats.
+      target: the KL to hold, in nats, > 0.
+      tolerance: how far from the target counts as far, a ratio > 1.
+      factor: of the change.
+
+    Returns:
+      The new coefficient, scalar; unchanged if the measured KL is not finite.
+    """
+    step = jnp.where(kl > target * tolerance, factor, jnp.where(kl < target / tolerance, 1.0 / factor, 1.0))
+    return jnp.where(jnp.isfinite(kl), coefficient * step, coefficient)

@@ -1,0 +1,49 @@
+"""Every number an update depends on, as one pytree of traced floats."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@struct.dataclass
+class Hyperparams:
+    """Floats of an algorithm. Each is a traced leaf: sweep any of them under `vmap`, none triggers a compile.
+
+    What a slot of the algorithm does not read has no effect (`value_coef` without a critic, say). A variant with a
+    coefficient of its own subclasses this, adding a field with a default.
+    """
+
+    learning_rate: float = 2.5e-3
+    """Adam's step size at the start of training."""
+    final_learning_rate: float = 0.0
+    """Step size when `total_steps` are spent; linear in between."""
+    total_steps: float = 500_000.0
+    """Environment steps that training may take: the horizon of the decay, and where `run` stops."""
+    discount: float = 0.99
+    """Discount per step, of GAE and of returns-to-go. Outcome scores are not discounted."""
+    gae_lambda: float = 0.95
+    """Trace of generalised advantage estimation: 0 is the one-step error, 1 is return minus value."""
+    clip_low: float = 0.2
+    """The probability ratio is clipped from below at 1 - clip_low."""
+    clip_high: float = 0.2
+    """The probability ratio is clipped from above at 1 + clip_high."""
+    value_clip: float = 0.2
+    """Largest move of a value prediction away from the behaviour policy's, in units of return."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    kl_coef: float = 0.01
+    """Weight of the KL penalty (to the behaviour or to the reference policy: the algorithm says which)."""
+    reference_interval: float = 10.0
+    """Iterations between two refreshes of a reference policy that is refreshed."""
+    reference_decay: float = 0.99
+    """Share of itself that an averaged reference policy keeps per iteration."""
+    max_grad_norm: float = 0.5
+    """Gradients with a larger global norm are scaled down to it."""
+    adam_eps: float = 1e-5
+    """Floor added to Adam's denominator."""
+
+    def broadcast(self, num_rows: int) -> "Hyperparams":
+        """Each leaf as a float32 array `[num_rows]`, ready for `vmap`; leaves that already are `[num_rows]` stay."""
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf, jnp.float32), (num_rows,)), self)

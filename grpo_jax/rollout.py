@@ -1,0 +1,132 @@
+"""Rollouts: one scan over steps, `B` environments wide, that serves every environment and every policy."""
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.environments import Environment
+from grpo_jax.networks import Policy
+from grpo_jax.types import PyTree, RolloutState, Trajectory
+
+NUM_RESET_DRAWS = 8
+"""Start states drawn for each environment in each rollout: see `unroll`."""
+
+
+def unroll(
+    policy: Policy,
+    environment: Environment,
+    params: PyTree,
+    state: RolloutState,
+    key: jax.Array,
+    *,
+    num_steps: int,
+    auto_reset: bool,
+    greedy: bool = False,
+) -> tuple[RolloutState, Trajectory]:
+    """Acts for `num_steps` in every environment and records what happened.
+
+    With `auto_reset` an environment whose episode ends starts another. Its start state comes from draws made once per
+    rollout, `NUM_RESET_DRAWS` for each environment: an episode that ends at step t takes draw t mod NUM_RESET_DRAWS.
+    Every start state has the environment's own distribution and those of different environments are independent;
+    two of one environment in one rollout coincide if their steps agree modulo NUM_RESET_DRAWS.
+
+    Without `auto_reset` an environment whose episode ends stays as it is: the steps after are not `valid`, have
+    reward 0 and change nothing.
+
+    Truncation is exact: the critic's value of the true final observation is in `next_value`. Within `num_steps` an
+    episode can be truncated at most ceil(num_steps / max_steps) times, so that many observations are kept for each
+    environment, and valued in one pass after the rollout.
+
+    Args:
+      policy, environment: what acts, and where.
+      params: of the policy.
+      state: where the environments stand.
+      key: of all randomness in this rollout.
+      num_steps: `T`.
+      auto_reset: whether episodes follow each other.
+      greedy: take the most probable action in place of a sample.
+
+    Returns:
+      Where the environments stand afterwards, and the trajectory `[T, B]`.
+    """
+    num_envs = state.episode_length.shape[0]
+    num_draws = min(NUM_RESET_DRAWS, num_steps) if auto_reset else 0
+    num_slots = -(-num_steps // environment.max_steps) if policy.has_critic else 0
+    key_reset, key_steps = jax.random.split(key)
+    resets = jax.vmap(jax.vmap(environment.reset))(jax.random.split(key_reset, (num_draws, num_envs)))
+
+    def step(carry, inputs):
+        state, alive, final_observations, num_truncated = carry
+        t, key = inputs
+        key_action, key_environment = jax.random.split(key)
+        distribution, value, policy_carry = policy.step(params, state.observation, state.policy_carry)
+        if greedy:
+            action = policy.distribution.mode(distribution)
+        else:
+            action = policy.distribution.sample(distribution, key_action)
+        moved = jax.vmap(environment.step)(jax.random.split(key_environment, num_envs), state.environment, action)
+
+        reward = jnp.where(alive, moved.reward, 0.0)
+        terminated, truncated = moved.terminated & alive, moved.truncated & alive
+        ended = terminated | truncated
+        episode_return = state.episode_return + reward
+        episode_length = state.episode_length + alive
+        output = {
+            "observation": state.observation,
+            "action": action,
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "valid": alive,
+            "log_prob": policy.distribution.log_prob(distribution, action),
+            "distribution": distribution,
+            "value": value,
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+        }
+        slot = truncated & (num_truncated == jnp.arange(num_slots)[:, None])
+        final_observations = _select(slot, moved.observation, final_observations)
+        num_truncated = num_truncated + truncated
+
+        after = RolloutState(moved.environment, moved.observation, policy_carry, episode_return, episode_length)
+        if auto_reset:
+            start, observation = jax.tree.map(lambda draws: draws[t % num_draws], resets)
+            nothing = jax.tree.map(jnp.zeros_like, (episode_return, episode_length))
+            fresh = RolloutState(start, observation, policy.initial_carry(num_envs), *nothing)
+            after = _select(ended, fresh, after)
+        else:
+            after = _select(alive, after, state)
+            alive = alive & ~ended
+        return (after, alive, final_observations, num_truncated), output
+
+    start = (
+        state,
+        jnp.ones(num_envs, bool),
+        jnp.zeros((num_slots, *state.observation.shape), state.observation.dtype),
+        jnp.zeros(num_envs, jnp.int32),
+    )
+    inputs = (jnp.arange(num_steps), jax.random.split(key_steps, num_steps))
+    (state, _, final_observations, _), outputs = jax.lax.scan(step, start, inputs)
+    next_value = None
+    if policy.has_critic:
+        observations = jnp.concatenate([final_observations, state.observation[None]])
+        bootstrap = policy.sequence(params, observations)[1]
+        next_value = _next_values(outputs["value"], bootstrap[-1], bootstrap[:-1], outputs["truncated"])
+    return state, Trajectory(next_value=next_value, **outputs)
+
+
+def _next_values(values, last_value, final_values, truncated):
+    """`[T, B]` values of the true next observations; `final_values` `[slots, B]` are in the order of truncation."""
+    next_values = jnp.concatenate([values[1:], last_value[None]])
+    num_before = jnp.cumsum(truncated, axis=0) - truncated
+    for slot, final_value in enumerate(final_values):
+        next_values = jnp.where(truncated & (num_before == slot), final_value, next_values)
+    return next_values
+
+
+def _select(condition, when_true, when_false):
+    """Leaf by leaf `where`, the condition `[..., B]` broadcast over what follows its axes."""
+
+    def pick(a, b):
+        return jnp.where(condition.reshape(condition.shape + (1,) * (b.ndim - condition.ndim)), a, b)
+
+    return jax.tree.map(pick, when_true, when_false)

@@ -1,0 +1,182 @@
+"""Host: robust averages over seeds and their uncertainty, on plain NumPy arrays (Agarwal et al., arXiv:2108.13264)."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+class Curve(NamedTuple):
+    """A learning curve over seeds, every field `[num_points]`."""
+
+    steps: np.ndarray  # environment steps of one seed, the common grid
+    mean: np.ndarray  # interquartile mean over seeds
+    low: np.ndarray  # 95% interval of that mean: bootstrap over seeds
+    high: np.ndarray
+
+
+def iqm(scores: ArrayLike, *, axis: int | None = None) -> np.ndarray:
+    """Interquartile mean: the mean of the middle half of the sorted scores.
+
+    Cuts `floor(n / 4)` of the `n` scores at each end, which is the published convention
+    (`scipy.stats.trim_mean(scores, 0.25)`): where `n / 4` is not whole, a little more than half stays.
+
+    Args:
+      scores: any shape; runs and tasks alike.
+      axis: the axis to average over; None takes all entries together.
+
+    Returns:
+      The mean, float64, without `axis`. NaN where any score is NaN: a failed run is never trimmed away unseen.
+
+    Raises:
+      ValueError: there is nothing to average.
+
+    Reference: Agarwal et al., Deep RL at the Edge of the Statistical Precipice, https://arxiv.org/abs/2108.13264
+    """
+    scores = np.asarray(scores, np.float64)
+    scores = scores.reshape(-1) if axis is None else np.moveaxis(scores, axis, -1)
+    n = scores.shape[-1]
+    if n == 0:
+        raise ValueError("iqm needs at least one score, got none.")
+    cut = n // 4
+    middle = np.partition(scores, (cut, n - cut - 1), axis=-1)[..., cut : n - cut]
+    return np.where(np.isnan(scores).any(axis=-1), np.nan, middle.mean(axis=-1))[()]
+
+
+def bootstrap_interval(
+    scores: ArrayLike,
+    *,
+    statistic: Callable[..., np.ndarray] = iqm,
+    confidence: float = 0.95,
+    num_resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile interval of a statistic by stratified bootstrap: runs are redrawn within each task.
+
+    Args:
+      scores: `[num_runs]` or `[num_runs, num_tasks]`, one score a run.
+      statistic: called once as `statistic(samples, axis=-1)` on `[num_resamples, num_runs * num_tasks]`; `np.mean` and
+        `np.median` fit as they are.
+      confidence: the share of resamples inside the interval, between 0 and 1.
+      num_resamples: how often the runs are redrawn.
+      seed: of the redrawing; the same seed gives the same interval.
+
+    Returns:
+      `(low, high)`. One run gives an interval of width 0, which says nothing about other runs. Any NaN score gives
+      `(nan, nan)`.
+
+    Raises:
+      ValueError: no runs, more than two axes, or a `confidence` or `num_resamples` out of range.
+
+    Reference: Agarwal et al., section 4.1, https://arxiv.org/abs/2108.13264
+    """
+    scores = np.asarray(scores, np.float64)
+    if scores.ndim not in (1, 2) or scores.size == 0:
+        raise ValueError(f"scores must be [num_runs] or [num_runs, num_tasks] and not empty, got shape {scores.shape}.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1 (0.95 for 95%), got {confidence}.")
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}.")
+    if np.isnan(scores).any():
+        return np.nan, np.nan
+    scores = scores.reshape(len(scores), -1)
+    drawn = np.random.default_rng(seed).integers(len(scores), size=(num_resamples, *scores.shape))
+    samples = np.take_along_axis(scores[None], drawn, axis=1).reshape(num_resamples, -1)
+    low, high = _percentiles(statistic(samples, axis=-1), confidence)
+    return float(low), float(high)
+
+
+def learning_curve(
+    steps: ArrayLike, returns: ArrayLike, *, num_points: int = 100, total_steps: int | None = None
+) -> Curve:
+    """The interquartile mean over seeds of the return, with its 95% interval, over environment steps.
+
+    Each seed is interpolated linearly between its own points onto one grid, which runs from the earliest point of any
+    seed to `total_steps`. Outside its own points a seed holds its first or last value. The interval redraws whole
+    seeds (2000 times), not points.
+
+    Args:
+      steps: `[num_iterations, num_seeds]`, cumulative environment steps of each seed after each iteration. Rows in
+        which a seed did not advance are padding and left out for that seed.
+      returns: `[num_iterations, num_seeds]`, mean return of the episodes that ended; NaN where none did: left out.
+      num_points: points of the grid.
+      total_steps: where the grid ends; by default the last step of the seed that went furthest.
+
+    Returns:
+      A `Curve`. A seed without any return is left out; where no seed has one, mean, low and high are NaN. With one
+      seed, low and high equal the mean.
+
+    Raises:
+      ValueError: shapes differ or are empty, steps fall, no seed advanced, or a count is below 1.
+    """
+    steps, returns = _checked(steps, returns)
+    if num_points < 1 or (total_steps is not None and total_steps < 1):
+        raise ValueError(f"num_points and total_steps must be at least 1, got {num_points} and {total_steps}.")
+    advanced = _advanced(steps)
+    if not advanced.any():
+        raise ValueError("no seed made an environment step: there is no curve to draw.")
+    usable = advanced & ~np.isnan(returns)
+    seeds = np.flatnonzero(usable.any(axis=0))
+    end = total_steps or steps.max()
+    start = min(steps[usable if len(seeds) else advanced].min(), end)
+    grid = np.linspace(start, end, num_points)
+    if len(seeds) == 0:
+        return Curve(grid, *np.full((3, num_points), np.nan))
+    values = np.stack([np.interp(grid, steps[usable[:, i], i], returns[usable[:, i], i]) for i in seeds], axis=-1)
+    drawn = np.random.default_rng(0).integers(len(seeds), size=(2000, len(seeds)))
+    # One point at a time: all at once takes gigabytes with hundreds of seeds.
+    low, high = zip(*(_percentiles(iqm(at_point[drawn], axis=-1), 0.95) for at_point in values), strict=True)
+    return Curve(grid, iqm(values, axis=-1), np.array(low), np.array(high))
+
+
+def steps_to_reach(steps: ArrayLike, returns: ArrayLike, threshold: float, *, window: int = 1) -> np.ndarray:
+    """Environment steps after which each seed's running mean return first is at least `threshold`.
+
+    Args:
+      steps: `[num_iterations, num_seeds]`, as for `learning_curve`.
+      returns: `[num_iterations, num_seeds]`, as for `learning_curve`.
+      threshold: the return to reach.
+      window: how many iterations the running mean covers; padding and iterations without a return do not count.
+
+    Returns:
+      `[num_seeds]` float64, inf for a seed that never reaches it or has fewer than `window` returns.
+
+    Raises:
+      ValueError: shapes differ or are empty, steps fall, or `window` is below 1.
+    """
+    steps, returns = _checked(steps, returns)
+    if window < 1:
+        raise ValueError(f"window must be at least 1, got {window}.")
+    usable = _advanced(steps) & ~np.isnan(returns)
+    reached = np.full(steps.shape[1], np.inf)
+    for i, rows in enumerate(usable.T):
+        if rows.sum() >= window:
+            running_mean = np.lib.stride_tricks.sliding_window_view(returns[rows, i], window).mean(axis=-1)
+            hits = np.flatnonzero(running_mean >= threshold)
+            if len(hits):
+                reached[i] = steps[rows, i][hits[0] + window - 1]
+    return reached
+
+
+def _percentiles(statistics: np.ndarray, confidence: float) -> np.ndarray:
+    """The two ends of the central `confidence` share of `statistics`."""
+    return np.quantile(statistics, [(1 - confidence) / 2, (1 + confidence) / 2])
+
+
+def _checked(steps: ArrayLike, returns: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Both as arrays `[num_iterations, num_seeds]`, or an error."""
+    steps, returns = np.asarray(steps), np.asarray(returns, np.float64)
+    if steps.shape != returns.shape or steps.ndim != 2 or steps.size == 0:
+        raise ValueError(
+            "steps and returns must both be [num_iterations, num_seeds] and not empty, "
+            f"got shapes {steps.shape} and {returns.shape}."
+        )
+    if (np.diff(steps, axis=0) < 0).any():
+        raise ValueError("steps must be cumulative: they fall from one iteration to the next in at least one seed.")
+    return steps, returns
+
+
+def _advanced(steps: np.ndarray) -> np.ndarray:
+    """True where a seed made environment steps in that iteration."""
+    return np.diff(steps, axis=0, prepend=0) > 0

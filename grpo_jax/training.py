@@ -1,0 +1,219 @@
+"""The train step, whole: a pure function from state to state; and `run`, which drives it to a budget."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.algorithms import episode_scores
+from grpo_jax.config import Config
+from grpo_jax.groups import fresh_groups
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.rollout import unroll
+from grpo_jax.types import Metrics, TrainState, Trajectory
+from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
+
+
+def make_init(config: Config) -> Callable[[jax.Array, Hyperparams], TrainState]:
+    """`init(key, hyperparams) -> TrainState`, pure: `vmap` it over keys and hyperparameters."""
+
+    def init(key: jax.Array, hyperparams: Hyperparams) -> TrainState:
+        hyperparams = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), hyperparams)
+        key, key_params, key_reset = jax.random.split(key, 3)
+        params = config.policy.init(key_params)
+        zero = jnp.zeros((), jnp.float32)
+        return TrainState(
+            params=params,
+            reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
+            optimizer=make_optimizer(hyperparams, zero).init(params),
+            rollout=fresh_groups(None, config.policy, config.env, key_reset, config.num_envs, group_size=1),
+            key=key,
+            iteration=jnp.zeros((), jnp.int32),
+            rollouts=zero,
+            episodes=zero,
+            hyperparams=hyperparams,
+        )
+
+    return init
+
+
+def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
+    """`train_step(state) -> (state, metrics)`: one iteration, pure. Compose it with `jit`, `vmap` and `lax.scan`."""
+    algorithm, policy, env = config.algorithm, config.policy, config.env
+
+    def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
+        hyperparams = state.hyperparams
+        progress = state.rollouts * config.steps_per_iteration / hyperparams.total_steps
+        key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
+
+        rollout = algorithm.start.begin(state.rollout, policy, env, key_start, config.num_envs, config.group_size)
+        rollout, trajectory = unroll(
+            policy,
+            env,
+            state.params,
+            rollout,
+            key_rollout,
+            num_steps=config.num_steps,
+            auto_reset=algorithm.start.auto_reset,
+        )
+
+        advantage = algorithm.advantage(trajectory, hyperparams, config.group_size)
+        batch = make_batch(algorithm, policy, trajectory, advantage, state.reference_params)
+
+        learner, update_metrics = update_epochs(
+            algorithm,
+            policy,
+            make_optimizer(hyperparams, progress),
+            Learner(state.params, state.optimizer),
+            batch,
+            hyperparams,
+            key_update,
+            num_epochs=config.num_epochs,
+            num_minibatches=config.num_minibatches,
+        )
+
+        iteration = state.iteration + 1
+        reference_params = state.reference_params
+        if algorithm.reference is not None:
+            reference_params = algorithm.reference(reference_params, learner.params, iteration, hyperparams)
+
+        metrics = rollout_metrics(trajectory, advantage, config.group_size) | update_metrics
+        metrics["optim/learning_rate"] = learning_rate(hyperparams, progress)
+        state = TrainState(
+            params=learner.params,
+            reference_params=reference_params,
+            optimizer=learner.optimizer,
+            rollout=rollout,
+            key=key,
+            iteration=iteration,
+            rollouts=state.rollouts + metrics["environment/steps"] / config.steps_per_iteration,
+            episodes=state.episodes + metrics["episode/count"],
+            hyperparams=hyperparams,
+        )
+        return state, metrics
+
+    return train_step
+
+
+def rollout_metrics(trajectory: Trajectory, advantage: jax.Array, group_size: int) -> Metrics:
+    """What a rollout was like. Episodes count in the iteration they end in; NaN where none did."""
+    ended, valid = trajectory.ended, trajectory.valid
+    count = jnp.sum(ended)
+    nan_if_none = jnp.where(count > 0, 0.0, jnp.nan)
+    returns = trajectory.episode_return
+    metrics = {
+        "environment/steps": jnp.sum(valid).astype(jnp.float32),
+        "episode/count": count.astype(jnp.float32),
+        "episode/return_mean": jnp.mean(returns, where=ended),
+        "episode/return_min": jnp.min(returns, where=ended, initial=jnp.inf) + nan_if_none,
+        "episode/return_max": jnp.max(returns, where=ended, initial=-jnp.inf) + nan_if_none,
+        "episode/length_mean": jnp.mean(trajectory.episode_length, where=ended),
+        "advantage/abs_mean": jnp.mean(jnp.abs(advantage), where=valid),
+    }
+    if group_size > 1:
+        scores = episode_scores(trajectory, group_size)
+        metrics["group/zero_variance_fraction"] = jnp.mean(jnp.all(scores == scores[:, :1], axis=1))
+        metrics["group/score_std_mean"] = jnp.mean(jnp.std(scores, axis=1))
+    if trajectory.value is not None:
+        target = advantage + trajectory.value
+        residual, total = jnp.var(advantage, where=valid), jnp.var(target, where=valid)
+        metrics["value/explained_variance"] = 1.0 - residual / jnp.where(total > 0, total, jnp.nan)
+    return metrics
+
+
+class Chunk(NamedTuple):
+    """Some iterations of a run, on the host; `R` rows (seeds × hyperparameters)."""
+
+    metrics: dict[str, np.ndarray]  # each [n, R]; a row whose budget is spent has 0 environment/steps, else NaN
+    steps: np.ndarray  # int64 [n, R] environment steps since the start of the run
+    iteration: int  # of the first of the n
+    seconds: float  # since training started
+
+
+class RunResult(NamedTuple):
+    """What `run` returns."""
+
+    states: TrainState  # each leaf [R, ...]
+    metrics: dict[str, np.ndarray]  # each [num_iterations, R]
+    steps: np.ndarray  # int64 [num_iterations, R]
+    compile_seconds: float
+    train_seconds: float
+
+
+def run(
+    config: Config,
+    hyperparams: Hyperparams,
+    keys: jax.Array,
+    *,
+    max_episodes: float = math.inf,
+    report: Callable[[Chunk], None] | None = None,
+    num_chunks: int = 50,
+) -> RunResult:
+    """Trains one row for each key, all in one compiled program, until each has spent `hyperparams.total_steps`.
+
+    A row stops before the iteration that could exceed its budget, and then stays as it is, bitwise, while others go
+    on (one-episode groups make as many steps as their episodes last).
+
+    Args:
+      config: what to run.
+      hyperparams: leaves are scalars, for all rows, or `[R]`, one for each.
+      keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its key and hyperparameters alone.
+      max_episodes: a row also stops once it has completed this many.
+      report: called on the host with each chunk of iterations as it is done.
+      num_chunks: about how often to report if all steps of a rollout are made.
+
+    Raises:
+      ValueError: if the budget does not allow a single iteration.
+    """
+    num_rows = keys.shape[0]
+    hyperparams = hyperparams.broadcast(num_rows)
+    smallest = float(jnp.min(hyperparams.total_steps))
+    if smallest < config.steps_per_iteration:
+        raise ValueError(
+            f"total_steps={smallest:.0f} does not allow one iteration of num_envs * num_steps = "
+            f"{config.steps_per_iteration} environment steps; raise total_steps or lower num_envs or num_steps"
+        )
+    num_iterations = int(jnp.max(hyperparams.total_steps)) // config.steps_per_iteration
+    chunk_length = -(-num_iterations // num_chunks)
+    train_step = make_train_step(config)
+
+    def step_within_budget(state, _):
+        num_rollouts = state.hyperparams.total_steps / config.steps_per_iteration
+        within = (state.rollouts + 1.0 <= num_rollouts) & (state.episodes < max_episodes)
+        stepped, metrics = train_step(state)
+        state = jax.tree.map(lambda new, old: jnp.where(within, new, old), stepped, state)
+        metrics = {name: jnp.where(within, value, jnp.nan) for name, value in metrics.items()}
+        metrics["environment/steps"] = jnp.where(within, metrics["environment/steps"], 0.0)
+        return state, metrics
+
+    started = time.perf_counter()
+    states = jax.jit(jax.vmap(make_init(config)))(keys, hyperparams)
+    program = jax.vmap(lambda state: jax.lax.scan(step_within_budget, state, length=chunk_length))
+    program = jax.jit(program, donate_argnums=0).lower(states).compile()
+    compile_seconds = time.perf_counter() - started
+
+    chunks, steps = [], np.zeros(num_rows, np.int64)
+    started = time.perf_counter()
+    while True:
+        states, metrics = program(states)
+        metrics = {name: np.asarray(value).T for name, value in metrics.items()}
+        made = metrics["environment/steps"].astype(np.int64)
+        if not made.any():
+            break
+        chunk = Chunk(
+            metrics=metrics,
+            steps=steps + np.cumsum(made, axis=0),
+            iteration=len(chunks) * chunk_length,
+            seconds=time.perf_counter() - started,
+        )
+        steps = chunk.steps[-1]
+        chunks.append(chunk)
+        if report is not None:
+            report(chunk)
+    train_seconds = time.perf_counter() - started
+    metrics = {name: np.concatenate([chunk.metrics[name] for chunk in chunks]) for name in chunks[0].metrics}
+    return RunResult(states, metrics, np.concatenate([c.steps for c in chunks]), compile_seconds, train_seconds)

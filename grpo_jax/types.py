@@ -1,0 +1,83 @@
+"""The arrays that flow between the layers. `T` steps, `B` environments, group-major; `[T, B, ...]` is time-major."""
+
+from typing import Any, NamedTuple
+
+import jax
+from flax import struct
+
+from grpo_jax.hyperparams import Hyperparams
+
+PyTree = Any
+Metrics = dict[str, jax.Array]
+
+
+class RolloutState(NamedTuple):
+    """Where `B` environments stand between two rollouts: a value, so that it can be copied, regrouped and saved."""
+
+    environment: PyTree  # environment states, each leaf [B, ...]
+    observation: jax.Array  # [B, ...]
+    policy_carry: PyTree  # memory of the policy, each leaf [B, ...]; () without memory
+    episode_return: jax.Array  # [B] reward so far in the current episode
+    episode_length: jax.Array  # [B] steps so far in the current episode
+
+
+class Trajectory(NamedTuple):
+    """One rollout of `T` steps in `B` environments, time-major."""
+
+    observation: jax.Array  # [T, B, ...]
+    action: jax.Array  # [T, B]
+    reward: jax.Array  # [T, B]; 0 where not valid
+    terminated: jax.Array  # [T, B] bool: the episode ended by itself, nothing follows
+    truncated: jax.Array  # [T, B] bool: a time limit cut the episode, more would have followed
+    valid: jax.Array  # [T, B] bool: False after the end of a one-episode member
+    log_prob: jax.Array  # [T, B] of the action, under the behaviour policy
+    distribution: PyTree  # [T, B, ...] parameters of the behaviour policy's action distribution
+    value: jax.Array | None  # [T, B] of the critic, None without one
+    next_value: jax.Array | None  # [T, B] of the true next observation, also where a time limit cut the episode
+    episode_return: jax.Array  # [T, B] return of the current episode up to and with this step
+    episode_length: jax.Array  # [T, B] steps of the current episode up to and with this step
+
+    @property
+    def ended(self) -> jax.Array:
+        """`[T, B]` bool: the step was the last of its episode."""
+        return self.terminated | self.truncated
+
+
+class Batch(NamedTuple):
+    """What an update learns from: `[S, N]` samples, `S` = 1 for loose steps, `S` = T for whole sequences."""
+
+    observation: jax.Array  # [S, N, ...]
+    action: jax.Array  # [S, N]
+    log_prob: jax.Array  # [S, N] behaviour policy
+    distribution: PyTree  # [S, N, ...] behaviour policy
+    reference_distribution: PyTree  # [S, N, ...] reference policy; None without one
+    advantage: jax.Array  # [S, N]
+    mask: jax.Array  # [S, N] bool
+    value: jax.Array | None  # [S, N] behaviour critic
+    target: jax.Array | None  # [S, N] what the critic regresses on
+
+
+class Prediction(NamedTuple):
+    """What the current parameters say of a batch, each `[S, N]`."""
+
+    log_prob: jax.Array
+    entropy: jax.Array
+    value: jax.Array | None
+    kl_behaviour: jax.Array  # exact KL(behaviour || policy)
+    kl_reference: jax.Array | None  # exact KL(policy || reference)
+    reference_log_prob: jax.Array | None
+
+
+@struct.dataclass
+class TrainState:
+    """Everything a run is, arrays only: vmap it, shard it, donate it, save it, resume from it."""
+
+    params: PyTree
+    reference_params: PyTree  # None for an algorithm without a reference policy
+    optimizer: PyTree
+    rollout: RolloutState
+    key: jax.Array
+    iteration: jax.Array  # int32, completed train steps
+    rollouts: jax.Array  # float32, environment steps made, in units of a whole rollout: counts those exactly
+    episodes: jax.Array  # float32, episodes completed
+    hyperparams: Hyperparams
