@@ -5,8 +5,8 @@ from pathlib import Path
 
 import tyro
 
-from experiments.settings import CONFIGS, HYPERPARAMS
-from experiments.study import Study
+from experiments.settings import CONFIGS, ENV_PARAMS, HYPERPARAMS
+from experiments.study import Study, command
 from grpo_jax import Config, Hyperparams
 
 
@@ -27,10 +27,13 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
+    # All of it is made before anything is written or trained, so that a mistake costs nothing.
     planned = [
         (
             name.upper(),
-            Config(environment=environment, algorithm=name, **CONFIGS[name]),
+            Config(
+                environment=environment, algorithm=name, env_params=ENV_PARAMS.get(environment, {}), **CONFIGS[name]
+            ),
             Hyperparams(total_steps=arguments.total_steps, **HYPERPARAMS[name]),
         )
         for environment in arguments.environments
@@ -43,4 +46,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    command(lambda: main(tyro.cli(Arguments)))

@@ -5,7 +5,9 @@ import importlib.metadata
 import math
 import os
 import platform
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.settings import SOLVED_AT
-from grpo_jax import Config, Hyperparams, TrainState, evaluate, run
+import grpo_jax
+from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.logbook import Logbook, claim_directory, write_json
 from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, steps_to_reach
@@ -46,6 +49,11 @@ class Run(NamedTuple):
         return self.result.metrics["episode/return_mean"]
 
     @property
+    def episodes(self) -> np.ndarray:
+        """`[num_iterations, num_seeds]` training episodes that ended so far."""
+        return np.cumsum(np.nan_to_num(self.result.metrics["episode/count"]), axis=0)
+
+    @property
     def steps_per_second(self) -> float:
         """Environment steps of all seeds in a second of training, compile apart."""
         return float(self.result.steps[-1].sum()) / self.result.train_seconds
@@ -59,7 +67,7 @@ class Study:
             raise ValueError(f"num_seeds={num_seeds} is not a positive integer")
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         self.out = claim_directory(out or Path("runs") / f"{name}_{stamp}")
-        self.console = Console()
+        self.console = Console(width=None if sys.stdout.isatty() else 120)
         self.runs: list[Run] = []
         self._seed, self._num_seeds = seed, num_seeds
         # Compiled programs are kept between processes: seconds instead of tens of seconds from the second start on.
@@ -77,33 +85,47 @@ class Study:
         with Logbook(
             self.out, run=name, total_steps=total_steps, num_seeds=self._num_seeds, console=self.console
         ) as logbook:
-            result = run(
+            result = grpo_jax.run(
                 config,
                 hyperparams,
                 jax.random.split(key_train, self._num_seeds),
                 max_episodes=max_episodes,
                 report=logbook.record,
             )
-        play = jax.jit(jax.vmap(lambda s, k: evaluate(config, s, k, num_episodes=NUM_EVALUATION_EPISODES).returns.mean()))
-        final_returns = np.asarray(play(result.states, jax.random.split(key_evaluate, self._num_seeds)), np.float64)
+
+        @jax.jit
+        @jax.vmap
+        def final_return(state, key):
+            return evaluate(config, state, key, num_episodes=NUM_EVALUATION_EPISODES).returns.mean()
+
+        keys = jax.random.split(key_evaluate, self._num_seeds)
+        final_returns = np.asarray(final_return(result.states, keys), np.float64)
         done = Run(
             label, config, hyperparams, result._replace(states=None), final_returns, time.perf_counter() - started
         )
         self.runs.append(done)
         return done, result.states
 
-    def finish(self) -> None:
-        """Writes summary.json and learning_curves.png, prints the table."""
+    def finish(self, over: str = "environment steps") -> None:
+        """Writes summary.json and learning_curves.png (over "environment steps" or "episodes"), prints the table."""
         write_json(
             self.out / "summary.json",
             {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},
         )
-        plot_curves(self.runs, self.out / "learning_curves.png")
+        plot_curves(self.runs, self.out / "learning_curves.png", over)
         for environment in dict.fromkeys(run.environment for run in self.runs):
             self.console.print(table([run for run in self.runs if run.environment == environment]))
         seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {NUM_EVALUATION_EPISODES} sampled episodes each"
         self.console.print(f"Final return: {seeds}.", highlight=False)
         self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", highlight=False)
+
+
+def command(main: Callable[[], None]) -> None:
+    """Runs an experiment as a command: a mistake in its arguments is one line, not a traceback."""
+    try:
+        main()
+    except (ValueError, FileExistsError) as error:
+        sys.exit(f"error: {error}")
 
 
 def summarise(run: Run) -> dict:
@@ -157,8 +179,8 @@ def table(runs: list[Run]) -> Table:
     return rendered
 
 
-def plot_curves(runs: list[Run], path: Path) -> None:
-    """One panel for each environment: IQM over seeds with its 95% band, over environment steps."""
+def plot_curves(runs: list[Run], path: Path, over: str) -> None:
+    """One panel for each environment: IQM over seeds with its 95% band, over "environment steps" or "episodes"."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -173,13 +195,14 @@ def plot_curves(runs: list[Run], path: Path) -> None:
         for run in (run for run in runs if run.environment == environment):
             if np.isnan(run.returns).all():
                 continue
-            curve = learning_curve(run.result.steps, run.returns)
+            made = run.result.steps if over == "environment steps" else run.episodes
+            curve = learning_curve(made, run.returns)
             color = f"C{labels.index(run.label)}"
             axis.plot(curve.steps, curve.mean, color=color, label=run.label)
             axis.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
         if environment in SOLVED_AT:
             axis.axhline(SOLVED_AT[environment], color="0.6", linestyle="--", linewidth=0.8, zorder=0)
-        axis.set(title=environment, xlabel="environment steps (each seed)", ylabel="return of training episodes")
+        axis.set(title=environment, xlabel=f"{over} (each seed)", ylabel="return of training episodes")
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, loc="lower right")

@@ -37,7 +37,7 @@ class Algorithm(NamedTuple):
 
 def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
     """`[num_groups, group_size]`: the undiscounted return of each member's rollout."""
-    return jnp.sum(trajectory.reward, axis=0).reshape(-1, group_size)
+    return jnp.sum(trajectory.reward, axis=0, where=trajectory.valid).reshape(-1, group_size)
 
 
 def _on_every_step(advantage: jax.Array, trajectory: Trajectory) -> jax.Array:
@@ -54,6 +54,12 @@ def return_to_go_advantage(trajectory: Trajectory, hyperparams: Hyperparams, gro
     """Discounted return-to-go minus the mean of the group's others at the same step (leave-one-out)."""
     returns = advantages.discounted_returns(trajectory.reward, trajectory.ended, discount=hyperparams.discount)
     return advantages.time_aligned_leave_one_out(returns, trajectory.valid, group_size)
+
+
+def whitened_return_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Discounted return-to-go, whitened over all steps of the rollout: a baseline without groups."""
+    returns = advantages.discounted_returns(trajectory.reward, trajectory.ended, discount=hyperparams.discount)
+    return advantages.reinforce_plus_plus(returns, trajectory.valid)
 
 
 def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:

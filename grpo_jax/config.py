@@ -43,6 +43,8 @@ class Config:
     """Passes over the samples of a rollout."""
     num_minibatches: int = 16
     """Gradient steps in each pass."""
+    num_microbatches: int | None = None
+    """Parts that a gradient step's samples are processed in, one after the other; chosen by size if left out."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers, of the actor and of the critic."""
     activation: str = "tanh"
@@ -63,6 +65,8 @@ class Config:
             resolve("group_size", min(16, self.num_envs) if one_episode else 1)
         if self.num_steps is None:
             resolve("num_steps", self.env.max_steps if one_episode else 128)
+        if self.num_microbatches is None:
+            resolve("num_microbatches", _num_microbatches(self))
         _check_numbers(self)
         if one_episode and self.num_steps < self.env.max_steps and not self.cut_episodes:
             raise ValueError(
@@ -108,8 +112,16 @@ def _algorithm(algorithm: str | Algorithm) -> Algorithm:
     return ALGORITHMS[name]
 
 
+def _num_microbatches(config: Config) -> int:
+    """As many parts as keep one at about 512 samples, which stay in a core's cache; loose steps only."""
+    num_samples = config.steps_per_iteration // max(1, config.num_minibatches)
+    if config.algorithm.whole_sequences or num_samples < 1024:
+        return 1
+    return next((n for n in range(num_samples // 512, num_samples // 128) if num_samples % n == 0), 1)
+
+
 def _check_numbers(config: Config) -> None:
-    for field in ("num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches"):
+    for field in ("num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches", "num_microbatches"):
         value = getattr(config, field)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{field}={value!r} is not a positive integer")
@@ -132,6 +144,11 @@ def _check_numbers(config: Config) -> None:
         raise ValueError(
             f"{what} = {num_samples} is not divisible by num_minibatches={config.num_minibatches}, so minibatches "
             f"would differ in size; use num_minibatches={best}"
+        )
+    if num_samples // config.num_minibatches % config.num_microbatches:
+        raise ValueError(
+            f"a minibatch of {num_samples // config.num_minibatches} is not divisible by num_microbatches="
+            f"{config.num_microbatches}; leave it out to have it chosen"
         )
 
 
@@ -159,11 +176,10 @@ def _check_slots(config: Config) -> None:
         hyperparams = Hyperparams()
         advantage = algorithm.advantage(trajectory, hyperparams, config.group_size)
         batch = updates.make_batch(algorithm, policy, trajectory, advantage, params)
-        return updates.loss(algorithm, policy, params, batch, hyperparams)[0]
+        indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
+        return updates.minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams, 1)[0]
 
-    shape = jax.eval_shape(slots, jax.random.key(0)).shape
-    if shape != ():
-        raise ValueError(f"the slots of the algorithm compose to a loss of shape {shape}; reduce must return weights")
+    jax.eval_shape(slots, jax.random.key(0))
 
 
 def _trajectory(config: Config, params) -> Trajectory:

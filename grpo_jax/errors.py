@@ -9,4 +9,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     folded = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.4)
-    return "did you mean " + " or ".join(repr(folded[c]) for c in close) + "?" if close else "known: " + ", ".join(known)
+    if not close:
+        return "known: " + ", ".join(known)
+    return "did you mean " + " or ".join(repr(folded[name]) for name in close) + "?"

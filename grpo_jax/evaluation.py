@@ -3,11 +3,12 @@
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from grpo_jax.config import Config
 from grpo_jax.groups import fresh_groups
 from grpo_jax.rollout import unroll
-from grpo_jax.types import TrainState
+from grpo_jax.types import PyTree, RolloutState, TrainState
 
 
 class Evaluation(NamedTuple):
@@ -31,14 +32,38 @@ def evaluate(
     """
     key_reset, key_rollout = jax.random.split(key)
     start = fresh_groups(None, config.policy, config.env, key_reset, num_episodes, group_size=1)
-    end, _ = unroll(
-        config.policy,
-        config.env,
-        state.params,
-        start,
-        key_rollout,
-        num_steps=config.env.max_steps,
-        auto_reset=False,
-        greedy=greedy,
-    )
+    end, _ = _play(config, state, start, key_rollout, num_steps=config.env.max_steps, greedy=greedy)
     return Evaluation(returns=end.episode_return, lengths=end.episode_length)
+
+
+class Episode(NamedTuple):
+    """One episode, on the host."""
+
+    states: list[PyTree]  # of the environment, before each step
+    rewards: np.ndarray  # [length]
+
+
+def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy: bool = False) -> Episode:
+    """Plays one episode and keeps the environment's states, to draw them."""
+
+    @jax.jit
+    def play(state, key):
+        key_reset, key_rollout = jax.random.split(key)
+        start = fresh_groups(None, config.policy, config.env, key_reset, 1, group_size=1)
+
+        def step(rollout, key):
+            after, trajectory = _play(config, state, rollout, key, num_steps=1, greedy=greedy)
+            return after, (rollout.environment, trajectory.reward[0, 0], trajectory.ended[0, 0])
+
+        return jax.lax.scan(step, start, jax.random.split(key_rollout, config.env.max_steps))[1]
+
+    states, rewards, ended = jax.tree.map(np.asarray, play(state, key))
+    length = int(np.argmax(ended)) + 1 if ended.any() else len(ended)
+    leaves, structure = jax.tree.flatten(states)
+    return Episode([structure.unflatten(leaf[t, 0] for leaf in leaves) for t in range(length)], rewards[:length])
+
+
+def _play(config: Config, state: TrainState, rollout: RolloutState, key: jax.Array, *, num_steps: int, greedy: bool):
+    return unroll(
+        config.policy, config.env, state.params, rollout, key, num_steps=num_steps, auto_reset=False, greedy=greedy
+    )

@@ -74,6 +74,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             key_update,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
+            num_microbatches=config.num_microbatches,
         )
 
         iteration = state.iteration + 1

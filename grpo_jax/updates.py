@@ -10,7 +10,10 @@ from grpo_jax import losses
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.networks import Policy
+from grpo_jax.shuffle import shuffled_order
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree, Trajectory
+
+RATIO_MAX = "policy/ratio_max"  # the one metric that is a maximum, not a mean
 
 
 class Learner(NamedTuple):
@@ -78,23 +81,34 @@ def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
 
 
 def loss(
-    algorithm: Algorithm, policy: Policy, params: PyTree, batch: Batch, hyperparams: Hyperparams
+    algorithm: Algorithm,
+    policy: Policy,
+    params: PyTree,
+    batch: Batch,
+    weights: jax.Array,
+    per_step: jax.Array,
+    hyperparams: Hyperparams,
 ) -> tuple[jax.Array, Metrics]:
-    """Σ weights · (−surrogate + penalties + value_coef · value loss) over the batch, and what to report of it."""
-    weights = algorithm.reduce(batch.mask)
-    advantage = batch.advantage if algorithm.normalize is None else algorithm.normalize(batch.advantage, batch.mask)
+    """Σ weights · (−surrogate + penalties + value_coef · value loss), and what to report of it.
+
+    Args:
+      algorithm, policy, params: whose slots, which network, at which parameters.
+      batch: the samples, or some of them: weights are fixed before, so that losses of parts add up to that of the whole.
+      weights: `[S, N]` of each sample in the loss, from the algorithm's reduction.
+      per_step: `[S, N]` of each sample in the metrics, which are means over valid steps.
+      hyperparams: every coefficient.
+    """
     prediction = predict(policy, params, batch)
     log_ratio = prediction.log_prob - batch.log_prob
 
-    objective = algorithm.surrogate(algorithm.ratio(log_ratio, batch, hyperparams), advantage, hyperparams)
+    objective = algorithm.surrogate(algorithm.ratio(log_ratio, batch, hyperparams), batch.advantage, hyperparams)
     policy_loss = losses.weighted_sum(-objective, weights)
     total = policy_loss
     for penalty in algorithm.penalties:
         total += losses.weighted_sum(penalty(prediction, batch, hyperparams), weights)
 
-    per_step = losses.mean_over_steps(batch.mask)
     clipped_low, clipped_high = losses.clip_fractions(
-        log_ratio, advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
+        log_ratio, batch.advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
     )
     metrics = {
         "loss/policy": policy_loss,
@@ -102,7 +116,7 @@ def loss(
         "policy/kl_behaviour": losses.weighted_sum(prediction.kl_behaviour, per_step),
         "policy/clip_fraction_low": losses.weighted_sum(clipped_low, per_step),
         "policy/clip_fraction_high": losses.weighted_sum(clipped_high, per_step),
-        "policy/ratio_max": jnp.max(losses.importance_ratio(log_ratio), where=batch.mask, initial=0.0),
+        RATIO_MAX: jnp.max(losses.importance_ratio(log_ratio), where=batch.mask, initial=0.0),
     }
     if algorithm.reference is not None:
         metrics["policy/kl_reference"] = losses.weighted_sum(prediction.kl_reference, per_step)
@@ -111,6 +125,53 @@ def loss(
         total += hyperparams.value_coef * value_loss
         metrics["loss/value"] = value_loss
     return total, metrics
+
+
+def minibatch_gradient(
+    algorithm: Algorithm,
+    policy: Policy,
+    params: PyTree,
+    batch: Batch,
+    indices: jax.Array,
+    hyperparams: Hyperparams,
+    num_microbatches: int,
+) -> tuple[jax.Array, Metrics, PyTree]:
+    """Loss, metrics and gradient over the samples at `indices`, accumulated over parts of equal size.
+
+    The parts bound the memory of the backward pass and stay in a processor's cache; the sum is that of the whole but
+    for rounding. Valid samples come first in `indices`, and parts without any are skipped: steps after the end of a
+    one-episode member cost nothing.
+    """
+    advantage, mask = batch.advantage[:, indices], batch.mask[:, indices]
+    if algorithm.normalize is not None:
+        advantage = algorithm.normalize(advantage, mask)
+    weights, per_step = algorithm.reduce(mask), losses.mean_over_steps(mask)
+
+    def part(i):
+        size = indices.shape[0] // num_microbatches
+
+        def cut(leaf, axis):
+            return jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis)
+
+        samples = jax.tree.map(lambda leaf: jnp.take(leaf, cut(indices, 0), axis=1), batch)
+        samples = samples._replace(advantage=cut(advantage, 1))
+        (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
+            algorithm, policy, params, samples, cut(weights, 1), cut(per_step, 1), hyperparams
+        )
+        return total, metrics, gradient
+
+    def accumulate(i, sums):
+        (total, metrics, gradient), new = sums, part(i)
+        ratio_max = jnp.maximum(metrics[RATIO_MAX], new[1][RATIO_MAX])
+        total, metrics, gradient = jax.tree.map(jnp.add, (total, metrics, gradient), new)
+        return total, metrics | {RATIO_MAX: ratio_max}, gradient
+
+    if num_microbatches == 1:
+        return part(0)
+    num_valid = jnp.sum(jnp.any(mask, axis=0))
+    num_parts = jnp.ceil(num_valid * num_microbatches / indices.shape[0]).astype(jnp.int32)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
+    return jax.lax.fori_loop(0, num_parts, accumulate, nothing)
 
 
 def update_epochs(
@@ -124,17 +185,19 @@ def update_epochs(
     *,
     num_epochs: int,
     num_minibatches: int,
+    num_microbatches: int,
 ) -> tuple[Learner, Metrics]:
     """Descends the loss for `num_epochs` passes over the batch, each in another random order.
 
-    An update whose loss or gradient is not finite changes nothing and is counted in `optim/skipped_updates`. The other
-    metrics are means over the updates that were applied, `policy/ratio_max` their maximum.
+    The valid samples of a pass are dealt out evenly over its minibatches. An update whose loss or gradient is not
+    finite changes nothing and is counted in `optim/skipped_updates`. The other metrics are means over the updates that
+    were applied, `policy/ratio_max` their maximum.
     """
-    num_samples = batch.mask.shape[1]
 
     def update(learner, indices):
-        minibatch = jax.tree.map(lambda leaf: jnp.take(leaf, indices, axis=1), batch)
-        (total, metrics), gradient = jax.value_and_grad(lambda p: loss(algorithm, policy, p, minibatch, hyperparams), has_aux=True)(learner.params)
+        total, metrics, gradient = minibatch_gradient(
+            algorithm, policy, learner.params, batch, indices, hyperparams, num_microbatches
+        )
         grad_norm = optax.global_norm(gradient)
         steps, optimizer_state = optimizer.update(gradient, learner.optimizer, learner.params)
         updated = Learner(optax.apply_updates(learner.params, steps), optimizer_state)
@@ -143,11 +206,11 @@ def update_epochs(
         return learner, (applied, metrics | {"optim/grad_norm": grad_norm})
 
     def epoch(learner, key):
-        order = jax.random.permutation(key, num_samples)
-        return jax.lax.scan(update, learner, order.reshape(num_minibatches, -1))
+        order = shuffled_order(key, jnp.any(batch.mask, axis=0))
+        return jax.lax.scan(update, learner, order.reshape(-1, num_minibatches).T)
 
     learner, (applied, metrics) = jax.lax.scan(epoch, learner, jax.random.split(key, num_epochs))
     summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}
-    summary["policy/ratio_max"] = jnp.max(metrics["policy/ratio_max"], where=applied, initial=0.0)
+    summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
     summary["optim/skipped_updates"] = jnp.sum(~applied).astype(jnp.float32)
     return learner, summary

@@ -16,7 +16,9 @@ GROUPWISE = {
     "group_normalized": advantages.group_normalized,
     "group_centered": advantages.group_centered,
     "leave_one_out": advantages.leave_one_out,
-    "length_weighted": lambda scores: advantages.length_weighted(scores, jnp.resize(jnp.asarray(LENGTHS), scores.shape)),
+    "length_weighted": lambda scores: advantages.length_weighted(
+        scores, jnp.resize(jnp.asarray(LENGTHS), scores.shape)
+    ),
     "pass_at_k": advantages.pass_at_k,
     "pass_at_k, not normalised": functools.partial(advantages.pass_at_k, normalize=False),
     "decoupled_normalized": lambda scores: advantages.decoupled_normalized(scores[None], jnp.ones(1)),

@@ -361,6 +361,15 @@ def test_what_is_masked_changes_nothing():
         jax.tree.map(np.testing.assert_array_equal, clean, spoilt)
 
 
+def test_masked_garbage_meets_no_arithmetic():
+    """Not even in between, so that `jax_debug_nans` can be left on over padded batches."""
+    arguments = [garbage_where_masked(x) for x in (LOG_PROB, BEHAVIOUR, ADVANTAGES)]
+    penalty = {"reference_log_prob": garbage_where_masked(REFERENCE), "kl_coef": 0.1}
+    with jax.debug_nans(True):
+        loss, _ = losses.grpo_loss(*arguments, jnp.asarray(MASK), **penalty)
+    assert np.isfinite(loss)
+
+
 @pytest.mark.parametrize("value_clip", [None, 0.2])
 def test_ppo_loss_is_its_formula(value_clip):
     arguments = ppo_arguments()

@@ -20,8 +20,7 @@ def make_environment(environment: str | Any, params: Mapping[str, float] | None 
     Raises:
       ValueError: an unknown name or parameter (with the nearest known ones), or an action space without a policy.
     """
-    env = _from_gymnax(environment) if isinstance(environment, str) else environment
-    env_params = _override(env.default_params, dict(params or {}), env.name)
+    env, env_params = gymnax_environment(environment, params or {})
     action_space = env.action_space(env_params)
     if not hasattr(action_space, "n"):
         raise ValueError(
@@ -57,6 +56,12 @@ def make_environment(environment: str | Any, params: Mapping[str, float] | None 
     )
 
 
+def gymnax_environment(environment: str | Any, params: Mapping[str, float]) -> tuple[Any, Any]:
+    """The gymnax object and its parameters, with the overrides in place."""
+    env = _from_gymnax(environment) if isinstance(environment, str) else environment
+    return env, _override(env.default_params, params, env.name)
+
+
 def _from_gymnax(name: str):
     import gymnax  # takes seconds, so not before it is needed
 
@@ -65,7 +70,7 @@ def _from_gymnax(name: str):
     return gymnax.make(name)[0]
 
 
-def _override(env_params, changes: dict[str, float], name: str):
+def _override(env_params, changes: Mapping[str, float], name: str):
     known = list(vars(env_params))
     for field in changes:
         if field not in known:

@@ -1,0 +1,63 @@
+"""Drawing episodes, through gymnax's own visualiser."""
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.environments.gymnax_adapter import gymnax_environment
+from grpo_jax.errors import nearest
+
+CLASSIC_CONTROL = {"Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"}
+"""Environments that gymnax draws with gymnasium and pygame."""
+
+RENDERABLE = CLASSIC_CONTROL | {
+    "Asterix-MinAtar",
+    "Breakout-MinAtar",
+    "Catch-bsuite",
+    "FourRooms-misc",
+    "Freeway-MinAtar",
+    "MetaMaze-misc",
+    "PointRobot-misc",
+    "Pong-misc",
+    "Seaquest-MinAtar",
+    "SpaceInvaders-MinAtar",
+}
+"""Environments that gymnax can draw."""
+
+
+def check_renderable(name: str) -> None:
+    """Raises ValueError if an environment of this name cannot be drawn here."""
+    if name not in RENDERABLE:
+        raise ValueError(f"gymnax cannot draw {name!r}; {nearest(name, RENDERABLE)}")
+    if name in CLASSIC_CONTROL and importlib.util.find_spec("pygame") is None:
+        raise ValueError(f"drawing {name!r} needs pygame: pip install 'grpo-jax[render]' (or '.[render]')")
+
+
+def render(environment: str | Any, params: Mapping[str, float], states: list, rewards: np.ndarray, path: Path) -> None:
+    """Animates the states of one episode into `path`, such as "out.gif".
+
+    Args:
+      environment, params: as for `make_environment`.
+      states: of the environment, one for each frame.
+      rewards: `[len(states)]`, whose running sum is the title's return.
+      path: of the picture; its suffix chooses the format.
+
+    Raises:
+      ValueError: if gymnax cannot draw this environment.
+    """
+    import matplotlib
+
+    env, env_params = gymnax_environment(environment, params)
+    check_renderable(env.name)
+    # pygame draws into memory: it needs neither a screen nor a sound card.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    matplotlib.use("Agg")
+    from gymnax.visualize import Visualizer
+
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Visualizer(env, env_params, states, np.cumsum(rewards)).animate(str(path))

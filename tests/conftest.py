@@ -1,0 +1,58 @@
+"""What the tests share: compiled programs kept on disk, and two small runs."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import pytest
+
+from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
+
+
+def pytest_configure(config):
+    """Compiled programs are kept beside pytest's own cache, so that only the first run waits for the compiler."""
+    if hasattr(config, "cache"):  # not with -p no:cacheprovider
+        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+class Run(NamedTuple):
+    """A run that is over in milliseconds, and its programs, each compiled once for all tests."""
+
+    config: Config
+    hyperparams: Hyperparams
+    init: Callable  # jitted (key, hyperparams) -> state
+    ten: Callable  # jitted (state) -> state and metrics [10] after a scan of ten train steps
+    start: TrainState
+    end: TrainState
+    metrics: dict  # each [10]
+
+
+def small_run(algorithm, **settings) -> Run:
+    config = Config(
+        algorithm=algorithm, num_envs=8, num_epochs=2, num_minibatches=4, hidden_sizes=(8,), **settings
+    )
+    train_step = make_train_step(config)
+    init = jax.jit(make_init(config))
+    ten = jax.jit(lambda state: jax.lax.scan(lambda state, _: train_step(state), state, length=10))
+    hyperparams = Hyperparams(entropy_coef=0.01, total_steps=4000.0, final_learning_rate=1e-4)
+    start = init(jax.random.key(0), hyperparams)
+    return Run(config, hyperparams, init, ten, start, *ten(start))
+
+
+@pytest.fixture(scope="session")
+def grpo():
+    """GRPO on CartPole of at most 32 steps: two groups of four."""
+    return small_run("grpo", group_size=4, env_params={"max_steps_in_episode": 32})
+
+
+@pytest.fixture(scope="session")
+def ppo():
+    """PPO on CartPole of at most 12 steps, in rollouts of 16: every environment is truncated at least once."""
+    return small_run("ppo", num_steps=16, env_params={"max_steps_in_episode": 12})
+
+
+@pytest.fixture(params=["grpo", "ppo"])
+def small(request):
+    """Either of them."""
+    return request.getfixturevalue(request.param)

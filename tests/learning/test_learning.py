@@ -1,0 +1,64 @@
+"""Whole runs on gymnax environments: what should learn does, and what has nothing to learn from does not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
+from grpo_jax.algorithms import group_normalized_advantage
+
+pytestmark = pytest.mark.slow
+
+NUM_SEEDS = 4
+
+
+def final_returns(config, hyperparams):
+    """The mean return of each seed after training, over 128 sampled episodes."""
+    keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
+    states = run(config, hyperparams, keys).states
+    play = jax.jit(jax.vmap(lambda state, key: jnp.mean(evaluate(config, state, key).returns)))
+    returns = np.asarray(play(states, jax.random.split(jax.random.key(1), NUM_SEEDS)))
+    print(config.environment, "returns by seed:", returns)
+    return returns
+
+
+@pytest.mark.parametrize(
+    "config, hyperparams",
+    [
+        (Config(algorithm="grpo", num_envs=128, group_size=16, num_minibatches=16), Hyperparams()),
+        (Config(algorithm="ppo", num_envs=32), Hyperparams(entropy_coef=0.01)),
+    ],
+    ids=["grpo", "ppo"],
+)
+def test_cartpole_is_solved_within_500_000_steps(config, hyperparams):
+    assert np.min(final_returns(config, hyperparams)) >= 475
+
+
+def shuffled_advantage(trajectory, hyperparams, group_size):
+    """The right advantages at the wrong steps: which step gets which is drawn anew in each iteration."""
+    advantage = group_normalized_advantage(trajectory, hyperparams, group_size)
+    seed = jax.lax.bitcast_convert_type(jnp.sum(trajectory.log_prob), jnp.uint32)
+    order = jax.random.permutation(jax.random.key(seed), advantage.size)
+    # Valid steps exchange their advantages with valid steps: a stable sort of the order puts them first on both sides.
+    valid = trajectory.valid.reshape(-1)
+    source = order[jnp.argsort(~valid[order])]
+    target = jnp.argsort(~valid)
+    flat = advantage.reshape(-1)
+    return jnp.zeros_like(flat).at[target].set(flat[source]).reshape(advantage.shape)
+
+
+def test_shuffled_advantages_do_not_learn():
+    config = Config(algorithm=GRPO._replace(advantage=shuffled_advantage), num_envs=128, group_size=16)
+    assert np.max(final_returns(config, Hyperparams())) < 100
+
+
+def test_grpo_catches():
+    # A ball falls for 9 steps, whatever gymnax's limit of 1000 says.
+    config = Config(environment="Catch-bsuite", env_params={"max_steps_in_episode": 9}, num_envs=128)
+    assert np.min(final_returns(config, Hyperparams(total_steps=300_000.0))) >= 0.95
+
+
+def test_grpo_swings_up():
+    config = Config(environment="Acrobot-v1", num_envs=128)
+    assert np.min(final_returns(config, Hyperparams(total_steps=1_000_000.0))) > -100

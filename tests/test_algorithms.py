@@ -1,0 +1,275 @@
+"""Algorithms as values: what their slots compose to, and reference policies over train steps."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Echo, bits, known_params, known_policy
+
+from grpo_jax import GRPO, PPO, Config, Hyperparams, advantages, grpo_loss, losses, make_init, make_train_step, ppo_loss
+from grpo_jax.algorithms import (
+    ALGORITHMS,
+    GRPO_RETURN_TO_GO,
+    averaged_reference,
+    exact_kl_to_reference,
+    frozen_reference,
+    kl_to_behaviour,
+    kl_to_reference,
+    refreshed_reference,
+    with_reference,
+)
+from grpo_jax.types import Trajectory
+from grpo_jax.updates import make_batch, minibatch_gradient
+
+NUM_STEPS, NUM_ENVS, GROUP_SIZE = 5, 8, 4
+LENGTHS = np.array([5, 2, 3, 5, 1, 4, 5, 2])
+RNG = np.random.default_rng(0)
+HYPERPARAMS = Hyperparams(entropy_coef=0.03, kl_coef=0.2, clip_low=0.1, clip_high=0.3, value_clip=0.4, discount=0.9)
+
+
+def trajectory(reward=None, lengths=LENGTHS):
+    """A rollout of random numbers, masked after each member's end."""
+    shape = (NUM_STEPS, NUM_ENVS)
+    steps = jnp.arange(NUM_STEPS)[:, None]
+    valid = steps < lengths
+    reward = RNG.normal(size=shape) if reward is None else reward
+    logits, values, next_values = RNG.normal(size=(*shape, 2)), RNG.normal(size=shape), RNG.normal(size=shape)
+    floats = (jnp.asarray(x, jnp.float32) for x in (np.where(valid, reward, 0), np.full(shape, -0.7), logits))
+    reward, log_prob, distribution = floats
+    return Trajectory(
+        observation=jnp.asarray(RNG.normal(size=(*shape, 3)), jnp.float32),
+        action=jnp.asarray(RNG.integers(0, 2, shape)),
+        reward=reward,
+        terminated=steps == lengths - 1,
+        truncated=jnp.zeros(shape, bool),
+        valid=valid,
+        log_prob=log_prob,
+        distribution=distribution,
+        value=jnp.asarray(values, jnp.float32),
+        next_value=jnp.asarray(next_values, jnp.float32),
+        episode_return=jnp.cumsum(reward, axis=0),
+        episode_length=jnp.minimum(steps + 1, lengths),
+    )
+
+
+PARAMS = known_params((0.4, -0.1), weights=(0.3, -0.2, 0.1), bias=0.2)
+REFERENCE = known_params((0.1, 0.2), weights=(0.0, 0.0, 0.0), bias=0.0)
+WHOLE = {"whole_sequences": True}  # so that batches keep the shape of the trajectory
+
+
+def composed(algorithm, rollout):
+    """The batch, and loss, metrics and gradient of the whole of it."""
+    advantage = algorithm.advantage(rollout, HYPERPARAMS, GROUP_SIZE)
+    batch = make_batch(algorithm, known_policy, rollout, advantage, REFERENCE)
+    everything = jnp.arange(batch.mask.shape[1])
+    return batch, *minibatch_gradient(algorithm, known_policy, PARAMS, batch, everything, HYPERPARAMS, 1)
+
+
+def log_probs(params, rollout):
+    logits, _ = known_policy.sequence(params, rollout.observation)
+    return known_policy.distribution.log_prob(logits, rollout.action)
+
+
+def assert_coincides(whole_loss, names, total, metrics, gradient):
+    """The slots compose to `whole_loss`, a function of the parameters: value, gradient and the metrics of both."""
+    (expected_total, expected_metrics), expected_gradient = jax.value_and_grad(whole_loss, has_aux=True)(PARAMS)
+    np.testing.assert_allclose(total, expected_total, rtol=1e-6)
+    for actual, expected in zip(gradient, expected_gradient, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-7)
+    for name in names:
+        np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+POLICY_METRICS = ["loss/policy", "policy/clip_fraction_low", "policy/clip_fraction_high", "policy/ratio_max"]
+
+
+def test_grpo_with_a_reference_composes_to_grpo_loss():
+    rollout = trajectory()
+    algorithm = with_reference(GRPO, frozen_reference)
+    algorithm = algorithm._replace(penalties=(kl_to_reference,), **WHOLE)
+    batch, total, metrics, gradient = composed(algorithm, rollout)
+    scores = rollout.reward.sum(0).reshape(-1, GROUP_SIZE)
+    advantage = jnp.broadcast_to(advantages.group_normalized(scores).reshape(-1), rollout.valid.shape)
+    whole_loss = functools.partial(
+        grpo_loss,
+        behaviour_log_prob=rollout.log_prob,
+        advantages=advantage,
+        mask=rollout.valid,
+        reference_log_prob=log_probs(REFERENCE, rollout),
+        clip_low=HYPERPARAMS.clip_low,
+        clip_high=HYPERPARAMS.clip_high,
+        kl_coef=HYPERPARAMS.kl_coef,
+    )
+    assert_coincides(lambda params: whole_loss(log_probs(params, rollout)), POLICY_METRICS, total, metrics, gradient)
+    assert not batch.advantage[~rollout.valid].any()
+
+
+def test_ppo_composes_to_ppo_loss():
+    rollout = trajectory()
+    _, total, metrics, gradient = composed(PPO._replace(**WHOLE), rollout)
+    advantage = advantages.gae(
+        rollout.reward,
+        rollout.value,
+        rollout.next_value,
+        rollout.terminated,
+        rollout.truncated,
+        discount=HYPERPARAMS.discount,
+        gae_lambda=HYPERPARAMS.gae_lambda,
+    )
+
+    def whole_loss(params):
+        logits, values = known_policy.sequence(params, rollout.observation)
+        return ppo_loss(
+            log_probs(params, rollout),
+            rollout.log_prob,
+            advantages.whiten(advantage, rollout.valid),
+            values,
+            rollout.value,
+            advantage + rollout.value,
+            known_policy.distribution.entropy(logits),
+            rollout.valid,
+            clip_low=HYPERPARAMS.clip_low,
+            clip_high=HYPERPARAMS.clip_high,
+            value_clip=HYPERPARAMS.value_clip,
+            value_coef=HYPERPARAMS.value_coef,
+            entropy_coef=HYPERPARAMS.entropy_coef,
+        )
+
+    assert_coincides(whole_loss, [*POLICY_METRICS, "loss/value", "policy/entropy"], total, metrics, gradient)
+
+
+def test_penalties_weigh_exact_divergences_and_entropy():
+    rollout = trajectory()
+    family, weights = known_policy.distribution, losses.mean_over_steps(rollout.valid)
+    policy, reference = (known_policy.sequence(p, rollout.observation)[0] for p in (PARAMS, REFERENCE))
+    entropy = losses.weighted_sum(family.entropy(policy), weights)
+    costs = {
+        GRPO: losses.weighted_sum(family.kl(rollout.distribution, policy), weights),
+        with_reference(GRPO, frozen_reference, exact_kl_to_reference): losses.weighted_sum(
+            family.kl(policy, reference), weights
+        ),
+    }
+    for algorithm, divergence in costs.items():
+        _, total, metrics, _ = composed(algorithm, rollout)
+        expected = HYPERPARAMS.kl_coef * divergence - HYPERPARAMS.entropy_coef * entropy
+        np.testing.assert_allclose(total - metrics["loss/policy"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, GRPO_RETURN_TO_GO, PPO], ids=["grpo", "grpo_return_to_go", "ppo"])
+def test_loose_steps_and_whole_sequences_have_the_same_loss(algorithm):
+    rollout = trajectory()
+    loose, total, _, gradient = composed(algorithm, rollout)
+    whole, expected, _, expected_gradient = composed(algorithm._replace(**WHOLE), rollout)
+    assert loose.mask.shape == (1, NUM_STEPS * NUM_ENVS) and whole.mask.shape == (NUM_STEPS, NUM_ENVS)
+    assert loose.observation.shape == (1, NUM_STEPS * NUM_ENVS, 3)
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+    for actual, other in zip(gradient, expected_gradient, strict=True):
+        np.testing.assert_allclose(actual, other, rtol=1e-5, atol=1e-7)
+
+
+def test_outcome_advantages_are_hand_worked_numbers():
+    # Returns 1, 3, 1, 3: mean 2, deviation 1. The other group is constant.
+    reward = np.zeros((NUM_STEPS, NUM_ENVS))
+    reward[0] = [1, 3, 1, 3, 100 / 3, 100 / 3, 100 / 3, 100 / 3]
+    rollout = trajectory(reward)
+    advantage = GRPO.advantage(rollout, HYPERPARAMS, GROUP_SIZE)
+    expected = np.where(rollout.valid, [-1, 1, -1, 1, 0, 0, 0, 0], 0)
+    np.testing.assert_allclose(advantage, expected, atol=2e-6)
+    assert not advantage[:, 4:].any()
+
+
+def test_returns_to_go_are_compared_at_the_same_step():
+    reward = np.ones((NUM_STEPS, NUM_ENVS))
+    rollout = trajectory(reward, np.array([1, 2, 2, 3, 5, 5, 5, 5]))
+    advantage = GRPO_RETURN_TO_GO.advantage(rollout, HYPERPARAMS, GROUP_SIZE)
+    to_go = np.array([1, 1.9, 1.9, 2.71])
+    first = to_go - (to_go.sum() - to_go) / 3
+    second = np.array([0, 1 - 1.45, 1 - 1.45, 1.9 - 1])
+    third = np.array([0, 0, 0, 1])  # the last member alone is still there
+    np.testing.assert_allclose(advantage[:4, :4], [first, second, third, np.zeros(4)], atol=1e-6)
+    assert not advantage[:, 4:].any()
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, GRPO_RETURN_TO_GO], ids=["grpo", "grpo_return_to_go"])
+def test_a_nan_reward_stays_in_its_group(algorithm):
+    reward = np.ones((NUM_STEPS, NUM_ENVS)) * np.arange(NUM_ENVS)
+    poisoned = reward.copy()
+    poisoned[0, 1] = np.nan
+    clean, spoilt = (algorithm.advantage(trajectory(r), HYPERPARAMS, GROUP_SIZE) for r in (reward, poisoned))
+    assert np.array_equal(clean[:, GROUP_SIZE:], spoilt[:, GROUP_SIZE:]) and np.isfinite(clean).all()
+    assert np.isnan(spoilt[0, :GROUP_SIZE]).any()
+
+
+def test_a_reference_replaces_the_penalty_to_the_behaviour_policy():
+    assert kl_to_behaviour in GRPO.penalties
+    algorithm = with_reference(GRPO, frozen_reference)
+    assert kl_to_reference in algorithm.penalties and kl_to_behaviour not in algorithm.penalties
+    assert algorithm.reference is frozen_reference
+    assert with_reference(PPO, frozen_reference).penalties == (kl_to_reference, *PPO.penalties)
+    assert set(ALGORITHMS.values()) == {GRPO, GRPO_RETURN_TO_GO, PPO}
+
+
+# --- references over train steps -------------------------------------------------------------------------------------
+
+
+def make_steps(reference, kl):
+    config = Config(
+        environment=Echo(),
+        algorithm=with_reference(GRPO, reference, kl),
+        num_envs=16,
+        group_size=4,
+        num_epochs=2,
+        num_minibatches=1,
+        hidden_sizes=(),
+    )
+    init, step = jax.jit(make_init(config)), jax.jit(make_train_step(config))
+
+    def history(number, **hyperparams):
+        """The states before and after each of some train steps, and the metrics of the last."""
+        states = [init(jax.random.key(0), Hyperparams(learning_rate=0.05, kl_coef=0.1, **hyperparams))]
+        for _ in range(number):
+            state, metrics = step(states[-1])
+            states.append(state)
+        assert step._cache_size() == 1
+        return states, metrics
+
+    return history
+
+
+@pytest.fixture(scope="module")
+def refreshed():
+    return make_steps(refreshed_reference, kl_to_reference)
+
+
+def test_all_references_start_as_a_copy_of_the_parameters(refreshed):
+    (start, *_), _ = refreshed(1)
+    assert bits(start.reference_params) == bits(start.params)
+
+
+def test_a_refreshed_reference_is_taken_every_interval(refreshed):
+    states, metrics = refreshed(6, reference_interval=3.0)
+    taken = [states[index].params for index in (0, 0, 0, 3, 3, 3, 6)]
+    assert [bits(state.reference_params) for state in states] == [bits(params) for params in taken]
+    assert len({str(bits(state.params)) for state in states}) == 7
+    assert metrics["policy/kl_reference"] > 0
+
+
+def test_a_frozen_reference_never_moves():
+    states, metrics = make_steps(frozen_reference, exact_kl_to_reference)(3)
+    assert all(bits(state.reference_params) == bits(states[0].params) for state in states)
+    assert bits(states[-1].params) != bits(states[0].params)
+    assert metrics["policy/kl_reference"] > 0
+
+
+def test_an_averaged_reference_follows():
+    history = make_steps(averaged_reference, kl_to_reference)
+    states, _ = history(3, reference_decay=0.75)
+    kernel = [np.asarray(state.params["actor"]["Dense_0"]["kernel"], np.float64) for state in states]
+    expected = kernel[0]
+    for state, current in zip(states[1:], kernel[1:], strict=True):
+        expected = 0.75 * expected + 0.25 * current
+        np.testing.assert_allclose(state.reference_params["actor"]["Dense_0"]["kernel"], expected, rtol=1e-5, atol=1e-7)
+    states, metrics = history(2, reference_decay=1.0)
+    assert bits(states[-1].reference_params) == bits(states[0].params)

@@ -1,0 +1,212 @@
+"""Rollouts in an environment about which everything is known: what is recorded, where it bootstraps, what is masked."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import FOREVER, Probe, bits, known_params, known_policy, standing
+
+from grpo_jax import advantages
+from grpo_jax.environments import make_environment
+from grpo_jax.rollout import NUM_RESET_DRAWS, unroll
+
+ONLY_ACTION_0 = (0.0, -np.inf)
+probe = make_environment(Probe(), {"bonus": 0.5})
+play = jax.jit(functools.partial(unroll, known_policy, probe), static_argnames=("num_steps", "auto_reset", "greedy"))
+
+
+def starting(ages, lifetimes, seed=0):
+    return standing(probe, known_policy, jax.random.key(seed), ages=ages, lifetimes=lifetimes)
+
+
+# --- truncation ------------------------------------------------------------------------------------------------------
+
+# Six environments in one window of 7 steps, limit 3; the first episode of each has the lifetime given, others none.
+# Each step pays 1 and V = 10 + 2 age; with discount and lambda 1/2 a step at age a has the error
+#   1 + (10 + 2 (a + 1)) / 2 - (10 + 2 a) = -3 - a,   or   1 - (10 + 2 a) = -9 - 2 a   where it terminates,
+# and a trace that decays by 1/4.
+WINDOWS = {
+    "truncated twice": (0, FOREVER, "..t..t.", [-4.3125, -5.25, -5, -4.3125, -5.25, -5, -3]),
+    "truncated twice, begun before": (1, FOREVER, ".t..t..", [-5.25, -5, -4.3125, -5.25, -5, -4, -4]),
+    "truncated at the first and last step": (2, FOREVER, "t..t..t", [-5, -4.3125, -5.25, -5, -4.3125, -5.25, -5]),
+    "terminated, then truncated": (0, 2, ".T..t..", [-5.75, -11, -4.3125, -5.25, -5, -4, -4]),
+    "both at once, then truncated": (0, 3, "..B..t.", [-4.8125, -7.25, -13, -4.3125, -5.25, -5, -3]),
+    "terminated at the first step": (1, 2, "T..t..t", [-11, -4.3125, -5.25, -5, -4.3125, -5.25, -5]),
+}
+
+
+@pytest.fixture(scope="module")
+def window():
+    ages, lifetimes, *_ = zip(*WINDOWS.values(), strict=True)
+    state = starting(ages, lifetimes)
+    return play(known_params(ONLY_ACTION_0), state, jax.random.key(1), num_steps=7, auto_reset=True)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_truncation_bootstraps_from_the_true_final_observation(window, name):
+    _, trajectory = window
+    column = list(WINDOWS).index(name)
+    age, lifetime, ends, advantage = WINDOWS[name]
+    terminated = [end in "TB" for end in ends]
+    truncated = [end in "tB" for end in ends]
+    ages = []
+    for end in ends:
+        ages.append(age)
+        age = 0 if end != "." else age + 1
+
+    assert trajectory.observation[:, column, 0].tolist() == ages
+    assert trajectory.terminated[:, column].tolist() == terminated
+    assert trajectory.truncated[:, column].tolist() == truncated
+    assert trajectory.value[:, column].tolist() == [10.0 + 2 * age for age in ages]
+    # Where an episode only terminates nothing reads the next value; elsewhere it is that of the next age.
+    bootstraps = ~np.array(terminated) | truncated
+    expected = 12.0 + 2 * np.array(ages)
+    assert trajectory.next_value[bootstraps, column].tolist() == expected[bootstraps].tolist()
+
+    actual = advantages.gae(
+        *(x[:, column] for x in trajectory_for_gae(trajectory)), discount=0.5, gae_lambda=0.5
+    )
+    np.testing.assert_allclose(actual, advantage, rtol=0, atol=1e-6)
+
+
+def trajectory_for_gae(trajectory):
+    return trajectory.reward, trajectory.value, trajectory.next_value, trajectory.terminated, trajectory.truncated
+
+
+def test_the_environments_stand_where_the_window_ended(window):
+    state, _ = window
+    ages = [1, 2, 0, 2, 1, 0]
+    assert state.environment.time.tolist() == ages
+    assert state.observation[:, 0].tolist() == ages
+    assert state.episode_length.tolist() == ages
+    assert state.policy_carry.tolist() == ages, "memory is reset with the episode"
+    assert np.array_equal(state.observation[:, 1], state.environment.mark)
+
+
+def test_without_a_critic_there_are_no_values():
+    policy = known_policy._replace(
+        has_critic=False,
+        step=lambda params, observations, carry: (jnp.zeros((observations.shape[0], 2)), None, carry),
+    )
+    run = functools.partial(unroll, policy, probe, num_steps=4, auto_reset=True)
+    _, trajectory = jax.eval_shape(run, None, starting([0, 0], [FOREVER, 2]), jax.random.key(0))
+    assert trajectory.value is None and trajectory.next_value is None
+
+
+# --- episodes that follow each other ---------------------------------------------------------------------------------
+
+NUM_ENVS, NUM_STEPS = 256, 40
+
+
+@pytest.fixture(scope="module")
+def long():
+    ages, lifetimes = np.arange(NUM_ENVS) % 3, 1 + np.arange(NUM_ENVS) % 4
+    lifetimes = np.maximum(lifetimes, ages + 1)
+    state = starting(ages, lifetimes)
+    after, trajectory = play(known_params((0.0, 0.0)), state, jax.random.key(2), num_steps=NUM_STEPS, auto_reset=True)
+    return jax.tree.map(np.asarray, (state, after, trajectory))
+
+
+def test_returns_and_lengths_are_those_of_a_loop(long):
+    before, after, trajectory = long
+    for b in range(NUM_ENVS):
+        total, length, mark = float(before.episode_return[b]), int(before.episode_length[b]), before.observation[b, 1]
+        for t in range(NUM_STEPS):
+            assert trajectory.observation[t, b, 0] == length
+            assert trajectory.observation[t, b, 1] == mark
+            reward = 1.0 + 0.5 * trajectory.action[t, b]
+            total, length = total + reward, length + 1
+            assert trajectory.reward[t, b] == reward
+            assert (trajectory.episode_return[t, b], trajectory.episode_length[t, b]) == (total, length)
+            if trajectory.ended[t, b]:
+                total, length = 0.0, 0
+                mark = trajectory.observation[t + 1, b, 1] if t + 1 < NUM_STEPS else after.observation[b, 1]
+        assert (after.episode_return[b], after.episode_length[b]) == (total, length)
+    assert trajectory.valid.all()
+
+
+def test_actions_are_drawn_anew_for_each_environment_and_step(long):
+    actions = long[2].action
+    assert abs(actions.mean() - 0.5) < 5 * 0.5 / np.sqrt(actions.size)
+    assert len({column.tobytes() for column in actions.T}) == NUM_ENVS
+    assert len({row.tobytes() for row in actions}) == NUM_STEPS
+
+
+def test_start_states_have_the_distribution_of_reset(long):
+    _, _, trajectory = long
+    # A start state is known by its environment and the step of the end before, modulo NUM_RESET_DRAWS.
+    starts = {}
+    for t in range(1, NUM_STEPS):
+        for b in np.flatnonzero(trajectory.ended[t - 1]):
+            starts.setdefault((b, (t - 1) % NUM_RESET_DRAWS), set()).add(float(trajectory.observation[t, b, 1]))
+    assert len(starts) == NUM_RESET_DRAWS * NUM_ENVS and all(len(marks) == 1 for marks in starts.values())
+    unique = np.unique([mark for marks in starts.values() for mark in marks])
+    assert unique.size > len(starts) - 5, "float32 draws coincide once in millions"
+    counts = np.histogram(unique, bins=10, range=(0, 1))[0]
+    chi_square = np.sum((counts - unique.size / 10) ** 2) / (unique.size / 10)
+    assert chi_square < 27.9, "9 degrees of freedom: exceeded once in a thousand"
+
+
+def test_an_episode_ends_as_its_lifetime_or_the_limit_says(long):
+    _, _, trajectory = long
+    assert (trajectory.episode_length[trajectory.truncated] == 3).all()
+    assert (trajectory.episode_length <= 3).all()
+    assert trajectory.terminated.any() and (trajectory.terminated & trajectory.truncated).any()
+
+
+# --- one episode each ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one_episode():
+    state = starting([0, 0, 0, 2], [1, 2, FOREVER, FOREVER])
+    params = known_params((0.0, 0.0))
+    return state, *play(params, state, jax.random.key(3), num_steps=6, auto_reset=False)
+
+
+def test_what_follows_the_end_is_masked_and_changes_nothing(one_episode):
+    before, after, trajectory = one_episode
+    lengths = np.array([1, 2, 3, 1])
+    valid = np.arange(6)[:, None] < lengths
+    assert np.array_equal(trajectory.valid, valid)
+    assert np.array_equal(trajectory.ended, np.arange(6)[:, None] == lengths - 1)
+    assert np.array_equal(trajectory.reward, np.where(valid, 1.0 + 0.5 * trajectory.action, 0.0))
+    ages = before.environment.time + lengths
+    assert np.array_equal(after.environment.time, ages)
+    assert np.array_equal(after.episode_length, ages)
+    assert np.array_equal(after.policy_carry, ages)
+    assert np.array_equal(after.episode_return, before.episode_return + trajectory.reward.sum(0))
+    assert bits(after.environment.mark) == bits(before.environment.mark)
+    for b, length in enumerate(lengths):
+        assert len({bits(observation)[0] for observation in trajectory.observation[length:, b]}) == 1
+        assert np.array_equal(trajectory.observation[-1, b], after.observation[b])
+    assert np.array_equal(trajectory.episode_return[-1], after.episode_return)
+
+
+def test_a_longer_rollout_adds_masked_steps_and_nothing_else(one_episode):
+    before, after, trajectory = one_episode
+    params = known_params((0.0, 0.0))
+    longer, steps = play(params, before, jax.random.key(3), num_steps=9, auto_reset=False)
+    assert not steps.valid[6:].any() and not steps.reward[6:].any() and not steps.ended[6:].any()
+    # The first keys of a split are the same however many follow, so the episodes are the same, to the bit.
+    assert bits(after) == bits(longer)
+    assert np.array_equal(trajectory.action, steps.action[:6])
+
+
+def test_the_same_key_plays_the_same_and_another_differently(one_episode):
+    before, _, trajectory = one_episode
+    params = known_params((0.0, 0.0))
+    _, again = play(params, before, jax.random.key(3), num_steps=6, auto_reset=False)
+    _, other = play(params, before, jax.random.key(4), num_steps=6, auto_reset=False)
+    assert bits(trajectory) == bits(again)
+    assert not np.array_equal(trajectory.action, other.action)
+
+
+def test_greedy_takes_the_most_probable_action():
+    params = known_params((0.0, 0.01))
+    state = starting([0] * 4, [FOREVER] * 4)
+    _, trajectory = play(params, state, jax.random.key(0), num_steps=6, auto_reset=False, greedy=True)
+    assert (trajectory.action == 1).all()
+    np.testing.assert_allclose(trajectory.log_prob, np.log(1 / (1 + np.exp(-0.01))), rtol=1e-6)

@@ -1,0 +1,183 @@
+"""From trajectories to parameters: what is masked or not finite leaves no trace, and every sample is used."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from probes import FOREVER, Probe, bits, known_params, known_policy, standing
+
+from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
+from grpo_jax.environments import make_environment
+from grpo_jax.groups import CONTINUE
+from grpo_jax.rollout import unroll
+from grpo_jax.updates import (
+    Learner,
+    learning_rate,
+    make_batch,
+    make_optimizer,
+    minibatch_gradient,
+    update_epochs,
+)
+
+probe = make_environment(Probe(), {"bonus": 0.5, "max_steps_in_episode": 4})
+LIFETIMES = [1, FOREVER, 2, 3, 2, 1, FOREVER, FOREVER]
+GROUP_SIZE = 4
+HYPERPARAMS = Hyperparams(learning_rate=0.05, entropy_coef=0.01)
+PARAMS = known_params((0.2, 0.0))
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    """Eight one-episode members in a window of eight steps: at least half of it is masked."""
+    state = standing(probe, known_policy, jax.random.key(0), ages=[0] * 8, lifetimes=LIFETIMES)
+    return unroll(known_policy, probe, PARAMS, state, jax.random.key(1), num_steps=8, auto_reset=False)[1]
+
+
+@functools.partial(jax.jit, static_argnames=("algorithm", "num_minibatches", "num_microbatches"))
+def learn(rollout, key, algorithm=GRPO, num_minibatches=4, num_microbatches=2, scale=None):
+    """Two epochs; `scale` multiplies the advantages."""
+    optimizer = make_optimizer(HYPERPARAMS, jnp.zeros(()))
+    advantage = algorithm.advantage(rollout, HYPERPARAMS, GROUP_SIZE)
+    advantage = advantage if scale is None else advantage * scale
+    return update_epochs(
+        algorithm,
+        known_policy,
+        optimizer,
+        Learner(PARAMS, optimizer.init(PARAMS)),
+        make_batch(algorithm, known_policy, rollout, advantage, None),
+        HYPERPARAMS,
+        key,
+        num_epochs=2,
+        num_minibatches=num_minibatches,
+        num_microbatches=num_microbatches,
+    )
+
+
+def test_what_is_masked_leaves_no_trace(rollout):
+    def poison(leaf):
+        mask = rollout.valid.reshape(rollout.valid.shape + (1,) * (leaf.ndim - 2))
+        garbage = 1 - leaf if leaf.dtype == rollout.action.dtype else 3.7 * leaf + 41.0
+        return jnp.where(mask, leaf, garbage.astype(leaf.dtype))
+
+    fields = ("observation", "action", "reward", "log_prob", "distribution", "value", "next_value")
+    poisoned = rollout._replace(**{name: poison(getattr(rollout, name)) for name in fields})
+    assert (~rollout.valid).mean() > 0.5
+    assert all(bits(getattr(poisoned, name)) != bits(getattr(rollout, name)) for name in fields)
+    for seed in range(3):
+        clean, spoilt = (learn(r, jax.random.key(seed)) for r in (rollout, poisoned))
+        assert bits(clean) == bits(spoilt)
+        assert bits(clean[0].params) != bits(PARAMS)
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_counted(rollout):
+    scale = jnp.ones((8, 8)).at[0, 1].set(jnp.nan)
+    learner, metrics = learn(rollout, jax.random.key(0), scale=scale)
+    # The NaN is in one of the four minibatches of each of the two epochs.
+    assert metrics["optim/skipped_updates"] == 2
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((learner, metrics)))
+    assert learner.optimizer[1].count == 6
+    assert bits(learner.params) != bits(PARAMS)
+    assert learn(rollout, jax.random.key(0), scale=jnp.ones((8, 8)))[1]["optim/skipped_updates"] == 0
+
+
+def test_updates_that_are_all_skipped_change_nothing_and_have_no_metrics(rollout):
+    learner, metrics = learn(rollout, jax.random.key(0), scale=jnp.full((8, 8), jnp.nan))
+    assert metrics.pop("optim/skipped_updates") == 8
+    assert metrics.pop("policy/ratio_max") == 0
+    assert bits(learner.params) == bits(PARAMS)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(learner.optimizer))
+    assert all(jnp.isnan(value) for value in metrics.values())
+
+
+def test_infinite_advantages_are_skipped_too(rollout):
+    scale = jnp.ones((8, 8)).at[0, 1].set(jnp.inf)
+    learner, metrics = learn(rollout, jax.random.key(0), scale=scale)
+    assert metrics["optim/skipped_updates"] == 2
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(learner))
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, PPO._replace(start=GRPO.start)], ids=["grpo", "ppo"])
+def test_gradients_of_parts_add_up_to_that_of_the_whole(rollout, algorithm):
+    batch = make_batch(
+        algorithm, known_policy, rollout, algorithm.advantage(rollout, HYPERPARAMS, GROUP_SIZE), None
+    )
+    order = jnp.argsort(~batch.mask[0])  # valid samples first, as an update has them
+    run = functools.partial(minibatch_gradient, algorithm, known_policy, PARAMS, batch, order, HYPERPARAMS)
+    whole = run(1)
+    for parts in (2, 8, 64):
+        for expected, actual in zip(jax.tree.leaves(whole), jax.tree.leaves(run(parts)), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-7)
+
+
+def test_an_epoch_uses_every_valid_sample_once(rollout):
+    """With plain descent on a loss that is linear in the bias, the order of the samples cannot matter to it."""
+    batch = make_batch(GRPO, known_policy, rollout, rollout.reward, None)
+    seen = GRPO._replace(
+        surrogate=lambda log_ratio, advantage, hyperparams: 0.0 * log_ratio,
+        penalties=(),
+        critic=lambda values, batch, hyperparams: values * 2.0 ** (batch.observation[..., 0]),
+        reduce=lambda mask: mask.astype(float),
+    )
+    for seed in range(4):
+        learner, _ = update_epochs(
+            seen,
+            known_policy,
+            optax.sgd(1.0),
+            Learner(PARAMS, optax.sgd(1.0).init(PARAMS)),
+            batch,
+            HYPERPARAMS,
+            jax.random.key(seed),
+            num_epochs=1,
+            num_minibatches=4,
+            num_microbatches=1,
+        )
+        ages = np.asarray(rollout.observation[..., 0])[np.asarray(rollout.valid)]
+        # d/d bias of Σ value · 2^age, times value_coef.
+        np.testing.assert_allclose(PARAMS.bias - learner.params.bias, 0.5 * np.sum(2.0**ages), rtol=1e-6)
+
+
+def test_the_order_is_the_keys(rollout):
+    one, same, other = (learn(rollout, jax.random.key(seed))[0].params for seed in (0, 0, 1))
+    assert bits(one) == bits(same) != bits(other)
+
+
+def test_the_learning_rate_is_linear_and_then_constant():
+    hyperparams = Hyperparams(learning_rate=0.4, final_learning_rate=0.1)
+    rates = [float(learning_rate(hyperparams, progress)) for progress in (0.0, 0.25, 0.5, 1.0, 1.5)]
+    np.testing.assert_allclose(rates, [0.4, 0.325, 0.25, 0.1, 0.1], rtol=1e-6)
+
+
+def test_gradients_are_clipped_before_adam():
+    gradient = {"a": jnp.array([30.0, -40.0])}
+    hyperparams = Hyperparams(learning_rate=0.1, max_grad_norm=0.5, adam_eps=0.5)
+    optimizer = make_optimizer(hyperparams, jnp.zeros(()))
+    steps, _ = optimizer.update(gradient, optimizer.init(gradient))
+    clipped = np.array([0.3, -0.4])
+    np.testing.assert_allclose(steps["a"], -0.1 * clipped / (np.abs(clipped) + 0.5), rtol=1e-5)
+
+
+# --- NaN rewards through whole train steps ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, PPO], ids=["grpo", "ppo"])
+def test_nan_rewards_leave_the_parameters_bitwise(algorithm):
+    config = Config(
+        environment=Probe(),
+        algorithm=algorithm,
+        num_envs=8,
+        group_size=4 if algorithm is GRPO else 1,
+        num_steps=3,
+        num_epochs=2,
+        num_minibatches=2,
+        hidden_sizes=(),
+        env_params={"nan_below": 2.0},  # every mark is
+    )
+    state = make_init(config)(jax.random.key(0), Hyperparams())
+    after, metrics = jax.jit(make_train_step(config))(state)
+    assert metrics["optim/skipped_updates"] == 4
+    assert bits((after.params, after.optimizer)) == bits((state.params, state.optimizer))
+    assert metrics["environment/steps"] == 24 and after.iteration == 1
+    assert bits(after.rollout) != bits(state.rollout) or algorithm.start is not CONTINUE
