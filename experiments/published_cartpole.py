@@ -16,8 +16,8 @@ from rich.table import Table
 from experiments.settings import CONFIGS, HYPERPARAMS
 from experiments.study import Run, Study, command
 from grpo_jax import GRPO, Config, Hyperparams
-from grpo_jax.algorithms import kl_to_behaviour, whitened_return_advantage
 from grpo_jax.groups import CONTINUE
+from grpo_jax.slots import kl_to_behaviour, whitened_return_advantage
 from grpo_jax.statistics import bootstrap_interval, iqm
 
 PUBLISHED = {"(a) single trajectory": "417.8 / 418.6", "(b) window": "417.8 / 418.6", "(d) PPO": "500"}

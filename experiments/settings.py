@@ -1,7 +1,7 @@
 """Settings found to work, and what counts as solved."""
 
 CONFIGS = {
-    "grpo": {"num_envs": 128, "group_size": 16, "num_minibatches": 16},
+    "grpo": {"num_envs": 128, "num_minibatches": 16},
     "ppo": {"num_envs": 32, "num_minibatches": 16},
 }
 """Fields of `Config`, by algorithm."""
@@ -9,6 +9,7 @@ CONFIGS = {
 HYPERPARAMS = {
     "grpo": {},
     "ppo": {"entropy_coef": 0.01},
+    "dapo": {"clip_high": 0.28},
 }
 """Fields of `Hyperparams`, by algorithm."""
 

@@ -16,8 +16,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.settings import SOLVED_AT
 import grpo_jax
+from experiments.settings import SOLVED_AT
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.logbook import Logbook, claim_directory, write_json

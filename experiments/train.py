@@ -1,12 +1,14 @@
 """Any algorithm on any environment: `python -m experiments.train --environment CartPole-v1 --algorithm grpo`."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import tyro
 
+from experiments.settings import CONFIGS, HYPERPARAMS
 from experiments.study import Study, command
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, name_of
@@ -47,6 +49,14 @@ def _by_name(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructor
     )
 
 
+def with_settings(flags: list[str]) -> list[str]:
+    """The flags, and before them those of the algorithm's tuned settings: of two, the later one holds."""
+    chosen = [flags[i + 1] for i, flag in enumerate(flags[:-1]) if flag == "--algorithm"] or [Config.algorithm]
+    name = chosen[-1].lower().replace("-", "_")
+    settings = CONFIGS.get(name, CONFIGS["grpo"]) | HYPERPARAMS.get(name, {})
+    return [part for field, value in settings.items() for part in (f"--{field.replace('_', '-')}", str(value))] + flags
+
+
 def main(arguments: Arguments) -> None:
     if arguments.render is not None:
         check_renderable(arguments.config.env.name)
@@ -62,4 +72,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments, registry=NAMES)))
+    command(lambda: main(tyro.cli(Arguments, args=with_settings(sys.argv[1:]), registry=NAMES)))

@@ -1,24 +1,19 @@
 """Algorithms as values: a tuple of pure functions, one for each decision. A variant replaces a slot.
 
     DR_GRPO = GRPO._replace(advantage=group_centered_advantage, reduce=sum_over_horizon)
-
-Every slot that weighs something reads its coefficient from the hyperparameters it is given, so all stay traced.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
-from grpo_jax import advantages, divergences, losses
+from grpo_jax import slots
+from grpo_jax.advantages import whiten
 from grpo_jax.groups import CONTINUE, FRESH, Start
-from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
+from grpo_jax.losses import mean_of_sequence_means, mean_over_steps, sum_over_horizon
 
 
 class Algorithm(NamedTuple):
-    """The slots. `[S, N]` are the samples of a batch, see `grpo_jax.types.Batch`."""
+    """The slots. `[T, B]` are the steps of a trajectory, `[S, N]` the samples of a batch (`grpo_jax.types`)."""
 
     start: Start  # where rollouts begin, and whether episodes follow each other
     advantage: Callable  # (trajectory, hyperparams, group_size) -> advantages [T, B]
@@ -26,153 +21,114 @@ class Algorithm(NamedTuple):
     ratio: Callable  # (log_ratio [S, N], batch, hyperparams) -> log-ratio that the surrogate sees [S, N]
     surrogate: Callable  # (log_ratio [S, N], advantages [S, N], hyperparams) -> objective to maximise [S, N]
     penalties: tuple[Callable, ...]  # each (prediction, batch, hyperparams) -> cost to minimise [S, N]
-    reduce: Callable  # (mask [S, N]) -> weight of each sample in the loss [S, N]
+    reduce: Callable  # (mask [T, B]) -> weight of each step in the loss [T, B]
     critic: Callable | None  # (values, batch, hyperparams) -> loss [S, N]; None: no critic exists
-    reference: Callable | None  # (reference, params, iteration, hyperparams) -> next reference; None: none exists
+    reference: Callable | None = None  # (reference, params, iteration, hyperparams) -> next one; None: none exists
+    reward: Callable | None = None  # (trajectory, kl [T, B], hyperparams) -> rewards [T, B]; None leaves them
+    kl_controller: Callable | None = None  # (kl_coef, kl, hyperparams) -> next kl_coef; None: fixed
+    greedy_member: bool = False  # the first member of each group acts greedily and is not learnt from
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) rather than of loose steps (S = 1)
 
 
-# --- advantage -------------------------------------------------------------------------------------------------------
-
-
-def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
-    """`[num_groups, group_size]`: the undiscounted return of each member's rollout."""
-    return jnp.sum(trajectory.reward, axis=0, where=trajectory.valid).reshape(-1, group_size)
-
-
-def _on_every_step(advantage: jax.Array, trajectory: Trajectory) -> jax.Array:
-    """Outcome supervision: the advantage of a rollout `[num_groups, group_size]` is that of each of its steps."""
-    return jnp.where(trajectory.valid, advantage.reshape(1, -1), 0.0)
-
-
-def group_normalized_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-    """GRPO with outcome supervision: the rollout's return, standardised in its group, at each of its steps."""
-    return _on_every_step(advantages.group_normalized(episode_scores(trajectory, group_size)), trajectory)
-
-
-def return_to_go_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-    """Discounted return-to-go minus the mean of the group's others at the same step (leave-one-out)."""
-    returns = advantages.discounted_returns(trajectory.reward, trajectory.ended, discount=hyperparams.discount)
-    return advantages.time_aligned_leave_one_out(returns, trajectory.valid, group_size)
-
-
-def whitened_return_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-    """Discounted return-to-go, whitened over all steps of the rollout: a baseline without groups."""
-    returns = advantages.discounted_returns(trajectory.reward, trajectory.ended, discount=hyperparams.discount)
-    return advantages.reinforce_plus_plus(returns, trajectory.valid)
-
-
-def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-    """Generalised advantage estimation on the critic's values."""
-    return advantages.gae(
-        trajectory.reward,
-        trajectory.value,
-        trajectory.next_value,
-        trajectory.terminated,
-        trajectory.truncated,
-        discount=hyperparams.discount,
-        gae_lambda=hyperparams.gae_lambda,
-    )
-
-
-# --- ratio and surrogate ---------------------------------------------------------------------------------------------
-
-
-def step_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """Each step has its own ratio."""
-    return log_ratio
-
-
-def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
-    """PPO's clipped objective, with a width of its own on either side."""
-    return losses.clipped_surrogate(
-        log_ratio, advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
-    )
-
-
-# --- penalties and critic --------------------------------------------------------------------------------------------
-
-
-def kl_to_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """Exact KL(behaviour || policy), a trust region around the parameters that acted."""
-    return hyperparams.kl_coef * prediction.kl_behaviour
-
-
-def kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """Low-variance estimate k3 of KL(policy || reference), as DeepSeekMath has it."""
-    return hyperparams.kl_coef * divergences.k3(prediction.log_prob, prediction.reference_log_prob)
-
-
-def exact_kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """Exact KL(policy || reference) over the action distribution."""
-    return hyperparams.kl_coef * prediction.kl_reference
-
-
-def entropy_bonus(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """Entropy as a negative cost."""
-    return -hyperparams.entropy_coef * prediction.entropy
-
-
-def clipped_value_loss(values: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """Squared error of the critic, predictions clipped around the behaviour critic's."""
-    return losses.clipped_value_loss(values, batch.value, batch.target, clip=hyperparams.value_clip)
-
-
-# --- reference -------------------------------------------------------------------------------------------------------
-
-
-def frozen_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
-    """The initial parameters, for ever."""
-    return reference
-
-
-def refreshed_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
-    """The current parameters, taken every `reference_interval` iterations."""
-    refresh = jnp.mod(iteration, hyperparams.reference_interval) == 0
-    return jax.tree.map(lambda old, new: jnp.where(refresh, new, old), reference, params)
-
-
-def averaged_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
-    """An exponential moving average of the parameters, of decay `reference_decay` per iteration."""
-    decay = hyperparams.reference_decay
-    return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, reference, params)
-
-
-def with_reference(algorithm: Algorithm, reference: Callable, kl: Callable = kl_to_reference) -> Algorithm:
+def with_reference(
+    algorithm: Algorithm,
+    reference: Callable = slots.frozen_reference,
+    kl: Callable = slots.kl_to_reference,
+) -> Algorithm:
     """The algorithm with a reference policy and a KL penalty to it, in place of one to the behaviour policy."""
-    others = tuple(penalty for penalty in algorithm.penalties if penalty is not kl_to_behaviour)
+    others = tuple(penalty for penalty in algorithm.penalties if penalty is not slots.kl_to_behaviour)
     return algorithm._replace(penalties=(kl, *others), reference=reference)
 
 
-# --- the algorithms --------------------------------------------------------------------------------------------------
-
 GRPO = Algorithm(
     start=FRESH,
-    advantage=group_normalized_advantage,
+    advantage=slots.group_normalized_advantage,
     normalize=None,
-    ratio=step_ratio,
-    surrogate=clipped_surrogate,
-    penalties=(kl_to_behaviour, entropy_bonus),
-    reduce=losses.mean_over_steps,
+    ratio=slots.step_ratio,
+    surrogate=slots.clipped_surrogate,
+    penalties=(slots.kl_to_behaviour, slots.entropy_bonus),
+    reduce=mean_over_steps,
     critic=None,
-    reference=None,
 )
-"""Group relative policy optimisation (https://arxiv.org/abs/2402.03300), one-episode groups, outcome supervision."""
+"""Group relative policy optimisation: one-episode groups, outcome supervision, a mean over all valid steps."""
 
-GRPO_RETURN_TO_GO = GRPO._replace(advantage=return_to_go_advantage, normalize=advantages.whiten)
-"""GRPO with step-level credit: return-to-go minus the group's leave-one-out mean at the same step."""
+GRPO_PROCESS = GRPO._replace(advantage=slots.process_supervised_advantage)
+GRPO_RETURN_TO_GO = GRPO._replace(advantage=slots.return_to_go_advantage, normalize=whiten)
+DR_GRPO = GRPO._replace(advantage=slots.group_centered_advantage, reduce=sum_over_horizon)
+RLOO = GRPO._replace(advantage=slots.leave_one_out_advantage)
+REINFORCE_PLUS_PLUS = GRPO._replace(advantage=slots.whitened_return_advantage)
+REINFORCE_PLUS_PLUS_BASELINE = GRPO._replace(advantage=slots.whitened_score_advantage)
+REMAX = GRPO._replace(advantage=slots.greedy_baseline_advantage, greedy_member=True)
+OPO = GRPO._replace(advantage=slots.length_weighted_advantage)
+PASS_AT_K = GRPO._replace(advantage=slots.pass_at_k_advantage)
+GPG = GRPO._replace(advantage=slots.group_centered_advantage, surrogate=slots.policy_gradient_surrogate)
+DAPO = GRPO._replace(penalties=(slots.entropy_bonus,))
+GSPO = GRPO._replace(ratio=slots.sequence_ratio, reduce=mean_of_sequence_means, whole_sequences=True)
+GMPO = GRPO._replace(
+    ratio=slots.geometric_mean_ratio,
+    surrogate=slots.unclipped_surrogate,
+    reduce=mean_of_sequence_means,
+    whole_sequences=True,
+)
+CISPO = GRPO._replace(surrogate=slots.cispo_surrogate)
+SAPO = GRPO._replace(surrogate=slots.sapo_surrogate)
+CLIP_COV = GRPO._replace(ratio=slots.covariance_clipped_ratio)
+KL_COV = GRPO._replace(surrogate=slots.unclipped_surrogate, penalties=(slots.covariance_kl, slots.entropy_bonus))
 
 PPO = GRPO._replace(
     start=CONTINUE,
-    advantage=gae_advantage,
-    normalize=advantages.whiten,
-    penalties=(entropy_bonus,),
-    critic=clipped_value_loss,
+    advantage=slots.gae_advantage,
+    normalize=whiten,
+    penalties=(slots.entropy_bonus,),
+    critic=slots.clipped_value_loss,
 )
-"""Proximal policy optimisation (https://arxiv.org/abs/1707.06347) with GAE and a clipped critic."""
+"""Proximal policy optimisation with GAE and a clipped critic."""
 
-ALGORITHMS = {"grpo": GRPO, "grpo_return_to_go": GRPO_RETURN_TO_GO, "ppo": PPO}
+ALGORITHMS = {
+    "grpo": GRPO,
+    "grpo_return_to_go": GRPO_RETURN_TO_GO,
+    "grpo_process": GRPO_PROCESS,
+    "dr_grpo": DR_GRPO,
+    "rloo": RLOO,
+    "reinforce_plus_plus": REINFORCE_PLUS_PLUS,
+    "reinforce_plus_plus_baseline": REINFORCE_PLUS_PLUS_BASELINE,
+    "remax": REMAX,
+    "opo": OPO,
+    "pass_at_k": PASS_AT_K,
+    "gpg": GPG,
+    "dapo": DAPO,
+    "gspo": GSPO,
+    "gmpo": GMPO,
+    "cispo": CISPO,
+    "sapo": SAPO,
+    "clip_cov": CLIP_COV,
+    "kl_cov": KL_COV,
+    "ppo": PPO,
+}
 """The algorithms by the names that `Config` and the command lines take."""
+
+PAPERS = {
+    "grpo": "2402.03300",
+    "grpo_return_to_go": "2402.14740",
+    "grpo_process": "2402.03300",
+    "dr_grpo": "2503.20783",
+    "rloo": "2402.14740",
+    "reinforce_plus_plus": "2501.03262",
+    "reinforce_plus_plus_baseline": "2501.03262",
+    "remax": "2310.10505",
+    "opo": "2505.23585",
+    "pass_at_k": "2503.19595",
+    "gpg": "2504.02546",
+    "dapo": "2503.14476",
+    "gspo": "2507.18071",
+    "gmpo": "2507.20673",
+    "cispo": "2506.13585",
+    "sapo": "2511.20347",
+    "clip_cov": "2505.22617",
+    "kl_cov": "2505.22617",
+    "ppo": "1707.06347",
+}
+"""Where each is from: identifiers on arxiv.org."""
 
 
 def name_of(algorithm: Algorithm) -> str:

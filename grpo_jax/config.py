@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import algorithms, updates
+from grpo_jax import slots, updates
 from grpo_jax.algorithms import ALGORITHMS, Algorithm
 from grpo_jax.environments import Environment, make_environment
 from grpo_jax.errors import nearest
@@ -36,7 +36,7 @@ class Config:
     num_envs: int = 128
     """Parallel environments."""
     group_size: int | None = None
-    """Environments that start from the same state; 16 for one-episode groups, else 1, if left out."""
+    """Environments that start from the same state; if left out, for one-episode groups the largest divisor of num_envs up to 16, else 1."""
     num_steps: int | None = None
     """Steps of each environment in one rollout; the episode limit for one-episode groups, else 128, if left out."""
     num_epochs: int = 4
@@ -58,11 +58,13 @@ class Config:
         """Resolves what was left out and checks the whole."""
         resolve = functools.partial(object.__setattr__, self)
         resolve("algorithm", _algorithm(self.algorithm))
+        _check_counts(self)
         resolve("hidden_sizes", tuple(self.hidden_sizes))
         resolve("env_params", tuple(sorted(dict(self.env_params).items())))
         one_episode = not self.algorithm.start.auto_reset
         if self.group_size is None:
-            resolve("group_size", min(16, self.num_envs) if one_episode else 1)
+            divisors = [size for size in range(1, 17) if self.num_envs % size == 0]
+            resolve("group_size", divisors[-1] if one_episode else 1)
         if self.num_steps is None:
             resolve("num_steps", self.env.max_steps if one_episode else 128)
         if self.num_microbatches is None:
@@ -120,20 +122,28 @@ def _num_microbatches(config: Config) -> int:
     return next((n for n in range(num_samples // 512, num_samples // 128) if num_samples % n == 0), 1)
 
 
-def _check_numbers(config: Config) -> None:
+def _check_counts(config: Config) -> None:
+    """Before anything is computed from them; None is what was left out."""
     for field in ("num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches", "num_microbatches"):
         value = getattr(config, field)
-        if not isinstance(value, int) or value < 1:
+        if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{field}={value!r} is not a positive integer")
-    if not all(isinstance(size, int) and size > 0 for size in config.hidden_sizes):
-        raise ValueError(f"hidden_sizes={config.hidden_sizes!r} must be positive integers, such as (64, 64)")
-    if not callable(getattr(nn, config.activation, None)):
-        raise ValueError(f"unknown activation {config.activation!r}: {nearest(config.activation, _ACTIVATIONS)}")
+    sizes = config.hidden_sizes
+    if not isinstance(sizes, Sequence) or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ValueError(f"hidden_sizes={sizes!r} must be positive integers, such as (64, 64)")
+
+
+def _check_numbers(config: Config) -> None:
+    _check_counts(config)
+    activation = getattr(nn, str(config.activation), None)
+    if not callable(activation) or isinstance(activation, type):
+        raise ValueError(f"unknown activation {config.activation!r}: {nearest(str(config.activation), _ACTIVATIONS)}")
     if config.num_envs % config.group_size:
-        below = config.num_envs // config.group_size * config.group_size
+        above = -(-config.num_envs // config.group_size) * config.group_size
+        nearest_sizes = " or ".join(str(size) for size in (above - config.group_size, above) if size > 0)
         raise ValueError(
             f"num_envs={config.num_envs} is not a multiple of group_size={config.group_size}, so the last group would "
-            f"be incomplete; use num_envs={below or config.group_size} or {below + config.group_size}"
+            f"be incomplete; use num_envs={nearest_sizes}"
         )
     whole = config.algorithm.whole_sequences
     num_samples = config.num_envs if whole else config.steps_per_iteration
@@ -155,31 +165,58 @@ def _check_numbers(config: Config) -> None:
 _ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", "softplus")
 
 
+class _AnyHyperparams(Hyperparams):
+    """The defaults, and a number for each coefficient that a variant's own subclass may add."""
+
+    def __getattr__(self, name: str) -> float:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return 1.0
+
+
+class _AnyHyperparams(Hyperparams):
+    """Has any coefficient a variant may read, of those that subclasses of `Hyperparams` add."""
+
+    def __getattr__(self, name: str) -> float:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return 1.0
+
+
 def _check_slots(config: Config) -> None:
     """Runs the slots on shapes alone, so that those that do not fit together say so now."""
     algorithm, policy = config.algorithm, config.policy
-    wants_reference = {algorithms.kl_to_reference, algorithms.exact_kl_to_reference}
-    if algorithm.reference is None and wants_reference & set(algorithm.penalties):
+    wants_reference = {slots.kl_to_reference, slots.exact_kl_to_reference} & set(algorithm.penalties)
+    if algorithm.reference is None and (wants_reference or algorithm.reward is slots.kl_penalized_reward):
         raise ValueError(
-            "the algorithm has a KL penalty to a reference policy, but no reference policy; write "
-            "with_reference(algorithm, frozen_reference), which sets both"
+            "the algorithm has a KL penalty to a reference policy, but no reference policy; set the slot reference, or "
+            "write with_reference(algorithm), which sets both"
         )
-    if algorithm.critic is None and algorithm.advantage is algorithms.gae_advantage:
+    if algorithm.critic is None and algorithm.advantage is slots.gae_advantage:
         raise ValueError(
             "gae_advantage needs the values of a critic, and the algorithm has none; set critic=clipped_value_loss, "
             "or use an advantage without a critic, such as return_to_go_advantage"
         )
+    if not algorithm.whole_sequences and algorithm.ratio in (slots.sequence_ratio, slots.geometric_mean_ratio):
+        raise ValueError(
+            f"{algorithm.ratio.__name__} is of a whole sequence, and minibatches of loose steps have none; set "
+            "whole_sequences=True"
+        )
+    if algorithm.greedy_member and config.group_size < 2:
+        raise ValueError(
+            f"group_size={config.group_size} leaves no member beside the greedy one, which is not learnt from; use "
+            "group_size=2 or more"
+        )
 
-    def slots(key):
+    def gradient(key):
         params = policy.init(key)
         trajectory = _trajectory(config, params)
-        hyperparams = Hyperparams()
-        advantage = algorithm.advantage(trajectory, hyperparams, config.group_size)
-        batch = updates.make_batch(algorithm, policy, trajectory, advantage, params)
+        hyperparams = _AnyHyperparams()
+        batch = updates.make_batch(algorithm, policy, trajectory, params, hyperparams, config.group_size)
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
-        return updates.minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams, 1)[0]
+        return updates.minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams, 1)
 
-    jax.eval_shape(slots, jax.random.key(0))
+    jax.eval_shape(gradient, jax.random.key(0))
 
 
 def _trajectory(config: Config, params) -> Trajectory:

@@ -52,6 +52,11 @@ def continue_episodes(
     return state
 
 
+def first_members(num_envs: int, group_size: int) -> jax.Array:
+    """`[num_envs]` bool: the first member of each group."""
+    return jnp.arange(num_envs) % group_size == 0
+
+
 FRESH = Start(begin=fresh_groups, auto_reset=False)
 """One-episode groups: `group_size` copies of one reset state, each played to its end."""
 

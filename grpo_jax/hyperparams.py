@@ -1,5 +1,7 @@
 """Every number an update depends on, as one pytree of traced floats."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -35,10 +37,24 @@ class Hyperparams:
     """Weight of the entropy bonus."""
     kl_coef: float = 0.01
     """Weight of the KL penalty (to the behaviour or to the reference policy: the algorithm says which)."""
+    kl_target: float = 0.01
+    """KL that an adaptive coefficient holds, in nats."""
+    kl_limit: float = math.inf
+    """Once the mean KL to the behaviour policy exceeds it, the remaining updates of an iteration are left out."""
     reference_interval: float = 10.0
     """Iterations between two refreshes of a reference policy that is refreshed."""
     reference_decay: float = 0.99
     """Share of itself that an averaged reference policy keeps per iteration."""
+    dual_clip: float = 3.0
+    """Bound of a dual-clipped surrogate, in units of a negative advantage."""
+    sapo_tau_positive: float = 1.0
+    """Temperature of SAPO's sigmoid where the advantage is positive."""
+    sapo_tau_negative: float = 1.05
+    """Temperature of SAPO's sigmoid where the advantage is negative."""
+    covariance_fraction: float = 0.002
+    """Share of the steps that Clip-Cov and KL-Cov select."""
+    covariance_kl_coef: float = 1.0
+    """Weight of KL-Cov's penalty on the steps it selects."""
     max_grad_norm: float = 0.5
     """Gradients with a larger global norm are scaled down to it."""
     adam_eps: float = 1e-5

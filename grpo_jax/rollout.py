@@ -20,7 +20,7 @@ def unroll(
     *,
     num_steps: int,
     auto_reset: bool,
-    greedy: bool = False,
+    greedy: bool | jax.Array = False,
 ) -> tuple[RolloutState, Trajectory]:
     """Acts for `num_steps` in every environment and records what happened.
 
@@ -43,7 +43,7 @@ def unroll(
       key: of all randomness in this rollout.
       num_steps: `T`.
       auto_reset: whether episodes follow each other.
-      greedy: take the most probable action in place of a sample.
+      greedy: take the most probable action in place of a sample; `[B]` says in which environments.
 
     Returns:
       Where the environments stand afterwards, and the trajectory `[T, B]`.
@@ -59,10 +59,9 @@ def unroll(
         t, key = inputs
         key_action, key_environment = jax.random.split(key)
         distribution, value, policy_carry = policy.step(params, state.observation, state.policy_carry)
-        if greedy:
-            action = policy.distribution.mode(distribution)
-        else:
-            action = policy.distribution.sample(distribution, key_action)
+        action = jnp.where(
+            greedy, policy.distribution.mode(distribution), policy.distribution.sample(distribution, key_action)
+        )
         moved = jax.vmap(environment.step)(jax.random.split(key_environment, num_envs), state.environment, action)
 
         reward = jnp.where(alive, moved.reward, 0.0)

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.algorithms import episode_scores
 from grpo_jax.config import Config
-from grpo_jax.groups import fresh_groups
+from grpo_jax.groups import first_members, fresh_groups
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.rollout import unroll
-from grpo_jax.types import Metrics, TrainState, Trajectory
+from grpo_jax.slots import episode_scores
+from grpo_jax.types import Batch, Metrics, TrainState, Trajectory
 from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
 
 
@@ -22,19 +22,20 @@ def make_init(config: Config) -> Callable[[jax.Array, Hyperparams], TrainState]:
     """`init(key, hyperparams) -> TrainState`, pure: `vmap` it over keys and hyperparameters."""
 
     def init(key: jax.Array, hyperparams: Hyperparams) -> TrainState:
-        hyperparams = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), hyperparams)
+        # Copies, and no array twice: the state is to be donated, and the caller's arrays must outlive it.
+        hyperparams = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), hyperparams)
         key, key_params, key_reset = jax.random.split(key, 3)
         params = config.policy.init(key_params)
-        zero = jnp.zeros((), jnp.float32)
         return TrainState(
             params=params,
             reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
-            optimizer=make_optimizer(hyperparams, zero).init(params),
+            optimizer=make_optimizer(hyperparams, progress=0.0).init(params),
             rollout=fresh_groups(None, config.policy, config.env, key_reset, config.num_envs, group_size=1),
             key=key,
+            kl_coef=jnp.array(hyperparams.kl_coef),
             iteration=jnp.zeros((), jnp.int32),
-            rollouts=zero,
-            episodes=zero,
+            rollouts=jnp.zeros((), jnp.float32),
+            episodes=jnp.zeros((), jnp.float32),
             hyperparams=hyperparams,
         )
 
@@ -46,7 +47,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
     algorithm, policy, env = config.algorithm, config.policy, config.env
 
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
-        hyperparams = state.hyperparams
+        hyperparams = state.hyperparams.replace(kl_coef=state.kl_coef)
         progress = state.rollouts * config.steps_per_iteration / hyperparams.total_steps
         key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
 
@@ -59,10 +60,10 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             key_rollout,
             num_steps=config.num_steps,
             auto_reset=algorithm.start.auto_reset,
+            greedy=algorithm.greedy_member and first_members(config.num_envs, config.group_size),
         )
 
-        advantage = algorithm.advantage(trajectory, hyperparams, config.group_size)
-        batch = make_batch(algorithm, policy, trajectory, advantage, state.reference_params)
+        batch = make_batch(algorithm, policy, trajectory, state.reference_params, hyperparams, config.group_size)
 
         learner, update_metrics = update_epochs(
             algorithm,
@@ -82,46 +83,53 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         if algorithm.reference is not None:
             reference_params = algorithm.reference(reference_params, learner.params, iteration, hyperparams)
 
-        metrics = rollout_metrics(trajectory, advantage, config.group_size) | update_metrics
+        metrics = rollout_metrics(trajectory, batch, config.group_size) | update_metrics
         metrics["optim/learning_rate"] = learning_rate(hyperparams, progress)
+
+        kl_coef = state.kl_coef
+        if algorithm.kl_controller is not None:
+            kl = metrics["policy/kl_behaviour" if algorithm.reference is None else "policy/kl_reference"]
+            kl_coef = algorithm.kl_controller(kl_coef, kl, hyperparams)
+            metrics["policy/kl_coef"] = kl_coef
         state = TrainState(
             params=learner.params,
             reference_params=reference_params,
             optimizer=learner.optimizer,
             rollout=rollout,
             key=key,
+            kl_coef=kl_coef,
             iteration=iteration,
             rollouts=state.rollouts + metrics["environment/steps"] / config.steps_per_iteration,
             episodes=state.episodes + metrics["episode/count"],
-            hyperparams=hyperparams,
+            hyperparams=state.hyperparams,
         )
         return state, metrics
 
     return train_step
 
 
-def rollout_metrics(trajectory: Trajectory, advantage: jax.Array, group_size: int) -> Metrics:
+def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Metrics:
     """What a rollout was like. Episodes count in the iteration they end in; NaN where none did."""
-    ended, valid = trajectory.ended, trajectory.valid
+    ended = trajectory.ended
     count = jnp.sum(ended)
     nan_if_none = jnp.where(count > 0, 0.0, jnp.nan)
     returns = trajectory.episode_return
     metrics = {
-        "environment/steps": jnp.sum(valid).astype(jnp.float32),
+        "environment/steps": jnp.sum(trajectory.valid).astype(jnp.float32),
         "episode/count": count.astype(jnp.float32),
         "episode/return_mean": jnp.mean(returns, where=ended),
         "episode/return_min": jnp.min(returns, where=ended, initial=jnp.inf) + nan_if_none,
         "episode/return_max": jnp.max(returns, where=ended, initial=-jnp.inf) + nan_if_none,
         "episode/length_mean": jnp.mean(trajectory.episode_length, where=ended),
-        "advantage/abs_mean": jnp.mean(jnp.abs(advantage), where=valid),
+        "advantage/abs_mean": jnp.mean(jnp.abs(batch.advantage), where=batch.mask),
     }
     if group_size > 1:
         scores = episode_scores(trajectory, group_size)
         metrics["group/zero_variance_fraction"] = jnp.mean(jnp.all(scores == scores[:, :1], axis=1))
         metrics["group/score_std_mean"] = jnp.mean(jnp.std(scores, axis=1))
-    if trajectory.value is not None:
-        target = advantage + trajectory.value
-        residual, total = jnp.var(advantage, where=valid), jnp.var(target, where=valid)
+    if batch.value is not None:
+        residual = jnp.var(batch.target - batch.value, where=batch.mask)
+        total = jnp.var(batch.target, where=batch.mask)
         metrics["value/explained_variance"] = 1.0 - residual / jnp.where(total > 0, total, jnp.nan)
     return metrics
 

@@ -53,6 +53,7 @@ class Batch(NamedTuple):
     reference_distribution: PyTree  # [S, N, ...] reference policy; None without one
     advantage: jax.Array  # [S, N]
     mask: jax.Array  # [S, N] bool
+    weight: jax.Array  # [S, N] in the loss of the whole batch
     value: jax.Array | None  # [S, N] behaviour critic
     target: jax.Array | None  # [S, N] what the critic regresses on
 
@@ -77,6 +78,7 @@ class TrainState:
     optimizer: PyTree
     rollout: RolloutState
     key: jax.Array
+    kl_coef: jax.Array  # float32, hyperparams.kl_coef unless a controller adapts it
     iteration: jax.Array  # int32, completed train steps
     rollouts: jax.Array  # float32, environment steps made, in units of a whole rollout: counts those exactly
     episodes: jax.Array  # float32, episodes completed

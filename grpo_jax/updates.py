@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from grpo_jax import losses
+from grpo_jax import divergences, losses
 from grpo_jax.algorithms import Algorithm
+from grpo_jax.groups import first_members
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.networks import Policy
 from grpo_jax.shuffle import shuffled_order
@@ -42,13 +43,23 @@ def make_batch(
     algorithm: Algorithm,
     policy: Policy,
     trajectory: Trajectory,
-    advantage: jax.Array,
     reference_params: PyTree,
+    hyperparams: Hyperparams,
+    group_size: int,
 ) -> Batch:
     """The samples of a trajectory; all that stays fixed during the epochs is computed here, once."""
     reference_distribution = None
     if algorithm.reference is not None:
         reference_distribution, _ = policy.sequence(reference_params, trajectory.observation)
+    if algorithm.reward is not None:
+        reference_log_prob = policy.distribution.log_prob(reference_distribution, trajectory.action)
+        kl = divergences.k1(trajectory.log_prob, reference_log_prob)
+        trajectory = trajectory._replace(reward=algorithm.reward(trajectory, kl, hyperparams))
+
+    advantage = algorithm.advantage(trajectory, hyperparams, group_size)
+    mask = trajectory.valid
+    if algorithm.greedy_member:
+        mask &= ~first_members(mask.shape[1], group_size)
     batch = Batch(
         observation=trajectory.observation,
         action=trajectory.action,
@@ -56,7 +67,8 @@ def make_batch(
         distribution=trajectory.distribution,
         reference_distribution=reference_distribution,
         advantage=advantage,
-        mask=trajectory.valid,
+        mask=mask,
+        weight=algorithm.reduce(mask),
         value=trajectory.value,
         target=None if trajectory.value is None else advantage + trajectory.value,
     )
@@ -85,16 +97,16 @@ def loss(
     policy: Policy,
     params: PyTree,
     batch: Batch,
-    weights: jax.Array,
     per_step: jax.Array,
     hyperparams: Hyperparams,
 ) -> tuple[jax.Array, Metrics]:
-    """Σ weights · (−surrogate + penalties + value_coef · value loss), and what to report of it.
+    """Σ weight · (−surrogate + penalties + value_coef · value loss), and what to report of it.
+
+    The weights are in the batch, from the algorithm's reduction of the whole rollout: losses of parts add up.
 
     Args:
       algorithm, policy, params: whose slots, which network, at which parameters.
-      batch: the samples, or some of them: weights are fixed before, so that losses of parts add up to that of the whole.
-      weights: `[S, N]` of each sample in the loss, from the algorithm's reduction.
+      batch: the samples.
       per_step: `[S, N]` of each sample in the metrics, which are means over valid steps.
       hyperparams: every coefficient.
     """
@@ -102,10 +114,10 @@ def loss(
     log_ratio = prediction.log_prob - batch.log_prob
 
     objective = algorithm.surrogate(algorithm.ratio(log_ratio, batch, hyperparams), batch.advantage, hyperparams)
-    policy_loss = losses.weighted_sum(-objective, weights)
+    policy_loss = losses.weighted_sum(-objective, batch.weight)
     total = policy_loss
     for penalty in algorithm.penalties:
-        total += losses.weighted_sum(penalty(prediction, batch, hyperparams), weights)
+        total += losses.weighted_sum(penalty(prediction, batch, hyperparams), batch.weight)
 
     clipped_low, clipped_high = losses.clip_fractions(
         log_ratio, batch.advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
@@ -121,7 +133,7 @@ def loss(
     if algorithm.reference is not None:
         metrics["policy/kl_reference"] = losses.weighted_sum(prediction.kl_reference, per_step)
     if algorithm.critic is not None:
-        value_loss = losses.weighted_sum(algorithm.critic(prediction.value, batch, hyperparams), weights)
+        value_loss = losses.weighted_sum(algorithm.critic(prediction.value, batch, hyperparams), batch.weight)
         total += hyperparams.value_coef * value_loss
         metrics["loss/value"] = value_loss
     return total, metrics
@@ -145,18 +157,19 @@ def minibatch_gradient(
     advantage, mask = batch.advantage[:, indices], batch.mask[:, indices]
     if algorithm.normalize is not None:
         advantage = algorithm.normalize(advantage, mask)
-    weights, per_step = algorithm.reduce(mask), losses.mean_over_steps(mask)
+    weight = batch.weight[:, indices] * (batch.mask.shape[1] / indices.shape[0])
+    per_step = losses.mean_over_steps(mask)
 
     def part(i):
         size = indices.shape[0] // num_microbatches
-
-        def cut(leaf, axis):
-            return jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis)
-
-        samples = jax.tree.map(lambda leaf: jnp.take(leaf, cut(indices, 0), axis=1), batch)
-        samples = samples._replace(advantage=cut(advantage, 1))
+        here, advantage_here, weight_here, per_step_here = (
+            jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis=-1)
+            for leaf in (indices, advantage, weight, per_step)
+        )
+        samples = jax.tree.map(lambda leaf: jnp.take(leaf, here, axis=1), batch)
+        samples = samples._replace(advantage=advantage_here, weight=weight_here)
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
-            algorithm, policy, params, samples, cut(weights, 1), cut(per_step, 1), hyperparams
+            algorithm, policy, params, samples, per_step_here, hyperparams
         )
         return total, metrics, gradient
 
@@ -190,27 +203,32 @@ def update_epochs(
     """Descends the loss for `num_epochs` passes over the batch, each in another random order.
 
     The valid samples of a pass are dealt out evenly over its minibatches. An update whose loss or gradient is not
-    finite changes nothing and is counted in `optim/skipped_updates`. The other metrics are means over the updates that
-    were applied, `policy/ratio_max` their maximum.
+    finite changes nothing and is counted in `optim/skipped_updates`; one after the KL to the behaviour policy exceeded
+    `kl_limit` changes nothing either. The other metrics are means over the updates that were applied,
+    `policy/ratio_max` their maximum.
     """
 
-    def update(learner, indices):
+    def update(carry, indices):
+        learner, within_limit = carry
         total, metrics, gradient = minibatch_gradient(
             algorithm, policy, learner.params, batch, indices, hyperparams, num_microbatches
         )
         grad_norm = optax.global_norm(gradient)
         steps, optimizer_state = optimizer.update(gradient, learner.optimizer, learner.params)
         updated = Learner(optax.apply_updates(learner.params, steps), optimizer_state)
-        applied = jnp.isfinite(total) & jnp.isfinite(grad_norm)
+        finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
+        within_limit &= ~(metrics["policy/kl_behaviour"] > hyperparams.kl_limit)
+        applied = finite & within_limit
         learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), updated, learner)
-        return learner, (applied, metrics | {"optim/grad_norm": grad_norm})
+        return (learner, within_limit), (applied, finite, metrics | {"optim/grad_norm": grad_norm})
 
-    def epoch(learner, key):
+    def epoch(carry, key):
         order = shuffled_order(key, jnp.any(batch.mask, axis=0))
-        return jax.lax.scan(update, learner, order.reshape(-1, num_minibatches).T)
+        return jax.lax.scan(update, carry, order.reshape(-1, num_minibatches).T)
 
-    learner, (applied, metrics) = jax.lax.scan(epoch, learner, jax.random.split(key, num_epochs))
+    start = (learner, jnp.array(True))
+    (learner, _), (applied, finite, metrics) = jax.lax.scan(epoch, start, jax.random.split(key, num_epochs))
     summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}
     summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
-    summary["optim/skipped_updates"] = jnp.sum(~applied).astype(jnp.float32)
+    summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)
     return learner, summary

@@ -9,16 +9,14 @@ import pytest
 from probes import Echo, bits, known_params, known_policy
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, advantages, grpo_loss, losses, make_init, make_train_step, ppo_loss
-from grpo_jax.algorithms import (
-    ALGORITHMS,
-    GRPO_RETURN_TO_GO,
+from grpo_jax.algorithms import ALGORITHMS, GRPO_RETURN_TO_GO, name_of, with_reference
+from grpo_jax.slots import (
     averaged_reference,
     exact_kl_to_reference,
     frozen_reference,
     kl_to_behaviour,
     kl_to_reference,
     refreshed_reference,
-    with_reference,
 )
 from grpo_jax.types import Trajectory
 from grpo_jax.updates import make_batch, minibatch_gradient
@@ -61,8 +59,7 @@ WHOLE = {"whole_sequences": True}  # so that batches keep the shape of the traje
 
 def composed(algorithm, rollout):
     """The batch, and loss, metrics and gradient of the whole of it."""
-    advantage = algorithm.advantage(rollout, HYPERPARAMS, GROUP_SIZE)
-    batch = make_batch(algorithm, known_policy, rollout, advantage, REFERENCE)
+    batch = make_batch(algorithm, known_policy, rollout, REFERENCE, HYPERPARAMS, GROUP_SIZE)
     everything = jnp.arange(batch.mask.shape[1])
     return batch, *minibatch_gradient(algorithm, known_policy, PARAMS, batch, everything, HYPERPARAMS, 1)
 
@@ -208,7 +205,8 @@ def test_a_reference_replaces_the_penalty_to_the_behaviour_policy():
     assert kl_to_reference in algorithm.penalties and kl_to_behaviour not in algorithm.penalties
     assert algorithm.reference is frozen_reference
     assert with_reference(PPO, frozen_reference).penalties == (kl_to_reference, *PPO.penalties)
-    assert set(ALGORITHMS.values()) == {GRPO, GRPO_RETURN_TO_GO, PPO}
+    assert all(name_of(algorithm) in ALGORITHMS for algorithm in (GRPO, GRPO_RETURN_TO_GO, PPO))
+    assert name_of(algorithm) == "custom"
 
 
 # --- references over train steps -------------------------------------------------------------------------------------

@@ -59,6 +59,11 @@ def make_environment(environment: str | Any, params: Mapping[str, float] | None 
 def gymnax_environment(environment: str | Any, params: Mapping[str, float]) -> tuple[Any, Any]:
     """The gymnax object and its parameters, with the overrides in place."""
     env = _from_gymnax(environment) if isinstance(environment, str) else environment
+    if not hasattr(env, "step_env"):
+        raise ValueError(
+            f"environment={environment!r} is neither the name of a gymnax environment, such as 'CartPole-v1', nor an "
+            "object with its interface (reset_env, step_env, is_truncated, ...)"
+        )
     return env, _override(env.default_params, params, env.name)
 
 

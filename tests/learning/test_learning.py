@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
-from grpo_jax.algorithms import group_normalized_advantage
+from grpo_jax.slots import group_normalized_advantage
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,93 @@
+"""The whole family on one task: `python -m experiments.family`."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from experiments.settings import CONFIGS, HYPERPARAMS, SOLVED_AT
+from experiments.study import Run, Study, command
+from grpo_jax import Config, Hyperparams
+from grpo_jax.algorithms import ALGORITHMS
+from grpo_jax.statistics import learning_curve
+
+WHY_NOT = {
+    "grpo_process": "cannot learn: CartPole pays 1 at every step, so step rewards normalised over a group are all 0",
+    "gspo": "a mean of sequence means: where length is reward, each step of a long, good episode weighs less",
+    "gmpo": "a mean of sequence means: where length is reward, each step of a long, good episode weighs less",
+}
+"""What keeps an algorithm from solving CartPole, by construction."""
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Trains every algorithm of the library on CartPole-v1 and compares them."""
+
+    algorithms: tuple[str, ...] = tuple(ALGORITHMS)
+    """Names of the algorithms."""
+    num_seeds: int = 8
+    """Independent runs of each."""
+    seed: int = 0
+    """Of everything random."""
+    total_steps: int = 500_000
+    """Environment steps a seed may take."""
+    out: Path | None = None
+    """Folder for the results; a new one under runs/ if left out."""
+
+
+def main(arguments: Arguments) -> None:
+    planned = [
+        (
+            name,
+            Config(environment="CartPole-v1", algorithm=name, **CONFIGS.get(name, CONFIGS["grpo"])),
+            Hyperparams(total_steps=arguments.total_steps, **HYPERPARAMS.get(name, {})),
+        )
+        for name in arguments.algorithms
+    ]
+    study = Study("family", arguments.out, seed=arguments.seed, num_seeds=arguments.num_seeds)
+    for label, config, hyperparams in planned:
+        study.run(label, config, hyperparams)
+    study.finish()
+    plot_family(study.runs, study.out / "family.png")
+    for run in study.runs:
+        if run.label in WHY_NOT and run.final_returns.mean() < SOLVED_AT["CartPole-v1"]:
+            study.console.print(f"{run.label}: {WHY_NOT[run.label]}", highlight=False)
+
+
+def plot_family(runs: list[Run], path: Path) -> None:
+    """A small panel for each algorithm, the first run in grey behind the others."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(5, len(runs))
+    rows = -(-len(runs) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(2.6 * columns, 2.0 * rows), sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
+    curves = [learning_curve(run.result.steps, run.returns) for run in runs]
+    for axis in axes.flat[len(runs) :]:
+        axis.set_visible(False)
+    for run, curve, axis in zip(runs, curves, axes.flat, strict=False):
+        axis.plot(curves[0].steps, curves[0].mean, color="0.75", zorder=1)
+        axis.plot(curve.steps, curve.mean, color="C0")
+        axis.fill_between(curve.steps, curve.low, curve.high, color="C0", alpha=0.25, linewidth=0)
+        axis.set_title(run.label, fontsize="small")
+        axis.text(0.97, 0.06, f"{np.mean(run.final_returns):.0f}", transform=axis.transAxes, ha="right", color="C0")
+        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("environment steps (each seed)", fontsize="small")
+    figure.supylabel("return of training episodes", fontsize="small")
+    figure.suptitle(
+        f"CartPole-v1: IQM of {len(runs[0].final_returns)} seeds, 95% interval; grey: {runs[0].label}; "
+        "number: mean final return",
+        fontsize="small",
+    )
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    command(lambda: main(tyro.cli(Arguments)))

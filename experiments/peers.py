@@ -1,0 +1,192 @@
+"""What the benchmark measures ours against: rejax's PPO, and PPO as it is commonly written in JAX.
+
+Each is an `Implementation`: the same environments, network sizes, samples and gradient steps as ours.
+"""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES, HIDDEN_SIZES = 128, 4, 4, (64, 64)
+LEARNING_RATE, DISCOUNT, GAE_LAMBDA, CLIP, VALUE_COEF, ENTROPY_COEF = 2.5e-4, 0.99, 0.95, 0.2, 0.5, 0.01
+MAX_GRAD_NORM, ADAM_EPS = 0.5, 1e-5
+
+
+class Implementation(NamedTuple):
+    """A training loop as two pure functions of one seed; `vmap` makes more of it."""
+
+    init: Callable  # (key) -> state
+    step: Callable  # (state) -> (state, metrics): one rollout and its updates
+
+
+def rejax_version() -> str | None:
+    """The installed version; None without the extra `benchmark`."""
+    return importlib.metadata.version("rejax") if importlib.util.find_spec("rejax") else None
+
+
+def rejax_ppo(environment: str, num_envs: int) -> Implementation:
+    """rejax's own PPO, unchanged, on gymnax's environment behind `LegacyStepAPIWrapper`."""
+    import gymnax
+    from gymnax.wrappers import LegacyStepAPIWrapper
+    from rejax import get_algo
+
+    class Legacy(LegacyStepAPIWrapper):
+        def __deepcopy__(self, memo):  # rejax makes copies, and of the wrapper as it is there are none
+            return self
+
+    env, env_params = gymnax.make(environment)
+    algorithm = get_algo("ppo").create(
+        env=Legacy(env),
+        env_params=env_params,
+        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": HIDDEN_SIZES},
+        num_envs=num_envs,
+        num_steps=NUM_STEPS,
+        num_epochs=NUM_EPOCHS,
+        num_minibatches=NUM_MINIBATCHES,
+        learning_rate=LEARNING_RATE,
+        gamma=DISCOUNT,
+        gae_lambda=GAE_LAMBDA,
+        clip_eps=CLIP,
+        vf_coef=VALUE_COEF,
+        ent_coef=ENTROPY_COEF,
+        max_grad_norm=MAX_GRAD_NORM,
+    )
+    return Implementation(init=algorithm.init_state, step=lambda state: (algorithm.train_iteration(state), {}))
+
+
+class PlainState(NamedTuple):
+    """Of the plain reference."""
+
+    params: Any
+    optimizer: Any
+    environment: Any
+    observation: jax.Array  # [B, ...]
+    episode_return: jax.Array  # [B]
+    key: jax.Array
+
+
+class PlainTransition(NamedTuple):
+    """One step of the plain reference, in every environment."""
+
+    observation: jax.Array
+    action: jax.Array
+    reward: jax.Array
+    done: jax.Array
+    value: jax.Array
+    log_prob: jax.Array
+    episode_return: jax.Array
+
+
+class PlainActorCritic(nn.Module):
+    """Two networks in one module, float32 throughout."""
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, observation):
+        """`[B, ...]` to logits `[B, num_actions]` and values `[B]`."""
+        flat = observation.reshape(observation.shape[0], -1).astype(jnp.float32)
+        outputs = []
+        for size, scale in ((self.num_actions, 0.01), (1, 1.0)):
+            x = flat
+            for width in HIDDEN_SIZES:
+                x = nn.tanh(nn.Dense(width, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
+            outputs.append(nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale))(x))
+        return outputs[0], outputs[1][:, 0]
+
+
+def plain_ppo(environment: str, num_envs: int, learning_rate: float = LEARNING_RATE) -> Implementation:
+    """PPO in its common formulation, as purejaxrl made it known.
+
+    An environment's step draws a reset each time and selects; each epoch permutes all samples with
+    `jax.random.permutation`, gathers them, and scans over the minibatches; a time limit counts as termination.
+    """
+    import gymnax
+
+    env, env_params = gymnax.make(environment)
+    network = PlainActorCritic(env.action_space(env_params).n)
+    optimizer = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(learning_rate, eps=ADAM_EPS))
+
+    def init(key):
+        key, key_params, key_reset = jax.random.split(key, 3)
+        observation, state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(key_reset, num_envs), env_params)
+        params = network.init(key_params, observation)
+        return PlainState(params, optimizer.init(params), state, observation, jnp.zeros(num_envs), key)
+
+    def environment_step(state, _):
+        key, key_action, key_step = jax.random.split(state.key, 3)
+        logits, value = network.apply(state.params, state.observation)
+        action = jax.random.categorical(key_action, logits)
+        log_prob = _log_prob(logits, action)
+        observation, environment_state, reward, terminated, truncated, _ = jax.vmap(env.step, in_axes=(0, 0, 0, None))(
+            jax.random.split(key_step, num_envs), state.environment, action, env_params
+        )
+        done = terminated | truncated
+        episode_return = state.episode_return + reward
+        transition = PlainTransition(state.observation, action, reward, done, value, log_prob, episode_return)
+        return state._replace(
+            environment=environment_state,
+            observation=observation,
+            episode_return=jnp.where(done, 0.0, episode_return),
+            key=key,
+        ), transition
+
+    def advantages(trajectory, last_value):
+        def backwards(carry, step):
+            advantage, next_value = carry
+            going_on = 1.0 - step.done
+            delta = step.reward + DISCOUNT * next_value * going_on - step.value
+            advantage = delta + DISCOUNT * GAE_LAMBDA * going_on * advantage
+            return (advantage, step.value), advantage
+
+        start = (jnp.zeros_like(last_value), last_value)
+        return jax.lax.scan(backwards, start, trajectory, reverse=True)[1]
+
+    def loss(params, minibatch):
+        step, advantage, target = minibatch
+        logits, value = network.apply(params, step.observation)
+        clipped_value = step.value + jnp.clip(value - step.value, -CLIP, CLIP)
+        value_loss = 0.5 * jnp.maximum((value - target) ** 2, (clipped_value - target) ** 2).mean()
+        ratio = jnp.exp(_log_prob(logits, step.action) - step.log_prob)
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        policy_loss = -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage).mean()
+        log_probs = jax.nn.log_softmax(logits)
+        entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1).mean()
+        return policy_loss + VALUE_COEF * value_loss - ENTROPY_COEF * entropy
+
+    def update(carry, minibatch):
+        params, optimizer_state = carry
+        gradient = jax.grad(loss)(params, minibatch)
+        steps, optimizer_state = optimizer.update(gradient, optimizer_state)
+        return (optax.apply_updates(params, steps), optimizer_state), None
+
+    def step(state):
+        state, trajectory = jax.lax.scan(environment_step, state, length=NUM_STEPS)
+        advantage = advantages(trajectory, network.apply(state.params, state.observation)[1])
+        batch = (trajectory, advantage, advantage + trajectory.value)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+
+        def epoch(carry, key):
+            order = jax.random.permutation(key, NUM_STEPS * num_envs)
+            shuffled = jax.tree.map(lambda leaf: jnp.take(leaf, order, axis=0), flat)
+            minibatches = jax.tree.map(lambda leaf: leaf.reshape(NUM_MINIBATCHES, -1, *leaf.shape[1:]), shuffled)
+            return jax.lax.scan(update, carry, minibatches)
+
+        key, key_epochs = jax.random.split(state.key)
+        carry = (state.params, state.optimizer)
+        (params, optimizer_state), _ = jax.lax.scan(epoch, carry, jax.random.split(key_epochs, NUM_EPOCHS))
+        returns = jnp.mean(trajectory.episode_return, where=trajectory.done)
+        state = state._replace(params=params, optimizer=optimizer_state, key=key)
+        return state, {"episode/return_mean": returns}
+
+    return Implementation(init, step)
+
+
+def _log_prob(logits, action):
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], axis=-1)[:, 0]

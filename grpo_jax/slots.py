@@ -1,0 +1,259 @@
+"""What can fill the slots of an `Algorithm`: the functions of layer 1, bound to trajectories and hyperparameters.
+
+Every function that weighs something reads its coefficient from the hyperparameters it is given, so all stay traced.
+`[T, B]` are the steps of a trajectory, `[S, N]` the samples of a batch (see `grpo_jax.types`).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import advantages, divergences, losses
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
+
+# --- advantage: (trajectory, hyperparams, group_size) -> [T, B] ------------------------------------------------------
+
+
+def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
+    """`[num_groups, group_size]`: the undiscounted return of each member's rollout."""
+    return jnp.sum(trajectory.reward, axis=0, where=trajectory.valid).reshape(-1, group_size)
+
+
+def _on_every_step(advantage: jax.Array, trajectory: Trajectory) -> jax.Array:
+    """Outcome supervision: the advantage of a rollout `[num_groups, group_size]` is that of each of its steps."""
+    return jnp.where(trajectory.valid, advantage.reshape(1, -1), 0.0)
+
+
+def _returns_to_go(trajectory: Trajectory, hyperparams: Hyperparams) -> jax.Array:
+    return advantages.discounted_returns(trajectory.reward, trajectory.ended, discount=hyperparams.discount)
+
+
+def group_normalized_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """The rollout's return, standardised in its group, at each of its steps."""
+    return _on_every_step(advantages.group_normalized(episode_scores(trajectory, group_size)), trajectory)
+
+
+def group_centered_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """The rollout's return minus its group's mean, at each of its steps."""
+    return _on_every_step(advantages.group_centered(episode_scores(trajectory, group_size)), trajectory)
+
+
+def leave_one_out_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """The rollout's return minus the mean of the group's others, at each of its steps."""
+    return _on_every_step(advantages.leave_one_out(episode_scores(trajectory, group_size)), trajectory)
+
+
+def batch_normalized_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """The rollout's return, centred in its group and scaled by the batch, at each of its steps."""
+    return _on_every_step(advantages.batch_normalized(episode_scores(trajectory, group_size)), trajectory)
+
+
+def length_weighted_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """The rollout's return minus its group's length-weighted mean, at each of its steps."""
+    lengths = jnp.sum(trajectory.valid, axis=0).reshape(-1, group_size)
+    return _on_every_step(advantages.length_weighted(episode_scores(trajectory, group_size), lengths), trajectory)
+
+
+def pass_at_k_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Only the best of the group: its return minus the second best, at each of its steps."""
+    return _on_every_step(advantages.pass_at_k(episode_scores(trajectory, group_size)), trajectory)
+
+
+def greedy_baseline_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """The rollout's return minus that of the group's greedy member, its first, at each of its steps."""
+    scores = episode_scores(trajectory, group_size)
+    return _on_every_step(advantages.greedy_baseline(scores, scores[:, 0]), trajectory)
+
+
+def process_supervised_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Step rewards, standardised over the group and summed to go."""
+    return advantages.process_supervised(trajectory.reward, trajectory.valid, group_size)
+
+
+def return_to_go_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Discounted return-to-go minus the mean of the group's others at the same step."""
+    returns = _returns_to_go(trajectory, hyperparams)
+    return advantages.time_aligned_leave_one_out(returns, trajectory.valid, group_size)
+
+
+def whitened_return_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Discounted return-to-go, whitened over all steps of the batch: a baseline without groups."""
+    return advantages.reinforce_plus_plus(_returns_to_go(trajectory, hyperparams), trajectory.valid)
+
+
+def whitened_score_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """The rollout's return, centred in its group, then whitened over all steps of the batch."""
+    return advantages.reinforce_plus_plus_baseline(episode_scores(trajectory, group_size), trajectory.valid)
+
+
+def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Generalised advantage estimation on the critic's values."""
+    return advantages.gae(
+        trajectory.reward,
+        trajectory.value,
+        trajectory.next_value,
+        trajectory.terminated,
+        trajectory.truncated,
+        discount=hyperparams.discount,
+        gae_lambda=hyperparams.gae_lambda,
+    )
+
+
+# --- ratio: (log_ratio [S, N], batch, hyperparams) -> [S, N] ---------------------------------------------------------
+
+
+def step_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Each step has its own ratio."""
+    return log_ratio
+
+
+def sequence_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """The length-normalised ratio of the whole sequence, at each of its steps."""
+    return losses.sequence_log_ratio(log_ratio, batch.mask)
+
+
+def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """The geometric mean of the sequence's ratios, each clipped by itself, at each of its steps."""
+    return losses.geometric_mean(
+        log_ratio, batch.advantage, batch.mask, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
+    )
+
+
+def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Each step's own ratio, without gradient where log-probability and advantage vary together most."""
+    low, high = losses.clip_fractions(
+        log_ratio, batch.advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
+    )
+    selected = losses.covariance_clip(
+        batch.log_prob + log_ratio,
+        batch.advantage,
+        batch.mask,
+        jax.random.key(0),  # the samples of a minibatch come in random order already
+        fraction=hyperparams.covariance_fraction,
+        excluded=low | high,
+    )
+    return jnp.where(selected, jax.lax.stop_gradient(log_ratio), log_ratio)
+
+
+# --- surrogate: (log_ratio [S, N], advantage [S, N], hyperparams) -> objective to maximise [S, N] --------------------
+
+
+def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+    """PPO's clipped objective, with a width of its own on either side."""
+    return losses.clipped_surrogate(
+        log_ratio, advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
+    )
+
+
+def dual_clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+    """PPO's clipped objective, bounded below by dual_clip times a negative advantage."""
+    return losses.clipped_surrogate(
+        log_ratio,
+        advantage,
+        clip_low=hyperparams.clip_low,
+        clip_high=hyperparams.clip_high,
+        dual_clip=hyperparams.dual_clip,
+    )
+
+
+def unclipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+    """Ratio times advantage."""
+    return losses.importance_ratio(log_ratio) * advantage
+
+
+def policy_gradient_surrogate(log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+    """Log-probability times advantage (REINFORCE): no ratio, so meant for few updates from each rollout."""
+    return losses.policy_gradient_surrogate(log_ratio, advantage)
+
+
+def cispo_surrogate(log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+    """Log-probability times advantage, weighted by the clipped ratio."""
+    return losses.cispo_surrogate(log_ratio, advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high)
+
+
+def sapo_surrogate(log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+    """A sigmoid of the ratio in place of its clip."""
+    return losses.sapo_surrogate(
+        log_ratio, advantage, tau_positive=hyperparams.sapo_tau_positive, tau_negative=hyperparams.sapo_tau_negative
+    )
+
+
+# --- penalties: (prediction, batch, hyperparams) -> cost to minimise [S, N] ------------------------------------------
+
+
+def kl_to_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Exact KL(behaviour || policy), a trust region around the parameters that acted."""
+    return hyperparams.kl_coef * prediction.kl_behaviour
+
+
+def kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Low-variance estimate k3 of KL(policy || reference), as DeepSeekMath has it."""
+    return hyperparams.kl_coef * divergences.k3(prediction.log_prob, prediction.reference_log_prob)
+
+
+def exact_kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Exact KL(policy || reference) over the action distribution."""
+    return hyperparams.kl_coef * prediction.kl_reference
+
+
+def covariance_kl(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """|log-ratio| to the behaviour policy, only where log-probability and advantage vary together most."""
+    selected = losses.covariance_kl(
+        prediction.log_prob, batch.advantage, batch.mask, fraction=hyperparams.covariance_fraction
+    )
+    cost = hyperparams.covariance_kl_coef * divergences.abs_k1(prediction.log_prob, batch.log_prob)
+    return jnp.where(selected, cost, 0.0)
+
+
+def entropy_bonus(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Entropy as a negative cost."""
+    return -hyperparams.entropy_coef * prediction.entropy
+
+
+# --- critic: (values [S, N], batch, hyperparams) -> loss [S, N] ------------------------------------------------------
+
+
+def clipped_value_loss(values: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Squared error of the critic, predictions clipped around the behaviour critic's."""
+    return losses.clipped_value_loss(values, batch.value, batch.target, clip=hyperparams.value_clip)
+
+
+def plain_value_loss(values: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Squared error of the critic."""
+    return losses.value_loss(values, batch.target)
+
+
+# --- reference: (reference, params, iteration, hyperparams) -> next reference ----------------------------------------
+
+
+def frozen_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
+    """The initial parameters, for ever."""
+    return reference
+
+
+def refreshed_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
+    """The current parameters, taken every `reference_interval` iterations."""
+    refresh = jnp.mod(iteration, hyperparams.reference_interval) == 0
+    return jax.tree.map(lambda old, new: jnp.where(refresh, new, old), reference, params)
+
+
+def averaged_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
+    """An exponential moving average of the parameters, of decay `reference_decay` per iteration."""
+    decay = hyperparams.reference_decay
+    return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, reference, params)
+
+
+# --- reward: (trajectory, kl [T, B], hyperparams) -> rewards [T, B] --------------------------------------------------
+
+
+def kl_penalized_reward(trajectory: Trajectory, kl: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+    """The KL penalty in the reward, in place of the loss: `kl` is the k1 estimate of the KL to the reference."""
+    return divergences.penalized_rewards(trajectory.reward, kl, trajectory.valid, kl_coef=hyperparams.kl_coef)
+
+
+# --- kl_controller: (kl_coef, kl, hyperparams) -> next kl_coef -------------------------------------------------------
+
+
+def adaptive_kl(kl_coef: jax.Array, kl: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+    """Raises the coefficient in proportion where the measured KL is above `kl_target`, lowers it where below."""
+    return divergences.adaptive_coefficient(kl_coef, kl, target=hyperparams.kl_target)

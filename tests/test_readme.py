@@ -1,0 +1,56 @@
+"""The README: its code runs as printed, its table of algorithms is that of the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from grpo_jax.algorithms import ALGORITHMS, GRPO, PAPERS
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_code_blocks_run(block):
+    exec(compile(block, "README.md", "exec"), {})
+
+
+def test_commands_name_modules_that_exist():
+    for module in re.findall(r"python -m (experiments\.\w+)", README):
+        assert (Path(__file__).parents[1] / (module.replace(".", "/") + ".py")).exists(), module
+
+
+def table() -> str:
+    """The algorithms as Markdown: name, slots in which they differ from GRPO, paper."""
+
+    def shown(value):
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            return "(" + ", ".join(shown(part) for part in value) + ")"
+        if hasattr(value, "begin"):
+            return value.begin.__name__
+        return getattr(value, "__name__", str(value))
+
+    rows = ["| algorithm | slots | paper |", "|---|---|---|"]
+    for name, algorithm in ALGORITHMS.items():
+        base = algorithm._asdict() if name == "grpo" else dict(set_of_differences(algorithm))
+        slots = ", ".join(f"`{slot}={shown(value)}`" for slot, value in base.items() if value not in (None, False))
+        paper = f"[{PAPERS[name]}](https://arxiv.org/abs/{PAPERS[name]})"
+        rows.append(f"| `{name}` | {slots} | {paper} |")
+    return "\n".join(rows)
+
+
+def set_of_differences(algorithm):
+    return [(slot, value) for slot, value in algorithm._asdict().items() if value != getattr(GRPO, slot)]
+
+
+def test_table_of_algorithms_is_that_of_the_code():
+    assert table() in README, "the README's table should be:\n" + table()
+
+
+def test_every_algorithm_has_a_paper():
+    assert PAPERS.keys() == ALGORITHMS.keys()
+
+
+def test_is_short():
+    assert len(README.splitlines()) <= 130

@@ -1,0 +1,146 @@
+"""What fills the slots: every algorithm's update, and the options that the layer-1 functions do not have."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, slots
+from grpo_jax.algorithms import ALGORITHMS, with_reference
+from grpo_jax.rollout import unroll
+from grpo_jax.shuffle import shuffled_order
+from grpo_jax.updates import make_batch, minibatch_gradient
+
+SMALL = {"num_envs": 8, "group_size": 4, "env_params": {"max_steps_in_episode": 16}, "hidden_sizes": (8,)}
+
+
+def rolled_out(algorithm, **fields):
+    """A config, its state at the start, and one rollout's trajectory and batch."""
+    config = Config(algorithm=algorithm, num_minibatches=1, num_steps=16, **SMALL, **fields)
+    state = make_init(config)(jax.random.key(0), Hyperparams())
+    start = config.algorithm.start
+    rollout = start.begin(state.rollout, config.policy, config.env, jax.random.key(1), 8, 4)
+    _, trajectory = unroll(
+        config.policy, config.env, state.params, rollout, jax.random.key(2), num_steps=16, auto_reset=start.auto_reset
+    )
+    batch = make_batch(config.algorithm, config.policy, trajectory, state.params, state.hyperparams, config.group_size)
+    return config, state, trajectory, batch
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"clip_cov", "kl_cov"}))
+def test_microbatches_leave_the_gradient_unchanged(name):
+    config, state, _, batch = rolled_out(name)
+    moved = jax.tree.map(lambda leaf: leaf + 0.05, state.params)  # off the behaviour policy, so that clips matter
+
+    @jax.jit
+    def gradients(params):
+        indices = shuffled_order(jax.random.key(3), jnp.any(batch.mask, axis=0))
+        return [
+            minibatch_gradient(config.algorithm, config.policy, params, batch, indices, state.hyperparams, parts)
+            for parts in (1, 4)
+        ]
+
+    (whole_loss, whole_metrics, whole), (loss, metrics, accumulated) = gradients(moved)
+    np.testing.assert_allclose(loss, whole_loss, rtol=1e-5, atol=1e-6)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(accumulated), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6 * max(1.0, float(jnp.max(jnp.abs(a)))))
+    for metric in whole_metrics:
+        np.testing.assert_allclose(metrics[metric], whole_metrics[metric], rtol=1e-4, atol=1e-6, err_msg=metric)
+    # Every step pays the same, and two members live to the limit: nothing to compare for these two but penalties.
+    if name not in ("grpo_process", "pass_at_k"):
+        assert max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(whole)) > 1e-4
+
+
+def test_parts_without_valid_samples_are_skipped():
+    # Samples that are not valid stand last; were their part computed, its NaN observations would spoil the sum.
+    config, state, _, batch = rolled_out("grpo")
+    num_valid = int(batch.mask.sum())
+    order = jnp.argsort(~batch.mask[0], stable=True)
+    poisoned = batch._replace(observation=jnp.where(batch.mask[..., None], batch.observation, jnp.nan))
+    parts = batch.mask.size
+    assert num_valid < parts
+    loss, _, gradient = minibatch_gradient(
+        config.algorithm, config.policy, state.params, poisoned, order, state.hyperparams, parts
+    )
+    assert all(jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((loss, gradient)))
+
+
+def trained(algorithm, hyperparams, num_iterations=1, **fields):
+    config = Config(algorithm=algorithm, num_minibatches=4, **SMALL, **fields)
+    step = jax.jit(make_train_step(config))
+    states, metrics = [make_init(config)(jax.random.key(0), hyperparams)], []
+    for _ in range(num_iterations):
+        state, measured = step(states[-1])
+        states.append(state)
+        metrics.append(measured)
+    return states, metrics
+
+
+def test_the_greedy_member_acts_greedily_and_is_not_learnt_from():
+    config, state, _, batch = rolled_out("remax")
+    assert not batch.mask.reshape(16, 8)[:, [0, 4]].any()
+    assert batch.mask.reshape(16, 8)[0, [1, 2, 3, 5, 6, 7]].all()
+    start = config.algorithm.start.begin(None, config.policy, config.env, jax.random.key(1), 8, 4)
+    greedy = jnp.arange(8) % 4 == 0
+    _, trajectory = unroll(
+        config.policy, config.env, state.params, start, jax.random.key(2), num_steps=16, auto_reset=False, greedy=greedy
+    )
+    most_probable = jnp.argmax(trajectory.distribution, axis=-1)
+    assert jnp.all(trajectory.action[:, greedy] == most_probable[:, greedy])
+    assert not jnp.all(trajectory.action[:, ~greedy] == most_probable[:, ~greedy])
+    advantage = slots.greedy_baseline_advantage(trajectory, state.hyperparams, 4)
+    scores = np.asarray(trajectory.reward.sum(0)).reshape(2, 4)
+    np.testing.assert_allclose(advantage[0].reshape(2, 4), scores - scores[:, :1])
+
+
+def test_updates_stop_once_the_kl_limit_is_exceeded():
+    (start, free), _ = trained("grpo", Hyperparams(learning_rate=0.05))
+    (_, limited), (metrics,) = trained("grpo", Hyperparams(learning_rate=0.05, kl_limit=1e-3))
+    moved = [
+        float(jnp.sqrt(sum(jnp.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, pair), strict=True))))
+        for pair in ((free.params, start.params), (limited.params, start.params))
+    ]
+    assert 0 < moved[1] < 0.5 * moved[0]
+    assert metrics["policy/kl_behaviour"] <= 1e-3  # of the updates that were applied
+    assert metrics["optim/skipped_updates"] == 0  # leaving out is not skipping
+
+
+@pytest.mark.parametrize("target, direction", [(1e-6, 1), (10.0, -1)])
+def test_the_kl_coefficient_follows_the_measured_kl(target, direction):
+    algorithm = GRPO._replace(kl_controller=slots.adaptive_kl)
+    states, metrics = trained(algorithm, Hyperparams(kl_coef=0.1, kl_target=target, learning_rate=0.01), 3)
+    coefficients = [float(state.kl_coef) for state in states]
+    expected = [0.1 * (1 + direction * 0.1 * 0.2) ** i for i in range(4)]  # the error is clipped at ±0.2, gain 0.1
+    np.testing.assert_allclose(coefficients, expected, rtol=1e-5)
+    assert float(states[-1].hyperparams.kl_coef) == pytest.approx(0.1)
+    np.testing.assert_allclose([m["policy/kl_coef"] for m in metrics], coefficients[1:])
+
+
+def test_the_kl_penalty_moves_into_the_reward():
+    algorithm = with_reference(GRPO)._replace(reward=slots.kl_penalized_reward, penalties=())
+    config, state, trajectory, _ = rolled_out(algorithm)
+    reference = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
+    hyperparams = state.hyperparams.replace(kl_coef=jnp.float32(50.0))
+    batch = make_batch(config.algorithm, config.policy, trajectory, reference, hyperparams, 4)
+    reference_logits, _ = config.policy.sequence(reference, trajectory.observation)
+    reference_log_prob = np.take_along_axis(
+        np.asarray(jax.nn.log_softmax(reference_logits)), np.asarray(trajectory.action)[..., None], -1
+    )[..., 0]
+    kl = np.asarray(trajectory.log_prob) - reference_log_prob
+    valid = np.asarray(trajectory.valid)
+    scores = np.sum(np.where(valid, np.asarray(trajectory.reward) - 50.0 * kl, 0), axis=0).reshape(2, 4)
+    expected = (scores - scores.mean(1, keepdims=True)) / (scores.std(1, keepdims=True) + 1e-6)
+    actual = np.asarray(batch.advantage).reshape(16, 8)[0].reshape(2, 4)
+    np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=1e-4)
+
+
+def test_a_variant_from_outside_the_package_trains():
+    @struct.dataclass
+    class Mine(Hyperparams):
+        temperature: float = 2.0
+
+    mine = GRPO._replace(surrogate=lambda log_ratio, advantage, hp: hp.temperature * jnp.tanh(log_ratio) * advantage)
+    (start, end), (metrics,) = trained(mine, Mine(temperature=3.0))
+    assert metrics["optim/skipped_updates"] == 0
+    assert any(jnp.any(a != b) for a, b in zip(*map(jax.tree.leaves, (start.params, end.params)), strict=True))

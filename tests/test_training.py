@@ -1,0 +1,280 @@
+"""The train step as a pure function from state to state, and `run`, which drives it to a budget."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from probes import Echo, Probe, bits
+
+from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, run
+from grpo_jax.algorithms import with_reference
+
+COMMON = {
+    "environment/steps",
+    "episode/count",
+    "episode/length_mean",
+    "episode/return_max",
+    "episode/return_mean",
+    "episode/return_min",
+    "advantage/abs_mean",
+    "loss/policy",
+    "policy/entropy",
+    "policy/kl_behaviour",
+    "policy/clip_fraction_low",
+    "policy/clip_fraction_high",
+    "policy/ratio_max",
+    "optim/grad_norm",
+    "optim/learning_rate",
+    "optim/skipped_updates",
+}
+OF_GROUPS = {"group/zero_variance_fraction", "group/score_std_mean"}
+OF_A_CRITIC = {"loss/value", "value/explained_variance"}
+
+
+def close(actual, expected, tolerance):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def types(tree):
+    return [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(jax.eval_shape(lambda x: x, tree))]
+
+
+# --- the train step --------------------------------------------------------------------------------------------------
+
+
+def test_it_returns_a_state_of_the_same_types(small):
+    state, metrics = jax.eval_shape(make_train_step(small.config), small.start)
+    assert jax.tree.structure(state) == jax.tree.structure(small.start)
+    assert types(state) == types(small.start)
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves((state, metrics)))
+    assert {(metric.shape, metric.dtype.name) for metric in metrics.values()} == {((), "float32")}
+
+
+def test_metrics_have_the_names_of_the_field(grpo, ppo):
+    assert set(grpo.metrics) == COMMON | OF_GROUPS
+    assert set(ppo.metrics) == COMMON | OF_A_CRITIC
+    both = with_reference(PPO)
+    config = Config(algorithm=both, num_envs=8, group_size=4, num_steps=4, num_minibatches=1, hidden_sizes=())
+    state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
+    _, metrics = jax.eval_shape(make_train_step(config), state)
+    assert set(metrics) == COMMON | OF_GROUPS | OF_A_CRITIC | {"policy/kl_reference"}
+
+
+def test_metrics_are_finite_and_consistent(small):
+    metrics = {name: np.asarray(value) for name, value in small.metrics.items()}
+    for name, value in metrics.items():
+        assert value.shape == (10,) and np.isfinite(value).all(), name
+    assert (metrics["episode/return_min"] <= metrics["episode/return_mean"]).all()
+    assert (metrics["episode/return_mean"] <= metrics["episode/return_max"]).all()
+    assert (metrics["episode/return_max"] <= small.config.env.max_steps).all()
+    # CartPole pays 1 for each step.
+    np.testing.assert_allclose(metrics["episode/return_mean"], metrics["episode/length_mean"], rtol=1e-6)
+    assert (metrics["policy/entropy"] <= np.log(2) + 1e-6).all() and (metrics["policy/ratio_max"] >= 1).all()
+    assert not metrics["optim/skipped_updates"].any()
+
+
+def test_counters_count(grpo, ppo):
+    for small in (grpo, ppo):
+        assert small.end.iteration == 10
+        assert small.end.episodes == small.metrics["episode/count"].sum()
+        steps = small.metrics["environment/steps"].sum()
+        np.testing.assert_allclose(small.end.rollouts * small.config.steps_per_iteration, steps, rtol=1e-6)
+    assert (ppo.metrics["environment/steps"] == 8 * 16).all()
+    # Each member of a group plays one episode, in each iteration.
+    assert (grpo.metrics["episode/count"] == 8).all()
+    np.testing.assert_allclose(grpo.metrics["environment/steps"], 8 * grpo.metrics["episode/length_mean"], rtol=1e-6)
+
+
+def test_the_learning_rate_falls_linearly_with_the_steps_made(small):
+    hyperparams = small.hyperparams
+    made = np.concatenate([[0], np.cumsum(small.metrics["environment/steps"])[:-1]])
+    share = made / hyperparams.total_steps
+    expected = hyperparams.learning_rate * (1 - share) + hyperparams.final_learning_rate * share
+    np.testing.assert_allclose(small.metrics["optim/learning_rate"], expected, rtol=1e-5)
+
+
+def test_learning_rate_0_leaves_the_parameters_bitwise(small):
+    start = small.init(jax.random.key(0), small.hyperparams.replace(learning_rate=0.0, final_learning_rate=0.0))
+    end, metrics = small.ten(start)
+    assert bits(end.params) == bits(start.params) == bits(small.start.params)
+    assert bits(small.end.params) != bits(small.start.params)
+    assert (metrics["optim/grad_norm"] > 0).all()
+    assert np.array_equal(metrics["policy/ratio_max"], np.ones(10))
+
+
+def test_a_run_is_a_function_of_its_key_and_one_trace_serves_all(small):
+    end, metrics = small.ten(small.init(jax.random.key(0), small.hyperparams))
+    assert bits((end, metrics)) == bits((small.end, small.metrics))
+    other, _ = small.ten(small.init(jax.random.key(1), small.hyperparams))
+    assert bits(other.params) != bits(end.params)
+    for name in ("discount", "clip_low", "entropy_coef", "max_grad_norm", "adam_eps"):
+        small.ten(small.init(jax.random.key(0), small.hyperparams.replace(**{name: 0.123})))
+    assert small.ten._cache_size() == small.init._cache_size() == 1
+
+
+def test_ten_iterations_are_five_and_five_bitwise_and_buffers_can_be_donated(small):
+    train_step = make_train_step(small.config)
+    five = jax.jit(lambda s: jax.lax.scan(lambda s, _: train_step(s), s, length=5), donate_argnums=0)
+    start = small.init(jax.random.key(0), small.hyperparams)
+    middle, first = five(start)
+    assert start.params["actor"]["Dense_0"]["kernel"].is_deleted()
+    end, second = five(middle)
+    assert bits(end) == bits(small.end)
+    assert bits({name: jnp.concatenate([first[name], second[name]]) for name in first}) == bits(small.metrics)
+
+
+def test_a_row_of_a_vmapped_run_is_the_single_run(small):
+    keys = jnp.stack([jax.random.key(0), jax.random.key(0), jax.random.key(7)])
+    rates = jnp.array([small.hyperparams.learning_rate, 1e-2, 1e-3])
+    hyperparams = small.hyperparams.replace(learning_rate=rates).broadcast(3)
+    starts = jax.vmap(small.init)(keys, hyperparams)
+    ends, metrics = jax.jit(jax.vmap(small.ten))(starts)
+    for row in range(3):
+        single = small.init(keys[row], small.hyperparams.replace(learning_rate=rates[row]))
+        end, single_metrics = small.ten(single)
+        actual, actual_metrics = jax.tree.map(lambda leaf, row=row: leaf[row], (ends, metrics))
+        assert bits(actual.key) == bits(end.key)
+        close(actual.params, end.params, 1e-6)
+        close(actual.rollout, end.rollout, 1e-5)
+        close(actual_metrics, single_metrics, 1e-4)
+
+
+def test_without_jit_it_computes_the_same():
+    sizes = {"num_envs": 8, "num_steps": 3, "num_epochs": 1, "num_minibatches": 2, "hidden_sizes": (4,)}
+    config = Config(environment=Probe(), algorithm="ppo", env_params={"bonus": 1.0}, **sizes)
+    train_step, state = make_train_step(config), make_init(config)(jax.random.key(0), Hyperparams())
+    compiled, metrics = jax.jit(train_step)(state)
+    with jax.disable_jit():
+        plain, plain_metrics = train_step(state)
+    close((plain.params, plain.rollout, plain_metrics), (compiled.params, compiled.rollout, metrics), 1e-5)
+
+
+def test_episodes_go_on_across_iterations_for_ppo_and_start_anew_for_grpo(grpo, ppo):
+    assert (ppo.end.rollout.episode_length == ppo.end.rollout.environment.time).all()
+    assert ppo.metrics["episode/length_mean"].max() <= 12
+    lengths = ppo.metrics["episode/count"] * ppo.metrics["episode/length_mean"]
+    # No step is lost between rollouts: those in finished episodes and those under way are all that were made.
+    assert round(float(lengths.sum())) + ppo.end.rollout.episode_length.sum() == 10 * 8 * 16
+    assert (grpo.end.rollout.episode_length > 0).all()
+
+
+# --- hyperparameters -------------------------------------------------------------------------------------------------
+
+
+def test_every_hyperparameter_is_a_traced_leaf_with_a_default():
+    hyperparams = Hyperparams()
+    fields = dataclasses.fields(Hyperparams)
+    assert len(jax.tree.leaves(hyperparams)) == len(fields)
+    assert all(isinstance(getattr(hyperparams, field.name), float) for field in fields)
+    rows = hyperparams.replace(discount=jnp.array([0.9, 0.99])).broadcast(2)
+    assert {(leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(rows)} == {((2,), "float32")}
+    np.testing.assert_allclose(rows.discount, [0.9, 0.99])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        hyperparams.discount = 0.5
+
+
+def test_a_variant_may_have_a_coefficient_of_its_own():
+    @struct.dataclass
+    class Tempered(Hyperparams):
+        temperature: float = 2.0
+
+    def surrogate(log_ratio, advantage, hyperparams):
+        return jnp.exp(log_ratio / hyperparams.temperature) * advantage
+
+    config = Config(
+        environment=Echo(), algorithm=GRPO._replace(surrogate=surrogate), num_envs=8, group_size=4, num_minibatches=1
+    )
+    state = jax.eval_shape(make_init(config), jax.random.key(0), Tempered())
+    after, _ = jax.eval_shape(make_train_step(config), state)
+    assert after.hyperparams.temperature.shape == ()
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_it_learns_to_echo_and_not_at_learning_rate_0(algorithm):
+    sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (16,)}
+    config = Config(environment=Echo(), algorithm=algorithm, group_size=4 if algorithm == "grpo" else 1, **sizes)
+    rates = jnp.array([0.02, 0.02, 0.0])
+    hyperparams = Hyperparams(learning_rate=rates, final_learning_rate=rates, total_steps=60 * 64.0)
+    result = run(config, hyperparams, jax.random.split(jax.random.key(0), 3), num_chunks=1)
+    returns = result.metrics["episode/return_mean"]
+    assert returns.shape == (60, 3)
+    assert (abs(returns[:5].mean(0) - 0.5) < 0.25).all()
+    assert (returns[-10:, :2].mean(0) > 0.85).all(), "half of the answers are right by chance"
+    assert abs(returns[-30:, 2].mean() - 0.5) < 0.1
+
+
+# --- run -------------------------------------------------------------------------------------------------------------
+
+KEYS = jax.random.split(jax.random.key(3), 3)
+MAX_EPISODES = 56
+BUDGETS = np.array([600.0, 4000.0, 4000.0])
+
+
+@pytest.fixture(scope="module")
+def driven(grpo):
+    """Three rows: the first spends its budget, the others stop at their number of episodes."""
+    chunks = []
+    hyperparams = grpo.hyperparams.replace(total_steps=jnp.asarray(BUDGETS))
+    result = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, report=chunks.append, num_chunks=8)
+    return result, chunks
+
+
+def test_rows_stop_by_themselves_and_within_their_budget(grpo, driven):
+    result, _ = driven
+    made = result.metrics["environment/steps"]
+    stopped = (made > 0).sum(0)
+    limit = grpo.config.steps_per_iteration
+    assert np.array_equal(result.states.iteration, stopped)
+    assert np.array_equal(result.steps, np.cumsum(made, axis=0)) and result.steps.dtype == np.int64
+    assert (result.steps[-1] <= BUDGETS).all()
+    assert result.steps[-1, 0] > BUDGETS[0] - limit, "one more rollout could have exceeded it"
+    assert stopped.tolist()[1:] == [MAX_EPISODES // 8] * 2 and stopped[0] < stopped[1]
+    assert result.states.episodes.tolist()[1:] == [MAX_EPISODES] * 2
+    for name, value in result.metrics.items():
+        if name != "environment/steps":
+            assert np.isnan(value[stopped[0] :, 0]).all() and np.isfinite(value[: stopped[0], 0]).all(), name
+
+
+def test_a_row_is_the_train_step_again_and_again(grpo, driven):
+    result, _ = driven
+    step = jax.jit(make_train_step(grpo.config))
+    for row in (0, 1):
+        state = grpo.init(KEYS[row], grpo.hyperparams.replace(total_steps=BUDGETS[row]))
+        for iteration in range(int(result.states.iteration[row])):
+            state, metrics = step(state)
+            assert result.metrics["environment/steps"][iteration, row] == metrics["environment/steps"]
+        close(jax.tree.map(lambda leaf, row=row: leaf[row], result.states.params), state.params, 1e-6)
+
+
+def test_a_row_that_has_stopped_stays_bitwise_whatever_the_others_do(grpo, driven):
+    hyperparams = grpo.hyperparams.replace(total_steps=float(BUDGETS[0]))
+    alone = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, num_chunks=1)
+    assert alone.metrics["environment/steps"].shape[0] < driven[0].metrics["environment/steps"].shape[0]
+    first = [jax.tree.map(lambda leaf: leaf[0], result.states) for result in (driven[0], alone)]
+    assert bits(first[0]) == bits(first[1])
+
+
+def test_progress_is_reported_in_order(driven):
+    result, chunks = driven
+    assert len(chunks) > 2
+    steps = np.concatenate([chunk.steps for chunk in chunks])
+    assert (np.diff(steps, axis=0) >= 0).all() and (np.diff(steps.sum(1)) > 0).sum() >= len(chunks) - 1
+    assert np.array_equal(steps, result.steps)
+    assert [chunk.iteration for chunk in chunks] == [sum(len(c.steps) for c in chunks[:i]) for i in range(len(chunks))]
+    for name, value in result.metrics.items():
+        assert np.array_equal(value, np.concatenate([chunk.metrics[name] for chunk in chunks]), equal_nan=True)
+
+
+@pytest.mark.parametrize("budget", [255.0, jnp.array([4000.0, 100.0, 4000.0])], ids=["all rows", "one row"])
+def test_a_budget_for_not_one_iteration_is_an_error(grpo, budget):
+    with pytest.raises(ValueError, match="does not allow one iteration of num_envs . num_steps = 256.*raise total_st"):
+        run(grpo.config, grpo.hyperparams.replace(total_steps=budget), KEYS)
