@@ -1,0 +1,146 @@
+"""The experiments end to end, as small as they go: what they write, and what they refuse."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import family, grpo_vs_ppo, published_cartpole, train
+from experiments.study import Run
+from grpo_jax import Config, Hyperparams
+from grpo_jax.training import RunResult
+
+
+@pytest.fixture(autouse=True)
+def keep_the_cache():
+    """Experiments choose a compilation cache for themselves; the tests go on with theirs."""
+    before = jax.config.jax_compilation_cache_dir
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def summary_of(directory: Path) -> dict:
+    assert {path.name for path in directory.iterdir()} >= {"summary.json", "metrics.jsonl", "learning_curves.png"}
+    assert (directory / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+    return json.loads((directory / "summary.json").read_text())
+
+
+def test_the_main_job_writes_its_results(tmp_path, capsys):
+    grpo_vs_ppo.main(
+        grpo_vs_ppo.Arguments(environments=("Catch-bsuite",), num_seeds=2, total_steps=9000, out=tmp_path / "out")
+    )
+    summary = summary_of(tmp_path / "out")
+    assert [run["algorithm"] for run in summary["runs"]] == ["GRPO", "PPO"]
+    for run in summary["runs"]:
+        assert run["environment"] == "Catch-bsuite"
+        assert run["num_seeds"] == len(run["final_return"]["per_seed"]) == len(run["environment_steps"]) == 2
+        assert max(run["environment_steps"]) <= 9000
+        low, high = run["final_return"]["ci95"]
+        assert -1 <= low <= run["final_return"]["iqm"] <= high <= 1
+        assert run["hyperparams"]["total_steps"] == 9000
+        assert run["steps_per_second"] > 0 and run["wall_seconds"] > run["compile_seconds"] > 0
+    assert {"jax", "gymnax", "python"} <= summary["versions"].keys() and summary["hardware"]
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert {line["run"] for line in lines} == {"GRPO on Catch-bsuite", "PPO on Catch-bsuite"}
+    assert len(lines[0]["episode/return_mean"]) == 2
+    printed = capsys.readouterr().out
+    assert "Catch-bsuite" in printed and "final return" in printed
+
+    with pytest.raises(FileExistsError, match="--out"):
+        grpo_vs_ppo.main(grpo_vs_ppo.Arguments(num_seeds=2, out=tmp_path / "out"))
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=300
+    )
+
+
+def test_train_has_every_field_as_a_flag_with_help():
+    done = run_command("experiments.train", "--help")
+    assert done.returncode == 0
+    for field in [*Config.__dataclass_fields__, *Hyperparams.__dataclass_fields__, "num_seeds", "seed", "out", "render"]:
+        assert f"--{field.replace('_', '-')} " in done.stdout.replace("\n", " \n") or field == "cut_episodes", field
+    assert "Parallel environments." in done.stdout and "0.0025" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--environment", "CartPol-v1"), "did you mean 'CartPole-v1'"),
+        (("--algorithm", "pppo"), "did you mean 'ppo'"),
+        (("--num-envs", "10", "--group-size", "4"), "use num_envs=8 or 12"),
+    ],
+)
+def test_train_tells_mistakes_in_one_place(flags, message):
+    done = run_command("experiments.train", *flags)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
+def test_train_takes_the_algorithms_settings_unless_told_otherwise():
+    assert train.with_settings(["--algorithm", "dapo"]) == [
+        "--num-envs", "128", "--num-minibatches", "16", "--clip-high", "0.28", "--algorithm", "dapo"
+    ]  # fmt: skip
+    assert train.with_settings(["--num-envs", "8"])[-2:] == ["--num-envs", "8"]
+
+
+def test_train_runs_and_draws(tmp_path):
+    arguments = train.Arguments(
+        config=Config(
+            environment="Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=16, num_minibatches=2, hidden_sizes=(8,)
+        ),
+        hyperparams=Hyperparams(total_steps=200.0),
+        out=tmp_path / "out",
+        render=tmp_path / "episode.gif",
+    )
+    train.main(arguments)
+    run = summary_of(tmp_path / "out")["runs"][0]
+    assert run["algorithm"] == "ppo" and run["environment_steps"] == [192]
+    assert run["config"]["hidden_sizes"] == [8]
+    assert (tmp_path / "episode.gif").read_bytes().startswith(b"GIF8")
+
+
+def test_what_cannot_be_drawn_is_refused_before_training(tmp_path):
+    arguments = train.Arguments(
+        config=Config(environment="DeepSea-bsuite"),
+        hyperparams=Hyperparams(),
+        out=tmp_path / "out",
+        render=tmp_path / "episode.gif",
+    )
+    with pytest.raises(ValueError, match="cannot draw 'DeepSea-bsuite'"):
+        train.main(arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_last_episodes_are_weighted_by_iteration():
+    counts = np.array([[4.0, 1.0], [4.0, 1.0], [2.0, 1.0], [0.0, np.nan]])
+    returns = np.array([[1.0, 10.0], [2.0, 20.0], [5.0, 30.0], [np.nan, np.nan]])
+    result = RunResult(None, {"episode/count": counts, "episode/return_mean": returns}, None, 0.0, 0.0)
+    run = Run("", None, None, result, np.zeros(2), 0.0)
+    # Seed 0: the last 2 episodes are those of one iteration, the last 3 reach into the one before.
+    np.testing.assert_allclose(published_cartpole.last_episodes(run, 2), [5.0, 25.0])
+    np.testing.assert_allclose(published_cartpole.last_episodes(run, 3), [(2 * 5 + 4 * 2) / 6, 20.0])
+
+
+@pytest.mark.slow
+def test_the_published_comparison_runs(tmp_path, capsys):
+    published_cartpole.main(published_cartpole.Arguments(num_episodes=20, num_seeds=2, out=tmp_path / "out"))
+    summary = summary_of(tmp_path / "out")
+    assert [run["algorithm"][:3] for run in summary["runs"]] == ["(a)", "(b)", "(c)", "(c)", "(d)"]
+    assert "417.8" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_family_runs(tmp_path, capsys):
+    family.main(
+        family.Arguments(algorithms=("grpo", "grpo_process"), num_seeds=2, total_steps=130_000, out=tmp_path / "out")
+    )
+    assert len(summary_of(tmp_path / "out")["runs"]) == 2
+    assert (tmp_path / "out" / "family.png").exists()
+    assert "grpo_process: cannot learn" in " ".join(capsys.readouterr().out.split())
