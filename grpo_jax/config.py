@@ -22,8 +22,9 @@ from grpo_jax.types import Trajectory
 class Config:
     """Which environment, which algorithm, how many of what. Floats are not here: see `Hyperparams`.
 
-    `group_size` and `num_steps` may be left out: they become what suits the algorithm and the environment, and read
-    as integers afterwards.
+    `group_size`, `num_steps` and `num_microbatches` may be left out: they become what suits the algorithm and the
+    environment, and read as integers afterwards. `dataclasses.replace` keeps those integers; to have them chosen anew,
+    pass None for them.
 
     Raises:
       ValueError: at construction, for anything that could not run, saying what would do instead.
@@ -134,7 +135,7 @@ def _check_counts(config: Config) -> None:
 
 
 def _check_numbers(config: Config) -> None:
-    _check_counts(config)
+    """Once everything is resolved."""
     activation = getattr(nn, str(config.activation), None)
     if not callable(activation) or isinstance(activation, type):
         raise ValueError(f"unknown activation {config.activation!r}: {nearest(str(config.activation), _ACTIVATIONS)}")
@@ -167,15 +168,6 @@ _ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", 
 
 class _AnyHyperparams(Hyperparams):
     """The defaults, and a number for each coefficient that a variant's own subclass may add."""
-
-    def __getattr__(self, name: str) -> float:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return 1.0
-
-
-class _AnyHyperparams(Hyperparams):
-    """Has any coefficient a variant may read, of those that subclasses of `Hyperparams` add."""
 
     def __getattr__(self, name: str) -> float:
         if name.startswith("_"):

@@ -83,7 +83,7 @@ MISTAKES = {
     "unknown activation": ({"activation": "rellu"}, "unknown activation 'rellu': did you mean 'relu'"),
     "a module as activation": ({"activation": "Dense"}, "unknown activation 'Dense'"),
     "a function as activation": ({"activation": np.tanh}, "unknown activation"),
-    "incomplete group": ({"num_envs": 100}, "not a multiple of group_size=16.*num_envs=96 or 112"),
+    "incomplete group": ({"num_envs": 100, "group_size": 16}, "not a multiple of group_size=16.*num_envs=96 or 112"),
     "group too large": ({"num_envs": 8, "group_size": 12}, "not a multiple of group_size=12.*num_envs=12"),
     "uneven minibatches": ({"num_minibatches": 30}, "num_envs . num_steps = 64000 .*=30,.* use num_minibatches=32"),
     "more minibatches than samples": (

@@ -7,6 +7,7 @@ import pytest
 from probes import bits
 
 from grpo_jax.networks import make_mlp_policy
+from grpo_jax.networks.initializers import orthogonal
 
 
 def make(shape=(4,), dtype=jnp.float32, critic=True, **settings):
@@ -83,3 +84,16 @@ def test_init_is_a_function_of_its_key():
     policy = make()
     assert bits(policy.init(jax.random.key(0))) == bits(policy.init(jax.random.key(0)))
     assert bits(policy.init(jax.random.key(0))) != bits(policy.init(jax.random.key(1)))
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (4, 64), (64, 2), (1, 3)])
+def test_initial_kernels_are_orthogonal_and_uniform(shape):
+    kernels = jax.jit(jax.vmap(lambda key: orthogonal(2.0)(key, shape)))(jax.random.split(jax.random.key(0), 500))
+    kernels = np.asarray(kernels, np.float64)
+    short = kernels if shape[0] >= shape[1] else kernels.transpose(0, 2, 1)
+    gram = np.einsum("nij,nik->njk", short, short)
+    np.testing.assert_allclose(gram, np.broadcast_to(4 * np.eye(min(shape)), gram.shape), atol=2e-5)
+    # Uniform: every entry has mean 0 and variance scale² / longest side.
+    entries = kernels.reshape(500, -1)
+    assert np.max(np.abs(entries.mean(0))) < 5 * 2 / np.sqrt(500 * max(shape))
+    np.testing.assert_allclose(np.mean(entries**2), 4 / max(shape), rtol=1e-5)

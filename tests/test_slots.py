@@ -8,9 +8,9 @@ from flax import struct
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, slots
 from grpo_jax.algorithms import ALGORITHMS, with_reference
+from grpo_jax.losses import mean_of_sequence_sums
 from grpo_jax.rollout import unroll
 from grpo_jax.shuffle import shuffled_order
-from grpo_jax.losses import mean_of_sequence_sums
 from grpo_jax.types import Batch
 from grpo_jax.updates import make_batch, minibatch_gradient
 

@@ -1,0 +1,192 @@
+"""Training steps per second beside rejax and the common formulation: `python -m experiments.benchmark`.
+
+Every implementation does the same work: rollouts of 128 steps in each environment, 4 epochs of 4 minibatches, tanh
+networks of 64 × 64. One process measures all of them in turn, again and again, so that a slow moment of the machine
+touches all alike. Compilation is timed apart, and the compilation cache is not used.
+
+GRPO here has no critic, and its environments run on from window to window as PPO's do, so that both learn from
+num_envs × 128 valid samples: the return of a window is compared over 8 environments that stand together.
+"""
+
+import dataclasses
+import datetime
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from experiments import peers
+from experiments.study import command, hardware, versions
+from experiments.workloads import WHOLE, Case, make_cases, matmul
+from grpo_jax.logbook import write_json
+
+DEFAULT_NUM_ENVS = {"CartPole-v1": (64, 512, 2048)}
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Measures environment steps per second of training, ours beside its peers, all in one process."""
+
+    environments: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
+    """Names of gymnax environments."""
+    num_envs: tuple[int, ...] = ()
+    """Parallel environments, one measurement each; if left out 64, 512 and 2048 for CartPole-v1, else 512."""
+    num_seeds: tuple[int, ...] = (1,)
+    """Independent runs in one program (vmap), one measurement each."""
+    repeats: int = 7
+    """Rounds; the table shows medians over them."""
+    seconds: float = 0.3
+    """How long one timing of one implementation takes, at least."""
+    parts: bool = True
+    """Also measure random actions, the rollout and the update alone (with one seed)."""
+    out: Path | None = None
+    """JSON file for the results; a new one under runs/ if left out."""
+    plot: Path | None = None
+    """Draws steps per second over num_envs into this file, such as speed.png."""
+
+
+def main(arguments: Arguments) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    now = datetime.datetime.now()
+    out = arguments.out or Path("runs") / f"benchmark_{now:%Y-%m-%d_%H-%M-%S}.json"
+    if min(arguments.repeats, *arguments.num_envs, *arguments.num_seeds) < 1:
+        raise ValueError("--repeats, --num-envs and --num-seeds must be positive integers")
+    if out.exists():
+        raise FileExistsError(f"{out} exists; choose another file (--out), or move the old one away")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if peers.rejax_version() is None:
+        console.print("rejax is not installed (pip install '.[benchmark]'): ratios are to the plain PPO instead.")
+    record = {
+        "hardware": hardware(),
+        "cores_used": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "versions": versions() | {"rejax": peers.rejax_version()},
+        "commit": commit(),
+        "date": f"{now:%Y-%m-%d}",
+        "arguments": dataclasses.asdict(arguments),
+        "results": [],
+    }
+    for environment in arguments.environments:
+        for num_envs in arguments.num_envs or DEFAULT_NUM_ENVS.get(environment, (512,)):
+            for num_seeds in arguments.num_seeds:
+                cases = make_cases(environment, num_envs, num_seeds, arguments.parts and num_seeds == 1)
+                rows = measure(cases, arguments.repeats, arguments.seconds)
+                where = {"environment": environment, "num_envs": num_envs, "num_seeds": num_seeds}
+                record["results"] += [where | row for row in rows]
+                console.print(table(f"{environment}, {num_envs} envs, {num_seeds} seeds", rows))
+                write_json(out, record)  # after each, so that an interrupted sweep keeps what it has
+    if arguments.plot is not None:
+        plot(record["results"], arguments.plot)
+    console.print(f"Results in {out}", highlight=False)
+
+
+def measure(cases: list[Case], repeats: int, seconds: float) -> list[dict]:
+    """Times every case once in each round, matrix products beside them; one row for each case."""
+    cases = [*cases, matmul()]
+    num_steps = []
+    for case in cases:
+        _time(case, 1)
+        num_steps.append(max(1, round(seconds / _time(case, 1))))
+    rounds = [[_time(case, n) / n for case, n in zip(cases, num_steps, strict=True)] for _ in range(repeats)]
+    times = np.array(rounds).T
+    medians = np.median(times, axis=1)
+    peak = cases[-1].flops / medians[-1]
+    rows = []
+    for case, series, median in zip(cases[:-1], times, medians, strict=False):
+        rows.append(
+            {
+                "implementation": case.name,
+                "steps_per_second": case.num_samples / median,
+                "steps_per_second_low": case.num_samples / series.max(),
+                "steps_per_second_high": case.num_samples / series.min(),
+                "ratio": medians[0] / median if case.name in WHOLE else np.nan,
+                "ratio_to": cases[0].name,
+                "flops_per_second": case.flops / median,
+                "matmul_flops_per_second": peak,
+                "roofline_fraction": case.flops / median / peak,
+                "memory_bytes": case.memory,
+                "compile_seconds": case.compile_seconds,
+                "seconds_per_train_step": series,
+            }
+        )
+    return rows
+
+
+def _time(case: Case, num_steps: int) -> float:
+    started = time.perf_counter()
+    jax.block_until_ready(case.program(case.state, case.fixed, jnp.int32(num_steps - 1)))
+    return time.perf_counter() - started
+
+
+def commit() -> str | None:
+    """Of the working tree, with a mark if it holds changes; None outside of one."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        folder = Path(__file__).parent
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def table(title: str, rows: list[dict]) -> Table:
+    """The implementations side by side."""
+    columns = ["", "steps/s", "slowest … fastest", f"× {rows[0]['ratio_to']}", "of matmul rate", "memory", "compile"]
+    rendered = Table(*columns, title=f"{title}; matmul {rows[0]['matmul_flops_per_second'] / 1e9:.0f} GFLOP/s")
+    for row in rows:
+        ratio, fraction = row["ratio"], row["roofline_fraction"]
+        rendered.add_row(
+            row["implementation"],
+            f"{row['steps_per_second']:,.0f}",
+            f"{row['steps_per_second_low']:,.0f} … {row['steps_per_second_high']:,.0f}",
+            "" if np.isnan(ratio) else f"{ratio:.2f}",
+            "" if np.isnan(fraction) else f"{fraction:.0%}",
+            f"{row['memory_bytes'] / 2**20:,.0f} MiB",
+            f"{row['compile_seconds']:.1f} s",
+        )
+    return rendered
+
+
+def plot(results: list[dict], path: Path) -> None:
+    """One panel for each environment: steps per second over num_envs; seeds apart from the first are left out."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    environments = list(dict.fromkeys(row["environment"] for row in results))
+    shown = [row for row in results if row["num_seeds"] == results[0]["num_seeds"]]
+    names = list(dict.fromkeys(row["implementation"] for row in shown if row["implementation"] in WHOLE))
+    size = (5.6 * len(environments), 4.2)
+    figure, axes = plt.subplots(1, len(environments), figsize=size, squeeze=False, layout="constrained")
+    for environment, axis in zip(environments, axes[0], strict=True):
+        for i, name in enumerate(names):
+            rows = [row for row in shown if (row["environment"], row["implementation"]) == (environment, name)]
+            rows.sort(key=lambda row: row["num_envs"])
+            x, middle, low, high = (
+                [row[field] for row in rows]
+                for field in ("num_envs", "steps_per_second", "steps_per_second_low", "steps_per_second_high")
+            )
+            axis.plot(x, middle, color=f"C{i}", marker="o", markersize=4, label=name)
+            axis.fill_between(x, low, high, color=f"C{i}", alpha=0.2, linewidth=0)
+        axis.set(title=environment, xlabel="parallel environments", xscale="log", ylim=(0, None))
+        ticks = sorted({row["num_envs"] for row in shown if row["environment"] == environment})
+        axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axis.minorticks_off()
+        axis.yaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False)
+    axes[0, 0].set_ylabel("environment steps per second of training")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    command(lambda: main(tyro.cli(Arguments)))

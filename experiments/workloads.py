@@ -1,0 +1,201 @@
+"""What the benchmark measures: whole train steps of every implementation, parts of ours, and matrix products."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import peers
+from experiments.peers import Implementation
+from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
+from grpo_jax.groups import CONTINUE
+from grpo_jax.networks import Policy
+from grpo_jax.rollout import unroll
+from grpo_jax.types import TrainState
+from grpo_jax.updates import Learner, make_batch, make_optimizer, update_epochs
+
+WINDOWED_GRPO = GRPO._replace(start=CONTINUE)
+GROUP_SIZE = 8
+MATMUL_SIZE = {"cpu": 512}  # elsewhere 4096
+WHOLE = ("rejax PPO", "plain PPO", "PPO", "GRPO")
+
+
+class Case(NamedTuple):
+    """A compiled program and what one step of it amounts to."""
+
+    name: str
+    program: Callable  # (state, fixed, n) -> makes n + 1 steps
+    state: Any
+    fixed: Any
+    num_samples: int  # environment steps in one step
+    flops: float  # of the matrix products in one step, analytically; NaN if there are none
+    compile_seconds: float
+    memory: int  # bytes, arguments and results included
+
+
+def ours(config: Config) -> Implementation:
+    """Our train step with the coefficients of the peers."""
+    hyperparams = Hyperparams(
+        learning_rate=peers.LEARNING_RATE,
+        final_learning_rate=peers.LEARNING_RATE,
+        discount=peers.DISCOUNT,
+        gae_lambda=peers.GAE_LAMBDA,
+        clip_low=peers.CLIP,
+        clip_high=peers.CLIP,
+        value_clip=peers.CLIP,
+        value_coef=peers.VALUE_COEF,
+        entropy_coef=peers.ENTROPY_COEF,
+        max_grad_norm=peers.MAX_GRAD_NORM,
+        adam_eps=peers.ADAM_EPS,
+    )
+    init = make_init(config)
+    return Implementation(lambda key: init(key, hyperparams), make_train_step(config))
+
+
+def make_config(environment: str, num_envs: int, critic: bool) -> Config:
+    """PPO, or GRPO on windows; everything else the same."""
+    return Config(
+        environment=environment,
+        algorithm=PPO if critic else WINDOWED_GRPO,
+        num_envs=num_envs,
+        group_size=None if critic else min(GROUP_SIZE, num_envs),
+        num_steps=peers.NUM_STEPS,
+        num_epochs=peers.NUM_EPOCHS,
+        num_minibatches=peers.NUM_MINIBATCHES,
+        hidden_sizes=peers.HIDDEN_SIZES,
+        activation="tanh",
+    )
+
+
+def make_cases(environment: str, num_envs: int, num_seeds: int, parts: bool) -> list[Case]:
+    """All that is measured on one environment at one size, compiled."""
+    ppo, grpo = (make_config(environment, num_envs, critic) for critic in (True, False))
+    whole = [peers.rejax_ppo(environment, num_envs)] if peers.rejax_version() else []
+    whole += [peers.plain_ppo(environment, num_envs), ours(ppo), ours(grpo)]
+    num_samples = num_seeds * num_envs * peers.NUM_STEPS
+    cases = []
+    for name, implementation in zip(WHOLE[-len(whole) :], whole, strict=True):
+        config = grpo if name == "GRPO" else ppo
+        init, step = implementation
+        if num_seeds > 1:
+            init, step = jax.vmap(init), jax.vmap(step)
+        key = jax.random.key(0) if num_seeds == 1 else jax.random.split(jax.random.key(0), num_seeds)
+        state = jax.tree.map(_strong, jax.jit(init)(key))
+        flops = num_samples * (forward_flops(config) + peers.NUM_EPOCHS * gradient_flops(config))
+        cases.append(compiled(name, lambda state, _, step=step: step(state), state, None, num_samples, flops))
+    if parts:
+        state = jax.jit(ours(ppo).init)(jax.random.key(0))
+        cases += make_parts(ppo, state, num_samples)
+    return cases
+
+
+def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case]:
+    """PPO's rollout and update, each by itself, and the rollout with random actions."""
+    nothing = jnp.zeros(config.env.num_actions)
+    random = Policy(
+        init=config.policy.init,
+        initial_carry=config.policy.initial_carry,
+        step=lambda params, observation, carry: (jnp.zeros((config.num_envs, *nothing.shape)), None, carry),
+        sequence=config.policy.sequence,
+        distribution=config.policy.distribution,
+        has_critic=False,
+    )
+
+    def rollout(policy, carry, params):
+        rollout_state, key = carry
+        key, key_rollout = jax.random.split(key)
+        rollout_state, trajectory = unroll(
+            policy, config.env, params, rollout_state, key_rollout, num_steps=config.num_steps, auto_reset=True
+        )
+        return (rollout_state, key), trajectory
+
+    def random_actions(carry, params):
+        carry, trajectory = rollout(random, carry, params)
+        return carry, jnp.sum(trajectory.reward)
+
+    def update(carry, fixed):
+        learner, key = carry
+        batch, hyperparams = fixed
+        key, key_update = jax.random.split(key)
+        learner, metrics = update_epochs(
+            config.algorithm,
+            config.policy,
+            make_optimizer(hyperparams, jnp.float32(0)),
+            learner,
+            batch,
+            hyperparams,
+            key_update,
+            num_epochs=config.num_epochs,
+            num_minibatches=config.num_minibatches,
+            num_microbatches=config.num_microbatches,
+        )
+        return (learner, key), metrics
+
+    @jax.jit
+    def first_batch(state):
+        _, trajectory = rollout(config.policy, (state.rollout, state.key), state.params)
+        return make_batch(config.algorithm, config.policy, trajectory, None, state.hyperparams, config.group_size)
+
+    def policy_rollout(carry, params):
+        return rollout(config.policy, carry, params)
+
+    acting, learning = (state.rollout, state.key), (Learner(state.params, state.optimizer), state.key)
+    forward = num_samples * forward_flops(config)
+    gradient = num_samples * peers.NUM_EPOCHS * gradient_flops(config)
+    return [
+        compiled("PPO, random actions", random_actions, acting, state.params, num_samples, np.nan),
+        compiled("PPO, rollout alone", policy_rollout, acting, state.params, num_samples, forward),
+        compiled(
+            "PPO, update alone", update, learning, (first_batch(state), state.hyperparams), num_samples, gradient
+        ),
+    ]
+
+
+def compiled(name: str, step: Callable, state: Any, fixed: Any, num_samples: int, flops: float) -> Case:
+    """A program that makes as many steps as it is told to; what the last one puts out is put out by the program."""
+
+    def program(state, fixed, n):
+        return jax.lax.fori_loop(0, n, lambda _, carry: step(carry[0], fixed), step(state, fixed))
+
+    started = time.perf_counter()
+    executable = jax.jit(program).lower(state, fixed, jnp.int32(0)).compile()
+    compile_seconds = time.perf_counter() - started
+    memory = executable.memory_analysis()
+    memory = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return Case(name, executable, state, fixed, num_samples, flops, compile_seconds, memory)
+
+
+def matmul() -> Case:
+    """Square float32 products, one after the other: the rate that all others are a fraction of."""
+    size = MATMUL_SIZE.get(jax.default_backend(), 4096)
+    ones = jnp.ones((size, size))
+    return compiled("matmul", lambda x, y: (x @ y / size, jnp.zeros(())), ones, ones, 0, 2.0 * size**3)
+
+
+def _layers(config: Config) -> list[tuple[int, int]]:
+    """Inputs and outputs of every dense layer."""
+    num_inputs = int(np.prod(config.env.observation.shape))
+    heads = [config.env.num_actions] + [1] * config.policy.has_critic
+    widths = [(num_inputs, *config.hidden_sizes, head) for head in heads]
+    return [pair for sizes in widths for pair in zip(sizes[:-1], sizes[1:], strict=True)]
+
+
+def forward_flops(config: Config) -> float:
+    """Of the matrix products for one sample."""
+    return float(sum(2 * inputs * outputs for inputs, outputs in _layers(config)))
+
+
+def gradient_flops(config: Config) -> float:
+    """Of the matrix products for one sample, forwards and backwards; no gradient flows into the observation."""
+    num_inputs = int(np.prod(config.env.observation.shape))
+    into_observation = 2 * num_inputs * config.hidden_sizes[0] * (1 + config.policy.has_critic)
+    return 3 * forward_flops(config) - into_observation
+
+
+def _strong(leaf: jax.Array) -> jax.Array:
+    """Without a weak type, which a step would return as a strong one."""
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return leaf if is_key else jax.lax.convert_element_type(leaf, leaf.dtype)
