@@ -6,7 +6,7 @@ from pathlib import Path
 import tyro
 
 from experiments.settings import CONFIGS, ENV_PARAMS, HYPERPARAMS
-from experiments.study import Study, command
+from experiments.study import Plan, Study, command
 from grpo_jax import Config, Hyperparams
 
 
@@ -27,9 +27,8 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    # All of it is made before anything is written or trained, so that a mistake costs nothing.
-    planned = [
-        (
+    plans = [
+        Plan(
             name.upper(),
             Config(
                 environment=environment, algorithm=name, env_params=ENV_PARAMS.get(environment, {}), **CONFIGS[name]
@@ -39,9 +38,8 @@ def main(arguments: Arguments) -> None:
         for environment in arguments.environments
         for name in ("grpo", "ppo")
     ]
-    study = Study("grpo_vs_ppo", arguments.out, seed=arguments.seed, num_seeds=arguments.num_seeds)
-    for label, config, hyperparams in planned:
-        study.run(label, config, hyperparams)
+    study = Study("grpo_vs_ppo", plans, arguments.out, seed=arguments.seed, num_seeds=arguments.num_seeds)
+    study.run_all()
     study.finish()
 
 

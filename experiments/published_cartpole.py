@@ -14,7 +14,7 @@ import tyro
 from rich.table import Table
 
 from experiments.settings import CONFIGS, HYPERPARAMS
-from experiments.study import Run, Study, command
+from experiments.study import Plan, Run, Study, command
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.groups import CONTINUE
 from grpo_jax.slots import kl_to_behaviour, whitened_return_advantage
@@ -70,13 +70,20 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    study = Study("published_cartpole", arguments.out, seed=arguments.seed, num_seeds=arguments.num_seeds)
+    plans = []
     for label, fields in CONFIG_FIELDS.items():
         config = Config(environment="CartPole-v1", **fields)
-        hyperparams = Hyperparams(
-            total_steps=arguments.num_episodes * config.env.max_steps, **HYPERPARAM_FIELDS[label]
-        )
-        study.run(label, config, hyperparams, max_episodes=arguments.num_episodes)
+        most_steps = arguments.num_episodes * config.env.max_steps
+        plans.append(Plan(label, config, Hyperparams(total_steps=most_steps, **HYPERPARAM_FIELDS[label])))
+    study = Study(
+        "published_cartpole",
+        plans,
+        arguments.out,
+        seed=arguments.seed,
+        num_seeds=arguments.num_seeds,
+        max_episodes=arguments.num_episodes,
+    )
+    study.run_all()
     study.finish(over="episodes")
     study.console.print(comparison(study.runs, arguments.num_episodes))
 

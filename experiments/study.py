@@ -20,9 +20,10 @@ import grpo_jax
 from experiments.settings import SOLVED_AT
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
+from grpo_jax.errors import ConfigError
 from grpo_jax.logbook import Logbook, claim_directory, write_json
 from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, steps_to_reach
-from grpo_jax.training import RunResult
+from grpo_jax.training import RunResult, check_budget
 
 NUM_EVALUATION_EPISODES = 128
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
@@ -59,24 +60,49 @@ class Run(NamedTuple):
         return float(self.result.steps[-1].sum()) / self.result.train_seconds
 
 
-class Study:
-    """The runs of one experiment and the folder of their results."""
+class Plan(NamedTuple):
+    """A run to be made."""
 
-    def __init__(self, name: str, out: Path | None, *, seed: int, num_seeds: int):
+    label: str
+    config: Config
+    hyperparams: Hyperparams
+
+
+class Study:
+    """The runs of one experiment and the folder of their results.
+
+    It takes the whole plan and checks it before it makes the folder, so that a mistake costs nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plans: list[Plan],
+        out: Path | None,
+        *,
+        seed: int,
+        num_seeds: int,
+        max_episodes: float = math.inf,
+    ):
         if num_seeds < 1:
-            raise ValueError(f"num_seeds={num_seeds} is not a positive integer")
+            raise ConfigError(f"num_seeds={num_seeds} is not a positive integer")
+        for plan in plans:
+            check_budget(plan.config, plan.hyperparams, max_episodes)
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         self.out = claim_directory(out or Path("runs") / f"{name}_{stamp}")
         self.console = Console(width=None if sys.stdout.isatty() else 120)
         self.runs: list[Run] = []
-        self._seed, self._num_seeds = seed, num_seeds
+        self.plans = plans
+        self._seed, self._num_seeds, self._max_episodes = seed, num_seeds, max_episodes
         # Compiled programs are kept between processes: seconds instead of tens of seconds from the second start on.
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache))
 
-    def run(
-        self, label: str, config: Config, hyperparams: Hyperparams, *, max_episodes: float = math.inf
-    ) -> tuple[Run, TrainState]:
+    def run_all(self) -> list[TrainState]:
+        """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`."""
+        return [self._run(*plan) for plan in self.plans]
+
+    def _run(self, label: str, config: Config, hyperparams: Hyperparams) -> TrainState:
         """Trains all seeds in one program, with live progress and metrics.jsonl, and evaluates them."""
         started = time.perf_counter()
         key_train, key_evaluate = jax.random.split(jax.random.key(self._seed))
@@ -89,7 +115,7 @@ class Study:
                 config,
                 hyperparams,
                 jax.random.split(key_train, self._num_seeds),
-                max_episodes=max_episodes,
+                max_episodes=self._max_episodes,
                 report=logbook.record,
             )
 
@@ -104,7 +130,7 @@ class Study:
             label, config, hyperparams, result._replace(states=None), final_returns, time.perf_counter() - started
         )
         self.runs.append(done)
-        return done, result.states
+        return result.states
 
     def finish(self, over: str = "environment steps") -> None:
         """Writes summary.json and learning_curves.png (over "environment steps" or "episodes"), prints the table."""
@@ -124,8 +150,9 @@ def command(main: Callable[[], None]) -> None:
     """Runs an experiment as a command: a mistake in its arguments is one line, not a traceback."""
     try:
         main()
-    except (ValueError, FileExistsError) as error:
-        sys.exit(f"error: {error}")
+    except (ConfigError, FileExistsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def summarise(run: Run) -> dict:
@@ -151,7 +178,10 @@ def summarise(run: Run) -> dict:
 
 
 def solved_after(run: Run) -> float:
-    """Median over seeds of the steps until the return, averaged over 2% of the budget, is that of a solved task."""
+    """Median over seeds of the steps until the training return, averaged over 2% of the budget, is a solved task's.
+
+    An iteration of one-episode groups alone is often more than 2%.
+    """
     window = max(1, round(0.02 * float(run.hyperparams.total_steps) / run.config.steps_per_iteration))
     return float(np.median(steps_to_reach(run.result.steps, run.returns, SOLVED_AT[run.environment], window=window)))
 
@@ -162,7 +192,7 @@ def table(runs: list[Run]) -> Table:
     columns = ["run", "final return", "worst seed", "steps a seed"]
     if environment in SOLVED_AT:
         columns.append(f"steps to {SOLVED_AT[environment]:g}")
-    rendered = Table(*columns, "train", "compile", "steps/s", title=environment)
+    rendered = Table(*columns, "train", "compile", "wall", "steps/s", title=environment)
     for run in runs:
         low, high = bootstrap_interval(run.final_returns)
         row = [
@@ -175,6 +205,7 @@ def table(runs: list[Run]) -> Table:
             solved = solved_after(run)
             row.append(f"{solved:,.0f}" if np.isfinite(solved) else "not reached")
         row += [f"{run.result.train_seconds:.0f} s", f"{run.result.compile_seconds:.0f} s"]
+        row.append(f"{run.wall_seconds:.0f} s")
         rendered.add_row(*row, f"{run.steps_per_second:,.0f}")
     return rendered
 
@@ -214,7 +245,15 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that a result depends on."""
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+    def version(name: str) -> str:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return "not installed"
+
+    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
 
 
 def hardware() -> str:

@@ -3,15 +3,15 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import jax
 import tyro
 
-from experiments.settings import CONFIGS, HYPERPARAMS
-from experiments.study import Study, command
+from experiments.settings import CONFIGS, ENV_PARAMS, HYPERPARAMS
+from experiments.study import Plan, Study, command
 from grpo_jax import Config, Hyperparams
-from grpo_jax.algorithms import Algorithm, name_of
+from grpo_jax.algorithms import Algorithm, by_name, name_of
 from grpo_jax.environments.render import check_renderable, render
 from grpo_jax.evaluation import record_episode
 
@@ -32,11 +32,11 @@ class Arguments:
     """Draws an episode of the first seed's trained policy into this file, such as out.gif."""
 
 
-# On a command line, an environment and an algorithm are names.
-NAMES = tyro.constructors.ConstructorRegistry()
+# On a command line, an environment and an algorithm are names, and overrides are written name=value.
+ON_THE_COMMAND_LINE = tyro.constructors.ConstructorRegistry()
 
 
-@NAMES.primitive_rule
+@ON_THE_COMMAND_LINE.primitive_rule
 def _by_name(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
     if type_info.type not in (str | Algorithm, str | Any):
         return None
@@ -49,27 +49,53 @@ def _by_name(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructor
     )
 
 
+@ON_THE_COMMAND_LINE.primitive_rule
+def _overrides(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    if type_info.type != get_type_hints(Config)["env_params"]:
+        return None
+
+    def parse(strings: list[str]) -> dict[str, float]:
+        pairs = [string.partition("=") for string in strings]
+        return {name: float(value) for name, _, value in pairs}
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[NAME=VALUE ...]",
+        instance_from_str=parse,
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [f"{name}={number}" for name, number in dict(value).items()],
+    )
+
+
 def with_settings(flags: list[str]) -> list[str]:
     """The flags, and before them those of the algorithm's tuned settings: of two, the later one holds."""
-    chosen = [flags[i + 1] for i, flag in enumerate(flags[:-1]) if flag == "--algorithm"] or [Config.algorithm]
-    name = chosen[-1].lower().replace("-", "_")
-    settings = CONFIGS.get(name, CONFIGS["grpo"]) | HYPERPARAMS.get(name, {})
-    return [part for field, value in settings.items() for part in (f"--{field.replace('_', '-')}", str(value))] + flags
+
+    def value_of(flag: str, default: str) -> str:
+        words = [word for argument in flags for word in argument.split("=", 1)]
+        return next((words[i + 1] for i in reversed(range(len(words) - 1)) if words[i] == flag), default)
+
+    algorithm = name_of(by_name(value_of("--algorithm", Config.algorithm)))
+    settings = CONFIGS.get(algorithm, CONFIGS["grpo"]) | HYPERPARAMS.get(algorithm, {})
+    tuned = [f"--{field.replace('_', '-')}={value}" for field, value in settings.items()]
+    for name, value in ENV_PARAMS.get(value_of("--environment", Config.environment), {}).items():
+        tuned += ["--env-params", f"{name}={value}"]
+    return tuned + flags
 
 
 def main(arguments: Arguments) -> None:
     if arguments.render is not None:
         check_renderable(arguments.config.env.name)
-    study = Study("train", arguments.out, seed=arguments.seed, num_seeds=arguments.num_seeds)
     config = arguments.config
-    _, states = study.run(name_of(config.algorithm), config, arguments.hyperparams)
+    plan = Plan(name_of(config.algorithm), config, arguments.hyperparams)
+    study = Study("train", [plan], arguments.out, seed=arguments.seed, num_seeds=arguments.num_seeds)
+    (states,) = study.run_all()
     study.finish()
     if arguments.render is not None:
         first = jax.tree.map(lambda leaf: leaf[0], states)
         episode = record_episode(config, first, jax.random.key(arguments.seed))
         render(config.environment, dict(config.env_params), episode.states, episode.rewards, arguments.render)
-        study.console.print(f"An episode of seed 0 is drawn in {arguments.render}", highlight=False)
+        study.console.print(f"An episode of the first seed is drawn in {arguments.render}", highlight=False)
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments, args=with_settings(sys.argv[1:]), registry=NAMES)))
+    command(lambda: main(tyro.cli(Arguments, args=with_settings(sys.argv[1:]), registry=ON_THE_COMMAND_LINE)))

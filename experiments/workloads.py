@@ -130,7 +130,6 @@ def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case
             key_update,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
-            num_microbatches=config.num_microbatches,
         )
         return (learner, key), metrics
 

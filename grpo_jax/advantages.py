@@ -197,30 +197,39 @@ def pass_at_k(scores: jax.Array, *, normalize: bool = True, eps: float = 1e-6, d
 
 
 def process_supervised(
-    rewards: jax.Array, mask: jax.Array, group_size: int, *, eps: float = 1e-6, ddof: int = 0
+    rewards: jax.Array,
+    mask: jax.Array,
+    group_size: int,
+    *,
+    judged: jax.Array | None = None,
+    eps: float = 1e-6,
+    ddof: int = 0,
 ) -> jax.Array:
-    """Rewards of single steps, normalised over all valid steps of the group, then summed to go.
+    """Rewards of single steps, normalised over all judged steps of the group, then summed to go.
 
-        A_t = sum_{s >= t} (r_s - mean(r)) / (std(r) + eps),  mean and std over the valid steps of all members
+        A_t = sum_{judged s >= t} (r_s - mean(r)) / (std(r) + eps),  mean and std over the judged steps of all members
 
     GRPO with process supervision (https://arxiv.org/abs/2402.03300, section 4.1.3). Where every step pays the same
     (CartPole) it has nothing to learn from: the advantages are 0.
 
     Args:
-      rewards: `[T, N]`, one for each step (0 and masked on steps that no reward model judged).
+      rewards: `[T, N]`, one for each step.
       mask: `[T, N]`, true on the valid steps.
       group_size: members of a group; divides `N`. Static.
+      judged: `[T, N]`, true on the steps that have a reward of their own, such as the ends of reasoning steps; a step
+        that is valid and not judged gets the sum of those that follow. None: all.
       eps: floor of the standard deviation, in the units of the rewards.
       ddof: as in `group_normalized`.
 
     Returns:
       `[T, N]`; exactly 0 for a group whose rewards are all equal, and on invalid steps.
     """
-    rewards, valid = _by_group(rewards, group_size), _by_group(mask, group_size).astype(bool)
     _check_groups(group_size, "process_supervised")
+    rewards, valid = _by_group(rewards, group_size), _by_group(mask, group_size).astype(bool)
+    rewarded = valid if judged is None else valid & _by_group(judged, group_size).astype(bool)
     over_group = (0, 2)
-    centred = _centred(rewards, valid, axis=over_group)
-    normalised = centred / (_std(centred, valid, axis=over_group, ddof=ddof) + eps)
+    centred = _centred(rewards, rewarded, axis=over_group)
+    normalised = centred / (_std(centred, rewarded, axis=over_group, ddof=ddof) + eps)
     to_go = jax.lax.cumsum(normalised, axis=0, reverse=True)
     return jnp.where(valid, to_go, 0.0).reshape(mask.shape)
 

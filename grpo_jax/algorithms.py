@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from grpo_jax import slots
 from grpo_jax.advantages import whiten
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import CONTINUE, FRESH, Start
 from grpo_jax.losses import mean_of_sequence_means, mean_over_steps, sum_over_horizon
 
@@ -28,6 +29,7 @@ class Algorithm(NamedTuple):
     kl_controller: Callable | None = None  # (kl_coef, kl, hyperparams) -> next kl_coef; None: fixed
     greedy_member: bool = False  # the first member of each group acts greedily and is not learnt from
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) rather than of loose steps (S = 1)
+    whole_minibatches: bool = False  # some slot compares the samples of a minibatch, which is then not split further
 
 
 def with_reference(
@@ -35,8 +37,9 @@ def with_reference(
     reference: Callable = slots.frozen_reference,
     kl: Callable = slots.kl_to_reference,
 ) -> Algorithm:
-    """The algorithm with a reference policy and a KL penalty to it, in place of one to the behaviour policy."""
-    others = tuple(penalty for penalty in algorithm.penalties if penalty is not slots.kl_to_behaviour)
+    """The algorithm with a reference policy and a KL penalty to it, in place of any other KL penalty."""
+    divergences = (slots.kl_to_behaviour, slots.kl_to_reference, slots.exact_kl_to_reference)
+    others = tuple(penalty for penalty in algorithm.penalties if penalty not in divergences)
     return algorithm._replace(penalties=(kl, *others), reference=reference)
 
 
@@ -72,8 +75,12 @@ GMPO = GRPO._replace(
 )
 CISPO = GRPO._replace(surrogate=slots.cispo_surrogate)
 SAPO = GRPO._replace(surrogate=slots.sapo_surrogate)
-CLIP_COV = GRPO._replace(ratio=slots.covariance_clipped_ratio)
-KL_COV = GRPO._replace(surrogate=slots.unclipped_surrogate, penalties=(slots.covariance_kl, slots.entropy_bonus))
+CLIP_COV = GRPO._replace(ratio=slots.covariance_clipped_ratio, whole_minibatches=True)
+KL_COV = GRPO._replace(
+    surrogate=slots.unclipped_surrogate,
+    penalties=(slots.covariance_kl, slots.entropy_bonus),
+    whole_minibatches=True,
+)
 
 PPO = GRPO._replace(
     start=CONTINUE,
@@ -129,6 +136,18 @@ PAPERS = {
     "ppo": "1707.06347",
 }
 """Where each is from: identifiers on arxiv.org."""
+
+
+def by_name(name: str) -> Algorithm:
+    """The algorithm of this name; case does not matter, nor - or _.
+
+    Raises:
+      ConfigError: there is none, with the nearest names.
+    """
+    found = name.lower().replace("-", "_")
+    if found not in ALGORITHMS:
+        raise ConfigError(f"unknown algorithm {name!r}: {nearest(found, ALGORITHMS)}")
+    return ALGORITHMS[found]
 
 
 def name_of(algorithm: Algorithm) -> str:

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import slots, updates
-from grpo_jax.algorithms import ALGORITHMS, Algorithm
+from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.environments import Environment, make_environment
-from grpo_jax.errors import nearest
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.networks import Policy, make_mlp_policy
 from grpo_jax.types import Trajectory
@@ -22,12 +22,11 @@ from grpo_jax.types import Trajectory
 class Config:
     """Which environment, which algorithm, how many of what. Floats are not here: see `Hyperparams`.
 
-    `group_size`, `num_steps` and `num_microbatches` may be left out: they become what suits the algorithm and the
-    environment, and read as integers afterwards. `dataclasses.replace` keeps those integers; to have them chosen anew,
-    pass None for them.
+    `group_size` and `num_steps` may be left out: they become what suits the algorithm and the environment, and read
+    as integers afterwards. `dataclasses.replace` keeps those integers; to have them chosen anew, pass None for them.
 
     Raises:
-      ValueError: at construction, for anything that could not run, saying what would do instead.
+      ConfigError: at construction, for anything that could not run, saying what would do instead.
     """
 
     environment: str | Any = "CartPole-v1"
@@ -37,7 +36,7 @@ class Config:
     num_envs: int = 128
     """Parallel environments."""
     group_size: int | None = None
-    """Environments that start from the same state; if left out, for one-episode groups the largest divisor of num_envs up to 16, else 1."""
+    """Environments that start from the same state; 1 if they go on across rollouts; by default up to 16."""
     num_steps: int | None = None
     """Steps of each environment in one rollout; the episode limit for one-episode groups, else 128, if left out."""
     num_epochs: int = 4
@@ -45,7 +44,7 @@ class Config:
     num_minibatches: int = 16
     """Gradient steps in each pass."""
     num_microbatches: int | None = None
-    """Parts that a gradient step's samples are processed in, one after the other; chosen by size if left out."""
+    """Parts that a gradient step's samples are processed in, one after the other; None has it chosen by size."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers, of the actor and of the critic."""
     activation: str = "tanh"
@@ -58,7 +57,8 @@ class Config:
     def __post_init__(self):
         """Resolves what was left out and checks the whole."""
         resolve = functools.partial(object.__setattr__, self)
-        resolve("algorithm", _algorithm(self.algorithm))
+        if not isinstance(self.algorithm, Algorithm):
+            resolve("algorithm", by_name(str(self.algorithm)))
         _check_counts(self)
         resolve("hidden_sizes", tuple(self.hidden_sizes))
         resolve("env_params", tuple(sorted(dict(self.env_params).items())))
@@ -68,11 +68,9 @@ class Config:
             resolve("group_size", divisors[-1] if one_episode else 1)
         if self.num_steps is None:
             resolve("num_steps", self.env.max_steps if one_episode else 128)
-        if self.num_microbatches is None:
-            resolve("num_microbatches", _num_microbatches(self))
         _check_numbers(self)
         if one_episode and self.num_steps < self.env.max_steps and not self.cut_episodes:
-            raise ValueError(
+            raise ConfigError(
                 f"num_steps={self.num_steps} is below the episode limit of {self.env.name}, {self.env.max_steps}: "
                 "members of a one-episode group would be cut off in mid-episode; use "
                 f"num_steps={self.env.max_steps}, or cut_episodes=True to compare the returns up to the cut"
@@ -106,43 +104,26 @@ class Config:
         )
 
 
-def _algorithm(algorithm: str | Algorithm) -> Algorithm:
-    if isinstance(algorithm, Algorithm):
-        return algorithm
-    name = str(algorithm).lower().replace("-", "_")
-    if name not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm {algorithm!r}: {nearest(name, ALGORITHMS)}")
-    return ALGORITHMS[name]
-
-
-def _num_microbatches(config: Config) -> int:
-    """As many parts as keep one at about 512 samples, which stay in a core's cache; loose steps only."""
-    num_samples = config.steps_per_iteration // max(1, config.num_minibatches)
-    if config.algorithm.whole_sequences or num_samples < 1024:
-        return 1
-    return next((n for n in range(num_samples // 512, num_samples // 128) if num_samples % n == 0), 1)
-
-
 def _check_counts(config: Config) -> None:
     """Before anything is computed from them; None is what was left out."""
     for field in ("num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches", "num_microbatches"):
         value = getattr(config, field)
         if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{field}={value!r} is not a positive integer")
+            raise ConfigError(f"{field}={value!r} is not a positive integer")
     sizes = config.hidden_sizes
     if not isinstance(sizes, Sequence) or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ValueError(f"hidden_sizes={sizes!r} must be positive integers, such as (64, 64)")
+        raise ConfigError(f"hidden_sizes={sizes!r} must be positive integers, such as (64, 64)")
 
 
 def _check_numbers(config: Config) -> None:
     """Once everything is resolved."""
     activation = getattr(nn, str(config.activation), None)
     if not callable(activation) or isinstance(activation, type):
-        raise ValueError(f"unknown activation {config.activation!r}: {nearest(str(config.activation), _ACTIVATIONS)}")
+        raise ConfigError(f"unknown activation {config.activation!r}: {nearest(str(config.activation), _ACTIVATIONS)}")
     if config.num_envs % config.group_size:
         above = -(-config.num_envs // config.group_size) * config.group_size
         nearest_sizes = " or ".join(str(size) for size in (above - config.group_size, above) if size > 0)
-        raise ValueError(
+        raise ConfigError(
             f"num_envs={config.num_envs} is not a multiple of group_size={config.group_size}, so the last group would "
             f"be incomplete; use num_envs={nearest_sizes}"
         )
@@ -152,14 +133,19 @@ def _check_numbers(config: Config) -> None:
         divisors = [n for n in range(1, num_samples + 1) if num_samples % n == 0]
         best = min(divisors, key=lambda n: abs(n - config.num_minibatches))
         what = "num_envs (whole sequences)" if whole else "num_envs * num_steps"
-        raise ValueError(
+        raise ConfigError(
             f"{what} = {num_samples} is not divisible by num_minibatches={config.num_minibatches}, so minibatches "
             f"would differ in size; use num_minibatches={best}"
         )
-    if num_samples // config.num_minibatches % config.num_microbatches:
-        raise ValueError(
+    if config.algorithm.whole_minibatches and config.num_microbatches not in (None, 1):
+        raise ConfigError(
+            f"num_microbatches={config.num_microbatches}, but a slot of the algorithm compares the samples of a "
+            "minibatch with each other; leave it out"
+        )
+    if num_samples // config.num_minibatches % (config.num_microbatches or 1):
+        raise ConfigError(
             f"a minibatch of {num_samples // config.num_minibatches} is not divisible by num_microbatches="
-            f"{config.num_microbatches}; leave it out to have it chosen"
+            f"{config.num_microbatches}; use None to have it chosen"
         )
 
 
@@ -180,22 +166,26 @@ def _check_slots(config: Config) -> None:
     algorithm, policy = config.algorithm, config.policy
     wants_reference = {slots.kl_to_reference, slots.exact_kl_to_reference} & set(algorithm.penalties)
     if algorithm.reference is None and (wants_reference or algorithm.reward is slots.kl_penalized_reward):
-        raise ValueError(
+        raise ConfigError(
             "the algorithm has a KL penalty to a reference policy, but no reference policy; set the slot reference, or "
             "write with_reference(algorithm), which sets both"
         )
     if algorithm.critic is None and algorithm.advantage is slots.gae_advantage:
-        raise ValueError(
+        raise ConfigError(
             "gae_advantage needs the values of a critic, and the algorithm has none; set critic=clipped_value_loss, "
             "or use an advantage without a critic, such as return_to_go_advantage"
         )
     if not algorithm.whole_sequences and algorithm.ratio in (slots.sequence_ratio, slots.geometric_mean_ratio):
-        raise ValueError(
+        raise ConfigError(
             f"{algorithm.ratio.__name__} is of a whole sequence, and minibatches of loose steps have none; set "
             "whole_sequences=True"
         )
+    if algorithm.advantage is slots.greedy_baseline_advantage and not algorithm.greedy_member:
+        raise ConfigError(
+            "greedy_baseline_advantage takes the first member of each group for a greedy one; set greedy_member=True"
+        )
     if algorithm.greedy_member and config.group_size < 2:
-        raise ValueError(
+        raise ConfigError(
             f"group_size={config.group_size} leaves no member beside the greedy one, which is not learnt from; use "
             "group_size=2 or more"
         )
@@ -206,9 +196,12 @@ def _check_slots(config: Config) -> None:
         hyperparams = _AnyHyperparams()
         batch = updates.make_batch(algorithm, policy, trajectory, params, hyperparams, config.group_size)
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
-        return updates.minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams, 1)
+        return updates.minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams)
 
-    jax.eval_shape(gradient, jax.random.key(0))
+    try:
+        jax.eval_shape(gradient, jax.random.key(0))
+    except ValueError as error:
+        raise ConfigError(f"the algorithm and this configuration do not fit: {error}") from error
 
 
 def _trajectory(config: Config, params) -> Trajectory:

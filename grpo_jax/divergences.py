@@ -107,7 +107,7 @@ def exact(log_probs: jax.Array, reference_log_probs: jax.Array) -> jax.Array:
       `[...]`, in nats, >= 0 up to rounding. Actions that the policy cannot take add 0, and their gradient is 0; inf if
       the policy takes an action that the reference cannot.
     """
-    possible = log_probs > -jnp.inf
+    possible = jnp.exp(log_probs) > 0  # also where a probability underflows
     # Both operands are replaced before they meet: 0 * (-inf - -inf) is NaN, and so is its gradient.
     log_p, log_q = jnp.where(possible, log_probs, 0.0), jnp.where(possible, reference_log_probs, 0.0)
     return jnp.sum(jnp.where(possible, jnp.exp(log_p) * (log_p - log_q), 0.0), axis=-1)

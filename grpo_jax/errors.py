@@ -1,7 +1,11 @@
-"""What error messages share."""
+"""What mistakes in a configuration have in common."""
 
 import difflib
 from collections.abc import Iterable
+
+
+class ConfigError(ValueError):
+    """A run that cannot be as it was asked for: says what is wrong, why, and what to write instead."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

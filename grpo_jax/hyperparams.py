@@ -18,7 +18,7 @@ class Hyperparams:
     learning_rate: float = 2.5e-3
     """Adam's step size at the start of training."""
     final_learning_rate: float = 0.0
-    """Step size when `total_steps` are spent; linear in between."""
+    """Adam's step size when `total_steps` are spent, linear in between."""
     total_steps: float = 500_000.0
     """Environment steps that training may take: the horizon of the decay, and where `run` stops."""
     discount: float = 0.99
@@ -29,8 +29,9 @@ class Hyperparams:
     """The probability ratio is clipped from below at 1 - clip_low."""
     clip_high: float = 0.2
     """The probability ratio is clipped from above at 1 + clip_high."""
-    value_clip: float = 0.2
-    """Largest move of a value prediction away from the behaviour policy's, in units of return."""
+    value_clip: float = 10.0
+    """Largest move of a value prediction away from the behaviour critic's, in units of return: below the scale of the
+    returns it slows the critic down."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     entropy_coef: float = 0.0

@@ -232,6 +232,10 @@ def grpo_loss(
     """
     mask = jnp.ones(log_prob.shape, bool) if mask is None else mask.astype(bool)
     chex.assert_equal_shape([log_prob, behaviour_log_prob, advantages, mask])
+    if reference_log_prob is not None:
+        chex.assert_equal_shape([log_prob, reference_log_prob])
+    elif not (isinstance(kl_coef, int | float) and kl_coef == 0):
+        raise ValueError("kl_coef weighs the KL to a reference policy: pass reference_log_prob too, or leave it at 0")
     # Masked inputs are replaced rather than multiplied by 0: what stands there may not be finite.
     log_prob = jnp.where(mask, log_prob, 0.0)
     behaviour_log_prob = jax.lax.stop_gradient(jnp.where(mask, behaviour_log_prob, 0.0))

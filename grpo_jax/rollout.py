@@ -25,9 +25,9 @@ def unroll(
     """Acts for `num_steps` in every environment and records what happened.
 
     With `auto_reset` an environment whose episode ends starts another. Its start state comes from draws made once per
-    rollout, `NUM_RESET_DRAWS` for each environment: an episode that ends at step t takes draw t mod NUM_RESET_DRAWS.
-    Every start state has the environment's own distribution and those of different environments are independent;
-    two of one environment in one rollout coincide if their steps agree modulo NUM_RESET_DRAWS.
+    rollout, `NUM_RESET_DRAWS` for each environment, which are taken in turn. Every start state has the environment's
+    own distribution, and those of different environments are independent; from the episode after the
+    `NUM_RESET_DRAWS`-th on, an environment meets its start states of this rollout again.
 
     Without `auto_reset` an environment whose episode ends stays as it is: the steps after are not `valid`, have
     reward 0 and change nothing.
@@ -54,9 +54,8 @@ def unroll(
     key_reset, key_steps = jax.random.split(key)
     resets = jax.vmap(jax.vmap(environment.reset))(jax.random.split(key_reset, (num_draws, num_envs)))
 
-    def step(carry, inputs):
-        state, alive, final_observations, num_truncated = carry
-        t, key = inputs
+    def step(carry, key):
+        state, alive, num_ended, final_observations, num_truncated = carry
         key_action, key_environment = jax.random.split(key)
         distribution, value, policy_carry = policy.step(params, state.observation, state.policy_carry)
         action = jnp.where(
@@ -88,23 +87,24 @@ def unroll(
 
         after = RolloutState(moved.environment, moved.observation, policy_carry, episode_return, episode_length)
         if auto_reset:
-            start, observation = jax.tree.map(lambda draws: draws[t % num_draws], resets)
+            draw = num_ended % num_draws, jnp.arange(num_envs)
+            start, observation = jax.tree.map(lambda draws: draws[draw], resets)
             nothing = jax.tree.map(jnp.zeros_like, (episode_return, episode_length))
             fresh = RolloutState(start, observation, policy.initial_carry(num_envs), *nothing)
             after = _select(ended, fresh, after)
         else:
             after = _select(alive, after, state)
             alive = alive & ~ended
-        return (after, alive, final_observations, num_truncated), output
+        return (after, alive, num_ended + ended, final_observations, num_truncated), output
 
     start = (
         state,
         jnp.ones(num_envs, bool),
+        jnp.zeros(num_envs, jnp.int32),
         jnp.zeros((num_slots, *state.observation.shape), state.observation.dtype),
         jnp.zeros(num_envs, jnp.int32),
     )
-    inputs = (jnp.arange(num_steps), jax.random.split(key_steps, num_steps))
-    (state, _, final_observations, _), outputs = jax.lax.scan(step, start, inputs)
+    (state, _, _, final_observations, _), outputs = jax.lax.scan(step, start, jax.random.split(key_steps, num_steps))
     next_value = None
     if policy.has_critic:
         observations = jnp.concatenate([final_observations, state.observation[None]])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.config import Config
+from grpo_jax.errors import ConfigError
 from grpo_jax.groups import first_members, fresh_groups
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.rollout import unroll
@@ -24,6 +25,8 @@ def make_init(config: Config) -> Callable[[jax.Array, Hyperparams], TrainState]:
     def init(key: jax.Array, hyperparams: Hyperparams) -> TrainState:
         # Copies, and no array twice: the state is to be donated, and the caller's arrays must outlive it.
         hyperparams = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), hyperparams)
+        if any(leaf.ndim for leaf in jax.tree.leaves(hyperparams)):
+            raise ConfigError("init makes one state, of scalar hyperparameters; for arrays of them use jax.vmap(init)")
         key, key_params, key_reset = jax.random.split(key, 3)
         params = config.policy.init(key_params)
         return TrainState(
@@ -47,7 +50,9 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
     algorithm, policy, env = config.algorithm, config.policy, config.env
 
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
-        hyperparams = state.hyperparams.replace(kl_coef=state.kl_coef)
+        hyperparams = state.hyperparams
+        if algorithm.kl_controller is not None:
+            hyperparams = hyperparams.replace(kl_coef=state.kl_coef)
         progress = state.rollouts * config.steps_per_iteration / hyperparams.total_steps
         key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
 
@@ -113,14 +118,16 @@ def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Me
     ended = trajectory.ended
     count = jnp.sum(ended)
     nan_if_none = jnp.where(count > 0, 0.0, jnp.nan)
-    returns = trajectory.episode_return
+    returns, lengths = trajectory.episode_return, trajectory.episode_length.astype(jnp.float32)
     metrics = {
         "environment/steps": jnp.sum(trajectory.valid).astype(jnp.float32),
         "episode/count": count.astype(jnp.float32),
         "episode/return_mean": jnp.mean(returns, where=ended),
         "episode/return_min": jnp.min(returns, where=ended, initial=jnp.inf) + nan_if_none,
         "episode/return_max": jnp.max(returns, where=ended, initial=-jnp.inf) + nan_if_none,
-        "episode/length_mean": jnp.mean(trajectory.episode_length, where=ended),
+        "episode/length_mean": jnp.mean(lengths, where=ended),
+        "episode/length_min": jnp.min(lengths, where=ended, initial=jnp.inf) + nan_if_none,
+        "episode/length_max": jnp.max(lengths, where=ended, initial=-jnp.inf) + nan_if_none,
         "advantage/abs_mean": jnp.mean(jnp.abs(batch.advantage), where=batch.mask),
     }
     if group_size > 1:
@@ -153,6 +160,18 @@ class RunResult(NamedTuple):
     train_seconds: float
 
 
+def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
+    """Raises ConfigError if the budget of some row does not allow a single iteration."""
+    smallest = float(np.min(hyperparams.total_steps))
+    if not smallest >= config.steps_per_iteration:
+        raise ConfigError(
+            f"total_steps={smallest:.0f} does not allow one iteration of num_envs * num_steps = "
+            f"{config.steps_per_iteration} environment steps; raise total_steps or lower num_envs or num_steps"
+        )
+    if not max_episodes >= 1:
+        raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
+
+
 def run(
     config: Config,
     hyperparams: Hyperparams,
@@ -176,23 +195,25 @@ def run(
       num_chunks: about how often to report if all steps of a rollout are made.
 
     Raises:
-      ValueError: if the budget does not allow a single iteration.
+      ConfigError: if the budget does not allow a single iteration, or `keys` is not an array of keys.
     """
+    check_budget(config, hyperparams, max_episodes)
+    if keys.ndim == 0 or not jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        raise ConfigError(
+            "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
+        )
     num_rows = keys.shape[0]
     hyperparams = hyperparams.broadcast(num_rows)
-    smallest = float(jnp.min(hyperparams.total_steps))
-    if smallest < config.steps_per_iteration:
-        raise ValueError(
-            f"total_steps={smallest:.0f} does not allow one iteration of num_envs * num_steps = "
-            f"{config.steps_per_iteration} environment steps; raise total_steps or lower num_envs or num_steps"
-        )
     num_iterations = int(jnp.max(hyperparams.total_steps)) // config.steps_per_iteration
     chunk_length = -(-num_iterations // num_chunks)
     train_step = make_train_step(config)
 
-    def step_within_budget(state, _):
+    def within_budget(state):
         num_rollouts = state.hyperparams.total_steps / config.steps_per_iteration
-        within = (state.rollouts + 1.0 <= num_rollouts) & (state.episodes < max_episodes)
+        return (state.rollouts + 1.0 <= num_rollouts) & (state.episodes < max_episodes)
+
+    def step_within_budget(state, _):
+        within = within_budget(state)
         stepped, metrics = train_step(state)
         state = jax.tree.map(lambda new, old: jnp.where(within, new, old), stepped, state)
         metrics = {name: jnp.where(within, value, jnp.nan) for name, value in metrics.items()}
@@ -207,12 +228,10 @@ def run(
 
     chunks, steps = [], np.zeros(num_rows, np.int64)
     started = time.perf_counter()
-    while True:
+    while within_budget(states).any():
         states, metrics = program(states)
         metrics = {name: np.asarray(value).T for name, value in metrics.items()}
         made = metrics["environment/steps"].astype(np.int64)
-        if not made.any():
-            break
         chunk = Chunk(
             metrics=metrics,
             steps=steps + np.cumsum(made, axis=0),

@@ -52,11 +52,14 @@ def make_batch(
     if algorithm.reference is not None:
         reference_distribution, _ = policy.sequence(reference_params, trajectory.observation)
     if algorithm.reward is not None:
-        reference_log_prob = policy.distribution.log_prob(reference_distribution, trajectory.action)
-        kl = divergences.k1(trajectory.log_prob, reference_log_prob)
-        trajectory = trajectory._replace(reward=algorithm.reward(trajectory, kl, hyperparams))
+        kl = jnp.zeros_like(trajectory.reward)
+        if reference_distribution is not None:
+            reference_log_prob = policy.distribution.log_prob(reference_distribution, trajectory.action)
+            kl = divergences.k1(trajectory.log_prob, reference_log_prob)
+        reward = algorithm.reward(trajectory, kl, hyperparams)
+        trajectory = trajectory._replace(reward=_shaped("reward", reward, trajectory.reward))
 
-    advantage = algorithm.advantage(trajectory, hyperparams, group_size)
+    advantage = _shaped("advantage", algorithm.advantage(trajectory, hyperparams, group_size), trajectory.reward)
     mask = trajectory.valid
     if algorithm.greedy_member:
         mask &= ~first_members(mask.shape[1], group_size)
@@ -68,13 +71,20 @@ def make_batch(
         reference_distribution=reference_distribution,
         advantage=advantage,
         mask=mask,
-        weight=algorithm.reduce(mask),
+        weight=_shaped("reduce", algorithm.reduce(mask), mask),
         value=trajectory.value,
         target=None if trajectory.value is None else advantage + trajectory.value,
     )
     if not algorithm.whole_sequences:
         batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
     return jax.lax.stop_gradient(batch)
+
+
+def _shaped(slot: str, value: jax.Array, like: jax.Array) -> jax.Array:
+    """The value, if the slot that made it kept to its shape."""
+    if jnp.shape(value) != like.shape:
+        raise ValueError(f"the slot {slot!r} returned shape {jnp.shape(value)}, and should return {like.shape}")
+    return value
 
 
 def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
@@ -111,14 +121,17 @@ def loss(
       hyperparams: every coefficient.
     """
     prediction = predict(policy, params, batch)
-    log_ratio = prediction.log_prob - batch.log_prob
+    log_ratio = algorithm.ratio(prediction.log_prob - batch.log_prob, batch, hyperparams)
+    _shaped("ratio", log_ratio, batch.mask)
 
-    objective = algorithm.surrogate(algorithm.ratio(log_ratio, batch, hyperparams), batch.advantage, hyperparams)
+    objective = _shaped("surrogate", algorithm.surrogate(log_ratio, batch.advantage, hyperparams), batch.mask)
     policy_loss = losses.weighted_sum(-objective, batch.weight)
     total = policy_loss
     for penalty in algorithm.penalties:
-        total += losses.weighted_sum(penalty(prediction, batch, hyperparams), batch.weight)
+        cost = _shaped("penalties", penalty(prediction, batch, hyperparams), batch.mask)
+        total += losses.weighted_sum(cost, batch.weight)
 
+    # Of the ratio that the surrogate sees, which need not be that of a step.
     clipped_low, clipped_high = losses.clip_fractions(
         log_ratio, batch.advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
     )
@@ -139,6 +152,15 @@ def loss(
     return total, metrics
 
 
+def default_microbatches(algorithm: Algorithm, num_samples: int) -> int:
+    """Parts of a minibatch: as many as keep one small enough for a core's cache, or for an accelerator's memory."""
+    if algorithm.whole_sequences or algorithm.whole_minibatches:
+        return 1
+    most = 512 if jax.default_backend() == "cpu" else 65_536
+    fewest = -(-num_samples // most)
+    return next((n for n in range(fewest, 4 * fewest) if num_samples % n == 0), 1)
+
+
 def minibatch_gradient(
     algorithm: Algorithm,
     policy: Policy,
@@ -146,22 +168,25 @@ def minibatch_gradient(
     batch: Batch,
     indices: jax.Array,
     hyperparams: Hyperparams,
-    num_microbatches: int,
+    num_microbatches: int | None = None,
 ) -> tuple[jax.Array, Metrics, PyTree]:
     """Loss, metrics and gradient over the samples at `indices`, accumulated over parts of equal size.
 
     The parts bound the memory of the backward pass and stay in a processor's cache; the sum is that of the whole but
     for rounding. Valid samples come first in `indices`, and parts without any are skipped: steps after the end of a
-    one-episode member cost nothing.
+    one-episode member cost nothing. Without `num_microbatches` it is chosen by size (`default_microbatches`).
     """
+    if num_microbatches is None:
+        num_microbatches = default_microbatches(algorithm, indices.shape[0])
     advantage, mask = batch.advantage[:, indices], batch.mask[:, indices]
     if algorithm.normalize is not None:
         advantage = algorithm.normalize(advantage, mask)
     weight = batch.weight[:, indices] * (batch.mask.shape[1] / indices.shape[0])
     per_step = losses.mean_over_steps(mask)
 
+    size = indices.shape[0] // num_microbatches
+
     def part(i):
-        size = indices.shape[0] // num_microbatches
         here, advantage_here, weight_here, per_step_here = (
             jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis=-1)
             for leaf in (indices, advantage, weight, per_step)
@@ -182,7 +207,7 @@ def minibatch_gradient(
     if num_microbatches == 1:
         return part(0)
     num_valid = jnp.sum(jnp.any(mask, axis=0))
-    num_parts = jnp.ceil(num_valid * num_microbatches / indices.shape[0]).astype(jnp.int32)
+    num_parts = (num_valid + size - 1) // size
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
     return jax.lax.fori_loop(0, num_parts, accumulate, nothing)
 
@@ -198,7 +223,7 @@ def update_epochs(
     *,
     num_epochs: int,
     num_minibatches: int,
-    num_microbatches: int,
+    num_microbatches: int | None = None,
 ) -> tuple[Learner, Metrics]:
     """Descends the loss for `num_epochs` passes over the batch, each in another random order.
 

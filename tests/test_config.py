@@ -68,7 +68,7 @@ MISTAKES = {
     "not an environment": ({"environment": 3}, "environment=3 .*name.*'CartPole-v1'"),
     "unknown parameter": ({"env_params": {"max_steps": 9}}, "'max_steps': did you mean 'max_steps_in_episode'"),
     "unknown algorithm": ({"algorithm": "gpro"}, "unknown algorithm 'gpro': did you mean .*'grpo'"),
-    "not an algorithm": ({"algorithm": 7}, "unknown algorithm 7"),
+    "not an algorithm": ({"algorithm": 7}, "unknown algorithm '7'"),
     "no environments": ({"num_envs": 0}, "num_envs=0 .*positive integer"),
     "negative group": ({"group_size": -4}, "group_size=-4 .*positive integer"),
     "half a step": ({"num_steps": 0.5}, "num_steps=0.5 .*positive integer"),

@@ -15,6 +15,8 @@ from grpo_jax.algorithms import with_reference
 COMMON = {
     "environment/steps",
     "episode/count",
+    "episode/length_min",
+    "episode/length_max",
     "episode/length_mean",
     "episode/return_max",
     "episode/return_mean",
@@ -146,7 +148,7 @@ def test_a_row_of_a_vmapped_run_is_the_single_run(small):
 
 
 def test_without_jit_it_computes_the_same():
-    sizes = {"num_envs": 8, "num_steps": 3, "num_epochs": 1, "num_minibatches": 2, "hidden_sizes": (4,)}
+    sizes = {"num_envs": 2, "num_steps": 3, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
     config = Config(environment=Probe(), algorithm="ppo", env_params={"bonus": 1.0}, **sizes)
     train_step, state = make_train_step(config), make_init(config)(jax.random.key(0), Hyperparams())
     compiled, metrics = jax.jit(train_step)(state)

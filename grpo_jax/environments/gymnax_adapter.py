@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.environments.environment import Environment, Transition
-from grpo_jax.errors import nearest
+from grpo_jax.errors import ConfigError, nearest
 
 
 def make_environment(environment: str | Any, params: Mapping[str, float] | None = None) -> Environment:
@@ -18,15 +18,19 @@ def make_environment(environment: str | Any, params: Mapping[str, float] | None 
       params: fields of the environment's parameters to override, such as `{"max_steps_in_episode": 200}`.
 
     Raises:
-      ValueError: an unknown name or parameter (with the nearest known ones), or an action space without a policy.
+      ConfigError: an unknown name or parameter (with the nearest known ones), or an action space without a policy.
     """
     env, env_params = gymnax_environment(environment, params or {})
     action_space = env.action_space(env_params)
     if not hasattr(action_space, "n"):
-        raise ValueError(
+        raise ConfigError(
             f"environment {env.name!r} has {type(action_space).__name__} actions, and only policies for Discrete "
             "actions exist so far; choose an environment with discrete actions, such as 'CartPole-v1'"
         )
+
+    max_steps = int(env_params.max_steps_in_episode)
+    if max_steps < 1:
+        raise ConfigError(f"max_steps_in_episode={max_steps} of {env.name!r} leaves no step; use at least 1")
 
     def reset(key):
         observation, state = env.reset_env(key, env_params)
@@ -52,7 +56,7 @@ def make_environment(environment: str | Any, params: Mapping[str, float] | None 
         step=step,
         observation=jax.ShapeDtypeStruct(observation_type.shape, observation_type.dtype),
         num_actions=int(action_space.n),
-        max_steps=int(env_params.max_steps_in_episode),
+        max_steps=max_steps,
     )
 
 
@@ -60,7 +64,7 @@ def gymnax_environment(environment: str | Any, params: Mapping[str, float]) -> t
     """The gymnax object and its parameters, with the overrides in place."""
     env = _from_gymnax(environment) if isinstance(environment, str) else environment
     if not hasattr(env, "step_env"):
-        raise ValueError(
+        raise ConfigError(
             f"environment={environment!r} is neither the name of a gymnax environment, such as 'CartPole-v1', nor an "
             "object with its interface (reset_env, step_env, is_truncated, ...)"
         )
@@ -71,7 +75,7 @@ def _from_gymnax(name: str):
     import gymnax  # takes seconds, so not before it is needed
 
     if name not in gymnax.registered_envs:
-        raise ValueError(f"unknown environment {name!r}: {nearest(name, gymnax.registered_envs)}")
+        raise ConfigError(f"unknown environment {name!r}: {nearest(name, gymnax.registered_envs)}")
     return gymnax.make(name)[0]
 
 
@@ -79,7 +83,7 @@ def _override(env_params, changes: Mapping[str, float], name: str):
     known = list(vars(env_params))
     for field in changes:
         if field not in known:
-            raise ValueError(f"environment {name!r} has no parameter {field!r}: {nearest(field, known)}")
+            raise ConfigError(f"environment {name!r} has no parameter {field!r}: {nearest(field, known)}")
     # Integers stay integers, whatever a command line made of them.
     return env_params.replace(**{k: type(getattr(env_params, k))(v) for k, v in changes.items()})
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.environments.gymnax_adapter import gymnax_environment
-from grpo_jax.errors import nearest
+from grpo_jax.errors import ConfigError, nearest
 
 CLASSIC_CONTROL = {"Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"}
 """Environments that gymnax draws with gymnasium and pygame."""
@@ -30,11 +30,11 @@ RENDERABLE = CLASSIC_CONTROL | {
 
 
 def check_renderable(name: str) -> None:
-    """Raises ValueError if an environment of this name cannot be drawn here."""
+    """Raises ConfigError if an environment of this name cannot be drawn here."""
     if name not in RENDERABLE:
-        raise ValueError(f"gymnax cannot draw {name!r}; {nearest(name, RENDERABLE)}")
+        raise ConfigError(f"gymnax cannot draw {name!r}; {nearest(name, RENDERABLE)}")
     if name in CLASSIC_CONTROL and importlib.util.find_spec("pygame") is None:
-        raise ValueError(f"drawing {name!r} needs pygame: pip install 'grpo-jax[render]' (or '.[render]')")
+        raise ConfigError(f"drawing {name!r} needs pygame: pip install 'grpo-jax[render]' (or '.[render]')")
 
 
 def render(environment: str | Any, params: Mapping[str, float], states: list, rewards: np.ndarray, path: Path) -> None:
@@ -47,7 +47,7 @@ def render(environment: str | Any, params: Mapping[str, float], states: list, re
       path: of the picture; its suffix chooses the format.
 
     Raises:
-      ValueError: if gymnax cannot draw this environment.
+      ConfigError: if gymnax cannot draw this environment.
     """
     import matplotlib
 
