@@ -26,6 +26,7 @@ from rich.table import Table
 from experiments import peers
 from experiments.study import command, hardware, versions
 from experiments.workloads import WHOLE, Case, make_cases, matmul
+from grpo_jax.errors import ConfigError
 from grpo_jax.logbook import write_json
 
 DEFAULT_NUM_ENVS = {"CartPole-v1": (64, 512, 2048)}
@@ -58,7 +59,7 @@ def main(arguments: Arguments) -> None:
     now = datetime.datetime.now()
     out = arguments.out or Path("runs") / f"benchmark_{now:%Y-%m-%d_%H-%M-%S}.json"
     if min(arguments.repeats, *arguments.num_envs, *arguments.num_seeds) < 1:
-        raise ValueError("--repeats, --num-envs and --num-seeds must be positive integers")
+        raise ConfigError("--repeats, --num-envs and --num-seeds must be positive integers")
     if out.exists():
         raise FileExistsError(f"{out} exists; choose another file (--out), or move the old one away")
     out.parent.mkdir(parents=True, exist_ok=True)

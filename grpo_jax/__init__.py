@@ -1,6 +1,6 @@
 """GRPO and PPO as pure functions in JAX."""
 
-from grpo_jax import advantages, distributions, divergences, losses
+from grpo_jax import advantages, algorithms, distributions, divergences, losses, slots
 from grpo_jax.algorithms import GRPO, PPO, Algorithm
 from grpo_jax.config import Config
 from grpo_jax.evaluation import evaluate
@@ -17,6 +17,7 @@ __all__ = [
     "Hyperparams",
     "TrainState",
     "advantages",
+    "algorithms",
     "distributions",
     "divergences",
     "evaluate",
@@ -26,4 +27,5 @@ __all__ = [
     "make_train_step",
     "ppo_loss",
     "run",
+    "slots",
 ]

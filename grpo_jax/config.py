@@ -161,6 +161,9 @@ class _AnyHyperparams(Hyperparams):
         return 1.0
 
 
+_OF_SEQUENCES = (slots.sequence_ratio, slots.sequence_token_ratio, slots.geometric_mean_ratio)
+
+
 def _check_slots(config: Config) -> None:
     """Runs the slots on shapes alone, so that those that do not fit together say so now."""
     algorithm, policy = config.algorithm, config.policy
@@ -175,7 +178,7 @@ def _check_slots(config: Config) -> None:
             "gae_advantage needs the values of a critic, and the algorithm has none; set critic=clipped_value_loss, "
             "or use an advantage without a critic, such as return_to_go_advantage"
         )
-    if not algorithm.whole_sequences and algorithm.ratio in (slots.sequence_ratio, slots.geometric_mean_ratio):
+    if not algorithm.whole_sequences and algorithm.ratio in _OF_SEQUENCES:
         raise ConfigError(
             f"{algorithm.ratio.__name__} is of a whole sequence, and minibatches of loose steps have none; set "
             "whole_sequences=True"

@@ -112,6 +112,11 @@ def sequence_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams)
     return losses.sequence_log_ratio(log_ratio, batch.mask)
 
 
+def sequence_token_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """The value of `sequence_ratio`, with each step's own gradient (GSPO-token)."""
+    return losses.sequence_token_log_ratio(log_ratio, batch.mask)
+
+
 def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The geometric mean of the sequence's ratios, each clipped by itself, at each of its steps."""
     return losses.geometric_mean(

@@ -285,3 +285,14 @@ def test_overlong_punishment():
 def test_weighted_rewards():
     components = jnp.asarray([[[1.0, 2.0]], [[10.0, 20.0]]])
     close(rewards.weighted(components, jnp.asarray([1.0, 0.5])), [[6, 12]])
+
+
+def test_process_supervision_with_rewards_on_some_steps_only():
+    rewards = jnp.array([[9.0, 9.0], [1.0, 3.0], [9.0, 9.0], [2.0, 2.0]])
+    judged = jnp.array([[0, 0], [1, 1], [0, 0], [1, 1]], bool)
+    mask = jnp.ones((4, 2), bool).at[3, 1].set(False)
+    # Judged and valid: 1, 3 and 2; mean 2, standard deviation sqrt(2/3).
+    unit = 1 / np.sqrt(2 / 3)
+    expected = [[-unit, unit], [-unit, unit], [0, 0], [0, 0]]
+    actual = advantages.process_supervised(rewards, mask, 2, judged=judged)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)

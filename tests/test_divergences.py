@@ -172,3 +172,8 @@ def test_adaptive_coefficient_holds_the_target():
 
     coefficient, _ = jax.lax.scan(step, jnp.float32(1.0), length=300)
     np.testing.assert_allclose(0.02 / coefficient, 0.1, rtol=1e-3)
+
+
+def test_exact_kl_where_a_probability_underflows():
+    p, q = jnp.array([0.0, -200.0]), jnp.array([0.0, -jnp.inf])
+    assert divergences.exact(p, q) == 0.0

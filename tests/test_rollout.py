@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnax.environments.environment import Environment, EnvParams
+from gymnax.environments.spaces import Discrete
 from probes import FOREVER, Probe, bits, known_params, known_policy, standing
 
-from grpo_jax import advantages
+from grpo_jax import Config, Hyperparams, advantages, make_init
 from grpo_jax.environments import make_environment
 from grpo_jax.rollout import NUM_RESET_DRAWS, unroll
 
@@ -210,3 +212,43 @@ def test_greedy_takes_the_most_probable_action():
     _, trajectory = play(params, state, jax.random.key(0), num_steps=6, auto_reset=False, greedy=True)
     assert (trajectory.action == 1).all()
     np.testing.assert_allclose(trajectory.log_prob, np.log(1 / (1 + np.exp(-0.01))), rtol=1e-6)
+
+
+class TwoLifetimes(Environment):
+    """State 0 or 1 with equal chance; an episode lasts 5 steps from 0 and 8 from 1."""
+
+    name = "TwoLifetimes"
+
+    @property
+    def default_params(self):
+        return EnvParams(max_steps_in_episode=100)
+
+    def action_space(self, params):
+        return Discrete(2)
+
+    def reset_env(self, key, params):
+        kind = jax.random.bernoulli(key).astype(jnp.int32)
+        return kind[None].astype(float), (kind, jnp.int32(0))
+
+    def step_env(self, key, state, action, params):
+        kind, age = state[0], state[1] + 1
+        return kind[None].astype(float), (kind, age), jnp.float32(0), age >= 5 + 3 * kind, {}
+
+    def is_truncated(self, state, params):
+        return state[1] >= params.max_steps_in_episode
+
+
+def test_start_states_do_not_depend_on_how_long_earlier_episodes_were():
+    config = Config(environment=TwoLifetimes(), algorithm="ppo", num_envs=4096, num_steps=48, hidden_sizes=(2,))
+    state = make_init(config)(jax.random.key(0), Hyperparams())
+    _, trajectory = jax.jit(
+        lambda state, key: unroll(
+            config.policy, config.env, state.params, state.rollout, key, num_steps=48, auto_reset=True
+        )
+    )(state, jax.random.key(1))
+    kinds, ended = np.asarray(trajectory.observation[..., 0]), np.asarray(trajectory.ended)
+    episode = np.cumsum(ended, axis=0) - ended  # which one each step belongs to
+    for number in range(6):  # every environment begins at least six
+        first = np.argmax(episode == number, axis=0)
+        share = kinds[first, np.arange(4096)].mean()
+        assert abs(share - 0.5) < 4 * 0.5 / np.sqrt(4096), (number, share)

@@ -9,6 +9,7 @@ from flax import struct
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, slots
 from grpo_jax.algorithms import ALGORITHMS, with_reference
 from grpo_jax.losses import mean_of_sequence_sums
+from grpo_jax.rewards import overlong_punishment
 from grpo_jax.rollout import unroll
 from grpo_jax.shuffle import shuffled_order
 from grpo_jax.types import Batch
@@ -174,6 +175,35 @@ def test_the_kl_penalty_moves_into_the_reward():
     expected = (scores - scores.mean(1, keepdims=True)) / (scores.std(1, keepdims=True) + 1e-6)
     actual = np.asarray(batch.advantage).reshape(16, 8)[0].reshape(2, 4)
     np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=1e-4)
+
+
+def test_a_reward_slot_needs_no_reference():
+    def punished(trajectory, kl, hyperparams):
+        """DAPO's soft overlong punishment, on the last step."""
+        lengths = jnp.sum(trajectory.valid, axis=0)
+        return trajectory.reward + trajectory.ended * overlong_punishment(lengths, max_length=16, buffer=8)
+
+    config, state, trajectory, batch = rolled_out(GRPO._replace(reward=punished))
+    lengths = np.asarray(trajectory.valid).sum(0)
+    scores = (lengths - np.clip((lengths - 8) / 8, 0, 1)).reshape(2, 4)
+    expected = (scores - scores.mean(1, keepdims=True)) / (scores.std(1, keepdims=True) + 1e-6)
+    actual = np.asarray(batch.advantage).reshape(16, 8)[0]
+    np.testing.assert_allclose(actual, expected.reshape(-1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "slot, function",
+    [
+        ("advantage", lambda trajectory, hyperparams, group_size: slots.episode_scores(trajectory, group_size)),
+        ("reduce", jnp.mean),
+        ("ratio", lambda log_ratio, batch, hyperparams: log_ratio.sum()),
+        ("surrogate", lambda log_ratio, advantage, hyperparams: log_ratio[0]),
+        ("penalties", (lambda prediction, batch, hyperparams: 0.0,)),
+    ],
+)
+def test_a_slot_of_the_wrong_shape_is_named(slot, function):
+    with pytest.raises(ValueError, match=f"the slot '{slot}' returned shape"):
+        Config(algorithm=GRPO._replace(**{slot: function}), **SMALL)
 
 
 def test_a_variant_from_outside_the_package_trains():
