@@ -46,11 +46,9 @@ def main(arguments: Arguments) -> None:
     ]
     study = Study("family", plans, arguments.out, seed=arguments.seed, num_seeds=arguments.num_seeds)
     study.run_all()
-    study.finish()
+    unsolved = {run.label for run in study.runs if run.final_returns.mean() < SOLVED_AT["CartPole-v1"]}
+    study.finish(notes={label: WHY_NOT.get(label, "did not solve it") for label in unsolved})
     plot_family(study.runs, study.out / "family.png")
-    for run in study.runs:
-        if run.label in WHY_NOT and run.final_returns.mean() < SOLVED_AT["CartPole-v1"]:
-            study.console.print(f"{run.label}: {WHY_NOT[run.label]}", highlight=False)
 
 
 def plot_family(runs: list[Run], path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,15 +132,18 @@ class Study:
         self.runs.append(done)
         return result.states
 
-    def finish(self, over: str = "environment steps") -> None:
-        """Writes summary.json and learning_curves.png (over "environment steps" or "episodes"), prints the table."""
+    def finish(self, *, over: str = "environment steps", notes: Mapping[str, str] | None = None) -> None:
+        """Writes summary.json and learning_curves.png (over "environment steps" or "episodes"), prints the table.
+
+        `notes` say something of runs by their labels, in a last column.
+        """
         write_json(
             self.out / "summary.json",
             {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},
         )
         plot_curves(self.runs, self.out / "learning_curves.png", over)
         for environment in dict.fromkeys(run.environment for run in self.runs):
-            self.console.print(table([run for run in self.runs if run.environment == environment]))
+            self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
         seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {NUM_EVALUATION_EPISODES} sampled episodes each"
         self.console.print(f"Final return: {seeds}.", highlight=False)
         self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", highlight=False)
@@ -186,13 +189,14 @@ def solved_after(run: Run) -> float:
     return float(np.median(steps_to_reach(run.result.steps, run.returns, SOLVED_AT[run.environment], window=window)))
 
 
-def table(runs: list[Run]) -> Table:
+def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
     """The runs on one environment side by side."""
     environment = runs[0].environment
     columns = ["run", "final return", "worst seed", "steps a seed"]
     if environment in SOLVED_AT:
         columns.append(f"steps to {SOLVED_AT[environment]:g}")
-    rendered = Table(*columns, "train", "compile", "wall", "steps/s", title=environment)
+    columns += ["train", "compile", "wall", "steps/s"] + (["note"] if notes else [])
+    rendered = Table(*columns, title=environment)
     for run in runs:
         low, high = bootstrap_interval(run.final_returns)
         row = [
@@ -206,7 +210,10 @@ def table(runs: list[Run]) -> Table:
             row.append(f"{solved:,.0f}" if np.isfinite(solved) else "not reached")
         row += [f"{run.result.train_seconds:.0f} s", f"{run.result.compile_seconds:.0f} s"]
         row.append(f"{run.wall_seconds:.0f} s")
-        rendered.add_row(*row, f"{run.steps_per_second:,.0f}")
+        row.append(f"{run.steps_per_second:,.0f}")
+        if notes:
+            row.append(notes.get(run.label, ""))
+        rendered.add_row(*row)
     return rendered
 
 
