@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 import grpo_jax
 from experiments.settings import SOLVED_AT
@@ -192,7 +192,7 @@ def solved_after(run: Run) -> float:
 def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
     """The runs on one environment side by side."""
     environment = runs[0].environment
-    columns = ["run", "final return", "worst seed", "steps a seed"]
+    columns = [Column("run", overflow="fold"), "final return", "worst seed", "steps a seed"]
     if environment in SOLVED_AT:
         columns.append(f"steps to {SOLVED_AT[environment]:g}")
     columns += ["train", "compile", "wall", "steps/s"] + (["note"] if notes else [])
