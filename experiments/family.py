@@ -7,7 +7,7 @@ import numpy as np
 import tyro
 
 from experiments.settings import CONFIGS, HYPERPARAMS, SOLVED_AT
-from experiments.study import Plan, Run, Study, command
+from experiments.study import Plan, Run, Study, StudyArguments, command
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
 from grpo_jax.statistics import learning_curve
@@ -20,19 +20,15 @@ WHY_NOT = {
 
 
 @dataclasses.dataclass
-class Arguments:
+class Arguments(StudyArguments):
     """Trains every algorithm of the library on CartPole-v1 and compares them."""
 
     algorithms: tuple[str, ...] = tuple(ALGORITHMS)
     """Names of the algorithms."""
     num_seeds: int = 8
     """Independent runs of each."""
-    seed: int = 0
-    """Of everything random."""
     total_steps: int = 500_000
     """Environment steps a seed may take."""
-    out: Path | None = None
-    """Folder for the results; a new one under runs/ if left out."""
 
 
 def main(arguments: Arguments) -> None:
@@ -44,7 +40,7 @@ def main(arguments: Arguments) -> None:
         )
         for name in (name_of(by_name(name)) for name in arguments.algorithms)
     ]
-    study = Study("family", plans, arguments.out, seed=arguments.seed, num_seeds=arguments.num_seeds)
+    study = Study("family", plans, arguments)
     study.run_all()
     unsolved = {run.label for run in study.runs if run.final_returns.mean() < SOLVED_AT["CartPole-v1"]}
     study.finish(notes={label: WHY_NOT.get(label, "did not solve it") for label in unsolved})

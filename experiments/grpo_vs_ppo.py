@@ -1,29 +1,22 @@
 """GRPO beside PPO, the same budget of environment steps: `python -m experiments.grpo_vs_ppo`."""
 
 import dataclasses
-from pathlib import Path
 
 import tyro
 
 from experiments.settings import CONFIGS, ENV_PARAMS, HYPERPARAMS
-from experiments.study import Plan, Study, command
+from experiments.study import Plan, Study, StudyArguments, command
 from grpo_jax import Config, Hyperparams
 
 
 @dataclasses.dataclass
-class Arguments:
+class Arguments(StudyArguments):
     """Trains GRPO and PPO on each environment, all seeds of a run in one program, and compares them."""
 
     environments: tuple[str, ...] = ("CartPole-v1",)
     """Names of gymnax environments."""
-    num_seeds: int = 16
-    """Independent runs of each algorithm on each environment."""
-    seed: int = 0
-    """Of everything random."""
     total_steps: int = 500_000
     """Environment steps a seed may take."""
-    out: Path | None = None
-    """Folder for the results; a new one under runs/ if left out."""
 
 
 def main(arguments: Arguments) -> None:
@@ -38,7 +31,7 @@ def main(arguments: Arguments) -> None:
         for environment in arguments.environments
         for name in ("grpo", "ppo")
     ]
-    study = Study("grpo_vs_ppo", plans, arguments.out, seed=arguments.seed, num_seeds=arguments.num_seeds)
+    study = Study("grpo_vs_ppo", plans, arguments)
     study.run_all()
     study.finish()
 

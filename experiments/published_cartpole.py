@@ -7,14 +7,13 @@ reset state, and (d) is PPO, both stopped at the same number of episodes.
 
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import tyro
 from rich.table import Table
 
 from experiments.settings import CONFIGS, HYPERPARAMS
-from experiments.study import Plan, Run, Study, command
+from experiments.study import Plan, Run, Study, StudyArguments, command
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.groups import CONTINUE
 from grpo_jax.slots import kl_to_behaviour, whitened_return_advantage
@@ -56,17 +55,13 @@ HYPERPARAM_FIELDS = {
 
 
 @dataclasses.dataclass
-class Arguments:
+class Arguments(StudyArguments):
     """Trains the published recipes, real groups and PPO on CartPole-v1 for the same number of episodes."""
 
     num_episodes: int = 1_000
     """Training episodes of each seed."""
     num_seeds: int = 10
     """Independent runs of each recipe."""
-    seed: int = 0
-    """Of everything random."""
-    out: Path | None = None
-    """Folder for the results; a new one under runs/ if left out."""
 
 
 def main(arguments: Arguments) -> None:
@@ -75,14 +70,7 @@ def main(arguments: Arguments) -> None:
         config = Config(environment="CartPole-v1", **fields)
         most_steps = arguments.num_episodes * config.env.max_steps
         plans.append(Plan(label, config, Hyperparams(total_steps=most_steps, **HYPERPARAM_FIELDS[label])))
-    study = Study(
-        "published_cartpole",
-        plans,
-        arguments.out,
-        seed=arguments.seed,
-        num_seeds=arguments.num_seeds,
-        max_episodes=arguments.num_episodes,
-    )
+    study = Study("published_cartpole", plans, arguments, max_episodes=arguments.num_episodes)
     study.run_all()
     study.finish(over="episodes")
     study.console.print(comparison(study.runs, arguments.num_episodes))

@@ -1,5 +1,6 @@
 """What every experiment does with its runs: train, evaluate, record, and show them side by side."""
 
+import dataclasses
 import datetime
 import importlib.metadata
 import math
@@ -60,6 +61,18 @@ class Run(NamedTuple):
         return float(self.result.steps[-1].sum()) / self.result.train_seconds
 
 
+@dataclasses.dataclass
+class StudyArguments:
+    """What every experiment takes from the command line."""
+
+    num_seeds: int = 16
+    """Independent runs of each algorithm, in one program."""
+    seed: int = 0
+    """Of everything random."""
+    out: Path | None = None
+    """Folder for the results; a new one under runs/ if left out."""
+
+
 class Plan(NamedTuple):
     """A run to be made."""
 
@@ -74,26 +87,17 @@ class Study:
     It takes the whole plan and checks it before it makes the folder, so that a mistake costs nothing.
     """
 
-    def __init__(
-        self,
-        name: str,
-        plans: list[Plan],
-        out: Path | None,
-        *,
-        seed: int,
-        num_seeds: int,
-        max_episodes: float = math.inf,
-    ):
-        if num_seeds < 1:
-            raise ConfigError(f"num_seeds={num_seeds} is not a positive integer")
+    def __init__(self, name: str, plans: list[Plan], arguments: StudyArguments, *, max_episodes: float = math.inf):
+        if arguments.num_seeds < 1:
+            raise ConfigError(f"num_seeds={arguments.num_seeds} is not a positive integer")
         for plan in plans:
             check_budget(plan.config, plan.hyperparams, max_episodes)
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        self.out = claim_directory(out or Path("runs") / f"{name}_{stamp}")
+        self.out = claim_directory(arguments.out or Path("runs") / f"{name}_{stamp}")
         self.console = Console(width=None if sys.stdout.isatty() else 120)
         self.runs: list[Run] = []
         self.plans = plans
-        self._seed, self._num_seeds, self._max_episodes = seed, num_seeds, max_episodes
+        self._seed, self._num_seeds, self._max_episodes = arguments.seed, arguments.num_seeds, max_episodes
         # Compiled programs are kept between processes: seconds instead of tens of seconds from the second start on.
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache))

@@ -9,25 +9,21 @@ import jax
 import tyro
 
 from experiments.settings import CONFIGS, ENV_PARAMS, HYPERPARAMS
-from experiments.study import Plan, Study, command
+from experiments.study import Plan, Study, StudyArguments, command
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, name_of
 from grpo_jax.environments.render import check_renderable, render
 from grpo_jax.evaluation import record_episode
 
 
-@dataclasses.dataclass
-class Arguments:
+@dataclasses.dataclass(kw_only=True)
+class Arguments(StudyArguments):
     """Trains one algorithm on one environment, all seeds in one program."""
 
     config: tyro.conf.OmitArgPrefixes[Config]
     hyperparams: tyro.conf.OmitArgPrefixes[Hyperparams]
     num_seeds: int = 1
     """Independent runs."""
-    seed: int = 0
-    """Of everything random."""
-    out: Path | None = None
-    """Folder for the results; a new one under runs/ if left out."""
     render: Path | None = None
     """Draws an episode of the first seed's trained policy into this file, such as out.gif."""
 
@@ -87,7 +83,7 @@ def main(arguments: Arguments) -> None:
         check_renderable(arguments.config.env.name)
     config = arguments.config
     plan = Plan(name_of(config.algorithm), config, arguments.hyperparams)
-    study = Study("train", [plan], arguments.out, seed=arguments.seed, num_seeds=arguments.num_seeds)
+    study = Study("train", [plan], arguments)
     (states,) = study.run_all()
     study.finish()
     if arguments.render is not None:

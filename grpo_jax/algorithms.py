@@ -3,10 +3,9 @@
     DR_GRPO = GRPO._replace(advantage=group_centered_advantage, reduce=sum_over_horizon)
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from grpo_jax import slots
+from grpo_jax import slots, types
 from grpo_jax.advantages import whiten
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import CONTINUE, FRESH, Start
@@ -14,19 +13,19 @@ from grpo_jax.losses import mean_of_sequence_means, mean_over_steps, sum_over_ho
 
 
 class Algorithm(NamedTuple):
-    """The slots. `[T, B]` are the steps of a trajectory, `[S, N]` the samples of a batch (`grpo_jax.types`)."""
+    """The slots; `grpo_jax.types` has their signatures, `grpo_jax.slots` what can fill them."""
 
     start: Start  # where rollouts begin, and whether episodes follow each other
-    advantage: Callable  # (trajectory, hyperparams, group_size) -> advantages [T, B]
-    normalize: Callable | None  # (advantages [S, N], mask [S, N]) -> the same, for each minibatch; None leaves them
-    ratio: Callable  # (log_ratio [S, N], batch, hyperparams) -> log-ratio that the surrogate sees [S, N]
-    surrogate: Callable  # (log_ratio [S, N], advantages [S, N], hyperparams) -> objective to maximise [S, N]
-    penalties: tuple[Callable, ...]  # each (prediction, batch, hyperparams) -> cost to minimise [S, N]
-    reduce: Callable  # (mask [T, B]) -> weight of each step in the loss [T, B]
-    critic: Callable | None  # (values, batch, hyperparams) -> loss [S, N]; None: no critic exists
-    reference: Callable | None = None  # (reference, params, iteration, hyperparams) -> next one; None: none exists
-    reward: Callable | None = None  # (trajectory, kl [T, B], hyperparams) -> rewards [T, B]; None leaves them
-    kl_controller: Callable | None = None  # (kl_coef, kl, hyperparams) -> next kl_coef; None: fixed
+    advantage: types.Advantage
+    normalize: types.Normalize | None  # None leaves the advantages as they are
+    ratio: types.Ratio
+    surrogate: types.Surrogate
+    penalties: tuple[types.Penalty, ...]
+    reduce: types.Reduce
+    critic: types.Critic | None  # None: no critic exists
+    reference: types.Reference | None = None  # None: no reference policy exists
+    reward: types.Reward | None = None  # None leaves the rewards as they are
+    kl_controller: types.KLController | None = None  # None: the KL coefficient is fixed
     greedy_member: bool = False  # the first member of each group acts greedily and is not learnt from
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) rather than of loose steps (S = 1)
     whole_minibatches: bool = False  # some slot compares the samples of a minibatch, which is then not split further
@@ -34,8 +33,8 @@ class Algorithm(NamedTuple):
 
 def with_reference(
     algorithm: Algorithm,
-    reference: Callable = slots.frozen_reference,
-    kl: Callable = slots.kl_to_reference,
+    reference: types.Reference = slots.frozen_reference,
+    kl: types.Penalty = slots.kl_to_reference,
 ) -> Algorithm:
     """The algorithm with a reference policy and a KL penalty to it, in place of any other KL penalty."""
     divergences = (slots.kl_to_behaviour, slots.kl_to_reference, slots.exact_kl_to_reference)

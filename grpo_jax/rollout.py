@@ -56,40 +56,15 @@ def unroll(
 
     def step(carry, key):
         state, alive, num_ended, final_observations, num_truncated = carry
-        key_action, key_environment = jax.random.split(key)
-        distribution, value, policy_carry = policy.step(params, state.observation, state.policy_carry)
-        action = jnp.where(
-            greedy, policy.distribution.mode(distribution), policy.distribution.sample(distribution, key_action)
-        )
-        moved = jax.vmap(environment.step)(jax.random.split(key_environment, num_envs), state.environment, action)
-
-        reward = jnp.where(alive, moved.reward, 0.0)
-        terminated, truncated = moved.terminated & alive, moved.truncated & alive
-        ended = terminated | truncated
-        episode_return = state.episode_return + reward
-        episode_length = state.episode_length + alive
-        output = {
-            "observation": state.observation,
-            "action": action,
-            "reward": reward,
-            "terminated": terminated,
-            "truncated": truncated,
-            "valid": alive,
-            "log_prob": policy.distribution.log_prob(distribution, action),
-            "distribution": distribution,
-            "value": value,
-            "episode_return": episode_return,
-            "episode_length": episode_length,
-        }
+        after, output = _step(policy, environment, params, state, alive, key, greedy)
+        ended, truncated = output["terminated"] | output["truncated"], output["truncated"]
         slot = truncated & (num_truncated == jnp.arange(num_slots)[:, None])
-        final_observations = _select(slot, moved.observation, final_observations)
+        final_observations = _select(slot, after.observation, final_observations)
         num_truncated = num_truncated + truncated
-
-        after = RolloutState(moved.environment, moved.observation, policy_carry, episode_return, episode_length)
         if auto_reset:
             draw = num_ended % num_draws, jnp.arange(num_envs)
             start, observation = jax.tree.map(lambda draws: draws[draw], resets)
-            nothing = jax.tree.map(jnp.zeros_like, (episode_return, episode_length))
+            nothing = jax.tree.map(jnp.zeros_like, (after.episode_return, after.episode_length))
             fresh = RolloutState(start, observation, policy.initial_carry(num_envs), *nothing)
             after = _select(ended, fresh, after)
         else:
@@ -111,6 +86,38 @@ def unroll(
         bootstrap = policy.sequence(params, observations)[1]
         next_value = _next_values(outputs["value"], bootstrap[-1], bootstrap[:-1], outputs["truncated"])
     return state, Trajectory(next_value=next_value, **outputs)
+
+
+def _step(policy, environment, params, state, alive, key, greedy) -> tuple[RolloutState, dict[str, PyTree]]:
+    """One step of every environment: where it leads before any reset, and what the trajectory keeps of it."""
+    num_envs = alive.shape[0]
+    key_action, key_environment = jax.random.split(key)
+    distribution, value, policy_carry = policy.step(params, state.observation, state.policy_carry)
+    action = jnp.where(
+        greedy, policy.distribution.mode(distribution), policy.distribution.sample(distribution, key_action)
+    )
+    moved = jax.vmap(environment.step)(jax.random.split(key_environment, num_envs), state.environment, action)
+    reward = jnp.where(alive, moved.reward, 0.0)
+    after = RolloutState(
+        environment=moved.environment,
+        observation=moved.observation,
+        policy_carry=policy_carry,
+        episode_return=state.episode_return + reward,
+        episode_length=state.episode_length + alive,
+    )
+    return after, {
+        "observation": state.observation,
+        "action": action,
+        "reward": reward,
+        "terminated": moved.terminated & alive,
+        "truncated": moved.truncated & alive,
+        "valid": alive,
+        "log_prob": policy.distribution.log_prob(distribution, action),
+        "distribution": distribution,
+        "value": value,
+        "episode_return": after.episode_return,
+        "episode_length": after.episode_length,
+    }
 
 
 def _next_values(values, last_value, final_values, truncated):

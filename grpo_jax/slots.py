@@ -11,7 +11,7 @@ from grpo_jax import advantages, divergences, losses
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
 
-# --- advantage: (trajectory, hyperparams, group_size) -> [T, B] ------------------------------------------------------
+# --- advantage -------------------------------------------------------------------------------------------------------
 
 
 def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
@@ -99,7 +99,7 @@ def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: 
     )
 
 
-# --- ratio: (log_ratio [S, N], batch, hyperparams) -> [S, N] ---------------------------------------------------------
+# --- ratio -----------------------------------------------------------------------------------------------------------
 
 
 def step_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
@@ -140,7 +140,7 @@ def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hy
     return jnp.where(selected, jax.lax.stop_gradient(log_ratio), log_ratio)
 
 
-# --- surrogate: (log_ratio [S, N], advantage [S, N], hyperparams) -> objective to maximise [S, N] --------------------
+# --- surrogate -------------------------------------------------------------------------------------------------------
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
@@ -183,7 +183,7 @@ def sapo_surrogate(log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hype
     )
 
 
-# --- penalties: (prediction, batch, hyperparams) -> cost to minimise [S, N] ------------------------------------------
+# --- penalties -------------------------------------------------------------------------------------------------------
 
 
 def kl_to_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
@@ -215,7 +215,7 @@ def entropy_bonus(prediction: Prediction, batch: Batch, hyperparams: Hyperparams
     return -hyperparams.entropy_coef * prediction.entropy
 
 
-# --- critic: (values [S, N], batch, hyperparams) -> loss [S, N] ------------------------------------------------------
+# --- critic ----------------------------------------------------------------------------------------------------------
 
 
 def clipped_value_loss(values: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
@@ -228,7 +228,7 @@ def plain_value_loss(values: jax.Array, batch: Batch, hyperparams: Hyperparams) 
     return losses.value_loss(values, batch.target)
 
 
-# --- reference: (reference, params, iteration, hyperparams) -> next reference ----------------------------------------
+# --- reference -------------------------------------------------------------------------------------------------------
 
 
 def frozen_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
@@ -248,7 +248,7 @@ def averaged_reference(reference: PyTree, params: PyTree, iteration: jax.Array, 
     return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, reference, params)
 
 
-# --- reward: (trajectory, kl [T, B], hyperparams) -> rewards [T, B] --------------------------------------------------
+# --- reward ----------------------------------------------------------------------------------------------------------
 
 
 def kl_penalized_reward(trajectory: Trajectory, kl: jax.Array, hyperparams: Hyperparams) -> jax.Array:
@@ -256,7 +256,7 @@ def kl_penalized_reward(trajectory: Trajectory, kl: jax.Array, hyperparams: Hype
     return divergences.penalized_rewards(trajectory.reward, kl, trajectory.valid, kl_coef=hyperparams.kl_coef)
 
 
-# --- kl_controller: (kl_coef, kl, hyperparams) -> next kl_coef -------------------------------------------------------
+# --- kl_controller ---------------------------------------------------------------------------------------------------
 
 
 def adaptive_kl(kl_coef: jax.Array, kl: jax.Array, hyperparams: Hyperparams) -> jax.Array:

@@ -206,23 +206,11 @@ def run(
     hyperparams = hyperparams.broadcast(num_rows)
     num_iterations = int(jnp.max(hyperparams.total_steps)) // config.steps_per_iteration
     chunk_length = -(-num_iterations // num_chunks)
-    train_step = make_train_step(config)
-
-    def within_budget(state):
-        num_rollouts = state.hyperparams.total_steps / config.steps_per_iteration
-        return (state.rollouts + 1.0 <= num_rollouts) & (state.episodes < max_episodes)
-
-    def step_within_budget(state, _):
-        within = within_budget(state)
-        stepped, metrics = train_step(state)
-        state = jax.tree.map(lambda new, old: jnp.where(within, new, old), stepped, state)
-        metrics = {name: jnp.where(within, value, jnp.nan) for name, value in metrics.items()}
-        metrics["environment/steps"] = jnp.where(within, metrics["environment/steps"], 0.0)
-        return state, metrics
+    within_budget, step = _budgeted_step(config, max_episodes)
 
     started = time.perf_counter()
     states = jax.jit(jax.vmap(make_init(config)))(keys, hyperparams)
-    program = jax.vmap(lambda state: jax.lax.scan(step_within_budget, state, length=chunk_length))
+    program = jax.vmap(lambda state: jax.lax.scan(step, state, length=chunk_length))
     program = jax.jit(program, donate_argnums=0).lower(states).compile()
     compile_seconds = time.perf_counter() - started
 
@@ -245,3 +233,22 @@ def run(
     train_seconds = time.perf_counter() - started
     metrics = {name: np.concatenate([chunk.metrics[name] for chunk in chunks]) for name in chunks[0].metrics}
     return RunResult(states, metrics, np.concatenate([c.steps for c in chunks]), compile_seconds, train_seconds)
+
+
+def _budgeted_step(config: Config, max_episodes: float) -> tuple[Callable, Callable]:
+    """Whether a state may make another iteration, and a step for `lax.scan` that changes nothing once it may not."""
+    train_step = make_train_step(config)
+
+    def within_budget(state):
+        num_rollouts = state.hyperparams.total_steps / config.steps_per_iteration
+        return (state.rollouts + 1.0 <= num_rollouts) & (state.episodes < max_episodes)
+
+    def step(state, _):
+        within = within_budget(state)
+        stepped, metrics = train_step(state)
+        state = jax.tree.map(lambda new, old: jnp.where(within, new, old), stepped, state)
+        metrics = {name: jnp.where(within, value, jnp.nan) for name, value in metrics.items()}
+        metrics["environment/steps"] = jnp.where(within, metrics["environment/steps"], 0.0)
+        return state, metrics
+
+    return within_budget, step

@@ -1,6 +1,6 @@
 """The arrays that flow between the layers. `T` steps, `B` environments, group-major; `[T, B, ...]` is time-major."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from flax import struct
@@ -83,3 +83,78 @@ class TrainState:
     rollouts: jax.Array  # float32, environment steps made, in units of a whole rollout: counts those exactly
     episodes: jax.Array  # float32, episodes completed
     hyperparams: Hyperparams
+
+
+# --- the signatures of an algorithm's slots --------------------------------------------------------------------------
+
+
+class Advantage(Protocol):
+    """How much better each step was than what it is compared with."""
+
+    def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+        """`[T, B]`, 0 where not valid."""
+
+
+class Normalize(Protocol):
+    """What is done to the advantages of each minibatch."""
+
+    def __call__(self, advantage: jax.Array, mask: jax.Array) -> jax.Array:
+        """`[S, N]` and `[S, N]` to `[S, N]`."""
+
+
+class Ratio(Protocol):
+    """Whose probability ratio the surrogate sees: that of a step, of a sequence, ..."""
+
+    def __call__(self, log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+        """From the log-ratio of each step, `[S, N]`, to a log-ratio `[S, N]`."""
+
+
+class Surrogate(Protocol):
+    """The objective, to be maximised."""
+
+    def __call__(self, log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+        """`[S, N]` and `[S, N]` to `[S, N]`."""
+
+
+class Penalty(Protocol):
+    """A cost, to be minimised, with its coefficient in it."""
+
+    def __call__(self, prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+        """`[S, N]`."""
+
+
+class Reduce(Protocol):
+    """How much each step weighs in the loss."""
+
+    def __call__(self, mask: jax.Array) -> jax.Array:
+        """From the valid steps of a rollout, `[T, B]`, to weights `[T, B]`; the loss is the weighted sum."""
+
+
+class Critic(Protocol):
+    """The loss of the critic's predictions."""
+
+    def __call__(self, values: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+        """`[S, N]` to `[S, N]`; targets and the behaviour critic's values are in the batch."""
+
+
+class Reference(Protocol):
+    """How the reference policy moves after an iteration."""
+
+    def __call__(
+        self, reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams
+    ) -> PyTree:
+        """The next reference's parameters; `iteration` counts from 1."""
+
+
+class Reward(Protocol):
+    """What is done to the rewards before they are compared."""
+
+    def __call__(self, trajectory: Trajectory, kl: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+        """`[T, B]`; `kl` is the k1 estimate of the KL to the reference, 0 without one."""
+
+
+class KLController(Protocol):
+    """How the KL coefficient follows the measured KL."""
+
+    def __call__(self, kl_coef: jax.Array, kl: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+        """The next coefficient, scalar; `kl` is the mean of the iteration, to the reference if there is one."""
