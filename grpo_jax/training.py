@@ -198,7 +198,7 @@ def run(
       ConfigError: if the budget does not allow a single iteration, or `keys` is not an array of keys.
     """
     check_budget(config, hyperparams, max_episodes)
-    if keys.ndim == 0 or not jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key):
+    if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
         raise ConfigError(
             "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
         )

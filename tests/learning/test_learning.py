@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.published_cartpole import CONFIG_FIELDS, HYPERPARAM_FIELDS, last_episodes
+from experiments.study import Run
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
 from grpo_jax.slots import group_normalized_advantage
 
@@ -62,3 +64,13 @@ def test_grpo_catches():
 def test_grpo_swings_up():
     config = Config(environment="Acrobot-v1", num_envs=128)
     assert np.min(final_returns(config, Hyperparams(total_steps=1_000_000.0))) > -100
+
+
+def test_real_groups_solve_cartpole_within_1000_episodes():
+    label = "(c) groups of 10, return-to-go"
+    config = Config(environment="CartPole-v1", **CONFIG_FIELDS[label])
+    hyperparams = Hyperparams(total_steps=500_000.0, **HYPERPARAM_FIELDS[label])
+    result = run(config, hyperparams, jax.random.split(jax.random.key(0), 10), max_episodes=1000)
+    done = Run(label, config, hyperparams, result, np.zeros(10), 0.0)
+    assert done.episodes[-1].tolist() == [1000.0] * 10
+    assert np.sum(last_episodes(done, 100) >= 475) >= 8
