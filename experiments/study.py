@@ -139,7 +139,7 @@ class Study:
     def finish(self, *, over: str = "environment steps", notes: Mapping[str, str] | None = None) -> None:
         """Writes summary.json and learning_curves.png (over "environment steps" or "episodes"), prints the table.
 
-        `notes` say something of runs by their labels, in a last column.
+        `notes` say something of runs by their labels, below their table.
         """
         write_json(
             self.out / "summary.json",
@@ -199,8 +199,8 @@ def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
     columns = [Column("run", overflow="fold"), "final return", "worst seed", "steps a seed"]
     if environment in SOLVED_AT:
         columns.append(f"steps to {SOLVED_AT[environment]:g}")
-    columns += ["train", "compile", "wall", "steps/s"] + (["note"] if notes else [])
-    rendered = Table(*columns, title=environment)
+    caption = "\n".join(f"{run.label}: {notes[run.label]}" for run in runs if run.label in notes)
+    rendered = Table(*columns, "train", "compile", "wall", "steps/s", title=environment, caption=caption or None)
     for run in runs:
         low, high = bootstrap_interval(run.final_returns)
         row = [
@@ -214,10 +214,7 @@ def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
             row.append(f"{solved:,.0f}" if np.isfinite(solved) else "not reached")
         row += [f"{run.result.train_seconds:.0f} s", f"{run.result.compile_seconds:.0f} s"]
         row.append(f"{run.wall_seconds:.0f} s")
-        row.append(f"{run.steps_per_second:,.0f}")
-        if notes:
-            row.append(notes.get(run.label, ""))
-        rendered.add_row(*row)
+        rendered.add_row(*row, f"{run.steps_per_second:,.0f}")
     return rendered
 
 

@@ -157,4 +157,4 @@ def test_the_family_runs(tmp_path, capsys):
     )
     assert len(summary_of(tmp_path / "out")["runs"]) == 2
     assert (tmp_path / "out" / "family.png").exists()
-    assert "cannot learn" in capsys.readouterr().out
+    assert "grpo_process: cannot learn" in capsys.readouterr().out
