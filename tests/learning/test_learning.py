@@ -8,7 +8,8 @@ import pytest
 from experiments.published_cartpole import CONFIG_FIELDS, HYPERPARAM_FIELDS, last_episodes
 from experiments.study import Run
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
-from grpo_jax.slots import group_normalized_advantage
+from grpo_jax.advantages import group_normalized
+from grpo_jax.slots import episode_scores
 
 pytestmark = pytest.mark.slow
 
@@ -38,16 +39,16 @@ def test_cartpole_is_solved_within_500_000_steps(config, hyperparams):
 
 
 def shuffled_advantage(trajectory, hyperparams, group_size):
-    """The right advantages at the wrong steps: which step gets which is drawn anew in each iteration."""
-    advantage = group_normalized_advantage(trajectory, hyperparams, group_size)
+    """Every rollout gets the advantage of another of its group, drawn anew in each iteration.
+
+    Whole rollouts change places: over steps the mean advantage is positive (longer is better), and handing it to
+    whatever action was taken makes any policy deterministic, now and then a good one.
+    """
+    num_groups = trajectory.reward.shape[1] // group_size
     seed = jax.lax.bitcast_convert_type(jnp.sum(trajectory.log_prob), jnp.uint32)
-    order = jax.random.permutation(jax.random.key(seed), advantage.size)
-    # Valid steps exchange their advantages with valid steps: a stable sort of the order puts them first on both sides.
-    valid = trajectory.valid.reshape(-1)
-    source = order[jnp.argsort(~valid[order])]
-    target = jnp.argsort(~valid)
-    flat = advantage.reshape(-1)
-    return jnp.zeros_like(flat).at[target].set(flat[source]).reshape(advantage.shape)
+    keys = jax.random.split(jax.random.key(seed), num_groups)
+    scores = jax.vmap(jax.random.permutation)(keys, episode_scores(trajectory, group_size))
+    return jnp.where(trajectory.valid, group_normalized(scores).reshape(1, -1), 0.0)
 
 
 def test_shuffled_advantages_do_not_learn():
