@@ -12,7 +12,7 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.settings import CONFIGS, HYPERPARAMS
+from experiments.settings import HYPERPARAMS
 from experiments.study import Plan, Run, Study, StudyArguments, command
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.groups import CONTINUE
@@ -41,7 +41,7 @@ CONFIG_FIELDS = {
         "group_size": 10,
         "num_epochs": 10,
     },
-    "(d) PPO": {"algorithm": "ppo"} | CONFIGS["ppo"] | {"num_envs": 4, "num_minibatches": 4},
+    "(d) PPO": {"algorithm": "ppo", "num_envs": 4, "num_minibatches": 4},
 }
 PUBLISHED_RATE = {"learning_rate": 3e-4, "final_learning_rate": 3e-4}
 GROUP_RATE = {"learning_rate": 1e-3, "final_learning_rate": 1e-3}

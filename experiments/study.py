@@ -254,7 +254,6 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
 def versions() -> dict[str, str]:
     """Of Python and of the packages that a result depends on."""
 
-
     def version(name: str) -> str:
         try:
             return importlib.metadata.version(name)

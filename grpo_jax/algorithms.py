@@ -37,8 +37,8 @@ def with_reference(
     kl: types.Penalty = slots.kl_to_reference,
 ) -> Algorithm:
     """The algorithm with a reference policy and a KL penalty to it, in place of any other KL penalty."""
-    divergences = (slots.kl_to_behaviour, slots.kl_to_reference, slots.exact_kl_to_reference)
-    others = tuple(penalty for penalty in algorithm.penalties if penalty not in divergences)
+    replaced = (slots.kl_to_behaviour, *slots.KL_TO_REFERENCE)
+    others = tuple(penalty for penalty in algorithm.penalties if penalty not in replaced)
     return algorithm._replace(penalties=(kl, *others), reference=reference)
 
 

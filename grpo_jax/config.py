@@ -167,7 +167,7 @@ _OF_SEQUENCES = (slots.sequence_ratio, slots.sequence_token_ratio, slots.geometr
 def _check_slots(config: Config) -> None:
     """Runs the slots on shapes alone, so that those that do not fit together say so now."""
     algorithm, policy = config.algorithm, config.policy
-    wants_reference = {slots.kl_to_reference, slots.exact_kl_to_reference} & set(algorithm.penalties)
+    wants_reference = set(slots.KL_TO_REFERENCE) & set(algorithm.penalties)
     if algorithm.reference is None and (wants_reference or algorithm.reward is slots.kl_penalized_reward):
         raise ConfigError(
             "the algorithm has a KL penalty to a reference policy, but no reference policy; set the slot reference, or "

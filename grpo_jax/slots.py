@@ -201,6 +201,10 @@ def exact_kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyp
     return hyperparams.kl_coef * prediction.kl_reference
 
 
+KL_TO_REFERENCE = (kl_to_reference, exact_kl_to_reference)
+"""The penalties that need a reference policy."""
+
+
 def covariance_kl(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """|log-ratio| to the behaviour policy, only where log-probability and advantage vary together most."""
     selected = losses.covariance_kl(

@@ -121,9 +121,8 @@ def loss(
       hyperparams: every coefficient.
     """
     prediction = predict(policy, params, batch)
-    log_ratio = algorithm.ratio(prediction.log_prob - batch.log_prob, batch, hyperparams)
-    _shaped("ratio", log_ratio, batch.mask)
-
+    step_log_ratio = prediction.log_prob - batch.log_prob
+    log_ratio = _shaped("ratio", algorithm.ratio(step_log_ratio, batch, hyperparams), batch.mask)
     objective = _shaped("surrogate", algorithm.surrogate(log_ratio, batch.advantage, hyperparams), batch.mask)
     policy_loss = losses.weighted_sum(-objective, batch.weight)
     total = policy_loss
