@@ -94,11 +94,11 @@ def make_cases(environment: str, num_envs: int, num_seeds: int, parts: bool) -> 
 
 def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case]:
     """PPO's rollout and update, each by itself, and the rollout with random actions."""
-    nothing = jnp.zeros(config.env.num_actions)
+    num_parameters = config.policy.distribution.num_parameters
     random = Policy(
         init=config.policy.init,
         initial_carry=config.policy.initial_carry,
-        step=lambda params, observation, carry: (jnp.zeros((config.num_envs, *nothing.shape)), None, carry),
+        step=lambda params, observation, carry: (jnp.zeros((config.num_envs, num_parameters)), None, carry),
         sequence=config.policy.sequence,
         distribution=config.policy.distribution,
         has_critic=False,
@@ -177,7 +177,7 @@ def matmul() -> Case:
 def _layers(config: Config) -> list[tuple[int, int]]:
     """Inputs and outputs of every dense layer."""
     num_inputs = int(np.prod(config.env.observation.shape))
-    heads = [config.env.num_actions] + [1] * config.policy.has_critic
+    heads = [config.policy.distribution.num_parameters] + [1] * config.policy.has_critic
     widths = [(num_inputs, *config.hidden_sizes, head) for head in heads]
     return [pair for sizes in widths for pair in zip(sizes[:-1], sizes[1:], strict=True)]
 

@@ -97,7 +97,7 @@ class Config:
         """The policy's pure functions."""
         return make_mlp_policy(
             self.env.observation,
-            self.env.num_actions,
+            self.env.action_space,
             hidden_sizes=self.hidden_sizes,
             activation=self.activation,
             critic=self.algorithm.critic is not None,

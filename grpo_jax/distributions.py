@@ -10,16 +10,21 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax import divergences
+from grpo_jax.errors import ConfigError
+from grpo_jax.spaces import ActionSpace, Discrete
 
 
 class Distribution(NamedTuple):
-    """A family of action distributions."""
+    """A family of action distributions: what a policy's output means."""
 
+    num_parameters: int  # P, the length of the vector of parameters
+    num_free: int  # of these, the last ones do not depend on the observation: a policy learns them as such
     sample: Callable  # (parameters [..., P], key) -> action [...]
     mode: Callable  # (parameters) -> action, the most probable one
     log_prob: Callable  # (parameters, action) -> [...]
     entropy: Callable  # (parameters) -> [...] in nats
     kl: Callable  # (parameters, other) -> [...] exact KL(parameters || other) in nats
+    to_environment: Callable  # (action) -> what the environment's step takes
 
 
 def _sample(logits: jax.Array, key: jax.Array) -> jax.Array:
@@ -48,5 +53,23 @@ def _kl(logits: jax.Array, other: jax.Array) -> jax.Array:
     return divergences.exact(jax.nn.log_softmax(logits), jax.nn.log_softmax(other))
 
 
-categorical = Distribution(sample=_sample, mode=_mode, log_prob=_log_prob, entropy=_entropy, kl=_kl)
-"""Discrete actions from logits `[..., num_actions]`; a logit of -inf masks an action out."""
+def categorical(num_actions: int) -> Distribution:
+    """Discrete actions from logits `[..., num_actions]`; a logit of -inf masks an action out."""
+    return Distribution(
+        num_parameters=num_actions,
+        num_free=0,
+        sample=_sample,
+        mode=_mode,
+        log_prob=_log_prob,
+        entropy=_entropy,
+        kl=_kl,
+        to_environment=lambda action: action,
+    )
+
+
+def make_distribution(space: ActionSpace) -> Distribution:
+    """The family that suits an action space."""
+    match space:
+        case Discrete(num_actions):
+            return categorical(num_actions)
+    raise ConfigError(f"no policy exists for actions in {space}")

@@ -100,7 +100,7 @@ known_policy = Policy(
     initial_carry=lambda num_envs: jnp.zeros(num_envs, jnp.int32),
     step=lambda params, observations, carry: (*_known_forward(params, observations), carry + 1),
     sequence=_known_forward,
-    distribution=categorical,
+    distribution=categorical(2),
     has_critic=True,
 )
 """Acts on constant logits, values linearly, and remembers how many steps it has made since its memory was reset."""

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from grpo_jax.distributions import categorical
+from grpo_jax import distributions
 
 INF = np.inf
+categorical = distributions.categorical(4)
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(0, 2, (5, 3, 6)).astype(np.float32)
 OTHER = RNG.normal(0, 2, (5, 3, 6)).astype(np.float32)

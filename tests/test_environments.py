@@ -8,6 +8,7 @@ import pytest
 from probes import Probe, difference
 
 from grpo_jax.environments import make_environment
+from grpo_jax.spaces import Discrete
 
 VARIED = ["CartPole-v1", "Acrobot-v1", "Catch-bsuite", "UmbrellaChain-bsuite", "FourRooms-misc", "Breakout-MinAtar"]
 
@@ -55,7 +56,7 @@ def test_overrides_reach_the_physics():
 
 def test_an_object_with_gymnax_interface_is_an_environment():
     env = make_environment(Probe(), {"lifetime": 2})
-    assert (env.name, env.num_actions, env.max_steps, env.observation.shape) == ("Probe", 2, 3, (2,))
+    assert (env.name, env.action_space, env.max_steps, env.observation.shape) == ("Probe", Discrete(2), 3, (2,))
     state, _ = env.reset(jax.random.key(0))
     assert not env.step(jax.random.key(0), state, 0).terminated
     assert env.step(jax.random.key(0), state.replace(time=jnp.int32(1)), 0).terminated

@@ -12,7 +12,7 @@ REPOSITORY = PACKAGE.parent
 
 # A module imports from its own layer and below. A folder is one module of this map.
 LAYERS = [
-    {"types", "hyperparams", "errors"},
+    {"types", "hyperparams", "errors", "spaces"},
     {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle"},
     {"networks", "environments"},
     {"rollout", "groups", "slots", "algorithms", "updates", "config"},

@@ -8,11 +8,12 @@ from probes import bits
 
 from grpo_jax.networks import make_mlp_policy
 from grpo_jax.networks.initializers import orthogonal
+from grpo_jax.spaces import Discrete
 
 
 def make(shape=(4,), dtype=jnp.float32, critic=True, **settings):
     settings = {"hidden_sizes": (16, 12), "activation": "tanh"} | settings
-    return make_mlp_policy(jax.ShapeDtypeStruct(shape, dtype), 3, critic=critic, **settings)
+    return make_mlp_policy(jax.ShapeDtypeStruct(shape, dtype), Discrete(3), critic=critic, **settings)
 
 
 def test_weights_start_orthogonal_with_the_usual_gains():

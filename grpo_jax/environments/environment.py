@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from grpo_jax.spaces import ActionSpace
+
 
 class Transition(NamedTuple):
     """Where one step leads, before any reset."""
@@ -23,5 +25,5 @@ class Environment(NamedTuple):
     reset: Callable  # (key) -> state, observation
     step: Callable  # (key, state, action) -> Transition
     observation: jax.ShapeDtypeStruct  # of one observation
-    num_actions: int
+    action_space: ActionSpace
     max_steps: int  # the time limit: an episode is truncated at this length, and never earlier

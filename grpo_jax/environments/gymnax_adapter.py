@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from grpo_jax.environments.environment import Environment, Transition
 from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.spaces import Discrete
 
 
 def make_environment(environment: str | Any, params: Mapping[str, float] | None = None) -> Environment:
@@ -55,7 +56,7 @@ def make_environment(environment: str | Any, params: Mapping[str, float] | None 
         reset=reset,
         step=step,
         observation=jax.ShapeDtypeStruct(observation_type.shape, observation_type.dtype),
-        num_actions=int(action_space.n),
+        action_space=Discrete(int(action_space.n)),
         max_steps=max_steps,
     )
 

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.distributions import categorical
+from grpo_jax.distributions import make_distribution
 from grpo_jax.networks.initializers import orthogonal
 from grpo_jax.networks.policy import Policy
+from grpo_jax.spaces import ActionSpace
 
 
 class MLP(nn.Module):
@@ -30,23 +31,24 @@ class MLP(nn.Module):
 
 def make_mlp_policy(
     observation: jax.ShapeDtypeStruct,
-    num_actions: int,
+    action_space: ActionSpace,
     *,
     hidden_sizes: Sequence[int],
     activation: str,
     critic: bool,
 ) -> Policy:
-    """A categorical actor, and a critic of the same sizes beside it that shares no weights.
+    """An actor, and a critic of the same sizes beside it that shares no weights.
 
     Args:
       observation: shape and dtype of one observation; it is flattened and taken as float32.
-      num_actions: size of the discrete action space.
+      action_space: decides the family of action distributions.
       hidden_sizes: widths of the hidden layers.
       activation: name of a function in `flax.linen`, such as "tanh" or "relu".
       critic: whether to make one. Without, no parameter and no operation of it exists.
     """
     make = {"hidden_sizes": tuple(hidden_sizes), "activation": getattr(nn, activation)}
-    networks = {"actor": MLP(num_outputs=num_actions, head_scale=0.01, **make)}
+    distribution = make_distribution(action_space)
+    networks = {"actor": MLP(num_outputs=distribution.num_parameters, head_scale=0.01, **make)}
     if critic:
         networks["critic"] = MLP(num_outputs=1, head_scale=1.0, **make)
     num_features = int(np.prod(observation.shape))
@@ -61,13 +63,13 @@ def make_mlp_policy(
         flat = observations.reshape(-1, num_features).astype(jnp.float32)
         outputs = {name: net.apply({"params": params[name]}, flat) for name, net in networks.items()}
         value = outputs["critic"].reshape(batch_shape) if critic else None
-        return outputs["actor"].reshape(*batch_shape, num_actions), value
+        return outputs["actor"].reshape(*batch_shape, -1), value
 
     return Policy(
         init=init,
         initial_carry=lambda num_envs: (),
         step=lambda params, observations, carry: (*forward(params, observations), carry),
         sequence=forward,
-        distribution=categorical,
+        distribution=distribution,
         has_critic=critic,
     )
