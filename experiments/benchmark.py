@@ -10,7 +10,6 @@ num_envs × 128 valid samples: the return of a window is compared over 8 environ
 
 import dataclasses
 import datetime
-import os
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import peers
-from experiments.study import command, hardware, versions
+from experiments.study import command, hardware, num_cores, versions
 from experiments.workloads import WHOLE, Case, make_cases, matmul
 from grpo_jax.errors import ConfigError
 from grpo_jax.logbook import write_json
@@ -67,7 +66,7 @@ def main(arguments: Arguments) -> None:
         console.print("rejax is not installed (pip install '.[benchmark]'): ratios are to the plain PPO instead.")
     record = {
         "hardware": hardware(),
-        "cores_used": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores_used": num_cores(),
         "versions": versions() | {"rejax": peers.rejax_version()},
         "commit": commit(),
         "date": f"{now:%Y-%m-%d}",

@@ -71,6 +71,8 @@ class StudyArguments:
     """Of everything random."""
     out: Path | None = None
     """Folder for the results; a new one under runs/ if left out."""
+    compilation_cache: bool = True
+    """Keep compiled programs in ~/.cache/grpo_jax: from the second start on, seconds instead of tens of seconds."""
 
 
 class Plan(NamedTuple):
@@ -98,9 +100,9 @@ class Study:
         self.runs: list[Run] = []
         self.plans = plans
         self._seed, self._num_seeds, self._max_episodes = arguments.seed, arguments.num_seeds, max_episodes
-        # Compiled programs are kept between processes: seconds instead of tens of seconds from the second start on.
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
+        if arguments.compilation_cache:
+            cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
+            jax.config.update("jax_compilation_cache_dir", str(cache))
 
     def run_all(self) -> list[TrainState]:
         """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`."""
@@ -154,7 +156,10 @@ class Study:
 
 
 def command(main: Callable[[], None]) -> None:
-    """Runs an experiment as a command: a mistake in its arguments is one line, not a traceback."""
+    """Runs an experiment as a command, on all cores: a mistake in its arguments is one line, not a traceback."""
+    # A CPU is one device unless told otherwise, and one program seldom keeps more than a core of it busy.
+    if jax.config.jax_num_cpu_devices < 0:
+        jax.config.update("jax_num_cpu_devices", num_cores())
     try:
         main()
     except (ConfigError, FileExistsError) as error:
@@ -261,6 +266,11 @@ def versions() -> dict[str, str]:
             return "not installed"
 
     return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+
+
+def num_cores() -> int:
+    """Of the host, that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def hardware() -> str:

@@ -14,6 +14,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.groups import first_members, fresh_groups
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.rollout import unroll
+from grpo_jax.sharding import over_rows
 from grpo_jax.slots import episode_scores
 from grpo_jax.types import Batch, Metrics, TrainState, Trajectory
 from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
@@ -183,6 +184,8 @@ def run(
 ) -> RunResult:
     """Trains one row for each key, all in one compiled program, until each has spent `hyperparams.total_steps`.
 
+    Rows are split over the devices if that goes evenly (`grpo_jax.sharding`).
+
     A row stops before the iteration that could exceed its budget, and then stays as it is, bitwise, while others go
     on (one-episode groups make as many steps as their episodes last).
 
@@ -210,8 +213,9 @@ def run(
 
     started = time.perf_counter()
     states = jax.jit(jax.vmap(make_init(config)))(keys, hyperparams)
-    program = jax.vmap(lambda state: jax.lax.scan(step, state, length=chunk_length))
-    program = jax.jit(program, donate_argnums=0).lower(states).compile()
+    program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), num_rows)
+    program = jax.jit(program, donate_argnums=0)
+    program = program.lower(states).compile()
     compile_seconds = time.perf_counter() - started
 
     chunks, steps = [], np.zeros(num_rows, np.int64)
@@ -243,12 +247,12 @@ def _budgeted_step(config: Config, max_episodes: float) -> tuple[Callable, Calla
         num_rollouts = state.hyperparams.total_steps / config.steps_per_iteration
         return (state.rollouts + 1.0 <= num_rollouts) & (state.episodes < max_episodes)
 
+    def stay(state):
+        _, metrics = jax.eval_shape(train_step, state)
+        metrics = {name: jnp.full(value.shape, jnp.nan, value.dtype) for name, value in metrics.items()}
+        return state, metrics | {"environment/steps": jnp.zeros(())}
+
     def step(state, _):
-        within = within_budget(state)
-        stepped, metrics = train_step(state)
-        state = jax.tree.map(lambda new, old: jnp.where(within, new, old), stepped, state)
-        metrics = {name: jnp.where(within, value, jnp.nan) for name, value in metrics.items()}
-        metrics["environment/steps"] = jnp.where(within, metrics["environment/steps"], 0.0)
-        return state, metrics
+        return jax.lax.cond(within_budget(state), train_step, stay, state)
 
     return within_budget, step

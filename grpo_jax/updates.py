@@ -192,6 +192,7 @@ def minibatch_gradient(
         )
         samples = jax.tree.map(lambda leaf: jnp.take(leaf, here, axis=1), batch)
         samples = samples._replace(advantage=advantage_here, weight=weight_here)
+        samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
             algorithm, policy, params, samples, per_step_here, hyperparams
         )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.distributions import make_distribution
+from grpo_jax.networks.dense import dot_general
 from grpo_jax.networks.initializers import orthogonal
 from grpo_jax.networks.policy import Policy
 from grpo_jax.spaces import ActionSpace
@@ -25,8 +26,8 @@ class MLP(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[..., features]` to `[..., num_outputs]`."""
         for size in self.hidden_sizes:
-            x = self.activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x))
-        return nn.Dense(self.num_outputs, kernel_init=orthogonal(self.head_scale))(x)
+            x = self.activation(nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)), dot_general=dot_general)(x))
+        return nn.Dense(self.num_outputs, kernel_init=orthogonal(self.head_scale), dot_general=dot_general)(x)
 
 
 def make_mlp_policy(
