@@ -14,6 +14,7 @@ from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.groups import CONTINUE
 from grpo_jax.networks import Policy
 from grpo_jax.rollout import unroll
+from grpo_jax.sharding import over_rows
 from grpo_jax.types import TrainState
 from grpo_jax.updates import Learner, make_batch, make_optimizer, update_epochs
 
@@ -81,7 +82,8 @@ def make_cases(environment: str, num_envs: int, num_seeds: int, parts: bool) -> 
         config = grpo if name == "GRPO" else ppo
         init, step = implementation
         if num_seeds > 1:
-            init, step = jax.vmap(init), jax.vmap(step)
+            # Ours as `run` lays out its rows; of the others, all seeds at once, as their authors have it.
+            init, step = jax.vmap(init), over_rows(step, num_seeds) if name in ("PPO", "GRPO") else jax.vmap(step)
         key = jax.random.key(0) if num_seeds == 1 else jax.random.split(jax.random.key(0), num_seeds)
         state = jax.tree.map(_strong, jax.jit(init)(key))
         flops = num_samples * (forward_flops(config) + peers.NUM_EPOCHS * gradient_flops(config))
@@ -172,6 +174,18 @@ def matmul() -> Case:
     size = MATMUL_SIZE.get(jax.default_backend(), 4096)
     ones = jnp.ones((size, size))
     return compiled("matmul", lambda x, y: (x @ y / size, jnp.zeros(())), ones, ones, 0, 2.0 * size**3)
+
+
+def final_returns(implementation: Implementation, num_seeds: int, num_iterations: int) -> np.ndarray:
+    """`[num_seeds]` mean return of the episodes that ended in the last tenth of training."""
+    states = jax.vmap(implementation.init)(jax.random.split(jax.random.key(0), num_seeds))
+    states = jax.tree.map(_strong, states)
+
+    def train(state):
+        _, metrics = jax.lax.scan(lambda state, _: implementation.step(state), state, length=num_iterations)
+        return metrics["episode/return_mean"][-(num_iterations // 10) :]
+
+    return np.nanmean(jax.jit(over_rows(train, num_seeds))(states), axis=1)
 
 
 def _layers(config: Config) -> list[tuple[int, int]]:
