@@ -131,9 +131,9 @@ def measure(cases: list[Case], repeats: int, seconds: float) -> list[dict]:
 def compare_learning() -> dict[str, dict]:
     """What ours and the plain PPO have learnt after equal steps: IQM and 95% interval of 16 seeds."""
     environment, num_envs, num_seeds, total_steps = "CartPole-v1", 64, 16, 500_000
-    ppo = {"plain PPO": peers.plain_ppo(environment, num_envs), "PPO": ours(make_config(environment, num_envs, critic=True))}
+    config = make_config(environment, num_envs, critic=True)
     results = {}
-    for name, implementation in ppo.items():
+    for name, implementation in {"plain PPO": peers.plain_ppo(environment, num_envs), "PPO": ours(config)}.items():
         returns = final_returns(implementation, num_seeds, total_steps // (num_envs * peers.NUM_STEPS))
         results[name] = {"iqm": iqm(returns), "ci95": bootstrap_interval(returns), "per_seed": returns}
     return results

@@ -10,7 +10,8 @@ from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
 
 
 def pytest_configure(config):
-    """Compiled programs are kept beside pytest's own cache, so that only the first run waits for the compiler."""
+    """Two devices, so that rows can be split; compiled programs are kept beside pytest's own cache."""
+    jax.config.update("jax_num_cpu_devices", 2)
     if hasattr(config, "cache"):  # not with -p no:cacheprovider
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
