@@ -53,6 +53,10 @@ class Config:
     """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto"."""
     state_dependent_std: bool = False
     """Standard deviations of real actions depend on the observation; otherwise they are free parameters."""
+    normalize_observations: bool = False
+    """Show the policy observations less their running mean, in running standard deviations."""
+    normalize_rewards: bool = False
+    """Learn from rewards in running standard deviations of the discounted return."""
     cut_episodes: bool = False
     """Allow rollouts shorter than an episode of a one-episode group; longer episodes are then cut off."""
     env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()

@@ -77,6 +77,7 @@ class TrainState:
     reference_params: PyTree  # None for an algorithm without a reference policy
     optimizer: PyTree
     rollout: RolloutState
+    normalizer: PyTree  # statistics of observations and returns, None where they are not normalised
     key: jax.Array
     kl_coef: jax.Array  # float32, hyperparams.kl_coef unless a controller adapts it
     iteration: jax.Array  # int32, completed train steps
