@@ -49,6 +49,14 @@ class Config:
     """Widths of the hidden layers, of the actor and of the critic."""
     activation: str = "tanh"
     """Activation function by its name in flax.linen."""
+    action_distribution: str = "auto"
+    """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto"."""
+    state_dependent_std: bool = False
+    """Standard deviations of real actions depend on the observation; otherwise they are free parameters."""
+    normalize_observations: bool = False
+    """Show the policy observations less their running mean, in running standard deviations."""
+    normalize_rewards: bool = False
+    """Learn from rewards in running standard deviations of the discounted return."""
     cut_episodes: bool = False
     """Allow rollouts shorter than an episode of a one-episode group; longer episodes are then cut off."""
     env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
@@ -101,6 +109,8 @@ class Config:
             hidden_sizes=self.hidden_sizes,
             activation=self.activation,
             critic=self.algorithm.critic is not None,
+            action_distribution=self.action_distribution,
+            state_dependent_std=self.state_dependent_std,
         )
 
 
@@ -210,9 +220,8 @@ def _check_slots(config: Config) -> None:
 def _trajectory(config: Config, params) -> Trajectory:
     """A trajectory of zeros in the shapes of this run."""
     shape = (config.num_steps, config.num_envs)
-    real, flag, integer = jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)
+    real, flag, count = jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)
     observation = jnp.zeros(shape + config.env.observation.shape, config.env.observation.dtype)
     distribution, value = config.policy.sequence(params, observation)
-    return Trajectory(
-        observation, integer, real, flag, flag, flag, real, distribution, value, value, real, integer
-    )
+    action = config.policy.distribution.mode(distribution)
+    return Trajectory(observation, action, real, flag, flag, flag, real, distribution, value, value, real, count)

@@ -7,6 +7,7 @@ import numpy as np
 
 from grpo_jax.config import Config
 from grpo_jax.groups import fresh_groups
+from grpo_jax.normalization import normalized
 from grpo_jax.rollout import unroll
 from grpo_jax.types import PyTree, RolloutState, TrainState
 
@@ -64,6 +65,5 @@ def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy:
 
 
 def _play(config: Config, state: TrainState, rollout: RolloutState, key: jax.Array, *, num_steps: int, greedy: bool):
-    return unroll(
-        config.policy, config.env, state.params, rollout, key, num_steps=num_steps, auto_reset=False, greedy=greedy
-    )
+    policy = normalized(config.policy, state.normalizer.observation, state.hyperparams.observation_clip)
+    return unroll(policy, config.env, state.params, rollout, key, num_steps=num_steps, auto_reset=False, greedy=greedy)

@@ -56,6 +56,10 @@ class Hyperparams:
     """Share of the steps that Clip-Cov and KL-Cov select."""
     covariance_kl_coef: float = 1.0
     """Weight of KL-Cov's penalty on the steps it selects."""
+    observation_clip: float = 10.0
+    """Largest magnitude of a normalised observation."""
+    reward_clip: float = math.inf
+    """Largest magnitude of a reward that is learnt from, after any scaling; reported returns are never clipped."""
     max_grad_norm: float = 0.5
     """Gradients with a larger global norm are scaled down to it."""
     adam_eps: float = 1e-5

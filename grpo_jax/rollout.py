@@ -93,10 +93,12 @@ def _step(policy, environment, params, state, alive, key, greedy) -> tuple[Rollo
     num_envs = alive.shape[0]
     key_action, key_environment = jax.random.split(key)
     distribution, value, policy_carry = policy.step(params, state.observation, state.policy_carry)
-    action = jnp.where(
-        greedy, policy.distribution.mode(distribution), policy.distribution.sample(distribution, key_action)
+    family = policy.distribution
+    greedy = jnp.broadcast_to(greedy, num_envs)
+    action = _select(greedy, family.mode(distribution), family.sample(distribution, key_action))
+    moved = jax.vmap(environment.step)(
+        jax.random.split(key_environment, num_envs), state.environment, family.to_environment(action)
     )
-    moved = jax.vmap(environment.step)(jax.random.split(key_environment, num_envs), state.environment, action)
     reward = jnp.where(alive, moved.reward, 0.0)
     after = RolloutState(
         environment=moved.environment,
@@ -112,7 +114,7 @@ def _step(policy, environment, params, state, alive, key, greedy) -> tuple[Rollo
         "terminated": moved.terminated & alive,
         "truncated": moved.truncated & alive,
         "valid": alive,
-        "log_prob": policy.distribution.log_prob(distribution, action),
+        "log_prob": family.log_prob(distribution, action),
         "distribution": distribution,
         "value": value,
         "episode_return": after.episode_return,

@@ -13,6 +13,7 @@ from grpo_jax.config import Config
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import first_members, fresh_groups
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout, normalized
 from grpo_jax.rollout import unroll
 from grpo_jax.sharding import over_rows
 from grpo_jax.slots import episode_scores
@@ -30,11 +31,15 @@ def make_init(config: Config) -> Callable[[jax.Array, Hyperparams], TrainState]:
             raise ConfigError("init makes one state, of scalar hyperparameters; for arrays of them use jax.vmap(init)")
         key, key_params, key_reset = jax.random.split(key, 3)
         params = config.policy.init(key_params)
+        rollout = fresh_groups(None, config.policy, config.env, key_reset, config.num_envs, group_size=1)
         return TrainState(
             params=params,
             reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
             optimizer=make_optimizer(hyperparams, progress=0.0).init(params),
-            rollout=fresh_groups(None, config.policy, config.env, key_reset, config.num_envs, group_size=1),
+            rollout=rollout,
+            normalizer=initial_normalizer(
+                rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards
+            ),
             key=key,
             kl_coef=jnp.array(hyperparams.kl_coef),
             iteration=jnp.zeros((), jnp.int32),
@@ -48,7 +53,7 @@ def make_init(config: Config) -> Callable[[jax.Array, Hyperparams], TrainState]:
 
 def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
     """`train_step(state) -> (state, metrics)`: one iteration, pure. Compose it with `jit`, `vmap` and `lax.scan`."""
-    algorithm, policy, env = config.algorithm, config.policy, config.env
+    algorithm, env = config.algorithm, config.env
 
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
         hyperparams = state.hyperparams
@@ -56,6 +61,8 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             hyperparams = hyperparams.replace(kl_coef=state.kl_coef)
         progress = state.rollouts * config.steps_per_iteration / hyperparams.total_steps
         key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
+        # The same statistics throughout the iteration: the update sees what the behaviour policy saw.
+        policy = normalized(config.policy, state.normalizer.observation, hyperparams.observation_clip)
 
         rollout = algorithm.start.begin(state.rollout, policy, env, key_start, config.num_envs, config.group_size)
         rollout, trajectory = unroll(
@@ -69,7 +76,9 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             greedy=algorithm.greedy_member and first_members(config.num_envs, config.group_size),
         )
 
-        batch = make_batch(algorithm, policy, trajectory, state.reference_params, hyperparams, config.group_size)
+        normalizer = merge_rollout(state.normalizer, trajectory, hyperparams.discount)
+        learnt = learnt_rewards(normalizer, trajectory, hyperparams.reward_clip)
+        batch = make_batch(algorithm, policy, learnt, state.reference_params, hyperparams, config.group_size)
 
         learner, update_metrics = update_epochs(
             algorithm,
@@ -102,6 +111,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             reference_params=reference_params,
             optimizer=learner.optimizer,
             rollout=rollout,
+            normalizer=normalizer,
             key=key,
             kl_coef=kl_coef,
             iteration=iteration,

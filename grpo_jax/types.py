@@ -25,7 +25,7 @@ class Trajectory(NamedTuple):
     """One rollout of `T` steps in `B` environments, time-major."""
 
     observation: jax.Array  # [T, B, ...]
-    action: jax.Array  # [T, B]
+    action: jax.Array  # [T, B] or [T, B, D], as the distribution over actions has it
     reward: jax.Array  # [T, B]; 0 where not valid
     terminated: jax.Array  # [T, B] bool: the episode ended by itself, nothing follows
     truncated: jax.Array  # [T, B] bool: a time limit cut the episode, more would have followed
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
     """What an update learns from: `[S, N]` samples, `S` = 1 for loose steps, `S` = T for whole sequences."""
 
     observation: jax.Array  # [S, N, ...]
-    action: jax.Array  # [S, N]
+    action: jax.Array  # [S, N] or [S, N, D]
     log_prob: jax.Array  # [S, N] behaviour policy
     distribution: PyTree  # [S, N, ...] behaviour policy
     reference_distribution: PyTree  # [S, N, ...] reference policy; None without one
@@ -77,6 +77,7 @@ class TrainState:
     reference_params: PyTree  # None for an algorithm without a reference policy
     optimizer: PyTree
     rollout: RolloutState
+    normalizer: PyTree  # statistics of observations and returns, None where they are not normalised
     key: jax.Array
     kl_coef: jax.Array  # float32, hyperparams.kl_coef unless a controller adapts it
     iteration: jax.Array  # int32, completed train steps

@@ -111,6 +111,7 @@ MISTAKES = {
         r"write with_reference\(algorithm\)",
     ),
     "sequence ratio of loose steps": ({"algorithm": GRPO._replace(ratio=sequence_ratio)}, "set whole_sequences=True"),
+    "real actions": ({"action_distribution": "gaussian"}, "real numbers, and the actions are Discrete.*use 'auto'"),
     "nobody beside the greedy member": ({"algorithm": REMAX, "group_size": 1}, "group_size=1 .*use group_size=2"),
 }
 

@@ -1,4 +1,4 @@
-"""The categorical distribution against NumPy in float64, by frequency, and with impossible actions."""
+"""Discrete distributions against NumPy in float64, by frequency, and with impossible actions."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,8 @@ import pytest
 from jax.test_util import check_grads
 
 from grpo_jax import distributions
+from grpo_jax.errors import ConfigError
+from grpo_jax.spaces import Box, Discrete, MultiDiscrete
 
 INF = np.inf
 categorical = distributions.categorical(4)
@@ -126,3 +128,71 @@ def test_large_logits_do_not_overflow():
     values = [f(logits) for f in (categorical.entropy, lambda x: categorical.kl(x, x), categorical.mode)]
     values += [categorical.log_prob(logits, jnp.int32(0)), categorical.sample(logits, jax.random.key(0))]
     assert values == [0.0, 0.0, 0, 0.0, 0]
+
+
+# --- several dimensions, and the choice of a family ------------------------------------------------------------------
+
+SIZES = (2, 3, 4)
+several = distributions.multi_categorical(SIZES)
+
+
+def test_several_dimensions_are_independent_ones():
+    logits, other = LOGITS[..., [0, 1, 2, 3, 4, 5, 0, 2, 4]], OTHER[..., [5, 4, 3, 2, 1, 0, 1, 3, 5]]
+    parts = [(logits[..., a:b], other[..., a:b]) for a, b in [(0, 2), (2, 5), (5, 9)]]
+    action = several.sample(logits, jax.random.key(0))
+    assert several.num_parameters == 9 and action.shape == (5, 3, 3) and action.dtype == jnp.int32
+    assert np.array_equal(several.mode(logits), np.stack([categorical.mode(p) for p, _ in parts], -1))
+    expected = {
+        "log_prob": (several.log_prob(logits, action), lambda d, p, q: categorical.log_prob(p, action[..., d])),
+        "entropy": (several.entropy(logits), lambda d, p, q: categorical.entropy(p)),
+        "kl": (several.kl(logits, other), lambda d, p, q: categorical.kl(p, q)),
+    }
+    for name, (actual, of_part) in expected.items():
+        total = sum(of_part(d, *pair) for d, pair in enumerate(parts))
+        np.testing.assert_allclose(actual, total, atol=1e-5, err_msg=name)
+
+
+def test_several_dimensions_occur_together_as_often_as_they_should():
+    number = 60_000
+    logits = jnp.asarray(LOGITS[0].reshape(-1)[:9] / 2)
+    actions = np.asarray(several.sample(jnp.broadcast_to(logits, (number, 9)), jax.random.key(0)))
+    counts = np.bincount(np.ravel_multi_index(actions.T, SIZES), minlength=24)
+    all_actions = jnp.stack(jnp.unravel_index(jnp.arange(24), SIZES), axis=-1)
+    log_prob = np.asarray(several.log_prob(jnp.broadcast_to(logits, (24, 9)), all_actions), np.float64)
+    np.testing.assert_allclose(np.exp(log_prob).sum(), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(several.entropy(logits), -np.sum(np.exp(log_prob) * log_prob), rtol=1e-5)
+    expected = number * np.exp(log_prob)
+    assert np.sum((counts - expected) ** 2 / expected) < 49.73, "once in a thousand, for 23 degrees of freedom"
+
+
+def test_impossible_actions_of_one_dimension_add_nothing():
+    logits = jnp.asarray([-INF, 0.5, 0.1, -INF, 0.3, -INF, -INF, 0.2, 0.0])
+    actions = several.sample(jnp.broadcast_to(logits, (20_000, 9)), jax.random.key(0))
+    assert [sorted(set(column.tolist())) for column in actions.T] == [[1], [0, 2], [2, 3]]
+    with jax.debug_nans(True):
+        log_prob, kl = (lambda x: several.log_prob(x, actions[0])), (lambda x: several.kl(x, logits + 0.1))
+        for function in (several.entropy, log_prob, kl):
+            value, gradient = jax.value_and_grad(function)(logits)
+            assert jnp.isfinite(value) and jnp.isfinite(gradient).all()
+
+
+def test_auto_takes_what_suits_the_space():
+    cases = {Discrete(4): (4, 0), MultiDiscrete(SIZES): (9, 0), Box((-1.0, -1.0), (1.0, 1.0)): (4, 2)}
+    for space, sizes in cases.items():
+        family = distributions.make_distribution(space)
+        assert (family.num_parameters, family.num_free) == sizes
+
+
+@pytest.mark.parametrize(
+    "space, name, message",
+    [
+        (Discrete(2), "gaussian", "is over real numbers, and the actions are Discrete.num_actions=2.; use 'auto'"),
+        (MultiDiscrete(SIZES), "squashed_gaussian", "use 'auto'"),
+        (Box((-INF,), (INF,)), "squashed_gaussian", "use action_distribution='gaussian'"),
+        (Box((0.0,), (1.0,)), "squashed", "unknown action_distribution 'squashed': did you mean 'squashed_gaussian'"),
+        (None, "auto", "no policy exists for actions in None"),
+    ],
+)
+def test_what_does_not_suit_it_is_an_error(space, name, message):
+    with pytest.raises(ConfigError, match=message):
+        distributions.make_distribution(space, name)

@@ -15,7 +15,7 @@ LAYERS = [
     {"types", "hyperparams", "errors", "spaces"},
     {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle"},
     {"networks", "environments"},
-    {"rollout", "groups", "slots", "algorithms", "updates", "config"},
+    {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization"},
     {"training", "evaluation", "sharding"},
     {"checkpoint", "logbook", "statistics"},
     {"experiments"},

@@ -37,6 +37,8 @@ def make_mlp_policy(
     hidden_sizes: Sequence[int],
     activation: str,
     critic: bool,
+    action_distribution: str = "auto",
+    state_dependent_std: bool = False,
 ) -> Policy:
     """An actor, and a critic of the same sizes beside it that shares no weights.
 
@@ -46,10 +48,12 @@ def make_mlp_policy(
       hidden_sizes: widths of the hidden layers.
       activation: name of a function in `flax.linen`, such as "tanh" or "relu".
       critic: whether to make one. Without, no parameter and no operation of it exists.
+      action_distribution, state_dependent_std: see `make_distribution`.
     """
     make = {"hidden_sizes": tuple(hidden_sizes), "activation": getattr(nn, activation)}
-    distribution = make_distribution(action_space)
-    networks = {"actor": MLP(num_outputs=distribution.num_parameters, head_scale=0.01, **make)}
+    distribution = make_distribution(action_space, action_distribution, state_dependent_std=state_dependent_std)
+    num_free = distribution.num_free
+    networks = {"actor": MLP(num_outputs=distribution.num_parameters - num_free, head_scale=0.01, **make)}
     if critic:
         networks["critic"] = MLP(num_outputs=1, head_scale=1.0, **make)
     num_features = int(np.prod(observation.shape))
@@ -57,14 +61,19 @@ def make_mlp_policy(
     def init(key):
         keys = jax.random.split(key, len(networks))
         dummy = jnp.zeros((1, num_features))
-        return {name: net.init(k, dummy)["params"] for k, (name, net) in zip(keys, networks.items(), strict=True)}
+        params = {name: net.init(k, dummy)["params"] for k, (name, net) in zip(keys, networks.items(), strict=True)}
+        return params | ({"free": jnp.full(num_free, distribution.initial_free, jnp.float32)} if num_free else {})
 
     def forward(params, observations):
         batch_shape = observations.shape[: observations.ndim - len(observation.shape)]
         flat = observations.reshape(-1, num_features).astype(jnp.float32)
         outputs = {name: net.apply({"params": params[name]}, flat) for name, net in networks.items()}
         value = outputs["critic"].reshape(batch_shape) if critic else None
-        return outputs["actor"].reshape(*batch_shape, -1), value
+        parameters = outputs["actor"].reshape(*batch_shape, -1)
+        if num_free:
+            free = jnp.broadcast_to(params["free"], (*batch_shape, num_free))
+            parameters = jnp.concatenate([parameters, free], axis=-1)
+        return parameters, value
 
     return Policy(
         init=init,

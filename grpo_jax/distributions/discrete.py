@@ -1,30 +1,11 @@
-"""Action distributions, each a value of `Distribution`: pure functions of the network's output.
-
-`parameters` are what the policy network returns for a batch, any leading shape. Nothing here reduces over it.
-"""
-
-from collections.abc import Callable
-from typing import NamedTuple
+"""Discrete actions, in one dimension or several, from logits; a logit of -inf masks an action out."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax import divergences
-from grpo_jax.errors import ConfigError
-from grpo_jax.spaces import ActionSpace, Discrete
-
-
-class Distribution(NamedTuple):
-    """A family of action distributions: what a policy's output means."""
-
-    num_parameters: int  # P, the length of the vector of parameters
-    num_free: int  # of these, the last ones do not depend on the observation: a policy learns them as such
-    sample: Callable  # (parameters [..., P], key) -> action [...]
-    mode: Callable  # (parameters) -> action, the most probable one
-    log_prob: Callable  # (parameters, action) -> [...]
-    entropy: Callable  # (parameters) -> [...] in nats
-    kl: Callable  # (parameters, other) -> [...] exact KL(parameters || other) in nats
-    to_environment: Callable  # (action) -> what the environment's step takes
+from grpo_jax.distributions.distribution import Distribution
 
 
 def _sample(logits: jax.Array, key: jax.Array) -> jax.Array:
@@ -67,9 +48,33 @@ def categorical(num_actions: int) -> Distribution:
     )
 
 
-def make_distribution(space: ActionSpace) -> Distribution:
-    """The family that suits an action space."""
-    match space:
-        case Discrete(num_actions):
-            return categorical(num_actions)
-    raise ConfigError(f"no policy exists for actions in {space}")
+def multi_categorical(num_actions: tuple[int, ...]) -> Distribution:
+    """One action in each of D independent dimensions: actions `[..., D]`.
+
+    log p(a) = sum_d log p_d(a_d), and entropies and divergences are sums over the dimensions as well.
+
+    Args:
+      num_actions: of each dimension; the parameters are the logits of all, one dimension after the other.
+    """
+    ends = np.cumsum(num_actions)
+
+    def split(logits):
+        return jnp.split(logits, ends[:-1], axis=-1)
+
+    def sample(logits, key):
+        keys = jax.random.split(key, len(num_actions))
+        return jnp.stack([_sample(part, keys[d]) for d, part in enumerate(split(logits))], axis=-1)
+
+    def log_prob(logits, action):
+        return sum(_log_prob(part, action[..., d]) for d, part in enumerate(split(logits)))
+
+    return Distribution(
+        num_parameters=int(ends[-1]),
+        num_free=0,
+        sample=sample,
+        mode=lambda logits: jnp.stack([_mode(part) for part in split(logits)], axis=-1),
+        log_prob=log_prob,
+        entropy=lambda logits: sum(map(_entropy, split(logits))),
+        kl=lambda logits, other: sum(map(_kl, split(logits), split(other))),
+        to_environment=lambda action: action,
+    )

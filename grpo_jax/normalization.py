@@ -1,0 +1,138 @@
+"""Running statistics of observations and returns, merged once per rollout, and what is normalised by them."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.networks import Policy
+from grpo_jax.types import Trajectory
+
+EPS = 1e-8  # added to variances
+
+
+class Statistics(NamedTuple):
+    """Elementwise mean and variance of all that was seen of x, in float32.
+
+    They are of x - origin, where origin is one value that x had: what is resolved is then the spread of x, however far
+    from 0 it lies. The count is in whole rollouts, of which a partly valid one is that part: rollouts, unlike steps,
+    are too few for float32 to stop counting.
+    """
+
+    origin: jax.Array  # [...] fixed
+    mean: jax.Array  # [...] of x - origin
+    variance: jax.Array  # [...] population variance
+    count: jax.Array  # [] in rollouts
+
+
+class Normalizer(NamedTuple):
+    """What normalisation remembers between rollouts; None where it is off."""
+
+    observation: Statistics | None
+    discounted_return: Statistics | None
+    current_return: jax.Array | None  # [B] discounted return, so far, of the episode under way
+
+
+def initial_statistics(origin: jax.Array) -> Statistics:
+    """Of nothing seen yet: mean at the origin, variance 1."""
+    origin = jnp.array(origin, jnp.float32)
+    return Statistics(origin, jnp.zeros_like(origin), jnp.ones_like(origin), jnp.zeros((), jnp.float32))
+
+
+def merge(statistics: Statistics, x: jax.Array, valid: jax.Array) -> Statistics:
+    """The statistics of what was seen before and of one rollout, by Chan, Golub and LeVeque's parallel formula.
+
+    With w the new rollout's share of the total, and d the difference of the means,
+    mean <- mean + w d, variance <- (1 - w) variance + w (new variance + (1 - w) d^2).
+
+    Args:
+      statistics: of rollouts of the same size.
+      x: `[T, B, ...]`, any dtype.
+      valid: `[T, B]` bool: what counts. A rollout with none, or with a value that is not finite, changes nothing.
+    """
+    mask = valid.reshape(valid.shape + (1,) * (x.ndim - valid.ndim))
+    num_valid = jnp.sum(valid).astype(jnp.float32)
+
+    def mean(values):
+        return jnp.sum(values, axis=(0, 1), where=mask) / num_valid
+
+    x = x.astype(jnp.float32) - statistics.origin
+    new_mean = mean(x)
+    new_variance = mean((x - new_mean) ** 2)
+    share = num_valid / valid.size
+    count = statistics.count + share
+    weight = share / count
+    difference = new_mean - statistics.mean
+    merged = Statistics(
+        origin=statistics.origin,
+        mean=statistics.mean + weight * difference,
+        variance=(1 - weight) * statistics.variance + weight * (new_variance + (1 - weight) * difference**2),
+        count=count,
+    )
+    usable = jnp.all(jnp.isfinite(new_variance))
+    return jax.tree.map(lambda new, old: jnp.where(usable, new, old), merged, statistics)
+
+
+def normalized(policy: Policy, statistics: Statistics | None, clip: jax.Array) -> Policy:
+    """The policy, seeing (x - mean) / std clipped to +-clip in place of observations x; itself, without statistics.
+
+    Observations of any dtype are taken as float32. An element that never varied is seen as 0.
+    """
+    if statistics is None:
+        return policy
+
+    def normalize(observation):
+        centered = observation.astype(jnp.float32) - statistics.origin - statistics.mean
+        return jnp.clip(centered * jax.lax.rsqrt(statistics.variance + EPS), -clip, clip)
+
+    def step(params, observation, *rest):
+        return policy.step(params, normalize(observation), *rest)
+
+    def sequence(params, observation, *rest):
+        return policy.sequence(params, normalize(observation), *rest)
+
+    return policy._replace(step=step, sequence=sequence)
+
+
+def initial_normalizer(observation: jax.Array, *, observations: bool, rewards: bool) -> Normalizer:
+    """Of nothing seen yet but where the environments start.
+
+    Args:
+      observation: `[B, ...]` of the reset states, whose first is taken for the origin of the statistics.
+      observations, rewards: which to normalise.
+    """
+    return Normalizer(
+        observation=initial_statistics(observation[0]) if observations else None,
+        discounted_return=initial_statistics(0.0) if rewards else None,
+        current_return=jnp.zeros(observation.shape[0]) if rewards else None,
+    )
+
+
+def merge_rollout(normalizer: Normalizer, trajectory: Trajectory, discount: jax.Array) -> Normalizer:
+    """What is remembered after a rollout; steps that are not valid do not count."""
+    observation, discounted_return, current_return = normalizer
+    if observation is not None:
+        observation = merge(observation, trajectory.observation, trajectory.valid)
+    if discounted_return is not None:
+
+        def step(current_return, now):
+            reward, is_first = now
+            current_return = reward + discount * jnp.where(is_first, 0.0, current_return)
+            return current_return, current_return
+
+        is_first = trajectory.episode_length == 1
+        current_return, returns = jax.lax.scan(step, current_return, (trajectory.reward, is_first))
+        discounted_return = merge(discounted_return, returns, trajectory.valid)
+    return Normalizer(observation, discounted_return, current_return)
+
+
+def learnt_rewards(normalizer: Normalizer, trajectory: Trajectory, clip: jax.Array) -> Trajectory:
+    """The trajectory with rewards as they are learnt from: in standard deviations of the discounted return, clipped.
+
+    Rewards are not centred, which would change what is best to do. With statistics that know the trajectory already,
+    the first rewards of a sparse task are not divided by the deviation of nothing but zeros.
+    """
+    reward = trajectory.reward
+    if normalizer.discounted_return is not None:
+        reward = reward * jax.lax.rsqrt(normalizer.discounted_return.variance + EPS)
+    return trajectory._replace(reward=jnp.clip(reward, -clip, clip))

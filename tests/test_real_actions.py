@@ -1,0 +1,66 @@
+"""Actions that are real vectors, from the environment to the update, for every algorithm."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments import spaces
+from probes import Probe, ProbeParams
+
+from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
+from grpo_jax.algorithms import ALGORITHMS
+
+LOW, HIGH = np.float32([-1.0, 0.0]), np.float32([1.0, 4.0])
+
+
+class Aim(Probe):
+    """One step that pays 1 less the squared distance to a point that the mark decides, or NaN out of bounds."""
+
+    @property
+    def name(self):
+        return "Aim"
+
+    @property
+    def default_params(self):
+        return ProbeParams(max_steps_in_episode=1)
+
+    def step_env(self, key, state, action, params):
+        observation, state, _, terminated, info = super().step_env(key, state, 0, params)
+        target = jnp.stack([1.6 * state.mark - 0.8, 1.0 + state.mark])
+        within = jnp.all((action >= LOW) & (action <= HIGH))
+        return observation, state, jnp.where(within, 1.0 - jnp.sum((action - target) ** 2), jnp.nan), terminated, info
+
+    def action_space(self, params):
+        return spaces.Box(LOW, HIGH, (2,))
+
+
+SIZES = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (16,)}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_takes_them(name):
+    config = Config(environment=Aim(), algorithm=name, **SIZES)
+    if name in ("remax", "gspo", "kl_cov", "ppo"):  # a greedy member, whole sequences, whole minibatches, a critic
+        state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
+        jax.eval_shape(make_train_step(config), state)
+
+
+@pytest.mark.parametrize(
+    "algorithm, family, state_dependent",
+    [("ppo", "gaussian", False), ("grpo", "squashed_gaussian", True)],
+)
+def test_aiming_is_learnt(algorithm, family, state_dependent):
+    config = Config(
+        environment=Aim(),
+        algorithm=algorithm,
+        group_size=8 if algorithm == "grpo" else 1,
+        action_distribution=family,
+        state_dependent_std=state_dependent,
+        **SIZES,
+    )
+    rates = jnp.array([0.02, 0.02, 0.0])
+    hyperparams = Hyperparams(learning_rate=rates, final_learning_rate=rates, total_steps=100 * 64.0)
+    result = run(config, hyperparams, jax.random.split(jax.random.key(0), 3), num_chunks=1)
+    returns = result.metrics["episode/return_mean"]
+    assert np.isfinite(returns).all()
+    assert (returns[-10:, :2].mean(0) > 0.85).all() and returns[-10:, 2].mean() < 0.4
