@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,8 @@ class Arguments:
     """Names of gymnax environments."""
     num_envs: tuple[int, ...] = ()
     """Parallel environments, one measurement each; if left out 64, 512 and 2048 for CartPole-v1, else 512."""
+    implementations: tuple[Literal["rejax PPO", "plain PPO", "PPO", "GRPO"], ...] = WHOLE
+    """What to measure; ratios are to the first."""
     num_seeds: tuple[int, ...] = (1,)
     """Independent runs in one program (vmap), one measurement each."""
     repeats: int = 7
@@ -60,13 +63,15 @@ def main(arguments: Arguments) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     now = datetime.datetime.now()
     out = arguments.out or Path("runs") / f"benchmark_{now:%Y-%m-%d_%H-%M-%S}.json"
-    if min(arguments.repeats, *arguments.num_envs, *arguments.num_seeds) < 1:
-        raise ConfigError("--repeats, --num-envs and --num-seeds must be positive integers")
+    if min(arguments.repeats, *arguments.num_envs, *arguments.num_seeds) < 1 or not arguments.implementations:
+        raise ConfigError("--repeats, --num-envs and --num-seeds take positive integers, --implementations some names")
     if out.exists():
         raise FileExistsError(f"{out} exists; choose another file (--out), or move the old one away")
     out.parent.mkdir(parents=True, exist_ok=True)
-    if peers.rejax_version() is None:
-        console.print("rejax is not installed (pip install '.[benchmark]'): ratios are to the plain PPO instead.")
+    names = arguments.implementations
+    if "rejax PPO" in names and peers.rejax_version() is None:
+        names = tuple(name for name in names if name != "rejax PPO")
+        console.print("rejax is not installed (pip install '.[benchmark]'): it is left out.")
     record = {
         "hardware": hardware(),
         "cores_used": num_cores(),
@@ -79,7 +84,7 @@ def main(arguments: Arguments) -> None:
     for environment in arguments.environments:
         for num_envs in arguments.num_envs or DEFAULT_NUM_ENVS.get(environment, (512,)):
             for num_seeds in arguments.num_seeds:
-                cases = make_cases(environment, num_envs, num_seeds, arguments.parts and num_seeds == 1)
+                cases = make_cases(names, environment, num_envs, num_seeds, arguments.parts and num_seeds == 1)
                 rows = measure(cases, arguments.repeats, arguments.seconds)
                 where = {"environment": environment, "num_envs": num_envs, "num_seeds": num_seeds}
                 record["results"] += [where | row for row in rows]

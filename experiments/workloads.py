@@ -1,7 +1,7 @@
 """What the benchmark measures: whole train steps of every implementation, parts of ours, and matrix products."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -71,16 +71,15 @@ def make_config(environment: str, num_envs: int, critic: bool) -> Config:
     )
 
 
-def make_cases(environment: str, num_envs: int, num_seeds: int, parts: bool) -> list[Case]:
-    """All that is measured on one environment at one size, compiled."""
+def make_cases(names: Sequence[str], environment: str, num_envs: int, num_seeds: int, parts: bool) -> list[Case]:
+    """The implementations of these names (of `WHOLE`) on one environment at one size, compiled."""
     ppo, grpo = (make_config(environment, num_envs, critic) for critic in (True, False))
-    whole = [peers.rejax_ppo(environment, num_envs)] if peers.rejax_version() else []
-    whole += [peers.plain_ppo(environment, num_envs), ours(ppo), ours(grpo)]
     num_samples = num_seeds * num_envs * peers.NUM_STEPS
     cases = []
-    for name, implementation in zip(WHOLE[-len(whole) :], whole, strict=True):
+    for name in names:
         config = grpo if name == "GRPO" else ppo
-        init, step = implementation
+        peer = {"rejax PPO": peers.rejax_ppo, "plain PPO": peers.plain_ppo}.get(name)
+        init, step = ours(config) if peer is None else peer(environment, num_envs)
         if num_seeds > 1:
             # Ours as `run` lays out its rows; of the others, all seeds at once, as their authors have it.
             init, step = jax.vmap(init), over_rows(step, num_seeds) if name in ("PPO", "GRPO") else jax.vmap(step)
