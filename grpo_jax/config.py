@@ -30,7 +30,7 @@ class Config:
     """
 
     environment: str | Any = "CartPole-v1"
-    """Name of a gymnax environment (or an object with gymnax's interface)."""
+    """Name of a gymnax environment, suite:name, package.module:Name (or an object with gymnax's interface)."""
     algorithm: str | Algorithm = "grpo"
     """Name of an algorithm (or a value of `Algorithm`)."""
     num_envs: int = 128
@@ -213,6 +213,7 @@ def _trajectory(config: Config, params) -> Trajectory:
     real, flag, integer = jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)
     observation = jnp.zeros(shape + config.env.observation.shape, config.env.observation.dtype)
     distribution, value = config.policy.sequence(params, observation)
+    action_mask = None if config.env.action_mask is None else jnp.ones(distribution.shape, bool)
     return Trajectory(
-        observation, integer, real, flag, flag, flag, real, distribution, value, value, real, integer
+        observation, integer, real, flag, flag, flag, real, distribution, value, value, real, integer, action_mask
     )
