@@ -30,7 +30,7 @@ class Config:
     """
 
     environment: str | Any = "CartPole-v1"
-    """Name of a gymnax environment (or an object with gymnax's interface)."""
+    """Name of a gymnax environment, suite:name, package.module:Name (or an object with gymnax's interface)."""
     algorithm: str | Algorithm = "grpo"
     """Name of an algorithm (or a value of `Algorithm`)."""
     num_envs: int = 128
@@ -224,4 +224,7 @@ def _trajectory(config: Config, params) -> Trajectory:
     observation = jnp.zeros(shape + config.env.observation.shape, config.env.observation.dtype)
     distribution, value = config.policy.sequence(params, observation)
     action = config.policy.distribution.mode(distribution)
-    return Trajectory(observation, action, real, flag, flag, flag, real, distribution, value, value, real, count)
+    action_mask = None if config.env.action_mask is None else jnp.ones(distribution.shape, bool)
+    return Trajectory(
+        observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, action_mask
+    )

@@ -3,10 +3,11 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.config import Config
-from grpo_jax.groups import fresh_groups
+from grpo_jax.groups import reset_groups
 from grpo_jax.normalization import normalized
 from grpo_jax.rollout import unroll
 from grpo_jax.types import PyTree, RolloutState, TrainState
@@ -24,15 +25,17 @@ def evaluate(
 ) -> Evaluation:
     """Plays `num_episodes` whole episodes from independent resets. Pure: `jit` it, `vmap` it over states and keys.
 
+    Where the state's environments differ in their parameters, the episodes are spread evenly over them.
+
     Args:
       config: of the run that `state` comes from.
-      state: whose parameters act; it is not changed.
+      state: whose parameters act, and under whose environment parameters; it is not changed.
       key: of the resets, the environment and the actions.
       num_episodes: how many.
       greedy: take the most probable actions in place of samples.
     """
     key_reset, key_rollout = jax.random.split(key)
-    start = fresh_groups(None, config.policy, config.env, key_reset, num_episodes, group_size=1)
+    start = _start(config, state, key_reset, num_episodes)
     end, _ = _play(config, state, start, key_rollout, num_steps=config.env.max_steps, greedy=greedy)
     return Evaluation(returns=end.episode_return, lengths=end.episode_length)
 
@@ -50,7 +53,7 @@ def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy:
     @jax.jit
     def play(state, key):
         key_reset, key_rollout = jax.random.split(key)
-        start = fresh_groups(None, config.policy, config.env, key_reset, 1, group_size=1)
+        start = _start(config, state, key_reset, 1)
 
         def step(rollout, key):
             after, trajectory = _play(config, state, rollout, key, num_steps=1, greedy=greedy)
@@ -62,6 +65,12 @@ def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy:
     length = int(np.argmax(ended)) + 1 if ended.any() else len(ended)
     leaves, structure = jax.tree.flatten(states)
     return Episode([structure.unflatten(leaf[t, 0] for leaf in leaves) for t in range(length)], rewards[:length])
+
+
+def _start(config: Config, state: TrainState, key: jax.Array, num_episodes: int) -> RolloutState:
+    which = jnp.arange(num_episodes) * config.num_envs // num_episodes
+    environment_params = jax.tree.map(lambda leaf: leaf[which], state.rollout.environment_params)
+    return reset_groups(config.policy, config.env, environment_params, key, num_episodes, group_size=1)
 
 
 def _play(config: Config, state: TrainState, rollout: RolloutState, key: jax.Array, *, num_steps: int, greedy: bool):

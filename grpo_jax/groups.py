@@ -8,28 +8,48 @@ import jax.numpy as jnp
 
 from grpo_jax.environments import Environment
 from grpo_jax.networks import Policy
-from grpo_jax.types import RolloutState
+from grpo_jax.types import PyTree, RolloutState
 
 
 class Start(NamedTuple):
     """How a rollout begins, and what follows an episode's end in it."""
 
-    begin: Callable  # (state or None, policy, environment, key, num_envs, group_size) -> RolloutState
+    begin: Callable  # (state, policy, environment, key, num_envs, group_size) -> RolloutState
     auto_reset: bool  # False: one episode a rollout, masked after its end
 
 
 def fresh_groups(
-    state: RolloutState | None,
+    state: RolloutState,
     policy: Policy,
     environment: Environment,
     key: jax.Array,
     num_envs: int,
     group_size: int,
 ) -> RolloutState:
-    """One reset for each group, copied to its members, which therefore start bitwise equal. `state` is dropped."""
+    """Every group starts anew, under its own environment parameters. Nothing else of `state` is kept."""
+    return reset_groups(policy, environment, state.environment_params, key, num_envs, group_size)
+
+
+def reset_groups(
+    policy: Policy,
+    environment: Environment,
+    environment_params: PyTree,
+    key: jax.Array,
+    num_envs: int,
+    group_size: int,
+) -> RolloutState:
+    """One reset for each group, copied to its members, which therefore start bitwise equal.
+
+    Args:
+      policy, environment: what will act, and where.
+      environment_params: each leaf `[num_envs, ...]`, equal within a group (see `parameters_of_groups`).
+      key: of all resets.
+      num_envs, group_size: how many environments, and how many of them start from each reset.
+    """
     keys = jax.random.split(key, num_envs // group_size)
+    of_groups = jax.tree.map(lambda leaf: leaf[::group_size], environment_params)
     start, observation = jax.tree.map(
-        lambda leaf: jnp.repeat(leaf, group_size, axis=0), jax.vmap(environment.reset)(keys)
+        lambda leaf: jnp.repeat(leaf, group_size, axis=0), jax.vmap(environment.reset)(keys, of_groups)
     )
     return RolloutState(
         environment=start,
@@ -37,6 +57,7 @@ def fresh_groups(
         policy_carry=policy.initial_carry(num_envs),
         episode_return=jnp.zeros(num_envs),
         episode_length=jnp.zeros(num_envs, jnp.int32),
+        environment_params=environment_params,
     )
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.environments import Environment
+from grpo_jax.masking import mask_actions
 from grpo_jax.networks import Policy
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
@@ -52,11 +53,14 @@ def unroll(
     num_draws = min(NUM_RESET_DRAWS, num_steps) if auto_reset else 0
     num_slots = -(-num_steps // environment.max_steps) if policy.has_critic else 0
     key_reset, key_steps = jax.random.split(key)
-    resets = jax.vmap(jax.vmap(environment.reset))(jax.random.split(key_reset, (num_draws, num_envs)))
+    # Constant, so no part of what the scan carries.
+    environment_params, state = state.environment_params, state._replace(environment_params=None)
+    reset = jax.vmap(jax.vmap(environment.reset), in_axes=(0, None))
+    resets = reset(jax.random.split(key_reset, (num_draws, num_envs)), environment_params)
 
     def step(carry, key):
         state, alive, num_ended, final_observations, num_truncated = carry
-        after, output = _step(policy, environment, params, state, alive, key, greedy)
+        after, output = _step(policy, environment, params, environment_params, state, alive, key, greedy)
         ended, truncated = output["terminated"] | output["truncated"], output["truncated"]
         slot = truncated & (num_truncated == jnp.arange(num_slots)[:, None])
         final_observations = _select(slot, after.observation, final_observations)
@@ -65,7 +69,7 @@ def unroll(
             draw = num_ended % num_draws, jnp.arange(num_envs)
             start, observation = jax.tree.map(lambda draws: draws[draw], resets)
             nothing = jax.tree.map(jnp.zeros_like, (after.episode_return, after.episode_length))
-            fresh = RolloutState(start, observation, policy.initial_carry(num_envs), *nothing)
+            fresh = RolloutState(start, observation, policy.initial_carry(num_envs), *nothing, environment_params=None)
             after = _select(ended, fresh, after)
         else:
             after = _select(alive, after, state)
@@ -85,22 +89,31 @@ def unroll(
         observations = jnp.concatenate([final_observations, state.observation[None]])
         bootstrap = policy.sequence(params, observations)[1]
         next_value = _next_values(outputs["value"], bootstrap[-1], bootstrap[:-1], outputs["truncated"])
-    return state, Trajectory(next_value=next_value, **outputs)
+    return state._replace(environment_params=environment_params), Trajectory(next_value=next_value, **outputs)
 
 
-def _step(policy, environment, params, state, alive, key, greedy) -> tuple[RolloutState, dict[str, PyTree]]:
+def _step(
+    policy, environment, params, environment_params, state, alive, key, greedy
+) -> tuple[RolloutState, dict[str, PyTree]]:
     """One step of every environment: where it leads before any reset, and what the trajectory keeps of it."""
     num_envs = alive.shape[0]
     key_action, key_environment = jax.random.split(key)
     distribution, value, policy_carry = policy.step(params, state.observation, state.policy_carry)
+    action_mask = None
+    if environment.action_mask is not None:
+        action_mask = jax.vmap(environment.action_mask)(state.environment, environment_params)
+    distribution = mask_actions(distribution, action_mask)
     family = policy.distribution
     greedy = jnp.broadcast_to(greedy, num_envs)
     action = _select(greedy, family.mode(distribution), family.sample(distribution, key_action))
     moved = jax.vmap(environment.step)(
-        jax.random.split(key_environment, num_envs), state.environment, family.to_environment(action)
+        jax.random.split(key_environment, num_envs),
+        state.environment,
+        family.to_environment(action),
+        environment_params,
     )
     reward = jnp.where(alive, moved.reward, 0.0)
-    after = RolloutState(
+    after = state._replace(
         environment=moved.environment,
         observation=moved.observation,
         policy_carry=policy_carry,
@@ -117,6 +130,7 @@ def _step(policy, environment, params, state, alive, key, greedy) -> tuple[Rollo
         "log_prob": family.log_prob(distribution, action),
         "distribution": distribution,
         "value": value,
+        "action_mask": action_mask,
         "episode_return": after.episode_return,
         "episode_length": after.episode_length,
     }

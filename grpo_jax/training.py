@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.config import Config
+from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of_rows
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import first_members, fresh_groups
+from grpo_jax.groups import first_members, reset_groups
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout, normalized
 from grpo_jax.rollout import unroll
@@ -21,17 +22,22 @@ from grpo_jax.types import Batch, Metrics, TrainState, Trajectory
 from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
 
 
-def make_init(config: Config) -> Callable[[jax.Array, Hyperparams], TrainState]:
-    """`init(key, hyperparams) -> TrainState`, pure: `vmap` it over keys and hyperparameters."""
+def make_init(config: Config) -> Callable[..., TrainState]:
+    """`init(key, hyperparams, env_params=None) -> TrainState`, pure: `vmap` it over all three.
 
-    def init(key: jax.Array, hyperparams: Hyperparams) -> TrainState:
+    `env_params` are parameters of the environment by name, in place of the config's: one value for all groups, or an
+    array `[num_groups]`, one for each. Rollouts keep them, and `evaluate` plays under them.
+    """
+
+    def init(key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None) -> TrainState:
         # Copies, and no array twice: the state is to be donated, and the caller's arrays must outlive it.
         hyperparams = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), hyperparams)
         if any(leaf.ndim for leaf in jax.tree.leaves(hyperparams)):
             raise ConfigError("init makes one state, of scalar hyperparameters; for arrays of them use jax.vmap(init)")
         key, key_params, key_reset = jax.random.split(key, 3)
         params = config.policy.init(key_params)
-        rollout = fresh_groups(None, config.policy, config.env, key_reset, config.num_envs, group_size=1)
+        environment_params = parameters_of_groups(config.env, env_params, config.num_groups, config.group_size)
+        rollout = reset_groups(config.policy, config.env, environment_params, key_reset, config.num_envs, 1)
         return TrainState(
             params=params,
             reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
@@ -188,6 +194,7 @@ def run(
     hyperparams: Hyperparams,
     keys: jax.Array,
     *,
+    env_params: EnvParams = None,
     max_episodes: float = math.inf,
     report: Callable[[Chunk], None] | None = None,
     num_chunks: int = 50,
@@ -203,6 +210,8 @@ def run(
       config: what to run.
       hyperparams: leaves are scalars, for all rows, or `[R]`, one for each.
       keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its key and hyperparameters alone.
+      env_params: parameters of the environment by name, in place of the config's: one value for all rows, or an array
+        `[R]` or `[R, num_groups]`.
       max_episodes: a row also stops once it has completed this many.
       report: called on the host with each chunk of iterations as it is done.
       num_chunks: about how often to report if all steps of a rollout are made.
@@ -222,10 +231,10 @@ def run(
     within_budget, step = _budgeted_step(config, max_episodes)
 
     started = time.perf_counter()
-    states = jax.jit(jax.vmap(make_init(config)))(keys, hyperparams)
+    env_params = parameters_of_rows(config.env, env_params, num_rows)
+    states = jax.jit(jax.vmap(make_init(config)))(keys, hyperparams, env_params)
     program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), num_rows)
-    program = jax.jit(program, donate_argnums=0)
-    program = program.lower(states).compile()
+    program = jax.jit(program, donate_argnums=0).lower(states).compile()
     compile_seconds = time.perf_counter() - started
 
     chunks, steps = [], np.zeros(num_rows, np.int64)

@@ -19,6 +19,7 @@ class RolloutState(NamedTuple):
     policy_carry: PyTree  # memory of the policy, each leaf [B, ...]; () without memory
     episode_return: jax.Array  # [B] reward so far in the current episode
     episode_length: jax.Array  # [B] steps so far in the current episode
+    environment_params: PyTree  # traced parameters of the environments, each leaf [B, ...]; no reset changes them
 
 
 class Trajectory(NamedTuple):
@@ -36,6 +37,7 @@ class Trajectory(NamedTuple):
     next_value: jax.Array | None  # [T, B] of the true next observation, also where a time limit cut the episode
     episode_return: jax.Array  # [T, B] return of the current episode up to and with this step
     episode_length: jax.Array  # [T, B] steps of the current episode up to and with this step
+    action_mask: jax.Array | None = None  # [T, B, num_actions] bool: the legal ones; None where all always are
 
     @property
     def ended(self) -> jax.Array:
@@ -56,6 +58,7 @@ class Batch(NamedTuple):
     weight: jax.Array  # [S, N] in the loss of the whole batch
     value: jax.Array | None  # [S, N] behaviour critic
     target: jax.Array | None  # [S, N] what the critic regresses on
+    action_mask: jax.Array | None = None  # [S, N, num_actions] bool: the legal ones; None where all always are
 
 
 class Prediction(NamedTuple):

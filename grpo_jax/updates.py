@@ -10,6 +10,7 @@ from grpo_jax import divergences, losses
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.groups import first_members
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.masking import mask_actions
 from grpo_jax.networks import Policy
 from grpo_jax.shuffle import shuffled_order
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree, Trajectory
@@ -51,6 +52,7 @@ def make_batch(
     reference_distribution = None
     if algorithm.reference is not None:
         reference_distribution, _ = policy.sequence(reference_params, trajectory.observation)
+        reference_distribution = mask_actions(reference_distribution, trajectory.action_mask)
     if algorithm.reward is not None:
         kl = jnp.zeros_like(trajectory.reward)
         if reference_distribution is not None:
@@ -74,6 +76,7 @@ def make_batch(
         weight=_shaped("reduce", algorithm.reduce(mask), mask),
         value=trajectory.value,
         target=None if trajectory.value is None else advantage + trajectory.value,
+        action_mask=trajectory.action_mask,
     )
     if not algorithm.whole_sequences:
         batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
@@ -91,6 +94,7 @@ def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
     """What `params` say of the samples; parts that no slot and no metric reads are never computed."""
     family = policy.distribution
     distribution, value = policy.sequence(params, batch.observation)
+    distribution = mask_actions(distribution, batch.action_mask)
     reference = batch.reference_distribution
     return Prediction(
         log_prob=family.log_prob(distribution, batch.action),

@@ -12,8 +12,10 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from grpo_jax.distributions import categorical
-from grpo_jax.groups import fresh_groups
+from grpo_jax.environments import parameters_of_groups
+from grpo_jax.groups import reset_groups
 from grpo_jax.networks import Policy
+from grpo_jax.spaces import Box, Discrete, MultiDiscrete
 
 FOREVER = 99
 
@@ -106,6 +108,33 @@ known_policy = Policy(
 """Acts on constant logits, values linearly, and remembers how many steps it has made since its memory was reset."""
 
 
+def random_policy(space):
+    """Uniform actions in a space, without critic or memory; log-probabilities are 0."""
+
+    def sample(parameters, key):
+        shape = parameters.shape[:1]
+        match space:
+            case Discrete(num_actions):
+                return jax.random.randint(key, shape, 0, num_actions)
+            case MultiDiscrete(num_actions):
+                return jax.random.randint(key, (*shape, len(num_actions)), 0, jnp.array(num_actions))
+            case Box(low, high):
+                return jax.random.uniform(key, (*shape, len(low)), minval=jnp.array(low), maxval=jnp.array(high))
+
+    def mode(parameters):
+        return jax.tree.map(jnp.zeros_like, sample(parameters, jax.random.key(0)))
+
+    family = categorical(1)._replace(sample=sample, mode=mode, log_prob=lambda parameters, action: parameters[..., 0])
+    return Policy(
+        init=None,
+        initial_carry=lambda num_envs: (),
+        step=lambda params, observations, carry: (jnp.zeros((observations.shape[0], 1)), None, carry),
+        sequence=None,
+        distribution=family,
+        has_critic=False,
+    )
+
+
 def known_params(logits, *, weights=(2.0, 0.0), bias=10.0):
     """V = 10 + 2 age in a `Probe`, unless told otherwise."""
     return KnownParams(*(jnp.asarray(x, jnp.float32) for x in (logits, weights, bias)))
@@ -114,7 +143,8 @@ def known_params(logits, *, weights=(2.0, 0.0), bias=10.0):
 def standing(env, policy, key, *, ages, lifetimes):
     """Where `Probe` environments of the given ages stand, each with its own lifetime in the current episode."""
     ages, lifetimes = jnp.asarray(ages, jnp.int32), jnp.asarray(lifetimes, jnp.int32)
-    state = fresh_groups(None, policy, env, key, ages.size, 1)
+    params = parameters_of_groups(env, None, ages.size, 1)
+    state = reset_groups(policy, env, params, key, ages.size, 1)
     return state._replace(
         environment=state.environment.replace(time=ages, lifetime=lifetimes),
         observation=state.observation.at[:, 0].set(ages),

@@ -64,7 +64,6 @@ def test_rollouts_may_be_cut_on_request_or_longer_than_an_episode():
 WITHOUT_CRITIC = GRPO._replace(advantage=gae_advantage)
 MISTAKES = {
     "unknown environment": ({"environment": "CartPole-v2"}, "unknown environment 'CartPole-v2'.*'CartPole-v1'"),
-    "continuous actions": ({"environment": "Pendulum-v1"}, "discrete actions, such as 'CartPole-v1'"),
     "not an environment": ({"environment": 3}, "environment=3 .*name.*'CartPole-v1'"),
     "unknown parameter": ({"env_params": {"max_steps": 9}}, "'max_steps': did you mean 'max_steps_in_episode'"),
     "unknown algorithm": ({"algorithm": "gpro"}, "unknown algorithm 'gpro': did you mean .*'grpo'"),

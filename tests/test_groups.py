@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 from probes import bits, known_params, known_policy
 
-from grpo_jax.environments import make_environment
-from grpo_jax.groups import CONTINUE, FRESH, continue_episodes, fresh_groups
+from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.groups import CONTINUE, FRESH, continue_episodes, fresh_groups, reset_groups
 from grpo_jax.rollout import unroll
 
 NUM_GROUPS, GROUP_SIZE, NUM_STEPS = 6, 4, 16
 env = make_environment("CartPole-v1", {"max_steps_in_episode": NUM_STEPS})
+
+
+def fresh(key, num_groups, group_size, env_params=None):
+    params = parameters_of_groups(env, env_params, num_groups, group_size)
+    return reset_groups(known_policy, env, params, key, num_groups * group_size, group_size)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +25,7 @@ def rollout():
 
     @jax.jit
     def play(key):
-        start = fresh_groups(None, known_policy, env, key, NUM_GROUPS * GROUP_SIZE, GROUP_SIZE)
+        start = fresh(key, NUM_GROUPS, GROUP_SIZE)
         params = known_params((0.0, 0.0), weights=jnp.zeros(4))
         return start, unroll(known_policy, env, params, start, key, num_steps=NUM_STEPS, auto_reset=False)[1]
 
@@ -51,7 +56,7 @@ def test_actions_differ_between_members(rollout):
 
 
 def test_groups_of_one_are_independent_resets():
-    start = fresh_groups(None, known_policy, env, jax.random.key(0), 32, 1)
+    start = fresh(jax.random.key(0), 32, 1)
     assert len(set(start.observation[:, 0].tolist())) == 32
 
 

@@ -13,7 +13,7 @@ REPOSITORY = PACKAGE.parent
 # A module imports from its own layer and below. A folder is one module of this map.
 LAYERS = [
     {"types", "hyperparams", "errors", "spaces"},
-    {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle"},
+    {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle", "masking"},
     {"networks", "environments"},
     {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization"},
     {"training", "evaluation", "sharding"},

@@ -34,7 +34,7 @@ WINDOWS = {
     "truncated twice, begun before": (1, FOREVER, ".t..t..", [-5.25, -5, -4.3125, -5.25, -5, -4, -4]),
     "truncated at the first and last step": (2, FOREVER, "t..t..t", [-5, -4.3125, -5.25, -5, -4.3125, -5.25, -5]),
     "terminated, then truncated": (0, 2, ".T..t..", [-5.75, -11, -4.3125, -5.25, -5, -4, -4]),
-    "both at once, then truncated": (0, 3, "..B..t.", [-4.8125, -7.25, -13, -4.3125, -5.25, -5, -3]),
+    "terminated at the limit, then truncated": (0, 3, "..T..t.", [-4.8125, -7.25, -13, -4.3125, -5.25, -5, -3]),
     "terminated at the first step": (1, 2, "T..t..t", [-11, -4.3125, -5.25, -5, -4.3125, -5.25, -5]),
 }
 
@@ -51,8 +51,8 @@ def test_truncation_bootstraps_from_the_true_final_observation(window, name):
     _, trajectory = window
     column = list(WINDOWS).index(name)
     age, lifetime, ends, advantage = WINDOWS[name]
-    terminated = [end in "TB" for end in ends]
-    truncated = [end in "tB" for end in ends]
+    terminated = [end == "T" for end in ends]
+    truncated = [end == "t" for end in ends]
     ages = []
     for end in ends:
         ages.append(age)
@@ -63,7 +63,7 @@ def test_truncation_bootstraps_from_the_true_final_observation(window, name):
     assert trajectory.truncated[:, column].tolist() == truncated
     assert trajectory.value[:, column].tolist() == [10.0 + 2 * age for age in ages]
     # Where an episode only terminates nothing reads the next value; elsewhere it is that of the next age.
-    bootstraps = ~np.array(terminated) | truncated
+    bootstraps = ~np.array(terminated)
     expected = 12.0 + 2 * np.array(ages)
     assert trajectory.next_value[bootstraps, column].tolist() == expected[bootstraps].tolist()
 
@@ -155,7 +155,8 @@ def test_an_episode_ends_as_its_lifetime_or_the_limit_says(long):
     _, _, trajectory = long
     assert (trajectory.episode_length[trajectory.truncated] == 3).all()
     assert (trajectory.episode_length <= 3).all()
-    assert trajectory.terminated.any() and (trajectory.terminated & trajectory.truncated).any()
+    at_limit = trajectory.terminated & (trajectory.episode_length == 3)
+    assert at_limit.any() and not (at_limit & trajectory.truncated).any(), "both at once is a termination"
 
 
 # --- one episode each ------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """The one interface of every environment: a state is a value, and nothing resets by itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from grpo_jax.spaces import ActionSpace
 
@@ -22,8 +23,24 @@ class Environment(NamedTuple):
     """Pure functions of a single environment; `vmap` makes many of it."""
 
     name: str
-    reset: Callable  # (key) -> state, observation
-    step: Callable  # (key, state, action) -> Transition
+    reset: Callable  # (key, params) -> state, observation
+    step: Callable  # (key, state, action, params) -> Transition
+    params: Mapping[str, Any]  # default value of each traced parameter, a NumPy array
     observation: jax.ShapeDtypeStruct  # of one observation
     action_space: ActionSpace
+    action_mask: Callable | None  # (state, params) -> bool [num_actions]: the legal actions; None if all always are
     max_steps: int  # the time limit: an episode is truncated at this length, and never earlier
+
+
+def transition(
+    state: Any, observation: jax.Array, reward: jax.Array, terminated: jax.Array, truncated: jax.Array
+) -> Transition:
+    """A transition of the promised types; an end that is both at once is a termination, as nothing follows it."""
+    terminated = jnp.asarray(terminated, bool)
+    return Transition(
+        environment=state,
+        observation=observation,
+        reward=jnp.asarray(reward, jnp.float32),
+        terminated=terminated,
+        truncated=jnp.asarray(truncated, bool) & ~terminated,
+    )

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.environments.gymnax_adapter import gymnax_environment
+from grpo_jax.environments.gymnax_adapter import overridden_params
+from grpo_jax.environments.registry import gymnax_object
 from grpo_jax.errors import ConfigError, nearest
 
 CLASSIC_CONTROL = {"Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"}
@@ -51,7 +52,8 @@ def render(environment: str | Any, params: Mapping[str, float], states: list, re
     """
     import matplotlib
 
-    env, env_params = gymnax_environment(environment, params)
+    env = gymnax_object(environment)
+    env_params = overridden_params(env, params)
     check_renderable(env.name)
     # pygame draws into memory: it needs neither a screen nor a sound card.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

@@ -1,0 +1,135 @@
+"""Other functional suites by "suite:name", each an object with gymnax's interface. They come with the extra `envs`."""
+
+import dataclasses
+import warnings
+from typing import Any
+
+import numpy as np
+from flax import struct
+
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.spaces import Box, Discrete
+
+
+@struct.dataclass
+class TimedState:
+    """The state of an environment that does not count its steps itself."""
+
+    inner: Any
+    time: int
+
+
+@struct.dataclass
+class TimeLimit:
+    """The one parameter of such an environment."""
+
+    max_steps_in_episode: int
+
+
+class _Timed:
+    """What environments with a `TimedState` have in common."""
+
+    def __init__(self, inner: Any, max_steps: int):
+        self.inner, self.default_params = inner, TimeLimit(max_steps)
+
+    def is_truncated(self, state, params):
+        return state.time >= params.max_steps_in_episode
+
+
+class Brax(_Timed):
+    """A brax task, such as "brax:ant": episodes of 1000 steps, as brax trains on them."""
+
+    def __init__(self, name: str):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # brax recommends MJX's own suites
+            from brax import envs
+
+            _check_known("brax", name, envs._envs)
+            super().__init__(envs.get_environment(name), 1000)
+
+    def action_space(self, params):
+        """Torques in [-1, 1], as brax's own policies give."""
+        size = self.inner.action_size
+        return Box((-1.0,) * size, (1.0,) * size)
+
+    def reset_env(self, key, params):
+        """As gymnax has it."""
+        inner = self.inner.reset(key)
+        return inner.obs, TimedState(inner, 0)
+
+    def step_env(self, key, state, action, params):
+        """As gymnax has it; brax's dynamics are deterministic."""
+        inner = self.inner.step(state.inner, action)
+        return inner.obs, TimedState(inner, state.time + 1), inner.reward, inner.done, {}
+
+
+class Pgx(_Timed):
+    """A game of one player, such as "pgx:2048" or "pgx:minatar-breakout"; without end in itself, cut at 2000 steps."""
+
+    def __init__(self, name: str):
+        import pgx
+
+        _check_known("pgx", name, pgx.available_envs())
+        inner = pgx.make(name)
+        if inner.num_players != 1:
+            raise ConfigError(f"'pgx:{name}' is a game of {inner.num_players} players; take one of a single player")
+        super().__init__(inner, 2000)
+        if not name.startswith("minatar"):  # there every action is legal
+            self.action_mask = lambda state, params: state.inner.legal_action_mask
+
+    def action_space(self, params):
+        """The moves."""
+        return Discrete(self.inner.num_actions)
+
+    def reset_env(self, key, params):
+        """As gymnax has it."""
+        inner = self.inner.init(key)
+        return inner.observation, TimedState(inner, 0)
+
+    def step_env(self, key, state, action, params):
+        """As gymnax has it."""
+        inner = self.inner.step(state.inner, action, key)
+        return inner.observation, TimedState(inner, state.time + 1), inner.rewards[0], inner.terminated, {}
+
+
+class Craftax:
+    """A Craftax game, such as "craftax:Craftax-Classic-Symbolic-v1". Its time limit truncates, and its deaths end."""
+
+    NAMES = tuple(f"Craftax-{kind}-v1" for kind in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels"))
+
+    def __init__(self, name: str):
+        from craftax.craftax_env import make_craftax_env_from_name
+
+        _check_known("craftax", name, self.NAMES)
+        inner = make_craftax_env_from_name(name, auto_reset=False)
+        self.reset_env, self.step_env, self.action_space = inner.reset_env, inner.step_env, inner.action_space
+        params = inner.default_params
+        limited = [("max_steps_in_episode", int, params.max_timesteps)]
+        limited = dataclasses.make_dataclass("CraftaxParams", limited, bases=(type(params),), frozen=True)
+        # Its own limit counts as a death, so that one is out of reach.
+        self.default_params = limited(max_timesteps=np.iinfo(np.int32).max)
+
+    def is_truncated(self, state, params):
+        """As gymnax has it."""
+        return state.timestep >= params.max_steps_in_episode
+
+
+SUITES = {"brax": Brax, "craftax": Craftax, "pgx": Pgx}
+"""What stands before the colon."""
+
+
+def from_suite(suite: str, name: str) -> Any:
+    """An object with gymnax's interface.
+
+    Raises:
+      ConfigError: if the suite is not installed, or does not have the name.
+    """
+    try:
+        return SUITES[suite](name)
+    except ImportError as error:
+        raise ConfigError(f"'{suite}:{name}' needs {suite}: pip install 'grpo-jax[envs]' ({error})") from error
+
+
+def _check_known(suite: str, name: str, known) -> None:
+    if name not in known:
+        raise ConfigError(f"{suite} has no environment {name!r}: {nearest(name, known)}")
