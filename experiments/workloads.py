@@ -12,7 +12,6 @@ from experiments import peers
 from experiments.peers import Implementation
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.groups import CONTINUE
-from grpo_jax.networks import Policy
 from grpo_jax.rollout import unroll
 from grpo_jax.sharding import over_rows
 from grpo_jax.types import TrainState
@@ -66,6 +65,7 @@ def make_config(environment: str, num_envs: int, critic: bool) -> Config:
         num_steps=peers.NUM_STEPS,
         num_epochs=peers.NUM_EPOCHS,
         num_minibatches=peers.NUM_MINIBATCHES,
+        network="mlp",
         hidden_sizes=peers.HIDDEN_SIZES,
         activation="tanh",
     )
@@ -96,12 +96,8 @@ def make_cases(names: Sequence[str], environment: str, num_envs: int, num_seeds:
 def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case]:
     """PPO's rollout and update, each by itself, and the rollout with random actions."""
     num_parameters = config.policy.distribution.num_parameters
-    random = Policy(
-        init=config.policy.init,
-        initial_carry=config.policy.initial_carry,
+    random = config.policy._replace(
         step=lambda params, observation, carry: (jnp.zeros((config.num_envs, num_parameters)), None, carry),
-        sequence=config.policy.sequence,
-        distribution=config.policy.distribution,
         has_critic=False,
     )
 

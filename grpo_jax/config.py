@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ import jax.numpy as jnp
 
 from grpo_jax import slots, updates
 from grpo_jax.algorithms import Algorithm, by_name
+from grpo_jax.distributions import make_distribution
 from grpo_jax.environments import Environment, make_environment
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.networks import Policy, make_mlp_policy
+from grpo_jax.networks import Policy, make_policy
 from grpo_jax.types import Trajectory
 
 
@@ -45,8 +47,16 @@ class Config:
     """Gradient steps in each pass."""
     num_microbatches: int | None = None
     """Parts that a gradient step's samples are processed in, one after the other; None has it chosen by size."""
+    network: str = "auto"
+    """Hidden layers: "mlp" (dense), "cnn" (a 3×3 convolution before those), or "auto": "cnn" for images."""
+    memory: str = "none"
+    """What policies remember of an episode: "none" (nothing), or "gru", a recurrent layer before the heads."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers, of the actor and of the critic."""
+    """Widths of the dense hidden layers, of the actor and of the critic."""
+    conv_channels: int = 16
+    """Channels of the CNN's convolution."""
+    memory_size: int = 64
+    """Units of the GRU."""
     activation: str = "tanh"
     """Activation function by its name in flax.linen."""
     action_distribution: str = "auto"
@@ -57,6 +67,14 @@ class Config:
     """Show the policy observations less their running mean, in running standard deviations."""
     normalize_rewards: bool = False
     """Learn from rewards in running standard deviations of the discounted return."""
+    shared_critic: bool = False
+    """The critic is a second head of the actor's network, in place of a network of its own."""
+    hidden_scale: float = math.sqrt(2)
+    """Gain of the hidden layers' initial weights, which are orthogonal."""
+    actor_scale: float = 0.01
+    """Gain of the initial weights of the actor's head: small, so that all actions begin about equally likely."""
+    critic_scale: float = 1.0
+    """Gain of the initial weights of the critic's head."""
     cut_episodes: bool = False
     """Allow rollouts shorter than an episode of a one-episode group; longer episodes are then cut off."""
     env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
@@ -103,26 +121,38 @@ class Config:
     @functools.cached_property
     def policy(self) -> Policy:
         """The policy's pure functions."""
-        return make_mlp_policy(
+        return make_policy(
             self.env.observation,
-            self.env.action_space,
+            make_distribution(
+                self.env.action_space, self.action_distribution, state_dependent_std=self.state_dependent_std
+            ),
+            network=self.network,
+            memory=self.memory,
             hidden_sizes=self.hidden_sizes,
+            conv_channels=self.conv_channels,
+            memory_size=self.memory_size,
             activation=self.activation,
+            hidden_scale=self.hidden_scale,
+            actor_scale=self.actor_scale,
+            critic_scale=self.critic_scale,
             critic=self.algorithm.critic is not None,
-            action_distribution=self.action_distribution,
-            state_dependent_std=self.state_dependent_std,
+            shared_critic=self.shared_critic,
         )
 
 
 def _check_counts(config: Config) -> None:
     """Before anything is computed from them; None is what was left out."""
-    for field in ("num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches", "num_microbatches"):
+    for field in _COUNTS:
         value = getattr(config, field)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"{field}={value!r} is not a positive integer")
     sizes = config.hidden_sizes
     if not isinstance(sizes, Sequence) or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ConfigError(f"hidden_sizes={sizes!r} must be positive integers, such as (64, 64)")
+    for field in ("hidden_scale", "actor_scale", "critic_scale"):
+        value = getattr(config, field)
+        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ConfigError(f"{field}={value!r} is not a gain of initial weights: use a number such as 1.0, or 0")
 
 
 def _check_numbers(config: Config) -> None:
@@ -137,7 +167,7 @@ def _check_numbers(config: Config) -> None:
             f"num_envs={config.num_envs} is not a multiple of group_size={config.group_size}, so the last group would "
             f"be incomplete; use num_envs={nearest_sizes}"
         )
-    whole = config.algorithm.whole_sequences
+    whole = updates.of_whole_sequences(config.algorithm, config.policy)
     num_samples = config.num_envs if whole else config.steps_per_iteration
     if num_samples % config.num_minibatches:
         divisors = [n for n in range(1, num_samples + 1) if num_samples % n == 0]
@@ -159,6 +189,8 @@ def _check_numbers(config: Config) -> None:
         )
 
 
+_COUNTS = ("num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches", "num_microbatches")
+_COUNTS += ("conv_channels", "memory_size")
 _ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", "softplus")
 
 
@@ -188,7 +220,7 @@ def _check_slots(config: Config) -> None:
             "gae_advantage needs the values of a critic, and the algorithm has none; set critic=clipped_value_loss, "
             "or use an advantage without a critic, such as return_to_go_advantage"
         )
-    if not algorithm.whole_sequences and algorithm.ratio in _OF_SEQUENCES:
+    if not updates.of_whole_sequences(algorithm, policy) and algorithm.ratio in _OF_SEQUENCES:
         raise ConfigError(
             f"{algorithm.ratio.__name__} is of a whole sequence, and minibatches of loose steps have none; set "
             "whole_sequences=True"
@@ -222,9 +254,11 @@ def _trajectory(config: Config, params) -> Trajectory:
     shape = (config.num_steps, config.num_envs)
     real, flag, count = jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)
     observation = jnp.zeros(shape + config.env.observation.shape, config.env.observation.dtype)
-    distribution, value = config.policy.sequence(params, observation)
+    carry = config.policy.initial_carry(config.num_envs)
+    distribution, value = config.policy.sequence(params, observation, carry, flag)
     action = config.policy.distribution.mode(distribution)
     action_mask = None if config.env.action_mask is None else jnp.ones(distribution.shape, bool)
+    carry = jax.tree.map(lambda leaf: leaf[None], carry)
     return Trajectory(
-        observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, action_mask
+        observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, carry, action_mask
     )

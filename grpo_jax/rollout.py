@@ -34,8 +34,8 @@ def unroll(
     reward 0 and change nothing.
 
     Truncation is exact: the critic's value of the true final observation is in `next_value`. Within `num_steps` an
-    episode can be truncated at most ceil(num_steps / max_steps) times, so that many observations are kept for each
-    environment, and valued in one pass after the rollout.
+    episode can be truncated at most ceil(num_steps / max_steps) times, so that many observations, and what the policy
+    remembered at each, are kept for each environment, and valued in one pass after the rollout.
 
     Args:
       policy, environment: what acts, and where.
@@ -59,11 +59,11 @@ def unroll(
     resets = reset(jax.random.split(key_reset, (num_draws, num_envs)), environment_params)
 
     def step(carry, key):
-        state, alive, num_ended, final_observations, num_truncated = carry
+        state, alive, num_ended, final, num_truncated = carry
         after, output = _step(policy, environment, params, environment_params, state, alive, key, greedy)
         ended, truncated = output["terminated"] | output["truncated"], output["truncated"]
         slot = truncated & (num_truncated == jnp.arange(num_slots)[:, None])
-        final_observations = _select(slot, after.observation, final_observations)
+        final = _select(slot, (after.observation, after.policy_carry), final)
         num_truncated = num_truncated + truncated
         if auto_reset:
             draw = num_ended % num_draws, jnp.arange(num_envs)
@@ -74,22 +74,23 @@ def unroll(
         else:
             after = _select(alive, after, state)
             alive = alive & ~ended
-        return (after, alive, num_ended + ended, final_observations, num_truncated), output
+        return (after, alive, num_ended + ended, final, num_truncated), output
 
-    start = (
-        state,
-        jnp.ones(num_envs, bool),
-        jnp.zeros(num_envs, jnp.int32),
-        jnp.zeros((num_slots, *state.observation.shape), state.observation.dtype),
-        jnp.zeros(num_envs, jnp.int32),
+    none_yet = jax.tree.map(
+        lambda leaf: jnp.zeros((num_slots, *leaf.shape), leaf.dtype), (state.observation, state.policy_carry)
     )
-    (state, _, _, final_observations, _), outputs = jax.lax.scan(step, start, jax.random.split(key_steps, num_steps))
+    nothing = jnp.zeros(num_envs, jnp.int32)
+    start = (state, jnp.ones(num_envs, bool), nothing, none_yet, nothing)
+    (end, _, _, final, _), outputs = jax.lax.scan(step, start, jax.random.split(key_steps, num_steps))
     next_value = None
     if policy.has_critic:
-        observations = jnp.concatenate([final_observations, state.observation[None]])
-        bootstrap = policy.sequence(params, observations)[1]
+        last = (end.observation, end.policy_carry)
+        followed = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), final, last)
+        bootstrap = jax.vmap(lambda observation, carry: policy.step(params, observation, carry)[1])(*followed)
         next_value = _next_values(outputs["value"], bootstrap[-1], bootstrap[:-1], outputs["truncated"])
-    return state._replace(environment_params=environment_params), Trajectory(next_value=next_value, **outputs)
+    carry = jax.tree.map(lambda leaf: leaf[None], state.policy_carry)
+    end = end._replace(environment_params=environment_params)
+    return end, Trajectory(next_value=next_value, carry=carry, **outputs)
 
 
 def _step(

@@ -16,7 +16,7 @@ class RolloutState(NamedTuple):
 
     environment: PyTree  # environment states, each leaf [B, ...]
     observation: jax.Array  # [B, ...]
-    policy_carry: PyTree  # memory of the policy, each leaf [B, ...]; () without memory
+    policy_carry: PyTree  # memory of the policy, each leaf [B, ...]; no leaves without memory
     episode_return: jax.Array  # [B] reward so far in the current episode
     episode_length: jax.Array  # [B] steps so far in the current episode
     environment_params: PyTree  # traced parameters of the environments, each leaf [B, ...]; no reset changes them
@@ -37,7 +37,13 @@ class Trajectory(NamedTuple):
     next_value: jax.Array | None  # [T, B] of the true next observation, also where a time limit cut the episode
     episode_return: jax.Array  # [T, B] return of the current episode up to and with this step
     episode_length: jax.Array  # [T, B] steps of the current episode up to and with this step
+    carry: PyTree  # memory of the policy before the first step, each leaf [1, B, ...]
     action_mask: jax.Array | None = None  # [T, B, num_actions] bool: the legal ones; None where all always are
+
+    @property
+    def starts(self) -> jax.Array:
+        """`[T, B]` bool: the step was the first of its episode."""
+        return self.episode_length == 1
 
     @property
     def ended(self) -> jax.Array:
@@ -58,6 +64,8 @@ class Batch(NamedTuple):
     weight: jax.Array  # [S, N] in the loss of the whole batch
     value: jax.Array | None  # [S, N] behaviour critic
     target: jax.Array | None  # [S, N] what the critic regresses on
+    starts: jax.Array  # [S, N] bool: first steps of episodes
+    carry: PyTree  # memory of the behaviour policy before the first step, each leaf [1, N, ...]
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool: the legal ones; None where all always are
 
 

@@ -40,6 +40,11 @@ def make_optimizer(hyperparams: Hyperparams, progress: jax.Array) -> optax.Gradi
     )
 
 
+def of_whole_sequences(algorithm: Algorithm, policy: Policy) -> bool:
+    """Whether minibatches are of whole rollouts (S = T): for a slot that compares their steps, or a memory."""
+    return algorithm.whole_sequences or policy.has_memory
+
+
 def make_batch(
     algorithm: Algorithm,
     policy: Policy,
@@ -48,10 +53,19 @@ def make_batch(
     hyperparams: Hyperparams,
     group_size: int,
 ) -> Batch:
-    """The samples of a trajectory; all that stays fixed during the epochs is computed here, once."""
+    """The samples of a trajectory; all that stays fixed during the epochs is computed here, once.
+
+    A reference policy with memory starts each rollout from its initial carry: in a window that begins in the middle of
+    an episode it has not seen what came before.
+    """
     reference_distribution = None
     if algorithm.reference is not None:
-        reference_distribution, _ = policy.sequence(reference_params, trajectory.observation)
+        reference_distribution, _ = policy.sequence(
+            reference_params,
+            trajectory.observation,
+            policy.initial_carry(trajectory.reward.shape[1]),
+            trajectory.starts,
+        )
         reference_distribution = mask_actions(reference_distribution, trajectory.action_mask)
     if algorithm.reward is not None:
         kl = jnp.zeros_like(trajectory.reward)
@@ -77,8 +91,10 @@ def make_batch(
         value=trajectory.value,
         target=None if trajectory.value is None else advantage + trajectory.value,
         action_mask=trajectory.action_mask,
+        starts=trajectory.starts,
+        carry=trajectory.carry,
     )
-    if not algorithm.whole_sequences:
+    if not of_whole_sequences(algorithm, policy):
         batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
     return jax.lax.stop_gradient(batch)
 
@@ -93,7 +109,8 @@ def _shaped(slot: str, value: jax.Array, like: jax.Array) -> jax.Array:
 def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
     """What `params` say of the samples; parts that no slot and no metric reads are never computed."""
     family = policy.distribution
-    distribution, value = policy.sequence(params, batch.observation)
+    carry = jax.tree.map(lambda leaf: leaf[0], batch.carry)
+    distribution, value = policy.sequence(params, batch.observation, carry, batch.starts)
     distribution = mask_actions(distribution, batch.action_mask)
     reference = batch.reference_distribution
     return Prediction(
@@ -155,13 +172,17 @@ def loss(
     return total, metrics
 
 
-def default_microbatches(algorithm: Algorithm, num_samples: int) -> int:
-    """Parts of a minibatch: as many as keep one small enough for a core's cache, or for an accelerator's memory."""
-    if algorithm.whole_sequences or algorithm.whole_minibatches:
+def default_microbatches(algorithm: Algorithm, num_steps: int, num_sequences: int) -> int:
+    """Parts of a minibatch `[S, n]`: as many as keep one small enough for a core's cache, or an accelerator's memory.
+
+    Sequences are never cut, and eight stay together where there are as many: a memory goes through a part step by
+    step, and narrower steps waste a processor's vector units.
+    """
+    if algorithm.whole_minibatches:
         return 1
-    most = 512 if jax.default_backend() == "cpu" else 65_536
-    fewest = -(-num_samples // most)
-    return next((n for n in range(fewest, 4 * fewest) if num_samples % n == 0), 1)
+    most = max(8, (512 if jax.default_backend() == "cpu" else 65_536) // num_steps)
+    fewest = -(-num_sequences // most)
+    return next((n for n in range(fewest, 4 * fewest) if num_sequences % n == 0), 1)
 
 
 def minibatch_gradient(
@@ -180,7 +201,7 @@ def minibatch_gradient(
     one-episode member cost nothing. Without `num_microbatches` it is chosen by size (`default_microbatches`).
     """
     if num_microbatches is None:
-        num_microbatches = default_microbatches(algorithm, indices.shape[0])
+        num_microbatches = default_microbatches(algorithm, batch.mask.shape[0], indices.shape[0])
     advantage, mask = batch.advantage[:, indices], batch.mask[:, indices]
     if algorithm.normalize is not None:
         advantage = algorithm.normalize(advantage, mask)

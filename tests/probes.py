@@ -84,6 +84,77 @@ class Echo(Probe):
         return observation, state, jnp.float32(action == (state.mark > 0.5)), terminated, info
 
 
+class Recall(Echo):
+    """Shows whether the mark is above a half at its first step, and pays 1 if the action at its third says so."""
+
+    @property
+    def name(self):
+        return "Recall"
+
+    @property
+    def default_params(self):
+        return ProbeParams(max_steps_in_episode=4, lifetime=3)
+
+    def step_env(self, key, state, action, params):
+        observation, state, reward, terminated, info = super().step_env(key, state, action, params)
+        return observation, state, jnp.where(state.time == 3, reward, 0.0), terminated, info
+
+    def get_obs(self, state, params=None, key=None):
+        shown = jnp.where(state.time == 0, jnp.sign(state.mark - 0.5), 0.0)
+        return jnp.stack([jnp.asarray(state.time, jnp.float32), shown])
+
+
+@struct.dataclass
+class QuestionState(environment.EnvState):
+    kind: jax.Array
+    cue: jax.Array
+    time: int
+
+
+class Questions(environment.Environment):
+    """Episodes of five kinds, which the observation names. At discount 1/2 their values are known:
+
+    kind 0, constant value: one step, which pays 1: V = 1.
+    kind 1, discounting: two steps, the second pays 1: V = 1/2, 1.
+    kind 2, action: one step, which pays the action: V = 1 for the best policy.
+    kind 3, memory: two steps, the second pays 1 if its action is the cue that the first shows: V = 1/2, 1 for the best
+      policy with memory, and half of that for any without.
+    kind 4, truncation: every step pays 1, and nothing but the limit of 4 steps ends it: V = 2, at all of them.
+    """
+
+    def __init__(self, image=False):
+        self.image = image
+
+    @property
+    def name(self):
+        return "Questions"
+
+    @property
+    def default_params(self):
+        return environment.EnvParams(max_steps_in_episode=4)
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+    def reset_env(self, key, params):
+        draws = jax.random.randint(key, (2,), 0, jnp.array([5, 2]))
+        state = QuestionState(kind=draws[0], cue=draws[1], time=0)
+        return self.get_obs(state), state
+
+    def step_env(self, key, state, action, params):
+        last = state.time == (state.kind % 2)
+        pays = jnp.stack([1, last, action, last & (action == state.cue), 1]).astype(jnp.float32)
+        after = state.replace(time=state.time + 1)
+        return self.get_obs(after), after, pays[state.kind], last & (state.kind < 4), {}
+
+    def get_obs(self, state, params=None, key=None):
+        two_steps = state.kind % 2 == 1
+        shown = jnp.where((state.kind == 3) & (state.time == 0), 2 * state.cue - 1, 0)
+        features = jnp.stack([*(state.kind == jnp.arange(5)), two_steps & (state.time == 1), shown])
+        features = features.astype(jnp.float32)
+        return jnp.zeros(16).at[:7].set(features).reshape(4, 4) if self.image else features
+
+
 class KnownParams(NamedTuple):
     """Parameters of `known_policy`."""
 
@@ -101,9 +172,10 @@ known_policy = Policy(
     init=None,
     initial_carry=lambda num_envs: jnp.zeros(num_envs, jnp.int32),
     step=lambda params, observations, carry: (*_known_forward(params, observations), carry + 1),
-    sequence=_known_forward,
+    sequence=lambda params, observations, carry, starts: _known_forward(params, observations),
     distribution=categorical(2),
     has_critic=True,
+    has_memory=False,
 )
 """Acts on constant logits, values linearly, and remembers how many steps it has made since its memory was reset."""
 

@@ -49,6 +49,7 @@ def trajectory(reward=None, lengths=LENGTHS):
         next_value=jnp.asarray(next_values, jnp.float32),
         episode_return=jnp.cumsum(reward, axis=0),
         episode_length=jnp.minimum(steps + 1, lengths),
+        carry=(),
     )
 
 
@@ -65,7 +66,7 @@ def composed(algorithm, rollout):
 
 
 def log_probs(params, rollout):
-    logits, _ = known_policy.sequence(params, rollout.observation)
+    logits, _ = known_policy.sequence(params, rollout.observation, rollout.carry, rollout.starts)
     return known_policy.distribution.log_prob(logits, rollout.action)
 
 
@@ -117,7 +118,7 @@ def test_ppo_composes_to_ppo_loss():
     )
 
     def whole_loss(params):
-        logits, values = known_policy.sequence(params, rollout.observation)
+        logits, values = known_policy.sequence(params, rollout.observation, rollout.carry, rollout.starts)
         return ppo_loss(
             log_probs(params, rollout),
             rollout.log_prob,
@@ -140,7 +141,9 @@ def test_ppo_composes_to_ppo_loss():
 def test_penalties_weigh_exact_divergences_and_entropy():
     rollout = trajectory()
     family, weights = known_policy.distribution, losses.mean_over_steps(rollout.valid)
-    policy, reference = (known_policy.sequence(p, rollout.observation)[0] for p in (PARAMS, REFERENCE))
+    policy, reference = (
+        known_policy.sequence(p, rollout.observation, rollout.carry, rollout.starts)[0] for p in (PARAMS, REFERENCE)
+    )
     entropy = losses.weighted_sum(family.entropy(policy), weights)
     costs = {
         GRPO: losses.weighted_sum(family.kl(rollout.distribution, policy), weights),

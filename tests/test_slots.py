@@ -82,6 +82,8 @@ def test_microbatches_lower_the_peak_memory():
                 weight=rows,
                 value=None,
                 target=None,
+                starts=rows == 0,
+                carry=config.policy.initial_carry(1),
             )
             order = jax.random.permutation(key, 32_000)
             return minibatch_gradient(
@@ -165,7 +167,9 @@ def test_the_kl_penalty_moves_into_the_reward():
     reference = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
     hyperparams = state.hyperparams.replace(kl_coef=jnp.float32(50.0))
     batch = make_batch(config.algorithm, config.policy, trajectory, reference, hyperparams, 4)
-    reference_logits, _ = config.policy.sequence(reference, trajectory.observation)
+    reference_logits, _ = config.policy.sequence(
+        reference, trajectory.observation, config.policy.initial_carry(8), trajectory.starts
+    )
     reference_log_prob = np.take_along_axis(
         np.asarray(jax.nn.log_softmax(reference_logits)), np.asarray(trajectory.action)[..., None], -1
     )[..., 0]

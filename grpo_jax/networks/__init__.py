@@ -1,6 +1,5 @@
 """Policies: an actor with an optional critic behind one interface, with or without memory."""
 
-from grpo_jax.networks.mlp import make_mlp_policy
-from grpo_jax.networks.policy import Policy
+from grpo_jax.networks.policy import Policy, make_policy
 
-__all__ = ["Policy", "make_mlp_policy"]
+__all__ = ["Policy", "make_policy"]

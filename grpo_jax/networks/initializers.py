@@ -29,3 +29,13 @@ def orthogonal(scale: float) -> Callable:
         return scale * (factor if shape[0] >= shape[1] else factor.T)
 
     return init
+
+
+def side_by_side(init: Callable, number: int) -> Callable:
+    """`number` kernels in one, `[inputs, number * outputs]`, each drawn by `init` on its own."""
+
+    def init_all(key, shape, dtype=jnp.float32):
+        keys = jax.random.split(key, number)
+        return jnp.concatenate([init(key, (shape[0], shape[1] // number), dtype) for key in keys], axis=1)
+
+    return init_all
