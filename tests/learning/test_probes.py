@@ -1,0 +1,98 @@
+"""Each type of policy on environments of which everything is known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Questions, QuestionState, Recall
+
+from grpo_jax import Config, Hyperparams, evaluate, run
+
+pytestmark = pytest.mark.slow
+
+KEYS = jax.random.split(jax.random.key(0), 2)
+TYPES = {"mlp": {"network": "mlp"}, "cnn": {"network": "cnn"}, "gru": {"memory": "gru"}}
+
+
+@pytest.mark.parametrize("shared_critic", [False, True], ids=["separate critic", "shared critic"])
+@pytest.mark.parametrize("type_of_policy", TYPES)
+def test_known_values_are_learnt(type_of_policy, shared_critic):
+    environment = Questions(image=type_of_policy == "cnn")
+    config = Config(
+        environment=environment,
+        algorithm="ppo",
+        num_envs=64,
+        num_steps=16,
+        num_minibatches=4,
+        hidden_sizes=(32,),
+        memory_size=16,
+        shared_critic=shared_critic,
+        **TYPES[type_of_policy],
+    )
+    hyperparams = Hyperparams(learning_rate=0.01, discount=0.5, total_steps=60.0 * config.steps_per_iteration)
+    params = run(config, hyperparams, KEYS, num_chunks=1).states.params
+
+    kinds, cues = jnp.array([0, 1, 2, 3, 3, 4]), jnp.array([0, 0, 0, 0, 1, 0])
+    observations = jnp.stack(
+        [jax.vmap(environment.get_obs)(QuestionState(kind=kinds, cue=cues, time=jnp.full(6, t))) for t in range(2)]
+    )
+    starts = jnp.array([[True], [False]]).repeat(6, axis=1)
+
+    @jax.vmap
+    def answer(params):
+        logits, values = config.policy.sequence(params, observations, config.policy.initial_carry(6), starts)
+        return jax.nn.softmax(logits)[..., 1], values
+
+    probabilities, values = answer(params)
+    recalled = 1.0 if config.policy.has_memory else 0.5
+    np.testing.assert_allclose(values[:, 0, [0, 1, 2, 5]], [[1.0, 0.5, 1.0, 2.0]] * 2, atol=0.1)
+    np.testing.assert_allclose(values[:, 1, [1, 3, 4, 5]], [[1.0, recalled, recalled, 2.0]] * 2, atol=0.1)
+    assert (probabilities[:, 0, 2] > 0.9).all(), "action 1 pays"
+    if config.policy.has_memory:
+        np.testing.assert_allclose(values[:, 0, [3, 4]], 0.5, atol=0.1)
+        np.testing.assert_allclose(probabilities[:, 1, [3, 4]], [[0.0, 1.0]] * 2, atol=0.1)
+    else:
+        np.testing.assert_array_equal(probabilities[:, 1, 3], probabilities[:, 1, 4])
+
+
+def returns_after(config, num_iterations, **hyperparams):
+    hyperparams = Hyperparams(total_steps=float(num_iterations * config.steps_per_iteration), **hyperparams)
+    states = run(config, hyperparams, KEYS, num_chunks=1).states
+    play = jax.jit(jax.vmap(lambda state: evaluate(config, state, jax.random.key(1)).returns.mean()))
+    returns = np.asarray(play(states))
+    print(config.algorithm, config.memory, "returns by seed:", returns)
+    return returns
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("memory", ["gru", "none"])
+def test_only_a_memory_recalls(algorithm, memory):
+    config = Config(
+        environment=Recall(),
+        algorithm=algorithm,
+        num_envs=64,
+        num_steps=6,
+        num_minibatches=4,
+        memory=memory,
+        hidden_sizes=(16,),
+        memory_size=8,
+    )
+    returns = returns_after(config, 30, learning_rate=0.02)
+    assert (returns > 0.9).all() if memory == "gru" else (abs(returns - 0.5) < 0.15).all()
+
+
+@pytest.mark.parametrize("memory", ["gru", "none"])
+def test_only_a_memory_solves_the_memory_chain(memory):
+    config = Config(
+        environment="MemoryChain-bsuite",
+        algorithm="ppo",
+        env_params={"memory_length": 10, "max_steps_in_episode": 12},
+        num_envs=64,
+        num_steps=64,
+        num_minibatches=4,
+        memory=memory,
+        hidden_sizes=(32,),
+        memory_size=32,
+    )
+    returns = returns_after(config, 100, learning_rate=5e-3, entropy_coef=0.01)
+    assert (returns > 0.9).all() if memory == "gru" else (abs(returns) < 0.3).all()
