@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from experiments.settings import CONFIGS, HYPERPARAMS, SOLVED_AT
-from experiments.study import Plan, Run, Study, StudyArguments, command
-from grpo_jax import Config, Hyperparams
+from experiments.settings import SOLVED_AT
+from experiments.study import Run, Study, StudyArguments, command, make_plan
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
 from grpo_jax.statistics import learning_curve
 
@@ -33,11 +32,7 @@ class Arguments(StudyArguments):
 
 def main(arguments: Arguments) -> None:
     plans = [
-        Plan(
-            name,
-            Config(environment="CartPole-v1", algorithm=name, **CONFIGS.get(name, CONFIGS["grpo"])),
-            Hyperparams(total_steps=arguments.total_steps, **HYPERPARAMS.get(name, {})),
-        )
+        make_plan("CartPole-v1", name, total_steps=arguments.total_steps)
         for name in (name_of(by_name(name)) for name in arguments.algorithms)
     ]
     study = Study("family", plans, arguments)

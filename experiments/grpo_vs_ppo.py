@@ -4,9 +4,7 @@ import dataclasses
 
 import tyro
 
-from experiments.settings import CONFIGS, ENV_PARAMS, HYPERPARAMS
-from experiments.study import Plan, Study, StudyArguments, command
-from grpo_jax import Config, Hyperparams
+from experiments.study import Study, StudyArguments, command, make_plan
 
 
 @dataclasses.dataclass
@@ -21,13 +19,7 @@ class Arguments(StudyArguments):
 
 def main(arguments: Arguments) -> None:
     plans = [
-        Plan(
-            name.upper(),
-            Config(
-                environment=environment, algorithm=name, env_params=ENV_PARAMS.get(environment, {}), **CONFIGS[name]
-            ),
-            Hyperparams(total_steps=arguments.total_steps, **HYPERPARAMS[name]),
-        )
+        make_plan(environment, name, total_steps=arguments.total_steps)._replace(label=name.upper())
         for environment in arguments.environments
         for name in ("grpo", "ppo")
     ]

@@ -12,7 +12,6 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.settings import HYPERPARAMS
 from experiments.study import Plan, Run, Study, StudyArguments, command
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.groups import CONTINUE
@@ -50,7 +49,7 @@ HYPERPARAM_FIELDS = {
     "(b) window": PUBLISHED_RATE | {"kl_coef": 0.001},
     "(c) groups of 10, outcome": GROUP_RATE,
     "(c) groups of 10, return-to-go": GROUP_RATE,
-    "(d) PPO": HYPERPARAMS["ppo"],
+    "(d) PPO": {"entropy_coef": 0.01},
 }
 
 

@@ -1,21 +1,82 @@
-"""Settings found to work, and what counts as solved."""
+"""Settings found to work, by algorithm and by environment, and what counts as solved.
 
-CONFIGS = {
-    "grpo": {"num_envs": 128, "num_minibatches": 16},
-    "ppo": {"num_envs": 32, "num_minibatches": 16},
-}
-"""Fields of `Config`, by algorithm."""
+Each is a field of `Config` or of `Hyperparams` (`settings` merges them): an experiment starts from these, and a flag of
+the command line overrides any of them.
+"""
 
-HYPERPARAMS = {
-    "grpo": {},
-    "ppo": {"entropy_coef": 0.01},
+from grpo_jax.algorithms import ALGORITHMS
+
+OF_ALGORITHMS = {
+    "grpo": {"num_envs": 128, "num_minibatches": 16},  # and of every other without a critic
+    "ppo": {"num_envs": 32, "num_minibatches": 16, "entropy_coef": 0.01},
     "dapo": {"clip_high": 0.28},
 }
-"""Fields of `Hyperparams`, by algorithm."""
 
-SOLVED_AT = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "MountainCar-v0": -110.0, "Catch-bsuite": 0.95}
+BOX = {"normalize_observations": True, "discount": 0.95}
+BOX_PPO = {"normalize_rewards": True, "num_envs": 16, "num_epochs": 10, "learning_rate": 1e-3, "entropy_coef": 0.0}
+MINATAR = {"network": "mlp", "activation": "relu", "num_envs": 64, "learning_rate": 5e-3}
+MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2}
+MINATAR_GRPO = {"num_minibatches": 32, "learning_rate": 2.5e-3}
+BANDIT = {"memory": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # which arm pays is for the memory to tell
+
+OF_ENVIRONMENTS = {
+    "Pendulum-v1": {"any": BOX, "ppo": BOX_PPO},
+    "Reacher-misc": {"any": BOX, "ppo": BOX_PPO},
+    "Swimmer-misc": {"any": BOX | {"discount": 0.99}, "ppo": BOX_PPO},
+    "PointRobot-misc": {"any": BOX, "ppo": BOX_PPO},
+    "MountainCarContinuous-v0": {
+        "any": {"normalize_observations": True},
+        "ppo": BOX_PPO | {"discount": 0.999, "num_envs": 32},
+        "grpo": {"num_envs": 32},
+    },
+    "MountainCar-v0": {
+        "any": {"normalize_observations": True},
+        "ppo": {"normalize_rewards": True, "num_envs": 16, "gae_lambda": 0.98, "entropy_coef": 0.0},
+    },
+    # Their time limits are far beyond the longest possible episode, and rollouts of one-episode groups are as long.
+    "Catch-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 9}}},
+    "MemoryChain-bsuite": {
+        "any": {
+            "memory": "gru",
+            "num_minibatches": 4,
+            "env_params": {"memory_length": 10, "max_steps_in_episode": 12},
+        },
+    },
+    "DeepSea-bsuite": {"any": {"network": "mlp", "entropy_coef": 0.01}},
+    "SimpleBandit-bsuite": {"any": {"network": "mlp"}},
+    "BernoulliBandit-misc": {"any": BANDIT},
+    "GaussianBandit-misc": {"any": BANDIT},
+    "MetaMaze-misc": {"any": {"memory": "gru", "num_minibatches": 4, "learning_rate": 1e-3}},
+    "FourRooms-misc": {"any": {"entropy_coef": 0.01}},
+    "Asterix-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO},
+    "Breakout-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO},
+    "Freeway-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO},
+    "Seaquest-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO},
+    "SpaceInvaders-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO},
+    "Pong-misc": {"any": {"num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
+}
+""" "any" holds for all algorithms, "ppo" and "grpo" for those with and without a critic."""
+
+SOLVED_AT = {
+    "CartPole-v1": 475.0,
+    "Acrobot-v1": -100.0,
+    "MountainCar-v0": -110.0,
+    "MountainCarContinuous-v0": 90.0,
+    "Pendulum-v1": -250.0,
+    "Catch-bsuite": 0.95,
+    "DeepSea-bsuite": 0.95,
+    "MemoryChain-bsuite": 0.95,
+}
 """The mean return at which an environment counts as solved."""
 
-ENV_PARAMS = {"Catch-bsuite": {"max_steps_in_episode": 9}}
-"""Time limits where gymnax's own is far beyond the longest possible episode: rollouts of one-episode groups are as long
-as the limit."""
+
+def settings(environment: str, algorithm: str) -> dict:
+    """The fields that are set for an environment and an algorithm, by their names."""
+    kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].critic is not None else "grpo"
+    of_environment = OF_ENVIRONMENTS.get(environment, {})
+    return (
+        OF_ALGORITHMS[kind]
+        | OF_ALGORITHMS.get(algorithm, {})
+        | of_environment.get("any", {})
+        | of_environment.get(kind, {})
+    )

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import grpo_jax
-from experiments.settings import SOLVED_AT
+from experiments.settings import SOLVED_AT, settings
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
@@ -83,6 +83,15 @@ class Plan(NamedTuple):
     hyperparams: Hyperparams
 
 
+def make_plan(environment: str, algorithm: str, *, total_steps: int) -> Plan:
+    """A run with the settings that are known to work for this environment and this algorithm."""
+    fields = settings(environment, algorithm)
+    of_config = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
+    of_hyperparams = {name: value for name, value in fields.items() if name not in of_config}
+    config = Config(environment=environment, algorithm=algorithm, **of_config)
+    return Plan(algorithm, config, Hyperparams(total_steps=total_steps, **of_hyperparams))
+
+
 class Study:
     """The runs of one experiment and the folder of their results.
 
@@ -136,17 +145,18 @@ class Study:
             label, config, hyperparams, result._replace(states=None), final_returns, time.perf_counter() - started
         )
         self.runs.append(done)
-        return result.states
-
-    def finish(self, *, over: str = "environment steps", notes: Mapping[str, str] | None = None) -> None:
-        """Writes summary.json and learning_curves.png (over "environment steps" or "episodes"), prints the table.
-
-        `notes` say something of runs by their labels, below their table.
-        """
+        # After each run, so that an interrupted study keeps what it has.
         write_json(
             self.out / "summary.json",
             {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},
         )
+        return result.states
+
+    def finish(self, *, over: str = "environment steps", notes: Mapping[str, str] | None = None) -> None:
+        """Draws learning_curves.png (over "environment steps" or "episodes") and prints the tables.
+
+        `notes` say something of runs by their labels, below their table.
+        """
         plot_curves(self.runs, self.out / "learning_curves.png", over)
         for environment in dict.fromkeys(run.environment for run in self.runs):
             self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
@@ -232,10 +242,14 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
 
     environments = list(dict.fromkeys(run.environment for run in runs))
     labels = list(dict.fromkeys(run.label for run in runs))
+    columns = min(5, len(environments))
+    rows = -(-len(environments) // columns)
     figure, axes = plt.subplots(
-        1, len(environments), figsize=(6.4 * len(environments), 4.2), squeeze=False, layout="constrained"
+        rows, columns, figsize=(6.4 * columns, 4.2 * rows), squeeze=False, layout="constrained"
     )
-    for environment, axis in zip(environments, axes[0], strict=True):
+    for axis in axes.flat[len(environments) :]:
+        axis.set_visible(False)
+    for environment, axis in zip(environments, axes.flat, strict=False):
         for run in (run for run in runs if run.environment == environment):
             if np.isnan(run.returns).all():
                 continue

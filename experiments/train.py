@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import jax
 import tyro
 
-from experiments.settings import CONFIGS, ENV_PARAMS, HYPERPARAMS
+from experiments.settings import settings
 from experiments.study import Plan, Study, StudyArguments, command
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, name_of
@@ -71,11 +71,19 @@ def with_settings(flags: list[str]) -> list[str]:
         return next((words[i + 1] for i in reversed(range(len(words) - 1)) if words[i] == flag), default)
 
     algorithm = name_of(by_name(value_of("--algorithm", Config.algorithm)))
-    settings = CONFIGS.get(algorithm, CONFIGS["grpo"]) | HYPERPARAMS.get(algorithm, {})
-    tuned = [f"--{field.replace('_', '-')}={value}" for field, value in settings.items()]
-    for name, value in ENV_PARAMS.get(value_of("--environment", Config.environment), {}).items():
-        tuned += ["--env-params", f"{name}={value}"]
-    return tuned + flags
+    tuned = settings(value_of("--environment", Config.environment), algorithm)
+    return [word for field, value in tuned.items() for word in as_flag(field, value)] + flags
+
+
+def as_flag(field: str, value: Any) -> list[str]:
+    """A field as tyro takes it."""
+    flag = field.replace("_", "-")
+    match value:
+        case bool():
+            return [f"--{flag}" if value else f"--no-{flag}"]
+        case dict():
+            return [f"--{flag}", *(f"{name}={number}" for name, number in value.items())]
+    return [f"--{flag}", str(value)]
 
 
 def main(arguments: Arguments) -> None:
