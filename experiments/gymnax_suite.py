@@ -33,15 +33,16 @@ STEPS = {
     "MountainCar-v0": 1_000_000,
     "MountainCarContinuous-v0": 1_000_000,
     "Acrobot-v1": 1_000_000,
-    "SimpleBandit-bsuite": 50_000,
+    "MemoryChain-bsuite": 200_000,
+    "SimpleBandit-bsuite": 100_000,
     "Pong-misc": 300_000,
-    "Seaquest-MinAtar": 300_000,
+    "Seaquest-MinAtar": 200_000,
     "Asterix-MinAtar": 1_000_000,
     "Breakout-MinAtar": 1_000_000,
     "Freeway-MinAtar": 1_000_000,
     "SpaceInvaders-MinAtar": 1_000_000,
 }
-"""Environment steps a seed may take, 500,000 where nothing is said."""
+"""Environment steps a seed may take, 300,000 where nothing is said."""
 
 PUBLISHED = {
     "CartPole-v1": "500",
@@ -108,7 +109,7 @@ class Arguments(StudyArguments):
 def main(arguments: Arguments) -> None:
     plans = []
     for environment in arguments.environments:
-        total_steps = int(arguments.steps_factor * STEPS.get(environment, 500_000))
+        total_steps = int(arguments.steps_factor * STEPS.get(environment, 300_000))
         for algorithm in ("ppo", "grpo_return_to_go" if environment in RETURN_TO_GO else "grpo"):
             label = "PPO" if algorithm == "ppo" else "GRPO"
             plans.append(make_plan(environment, algorithm, total_steps=total_steps)._replace(label=label))

@@ -31,7 +31,15 @@ OF_ENVIRONMENTS = {
     },
     "MountainCar-v0": {
         "any": {"normalize_observations": True},
-        "ppo": {"normalize_rewards": True, "num_envs": 16, "gae_lambda": 0.98, "entropy_coef": 0.0},
+        "ppo": {
+            "normalize_rewards": True,
+            "num_envs": 16,
+            "num_steps": 16,
+            "num_minibatches": 4,
+            "learning_rate": 1e-3,
+            "gae_lambda": 0.98,
+            "entropy_coef": 0.0,
+        },
     },
     # Their time limits are far beyond the longest possible episode, and rollouts of one-episode groups are as long.
     "Catch-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 9}}},
