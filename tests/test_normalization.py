@@ -135,9 +135,11 @@ def test_a_normalized_policy_sees_deviations_clipped():
     params = known_params([0.0, 1.0], weights=(1.0, 100.0), bias=0.0)
     observations = jnp.array([[1e6 + 5, 0.0], [1e6 + 7, 0.0], [1e6, 0.0], [2e6, 1.0], [-2e6, -1.0]])
     expected = [0.0, 1.0, -2.5, 3.0 + 300.0, -3.0 - 300.0]
-    logits, values, carry = policy.step(params, observations, jnp.zeros(5, jnp.int32))
+    nothing = jnp.zeros(5, jnp.int32)
+    logits, values, carry = policy.step(params, observations, nothing)
     np.testing.assert_allclose(values, expected, rtol=1e-6)
-    np.testing.assert_allclose(policy.sequence(params, observations[None])[1][0], expected, rtol=1e-6)
+    _, values = policy.sequence(params, observations[None], nothing, jnp.zeros((1, 5), bool))
+    np.testing.assert_allclose(values[0], expected, rtol=1e-6)
     assert carry.tolist() == [1] * 5 and logits.shape == (5, 2)
     assert normalized(known_policy, None, jnp.float32(3.0)) is known_policy
 
