@@ -90,7 +90,7 @@ def test_train_tells_mistakes_in_one_place(flags, message):
 
 
 def test_train_takes_the_algorithms_settings_unless_told_otherwise():
-    tuned = ["--num-envs=128", "--num-minibatches=16", "--clip-high=0.28"]
+    tuned = ["--num-envs", "128", "--num-minibatches", "16", "--clip-high", "0.28"]
     for flags in (["--algorithm", "dapo"], ["--algorithm=DAPO"], ["--algorithm", "ppo", "--algorithm=dapo"]):
         assert train.with_settings(flags) == tuned + flags
     assert train.with_settings(["--num-envs", "8"])[-2:] == ["--num-envs", "8"]
