@@ -204,6 +204,7 @@ def random_policy(space):
         sequence=None,
         distribution=family,
         has_critic=False,
+        has_memory=False,
     )
 
 

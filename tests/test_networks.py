@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from probes import bits
 
-from grpo_jax.distributions import categorical
+from grpo_jax.distributions import categorical, diagonal_gaussian
 from grpo_jax.errors import ConfigError
 from grpo_jax.networks import make_policy
 from grpo_jax.networks.cnn import patches
@@ -100,18 +100,15 @@ def test_without_a_critic_none_of_it_exists():
 
 
 def test_free_parameters_are_learnt_beside_the_network():
-    class Free(type(categorical(2))):
-        initial_free = -0.5
-
-    policy = make(distribution=Free(*categorical(5)._replace(num_free=2)))
+    policy = make(distribution=diagonal_gaussian((-1.0,) * 3, (1.0,) * 3)._replace(initial_free=-0.5))
     params = policy.init(jax.random.key(0))
     assert params["actor"]["Dense_2"]["kernel"].shape == (12, 3)
-    params["free"] += jnp.array([0.0, 1.0])
+    params["free"] += jnp.array([0.0, 1.0, 2.0])
     parameters, _ = sequence(policy, params, jax.random.normal(jax.random.key(1), (2, 5, 4)))
-    assert parameters.shape == (2, 5, 5)
-    assert np.array_equal(parameters[..., 3:], np.broadcast_to([-0.5, 0.5], (2, 5, 2)))
+    assert parameters.shape == (2, 5, 6)
+    assert np.array_equal(parameters[..., 3:], np.broadcast_to([-0.5, 0.5, 1.5], (2, 5, 3)))
     gradient = jax.grad(lambda p: sequence(policy, p, jnp.ones((2, 5, 4)))[0][..., 4].sum())(params)
-    assert gradient["free"].tolist() == [0.0, 10.0]
+    assert gradient["free"].tolist() == [0.0, 10.0, 0.0]
 
 
 # --- sequences -------------------------------------------------------------------------------------------------------

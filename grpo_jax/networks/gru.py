@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.networks.dense import Dense
+from grpo_jax.networks.dense import Dense, dot_general
 from grpo_jax.networks.initializers import orthogonal, side_by_side
 
 
@@ -40,7 +40,7 @@ class GRU(nn.Module):
             x, start = step
             h = jnp.where(start[:, None], 0.0, h)
             x_gates, x_new = jnp.split(x, [2 * self.size], axis=-1)
-            h_gates, h_new = jnp.split(h @ kernel, [2 * self.size], axis=-1)
+            h_gates, h_new = jnp.split(dot_general(h, kernel, (((1,), (0,)), ((), ()))), [2 * self.size], axis=-1)
             r, z = jnp.split(nn.sigmoid(x_gates + h_gates), 2, axis=-1)
             h = (1.0 - z) * jnp.tanh(x_new + r * (h_new + bias)) + z * h
             return h, h

@@ -72,22 +72,9 @@ def make_policy(
     heads = {"actor": Head(distribution.num_parameters - distribution.num_free, actor_scale)}
     if critic:
         heads["critic"] = Head(1, critic_scale)
-    if shared_critic:
-        networks = {"_".join(heads): make(tuple(heads.values()))}
-    else:
-        networks = {name: make((head,)) for name, head in heads.items()}
+    groups = [heads] if shared_critic else [{name: head} for name, head in heads.items()]
+    networks = {"_".join(group): make(tuple(group.values())) for group in groups}
     forward = functools.partial(_forward, networks, distribution)
-
-    def init(key):
-        keys = jax.random.split(key, len(networks))
-        x, starts = jnp.zeros((1, 1, *observation.shape), observation.dtype), jnp.zeros((1, 1), bool)
-        params = {
-            name: net.init(k, x, net.initial_carry(1), starts)["params"]
-            for k, (name, net) in zip(keys, networks.items(), strict=True)
-        }
-        if distribution.num_free:
-            params["free"] = jnp.full(distribution.num_free, distribution.initial_free, jnp.float32)
-        return params
 
     def step(params, observation, carry):
         within = jnp.zeros((1, observation.shape[0]), bool)
@@ -95,7 +82,7 @@ def make_policy(
         return parameters[0], value[0] if critic else None, carry
 
     return Policy(
-        init=init,
+        init=functools.partial(_init, networks, distribution, observation),
         initial_carry=lambda num_envs: {name: net.initial_carry(num_envs) for name, net in networks.items()},
         step=step,
         sequence=lambda *arguments: forward(*arguments)[:2],
@@ -103,6 +90,18 @@ def make_policy(
         has_critic=critic,
         has_memory=memory == "gru",
     )
+
+
+def _init(networks, distribution, observation, key):
+    """Parameters of each network, by its name, and the distribution's free ones."""
+    x, starts = jnp.zeros((1, 1, *observation.shape), observation.dtype), jnp.zeros((1, 1), bool)
+    params = {
+        name: net.init(k, x, net.initial_carry(1), starts)["params"]
+        for k, (name, net) in zip(jax.random.split(key, len(networks)), networks.items(), strict=True)
+    }
+    if distribution.num_free:
+        params["free"] = jnp.full(distribution.num_free, distribution.initial_free, jnp.float32)
+    return params
 
 
 def _forward(networks, distribution, params, observations, carry, starts):

@@ -60,7 +60,7 @@ def returns_after(config, num_iterations, **hyperparams):
     states = run(config, hyperparams, KEYS, num_chunks=1).states
     play = jax.jit(jax.vmap(lambda state: evaluate(config, state, jax.random.key(1)).returns.mean()))
     returns = np.asarray(play(states))
-    print(config.algorithm, config.memory, "returns by seed:", returns)
+    print(config.env.name, "memory", config.memory, "returns by seed:", returns)
     return returns
 
 
