@@ -5,7 +5,8 @@ networks of 64 × 64. One process measures all of them in turn, again and again,
 touches all alike. Compilation is timed apart, and the compilation cache is not used.
 
 GRPO here has no critic, and its environments run on from window to window as PPO's do, so that both learn from
-num_envs × 128 valid samples: the return of a window is compared over 8 environments that stand together.
+num_envs × 128 valid samples: the return of a window is compared over 8 environments. That is a workload to measure;
+to learn so, groups have to start from one state.
 """
 
 import dataclasses
@@ -71,6 +72,8 @@ def main(arguments: Arguments) -> None:
     names = arguments.implementations
     if "rejax PPO" in names and peers.rejax_version() is None:
         names = tuple(name for name in names if name != "rejax PPO")
+        if not names:
+            raise ConfigError("rejax is not installed (pip install '.[benchmark]'), and nothing else was asked for")
         console.print("rejax is not installed (pip install '.[benchmark]'): it is left out.")
     record = {
         "hardware": hardware(),

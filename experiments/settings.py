@@ -50,8 +50,10 @@ OF_ENVIRONMENTS = {
             "env_params": {"memory_length": 10, "max_steps_in_episode": 12},
         },
     },
-    "DeepSea-bsuite": {"any": {"network": "mlp", "entropy_coef": 0.01}},
-    "SimpleBandit-bsuite": {"any": {"network": "mlp"}},
+    "DeepSea-bsuite": {
+        "any": {"network": "mlp", "entropy_coef": 0.01, "env_params": {"max_steps_in_episode": 8}},
+    },
+    "SimpleBandit-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 1}}},
     "BernoulliBandit-misc": {"any": BANDIT},
     "GaussianBandit-misc": {"any": BANDIT},
     "MetaMaze-misc": {"any": {"memory": "gru", "num_minibatches": 4, "learning_rate": 1e-3}},

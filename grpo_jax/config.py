@@ -215,6 +215,11 @@ def _check_slots(config: Config) -> None:
             "the algorithm has a KL penalty to a reference policy, but no reference policy; set the slot reference, or "
             "write with_reference(algorithm), which sets both"
         )
+    if algorithm.reference is not None and config.normalize_observations:
+        raise ConfigError(
+            "normalize_observations=True would change what a reference policy sees, and so the policy itself, with "
+            "every rollout; leave one of the two out"
+        )
     if algorithm.critic is None and algorithm.advantage is slots.gae_advantage:
         raise ConfigError(
             "gae_advantage needs the values of a critic, and the algorithm has none; set critic=clipped_value_loss, "

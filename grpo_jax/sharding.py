@@ -19,9 +19,9 @@ def over_rows(function: Callable[[PyTree], PyTree], num_rows: int) -> Callable[[
     def rows(states):
         return jax.lax.map(function, states) if on_cpu else jax.vmap(function)(states)
 
-    num_devices = max(n for n in range(1, len(jax.devices()) + 1) if num_rows % n == 0)
+    num_devices = max(n for n in range(1, len(jax.local_devices()) + 1) if num_rows % n == 0)
     if num_devices == 1:
         return rows
-    mesh = Mesh(jax.devices()[:num_devices], ("rows",), axis_types=(AxisType.Auto,))
+    mesh = Mesh(jax.local_devices()[:num_devices], ("rows",), axis_types=(AxisType.Auto,))
     spec = PartitionSpec("rows")
     return jax.shard_map(rows, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)

@@ -209,7 +209,8 @@ def run(
     Args:
       config: what to run.
       hyperparams: leaves are scalars, for all rows, or `[R]`, one for each.
-      keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its key and hyperparameters alone.
+      keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its key,
+        its hyperparameters and its env_params alone.
       env_params: parameters of the environment by name, in place of the config's: one value for all rows, or an array
         `[R]` or `[R, num_groups]`.
       max_episodes: a row also stops once it has completed this many.

@@ -1,5 +1,6 @@
 """What the tests share: compiled programs kept on disk, and two small runs."""
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,7 +11,13 @@ from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
 
 
 def pytest_configure(config):
-    """Two devices, so that rows can be split; compiled programs are kept beside pytest's own cache."""
+    """Two devices, so that rows can be split; compiling, which is most of the work, made cheap.
+
+    Programs are compiled without optimisation, unless slow tests are asked for, which rather compute. They are
+    kept beside pytest's own cache.
+    """
+    if config.option.markexpr == "not slow":
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
     jax.config.update("jax_num_cpu_devices", 2)
     if hasattr(config, "cache"):  # not with -p no:cacheprovider
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))

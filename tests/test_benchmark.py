@@ -17,6 +17,7 @@ def test_flops_of_the_matrix_products():
         assert workloads.forward_flops(config) + 4 * workloads.gradient_flops(config) == whole
 
 
+@pytest.mark.slow
 def test_plain_reference_takes_finite_steps():
     init, step = peers.plain_ppo("CartPole-v1", 4)
     state = jax.jit(init)(jax.random.key(0))
@@ -28,6 +29,7 @@ def test_plain_reference_takes_finite_steps():
     assert 5 < float(metrics["episode/return_mean"]) < 100
 
 
+@pytest.mark.slow
 def test_ours_and_the_reference_make_the_same_number_of_gradient_steps():
     for critic in (True, False):
         config = workloads.make_config("CartPole-v1", 8, critic)

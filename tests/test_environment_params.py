@@ -93,6 +93,7 @@ def test_a_run_keeps_its_parameters_and_is_evaluated_under_them():
         assert played.lengths.tolist() == lengths
 
 
+@pytest.mark.slow
 def test_rows_of_a_run_have_parameters_of_their_own():
     settings, keys = config("ppo", num_steps=8), jax.random.split(jax.random.key(0), 2)
     hyperparams = Hyperparams(total_steps=128.0)

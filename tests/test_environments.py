@@ -1,6 +1,5 @@
 """Environments by name: gymnax's own numbers behind one interface, of one type from step to step."""
 
-import functools
 
 import gymnax
 import jax
@@ -80,8 +79,7 @@ def played(request):
     env = make_environment(request.param, {"max_steps_in_episode": LIMIT})
     policy = random_policy(env.action_space)
 
-    # Compiling is most of the work here.
-    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    @jax.jit
     def play(key):
         params = parameters_of_groups(env, None, NUM_ENVS, 1)
         start = reset_groups(policy, env, params, key, NUM_ENVS, 1)

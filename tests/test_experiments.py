@@ -104,6 +104,7 @@ def test_train_takes_the_algorithms_settings_unless_told_otherwise():
     assert parsed.config.env.max_steps == 50 and dict(parsed.config.env_params)["gravity"] == 1.0
 
 
+@pytest.mark.slow
 def test_train_runs_and_draws(tmp_path):
     arguments = train.Arguments(
         config=Config(

@@ -177,6 +177,7 @@ def test_parts_of_a_minibatch_are_of_whole_sequences(shape, parts):
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_gru_learns_to_recall():
     config = Config(
         environment=Recall(),

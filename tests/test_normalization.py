@@ -170,6 +170,7 @@ BOTH = {"normalize_observations": True, "normalize_rewards": True, "num_minibatc
 DISCOUNT, ITERATIONS = 0.8, 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm, num_steps, limits, ages",
     [
@@ -225,6 +226,7 @@ class FarEcho(Echo):
         return 1e6 + 1e4 * super().get_obs(state)
 
 
+@pytest.mark.slow
 def test_far_observations_can_be_learnt_from_if_normalized():
     sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (16,)}
     hyperparams = Hyperparams(learning_rate=0.02, final_learning_rate=0.02, total_steps=60 * 64.0)

@@ -45,6 +45,7 @@ def test_every_algorithm_takes_them(name):
         jax.eval_shape(make_train_step(config), state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm, family, state_dependent",
     [("ppo", "gaussian", False), ("grpo", "squashed_gaussian", True)],

@@ -36,7 +36,6 @@ REDUCTIONS = {
     "mean_over_steps, PPO": ALGORITHMS["ppo"],
     "sum_over_horizon": ALGORITHMS["dr_grpo"],
     "mean_of_sequence_means": ALGORITHMS["gspo"],
-    "mean_of_sequence_means, GMPO": ALGORITHMS["gmpo"],
     "mean_of_sequence_sums": GRPO._replace(reduce=mean_of_sequence_sums),
     "masked members": ALGORITHMS["remax"],
 }

@@ -147,6 +147,7 @@ def test_a_row_of_a_vmapped_run_is_the_single_run(small):
         close(actual_metrics, single_metrics, 1e-4)
 
 
+@pytest.mark.slow
 def test_without_jit_it_computes_the_same():
     sizes = {"num_envs": 2, "num_steps": 3, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
     config = Config(environment=Probe(), algorithm="ppo", env_params={"bonus": 1.0}, **sizes)
