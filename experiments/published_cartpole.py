@@ -12,6 +12,7 @@ import numpy as np
 import tyro
 from rich.table import Table
 
+from experiments.settings import OF_ALGORITHMS
 from experiments.study import Plan, Run, Study, StudyArguments, command
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.groups import CONTINUE
@@ -49,7 +50,7 @@ HYPERPARAM_FIELDS = {
     "(b) window": PUBLISHED_RATE | {"kl_coef": 0.001},
     "(c) groups of 10, outcome": GROUP_RATE,
     "(c) groups of 10, return-to-go": GROUP_RATE,
-    "(d) PPO": {"entropy_coef": 0.01},
+    "(d) PPO": {"entropy_coef": OF_ALGORITHMS["ppo"]["entropy_coef"]},
 }
 
 

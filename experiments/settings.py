@@ -58,11 +58,10 @@ OF_ENVIRONMENTS = {
     "GaussianBandit-misc": {"any": BANDIT},
     "MetaMaze-misc": {"any": {"memory": "gru", "num_minibatches": 4, "learning_rate": 1e-3}},
     "FourRooms-misc": {"any": {"entropy_coef": 0.01}},
-    "Asterix-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO},
-    "Breakout-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO},
-    "Freeway-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO},
-    "Seaquest-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO},
-    "SpaceInvaders-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO},
+    **{
+        f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO}
+        for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+    },
     "Pong-misc": {"any": {"num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
 }
 """ "any" holds for all algorithms, "ppo" and "grpo" for those with and without a critic."""

@@ -140,6 +140,12 @@ class Config:
         )
 
 
+_COUNTS = (
+    *("num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches", "num_microbatches"),
+    *("conv_channels", "memory_size"),
+)
+
+
 def _check_counts(config: Config) -> None:
     """Before anything is computed from them; None is what was left out."""
     for field in _COUNTS:
@@ -189,8 +195,6 @@ def _check_numbers(config: Config) -> None:
         )
 
 
-_COUNTS = ("num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches", "num_microbatches")
-_COUNTS += ("conv_channels", "memory_size")
 _ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", "softplus")
 
 
