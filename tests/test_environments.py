@@ -225,3 +225,14 @@ def make_probe():
 def test_mistakes_are_told_with_what_was_meant(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_environment(*arguments)
+
+
+def test_minatar_is_observed_in_bytes_that_lose_nothing():
+    env, original = make_environment("Breakout-MinAtar"), gymnax.make("Breakout-MinAtar")[0]
+    state, observation = env.reset(jax.random.key(0), env.params)
+    moved = env.step(jax.random.key(1), state, 1, env.params)
+    first, *_ = original.reset_env(jax.random.key(0), original.default_params)
+    second, *_ = original.step_env(jax.random.key(1), state, 1, original.default_params)
+    for ours, theirs in ((observation, first), (moved.observation, second)):
+        assert ours.dtype == jnp.uint8 and ours.any()
+        np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))
