@@ -69,7 +69,8 @@ def unroll(
             draw = num_ended % num_draws, jnp.arange(num_envs)
             start, observation = jax.tree.map(lambda draws: draws[draw], resets)
             nothing = jax.tree.map(jnp.zeros_like, (after.episode_return, after.episode_length))
-            fresh = RolloutState(start, observation, policy.initial_carry(num_envs), *nothing, environment_params=None)
+            memory = policy.initial_carry(params, num_envs)
+            fresh = RolloutState(start, observation, memory, *nothing, environment_params=None)
             after = _select(ended, fresh, after)
         else:
             after = _select(alive, after, state)

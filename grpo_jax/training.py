@@ -12,13 +12,13 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of_rows
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import first_members, reset_groups
+from grpo_jax.groups import Start, first_members, reset_groups
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout, normalized
 from grpo_jax.rollout import unroll
 from grpo_jax.sharding import over_rows
 from grpo_jax.slots import episode_scores
-from grpo_jax.types import Batch, Metrics, TrainState, Trajectory
+from grpo_jax.types import Batch, Metrics, RolloutState, TrainState, Trajectory
 from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
 
 
@@ -37,12 +37,14 @@ def make_init(config: Config) -> Callable[..., TrainState]:
         key, key_params, key_reset = jax.random.split(key, 3)
         params = config.policy.init(key_params)
         environment_params = parameters_of_groups(config.env, env_params, config.num_groups, config.group_size)
-        rollout = reset_groups(config.policy, config.env, environment_params, key_reset, config.num_envs, 1)
+        rollout = reset_groups(
+            config.policy, params, config.env, environment_params, key_reset, config.num_envs, 1
+        )
         return TrainState(
             params=params,
             reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
             optimizer=make_optimizer(hyperparams, progress=0.0).init(params),
-            rollout=rollout,
+            rollout=_between_rollouts(config.algorithm.start, rollout),
             normalizer=initial_normalizer(
                 rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards
             ),
@@ -70,7 +72,9 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         # The same statistics throughout the iteration: the update sees what the behaviour policy saw.
         policy = normalized(config.policy, state.normalizer.observation, hyperparams.observation_clip)
 
-        rollout = algorithm.start.begin(state.rollout, policy, env, key_start, config.num_envs, config.group_size)
+        rollout = algorithm.start.begin(
+            state.rollout, policy, state.params, env, key_start, config.num_envs, config.group_size
+        )
         rollout, trajectory = unroll(
             policy,
             env,
@@ -116,7 +120,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             params=learner.params,
             reference_params=reference_params,
             optimizer=learner.optimizer,
-            rollout=rollout,
+            rollout=_between_rollouts(algorithm.start, rollout),
             normalizer=normalizer,
             key=key,
             kl_coef=kl_coef,
@@ -128,6 +132,11 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         return state, metrics
 
     return train_step
+
+
+def _between_rollouts(start: Start, rollout: RolloutState) -> RolloutState:
+    """What the next rollout may need: one-episode groups start anew, so nothing of what the policy remembers."""
+    return rollout if start.auto_reset else rollout._replace(policy_carry=())
 
 
 def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Metrics:

@@ -82,7 +82,7 @@ def played(request):
     @jax.jit
     def play(key):
         params = parameters_of_groups(env, None, NUM_ENVS, 1)
-        start = reset_groups(policy, env, params, key, NUM_ENVS, 1)
+        start = reset_groups(policy, None, env, params, key, NUM_ENVS, 1)
         return start, *unroll(policy, env, (), start, key, num_steps=NUM_STEPS, auto_reset=True)
 
     return env, play, play(jax.random.key(1))
