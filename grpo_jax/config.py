@@ -17,7 +17,7 @@ from grpo_jax.environments import Environment, make_environment
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.networks import Policy, make_policy
-from grpo_jax.types import Trajectory
+from grpo_jax.types import RewardParts, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,6 +268,10 @@ def _trajectory(config: Config, params) -> Trajectory:
     action = config.policy.distribution.mode(distribution)
     action_mask = None if config.env.action_mask is None else jnp.ones(distribution.shape, bool)
     carry = jax.tree.map(lambda leaf: leaf[None], carry)
-    return Trajectory(
+    trajectory = Trajectory(
         observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, carry, action_mask
     )
+    if config.env.task is None:
+        return trajectory
+    parts = jnp.zeros((*shape, len(config.env.task.rewards)))
+    return trajectory._replace(reward_parts=RewardParts(values=parts, weights=parts))

@@ -133,6 +133,7 @@ def _step(
         "distribution": distribution,
         "value": value,
         "action_mask": action_mask,
+        "reward_parts": moved.reward_parts,
         "episode_return": after.episode_return,
         "episode_length": after.episode_length,
     }

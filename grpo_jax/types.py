@@ -22,6 +22,13 @@ class RolloutState(NamedTuple):
     environment_params: PyTree  # traced parameters of the environments, each leaf [B, ...]; no reset changes them
 
 
+class RewardParts(NamedTuple):
+    """What a reward is the weighted sum of; `K` parts."""
+
+    values: jax.Array  # [..., K]
+    weights: jax.Array  # [..., K]
+
+
 class Trajectory(NamedTuple):
     """One rollout of `T` steps in `B` environments, time-major."""
 
@@ -39,6 +46,7 @@ class Trajectory(NamedTuple):
     episode_length: jax.Array  # [T, B] steps of the current episode up to and with this step
     carry: PyTree  # memory of the policy before the first step, each leaf [1, B, ...]
     action_mask: jax.Array | None = None  # [T, B, num_actions] bool: the legal ones; None where all always are
+    reward_parts: RewardParts | None = None  # each [T, B, K]; None where the environment does not tell them
 
     @property
     def starts(self) -> jax.Array:
