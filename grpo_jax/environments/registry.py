@@ -14,12 +14,16 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
     """The pure functions of an environment.
 
     Args:
-      environment: see `gymnax_object`.
+      environment: see `gymnax_object`; or a value of `Environment`, which is taken as it is.
       params: fields of the environment's parameters to override, such as `{"max_steps_in_episode": 200}`.
 
     Raises:
       ConfigError: an unknown name or parameter (with the nearest known ones), or an object that will not do.
     """
+    if isinstance(environment, Environment):
+        if params:
+            raise ConfigError(f"env_params override those of a name; give {environment.name!r} other params itself")
+        return environment
     made = from_gymnax(gymnax_object(environment), params or {})
     # What was asked for: gymnax's DiscountingChain-bsuite, for one, calls itself otherwise.
     return made._replace(name=environment) if isinstance(environment, str) else made
