@@ -89,7 +89,7 @@ def unroll(
         followed = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), final, last)
         bootstrap = jax.vmap(lambda observation, carry: policy.step(params, observation, carry)[1])(*followed)
         next_value = _next_values(outputs["value"], bootstrap[-1], bootstrap[:-1], outputs["truncated"])
-    carry = jax.tree.map(lambda leaf: leaf[None], state.policy_carry)
+    carry = jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(state.policy_carry))
     end = end._replace(environment_params=environment_params)
     return end, Trajectory(next_value=next_value, carry=carry, **outputs)
 

@@ -12,7 +12,7 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of_rows
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import Start, first_members, reset_groups
+from grpo_jax.groups import Start, first_members, one_carry_per_group, reset_groups
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout, normalized
 from grpo_jax.rollout import unroll
@@ -86,6 +86,8 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             greedy=algorithm.greedy_member and first_members(config.num_envs, config.group_size),
         )
 
+        if config.share_prompts:
+            trajectory = one_carry_per_group(trajectory, config.group_size)
         normalizer = merge_rollout(state.normalizer, trajectory, hyperparams.discount)
         learnt = learnt_rewards(normalizer, trajectory, hyperparams.reward_clip)
         batch = make_batch(algorithm, policy, learnt, state.reference_params, hyperparams, config.group_size)

@@ -99,6 +99,12 @@ def make_batch(
     return jax.lax.stop_gradient(batch)
 
 
+def members_per_carry(policy: Policy, batch: Batch) -> int:
+    """How many neighbours in a batch have one carry between them, and so stay together: a group, or 1."""
+    leaves = jax.tree.leaves(batch.carry) if policy.has_memory else []
+    return batch.mask.shape[1] // leaves[0].shape[1] if leaves else 1
+
+
 def _shaped(slot: str, value: jax.Array, like: jax.Array) -> jax.Array:
     """The value, if the slot that made it kept to its shape."""
     if jnp.shape(value) != like.shape:
@@ -200,8 +206,11 @@ def minibatch_gradient(
     for rounding. Valid samples come first in `indices`, and parts without any are skipped: steps after the end of a
     one-episode member cost nothing. Without `num_microbatches` it is chosen by size (`default_microbatches`).
     """
+    together = members_per_carry(policy, batch)
     if num_microbatches is None:
-        num_microbatches = default_microbatches(algorithm, batch.mask.shape[0], indices.shape[0])
+        num_microbatches = default_microbatches(
+            algorithm, batch.mask.shape[0] * together, indices.shape[0] // together
+        )
     advantage, mask = batch.advantage[:, indices], batch.mask[:, indices]
     if algorithm.normalize is not None:
         advantage = algorithm.normalize(advantage, mask)
@@ -215,8 +224,9 @@ def minibatch_gradient(
             jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis=-1)
             for leaf in (indices, advantage, weight, per_step)
         )
-        samples = jax.tree.map(lambda leaf: jnp.take(leaf, here, axis=1), batch)
-        samples = samples._replace(advantage=advantage_here, weight=weight_here)
+        samples = jax.tree.map(lambda leaf: jnp.take(leaf, here, axis=1), batch._replace(carry=None))
+        carry = jax.tree.map(lambda leaf: jnp.take(leaf, here[::together] // together, axis=1), batch.carry)
+        samples = samples._replace(advantage=advantage_here, weight=weight_here, carry=carry)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
             algorithm, policy, params, samples, per_step_here, hyperparams
@@ -252,10 +262,10 @@ def update_epochs(
 ) -> tuple[Learner, Metrics]:
     """Descends the loss for `num_epochs` passes over the batch, each in another random order.
 
-    The valid samples of a pass are dealt out evenly over its minibatches. An update whose loss or gradient is not
-    finite changes nothing and is counted in `optim/skipped_updates`; one after the KL to the behaviour policy exceeded
-    `kl_limit` changes nothing either. The other metrics are means over the updates that were applied,
-    `policy/ratio_max` their maximum.
+    The valid samples of a pass are dealt out evenly over its minibatches, as whole groups where those share a carry. An
+    update whose loss or gradient is not finite changes nothing and is counted in `optim/skipped_updates`; one after the
+    KL to the behaviour policy exceeded `kl_limit` changes nothing either. The other metrics are means over the updates
+    that were applied, `policy/ratio_max` their maximum.
     """
 
     def update(carry, indices):
@@ -273,9 +283,12 @@ def update_epochs(
         return (learner, within_limit), (applied, finite, metrics | {"optim/grad_norm": grad_norm})
 
     def epoch(carry, key):
-        order = shuffled_order(key, jnp.any(batch.mask, axis=0))
-        return jax.lax.scan(update, carry, order.reshape(-1, num_minibatches).T)
+        order = shuffled_order(key, jnp.any(batch.mask.reshape(-1, num_units, together), axis=(0, 2)))
+        members = order.reshape(-1, num_minibatches, 1) * together + jnp.arange(together)
+        return jax.lax.scan(update, carry, jnp.swapaxes(members, 0, 1).reshape(num_minibatches, -1))
 
+    together = members_per_carry(policy, batch)
+    num_units = batch.mask.shape[1] // together
     start = (learner, jnp.array(True))
     (learner, _), (applied, finite, metrics) = jax.lax.scan(epoch, start, jax.random.split(key, num_epochs))
     summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}

@@ -15,12 +15,16 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
     """The pure functions of an environment.
 
     Args:
-      environment: see `environment_object`.
+      environment: see `environment_object`; or a value of `Environment`, which is taken as it is.
       params: fields of the environment's parameters to override, such as `{"max_steps_in_episode": 200}`.
 
     Raises:
       ConfigError: an unknown name or parameter (with the nearest known ones), or an object that will not do.
     """
+    if isinstance(environment, Environment):
+        if params:
+            raise ConfigError(f"env_params override those of a name; give {environment.name!r} other params itself")
+        return environment
     found = environment_object(environment)
     made = token_environment(found, params or {}) if isinstance(found, Task) else from_gymnax(found, params or {})
     # What was asked for: gymnax's DiscountingChain-bsuite, for one, calls itself otherwise.

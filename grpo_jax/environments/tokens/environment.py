@@ -50,6 +50,10 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
     is_held_out = _held_out(task.draw, task.prompt)
 
     def reset(key, params):
+        if str(jax.random.key_impl(key)) != "threefry2x32":
+            # Others may draw by the first key of a vmap alone, and that one stands still once its own row is done.
+            key = jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
+
         # Rejection: each side of the partition keeps the distribution that `draw` has on it.
         def again(carry):
             key, _ = carry
