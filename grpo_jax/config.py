@@ -80,6 +80,8 @@ class Config(Architecture):
     """Gain of the initial weights of the critic's head."""
     share_prompts: bool | None = None
     """Minibatches are of whole groups, and an update reads their prompt once; None: a transformer's, where possible."""
+    truncate_sampling: bool = False
+    """A transformer samples only from its most probable tokens: hyperparameters top_k and top_p."""
     cut_episodes: bool = False
     """Allow rollouts shorter than an episode of a one-episode group; longer episodes are then cut off."""
     env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
@@ -203,6 +205,8 @@ def _check_numbers(config: Config) -> None:
         raise ConfigError(
             "share_prompts=True is for transformers in one-episode groups, whose members have one prompt; leave it out"
         )
+    if config.truncate_sampling and not config.is_transformer:
+        raise ConfigError("truncate_sampling=True is for transformers; leave it out")
     whole = updates.of_whole_sequences(config.algorithm, config.policy)
     num_samples, what = config.steps_per_iteration, "num_envs * num_steps"
     if config.share_prompts:
@@ -287,6 +291,11 @@ def _check_slots(config: Config) -> None:
             f"{algorithm.ratio.__name__} is of a whole sequence, and minibatches of loose steps have none; set "
             "whole_sequences=True"
         )
+    if algorithm.filter_overlong and algorithm.start.auto_reset:
+        raise ConfigError(
+            "filter_overlong=True leaves out episodes that a limit cuts, and rollouts of this algorithm also begin and "
+            "end in the middle of others; it is for one-episode groups (start=FRESH)"
+        )
     if algorithm.advantage is slots.greedy_baseline_advantage and not algorithm.greedy_member:
         raise ConfigError(
             "greedy_baseline_advantage takes the first member of each group for a greedy one; set greedy_member=True"
@@ -319,7 +328,8 @@ def _trajectory(config: Config, params) -> Trajectory:
     carry = config.policy.initial_carry(params, config.num_envs, _prompts(config.env, config.num_envs))
     distribution, value = config.policy.sequence(params, observation, carry, flag)
     action = config.policy.distribution.mode(distribution)
-    action_mask = None if config.env.action_mask is None else jnp.ones(distribution.shape, bool)
+    masked = config.env.action_mask is not None or config.truncate_sampling
+    action_mask = jnp.ones(distribution.shape, bool) if masked else None
     carry = jax.tree.map(lambda leaf: leaf[None], config.policy.sequence_carry(carry))
     trajectory = Trajectory(
         observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, carry, action_mask

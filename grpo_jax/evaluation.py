@@ -8,8 +8,8 @@ import numpy as np
 
 from grpo_jax.config import Config
 from grpo_jax.groups import reset_groups
-from grpo_jax.normalization import normalized
 from grpo_jax.rollout import unroll
+from grpo_jax.sampling import acting_policy
 from grpo_jax.types import PyTree, RolloutState, TrainState
 
 
@@ -74,5 +74,5 @@ def _start(config: Config, state: TrainState, key: jax.Array, num_episodes: int)
 
 
 def _play(config: Config, state: TrainState, rollout: RolloutState, key: jax.Array, *, num_steps: int, greedy: bool):
-    policy = normalized(config.policy, state.normalizer.observation, state.hyperparams.observation_clip)
+    policy = acting_policy(config, state.normalizer, state.hyperparams)
     return unroll(policy, config.env, state.params, rollout, key, num_steps=num_steps, auto_reset=False, greedy=greedy)

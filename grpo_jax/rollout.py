@@ -104,6 +104,8 @@ def _step(
     action_mask = None
     if environment.action_mask is not None:
         action_mask = jax.vmap(environment.action_mask)(state.environment, environment_params)
+    if policy.support is not None:
+        action_mask = policy.support(mask_actions(distribution, action_mask))
     distribution = mask_actions(distribution, action_mask)
     family = policy.distribution
     greedy = jnp.broadcast_to(greedy, num_envs)

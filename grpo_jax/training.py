@@ -14,8 +14,9 @@ from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import Start, first_members, one_carry_per_group, reset_groups
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout, normalized
+from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout
 from grpo_jax.rollout import unroll
+from grpo_jax.sampling import acting_policy
 from grpo_jax.sharding import over_rows
 from grpo_jax.slots import episode_scores
 from grpo_jax.types import Batch, Metrics, RolloutState, TrainState, Trajectory
@@ -70,7 +71,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         progress = state.rollouts * config.steps_per_iteration / hyperparams.total_steps
         key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
         # The same statistics throughout the iteration: the update sees what the behaviour policy saw.
-        policy = normalized(config.policy, state.normalizer.observation, hyperparams.observation_clip)
+        policy = acting_policy(config, state.normalizer, hyperparams)
 
         rollout = algorithm.start.begin(
             state.rollout, policy, state.params, env, key_start, config.num_envs, config.group_size

@@ -79,6 +79,8 @@ def make_batch(
     mask = trajectory.valid
     if algorithm.greedy_member:
         mask &= ~first_members(mask.shape[1], group_size)
+    if algorithm.filter_overlong:
+        mask &= jnp.any(trajectory.terminated, axis=0)
     batch = Batch(
         observation=trajectory.observation,
         action=trajectory.action,

@@ -15,8 +15,8 @@ LAYERS = [
     {"types", "hyperparams", "errors", "spaces"},
     {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle", "masking"},
     {"networks", "environments"},
-    {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization"},
-    {"training", "evaluation", "sharding"},
+    {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization", "sampling"},
+    {"training", "evaluation", "generation", "sharding"},
     {"checkpoint", "logbook", "statistics"},
     {"experiments"},
 ]

@@ -142,7 +142,7 @@ class Transformer(nn.Module):
             outputs.append(Dense(self.vocab_size, use_bias=False, name="logits")(x))
         if "critic" in self.heads:
             outputs.append(Dense(1, kernel_init=nn.initializers.zeros, name="value")(x))
-        return [output.reshape(*tokens.shape, -1) for output in outputs], tuple(after)
+        return [output.reshape(*tokens.shape, output.shape[-1]) for output in outputs], tuple(after)
 
 
 class Block(nn.Module):
