@@ -6,9 +6,10 @@ import importlib.metadata
 import math
 import os
 import platform
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,12 +18,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-import grpo_jax
+from experiments.recording import RecordingArguments, StopSignal, Subject, claim, recorded_run
 from experiments.settings import SOLVED_AT, settings
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
-from grpo_jax.logbook import Logbook, claim_directory, write_json
+from grpo_jax.results import write_json
 from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, steps_to_reach
 from grpo_jax.training import RunResult, check_budget
 
@@ -39,6 +40,7 @@ class Run(NamedTuple):
     result: RunResult
     final_returns: np.ndarray  # [num_seeds]
     wall_seconds: float
+    warnings: Sequence[str] = ()
 
     @property
     def environment(self) -> str:
@@ -62,7 +64,7 @@ class Run(NamedTuple):
 
 
 @dataclasses.dataclass
-class StudyArguments:
+class StudyArguments(RecordingArguments):
     """What every experiment takes from the command line."""
 
     num_seeds: int = 16
@@ -103,48 +105,50 @@ class Study:
             raise ConfigError(f"num_seeds={arguments.num_seeds} is not a positive integer")
         for plan in plans:
             check_budget(plan.config, plan.hyperparams, max_episodes)
+        arguments.check(arguments.out)
+        key_train, self._key_evaluate = jax.random.split(jax.random.key(arguments.seed))
+        keys = jax.random.split(key_train, arguments.num_seeds)
+        self.subjects = [
+            Subject(f"{plan.label} on {plan.config.env.name}", plan.config, plan.hyperparams, keys, max_episodes)
+            for plan in plans
+        ]
+        if arguments.checkpoint_every and len({subject.folder for subject in self.subjects}) < len(plans):
+            raise ConfigError("two runs have the same name, so their checkpoints would be mixed up; leave one out")
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        self.out = claim_directory(arguments.out or Path("runs") / f"{name}_{stamp}")
+        self.out = arguments.out or Path("runs") / f"{name}_{stamp}"
         self.console = Console(width=None if sys.stdout.isatty() else 120)
+        for line in claim(self.out, self.subjects, arguments, versions()):
+            self.console.print(line, highlight=False)
         self.runs: list[Run] = []
         self.plans = plans
-        self._seed, self._num_seeds, self._max_episodes = arguments.seed, arguments.num_seeds, max_episodes
+        self._num_seeds, self._arguments = arguments.num_seeds, arguments
         if arguments.compilation_cache:
             cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
             jax.config.update("jax_compilation_cache_dir", str(cache))
 
     def run_all(self) -> list[TrainState]:
         """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`."""
-        return [self._run(*plan) for plan in self.plans]
+        return [self._run(plan, subject) for plan, subject in zip(self.plans, self.subjects, strict=True)]
 
-    def _run(self, label: str, config: Config, hyperparams: Hyperparams) -> TrainState:
+    def _run(self, plan: Plan, subject: Subject) -> TrainState:
         """Trains all seeds in one program, with live progress and metrics.jsonl, and evaluates them."""
         started = time.perf_counter()
-        key_train, key_evaluate = jax.random.split(jax.random.key(self._seed))
-        total_steps = int(hyperparams.total_steps)
-        name = f"{label} on {config.env.name}"
-        with Logbook(
-            self.out, run=name, total_steps=total_steps, num_seeds=self._num_seeds, console=self.console
-        ) as logbook:
-            result = grpo_jax.run(
-                config,
-                hyperparams,
-                jax.random.split(key_train, self._num_seeds),
-                max_episodes=self._max_episodes,
-                report=logbook.record,
-            )
+        label, config, hyperparams = plan
+        result, warnings = recorded_run(
+            subject, self.out, self._arguments, versions=versions(), console=self.console
+        )
 
         @jax.jit
         @jax.vmap
         def final_return(state, key):
             return evaluate(config, state, key, num_episodes=NUM_EVALUATION_EPISODES).returns.mean()
 
-        keys = jax.random.split(key_evaluate, self._num_seeds)
+        keys = jax.random.split(self._key_evaluate, self._num_seeds)
         final_returns = np.asarray(final_return(result.states, keys), np.float64)
-        done = Run(
-            label, config, hyperparams, result._replace(states=None), final_returns, time.perf_counter() - started
+        wall_seconds = time.perf_counter() - started
+        self.runs.append(
+            Run(label, config, hyperparams, result._replace(states=None), final_returns, wall_seconds, warnings)
         )
-        self.runs.append(done)
         # After each run, so that an interrupted study keeps what it has.
         write_json(
             self.out / "summary.json",
@@ -172,9 +176,14 @@ def command(main: Callable[[], None]) -> None:
         jax.config.update("jax_num_cpu_devices", num_cores())
     try:
         main()
-    except (ConfigError, FileExistsError) as error:
+    except (ConfigError, FileExistsError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except StopSignal as stop:
+        print(stop.message, file=sys.stderr)
+        raise
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def summarise(run: Run) -> dict:
@@ -193,6 +202,7 @@ def summarise(run: Run) -> dict:
         "steps_per_second": run.steps_per_second,
         "compile_seconds": run.result.compile_seconds,
         "wall_seconds": run.wall_seconds,
+        "warnings": run.warnings,
         "skipped_updates": int(np.nansum(run.result.metrics["optim/skipped_updates"])),
         "config": config | {"environment": run.environment, "algorithm": name_of(run.config.algorithm)},
         "hyperparams": {name: getattr(run.hyperparams, name) for name in run.hyperparams.__dataclass_fields__},

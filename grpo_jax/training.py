@@ -1,5 +1,6 @@
 """The train step, whole: a pure function from state to state; and `run`, which drives it to a budget."""
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import Start, first_members, one_carry_per_group, reset_groups
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.memory import told_what_fits
 from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout
 from grpo_jax.rollout import unroll
 from grpo_jax.sampling import acting_policy
@@ -179,14 +181,23 @@ class Chunk(NamedTuple):
     seconds: float  # since training started
 
 
+class Progress(NamedTuple):
+    """Where a run stands between two chunks: all that it takes to go on, in this process or in another."""
+
+    states: TrainState  # each leaf [R, ...]; the next chunk takes their buffers: copy what is to be kept
+    steps: np.ndarray  # int64 [R] environment steps made
+    iteration: int  # iterations made by the row that made most
+    seconds: float  # of training
+
+
 class RunResult(NamedTuple):
-    """What `run` returns."""
+    """What `run` returns; of a run that went on from elsewhere, the metrics and steps of its own iterations."""
 
     states: TrainState  # each leaf [R, ...]
-    metrics: dict[str, np.ndarray]  # each [num_iterations, R]
+    metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
     steps: np.ndarray  # int64 [num_iterations, R]
     compile_seconds: float
-    train_seconds: float
+    train_seconds: float  # with those of `start`
 
 
 def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
@@ -201,6 +212,15 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
         raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
 
 
+def initial_states(
+    config: Config, hyperparams: Hyperparams, keys: jax.Array, env_params: EnvParams = None
+) -> TrainState:
+    """The states that `run` starts from, `[R, ...]`: its arguments, one row for each key. Pure."""
+    num_rows = keys.shape[0]
+    env_params = parameters_of_rows(config.env, env_params, num_rows)
+    return jax.vmap(make_init(config))(keys, hyperparams.broadcast(num_rows), env_params)
+
+
 def run(
     config: Config,
     hyperparams: Hyperparams,
@@ -208,7 +228,9 @@ def run(
     *,
     env_params: EnvParams = None,
     max_episodes: float = math.inf,
+    start: Progress | None = None,
     report: Callable[[Chunk], None] | None = None,
+    save: Callable[[Progress], None] | None = None,
     num_chunks: int = 50,
 ) -> RunResult:
     """Trains one row for each key, all in one compiled program, until each has spent `hyperparams.total_steps`.
@@ -226,11 +248,15 @@ def run(
       env_params: parameters of the environment by name, in place of the config's: one value for all rows, or an array
         `[R]` or `[R, num_groups]`.
       max_episodes: a row also stops once it has completed this many.
+      start: where to go on from, of a run with these same arguments; the result is bitwise that of one run. By
+        default from the beginning.
       report: called on the host with each chunk of iterations as it is done.
-      num_chunks: about how often to report if all steps of a rollout are made.
+      save: called after `report` with where the run stands, and once before the first chunk.
+      num_chunks: about how often to report if all steps of a rollout are made; the numbers do not depend on it.
 
     Raises:
       ConfigError: if the budget does not allow a single iteration, or `keys` is not an array of keys.
+      MemoryError: if the rows need more memory than there is, with what to lower.
     """
     check_budget(config, hyperparams, max_episodes)
     if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
@@ -238,37 +264,50 @@ def run(
             "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
         )
     num_rows = keys.shape[0]
-    hyperparams = hyperparams.broadcast(num_rows)
-    num_iterations = int(jnp.max(hyperparams.total_steps)) // config.steps_per_iteration
-    chunk_length = -(-num_iterations // num_chunks)
+    num_iterations = int(np.max(hyperparams.total_steps)) // config.steps_per_iteration
     within_budget, step = _budgeted_step(config, max_episodes)
+    chunk_length = -(-num_iterations // num_chunks)
 
-    started = time.perf_counter()
-    env_params = parameters_of_rows(config.env, env_params, num_rows)
-    states = jax.jit(jax.vmap(make_init(config)))(keys, hyperparams, env_params)
-    program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), num_rows)
-    program = jax.jit(program, donate_argnums=0).lower(states).compile()
-    compile_seconds = time.perf_counter() - started
-
-    chunks, steps = [], np.zeros(num_rows, np.int64)
-    started = time.perf_counter()
-    while within_budget(states).any():
-        states, metrics = program(states)
-        metrics = {name: np.asarray(value).T for name, value in metrics.items()}
-        made = metrics["environment/steps"].astype(np.int64)
-        chunk = Chunk(
-            metrics=metrics,
-            steps=steps + np.cumsum(made, axis=0),
-            iteration=len(chunks) * chunk_length,
-            seconds=time.perf_counter() - started,
-        )
-        steps = chunk.steps[-1]
-        chunks.append(chunk)
-        if report is not None:
-            report(chunk)
+    started, compile_seconds, chunks = time.perf_counter(), 0.0, []
+    with told_what_fits(num_rows) as memory:
+        if start is None:
+            states = jax.jit(functools.partial(initial_states, config))(hyperparams, keys, env_params)
+            progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
+        else:  # copies, as the program takes its arguments' buffers
+            progress = start._replace(states=jax.tree.map(jnp.copy, start.states))
+        if within_budget(progress.states).any():
+            program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), num_rows)
+            program = memory.of(jax.jit(program, donate_argnums=0).lower(progress.states).compile())
+            compile_seconds = time.perf_counter() - started
+        if save is not None:
+            save(progress)
+        started = time.perf_counter() - progress.seconds
+        while within_budget(progress.states).any():
+            states, metrics = program(progress.states)
+            chunk = _on_the_host(metrics, progress, started)
+            steps, iteration = chunk.steps[-1], progress.iteration + len(chunk.steps)
+            progress = Progress(states, steps, iteration, chunk.seconds)
+            chunks.append(chunk)
+            if report is not None:
+                report(chunk)
+            if save is not None:
+                save(progress)
     train_seconds = time.perf_counter() - started
-    metrics = {name: np.concatenate([chunk.metrics[name] for chunk in chunks]) for name in chunks[0].metrics}
-    return RunResult(states, metrics, np.concatenate([c.steps for c in chunks]), compile_seconds, train_seconds)
+    metrics = {name: np.concatenate([c.metrics[name] for c in chunks]) for name in (chunks and chunks[0].metrics)}
+    steps = np.concatenate([np.zeros((0, num_rows), np.int64), *(chunk.steps for chunk in chunks)])
+    return RunResult(progress.states, metrics, steps, compile_seconds, train_seconds)
+
+
+def _on_the_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
+    """What a chunk made; the iterations after the last row stopped are none."""
+    made = np.asarray(metrics["environment/steps"]).T.astype(np.int64)
+    num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
+    return Chunk(
+        metrics={name: np.asarray(value).T[:num_made] for name, value in metrics.items()},
+        steps=before.steps + np.cumsum(made[:num_made], axis=0),
+        iteration=before.iteration,
+        seconds=time.perf_counter() - started,
+    )
 
 
 def _budgeted_step(config: Config, max_episodes: float) -> tuple[Callable, Callable]:

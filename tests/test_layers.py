@@ -16,8 +16,8 @@ LAYERS = [
     {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle", "masking"},
     {"networks", "environments"},
     {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization", "sampling"},
-    {"training", "evaluation", "generation", "sharding"},
-    {"checkpoint", "logbook", "statistics"},
+    {"training", "evaluation", "generation", "sharding", "memory", "debugging"},
+    {"checkpoint", "logbook", "statistics", "results", "alarms", "trackers", "signals"},
     {"experiments"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
