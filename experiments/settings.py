@@ -19,6 +19,16 @@ MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2}
 MINATAR_GRPO = {"num_minibatches": 32, "learning_rate": 2.5e-3}
 BANDIT = {"memory": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # which arm pays is for the memory to tell
 
+TOKENS = {
+    "num_envs": 256,
+    "group_size": 16,
+    "num_epochs": 2,
+    "num_minibatches": 4,
+    "learning_rate": 1e-3,
+    "discount": 1.0,
+    "gae_lambda": 0.95,
+}
+
 OF_ENVIRONMENTS = {
     "Pendulum-v1": {"any": BOX, "ppo": BOX_PPO},
     "Reacher-misc": {"any": BOX, "ppo": BOX_PPO},
@@ -62,6 +72,7 @@ OF_ENVIRONMENTS = {
         f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO}
         for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
     },
+    "tokens:sort-5": {"any": TOKENS},
     "Pong-misc": {"any": {"num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
 }
 """ "any" holds for all algorithms, "ppo" and "grpo" for those with and without a critic."""
@@ -82,7 +93,8 @@ SOLVED_AT = {
 def settings(environment: str, algorithm: str) -> dict:
     """The fields that are set for an environment and an algorithm, by their names."""
     kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].critic is not None else "grpo"
-    of_environment = OF_ENVIRONMENTS.get(environment, {})
+    others = {"any": TOKENS} if environment.startswith("tokens:") else {}
+    of_environment = OF_ENVIRONMENTS.get(environment, others)
     return (
         OF_ALGORITHMS[kind]
         | OF_ALGORITHMS.get(algorithm, {})

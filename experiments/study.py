@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import math
 import os
@@ -25,7 +26,8 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.results import write_json
 from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, steps_to_reach
-from grpo_jax.training import RunResult, check_budget
+from grpo_jax.training import Progress, RunResult, check_budget
+from grpo_jax.types import PyTree
 
 NUM_EVALUATION_EPISODES = 128
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
@@ -94,13 +96,34 @@ def make_plan(environment: str, algorithm: str, *, total_steps: int) -> Plan:
     return Plan(algorithm, config, Hyperparams(total_steps=total_steps, **of_hyperparams))
 
 
+class Score(NamedTuple):
+    """What a trained policy is worth: a run's final return."""
+
+    of: Callable[[Config, TrainState, jax.Array], jax.Array]  # (config, state, key) -> scalar
+    caption: str
+
+
+SAMPLED_RETURN = Score(
+    lambda config, state, key: evaluate(config, state, key, num_episodes=NUM_EVALUATION_EPISODES).returns.mean(),
+    f"{NUM_EVALUATION_EPISODES} sampled episodes each",
+)
+
+
 class Study:
     """The runs of one experiment and the folder of their results.
 
     It takes the whole plan and checks it before it makes the folder, so that a mistake costs nothing.
     """
 
-    def __init__(self, name: str, plans: list[Plan], arguments: StudyArguments, *, max_episodes: float = math.inf):
+    def __init__(
+        self,
+        name: str,
+        plans: list[Plan],
+        arguments: StudyArguments,
+        *,
+        max_episodes: float = math.inf,
+        score: Score = SAMPLED_RETURN,
+    ):
         if arguments.num_seeds < 1:
             raise ConfigError(f"num_seeds={arguments.num_seeds} is not a positive integer")
         for plan in plans:
@@ -121,28 +144,36 @@ class Study:
             self.console.print(line, highlight=False)
         self.runs: list[Run] = []
         self.plans = plans
-        self._num_seeds, self._arguments = arguments.num_seeds, arguments
+        self._num_seeds, self._arguments, self._score = arguments.num_seeds, arguments, score
         if arguments.compilation_cache:
             cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
             jax.config.update("jax_compilation_cache_dir", str(cache))
 
-    def run_all(self) -> list[TrainState]:
-        """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`."""
-        return [self._run(plan, subject) for plan, subject in zip(self.plans, self.subjects, strict=True)]
+    def run_all(
+        self,
+        params: Callable[[Config], PyTree] | None = None,
+        watch: Callable[[Plan, Progress], None] | None = None,
+    ) -> list[TrainState]:
+        """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`.
 
-    def _run(self, plan: Plan, subject: Subject) -> TrainState:
+        Policies start from `params(config)`, `[num_seeds, ...]`, if given. `watch` is called as `run` calls `save`.
+        """
+        return [self._run(*what, params, watch) for what in zip(self.plans, self.subjects, strict=True)]
+
+    def _run(self, plan: Plan, subject: Subject, params: Callable | None, watch: Callable | None) -> TrainState:
         """Trains all seeds in one program, with live progress and metrics.jsonl, and evaluates them."""
         started = time.perf_counter()
         label, config, hyperparams = plan
         result, warnings = recorded_run(
-            subject, self.out, self._arguments, versions=versions(), console=self.console
+            subject,
+            self.out,
+            self._arguments,
+            versions=versions(),
+            console=self.console,
+            params=None if params is None else params(config),
+            watch=None if watch is None else functools.partial(watch, plan),
         )
-
-        @jax.jit
-        @jax.vmap
-        def final_return(state, key):
-            return evaluate(config, state, key, num_episodes=NUM_EVALUATION_EPISODES).returns.mean()
-
+        final_return = jax.jit(jax.vmap(functools.partial(self._score.of, config)))
         keys = jax.random.split(self._key_evaluate, self._num_seeds)
         final_returns = np.asarray(final_return(result.states, keys), np.float64)
         wall_seconds = time.perf_counter() - started
@@ -164,7 +195,7 @@ class Study:
         plot_curves(self.runs, self.out / "learning_curves.png", over)
         for environment in dict.fromkeys(run.environment for run in self.runs):
             self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
-        seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {NUM_EVALUATION_EPISODES} sampled episodes each"
+        seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {self._score.caption}"
         self.console.print(f"Final return: {seeds}.", highlight=False)
         self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", highlight=False)
 

@@ -21,24 +21,26 @@ from grpo_jax.rollout import unroll
 from grpo_jax.sampling import acting_policy
 from grpo_jax.sharding import over_rows
 from grpo_jax.slots import episode_scores
-from grpo_jax.types import Batch, Metrics, RolloutState, TrainState, Trajectory
+from grpo_jax.types import Batch, Metrics, PyTree, RolloutState, TrainState, Trajectory
 from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
 
 
 def make_init(config: Config) -> Callable[..., TrainState]:
-    """`init(key, hyperparams, env_params=None) -> TrainState`, pure: `vmap` it over all three.
+    """`init(key, hyperparams, env_params=None, params=None) -> TrainState`, pure: `vmap` it over all four.
 
-    `env_params` are parameters of the environment by name, in place of the config's: one value for all groups, or an
+    `params` are of the policy, in place of random ones; a reference policy has them as well. `env_params` are parameters of the environment by name, in place of the config's: one value for all groups, or an
     array `[num_groups]`, one for each. Rollouts keep them, and `evaluate` plays under them.
     """
 
-    def init(key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None) -> TrainState:
+    def init(
+        key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None, params: PyTree = None
+    ) -> TrainState:
         # Copies, and no array twice: the state is to be donated, and the caller's arrays must outlive it.
         hyperparams = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), hyperparams)
         if any(leaf.ndim for leaf in jax.tree.leaves(hyperparams)):
             raise ConfigError("init makes one state, of scalar hyperparameters; for arrays of them use jax.vmap(init)")
         key, key_params, key_reset = jax.random.split(key, 3)
-        params = config.policy.init(key_params)
+        params = config.policy.init(key_params) if params is None else jax.tree.map(jnp.array, params)
         environment_params = parameters_of_groups(config.env, env_params, config.num_groups, config.group_size)
         rollout = reset_groups(
             config.policy, params, config.env, environment_params, key_reset, config.num_envs, 1
@@ -213,12 +215,12 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
 
 
 def initial_states(
-    config: Config, hyperparams: Hyperparams, keys: jax.Array, env_params: EnvParams = None
+    config: Config, hyperparams: Hyperparams, keys: jax.Array, env_params: EnvParams = None, params: PyTree = None
 ) -> TrainState:
     """The states that `run` starts from, `[R, ...]`: its arguments, one row for each key. Pure."""
     num_rows = keys.shape[0]
     env_params = parameters_of_rows(config.env, env_params, num_rows)
-    return jax.vmap(make_init(config))(keys, hyperparams.broadcast(num_rows), env_params)
+    return jax.vmap(make_init(config))(keys, hyperparams.broadcast(num_rows), env_params, params)
 
 
 def run(
@@ -227,6 +229,7 @@ def run(
     keys: jax.Array,
     *,
     env_params: EnvParams = None,
+    params: PyTree = None,
     max_episodes: float = math.inf,
     start: Progress | None = None,
     report: Callable[[Chunk], None] | None = None,
@@ -247,6 +250,7 @@ def run(
         its hyperparameters and its env_params alone.
       env_params: parameters of the environment by name, in place of the config's: one value for all rows, or an array
         `[R]` or `[R, num_groups]`.
+      params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
       max_episodes: a row also stops once it has completed this many.
       start: where to go on from, of a run with these same arguments; the result is bitwise that of one run. By
         default from the beginning.
@@ -271,7 +275,7 @@ def run(
     started, compile_seconds, chunks = time.perf_counter(), 0.0, []
     with told_what_fits(num_rows) as memory:
         if start is None:
-            states = jax.jit(functools.partial(initial_states, config))(hyperparams, keys, env_params)
+            states = jax.jit(functools.partial(initial_states, config))(hyperparams, keys, env_params, params)
             progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
         else:  # copies, as the program takes its arguments' buffers
             progress = start._replace(states=jax.tree.map(jnp.copy, start.states))

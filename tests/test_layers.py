@@ -16,7 +16,7 @@ LAYERS = [
     {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle", "masking"},
     {"networks", "environments"},
     {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization", "sampling"},
-    {"training", "evaluation", "generation", "sharding", "memory", "debugging"},
+    {"training", "evaluation", "generation", "sharding", "memory", "debugging", "warm_start"},
     {"checkpoint", "logbook", "statistics", "results", "alarms", "trackers", "signals"},
     {"experiments"},
 ]
@@ -117,7 +117,8 @@ def test_input_and_output_are_the_hosts(name):
 @each_module
 def test_no_host_callback_is_in_the_core(name):
     attributes = {n.attr for n in ast.walk(ast.parse(MODULES[name].read_text())) if isinstance(n, ast.Attribute)}
-    assert not attributes & {"pure_callback", "io_callback", "debug_callback"}
+    allowed = {"pure_callback"} if name == "grpo_jax.rewards" else set()  # rewards that cannot be traced
+    assert not attributes & {"pure_callback", "io_callback", "debug_callback"} - allowed
     if unit(name) in LAYER and LAYER[unit(name)] < HOST_LAYER:
         assert "debug" not in attributes
 
