@@ -4,6 +4,8 @@ Each is a field of `Config` or of `Hyperparams` (`settings` merges them): an exp
 the command line overrides any of them.
 """
 
+from typing import NamedTuple
+
 from grpo_jax.algorithms import ALGORITHMS
 
 OF_ALGORITHMS = {
@@ -24,9 +26,10 @@ TOKENS = {
     "group_size": 16,
     "num_epochs": 2,
     "num_minibatches": 4,
-    "learning_rate": 1e-3,
+    "learning_rate": 2e-4,
+    "kl_coef": 0.01,
     "discount": 1.0,
-    "gae_lambda": 0.95,
+    "gae_lambda": 1.0,
 }
 
 OF_ENVIRONMENTS = {
@@ -72,7 +75,6 @@ OF_ENVIRONMENTS = {
         f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO}
         for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
     },
-    "tokens:sort-5": {"any": TOKENS},
     "Pong-misc": {"any": {"num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
 }
 """ "any" holds for all algorithms, "ppo" and "grpo" for those with and without a critic."""
@@ -101,3 +103,24 @@ def settings(environment: str, algorithm: str) -> dict:
         | of_environment.get("any", {})
         | of_environment.get(kind, {})
     )
+
+
+class TokenTask(NamedTuple):
+    """What a token task wants beside `settings`."""
+
+    total_steps: int  # tokens that a seed may sample
+    target: float  # sampled accuracy at which the warm start ends
+    learning_rate: float = 1e-3  # of the warm start
+
+
+TOKEN_TASKS = {
+    "sort": TokenTask(total_steps=300_000, target=0.4),
+    "addition": TokenTask(total_steps=2_000_000, target=0.4),
+    "countdown": TokenTask(total_steps=2_000_000, target=0.4),
+}
+"""By the name before the size."""
+
+
+def token_task(task: str) -> TokenTask:
+    """Of a task's name, such as "sort-5"; of one without settings, addition's."""
+    return TOKEN_TASKS.get(task.partition("-")[0], TOKEN_TASKS["addition"])

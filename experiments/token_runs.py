@@ -1,6 +1,7 @@
 """What experiments on token tasks share: warm starts kept in a file, held-out accuracies along a run, samples."""
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -60,7 +61,7 @@ def warm_started(
 
     made = warm_start(config, keys, target=target, learning_rate=learning_rate, report=report)
     if (made.accuracy < target).any():
-        raise ConfigError(f"the warm start did not reach a sampled accuracy of {target} in every seed; lower the target")
+        raise ConfigError(f"the warm start did not reach a sampled accuracy of {target} in all seeds; lower the target")
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -99,13 +100,13 @@ class Watch:
 
     Args:
       out: where.
-      seed: of the prompts, which stay the same along all runs.
+      key: of the prompts, which stay the same along all runs.
       num_points: of each run, about.
     """
 
-    def __init__(self, out: Path, seed: int, num_points: int = 20):
+    def __init__(self, out: Path, key: jax.Array, num_points: int = 20):
         self.curves: dict[str, list[Point]] = {}
-        self._out, self._key, self._num_points = out, jax.random.key(seed), num_points
+        self._out, self._key, self._num_points = out, key, num_points
         self._programs = {}
 
     def __call__(self, plan: Plan, progress: Progress) -> None:
@@ -116,8 +117,10 @@ class Watch:
         done = steps.max() + plan.config.steps_per_iteration > plan.hyperparams.total_steps
         if points and not done and (steps - points[-1].steps).max() < distance:
             return
-        program = self._programs.setdefault(plan.label, jax.jit(jax.vmap(self._answers(plan.config), in_axes=(0, None))))
-        greedy, sampled, formed = (np.asarray(x) for x in program(progress.states.params, self._key))
+        if plan.label not in self._programs:
+            self._programs[plan.label] = jax.jit(jax.vmap(self._answers(plan.config), in_axes=(0, None)))
+        answers = self._programs[plan.label](progress.states.params, self._key)
+        greedy, sampled, formed = map(np.asarray, answers)
         points.append(
             Point(steps, greedy.mean((1, 2)), sampled.mean((1, 2)), pass_at_k(sampled, 8), formed.mean((1, 2)))
         )
@@ -138,16 +141,17 @@ class Watch:
 def show_samples(config: Config, params: PyTree, key: jax.Array, console: Console, *, when: str) -> None:
     """Prints what a policy writes after some held-out prompts, and whether it is right."""
     task = config.env.task
-    answers = jax.jit(lambda params, key: answer(config, params, key, num_prompts=6, num_samples=2, env_params=HELD_OUT))
-    prompts, completions, correct, _ = jax.tree.map(np.asarray, answers(params, key))
+    ask = functools.partial(answer, config, num_prompts=6, num_samples=2, env_params=HELD_OUT)
+    prompts, completions, correct, _ = jax.tree.map(np.asarray, jax.jit(ask)(params, key))
     console.print(f"Sampled answers to held-out prompts {when}, of the first seed:", highlight=False)
-    for prompt, two, verdicts in zip(prompts, completions, correct, strict=True):
-        shown = (f"{text(task, one)} {'right' if right else 'wrong'}" for one, right in zip(two, verdicts, strict=True))
-        console.print(f"  {text(task, prompt)}{task.vocabulary[ASK]}  {',  '.join(shown)}", highlight=False, markup=False)
+    for prompt, samples, verdicts in zip(prompts, completions, correct, strict=True):
+        judged = zip(samples, ("right" if right else "wrong" for right in verdicts), strict=True)
+        line = ",  ".join(f"{text(task, sample)} {verdict}" for sample, verdict in judged)
+        console.print(f"  {text(task, prompt)}{task.vocabulary[ASK]} {line}", highlight=False, markup=False)
 
 
-def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], title: str, path: Path) -> None:
-    """A panel for each run, a curve for each of the names, over steps: mean of the seeds, all of them, faint."""
+def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], title: str, out: Path) -> None:
+    """Draws accuracy.png: a panel for each run, a curve for each name: the mean of the seeds, each of them faint."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -173,7 +177,7 @@ def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], titl
     axes[0, 0].set_ylabel("share of answers to held-out prompts")
     axes[0, 0].legend(frameon=False, fontsize="small")
     figure.suptitle(title, fontsize="small")
-    figure.savefig(path, dpi=130)
+    figure.savefig(out / "accuracy.png", dpi=130)
     plt.close(figure)
 
 

@@ -28,8 +28,9 @@ from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer,
 def make_init(config: Config) -> Callable[..., TrainState]:
     """`init(key, hyperparams, env_params=None, params=None) -> TrainState`, pure: `vmap` it over all four.
 
-    `params` are of the policy, in place of random ones; a reference policy has them as well. `env_params` are parameters of the environment by name, in place of the config's: one value for all groups, or an
-    array `[num_groups]`, one for each. Rollouts keep them, and `evaluate` plays under them.
+    `env_params` are parameters of the environment by name, in place of the config's: one value for all groups, or an
+    array `[num_groups]`, one for each. Rollouts keep them, and `evaluate` plays under them. `params` are the policy's,
+    and those of a reference policy, in place of random ones.
     """
 
     def init(

@@ -64,7 +64,7 @@ def warm_start(
       ConfigError: the environment is not made of a token task, or the target is no share.
     """
     if config.env.task is None:
-        raise ConfigError(f"{config.env.name!r} has no solutions to learn from; use a token task, such as tokens:sort-5")
+        raise ConfigError(f"{config.env.name!r} has no solutions to learn from; use a token task such as tokens:sort-5")
     if not 0 < target <= 1:
         raise ConfigError(f"target={target} is not a share of right answers; use a number such as 0.5")
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate))
