@@ -44,7 +44,7 @@ def unroll(
       key: of all randomness in this rollout.
       num_steps: `T`.
       auto_reset: whether episodes follow each other.
-      greedy: take the most probable action in place of a sample; `[B]` says in which environments.
+      greedy: take the distribution's mode in place of a sample; `[B]` says in which environments.
 
     Returns:
       Where the environments stand afterwards, and the trajectory `[T, B]`.
