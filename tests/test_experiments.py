@@ -80,6 +80,8 @@ def test_train_has_every_field_as_a_flag_with_help():
         (("--environment", "CartPol-v1"), "did you mean 'CartPole-v1'"),
         (("--algorithm", "pppo"), "did you mean 'ppo'"),
         (("--num-envs", "10", "--group-size", "4"), "use num_envs=8 or 12"),
+        (("--env-params", "gravity=1", "gravity"), "'gravity': there is no '='; write NAME=NUMBER"),
+        (("--env-params", "max_steps_in_episode=20.5"), "max_steps_in_episode=20.5 must be a whole number"),
     ],
 )
 def test_train_tells_mistakes_in_one_place(flags, message):
@@ -102,6 +104,9 @@ def test_train_takes_the_algorithms_settings_unless_told_otherwise():
     )
     assert parsed.config.num_envs == 8 and parsed.config.num_minibatches == 16
     assert parsed.config.env.max_steps == 50 and dict(parsed.config.env_params)["gravity"] == 1.0
+    merged = train.with_settings(["--environment", "MemoryChain-bsuite", "--env-params", "memory_length=3"])
+    parsed = tyro.cli(train.Arguments, args=merged, registry=train.ON_THE_COMMAND_LINE)
+    assert dict(parsed.config.env_params) == {"memory_length": 3, "max_steps_in_episode": 12}
 
 
 @pytest.mark.slow
@@ -137,7 +142,7 @@ def test_the_last_episodes_are_weighted_by_iteration():
     counts = np.array([[4.0, 1.0], [4.0, 1.0], [2.0, 1.0], [0.0, np.nan]])
     returns = np.array([[1.0, 10.0], [2.0, 20.0], [5.0, 30.0], [np.nan, np.nan]])
     result = RunResult(None, {"episode/count": counts, "episode/return_mean": returns}, None, 0.0, 0.0)
-    run = Run("", None, None, result, np.zeros(2), 0.0)
+    run = Run("", None, None, result, np.zeros(2), 0.0, 0.0)
     # Seed 0: the last 2 episodes are those of one iteration, the last 3 reach into the one before.
     np.testing.assert_allclose(published_cartpole.last_episodes(run, 2), [5.0, 25.0])
     np.testing.assert_allclose(published_cartpole.last_episodes(run, 3), [(2 * 5 + 4 * 2) / 6, 20.0])

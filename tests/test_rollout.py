@@ -239,6 +239,22 @@ class TwoLifetimes(Environment):
         return state[1] >= params.max_steps_in_episode
 
 
+class Early(TwoLifetimes):
+    """Breaks the rule: truncates at the age of 2, long before its limit."""
+
+    def is_truncated(self, state, params):
+        return state[1] >= 2
+
+
+def test_truncation_more_often_than_the_limit_allows_is_not_a_number():
+    config = Config(environment=Early(), algorithm="ppo", num_envs=2, num_steps=8, num_minibatches=1, hidden_sizes=(2,))
+    state = make_init(config)(jax.random.key(0), Hyperparams())
+    _, trajectory = unroll(
+        config.policy, config.env, state.params, state.rollout, jax.random.key(1), num_steps=8, auto_reset=True
+    )
+    assert np.isnan(trajectory.next_value).tolist() == [[t in (3, 5, 7)] * 2 for t in range(8)]
+
+
 def test_start_states_do_not_depend_on_how_long_earlier_episodes_were():
     config = Config(environment=TwoLifetimes(), algorithm="ppo", num_envs=4096, num_steps=48, hidden_sizes=(2,))
     state = make_init(config)(jax.random.key(0), Hyperparams())

@@ -22,8 +22,8 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
     """Independent Gaussians around the middle of the bounds, in units of half their width, clipped to them.
 
     The environment's action is a = clip(middle + half_width x, low, high) with x ~ N(mean, diag(std^2)), parameters
-    (mean, log std) `[..., 2 D]`: a policy at its start covers the bounds, however far apart they lie. Actions as stored,
-    and `mode`, are x. Densities are those of a before it is clipped,
+    (mean, log std) `[..., 2 D]`: a policy at its start covers the bounds, however far apart they lie. Actions as
+    stored, and `mode`, are x. Densities are those of a before it is clipped,
 
         log p(a) = log N(x; mean, std) - sum log half_width.
 
