@@ -15,23 +15,25 @@ from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve
 SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
 NUM_EVALUATION_EPISODES = 32
 
-RETURN_TO_GO = (
-    "Pendulum-v1",
-    "Reacher-misc",
-    "Swimmer-misc",
-    "PointRobot-misc",
-    "UmbrellaChain-bsuite",
-    "BernoulliBandit-misc",
-    "GaussianBandit-misc",
-    "MetaMaze-misc",
-    "Pong-misc",
-    "Asterix-MinAtar",
-    "Breakout-MinAtar",
-    "Freeway-MinAtar",
-    "Seaquest-MinAtar",
-    "SpaceInvaders-MinAtar",
-)
-"""Where many steps pay and most of a return is not a step's doing: GRPO compares returns-to-go there, else returns."""
+VARIANTS = {
+    "Pendulum-v1": "grpo_return_to_go",
+    "Reacher-misc": "grpo_return_to_go",
+    "Swimmer-misc": "grpo_return_to_go",
+    "PointRobot-misc": "grpo_return_to_go",
+    "UmbrellaChain-bsuite": "grpo_return_to_go",
+    "BernoulliBandit-misc": "grpo_return_to_go",
+    "GaussianBandit-misc": "grpo_return_to_go",
+    "MetaMaze-misc": "grpo_return_to_go",
+    "Pong-misc": "grpo_return_to_go",
+    "Asterix-MinAtar": "grpo_return_to_go",
+    "Breakout-MinAtar": "grpo_return_to_go",
+    "Freeway-MinAtar": "grpo_return_to_go",
+    "Seaquest-MinAtar": "grpo_return_to_go",
+    "SpaceInvaders-MinAtar": "grpo_return_to_go",
+    "DeepSea-bsuite": "rloo",
+}
+"""Of GRPO, where another one suits better: returns-to-go where many steps pay, and most of a return is not a step's doing;
+no division by the group's deviation where that would blow up the small costs of unlucky groups."""
 
 STEPS = {
     "CartPole-v1": 500_000,
@@ -43,6 +45,9 @@ STEPS = {
     "UmbrellaChain-bsuite": 100_000,
     "DiscountingChain-bsuite": 100_000,
     "SimpleBandit-bsuite": 50_000,
+    "BernoulliBandit-misc": 150_000,
+    "GaussianBandit-misc": 150_000,
+    "DeepSea-bsuite": 150_000,
     "MetaMaze-misc": 500_000,
     "Asterix-MinAtar": 500_000,
     "Breakout-MinAtar": 500_000,
@@ -157,7 +162,7 @@ def main(arguments: Arguments) -> None:
 def plans_of(environment: str, steps_factor: float) -> list[Plan]:
     """PPO's run and GRPO's."""
     total_steps = int(steps_factor * STEPS.get(environment, 300_000))
-    algorithms = {"PPO": "ppo", "GRPO": "grpo_return_to_go" if environment in RETURN_TO_GO else "grpo"}
+    algorithms = {"PPO": "ppo", "GRPO": VARIANTS.get(environment, "grpo")}
     plans = {label: make_plan(environment, name, total_steps=total_steps) for label, name in algorithms.items()}
     return [plan._replace(label=label) for label, plan in plans.items()]
 
@@ -211,12 +216,12 @@ def write_results(results: dict, out: Path) -> None:
 
 
 def row(environment: str, entry: dict) -> list[str]:
-    """The cells of one environment; an asterisk marks GRPO with returns-to-go."""
+    """The cells of one environment; a variant of GRPO is named."""
 
     def cell(run: dict) -> str:
         low, high = run["ci95"]
-        mark = "*" if run["algorithm"] == "grpo_return_to_go" else ""
-        return f"{run['iqm']:.4g}{mark} [{low:.4g}, {high:.4g}]"
+        variant = "" if run["algorithm"] in ("ppo", "grpo") else f" `{run['algorithm']}`"
+        return f"{run['iqm']:.4g} [{low:.4g}, {high:.4g}]{variant}"
 
     ppo, grpo = entry["runs"]["PPO"], entry["runs"]["GRPO"]
     goal = ""

@@ -184,7 +184,7 @@ def test_the_suites_table_says_which_goals_are_missed(tmp_path):
     gymnax_suite.write_results(results, tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text()) == results
     lines = [line.strip("| ").split(" | ") for line in (tmp_path / "table.md").read_text().splitlines()[2:]]
-    assert lines[0][2:] == ["-240 [-241, -239]", "-500* [-501, -499]", "0.25", "-130", "-250", "7 s"]
+    assert lines[0][2:] == ["-240 [-241, -239]", "-500 [-501, -499] `grpo_return_to_go`", "0.25", "-130", "-250", "7 s"]
     assert [line[-2] for line in lines] == ["-250", "-90 (missed)", ""]
     assert (tmp_path / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
 
