@@ -32,7 +32,7 @@ VARIANTS = {
     "SpaceInvaders-MinAtar": "grpo_return_to_go",
     "DeepSea-bsuite": "rloo",
 }
-"""Of GRPO, where another one suits better: returns-to-go where many steps pay, and most of a return is not a step's doing;
+"""Of GRPO, where another suits better: returns-to-go where many steps pay and most of a return is not a step's doing;
 no division by the group's deviation where that would blow up the small costs of unlucky groups."""
 
 STEPS = {
