@@ -23,7 +23,7 @@ from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.logbook import Logbook, claim_directory, write_json
-from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, steps_to_reach
+from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
 from grpo_jax.training import RunResult, check_budget
 
 NUM_EVALUATION_EPISODES = 128
@@ -39,6 +39,7 @@ class Run(NamedTuple):
     result: RunResult
     final_returns: np.ndarray  # [num_seeds]
     wall_seconds: float
+    core_seconds: float  # of all cores together, also where other processes slow this one down
 
     @property
     def environment(self) -> str:
@@ -98,7 +99,15 @@ class Study:
     It takes the whole plan and checks it before it makes the folder, so that a mistake costs nothing.
     """
 
-    def __init__(self, name: str, plans: list[Plan], arguments: StudyArguments, *, max_episodes: float = math.inf):
+    def __init__(
+        self,
+        name: str,
+        plans: list[Plan],
+        arguments: StudyArguments,
+        *,
+        max_episodes: float = math.inf,
+        num_evaluation_episodes: int = NUM_EVALUATION_EPISODES,
+    ):
         if arguments.num_seeds < 1:
             raise ConfigError(f"num_seeds={arguments.num_seeds} is not a positive integer")
         for plan in plans:
@@ -109,6 +118,7 @@ class Study:
         self.runs: list[Run] = []
         self.plans = plans
         self._seed, self._num_seeds, self._max_episodes = arguments.seed, arguments.num_seeds, max_episodes
+        self._num_evaluation_episodes = num_evaluation_episodes
         if arguments.compilation_cache:
             cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
             jax.config.update("jax_compilation_cache_dir", str(cache))
@@ -119,7 +129,7 @@ class Study:
 
     def _run(self, label: str, config: Config, hyperparams: Hyperparams) -> TrainState:
         """Trains all seeds in one program, with live progress and metrics.jsonl, and evaluates them."""
-        started = time.perf_counter()
+        started, core_started = time.perf_counter(), time.process_time()
         key_train, key_evaluate = jax.random.split(jax.random.key(self._seed))
         total_steps = int(hyperparams.total_steps)
         name = f"{label} on {config.env.name}"
@@ -137,12 +147,18 @@ class Study:
         @jax.jit
         @jax.vmap
         def final_return(state, key):
-            return evaluate(config, state, key, num_episodes=NUM_EVALUATION_EPISODES).returns.mean()
+            return evaluate(config, state, key, num_episodes=self._num_evaluation_episodes).returns.mean()
 
         keys = jax.random.split(key_evaluate, self._num_seeds)
         final_returns = np.asarray(final_return(result.states, keys), np.float64)
         done = Run(
-            label, config, hyperparams, result._replace(states=None), final_returns, time.perf_counter() - started
+            label,
+            config,
+            hyperparams,
+            result._replace(states=None),
+            final_returns,
+            wall_seconds=time.perf_counter() - started,
+            core_seconds=time.process_time() - core_started,
         )
         self.runs.append(done)
         # After each run, so that an interrupted study keeps what it has.
@@ -160,7 +176,8 @@ class Study:
         plot_curves(self.runs, self.out / "learning_curves.png", over)
         for environment in dict.fromkeys(run.environment for run in self.runs):
             self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
-        seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {NUM_EVALUATION_EPISODES} sampled episodes each"
+        episodes = f"{self._num_evaluation_episodes} sampled episodes each"
+        seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {episodes}"
         self.console.print(f"Final return: {seeds}.", highlight=False)
         self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", highlight=False)
 
@@ -193,6 +210,7 @@ def summarise(run: Run) -> dict:
         "steps_per_second": run.steps_per_second,
         "compile_seconds": run.result.compile_seconds,
         "wall_seconds": run.wall_seconds,
+        "core_seconds": run.core_seconds,
         "skipped_updates": int(np.nansum(run.result.metrics["optim/skipped_updates"])),
         "config": config | {"environment": run.environment, "algorithm": name_of(run.config.algorithm)},
         "hyperparams": {name: getattr(run.hyperparams, name) for name in run.hyperparams.__dataclass_fields__},
@@ -235,28 +253,33 @@ def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
 
 def plot_curves(runs: list[Run], path: Path, over: str) -> None:
     """One panel for each environment: IQM over seeds with its 95% band, over "environment steps" or "episodes"."""
+    panels: dict[str, dict[str, Curve]] = {run.environment: {} for run in runs}
+    for run in runs:
+        if not np.isnan(run.returns).all():
+            made = run.result.steps if over == "environment steps" else run.episodes
+            panels[run.environment][run.label] = learning_curve(made, run.returns)
+    draw_curves(panels, path, over, len(runs[0].final_returns))
+
+
+def draw_curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, over: str, num_seeds: int) -> None:
+    """The curves of each environment, by their labels, in a panel."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    environments = list(dict.fromkeys(run.environment for run in runs))
-    labels = list(dict.fromkeys(run.label for run in runs))
-    columns = min(5, len(environments))
-    rows = -(-len(environments) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(6.4 * columns, 4.2 * rows), squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat[len(environments) :]:
+    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
+    columns = min(5, len(panels))
+    rows = -(-len(panels) // columns)
+    width = 6.4 if columns < 4 else 3.6
+    size = (width * columns, 0.66 * width * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    for environment, axis in zip(environments, axes.flat, strict=False):
-        for run in (run for run in runs if run.environment == environment):
-            if np.isnan(run.returns).all():
-                continue
-            made = run.result.steps if over == "environment steps" else run.episodes
-            curve = learning_curve(made, run.returns)
-            color = f"C{labels.index(run.label)}"
-            axis.plot(curve.steps, curve.mean, color=color, label=run.label)
+    for (environment, curves), axis in zip(panels.items(), axes.flat, strict=False):
+        for label, curve in curves.items():
+            color = f"C{labels.index(label)}"
+            axis.plot(curve.steps, curve.mean, color=color, label=label)
             axis.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
         if environment in SOLVED_AT:
             axis.axhline(SOLVED_AT[environment], color="0.6", linestyle="--", linewidth=0.8, zorder=0)
@@ -264,7 +287,6 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, loc="lower right")
-    num_seeds = len(runs[0].final_returns)
     figure.suptitle(f"IQM of {num_seeds} seeds, 95% bootstrap interval", fontsize="small", color="0.4")
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -32,7 +32,7 @@ def evaluate(
       state: whose parameters act, and under whose environment parameters; it is not changed.
       key: of the resets, the environment and the actions.
       num_episodes: how many.
-      greedy: take the most probable actions in place of samples.
+      greedy: take the most probable actions in place of samples; of squashed ones the medians.
     """
     key_reset, key_rollout = jax.random.split(key)
     start = _start(config, state, key_reset, num_episodes)
