@@ -192,6 +192,17 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
         raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
 
 
+def check_mesh(config: Config, mesh: Mesh) -> None:
+    """Raises ConfigError if the mesh does not divide the environments of a row."""
+    num_devices = mesh.shape.get(ENVS, 1)
+    if config.num_envs % num_devices:
+        above = -(-config.num_envs // num_devices) * num_devices
+        raise ConfigError(
+            f"num_envs={config.num_envs} environments cannot be split evenly over {ENVS}={num_devices} devices; use "
+            f"num_envs={above} (best a multiple of group_size on each device)"
+        )
+
+
 def run(
     config: Config,
     hyperparams: Hyperparams,
@@ -233,11 +244,7 @@ def run(
         )
     num_rows = keys.shape[0]
     mesh = mesh_of_rows(num_rows) if mesh is None else mesh
-    if config.num_envs % mesh.shape.get(ENVS, 1):
-        raise ConfigError(
-            f"num_envs={config.num_envs} environments cannot be split evenly over {mesh.shape[ENVS]} devices; use a "
-            "multiple of that (best with a multiple of group_size on each device)"
-        )
+    check_mesh(config, mesh)
     hyperparams = hyperparams.broadcast(num_rows)
     num_iterations = int(jnp.max(hyperparams.total_steps)) // config.steps_per_iteration
     chunk_length = -(-num_iterations // num_chunks)
