@@ -27,9 +27,10 @@ def make_mesh(*, seeds: int | None = None, envs: int = 1) -> Mesh:
     Raises:
       ConfigError: there are not as many devices, or several processes and more devices than that.
     """
-    num_devices = jax.device_count()
-    seeds = num_devices // envs if seeds is None and envs > 0 else seeds
-    if min(seeds, envs) < 1 or seeds * envs > num_devices or (jax.process_count() > 1 and seeds * envs < num_devices):
+    num_devices, alone = jax.device_count(), jax.process_count() == 1
+    seeds = num_devices // max(envs, 1) if seeds is None else seeds
+    fits = seeds * envs <= num_devices if alone else seeds * envs == num_devices
+    if min(seeds, envs) < 1 or not fits:
         raise ConfigError(
             f"a mesh of seeds={seeds} × envs={envs} does not fit {num_devices} devices of {jax.process_count()} "
             f"process(es); use sizes whose product is {num_devices} (on CPUs, jax_num_cpu_devices says how many)"
@@ -38,7 +39,7 @@ def make_mesh(*, seeds: int | None = None, envs: int = 1) -> Mesh:
     return jax.make_mesh(
         tuple(shape.values()),
         tuple(shape),
-        devices=jax.devices()[: seeds * envs] if jax.process_count() == 1 else None,
+        devices=jax.devices()[: seeds * envs] if alone else None,
         axis_types=(AxisType.Auto,) * len(shape),
     )
 
