@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,17 +15,20 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Column, Table
 
 import grpo_jax
+from experiments.devices import DeviceArguments, join_processes, parse_mesh
 from experiments.settings import SOLVED_AT, settings
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.logbook import Logbook, claim_directory, write_json
+from grpo_jax.sharding import mesh_of_rows, over_rows, replicated
 from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
-from grpo_jax.training import RunResult, check_budget
+from grpo_jax.training import RunResult, check_budget, check_mesh
 
 NUM_EVALUATION_EPISODES = 128
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
@@ -63,7 +67,7 @@ class Run(NamedTuple):
 
 
 @dataclasses.dataclass
-class StudyArguments:
+class StudyArguments(DeviceArguments):
     """What every experiment takes from the command line."""
 
     num_seeds: int = 16
@@ -110,11 +114,18 @@ class Study:
     ):
         if arguments.num_seeds < 1:
             raise ConfigError(f"num_seeds={arguments.num_seeds} is not a positive integer")
+        self.mesh = parse_mesh(arguments.mesh)
         for plan in plans:
             check_budget(plan.config, plan.hyperparams, max_episodes)
+            if self.mesh is not None:
+                check_mesh(plan.config, self.mesh)
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        self.out = claim_directory(arguments.out or Path("runs") / f"{name}_{stamp}")
-        self.console = Console(width=None if sys.stdout.isatty() else 120)
+        leads = jax.process_index() == 0
+        if not leads:  # what the other processes of a run write is seen by nobody
+            self._nowhere = tempfile.TemporaryDirectory()
+        out = arguments.out or Path("runs") / f"{name}_{stamp}"
+        self.out = claim_directory(out if leads else Path(self._nowhere.name))
+        self.console = Console(width=None if sys.stdout.isatty() else 120, quiet=not leads)
         self.runs: list[Run] = []
         self.plans = plans
         self._seed, self._num_seeds, self._max_episodes = arguments.seed, arguments.num_seeds, max_episodes
@@ -142,15 +153,12 @@ class Study:
                 jax.random.split(key_train, self._num_seeds),
                 max_episodes=self._max_episodes,
                 report=logbook.record,
+                mesh=self.mesh,
             )
-
-        @jax.jit
-        @jax.vmap
-        def final_return(state, key):
-            return evaluate(config, state, key, num_episodes=self._num_evaluation_episodes).returns.mean()
-
         keys = jax.random.split(key_evaluate, self._num_seeds)
-        final_returns = np.asarray(final_return(result.states, keys), np.float64)
+        final_returns = evaluate_rows(
+            config, result.states, keys, self.mesh, num_episodes=self._num_evaluation_episodes
+        )
         done = Run(
             label,
             config,
@@ -160,13 +168,16 @@ class Study:
             wall_seconds=time.perf_counter() - started,
             core_seconds=time.process_time() - core_started,
         )
+        self.record(done)
+        return result.states
+
+    def record(self, done: Run) -> None:
+        """Keeps a run, also in summary.json: an interrupted study keeps what it has."""
         self.runs.append(done)
-        # After each run, so that an interrupted study keeps what it has.
         write_json(
             self.out / "summary.json",
             {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},
         )
-        return result.states
 
     def finish(self, *, over: str = "environment steps", notes: Mapping[str, str] | None = None) -> None:
         """Draws learning_curves.png (over "environment steps" or "episodes") and prints the tables.
@@ -182,12 +193,31 @@ class Study:
         self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", highlight=False)
 
 
+def evaluate_rows(
+    config: Config,
+    states: TrainState,
+    keys: jax.Array,
+    mesh: Mesh | None,
+    *,
+    num_episodes: int = NUM_EVALUATION_EPISODES,
+) -> np.ndarray:
+    """`[R]` mean return of each row's final policy; one key each."""
+    mesh = mesh_of_rows(len(keys)) if mesh is None else mesh
+
+    def final_return(row):
+        return evaluate(config, *row, num_episodes=num_episodes).returns.mean()
+
+    final_returns = jax.jit(over_rows(final_return, mesh), out_shardings=replicated(mesh))((states, keys))
+    return np.asarray(final_returns, np.float64)
+
+
 def command(main: Callable[[], None]) -> None:
     """Runs an experiment as a command, on all cores: a mistake in its arguments is one line, not a traceback."""
     # A CPU is one device unless told otherwise, and one program seldom keeps more than a core of it busy.
     if jax.config.jax_num_cpu_devices < 0:
         jax.config.update("jax_num_cpu_devices", num_cores())
     try:
+        join_processes()
         main()
     except (ConfigError, FileExistsError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of_rows
@@ -16,7 +17,7 @@ from grpo_jax.groups import Start, first_members, reset_groups
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout, normalized
 from grpo_jax.rollout import unroll
-from grpo_jax.sharding import over_rows
+from grpo_jax.sharding import ENVS, along_envs, mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
 from grpo_jax.slots import episode_scores
 from grpo_jax.types import Batch, Metrics, RolloutState, TrainState, Trajectory
 from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
@@ -75,6 +76,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         rollout = algorithm.start.begin(
             state.rollout, policy, state.params, env, key_start, config.num_envs, config.group_size
         )
+        rollout = along_envs(rollout, axis=0)
         rollout, trajectory = unroll(
             policy,
             env,
@@ -85,6 +87,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             auto_reset=algorithm.start.auto_reset,
             greedy=algorithm.greedy_member and first_members(config.num_envs, config.group_size),
         )
+        trajectory = along_envs(trajectory, axis=1)
 
         normalizer = merge_rollout(state.normalizer, trajectory, hyperparams.discount)
         learnt = learnt_rewards(normalizer, trajectory, hyperparams.reward_clip)
@@ -198,6 +201,17 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
         raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
 
 
+def check_mesh(config: Config, mesh: Mesh) -> None:
+    """Raises ConfigError if the mesh does not divide the environments of a row."""
+    num_devices = mesh.shape.get(ENVS, 1)
+    if config.num_envs % num_devices:
+        above = -(-config.num_envs // num_devices) * num_devices
+        raise ConfigError(
+            f"num_envs={config.num_envs} environments cannot be split evenly over {ENVS}={num_devices} devices; use "
+            f"num_envs={above} (best a multiple of group_size on each device)"
+        )
+
+
 def run(
     config: Config,
     hyperparams: Hyperparams,
@@ -207,10 +221,11 @@ def run(
     max_episodes: float = math.inf,
     report: Callable[[Chunk], None] | None = None,
     num_chunks: int = 50,
+    mesh: Mesh | None = None,
 ) -> RunResult:
     """Trains one row for each key, all in one compiled program, until each has spent `hyperparams.total_steps`.
 
-    Rows are split over the devices if that goes evenly (`grpo_jax.sharding`).
+    Rows, and if asked for the environments of each, are split over devices (`grpo_jax.sharding`).
 
     A row stops before the iteration that could exceed its budget, and then stays as it is, bitwise, while others go
     on (one-episode groups make as many steps as their episodes last).
@@ -225,9 +240,11 @@ def run(
       max_episodes: a row also stops once it has completed this many.
       report: called on the host with each chunk of iterations as it is done.
       num_chunks: about how often to report if all steps of a rollout are made.
+      mesh: of `sharding.make_mesh`; by default one with a device for each row, as far as they go.
 
     Raises:
-      ConfigError: if the budget does not allow a single iteration, or `keys` is not an array of keys.
+      ConfigError: if the budget does not allow a single iteration, `keys` is not an array of keys, or the mesh does
+        not divide the environments.
     """
     check_budget(config, hyperparams, max_episodes)
     if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
@@ -235,23 +252,26 @@ def run(
             "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
         )
     num_rows = keys.shape[0]
+    mesh = mesh_of_rows(num_rows) if mesh is None else mesh
+    check_mesh(config, mesh)
     hyperparams = hyperparams.broadcast(num_rows)
     num_iterations = int(jnp.max(hyperparams.total_steps)) // config.steps_per_iteration
     chunk_length = -(-num_iterations // num_chunks)
     within_budget, step = _budgeted_step(config, max_episodes)
 
     started = time.perf_counter()
-    env_params = parameters_of_rows(config.env, env_params, num_rows)
-    states = jax.jit(jax.vmap(make_init(config)))(keys, hyperparams, env_params)
-    program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), num_rows)
-    program = jax.jit(program, donate_argnums=0).lower(states).compile()
+    rows = keys, hyperparams, parameters_of_rows(config.env, env_params, num_rows)
+    init, layout = make_init(config), state_shardings(mesh)
+    states = jax.jit(over_rows(lambda row: init(*row), mesh), out_shardings=layout)(pad_rows(rows, mesh))
+    program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), mesh)
+    program = jax.jit(program, donate_argnums=0, out_shardings=(layout, replicated(mesh))).lower(states).compile()
     compile_seconds = time.perf_counter() - started
 
     chunks, steps = [], np.zeros(num_rows, np.int64)
     started = time.perf_counter()
     while within_budget(states).any():
         states, metrics = program(states)
-        metrics = {name: np.asarray(value).T for name, value in metrics.items()}
+        metrics = {name: np.asarray(value)[:num_rows].T for name, value in metrics.items()}
         made = metrics["environment/steps"].astype(np.int64)
         chunk = Chunk(
             metrics=metrics,
@@ -265,6 +285,7 @@ def run(
             report(chunk)
     train_seconds = time.perf_counter() - started
     metrics = {name: np.concatenate([chunk.metrics[name] for chunk in chunks]) for name in chunks[0].metrics}
+    states = jax.tree.map(lambda leaf: leaf[:num_rows], states)
     return RunResult(states, metrics, np.concatenate([c.steps for c in chunks]), compile_seconds, train_seconds)
 
 
