@@ -142,7 +142,8 @@ def plot(runs: list[Recorded], metric: str, path: Path) -> None:
             chances.errorbar(chance, row, xerr=error, fmt="o", color=colors[run.label], capsize=3)
         chances.axvline(0.5, color="0.6", linestyle="--", linewidth=0.8, zorder=0)
         chances.set_yticks(rows, [run.label for run in here[1:]])
-        chances.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.5, -0.5), title=f"P({name} > that of {here[0].label})")
+        chances.set(xlim=(-0.02, 1.02), ylim=(max(len(rows), 1) - 0.5, -0.5))
+        chances.set_title(f"P({name} > that of {here[0].label})")
         for axis in (curves, profiles, chances):
             axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)

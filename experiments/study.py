@@ -171,9 +171,9 @@ class Study:
         self.record(done)
         return result.states
 
-    def record(self, done: Run) -> None:
-        """Keeps a run, also in summary.json: an interrupted study keeps what it has."""
-        self.runs.append(done)
+    def record(self, *done: Run) -> None:
+        """Keeps runs, also in summary.json: an interrupted study keeps what it has."""
+        self.runs += done
         write_json(
             self.out / "summary.json",
             {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},

@@ -104,7 +104,10 @@ def available_memory() -> float:
 
 
 def run_together(study: Study, plans: list[Plan], arguments: Arguments) -> None:
-    """Trains configurations of one program at once: a row for each seed of each. The study records one run of each."""
+    """Trains configurations of one program at once, a row for each seed of each; the study records them one by one.
+
+    They share its time: steps per second of each are a part of the program's.
+    """
     started, core_started = time.perf_counter(), time.process_time()
     config, num_seeds = plans[0].config, arguments.num_seeds
     # The seeds that experiments.train would use; the configurations vary fastest, so that each device has some of all.
@@ -120,7 +123,7 @@ def run_together(study: Study, plans: list[Plan], arguments: Arguments) -> None:
     with Logbook(None, run=name, total_steps=total_steps, num_seeds=len(keys), console=study.console) as logbook:
         result = grpo_jax.run(config, hyperparams, keys, report=logbook.record, mesh=study.mesh)
     final_returns = evaluate_rows(config, result.states, keys_evaluate, study.mesh)
-    spent = time.perf_counter() - started, time.process_time() - core_started
+    spent, runs = (time.perf_counter() - started, time.process_time() - core_started), []
     for i, plan in enumerate(plans):
         mine = np.s_[..., i :: len(plans)]
         metrics = {name: value[mine] for name, value in result.metrics.items()}
@@ -128,7 +131,8 @@ def run_together(study: Study, plans: list[Plan], arguments: Arguments) -> None:
         name = f"{plan.label} on {config.env.name}"
         with Logbook(study.out, run=name, total_steps=total_steps, num_seeds=num_seeds, console=False) as logbook:
             logbook.record(Chunk(metrics, of_plan.steps, iteration=0, seconds=result.train_seconds))
-        study.record(Run(*plan, of_plan, final_returns[mine], *spent))
+        runs.append(Run(*plan, of_plan, final_returns[mine], *spent))
+    study.record(*runs)
 
 
 def main(arguments: Arguments, flags: Sequence[str]) -> None:

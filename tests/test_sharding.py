@@ -1,7 +1,10 @@
 """Rows and environments over devices: the same numbers wherever they are computed."""
 
 import dataclasses
+import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +130,42 @@ def start(*arguments: str, num_devices: int | None = None) -> subprocess.Popen:
 @pytest.mark.parametrize("case", ["grpo", "ppo", "gru"])
 def test_eight_devices_are_as_one(case):
     finish(start("-c", EIGHT_DEVICES, case))
+
+
+@pytest.mark.slow
+def test_two_processes_of_two_devices_are_as_one_of_one(tmp_path):
+    """Both layouts of four devices, over gloo; process 0 alone writes. Three seeds: the fourth place is padding."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = ["-m", "experiments.train", "--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4"]
+    command += ["--num-steps", "16", "--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
+    command += ["--num-seeds", "3", "--no-compilation-cache"]
+    finish(start(*command, "--out", str(tmp_path / "one"), num_devices=1))
+    for mesh in (["seeds=4"], ["seeds=2", "envs=2"]):
+        out = tmp_path / mesh[-1]
+        hosts = ["--mesh", *mesh, "--coordinator", f"localhost:{port}", "--num-processes", "2", "--out", str(out)]
+        both = [start(*command, *hosts, "--process-id", str(i), num_devices=2) for i in range(2)]
+        for process in both:
+            finish(process)
+        assert {"summary.json", "metrics.jsonl", "learning_curves.png"} == {path.name for path in out.iterdir()}
+        one, two = (
+            [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            for folder in (tmp_path / "one", out)
+        )
+        assert len(one) == len(two) == 3
+        for line, other in zip(one, two, strict=True):
+            for name in line.keys() - {"run"}:
+                expected, values = (np.array(entry[name], float) for entry in (line, other))
+                np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5, err_msg=name)
+        finals = [json.loads((folder / "summary.json").read_text()) for folder in (tmp_path / "one", out)]
+        assert finals[0]["runs"][0]["final_return"] == finals[1]["runs"][0]["final_return"]
+
+
+@pytest.mark.slow
+def test_the_page_about_devices_runs_as_printed():
+    page = (Path(__file__).parents[1] / "docs" / "many_devices.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names = {}
+    exec(compile(block, "many_devices.md", "exec"), names)
+    assert (names["result"].steps[-1] > 600).all()
