@@ -103,6 +103,13 @@ def claim(out: Path, subjects: list[Subject], arguments: RecordingArguments, ver
     claim_directory(out, resume=True)
     from grpo_jax.checkpoint import check_same_run
 
+    folders = {subject.folder for subject in subjects}
+    for folder in sorted(path.name for path in (out / "checkpoints").glob("*")):
+        if folder not in folders:
+            raise ConfigError(
+                f"{out} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to resume, "
+                "write what it was started with, or choose another folder (--out) for a new run"
+            )
     told = []
     for subject in subjects:
         saved = check_same_run(out / "checkpoints" / subject.folder, subject.about())

@@ -51,6 +51,9 @@ def _overrides(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.construct
         return None
 
     def parse(strings: list[str]) -> dict[str, float]:
+        for string in strings:
+            if "=" not in string:
+                raise ValueError(f"{string!r} is not of the form NAME=VALUE")
         pairs = [string.partition("=") for string in strings]
         return {name: float(value) for name, _, value in pairs}
 

@@ -189,7 +189,8 @@ class RunResult(NamedTuple):
 
 
 def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
-    """Raises ConfigError if the budget of some row does not allow a single iteration."""
+    """Raises ConfigError if the budget of some row does not allow a single iteration, or a number makes no sense."""
+    hyperparams.check()
     smallest = float(np.min(hyperparams.total_steps))
     if not smallest >= config.steps_per_iteration:
         raise ConfigError(
