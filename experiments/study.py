@@ -6,10 +6,11 @@ import importlib.metadata
 import math
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +20,13 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Column, Table
 
-import grpo_jax
 from experiments.devices import DeviceArguments, join_processes, parse_mesh
+from experiments.recording import RecordingArguments, StopSignal, Subject, claim, recorded_run
 from experiments.settings import SOLVED_AT, settings
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
-from grpo_jax.logbook import Logbook, claim_directory, write_json
+from grpo_jax.results import write_json
 from grpo_jax.sharding import mesh_of_rows, over_rows, replicated
 from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
 from grpo_jax.training import RunResult, check_budget, check_mesh
@@ -44,6 +45,7 @@ class Run(NamedTuple):
     final_returns: np.ndarray  # [num_seeds]
     wall_seconds: float
     core_seconds: float  # of all cores together, also where other processes slow this one down
+    warnings: Sequence[str] = ()
 
     @property
     def environment(self) -> str:
@@ -67,7 +69,7 @@ class Run(NamedTuple):
 
 
 @dataclasses.dataclass
-class StudyArguments(DeviceArguments):
+class StudyArguments(RecordingArguments, DeviceArguments):
     """What every experiment takes from the command line."""
 
     num_seeds: int = 16
@@ -119,16 +121,27 @@ class Study:
             check_budget(plan.config, plan.hyperparams, max_episodes)
             if self.mesh is not None:
                 check_mesh(plan.config, self.mesh)
+        arguments.check(arguments.out)
+        key_train, self._key_evaluate = jax.random.split(jax.random.key(arguments.seed))
+        keys = jax.random.split(key_train, arguments.num_seeds)
+        self.subjects = [
+            Subject(f"{plan.label} on {plan.config.env.name}", plan.config, plan.hyperparams, keys, max_episodes)
+            for plan in plans
+        ]
+        if arguments.checkpoint_every and len({subject.folder for subject in self.subjects}) < len(plans):
+            raise ConfigError("two runs have the same name, so their checkpoints would be mixed up; leave one out")
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        self.out = arguments.out or Path("runs") / f"{name}_{stamp}"
         leads = jax.process_index() == 0
         if not leads:  # what the other processes of a run write is seen by nobody
             self._nowhere = tempfile.TemporaryDirectory()
-        out = arguments.out or Path("runs") / f"{name}_{stamp}"
-        self.out = claim_directory(out if leads else Path(self._nowhere.name))
+            self.out = Path(self._nowhere.name)
         self.console = Console(width=None if sys.stdout.isatty() else 120, quiet=not leads)
+        for line in claim(self.out, self.subjects, arguments, versions()):
+            self.console.print(line, highlight=False)
         self.runs: list[Run] = []
         self.plans = plans
-        self._seed, self._num_seeds, self._max_episodes = arguments.seed, arguments.num_seeds, max_episodes
+        self._num_seeds, self._arguments = arguments.num_seeds, arguments
         self._num_evaluation_episodes = num_evaluation_episodes
         if arguments.compilation_cache:
             cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
@@ -136,26 +149,16 @@ class Study:
 
     def run_all(self) -> list[TrainState]:
         """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`."""
-        return [self._run(*plan) for plan in self.plans]
+        return [self._run(plan, subject) for plan, subject in zip(self.plans, self.subjects, strict=True)]
 
-    def _run(self, label: str, config: Config, hyperparams: Hyperparams) -> TrainState:
+    def _run(self, plan: Plan, subject: Subject) -> TrainState:
         """Trains all seeds in one program, with live progress and metrics.jsonl, and evaluates them."""
         started, core_started = time.perf_counter(), time.process_time()
-        key_train, key_evaluate = jax.random.split(jax.random.key(self._seed))
-        total_steps = int(hyperparams.total_steps)
-        name = f"{label} on {config.env.name}"
-        with Logbook(
-            self.out, run=name, total_steps=total_steps, num_seeds=self._num_seeds, console=self.console
-        ) as logbook:
-            result = grpo_jax.run(
-                config,
-                hyperparams,
-                jax.random.split(key_train, self._num_seeds),
-                max_episodes=self._max_episodes,
-                report=logbook.record,
-                mesh=self.mesh,
-            )
-        keys = jax.random.split(key_evaluate, self._num_seeds)
+        label, config, hyperparams = plan
+        result, warnings = recorded_run(
+            subject, self.out, self._arguments, versions=versions(), console=self.console, mesh=self.mesh
+        )
+        keys = jax.random.split(self._key_evaluate, self._num_seeds)
         final_returns = evaluate_rows(
             config, result.states, keys, self.mesh, num_episodes=self._num_evaluation_episodes
         )
@@ -167,6 +170,7 @@ class Study:
             final_returns,
             wall_seconds=time.perf_counter() - started,
             core_seconds=time.process_time() - core_started,
+            warnings=warnings,
         )
         self.record(done)
         return result.states
@@ -219,9 +223,14 @@ def command(main: Callable[[], None]) -> None:
     try:
         join_processes()
         main()
-    except (ConfigError, FileExistsError) as error:
+    except (ConfigError, FileExistsError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except StopSignal as stop:
+        print(stop.message, file=sys.stderr)
+        raise
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def summarise(run: Run) -> dict:
@@ -241,6 +250,7 @@ def summarise(run: Run) -> dict:
         "compile_seconds": run.result.compile_seconds,
         "wall_seconds": run.wall_seconds,
         "core_seconds": run.core_seconds,
+        "warnings": run.warnings,
         "skipped_updates": int(np.nansum(run.result.metrics["optim/skipped_updates"])),
         "config": config | {"environment": run.environment, "algorithm": name_of(run.config.algorithm)},
         "hyperparams": {name: getattr(run.hyperparams, name) for name in run.hyperparams.__dataclass_fields__},

@@ -26,7 +26,8 @@ from experiments.study import Plan, Run, Study, StudyArguments, command, evaluat
 from experiments.train import as_fields
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.errors import ConfigError
-from grpo_jax.logbook import Logbook, write_json
+from grpo_jax.logbook import Logbook
+from grpo_jax.results import write_json
 from grpo_jax.sharding import mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
 from grpo_jax.statistics import bootstrap_interval, iqm
 from grpo_jax.training import Chunk
