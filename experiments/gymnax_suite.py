@@ -9,7 +9,7 @@ import tyro
 
 from experiments.study import Plan, Run, Study, StudyArguments, command, draw_curves, hardware, make_plan
 from grpo_jax.algorithms import name_of
-from grpo_jax.logbook import write_json
+from grpo_jax.results import write_json
 from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve
 
 SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
