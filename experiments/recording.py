@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 
 import grpo_jax
@@ -129,6 +130,7 @@ def recorded_run(
     *,
     versions: Mapping[str, str],
     console: bool | Console = True,
+    mesh: Mesh | None = None,
 ) -> tuple[RunResult, list[str]]:
     """Makes a run, or the rest of it; returns the whole, and what the alarms warned of.
 
@@ -197,6 +199,7 @@ def recorded_run(
             report=report,
             save=save,
             num_chunks=num_chunks,
+            mesh=mesh,
         )
     return _whole(past, result), logbook.warnings
 

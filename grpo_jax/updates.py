@@ -12,6 +12,7 @@ from grpo_jax.groups import first_members
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.masking import mask_actions
 from grpo_jax.networks import Policy
+from grpo_jax.sharding import along_envs, on_every_device
 from grpo_jax.shuffle import shuffled_order
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree, Trajectory
 
@@ -63,8 +64,8 @@ def make_batch(
         reference_distribution, _ = policy.sequence(
             reference_params,
             trajectory.observation,
-            policy.initial_carry(trajectory.reward.shape[1]),
-            trajectory.starts,
+            jax.tree.map(lambda leaf: leaf[0], trajectory.carry),
+            trajectory.starts.at[0].set(True),
         )
         reference_distribution = mask_actions(reference_distribution, trajectory.action_mask)
     if algorithm.reward is not None:
@@ -217,6 +218,7 @@ def minibatch_gradient(
         )
         samples = jax.tree.map(lambda leaf: jnp.take(leaf, here, axis=1), batch)
         samples = samples._replace(advantage=advantage_here, weight=weight_here)
+        samples = along_envs(samples, axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
             algorithm, policy, params, samples, per_step_here, hyperparams
@@ -276,6 +278,8 @@ def update_epochs(
         order = shuffled_order(key, jnp.any(batch.mask, axis=0))
         return jax.lax.scan(update, carry, order.reshape(-1, num_minibatches).T)
 
+    # Minibatches mix all environments: gathered once, rather than communicated in each update.
+    batch = on_every_device(batch)
     start = (learner, jnp.array(True))
     (learner, _), (applied, finite, metrics) = jax.lax.scan(epoch, start, jax.random.split(key, num_epochs))
     summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}
