@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 
 import grpo_jax
@@ -104,6 +105,13 @@ def claim(out: Path, subjects: list[Subject], arguments: RecordingArguments, ver
     claim_directory(out, resume=True)
     from grpo_jax.checkpoint import check_same_run
 
+    folders = {subject.folder for subject in subjects}
+    for folder in sorted(path.name for path in (out / "checkpoints").glob("*")):
+        if folder not in folders:
+            raise ConfigError(
+                f"{out} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to resume, "
+                "write what it was started with, or choose another folder (--out) for a new run"
+            )
     told = []
     for subject in subjects:
         saved = check_same_run(out / "checkpoints" / subject.folder, subject.about())
@@ -125,6 +133,7 @@ def recorded_run(
     console: bool | Console = True,
     params: PyTree = None,
     watch: Callable[[Progress], None] | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[RunResult, list[str]]:
     """Makes a run, or the rest of it; returns the whole, and what the alarms warned of.
 
@@ -198,6 +207,7 @@ def recorded_run(
             report=report,
             save=save,
             num_chunks=num_chunks,
+            mesh=mesh,
         )
     return _whole(past, result), logbook.warnings
 

@@ -9,6 +9,7 @@ import os
 import platform
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,20 +17,22 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Column, Table
 
+from experiments.devices import DeviceArguments, join_processes, parse_mesh
 from experiments.recording import RecordingArguments, StopSignal, Subject, claim, recorded_run
 from experiments.settings import SOLVED_AT, settings
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.results import write_json
-from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, steps_to_reach
-from grpo_jax.training import Progress, RunResult, check_budget
+from grpo_jax.sharding import mesh_of_rows, over_rows, replicated
+from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
+from grpo_jax.training import Progress, RunResult, check_budget, check_mesh
 from grpo_jax.types import PyTree
 
-NUM_EVALUATION_EPISODES = 128
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
@@ -42,6 +45,7 @@ class Run(NamedTuple):
     result: RunResult
     final_returns: np.ndarray  # [num_seeds]
     wall_seconds: float
+    core_seconds: float  # of all cores together, also where other processes slow this one down
     warnings: Sequence[str] = ()
 
     @property
@@ -66,7 +70,7 @@ class Run(NamedTuple):
 
 
 @dataclasses.dataclass
-class StudyArguments(RecordingArguments):
+class StudyArguments(RecordingArguments, DeviceArguments):
     """What every experiment takes from the command line."""
 
     num_seeds: int = 16
@@ -103,10 +107,15 @@ class Score(NamedTuple):
     caption: str
 
 
-SAMPLED_RETURN = Score(
-    lambda config, state, key: evaluate(config, state, key, num_episodes=NUM_EVALUATION_EPISODES).returns.mean(),
-    f"{NUM_EVALUATION_EPISODES} sampled episodes each",
-)
+def sampled_return(num_episodes: int) -> Score:
+    """The mean return of that many sampled episodes."""
+    return Score(
+        lambda config, state, key: evaluate(config, state, key, num_episodes=num_episodes).returns.mean(),
+        f"{num_episodes} sampled episodes each",
+    )
+
+
+SAMPLED_RETURN = sampled_return(128)
 
 
 class Study:
@@ -126,8 +135,11 @@ class Study:
     ):
         if arguments.num_seeds < 1:
             raise ConfigError(f"num_seeds={arguments.num_seeds} is not a positive integer")
+        self.mesh = parse_mesh(arguments.mesh)
         for plan in plans:
             check_budget(plan.config, plan.hyperparams, max_episodes)
+            if self.mesh is not None:
+                check_mesh(plan.config, self.mesh)
         arguments.check(arguments.out)
         key_train, self._key_evaluate = jax.random.split(jax.random.key(arguments.seed))
         keys = jax.random.split(key_train, arguments.num_seeds)
@@ -139,7 +151,11 @@ class Study:
             raise ConfigError("two runs have the same name, so their checkpoints would be mixed up; leave one out")
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         self.out = arguments.out or Path("runs") / f"{name}_{stamp}"
-        self.console = Console(width=None if sys.stdout.isatty() else 120)
+        leads = jax.process_index() == 0
+        if not leads:  # what the other processes of a run write is seen by nobody
+            self._nowhere = tempfile.TemporaryDirectory()
+            self.out = Path(self._nowhere.name)
+        self.console = Console(width=None if sys.stdout.isatty() else 120, quiet=not leads)
         for line in claim(self.out, self.subjects, arguments, versions()):
             self.console.print(line, highlight=False)
         self.runs: list[Run] = []
@@ -162,7 +178,7 @@ class Study:
 
     def _run(self, plan: Plan, subject: Subject, params: Callable | None, watch: Callable | None) -> TrainState:
         """Trains all seeds in one program, with live progress and metrics.jsonl, and evaluates them."""
-        started = time.perf_counter()
+        started, core_started = time.perf_counter(), time.process_time()
         label, config, hyperparams = plan
         result, warnings = recorded_run(
             subject,
@@ -170,22 +186,32 @@ class Study:
             self._arguments,
             versions=versions(),
             console=self.console,
+            mesh=self.mesh,
             params=None if params is None else params(config),
             watch=None if watch is None else functools.partial(watch, plan),
         )
-        final_return = jax.jit(jax.vmap(functools.partial(self._score.of, config)))
         keys = jax.random.split(self._key_evaluate, self._num_seeds)
-        final_returns = np.asarray(final_return(result.states, keys), np.float64)
-        wall_seconds = time.perf_counter() - started
-        self.runs.append(
-            Run(label, config, hyperparams, result._replace(states=None), final_returns, wall_seconds, warnings)
+        final_returns = evaluate_rows(config, result.states, keys, self.mesh, score=self._score)
+        done = Run(
+            label,
+            config,
+            hyperparams,
+            result._replace(states=None),
+            final_returns,
+            wall_seconds=time.perf_counter() - started,
+            core_seconds=time.process_time() - core_started,
+            warnings=warnings,
         )
-        # After each run, so that an interrupted study keeps what it has.
+        self.record(done)
+        return result.states
+
+    def record(self, *done: Run) -> None:
+        """Keeps runs, also in summary.json: an interrupted study keeps what it has."""
+        self.runs += done
         write_json(
             self.out / "summary.json",
             {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},
         )
-        return result.states
 
     def finish(self, *, over: str = "environment steps", notes: Mapping[str, str] | None = None) -> None:
         """Draws learning_curves.png (over "environment steps" or "episodes") and prints the tables.
@@ -200,12 +226,29 @@ class Study:
         self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", highlight=False)
 
 
+def evaluate_rows(
+    config: Config,
+    states: TrainState,
+    keys: jax.Array,
+    mesh: Mesh | None,
+    *,
+    score: Score = SAMPLED_RETURN,
+) -> np.ndarray:
+    """`[R]` score of each row's final policy; one key each."""
+    mesh = mesh_of_rows(len(keys)) if mesh is None else mesh
+
+    of_rows = over_rows(lambda row: score.of(config, *row), mesh)
+    final_returns = jax.jit(of_rows, out_shardings=replicated(mesh))((states, keys))
+    return np.asarray(final_returns, np.float64)
+
+
 def command(main: Callable[[], None]) -> None:
     """Runs an experiment as a command, on all cores: a mistake in its arguments is one line, not a traceback."""
     # A CPU is one device unless told otherwise, and one program seldom keeps more than a core of it busy.
     if jax.config.jax_num_cpu_devices < 0:
         jax.config.update("jax_num_cpu_devices", num_cores())
     try:
+        join_processes()
         main()
     except (ConfigError, FileExistsError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -233,6 +276,7 @@ def summarise(run: Run) -> dict:
         "steps_per_second": run.steps_per_second,
         "compile_seconds": run.result.compile_seconds,
         "wall_seconds": run.wall_seconds,
+        "core_seconds": run.core_seconds,
         "warnings": run.warnings,
         "skipped_updates": int(np.nansum(run.result.metrics["optim/skipped_updates"])),
         "config": config | {"environment": run.environment, "algorithm": name_of(run.config.algorithm)},
@@ -276,28 +320,33 @@ def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
 
 def plot_curves(runs: list[Run], path: Path, over: str) -> None:
     """One panel for each environment: IQM over seeds with its 95% band, over "environment steps" or "episodes"."""
+    panels: dict[str, dict[str, Curve]] = {run.environment: {} for run in runs}
+    for run in runs:
+        if not np.isnan(run.returns).all():
+            made = run.result.steps if over == "environment steps" else run.episodes
+            panels[run.environment][run.label] = learning_curve(made, run.returns)
+    draw_curves(panels, path, over, len(runs[0].final_returns))
+
+
+def draw_curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, over: str, num_seeds: int) -> None:
+    """The curves of each environment, by their labels, in a panel."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    environments = list(dict.fromkeys(run.environment for run in runs))
-    labels = list(dict.fromkeys(run.label for run in runs))
-    columns = min(5, len(environments))
-    rows = -(-len(environments) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(6.4 * columns, 4.2 * rows), squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat[len(environments) :]:
+    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
+    columns = min(5, len(panels))
+    rows = -(-len(panels) // columns)
+    width = 6.4 if columns < 4 else 3.6
+    size = (width * columns, 0.66 * width * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    for environment, axis in zip(environments, axes.flat, strict=False):
-        for run in (run for run in runs if run.environment == environment):
-            if np.isnan(run.returns).all():
-                continue
-            made = run.result.steps if over == "environment steps" else run.episodes
-            curve = learning_curve(made, run.returns)
-            color = f"C{labels.index(run.label)}"
-            axis.plot(curve.steps, curve.mean, color=color, label=run.label)
+    for (environment, curves), axis in zip(panels.items(), axes.flat, strict=False):
+        for label, curve in curves.items():
+            color = f"C{labels.index(label)}"
+            axis.plot(curve.steps, curve.mean, color=color, label=label)
             axis.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
         if environment in SOLVED_AT:
             axis.axhline(SOLVED_AT[environment], color="0.6", linestyle="--", linewidth=0.8, zorder=0)
@@ -305,7 +354,6 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, loc="lower right")
-    num_seeds = len(runs[0].final_returns)
     figure.suptitle(f"IQM of {num_seeds} seeds, 95% bootstrap interval", fontsize="small", color="0.4")
     figure.savefig(path, dpi=150)
     plt.close(figure)

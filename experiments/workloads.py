@@ -13,7 +13,7 @@ from experiments.peers import Implementation
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.groups import CONTINUE
 from grpo_jax.rollout import unroll
-from grpo_jax.sharding import over_rows
+from grpo_jax.sharding import mesh_of_rows, over_rows
 from grpo_jax.types import TrainState
 from grpo_jax.updates import Learner, make_batch, make_optimizer, update_epochs
 
@@ -82,7 +82,8 @@ def make_cases(names: Sequence[str], environment: str, num_envs: int, num_seeds:
         init, step = ours(config) if peer is None else peer(environment, num_envs)
         if num_seeds > 1:
             # Ours as `run` lays out its rows; of the others, all seeds at once, as their authors have it.
-            init, step = jax.vmap(init), over_rows(step, num_seeds) if name in ("PPO", "GRPO") else jax.vmap(step)
+            of_rows = over_rows(step, mesh_of_rows(num_seeds)) if name in ("PPO", "GRPO") else jax.vmap(step)
+            init, step = jax.vmap(init), of_rows
         key = jax.random.key(0) if num_seeds == 1 else jax.random.split(jax.random.key(0), num_seeds)
         state = jax.tree.map(_strong, jax.jit(init)(key))
         flops = num_samples * (forward_flops(config) + peers.NUM_EPOCHS * gradient_flops(config))
@@ -180,7 +181,7 @@ def final_returns(implementation: Implementation, num_seeds: int, num_iterations
         _, metrics = jax.lax.scan(lambda state, _: implementation.step(state), state, length=num_iterations)
         return metrics["episode/return_mean"][-(num_iterations // 10) :]
 
-    return np.nanmean(jax.jit(over_rows(train, num_seeds))(states), axis=1)
+    return np.nanmean(jax.jit(over_rows(train, mesh_of_rows(num_seeds)))(states), axis=1)
 
 
 def _layers(config: Config) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import shutil
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,9 @@ class Checkpoints:
         self, directory: Path, about: Mapping[str, Any], *, every: int, notes: Mapping[str, Any] | None = None
     ):
         self._about, self._notes, self._every = about, notes or {}, every
+        # Saves that were not finished. The manager's own cleanup goes on in the background while it reads the folder.
+        for unfinished in Path(directory).glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(unfinished)
         self._manager = _manager(directory)
         self._last: tuple[Progress, float] | None = None
         self._saved = -1  # iteration of the last checkpoint
@@ -191,12 +195,8 @@ def describe(config: Config) -> dict[str, Any]:
 
 def _manager(directory: Path) -> ocp.CheckpointManager:
     kept = [managers.LatestN(KEPT), managers.BestN(get_metric_fn=lambda metrics: metrics["return"], n=1)]
-    return ocp.CheckpointManager(
-        Path(directory).resolve(),
-        options=ocp.CheckpointManagerOptions(
-            preservation_policy=managers.AnyPreservationPolicy(kept), cleanup_tmp_directories=True
-        ),
-    )
+    options = ocp.CheckpointManagerOptions(preservation_policy=managers.AnyPreservationPolicy(kept))
+    return ocp.CheckpointManager(Path(directory).resolve(), options=options)
 
 
 def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def evaluate(
       state: whose parameters act, and under whose environment parameters; it is not changed.
       key: of the resets, the environment and the actions.
       num_episodes: how many.
-      greedy: take the most probable actions in place of samples.
+      greedy: take the most probable actions in place of samples; of squashed ones the medians.
       env_params: parameters of the environment by name, in place of the state's: one value for all episodes.
     """
     key_reset, key_rollout = jax.random.split(key)

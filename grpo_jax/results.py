@@ -45,8 +45,11 @@ def claim_directory(path: Path, *, resume: bool = False, again: bool = False) ->
     """
     path = Path(path)
     advice = "Nothing was written. Choose another folder (--out), or move the old one away."
-    if path.exists() and not path.is_dir():
-        raise FileExistsError(f"{path} is a file, so it cannot be the folder of a run. {advice}")
+    if not resume and (path / "checkpoints").is_dir():
+        advice = f"{advice[:-1]}; or go on with it (--resume)."
+    for part in (path, *path.parents):
+        if part.is_file():
+            raise FileExistsError(f"{part} is a file, so it cannot be the folder of a run. {advice}")
     if (resume or again) and path.resolve() in _claimed:
         return path
     path.mkdir(parents=True, exist_ok=True)

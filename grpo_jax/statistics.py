@@ -182,6 +182,66 @@ def steps_to_reach(steps: ArrayLike, returns: ArrayLike, threshold: float, *, wi
     return reached
 
 
+def probability_of_improvement(
+    x: ArrayLike, y: ArrayLike, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """P(X > Y) + P(X = Y) / 2 for a run X of one algorithm and a run Y of another, with its bootstrap interval.
+
+    Args:
+      x: `[num_runs]` scores of the one.
+      y: `[num_runs]` scores of the other; the numbers of runs may differ.
+      confidence, num_resamples, seed: as for `bootstrap_interval`; runs of both are redrawn.
+
+    Returns:
+      `(probability, low, high)`: 0.5 for equal scores, NaN where any score is NaN.
+
+    Raises:
+      ValueError: there are no runs of one of them.
+
+    Reference: Agarwal et al., section 4.3, https://arxiv.org/abs/2108.13264
+    """
+    x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
+    if x.size == 0 or y.size == 0:
+        raise ValueError("a probability of improvement needs runs of both, got none of one.")
+    if np.isnan(x).any() or np.isnan(y).any():
+        return np.nan, np.nan, np.nan
+    wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
+    generator = np.random.default_rng(seed)
+    # How often each run is drawn is all that a resample is: a bilinear form, with no array of all pairs of each.
+    times_x, times_y = (generator.multinomial(n, np.full(n, 1 / n), size=num_resamples) / n for n in wins.shape)
+    low, high = _percentiles(np.einsum("ri,ri->r", times_x @ wins, times_y), confidence)
+    return float(wins.mean()), float(low), float(high)
+
+
+def performance_profile(
+    scores: ArrayLike, thresholds: ArrayLike, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The share of runs whose score is above each threshold, with its pointwise bootstrap interval.
+
+    Args:
+      scores: `[num_runs]`.
+      thresholds: `[num_points]`.
+      confidence, num_resamples, seed: as for `bootstrap_interval`.
+
+    Returns:
+      `(share, low, high)`, each `[num_points]`; a NaN score is above nothing.
+
+    Raises:
+      ValueError: there are no runs.
+
+    Reference: Agarwal et al., section 4.2, https://arxiv.org/abs/2108.13264
+    """
+    scores = np.asarray(scores, np.float64).reshape(-1)
+    if scores.size == 0:
+        raise ValueError("a performance profile needs at least one run, got none.")
+    above = scores[:, None] > np.asarray(thresholds, np.float64)
+    n = len(scores)
+    times = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_resamples) / n
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(times @ above, [tail, 1 - tail], axis=0)
+    return above.mean(axis=0), low, high
+
+
 def _percentiles(statistics: np.ndarray, confidence: float) -> np.ndarray:
     """The two ends of the central `confidence` share of `statistics`."""
     return np.quantile(statistics, [(1 - confidence) / 2, (1 + confidence) / 2])

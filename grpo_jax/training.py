@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of_rows
@@ -19,7 +20,7 @@ from grpo_jax.memory import told_what_fits
 from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout
 from grpo_jax.rollout import unroll
 from grpo_jax.sampling import acting_policy
-from grpo_jax.sharding import over_rows
+from grpo_jax.sharding import ENVS, along_envs, mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
 from grpo_jax.slots import episode_scores
 from grpo_jax.types import Batch, Metrics, PyTree, RolloutState, TrainState, Trajectory
 from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
@@ -81,6 +82,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         rollout = algorithm.start.begin(
             state.rollout, policy, state.params, env, key_start, config.num_envs, config.group_size
         )
+        rollout = along_envs(rollout, axis=0)
         rollout, trajectory = unroll(
             policy,
             env,
@@ -91,6 +93,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             auto_reset=algorithm.start.auto_reset,
             greedy=algorithm.greedy_member and first_members(config.num_envs, config.group_size),
         )
+        trajectory = along_envs(trajectory, axis=1)
 
         if config.share_prompts:
             trajectory = one_carry_per_group(trajectory, config.group_size)
@@ -204,7 +207,8 @@ class RunResult(NamedTuple):
 
 
 def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
-    """Raises ConfigError if the budget of some row does not allow a single iteration."""
+    """Raises ConfigError if the budget of some row does not allow a single iteration, or a number makes no sense."""
+    hyperparams.check()
     smallest = float(np.min(hyperparams.total_steps))
     if not smallest >= config.steps_per_iteration:
         raise ConfigError(
@@ -215,13 +219,32 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
         raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
 
 
+def check_mesh(config: Config, mesh: Mesh) -> None:
+    """Raises ConfigError if the mesh does not divide the environments of a row."""
+    num_devices = mesh.shape.get(ENVS, 1)
+    if config.num_envs % num_devices:
+        above = -(-config.num_envs // num_devices) * num_devices
+        raise ConfigError(
+            f"num_envs={config.num_envs} environments cannot be split evenly over {ENVS}={num_devices} devices; use "
+            f"num_envs={above} (best a multiple of group_size on each device)"
+        )
+
+
 def initial_states(
-    config: Config, hyperparams: Hyperparams, keys: jax.Array, env_params: EnvParams = None, params: PyTree = None
+    config: Config,
+    hyperparams: Hyperparams,
+    keys: jax.Array,
+    env_params: EnvParams = None,
+    params: PyTree = None,
+    *,
+    mesh: Mesh | None = None,
 ) -> TrainState:
-    """The states that `run` starts from, `[R, ...]`: its arguments, one row for each key. Pure."""
-    num_rows = keys.shape[0]
-    env_params = parameters_of_rows(config.env, env_params, num_rows)
-    return jax.vmap(make_init(config))(keys, hyperparams.broadcast(num_rows), env_params, params)
+    """The states that `run` starts from, `[R, ...]`: one row for each key. Pure. Padded to what the mesh divides."""
+    num_rows, init = keys.shape[0], make_init(config)
+    rows = keys, hyperparams.broadcast(num_rows), parameters_of_rows(config.env, env_params, num_rows), params
+    if mesh is None:
+        return jax.vmap(init)(*rows)
+    return over_rows(lambda row: init(*row), mesh)(pad_rows(rows, mesh))
 
 
 def run(
@@ -236,10 +259,11 @@ def run(
     report: Callable[[Chunk], None] | None = None,
     save: Callable[[Progress], None] | None = None,
     num_chunks: int = 50,
+    mesh: Mesh | None = None,
 ) -> RunResult:
     """Trains one row for each key, all in one compiled program, until each has spent `hyperparams.total_steps`.
 
-    Rows are split over the devices if that goes evenly (`grpo_jax.sharding`).
+    Rows, and if asked for the environments of each, are split over devices (`grpo_jax.sharding`).
 
     A row stops before the iteration that could exceed its budget, and then stays as it is, bitwise, while others go
     on (one-episode groups make as many steps as their episodes last).
@@ -258,9 +282,11 @@ def run(
       report: called on the host with each chunk of iterations as it is done.
       save: called after `report` with where the run stands, and once before the first chunk.
       num_chunks: about how often to report if all steps of a rollout are made; the numbers do not depend on it.
+      mesh: of `sharding.make_mesh`; by default one with a device for each row, as far as they go.
 
     Raises:
-      ConfigError: if the budget does not allow a single iteration, or `keys` is not an array of keys.
+      ConfigError: if the budget does not allow a single iteration, `keys` is not an array of keys, or the mesh does
+        not divide the environments.
       MemoryError: if the rows need more memory than there is, with what to lower.
     """
     check_budget(config, hyperparams, max_episodes)
@@ -269,23 +295,29 @@ def run(
             "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
         )
     num_rows = keys.shape[0]
+    mesh = mesh_of_rows(num_rows) if mesh is None else mesh
+    check_mesh(config, mesh)
     num_iterations = int(np.max(hyperparams.total_steps)) // config.steps_per_iteration
     within_budget, step = _budgeted_step(config, max_episodes)
     chunk_length = -(-num_iterations // num_chunks)
 
+    layout = state_shardings(mesh)
     started, compile_seconds, chunks = time.perf_counter(), 0.0, []
     with told_what_fits(num_rows) as memory:
         if start is None:
-            states = jax.jit(functools.partial(initial_states, config))(hyperparams, keys, env_params, params)
+            init = jax.jit(functools.partial(initial_states, config, mesh=mesh), out_shardings=layout)
+            states = init(hyperparams, keys, env_params, params)
             progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
         else:  # copies, as the program takes its arguments' buffers
-            progress = start._replace(states=jax.tree.map(jnp.copy, start.states))
+            states = jax.tree.map(jnp.copy, pad_rows(start.states, mesh))
+            progress = start._replace(states=jax.device_put(states, layout))
         if within_budget(progress.states).any():
-            program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), num_rows)
-            program = memory.of(jax.jit(program, donate_argnums=0).lower(progress.states).compile())
+            program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), mesh)
+            program = jax.jit(program, donate_argnums=0, out_shardings=(layout, replicated(mesh)))
+            program = memory.of(program.lower(progress.states).compile())
             compile_seconds = time.perf_counter() - started
         if save is not None:
-            save(progress)
+            save(_of_rows(progress))
         started = time.perf_counter() - progress.seconds
         while within_budget(progress.states).any():
             states, metrics = program(progress.states)
@@ -296,22 +328,31 @@ def run(
             if report is not None:
                 report(chunk)
             if save is not None:
-                save(progress)
+                save(_of_rows(progress))
     train_seconds = time.perf_counter() - started
     metrics = {name: np.concatenate([c.metrics[name] for c in chunks]) for name in (chunks and chunks[0].metrics)}
     steps = np.concatenate([np.zeros((0, num_rows), np.int64), *(chunk.steps for chunk in chunks)])
-    return RunResult(progress.states, metrics, steps, compile_seconds, train_seconds)
+    return RunResult(_of_rows(progress).states, metrics, steps, compile_seconds, train_seconds)
 
 
 def _on_the_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
     """What a chunk made; the iterations after the last row stopped are none."""
-    made = np.asarray(metrics["environment/steps"]).T.astype(np.int64)
+    metrics = {name: np.asarray(value)[: len(before.steps)].T for name, value in metrics.items()}
+    made = metrics["environment/steps"].astype(np.int64)
     num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
     return Chunk(
-        metrics={name: np.asarray(value).T[:num_made] for name, value in metrics.items()},
+        metrics={name: value[:num_made] for name, value in metrics.items()},
         steps=before.steps + np.cumsum(made[:num_made], axis=0),
         iteration=before.iteration,
         seconds=time.perf_counter() - started,
+    )
+
+
+def _of_rows(progress: Progress) -> Progress:
+    """Without the rows that only pad."""
+    num_rows = len(progress.steps)
+    return progress._replace(
+        states=jax.tree.map(lambda leaf: leaf if len(leaf) == num_rows else leaf[:num_rows], progress.states)
     )
 
 

@@ -12,6 +12,7 @@ from grpo_jax.groups import first_members
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.masking import mask_actions
 from grpo_jax.networks import Policy
+from grpo_jax.sharding import along_envs, on_every_device
 from grpo_jax.shuffle import shuffled_order
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree, Trajectory
 
@@ -229,6 +230,7 @@ def minibatch_gradient(
         samples = jax.tree.map(lambda leaf: jnp.take(leaf, here, axis=1), batch._replace(carry=None))
         carry = jax.tree.map(lambda leaf: jnp.take(leaf, here[::together] // together, axis=1), batch.carry)
         samples = samples._replace(advantage=advantage_here, weight=weight_here, carry=carry)
+        samples = along_envs(samples, axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
             algorithm, policy, params, samples, per_step_here, hyperparams
@@ -291,6 +293,8 @@ def update_epochs(
 
     together = members_per_carry(policy, batch)
     num_units = batch.mask.shape[1] // together
+    # Minibatches mix all environments: gathered once, rather than communicated in each update.
+    batch = on_every_device(batch)
     start = (learner, jnp.array(True))
     (learner, _), (applied, finite, metrics) = jax.lax.scan(epoch, start, jax.random.split(key, num_epochs))
     summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}

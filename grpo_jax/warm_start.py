@@ -13,7 +13,7 @@ from grpo_jax.environments import parameters_of_groups
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation import answer
 from grpo_jax.groups import reset_groups
-from grpo_jax.sharding import over_rows
+from grpo_jax.sharding import mesh_of_rows, over_rows
 from grpo_jax.types import PyTree
 
 NUM_ANSWERS = 512  # that a sampled accuracy is measured on
@@ -91,8 +91,11 @@ def warm_start(
         return _Learner(params, optimizer.init(params), key, jnp.zeros(()), jnp.zeros((), jnp.int32))
 
     learners = jax.jit(jax.vmap(start))(keys)
-    chunk = over_rows(lambda learner: jax.lax.cond(unfinished(learner), go_on, lambda same: same, learner), len(keys))
-    chunk = jax.jit(chunk, donate_argnums=0)
+
+    def chunk(learner: _Learner) -> _Learner:
+        return jax.lax.cond(unfinished(learner), go_on, lambda same: same, learner)
+
+    chunk = jax.jit(over_rows(chunk, mesh_of_rows(len(keys))), donate_argnums=0)
     while unfinished(learners).any():
         learners = chunk(learners)
         if report is not None:

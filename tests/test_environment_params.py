@@ -159,12 +159,21 @@ def test_parameters_that_decide_shapes_or_branches_are_static():
     assert moved.observation.tolist() == [12.0] * 5
 
 
+def test_overrides_of_integers_are_whole_numbers():
+    with pytest.raises(ValueError, match="lifetime=1.5 must be a whole number"):
+        make_environment(Probe(), {"lifetime": 1.5})
+    with pytest.raises(ValueError, match="twice=0.5 must be 0 or 1"):
+        make_environment(Sized(), {"twice": 0.5})
+    assert make_environment(Sized(), {"twice": 0.0}).reset(jax.random.key(0), {"scale": 1.0})[1].tolist() == [0.0] * 3
+
+
 @pytest.mark.parametrize(
     "env_params, message",
     [
         ({"lifetim": 2}, "no traced parameter 'lifetim': did you mean 'lifetime'"),
         ({"max_steps_in_episode": 2}, r"the time limit.*is static: Config\(env_params=...\)"),
-        ({"lifetime": jnp.ones(3)}, r"shape \(3,\); give \(\) for all groups, or \(8,\), one for each"),
+        ({"lifetime": 1.5}, "'lifetime' is of int32, and was given float32"),
+        ({"lifetime": jnp.ones(3, jnp.int32)}, r"shape \(3,\); give \(\) for all groups, or \(8,\), one for each"),
     ],
 )
 def test_mistakes_are_told_with_what_was_meant(env_params, message):

@@ -13,10 +13,10 @@ REPOSITORY = PACKAGE.parent
 # A module imports from its own layer and below. A folder is one module of this map.
 LAYERS = [
     {"types", "hyperparams", "errors", "spaces"},
-    {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle", "masking"},
+    {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle", "masking", "sharding"},
     {"networks", "environments"},
     {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization", "sampling"},
-    {"training", "evaluation", "generation", "sharding", "memory", "debugging", "warm_start"},
+    {"training", "evaluation", "generation", "memory", "debugging", "warm_start"},
     {"checkpoint", "logbook", "statistics", "results", "alarms", "trackers", "signals"},
     {"experiments"},
 ]

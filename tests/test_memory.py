@@ -23,7 +23,9 @@ def windows(config, num_windows):
     @jax.jit
     def play(key):
         state = make_init(config)(key, Hyperparams())
-        rollout = start.begin(state.rollout, config.policy, state.params, config.env, key, config.num_envs, config.group_size)
+        rollout = start.begin(
+            state.rollout, config.policy, state.params, config.env, key, config.num_envs, config.group_size
+        )
 
         def window(rollout, key):
             return unroll(

@@ -124,7 +124,8 @@ def test_the_greedy_member_acts_greedily_and_is_not_learnt_from():
     config, state, _, batch = rolled_out("remax")
     assert not batch.mask.reshape(16, 8)[:, [0, 4]].any()
     assert batch.mask.reshape(16, 8)[0, [1, 2, 3, 5, 6, 7]].all()
-    start = config.algorithm.start.begin(state.rollout, config.policy, state.params, config.env, jax.random.key(1), 8, 4)
+    begin = config.algorithm.start.begin
+    start = begin(state.rollout, config.policy, state.params, config.env, jax.random.key(1), 8, 4)
     greedy = jnp.arange(8) % 4 == 0
     _, trajectory = unroll(
         config.policy, config.env, state.params, start, jax.random.key(2), num_steps=16, auto_reset=False, greedy=greedy

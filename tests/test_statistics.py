@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean
 
-from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, steps_to_reach
+from grpo_jax.statistics import (
+    bootstrap_interval,
+    iqm,
+    learning_curve,
+    performance_profile,
+    probability_of_improvement,
+    steps_to_reach,
+)
 
 
 @pytest.mark.parametrize(
@@ -168,3 +175,34 @@ def test_steps_to_reach_errors():
         steps_to_reach([[1]], [[1.0]], 0.0, window=0)
     with pytest.raises(ValueError, match="not empty"):
         steps_to_reach(np.zeros((0, 1)), np.zeros((0, 1)), 0.0)
+
+
+# --- comparisons -----------------------------------------------------------------------------------------------------
+
+
+def test_probability_of_improvement_by_hand():
+    assert probability_of_improvement([1.0, 3.0], [2.0, 3.0])[0] == (0 + 0 + 1 + 0.5) / 4
+    assert probability_of_improvement([5.0, 6.0, 7.0], [1.0, 2.0]) == (1.0, 1.0, 1.0)
+    assert probability_of_improvement([2.0, 2.0], [2.0]) == (0.5, 0.5, 0.5)
+    assert np.isnan(probability_of_improvement([1.0, np.nan], [2.0])).all()
+    with pytest.raises(ValueError, match="needs runs of both"):
+        probability_of_improvement([], [1.0])
+
+
+def test_probability_of_improvement_has_the_interval_of_redrawn_runs():
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(0.7, 1, 12), generator.normal(0, 1, 9)
+    redrawn = [(generator.choice(x, x.size)[:, None] > generator.choice(y, y.size)).mean() for _ in range(4000)]
+    probability, low, high = probability_of_improvement(x, y, num_resamples=4000)
+    assert low < probability == (x[:, None] > y).mean() < high
+    np.testing.assert_allclose([low, high], np.quantile(redrawn, [0.025, 0.975]), atol=0.02)
+
+
+def test_performance_profile_by_hand():
+    share, low, high = performance_profile([1.0, 2.0, 2.0, 4.0], [0.0, 1.0, 2.0, 3.0, 4.0])
+    assert share.tolist() == [1.0, 0.75, 0.25, 0.25, 0.0]
+    assert (low <= share).all() and (share <= high).all()
+    assert low[0] == high[0] == 1.0 and low[-1] == high[-1] == 0.0 and low[2] == 0.0 and high[2] == 0.75
+    assert performance_profile([np.nan, 1.0], [0.0])[0] == 0.5
+    with pytest.raises(ValueError, match="at least one run"):
+        performance_profile([], [0.0])

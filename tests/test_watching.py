@@ -161,8 +161,8 @@ def test_exhausted_memory_says_how_many_rows_would_fit(monkeypatch):
 
 def test_a_record_is_read_and_cut_whatever_a_killed_process_left(tmp_path):
     lines = [
-        {"run": name, "iteration": i, "environment_steps": [10 * i, 5], "environment/steps": [9, None], "x": [0.1, None]}
-        for name in ("a", "b")
+        {"run": run, "iteration": i, "environment_steps": [10 * i, 5], "environment/steps": [9, None], "x": [0.1, None]}
+        for run in "ab"
         for i in range(3)
     ]
     path = tmp_path / "metrics.jsonl"

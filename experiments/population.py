@@ -1,0 +1,80 @@
+"""Population-based selection by hand: rows of the state that do badly become copies of rows that do well.
+
+A state is data, so selection between two chunks of training is a gather along the rows (Jaderberg et al.,
+https://arxiv.org/abs/1711.09846). Run `python -m experiments.population`; the function `select` is the method.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import tyro
+from rich.console import Console
+
+from experiments.study import command, make_plan
+from grpo_jax import TrainState, make_init, make_train_step
+from grpo_jax.sharding import mesh_of_rows, over_rows
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Trains a population on CartPole-v1 and adapts its learning rates as it goes."""
+
+    population: int = 8
+    """How many train side by side."""
+    rounds: int = 10
+    """Selections."""
+    iterations: int = 3
+    """Train steps between two selections."""
+    num_envs: int = 32
+    """Environments of each."""
+    seed: int = 0
+    """Of everything random."""
+
+
+def select(states: TrainState, scores: jax.Array, key: jax.Array) -> TrainState:
+    """The worst quarter goes on from the best quarter, at a learning rate 0.8 or 1.25 times that of its model.
+
+    Args:
+      states: each leaf `[R, ...]`.
+      scores: `[R]`, larger is better; NaN is worst.
+      key: of the factors.
+
+    Returns:
+      The states, each row with its own random key: copies part ways at once.
+    """
+    num_rows = scores.shape[0]
+    order = jnp.argsort(jnp.nan_to_num(scores, nan=-jnp.inf))
+    worst, best = order[: num_rows // 4], order[num_rows - num_rows // 4 :]
+    source = jnp.arange(num_rows).at[worst].set(best)
+    factor = jnp.ones(num_rows).at[worst].set(jax.random.choice(key, jnp.array([0.8, 1.25]), worst.shape))
+    chosen = jax.tree.map(lambda leaf: leaf[source], states)
+    hyperparams = chosen.hyperparams.replace(learning_rate=chosen.hyperparams.learning_rate * factor)
+    return chosen.replace(hyperparams=hyperparams, key=states.key)
+
+
+def main(arguments: Arguments) -> None:
+    num_rows = arguments.population
+    plan = make_plan("CartPole-v1", "grpo", total_steps=10**9)  # so far away that no learning rate decays
+    config = dataclasses.replace(plan.config, num_envs=arguments.num_envs, num_minibatches=4)
+    hyperparams = plan.hyperparams.replace(learning_rate=jnp.logspace(-5, -1, num_rows)).broadcast(num_rows)
+    key_init, key_select = jax.random.split(jax.random.key(arguments.seed))
+    states = jax.vmap(make_init(config))(jax.random.split(key_init, num_rows), hyperparams)
+
+    train_step = make_train_step(config)
+
+    def some_steps(state):
+        return jax.lax.scan(lambda state, _: train_step(state), state, length=arguments.iterations)
+
+    chunk = jax.jit(over_rows(some_steps, mesh_of_rows(num_rows)), donate_argnums=0)
+    console = Console(width=120)
+    for i, key in enumerate(jax.random.split(key_select, arguments.rounds), start=1):
+        states, metrics = chunk(states)
+        scores, rates = metrics["episode/return_mean"][:, -1], states.hyperparams.learning_rate
+        spread = f"learning rates {rates.min():.1e} to {rates.max():.1e}"
+        console.print(f"round {i}: return {jnp.median(scores):.4g}, best {scores.max():.4g}; {spread}")
+        states = jax.jit(select)(states, scores, key)
+
+
+if __name__ == "__main__":
+    command(lambda: main(tyro.cli(Arguments)))

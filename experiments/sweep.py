@@ -1,0 +1,237 @@
+"""Grids and random samples of settings: `python -m experiments.sweep --learning-rate 1e-4 1e-3 1e-2 --num-seeds 16`.
+
+Any flag of `experiments.train` may have several values, which makes it an axis. Axes of `Hyperparams` share a program
+with the seeds, one row each; axes of `Config` change the program, and are gone through one after the other.
+"""
+
+import dataclasses
+import itertools
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.sharding import Mesh
+from rich.table import Table
+
+import grpo_jax
+from experiments.grid import Sweep, make_sweep, shown
+from experiments.settings import SOLVED_AT
+from experiments.study import Plan, Run, Study, StudyArguments, command, evaluate_rows, plot_curves, solved_after
+from experiments.train import as_fields
+from grpo_jax import Config, Hyperparams, make_init, make_train_step
+from grpo_jax.errors import ConfigError
+from grpo_jax.logbook import Logbook
+from grpo_jax.results import write_json
+from grpo_jax.sharding import mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
+from grpo_jax.statistics import bootstrap_interval, iqm
+from grpo_jax.training import Chunk
+
+NUM_SHOWN = 20
+
+
+@dataclasses.dataclass(kw_only=True)
+class Arguments(StudyArguments):
+    """Trains every combination of the values given, all seeds, and ranks them.
+
+    Beside the flags below, any flag of experiments.train, with one value or with several: --learning-rate 1e-3 1e-2.
+    """
+
+    samples: int | None = None
+    """Draw so many settings at random, log-uniformly between the two values of each flag, in place of a grid."""
+    memory: float | None = None
+    """GiB on each device that may be used; by default 80% of what there is. More rows than fit go one after another."""
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def plans_at_once(config: Config, num_plans: int, num_seeds: int, mesh: Mesh | None, available: float) -> int:
+    """How many configurations, all their seeds, fit into memory together, by XLA's analysis of the compiled program.
+
+    Args:
+      config: what they have in common.
+      num_plans, num_seeds: how many there are.
+      mesh: over which rows are split; None as in `run`.
+      available: bytes on each device.
+
+    Raises:
+      ConfigError: not even one fits.
+    """
+    count = num_plans
+    while (needed := _bytes_needed(config, count * num_seeds, mesh)) > available:
+        if count == 1:
+            raise ConfigError(
+                f"the {num_seeds} seeds of one configuration need {needed / 2**30:.3g} GiB on a device, and there are "
+                f"{available / 2**30:.3g}; use --num-seeds {max(1, int(num_seeds * available / needed))} or fewer "
+                "environments or steps"
+            )
+        count = min(count - 1, max(1, int(count * available / needed)))
+    return count
+
+
+def _bytes_needed(config: Config, num_rows: int, mesh: Mesh | None) -> int:
+    """On each device, by a train step of so many rows."""
+    mesh = mesh_of_rows(num_rows) if mesh is None else mesh
+
+    def initial_states():
+        rows = jax.random.split(jax.random.key(0), num_rows), Hyperparams().broadcast(num_rows)
+        return jax.vmap(make_init(config))(*pad_rows(rows, mesh))
+
+    layout = state_shardings(mesh)
+    step = jax.jit(
+        over_rows(make_train_step(config), mesh),
+        in_shardings=(layout,),
+        out_shardings=(layout, replicated(mesh)),
+        donate_argnums=0,
+    )
+    sizes = step.lower(jax.eval_shape(initial_states)).compile().memory_analysis()
+    whole = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
+    return whole - sizes.alias_size_in_bytes
+
+
+def available_memory() -> float:
+    """Bytes on each device that a program may take: 80% of what the device has, CPUs sharing the host's."""
+    device = jax.local_devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if limit is None:
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / jax.local_device_count()
+    return 0.8 * limit
+
+
+def run_together(study: Study, plans: list[Plan], arguments: Arguments) -> None:
+    """Trains configurations of one program at once, a row for each seed of each; the study records them one by one.
+
+    They share its time: steps per second of each are a part of the program's.
+    """
+    started, core_started = time.perf_counter(), time.process_time()
+    config, num_seeds = plans[0].config, arguments.num_seeds
+    # The seeds that experiments.train would use; the configurations vary fastest, so that each device has some of all.
+    key_train, key_evaluate = jax.random.split(jax.random.key(arguments.seed))
+    keys, keys_evaluate = (
+        jnp.repeat(jax.random.split(key, num_seeds), len(plans)) for key in (key_train, key_evaluate)
+    )
+    hyperparams = jax.tree.map(
+        lambda *values: np.tile(np.array(values, np.float32), num_seeds), *(plan.hyperparams for plan in plans)
+    )
+    name = f"{len(plans)} configurations × {num_seeds} seeds on {config.env.name}"
+    total_steps = int(hyperparams.total_steps.max())
+    with Logbook(None, run=name, total_steps=total_steps, num_seeds=len(keys), console=study.console) as logbook:
+        result = grpo_jax.run(config, hyperparams, keys, report=logbook.record, mesh=study.mesh)
+    final_returns = evaluate_rows(config, result.states, keys_evaluate, study.mesh)
+    spent, runs = (time.perf_counter() - started, time.process_time() - core_started), []
+    for i, plan in enumerate(plans):
+        mine = np.s_[..., i :: len(plans)]
+        metrics = {name: value[mine] for name, value in result.metrics.items()}
+        of_plan = result._replace(states=None, metrics=metrics, steps=result.steps[mine])
+        name = f"{plan.label} on {config.env.name}"
+        with Logbook(study.out, run=name, total_steps=total_steps, num_seeds=num_seeds, console=False) as logbook:
+            logbook.record(Chunk(metrics, of_plan.steps, iteration=0, seconds=result.train_seconds))
+        runs.append(Run(*plan, of_plan, final_returns[mine], *spent))
+    study.record(*runs)
+
+
+def main(arguments: Arguments, flags: Sequence[str]) -> None:
+    sweep = make_sweep(flags, arguments.samples, arguments.seed)
+    study = Study("sweep", sweep.plans, arguments)
+    available = available_memory() if arguments.memory is None else arguments.memory * 2**30
+    for config, group in itertools.groupby(sweep.plans, key=lambda plan: plan.config):
+        plans = list(group)
+        at_once = plans_at_once(config, len(plans), arguments.num_seeds, study.mesh, available)
+        num_parts = -(-len(plans) // at_once)
+        for part in range(num_parts):
+            run_together(study, plans[part::num_parts], arguments)
+    show(study, sweep)
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def show(study: Study, sweep: Sweep) -> None:
+    """Prints the ranking, draws sweep.png and learning_curves.png, and writes best.json."""
+    point_of = {plan.label: point for plan, point in zip(sweep.plans, sweep.points, strict=True)}
+    scored = [(float(iqm(run.final_returns)), run) for run in study.runs]
+    # A configuration that diverged has no number, and comes last.
+    ranked = [run for _, run in sorted(scored, key=lambda pair: -np.nan_to_num(pair[0], nan=-np.inf))]
+    best = ranked[0]
+    study.console.print(ranking(sweep.axes, [point_of[run.label] for run in ranked], ranked))
+    write_json(study.out / "best.json", as_fields(best.config, best.hyperparams))
+    plot(sweep.axes, [point_of[run.label] for run in study.runs], study.runs, study.out / "sweep.png")
+    plot_curves(ranked[:10], study.out / "learning_curves.png", "environment steps")
+    for line in (
+        f"Final return: IQM and 95% interval over {len(best.final_returns)} seeds.",
+        f"Results in {study.out}: summary.json, metrics.jsonl, best.json, sweep.png, learning_curves.png (best ten)",
+        f"The best again: python -m experiments.train --config {study.out / 'best.json'}",
+    ):
+        study.console.print(line, highlight=False, soft_wrap=True)
+
+
+def ranking(axes: Sequence[str], points: list[tuple], runs: list[Run]) -> Table:
+    """The best configurations, best first."""
+    environment = runs[0].environment
+    solved = [f"steps to {SOLVED_AT[environment]:g}"] if environment in SOLVED_AT else []
+    title = environment + (f", the best {NUM_SHOWN} of {len(runs)}" if len(runs) > NUM_SHOWN else "")
+    rendered = Table("", *axes, "final return", "worst seed", *solved, "steps a seed", title=title)
+    for rank, (point, run) in enumerate(zip(points[:NUM_SHOWN], runs, strict=False), start=1):
+        low, high = bootstrap_interval(run.final_returns)
+        row = [str(rank), *map(shown, point), f"{iqm(run.final_returns):.4g} [{low:.4g}, {high:.4g}]"]
+        row.append(f"{run.final_returns.min():.4g}")
+        if solved:
+            steps = solved_after(run)
+            row.append(f"{steps:,.0f}" if np.isfinite(steps) else "not reached")
+        rendered.add_row(*row, f"{run.result.steps[-1].mean():,.0f}")
+    return rendered
+
+
+def plot(axes: Sequence[str], points: list[tuple], runs: list[Run], path: Path) -> None:
+    """A heat map of the IQMs where there are two axes in a grid; else a panel for each axis, with 95% intervals."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    scores = np.array([iqm(run.final_returns) for run in runs])
+    values = [sorted(set(column)) for column in zip(*points, strict=True)]
+    if len(axes) == 2 and len(runs) == len(values[0]) * len(values[1]):
+        size = (2 + 0.9 * len(values[1]), 1.6 + 0.6 * len(values[0]))
+        figure, axis = plt.subplots(figsize=size, layout="constrained")
+        grid = np.empty([len(column) for column in values])
+        for point, score in zip(points, scores, strict=True):
+            grid[tuple(column.index(value) for column, value in zip(values, point, strict=True))] = score
+        image = axis.imshow(grid, origin="lower", aspect="auto")
+        for row, column in np.ndindex(grid.shape):
+            light = image.norm(grid[row, column]) > 0.6
+            axis.text(column, row, f"{grid[row, column]:.4g}", ha="center", va="center", color="k" if light else "w")
+        axis.set(ylabel=axes[0], xlabel=axes[1])
+        axis.set_yticks(range(len(values[0])), map(shown, values[0]))
+        axis.set_xticks(range(len(values[1])), map(shown, values[1]))
+        figure.colorbar(image, label="final return (IQM)")
+    else:
+        columns = min(4, len(axes))
+        rows = -(-len(axes) // columns)
+        size = (4.8 * columns, 3.6 * rows)
+        figure, panels = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+        intervals = np.array([bootstrap_interval(run.final_returns) for run in runs]).T
+        errors = abs(intervals - scores)
+        for i, axis in enumerate(panels.flat):
+            axis.set_visible(i < len(axes))
+            if i < len(axes):
+                x = [point[i] for point in points]
+                axis.errorbar(x, scores, errors, fmt="o", markersize=4, elinewidth=0.8, capsize=2)
+                if not isinstance(x[0], str) and min(x) > 0 and max(x) >= 10 * min(x):
+                    axis.set_xscale("log")
+                axis.set(xlabel=axes[i])
+                axis.spines[["top", "right"]].set_visible(False)
+        figure.supylabel("final return (IQM, 95% interval)", fontsize="medium")
+    figure.suptitle(f"{runs[0].environment}, {len(runs[0].final_returns)} seeds", fontsize="small", color="0.4")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    command(lambda: main(*tyro.cli(Arguments, args=sys.argv[1:], return_unknown_args=True)))
