@@ -7,7 +7,17 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from experiments.study import Plan, Run, Study, StudyArguments, command, draw_curves, hardware, make_plan, sampled_return
+from experiments.study import (
+    Plan,
+    Run,
+    Study,
+    StudyArguments,
+    command,
+    draw_curves,
+    hardware,
+    make_plan,
+    sampled_return,
+)
 from grpo_jax.algorithms import name_of
 from grpo_jax.results import write_json
 from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve

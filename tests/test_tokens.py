@@ -5,8 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import GRPO, Config, slots
-from grpo_jax.advantages import decoupled_normalized
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.tokens import (
     ACCURACY,
@@ -26,8 +24,6 @@ from grpo_jax.environments.tokens import (
     well_formed,
 )
 from grpo_jax.errors import ConfigError
-from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.types import RewardParts
 
 KEYS = jax.random.split(jax.random.key(0), 200)
 
@@ -87,7 +83,8 @@ def test_solutions_answer_their_prompts(kind):
 def test_countdown_reads_expressions():
     task = make_task("countdown-3")
     problem = task.draw(KEYS[0])._replace(numbers=jnp.array([2, 3, 7]), target=jnp.array(13))
-    judge = jax.jit(lambda completion: jnp.stack([f(task, problem, completion) for f in (accuracy, well_formed, progress)]))
+    judges = (accuracy, well_formed, progress)
+    judge = jax.jit(lambda completion: jnp.stack([judge(task, problem, completion) for judge in judges]))
     for written, verdict in {
         "2*3+7$": (1, 1, 1),
         "7+3*2$": (1, 1, 1),
@@ -107,7 +104,8 @@ def test_parity_accepts_an_answer_and_checks_the_steps():
     task = make_task("parity-4")
     problem = tokens(task, "101", 4)
     judge = jax.jit(lambda completion: (accuracy(task, problem, completion), progress(task, problem, completion)))
-    for written, verdict in {"110$": (1, 1), "000$": (1, 0.5), "111$": (0, 0.75), "0$": (0, 0), "110": (0, 0.75)}.items():
+    verdicts = {"110$": (1, 1), "000$": (1, 0.5), "111$": (0, 0.75), "0$": (0, 0), "110": (0, 0.75)}
+    for written, verdict in verdicts.items():
         assert judge(tokens(task, written)) == verdict, written
 
 
