@@ -17,14 +17,15 @@ LAYERS = [
     {"networks", "environments"},
     {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization", "sampling"},
     {"training", "evaluation", "generation", "memory", "debugging", "warm_start"},
-    {"checkpoint", "logbook", "statistics", "results", "alarms", "trackers", "signals"},
+    {"checkpoint", "logbook", "pretrained", "statistics", "results", "alarms", "trackers", "signals"},
     {"experiments"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 HOST_LAYER = 5
 DRAWS = "grpo_jax.environments.render"  # knows gymnax, and is the host's: nothing below the host imports it
 HOST_LIBRARIES = {
-    "json", "matplotlib", "optparse", "orbax", "PIL", "rich", "sys", "tensorboardX", "tqdm", "tyro", "wandb",
+    "json", "matplotlib", "optparse", "orbax", "PIL", "rich", "safetensors", "sys", "tensorboardX", "tokenizers",
+    "tqdm", "tyro", "wandb",
 }  # fmt: skip
 
 
