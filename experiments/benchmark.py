@@ -28,7 +28,7 @@ from experiments import peers
 from experiments.study import command, hardware, num_cores, versions
 from experiments.workloads import WHOLE, Case, final_returns, make_cases, make_config, matmul, ours
 from grpo_jax.errors import ConfigError
-from grpo_jax.logbook import write_json
+from grpo_jax.results import write_json
 from grpo_jax.statistics import bootstrap_interval, iqm
 
 DEFAULT_NUM_ENVS = {"CartPole-v1": (64, 512, 2048)}

@@ -1,45 +1,59 @@
 """PPO and GRPO on every environment of gymnax: `python -m experiments.gymnax_suite`."""
 
 import dataclasses
+import json
+from pathlib import Path
 
-import jax
 import numpy as np
 import tyro
-from rich.table import Table
 
-from experiments.study import NUM_EVALUATION_EPISODES, Plan, Run, Study, StudyArguments, command, make_plan, plot_curves
-from grpo_jax import evaluate, make_init
-from grpo_jax.statistics import bootstrap_interval, iqm
+from experiments.study import Plan, Run, Study, StudyArguments, command, draw_curves, hardware, make_plan
+from grpo_jax.algorithms import name_of
+from grpo_jax.results import write_json
+from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve
 
-RETURN_TO_GO = (
-    "Pendulum-v1",
-    "Reacher-misc",
-    "Swimmer-misc",
-    "PointRobot-misc",
-    "UmbrellaChain-bsuite",
-    "BernoulliBandit-misc",
-    "GaussianBandit-misc",
-    "MetaMaze-misc",
-    "Pong-misc",
-    "Asterix-MinAtar",
-    "Breakout-MinAtar",
-    "Freeway-MinAtar",
-    "Seaquest-MinAtar",
-    "SpaceInvaders-MinAtar",
-)
-"""Where many steps pay and most of a return is not a step's doing: GRPO compares returns-to-go there, else returns."""
+SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
+NUM_EVALUATION_EPISODES = 32
+
+VARIANTS = {
+    "Pendulum-v1": "grpo_return_to_go",
+    "Reacher-misc": "grpo_return_to_go",
+    "Swimmer-misc": "grpo_return_to_go",
+    "PointRobot-misc": "grpo_return_to_go",
+    "UmbrellaChain-bsuite": "grpo_return_to_go",
+    "BernoulliBandit-misc": "grpo_return_to_go",
+    "GaussianBandit-misc": "grpo_return_to_go",
+    "MetaMaze-misc": "grpo_return_to_go",
+    "Pong-misc": "grpo_return_to_go",
+    "Asterix-MinAtar": "grpo_return_to_go",
+    "Breakout-MinAtar": "grpo_return_to_go",
+    "Freeway-MinAtar": "grpo_return_to_go",
+    "Seaquest-MinAtar": "grpo_return_to_go",
+    "SpaceInvaders-MinAtar": "grpo_return_to_go",
+    "DeepSea-bsuite": "rloo",
+}
+"""Of GRPO, where another suits better: returns-to-go where many steps pay and most of a return is not a step's doing;
+no division by the group's deviation where that would blow up the small costs of unlucky groups."""
 
 STEPS = {
-    "MountainCar-v0": 1_000_000,
-    "MountainCarContinuous-v0": 1_000_000,
-    "Acrobot-v1": 1_000_000,
+    "CartPole-v1": 500_000,
+    "Acrobot-v1": 500_000,
+    "MountainCar-v0": 400_000,
+    "MountainCarContinuous-v0": 200_000,
+    "Pendulum-v1": 200_000,
     "MemoryChain-bsuite": 200_000,
-    "SimpleBandit-bsuite": 100_000,
-    "Seaquest-MinAtar": 200_000,
-    "Asterix-MinAtar": 1_000_000,
-    "Breakout-MinAtar": 1_000_000,
-    "Freeway-MinAtar": 1_000_000,
-    "SpaceInvaders-MinAtar": 1_000_000,
+    "UmbrellaChain-bsuite": 100_000,
+    "DiscountingChain-bsuite": 100_000,
+    "SimpleBandit-bsuite": 50_000,
+    "BernoulliBandit-misc": 150_000,
+    "GaussianBandit-misc": 150_000,
+    "DeepSea-bsuite": 150_000,
+    "MetaMaze-misc": 500_000,
+    "Asterix-MinAtar": 500_000,
+    "Breakout-MinAtar": 500_000,
+    "Freeway-MinAtar": 500_000,
+    "SpaceInvaders-MinAtar": 500_000,
+    "Seaquest-MinAtar": 100_000,
 }
 """Environment steps a seed may take, 300,000 where nothing is said."""
 
@@ -62,6 +76,20 @@ PUBLISHED = {
 }
 """gymnax's own README (best of PPO and evolution strategies, https://github.com/RobertTLange/gymnax); of MinAtar
 purejaxrl's PPO after 5 million steps, on gymnax 1.0.1."""
+
+GOALS = {
+    "CartPole-v1": 490.0,
+    "Acrobot-v1": -90.0,
+    "MountainCar-v0": -120.0,
+    "MountainCarContinuous-v0": 85.0,
+    "Pendulum-v1": -250.0,
+    "Catch-bsuite": 0.98,
+    "DeepSea-bsuite": 0.95,
+    "MemoryChain-bsuite": 0.95,
+    "SimpleBandit-bsuite": 0.98,
+    "BernoulliBandit-misc": 85.0,
+}
+"""The mean return that the better of the two should reach."""
 
 ENVIRONMENTS = (
     "CartPole-v1",
@@ -95,56 +123,114 @@ ENVIRONMENTS = (
 
 @dataclasses.dataclass
 class Arguments(StudyArguments):
-    """Trains PPO and GRPO on gymnax's environments with the settings of each, and compares them."""
+    """Trains PPO and GRPO on gymnax's environments with the settings of each, and compares them.
 
-    environments: tuple[str, ...] = ENVIRONMENTS
-    """Names of gymnax environments."""
-    num_seeds: int = 6
+    The results of an environment are written as soon as it is done, beside those that the folder has already.
+    """
+
+    environments: tuple[str, ...] = ()
+    """Names of gymnax environments, to be run even if the folder has them; if left out, all that it has not."""
+    num_seeds: int = 5
     """Independent runs of each."""
     steps_factor: float = 1.0
     """Times as many environment steps as usual."""
+    out: Path = Path("runs/gymnax_suite")
+    """Folder for the results."""
 
 
 def main(arguments: Arguments) -> None:
-    plans = []
-    for environment in arguments.environments:
-        total_steps = int(arguments.steps_factor * STEPS.get(environment, 300_000))
-        for algorithm in ("ppo", "grpo_return_to_go" if environment in RETURN_TO_GO else "grpo"):
-            label = "PPO" if algorithm == "ppo" else "GRPO"
-            plans.append(make_plan(environment, algorithm, total_steps=total_steps)._replace(label=label))
-    study = Study("gymnax_suite", plans, arguments)
-    untrained = {plan.config.env.name: untrained_return(plan) for plan in plans if plan.label == "PPO"}
-    study.run_all()
-    plot_curves(study.runs, study.out / "learning_curves.png", "environment steps")
-    rows = [row(environment, study.runs, untrained[environment]) for environment in arguments.environments]
-    table = Table("environment", "steps", "untrained", "PPO", "GRPO", "published")
-    for cells in rows:
-        table.add_row(*cells)
-    study.console.print(table)
-    lines = ["| environment | steps | untrained | PPO | GRPO | published |", "|---|---|---|---|---|---|"]
-    (study.out / "table.md").write_text("\n".join(lines + [f"| {' | '.join(cells)} |" for cells in rows]) + "\n")
-    study.console.print(f"Results in {study.out}: table.md, summary.json, metrics.jsonl, learning_curves.png")
+    summary = arguments.out / SUMMARY
+    results = json.loads(summary.read_text()) if summary.exists() else {}
+    environments = arguments.environments or tuple(name for name in ENVIRONMENTS if name not in results)
+    plans = {environment: plans_of(environment, arguments.steps_factor) for environment in environments}
+    for environment in environments:
+        own_folder = dataclasses.replace(arguments, out=None)
+        study = Study(
+            f"gymnax_suite_{environment}",
+            plans[environment],
+            own_folder,
+            num_evaluation_episodes=NUM_EVALUATION_EPISODES,
+        )
+        study.run_all()
+        results[environment] = result(study.runs)
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        write_results(dict(sorted(results.items(), key=lambda item: ENVIRONMENTS.index(item[0]))), arguments.out)
+    print((arguments.out / TABLE).read_text())
+    print(f"Results in {arguments.out}: {TABLE}, {SUMMARY}, {CURVES}")
 
 
-def untrained_return(plan: Plan) -> float:
-    """Of a policy as it is initialised: all actions about equally likely, or Gaussian with a deviation of 1."""
-    state = make_init(plan.config)(jax.random.key(0), plan.hyperparams)
-    play = jax.jit(lambda state, key: evaluate(plan.config, state, key, num_episodes=NUM_EVALUATION_EPISODES).returns)
-    return float(np.mean(play(state, jax.random.key(1))))
+def plans_of(environment: str, steps_factor: float) -> list[Plan]:
+    """PPO's run and GRPO's."""
+    total_steps = int(steps_factor * STEPS.get(environment, 300_000))
+    algorithms = {"PPO": "ppo", "GRPO": VARIANTS.get(environment, "grpo")}
+    plans = {label: make_plan(environment, name, total_steps=total_steps) for label, name in algorithms.items()}
+    return [plan._replace(label=label) for label, plan in plans.items()]
 
 
-def row(environment: str, runs: list[Run], untrained: float) -> list[str]:
-    """The cells of one environment; an asterisk marks GRPO with returns-to-go."""
-    of_environment = {run.label: run for run in runs if run.environment == environment}
+def result(runs: list[Run]) -> dict:
+    """What summary.json says of an environment.
 
-    def cell(label: str) -> str:
-        returns = of_environment[label].final_returns
-        low, high = bootstrap_interval(returns)
-        mark = "*" if label == "GRPO" and environment in RETURN_TO_GO else ""
-        return f"{iqm(returns):.4g}{mark} [{low:.4g}, {high:.4g}]"
+    The random policy's return is that of GRPO's first rollouts, whole episodes of a policy as it is initialised: all
+    actions about equally likely, or Gaussian with a deviation of half the bounds' width.
+    """
+    of = {run.label: run for run in runs}
+    return {
+        "steps": int(of["PPO"].hyperparams.total_steps),
+        "random": round_to(np.mean(of["GRPO"].returns[0])),
+        "num_seeds": len(of["PPO"].final_returns),
+        "hardware": hardware(),
+        "runs": {label: result_of_run(run) for label, run in of.items()},
+    }
 
-    steps = f"{int(of_environment['PPO'].hyperparams.total_steps):,}"
-    return [environment, steps, f"{untrained:.4g}", cell("PPO"), cell("GRPO"), PUBLISHED.get(environment, "")]
+
+def result_of_run(run: Run) -> dict:
+    """Final returns, times and the curve, to four digits."""
+    curve = learning_curve(run.result.steps, run.returns, num_points=50)
+    return {
+        "algorithm": name_of(run.config.algorithm),
+        "iqm": round_to(iqm(run.final_returns)),
+        "ci95": [round_to(bound) for bound in bootstrap_interval(run.final_returns)],
+        "per_seed": [round_to(final_return) for final_return in run.final_returns],
+        "wall_seconds": round_to(run.wall_seconds),
+        "core_seconds": round_to(run.core_seconds),
+        "curve": {name: [round_to(value) for value in values] for name, values in curve._asdict().items()},
+    }
+
+
+def round_to(value: float) -> float:
+    """Four significant digits."""
+    return float(f"{value:.4g}")
+
+
+def write_results(results: dict, out: Path) -> None:
+    """All three files, from what the first one holds."""
+    write_json(out / SUMMARY, results)
+    header = ["environment", "steps", "PPO", "GRPO", "random", "published", "goal", "PPO's core time"]
+    rows = [header, ["---"] * len(header)] + [row(name, entry) for name, entry in results.items()]
+    (out / TABLE).write_text("\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n")
+    panels = {
+        name: {label: Curve(*map(np.asarray, run["curve"].values())) for label, run in entry["runs"].items()}
+        for name, entry in results.items()
+    }
+    draw_curves(panels, out / CURVES, "environment steps", min(entry["num_seeds"] for entry in results.values()))
+
+
+def row(environment: str, entry: dict) -> list[str]:
+    """The cells of one environment; a variant of GRPO is named."""
+
+    def cell(run: dict) -> str:
+        low, high = run["ci95"]
+        variant = "" if run["algorithm"] in ("ppo", "grpo") else f" `{run['algorithm']}`"
+        return f"{run['iqm']:.4g} [{low:.4g}, {high:.4g}]{variant}"
+
+    ppo, grpo = entry["runs"]["PPO"], entry["runs"]["GRPO"]
+    goal = ""
+    if environment in GOALS:
+        met = max(ppo["iqm"], grpo["iqm"]) >= GOALS[environment]
+        goal = f"{GOALS[environment]:g}" + ("" if met else " (missed)")
+    published = PUBLISHED.get(environment, "")
+    cells = [f"{entry['steps']:,}", cell(ppo), cell(grpo), f"{entry['random']:.4g}", published, goal]
+    return [environment, *cells, f"{ppo['core_seconds']:.0f} s"]
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ import importlib.metadata
 import math
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,15 +20,15 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Column, Table
 
-import grpo_jax
 from experiments.devices import DeviceArguments, join_processes, parse_mesh
+from experiments.recording import RecordingArguments, StopSignal, Subject, claim, recorded_run
 from experiments.settings import SOLVED_AT, settings
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
-from grpo_jax.logbook import Logbook, claim_directory, write_json
+from grpo_jax.results import write_json
 from grpo_jax.sharding import mesh_of_rows, over_rows, replicated
-from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, steps_to_reach
+from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
 from grpo_jax.training import RunResult, check_budget, check_mesh
 
 NUM_EVALUATION_EPISODES = 128
@@ -43,6 +44,8 @@ class Run(NamedTuple):
     result: RunResult
     final_returns: np.ndarray  # [num_seeds]
     wall_seconds: float
+    core_seconds: float  # of all cores together, also where other processes slow this one down
+    warnings: Sequence[str] = ()
 
     @property
     def environment(self) -> str:
@@ -66,7 +69,7 @@ class Run(NamedTuple):
 
 
 @dataclasses.dataclass
-class StudyArguments(DeviceArguments):
+class StudyArguments(RecordingArguments, DeviceArguments):
     """What every experiment takes from the command line."""
 
     num_seeds: int = 16
@@ -102,7 +105,15 @@ class Study:
     It takes the whole plan and checks it before it makes the folder, so that a mistake costs nothing.
     """
 
-    def __init__(self, name: str, plans: list[Plan], arguments: StudyArguments, *, max_episodes: float = math.inf):
+    def __init__(
+        self,
+        name: str,
+        plans: list[Plan],
+        arguments: StudyArguments,
+        *,
+        max_episodes: float = math.inf,
+        num_evaluation_episodes: int = NUM_EVALUATION_EPISODES,
+    ):
         if arguments.num_seeds < 1:
             raise ConfigError(f"num_seeds={arguments.num_seeds} is not a positive integer")
         self.mesh = parse_mesh(arguments.mesh)
@@ -110,45 +121,57 @@ class Study:
             check_budget(plan.config, plan.hyperparams, max_episodes)
             if self.mesh is not None:
                 check_mesh(plan.config, self.mesh)
+        arguments.check(arguments.out)
+        key_train, self._key_evaluate = jax.random.split(jax.random.key(arguments.seed))
+        keys = jax.random.split(key_train, arguments.num_seeds)
+        self.subjects = [
+            Subject(f"{plan.label} on {plan.config.env.name}", plan.config, plan.hyperparams, keys, max_episodes)
+            for plan in plans
+        ]
+        if arguments.checkpoint_every and len({subject.folder for subject in self.subjects}) < len(plans):
+            raise ConfigError("two runs have the same name, so their checkpoints would be mixed up; leave one out")
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        self.out = arguments.out or Path("runs") / f"{name}_{stamp}"
         leads = jax.process_index() == 0
         if not leads:  # what the other processes of a run write is seen by nobody
             self._nowhere = tempfile.TemporaryDirectory()
-        out = arguments.out or Path("runs") / f"{name}_{stamp}"
-        self.out = claim_directory(out if leads else Path(self._nowhere.name))
+            self.out = Path(self._nowhere.name)
         self.console = Console(width=None if sys.stdout.isatty() else 120, quiet=not leads)
+        for line in claim(self.out, self.subjects, arguments, versions()):
+            self.console.print(line, highlight=False)
         self.runs: list[Run] = []
         self.plans = plans
-        self._seed, self._num_seeds, self._max_episodes = arguments.seed, arguments.num_seeds, max_episodes
+        self._num_seeds, self._arguments = arguments.num_seeds, arguments
+        self._num_evaluation_episodes = num_evaluation_episodes
         if arguments.compilation_cache:
             cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
             jax.config.update("jax_compilation_cache_dir", str(cache))
 
     def run_all(self) -> list[TrainState]:
         """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`."""
-        return [self._run(*plan) for plan in self.plans]
+        return [self._run(plan, subject) for plan, subject in zip(self.plans, self.subjects, strict=True)]
 
-    def _run(self, label: str, config: Config, hyperparams: Hyperparams) -> TrainState:
+    def _run(self, plan: Plan, subject: Subject) -> TrainState:
         """Trains all seeds in one program, with live progress and metrics.jsonl, and evaluates them."""
-        started = time.perf_counter()
-        key_train, key_evaluate = jax.random.split(jax.random.key(self._seed))
-        total_steps = int(hyperparams.total_steps)
-        name = f"{label} on {config.env.name}"
-        with Logbook(
-            self.out, run=name, total_steps=total_steps, num_seeds=self._num_seeds, console=self.console
-        ) as logbook:
-            result = grpo_jax.run(
-                config,
-                hyperparams,
-                jax.random.split(key_train, self._num_seeds),
-                max_episodes=self._max_episodes,
-                report=logbook.record,
-                mesh=self.mesh,
-            )
-        keys = jax.random.split(key_evaluate, self._num_seeds)
-        final_returns = evaluate_rows(config, result.states, keys, self.mesh)
-        wall_seconds = time.perf_counter() - started
-        done = Run(label, config, hyperparams, result._replace(states=None), final_returns, wall_seconds)
+        started, core_started = time.perf_counter(), time.process_time()
+        label, config, hyperparams = plan
+        result, warnings = recorded_run(
+            subject, self.out, self._arguments, versions=versions(), console=self.console, mesh=self.mesh
+        )
+        keys = jax.random.split(self._key_evaluate, self._num_seeds)
+        final_returns = evaluate_rows(
+            config, result.states, keys, self.mesh, num_episodes=self._num_evaluation_episodes
+        )
+        done = Run(
+            label,
+            config,
+            hyperparams,
+            result._replace(states=None),
+            final_returns,
+            wall_seconds=time.perf_counter() - started,
+            core_seconds=time.process_time() - core_started,
+            warnings=warnings,
+        )
         self.record(done)
         return result.states
 
@@ -168,17 +191,25 @@ class Study:
         plot_curves(self.runs, self.out / "learning_curves.png", over)
         for environment in dict.fromkeys(run.environment for run in self.runs):
             self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
-        seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {NUM_EVALUATION_EPISODES} sampled episodes each"
+        episodes = f"{self._num_evaluation_episodes} sampled episodes each"
+        seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {episodes}"
         self.console.print(f"Final return: {seeds}.", highlight=False)
         self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", highlight=False)
 
 
-def evaluate_rows(config: Config, states: TrainState, keys: jax.Array, mesh: Mesh | None) -> np.ndarray:
+def evaluate_rows(
+    config: Config,
+    states: TrainState,
+    keys: jax.Array,
+    mesh: Mesh | None,
+    *,
+    num_episodes: int = NUM_EVALUATION_EPISODES,
+) -> np.ndarray:
     """`[R]` mean return of each row's final policy; one key each."""
     mesh = mesh_of_rows(len(keys)) if mesh is None else mesh
 
     def final_return(row):
-        return evaluate(config, *row, num_episodes=NUM_EVALUATION_EPISODES).returns.mean()
+        return evaluate(config, *row, num_episodes=num_episodes).returns.mean()
 
     final_returns = jax.jit(over_rows(final_return, mesh), out_shardings=replicated(mesh))((states, keys))
     return np.asarray(final_returns, np.float64)
@@ -192,9 +223,14 @@ def command(main: Callable[[], None]) -> None:
     try:
         join_processes()
         main()
-    except (ConfigError, FileExistsError) as error:
+    except (ConfigError, FileExistsError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except StopSignal as stop:
+        print(stop.message, file=sys.stderr)
+        raise
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def summarise(run: Run) -> dict:
@@ -213,6 +249,8 @@ def summarise(run: Run) -> dict:
         "steps_per_second": run.steps_per_second,
         "compile_seconds": run.result.compile_seconds,
         "wall_seconds": run.wall_seconds,
+        "core_seconds": run.core_seconds,
+        "warnings": run.warnings,
         "skipped_updates": int(np.nansum(run.result.metrics["optim/skipped_updates"])),
         "config": config | {"environment": run.environment, "algorithm": name_of(run.config.algorithm)},
         "hyperparams": {name: getattr(run.hyperparams, name) for name in run.hyperparams.__dataclass_fields__},
@@ -255,28 +293,33 @@ def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
 
 def plot_curves(runs: list[Run], path: Path, over: str) -> None:
     """One panel for each environment: IQM over seeds with its 95% band, over "environment steps" or "episodes"."""
+    panels: dict[str, dict[str, Curve]] = {run.environment: {} for run in runs}
+    for run in runs:
+        if not np.isnan(run.returns).all():
+            made = run.result.steps if over == "environment steps" else run.episodes
+            panels[run.environment][run.label] = learning_curve(made, run.returns)
+    draw_curves(panels, path, over, len(runs[0].final_returns))
+
+
+def draw_curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, over: str, num_seeds: int) -> None:
+    """The curves of each environment, by their labels, in a panel."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    environments = list(dict.fromkeys(run.environment for run in runs))
-    labels = list(dict.fromkeys(run.label for run in runs))
-    columns = min(5, len(environments))
-    rows = -(-len(environments) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(6.4 * columns, 4.2 * rows), squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat[len(environments) :]:
+    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
+    columns = min(5, len(panels))
+    rows = -(-len(panels) // columns)
+    width = 6.4 if columns < 4 else 3.6
+    size = (width * columns, 0.66 * width * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    for environment, axis in zip(environments, axes.flat, strict=False):
-        for run in (run for run in runs if run.environment == environment):
-            if np.isnan(run.returns).all():
-                continue
-            made = run.result.steps if over == "environment steps" else run.episodes
-            curve = learning_curve(made, run.returns)
-            color = f"C{labels.index(run.label)}"
-            axis.plot(curve.steps, curve.mean, color=color, label=run.label)
+    for (environment, curves), axis in zip(panels.items(), axes.flat, strict=False):
+        for label, curve in curves.items():
+            color = f"C{labels.index(label)}"
+            axis.plot(curve.steps, curve.mean, color=color, label=label)
             axis.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
         if environment in SOLVED_AT:
             axis.axhline(SOLVED_AT[environment], color="0.6", linestyle="--", linewidth=0.8, zorder=0)
@@ -284,7 +327,6 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, loc="lower right")
-    num_seeds = len(runs[0].final_returns)
     figure.suptitle(f"IQM of {num_seeds} seeds, 95% bootstrap interval", fontsize="small", color="0.4")
     figure.savefig(path, dpi=150)
     plt.close(figure)

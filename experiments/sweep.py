@@ -26,7 +26,8 @@ from experiments.study import Plan, Run, Study, StudyArguments, command, evaluat
 from experiments.train import as_fields
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.errors import ConfigError
-from grpo_jax.logbook import Logbook, write_json
+from grpo_jax.logbook import Logbook
+from grpo_jax.results import write_json
 from grpo_jax.sharding import mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
 from grpo_jax.statistics import bootstrap_interval, iqm
 from grpo_jax.training import Chunk
@@ -108,7 +109,7 @@ def run_together(study: Study, plans: list[Plan], arguments: Arguments) -> None:
 
     They share its time: steps per second of each are a part of the program's.
     """
-    started = time.perf_counter()
+    started, core_started = time.perf_counter(), time.process_time()
     config, num_seeds = plans[0].config, arguments.num_seeds
     # The seeds that experiments.train would use; the configurations vary fastest, so that each device has some of all.
     key_train, key_evaluate = jax.random.split(jax.random.key(arguments.seed))
@@ -123,7 +124,7 @@ def run_together(study: Study, plans: list[Plan], arguments: Arguments) -> None:
     with Logbook(None, run=name, total_steps=total_steps, num_seeds=len(keys), console=study.console) as logbook:
         result = grpo_jax.run(config, hyperparams, keys, report=logbook.record, mesh=study.mesh)
     final_returns = evaluate_rows(config, result.states, keys_evaluate, study.mesh)
-    wall_seconds, runs = time.perf_counter() - started, []
+    spent, runs = (time.perf_counter() - started, time.process_time() - core_started), []
     for i, plan in enumerate(plans):
         mine = np.s_[..., i :: len(plans)]
         metrics = {name: value[mine] for name, value in result.metrics.items()}
@@ -131,7 +132,7 @@ def run_together(study: Study, plans: list[Plan], arguments: Arguments) -> None:
         name = f"{plan.label} on {config.env.name}"
         with Logbook(study.out, run=name, total_steps=total_steps, num_seeds=num_seeds, console=False) as logbook:
             logbook.record(Chunk(metrics, of_plan.steps, iteration=0, seconds=result.train_seconds))
-        runs.append(Run(*plan, of_plan, final_returns[mine], wall_seconds))
+        runs.append(Run(*plan, of_plan, final_returns[mine], *spent))
     study.record(*runs)
 
 

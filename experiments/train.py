@@ -64,8 +64,7 @@ def _overrides(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.construct
         return None
 
     def parse(strings: list[str]) -> dict[str, float]:
-        pairs = [string.partition("=") for string in strings]
-        return {name: float(value) for name, _, value in pairs}
+        return dict(_override(string) for string in strings)
 
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
@@ -76,13 +75,25 @@ def _overrides(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.construct
     )
 
 
+def _override(string: str) -> tuple[str, float]:
+    name, equals, value = string.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        problem = f"{value!r} is not a number" if equals else "there is no '='"
+        raise ValueError(f"{string!r}: {problem}; write NAME=NUMBER, such as max_steps_in_episode=200") from None
+
+
 def parse(arguments: type, flags: list[str]) -> Any:
     """The arguments, a class with the fields of `Settings`, as the command line has them."""
     return tyro.cli(arguments, args=with_settings(flags), registry=ON_THE_COMMAND_LINE)
 
 
 def with_settings(flags: list[str]) -> list[str]:
-    """The flags, and before them those of --config, or else the tuned settings: of two, the later one holds."""
+    """The flags, and before them those of --config, or else the tuned settings: of two, the later one holds.
+
+    Parameters of the environment are merged one by one.
+    """
 
     def value_of(flag: str, default: str | None) -> str | None:
         words = [word for argument in flags for word in argument.split("=", 1)]
@@ -94,6 +105,9 @@ def with_settings(flags: list[str]) -> list[str]:
     else:
         algorithm = name_of(by_name(value_of("--algorithm", Config.algorithm)))
         fields = settings(value_of("--environment", Config.environment), algorithm)
+    if "--env-params" in flags:
+        after = flags.index("--env-params") + 1
+        flags = flags[:after] + as_flag("env_params", fields.pop("env_params", {}))[1:] + flags[after:]
     return [word for field, value in fields.items() for word in as_flag(field, value)] + flags
 
 

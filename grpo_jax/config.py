@@ -263,7 +263,7 @@ def _trajectory(config: Config, params) -> Trajectory:
     shape = (config.num_steps, config.num_envs)
     real, flag, count = jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)
     observation = jnp.zeros(shape + config.env.observation.shape, config.env.observation.dtype)
-    carry = config.policy.initial_carry(config.num_envs)
+    carry = config.policy.initial_carry(params, config.num_envs)
     distribution, value = config.policy.sequence(params, observation, carry, flag)
     action = config.policy.distribution.mode(distribution)
     action_mask = None if config.env.action_mask is None else jnp.ones(distribution.shape, bool)

@@ -32,7 +32,7 @@ def evaluate(
       state: whose parameters act, and under whose environment parameters; it is not changed.
       key: of the resets, the environment and the actions.
       num_episodes: how many.
-      greedy: take the most probable actions in place of samples.
+      greedy: take the most probable actions in place of samples; of squashed ones the medians.
     """
     key_reset, key_rollout = jax.random.split(key)
     start = _start(config, state, key_reset, num_episodes)
@@ -70,7 +70,7 @@ def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy:
 def _start(config: Config, state: TrainState, key: jax.Array, num_episodes: int) -> RolloutState:
     which = jnp.arange(num_episodes) * config.num_envs // num_episodes
     environment_params = jax.tree.map(lambda leaf: leaf[which], state.rollout.environment_params)
-    return reset_groups(config.policy, config.env, environment_params, key, num_episodes, group_size=1)
+    return reset_groups(config.policy, state.params, config.env, environment_params, key, num_episodes, group_size=1)
 
 
 def _play(config: Config, state: TrainState, rollout: RolloutState, key: jax.Array, *, num_steps: int, greedy: bool):

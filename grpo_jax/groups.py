@@ -14,24 +14,26 @@ from grpo_jax.types import PyTree, RolloutState
 class Start(NamedTuple):
     """How a rollout begins, and what follows an episode's end in it."""
 
-    begin: Callable  # (state, policy, environment, key, num_envs, group_size) -> RolloutState
+    begin: Callable  # (state, policy, params, environment, key, num_envs, group_size) -> RolloutState
     auto_reset: bool  # False: one episode a rollout, masked after its end
 
 
 def fresh_groups(
     state: RolloutState,
     policy: Policy,
+    params: PyTree,
     environment: Environment,
     key: jax.Array,
     num_envs: int,
     group_size: int,
 ) -> RolloutState:
     """Every group starts anew, under its own environment parameters. Nothing else of `state` is kept."""
-    return reset_groups(policy, environment, state.environment_params, key, num_envs, group_size)
+    return reset_groups(policy, params, environment, state.environment_params, key, num_envs, group_size)
 
 
 def reset_groups(
     policy: Policy,
+    params: PyTree,
     environment: Environment,
     environment_params: PyTree,
     key: jax.Array,
@@ -41,20 +43,24 @@ def reset_groups(
     """One reset for each group, copied to its members, which therefore start bitwise equal.
 
     Args:
-      policy, environment: what will act, and where.
+      policy, params, environment: what will act, with which parameters, and where.
       environment_params: each leaf `[num_envs, ...]`, equal within a group (see `parameters_of_groups`).
       key: of all resets.
       num_envs, group_size: how many environments, and how many of them start from each reset.
     """
     keys = jax.random.split(key, num_envs // group_size)
     of_groups = jax.tree.map(lambda leaf: leaf[::group_size], environment_params)
-    start, observation = jax.tree.map(
-        lambda leaf: jnp.repeat(leaf, group_size, axis=0), jax.vmap(environment.reset)(keys, of_groups)
+    start, observation = jax.vmap(environment.reset)(keys, of_groups)
+    prompt = None if environment.prompt is None else jax.vmap(environment.prompt)(start, of_groups)
+    # What a policy remembers of its prompt is computed once for the group.
+    carry = policy.initial_carry(params, num_envs // group_size, prompt)
+    start, observation, carry = jax.tree.map(
+        lambda leaf: jnp.repeat(leaf, group_size, axis=0), (start, observation, carry)
     )
     return RolloutState(
         environment=start,
         observation=observation,
-        policy_carry=policy.initial_carry(num_envs),
+        policy_carry=carry,
         episode_return=jnp.zeros(num_envs),
         episode_length=jnp.zeros(num_envs, jnp.int32),
         environment_params=environment_params,
@@ -64,6 +70,7 @@ def reset_groups(
 def continue_episodes(
     state: RolloutState,
     policy: Policy,
+    params: PyTree,
     environment: Environment,
     key: jax.Array,
     num_envs: int,

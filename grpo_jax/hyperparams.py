@@ -4,7 +4,16 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
+
+from grpo_jax.errors import ConfigError
+
+_SHARES = ("discount", "gae_lambda", "reference_decay", "covariance_fraction")
+_NOT_NEGATIVE = (
+    *("learning_rate", "final_learning_rate", "clip_low", "clip_high", "value_clip", "kl_limit", "max_grad_norm"),
+    *("adam_eps", "observation_clip", "reward_clip"),
+)
 
 
 @struct.dataclass
@@ -68,3 +77,14 @@ class Hyperparams:
     def broadcast(self, num_rows: int) -> "Hyperparams":
         """Each leaf as a float32 array `[num_rows]`, ready for `vmap`; leaves that already are `[num_rows]` stay."""
         return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf, jnp.float32), (num_rows,)), self)
+
+    def check(self) -> None:
+        """On the host. Raises ConfigError for a value, of any row, that no run can mean."""
+        for name, value in vars(self).items():
+            low, high = np.min(value), np.max(value)
+            if np.isnan(low):
+                raise ConfigError(f"{name}={low} is not a number")
+            if name in _SHARES and not 0 <= low <= high <= 1:
+                raise ConfigError(f"{name}={low if low < 0 else high} must be between 0 and 1")
+            if name in _NOT_NEGATIVE and low < 0:
+                raise ConfigError(f"{name}={low} is negative; use 0 or more")

@@ -1,21 +1,18 @@
 """Host: what a run writes (`metrics.jsonl`, one JSON object an iteration) and what it shows while it trains."""
 
 import json
-import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-METRICS_FILE = "metrics.jsonl"
-SUMMARY_FILE = "summary.json"
-
-# Folders that this process made its own: the runs of one experiment follow each other in one file.
-_claimed: set[Path] = set()
+from grpo_jax.alarms import Alarms, listed
+from grpo_jax.results import METRICS_FILE, Record, claim_directory, cut_record
+from grpo_jax.trackers import Tracker
 
 
 class MetricsChunk(Protocol):
@@ -57,13 +54,26 @@ class Logbook:
       total_steps: environment steps that each seed is to make.
       num_seeds: length of the seeds axis.
       console: False shows nothing; True uses standard output; a rich `Console` is used as it is.
+      past: what is recorded already of a run that goes on; all that the file says of it beyond that is removed.
+      alarms: what to warn of.
+      trackers: where the metrics go as well; they are closed with the logbook.
 
     Attributes:
       skipped_updates: int64 `[num_seeds]`, updates skipped so far for a non-finite loss or gradient.
+      warnings: of the alarms, so far.
     """
 
     def __init__(
-        self, directory: Path | None, *, run: str, total_steps: int, num_seeds: int, console: bool | Console = True
+        self,
+        directory: Path | None,
+        *,
+        run: str,
+        total_steps: int,
+        num_seeds: int,
+        console: bool | Console = True,
+        past: Record | None = None,
+        alarms: Alarms | None = None,
+        trackers: Sequence[Tracker] = (),
     ):
         if total_steps < 1 or num_seeds < 1:
             raise ValueError(f"total_steps and num_seeds must be at least 1, got {total_steps} and {num_seeds}.")
@@ -76,11 +86,20 @@ class Logbook:
         self._returns = np.full(num_seeds, np.nan)
         self._seconds, self._tenths = 0.0, 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)  # (seconds, steps of all seeds)
+        self._past, self._alarms, self._trackers = past, alarms, trackers
+        self.warnings: list[str] = []
+
+    @property
+    def typical_return(self) -> float:
+        """Median over seeds of the last known return; NaN if there is none."""
+        known = self._returns[~np.isnan(self._returns)]
+        return float(np.median(known)) if len(known) else np.nan
 
     def __enter__(self) -> "Logbook":
         if self._directory is not None:
-            if self._directory.resolve() not in _claimed:
-                claim_directory(self._directory)
+            claim_directory(self._directory, again=True)
+            if self._past is not None:
+                cut_record(self._directory, self._run, len(self._past.steps))
             self._file = (self._directory / METRICS_FILE).open("a", encoding="utf-8")
         if self._console is not None and self._console.is_interactive:
             self._progress = Progress(
@@ -95,6 +114,8 @@ class Logbook:
             total = self._total_steps * self._num_seeds
             self._task = self._progress.add_task(self._run, total=total, status="starting")
             self._progress.start()
+        if self._past is not None and len(self._past.steps):
+            self._follow(self._past, _active(self._past))
         return self
 
     def __exit__(self, exception_type, exception, traceback) -> None:
@@ -102,6 +123,8 @@ class Logbook:
             self._progress.stop()
         if self._file is not None:
             self._file.close()
+        for tracker in self._trackers:
+            tracker.close()
         if self._console is not None:
             self._print(self._summary(exception_type))
 
@@ -121,35 +144,42 @@ class Logbook:
                 raise ValueError(f"{name} must be [n, num_seeds] = {shape}, got {values.shape}.")
         if len(steps) == 0:
             return
-        active = metrics.get("environment/steps", np.ones(steps.shape)) > 0
+        chunk = Record(metrics, steps, int(chunk.iteration), float(chunk.seconds))
+        active = _active(chunk)
         if self._file is not None:
-            self._write(chunk.iteration, steps, metrics, active)
-        self._follow(steps, metrics, active, chunk.seconds)
+            self._write(chunk, active)
+        known = self._follow(chunk, active)
+        for tracker in self._trackers:
+            tracker.record(chunk.iteration, steps, known)
         if self._console is not None:
             self._show()
 
-    def _write(self, iteration: int, steps: np.ndarray, metrics: dict[str, np.ndarray], active: np.ndarray) -> None:
+    def _write(self, chunk: Record, active: np.ndarray) -> None:
         """Append one line an iteration."""
-        columns = {"environment_steps": steps.tolist()}
-        for name, values in metrics.items():
+        columns = {"environment_steps": chunk.steps.tolist()}
+        for name, values in chunk.metrics.items():
             columns[name] = np.where(active & np.isfinite(values), values.astype(object), None).tolist()
-        for row in range(len(steps)):
-            line = {"run": self._run, "iteration": int(iteration) + row}
+        for row in range(len(chunk.steps)):
+            line = {"run": self._run, "iteration": chunk.iteration + row}
             line |= {name: column[row] for name, column in columns.items()}
             self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
-    def _follow(self, steps: np.ndarray, metrics: dict[str, np.ndarray], active: np.ndarray, seconds: float) -> None:
-        """Take from a chunk what the console and the summary show."""
-        self._steps, self._seconds = steps[-1], float(seconds)
+    def _follow(self, chunk: Record, active: np.ndarray) -> dict[str, np.ndarray]:
+        """Take from a chunk what the console and the summary show; returns the metrics, NaN in rows not active."""
+        known = {name: np.where(active, values, np.nan) for name, values in chunk.metrics.items()}
+        self._steps, self._seconds = chunk.steps[-1], chunk.seconds
         self._recent.append((self._seconds, int(self._steps.sum())))
-        if "optim/skipped_updates" in metrics:
-            skipped = metrics["optim/skipped_updates"].astype(np.float64)
-            self.skipped_updates += np.nansum(np.where(active, skipped, 0), axis=0).astype(np.int64)
-        if "episode/return_mean" in metrics:
-            returns = metrics["episode/return_mean"]
-            for row, known in zip(returns, active & np.isfinite(returns), strict=True):
-                self._returns[known] = row[known]
+        if "optim/skipped_updates" in known:
+            self.skipped_updates += np.nansum(known["optim/skipped_updates"], axis=0).astype(np.int64)
+        for returns in known.get("episode/return_mean", ()):
+            self._returns = np.where(np.isfinite(returns), returns, self._returns)
+        if self._alarms is not None:
+            for warning in self._alarms.watch(chunk.iteration, known):
+                self.warnings.append(warning)
+                if self._console is not None:
+                    self._print(f"warning: {self._run}: {warning}")
+        return known
 
     def _show(self) -> None:
         """Redraw the progress line, or print a plain one at each tenth of the run."""
@@ -177,74 +207,18 @@ class Logbook:
             text += f"; stopped early by {exception_type.__name__}"
         count = int(self.skipped_updates.sum())
         if count > 0:
-            seeds = np.flatnonzero(self.skipped_updates).tolist()
-            shown = ", ".join(map(str, seeds[:10])) + (f", and {len(seeds) - 10} more" if len(seeds) > 10 else "")
             updates = "update" if count == 1 else "updates"
-            text += f"; {count} {updates} skipped: non-finite loss or gradient in seeds [{shown}]"
+            seeds = listed(np.flatnonzero(self.skipped_updates))
+            text += f"; {count} {updates} skipped: non-finite loss or gradient in seeds {seeds}"
         return text
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def claim_directory(path: Path) -> Path:
-    """Make `path` the folder of this process's results, or refuse it.
-
-    Creates the folder and an empty `metrics.jsonl` in it. Of two processes that claim one folder at the same moment,
-    one succeeds. An experiment calls this once, before it compiles; its Logbooks then write there one after another.
-
-    Raises:
-      FileExistsError: the folder holds a run's results already, or `path` is a file. Nothing was written.
-    """
-    path = Path(path)
-    advice = "Nothing was written. Choose another folder (--out), or move the old one away."
-    if path.exists() and not path.is_dir():
-        raise FileExistsError(f"{path} is a file, so it cannot be the folder of a run. {advice}")
-    path.mkdir(parents=True, exist_ok=True)
-    if (path / SUMMARY_FILE).exists():
-        raise FileExistsError(f"{path} already holds a run ({SUMMARY_FILE}). {advice}")
-    try:
-        (path / METRICS_FILE).open("x").close()
-    except FileExistsError:
-        raise FileExistsError(f"{path} already holds a run ({METRICS_FILE}). {advice}") from None
-    _claimed.add(path.resolve())
-    return path
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as strict JSON, atomically: a reader finds the old file or the new one, never a part.
-
-    Arrays become lists, NaN and infinities null, paths strings.
-
-    Raises:
-      TypeError: a value that JSON has no form for. The old file stays as it was.
-    """
-    path = Path(path)
-    text = json.dumps(_plain(value), indent=2, allow_nan=False) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _plain(value: Any) -> Any:
-    """`value` in JSON's own types."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "__array__"):
-        return _plain(np.asarray(value).tolist())
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value
+def _active(chunk: MetricsChunk) -> np.ndarray:
+    """`[n, num_seeds]` bool: the seeds whose budget was not spent yet."""
+    return chunk.metrics.get("environment/steps", np.ones(chunk.steps.shape)) > 0
 
 
 def _spread(returns: np.ndarray) -> str:

@@ -22,7 +22,7 @@ class Statistics(NamedTuple):
     origin: jax.Array  # [...] fixed
     mean: jax.Array  # [...] of x - origin
     variance: jax.Array  # [...] population variance
-    count: jax.Array  # [] in rollouts
+    count: jax.Array  # [...] in rollouts
 
 
 class Normalizer(NamedTuple):
@@ -36,7 +36,7 @@ class Normalizer(NamedTuple):
 def initial_statistics(origin: jax.Array) -> Statistics:
     """Of nothing seen yet: mean at the origin, variance 1."""
     origin = jnp.array(origin, jnp.float32)
-    return Statistics(origin, jnp.zeros_like(origin), jnp.ones_like(origin), jnp.zeros((), jnp.float32))
+    return Statistics(origin, jnp.zeros_like(origin), jnp.ones_like(origin), jnp.zeros_like(origin))
 
 
 def merge(statistics: Statistics, x: jax.Array, valid: jax.Array) -> Statistics:
@@ -48,15 +48,16 @@ def merge(statistics: Statistics, x: jax.Array, valid: jax.Array) -> Statistics:
     Args:
       statistics: of rollouts of the same size.
       x: `[T, B, ...]`, any dtype.
-      valid: `[T, B]` bool: what counts. A rollout with none, or with a value that is not finite, changes nothing.
+      valid: `[T, B]` bool: what counts. A value that is not finite does not, and where nothing does, or the variance
+        overflows, nothing changes: element by element, so that one gone wrong leaves the others as they should be.
     """
-    mask = valid.reshape(valid.shape + (1,) * (x.ndim - valid.ndim))
-    num_valid = jnp.sum(valid).astype(jnp.float32)
+    x = x.astype(jnp.float32) - statistics.origin
+    mask = valid.reshape(valid.shape + (1,) * (x.ndim - valid.ndim)) & jnp.isfinite(x)
+    num_valid = jnp.sum(mask, axis=(0, 1)).astype(jnp.float32)
 
     def mean(values):
         return jnp.sum(values, axis=(0, 1), where=mask) / num_valid
 
-    x = x.astype(jnp.float32) - statistics.origin
     new_mean = mean(x)
     new_variance = mean((x - new_mean) ** 2)
     share = num_valid / valid.size
@@ -69,7 +70,7 @@ def merge(statistics: Statistics, x: jax.Array, valid: jax.Array) -> Statistics:
         variance=(1 - weight) * statistics.variance + weight * (new_variance + (1 - weight) * difference**2),
         count=count,
     )
-    usable = jnp.all(jnp.isfinite(new_variance))
+    usable = jnp.isfinite(new_variance)
     return jax.tree.map(lambda new, old: jnp.where(usable, new, old), merged, statistics)
 
 

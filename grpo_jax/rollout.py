@@ -35,7 +35,8 @@ def unroll(
 
     Truncation is exact: the critic's value of the true final observation is in `next_value`. Within `num_steps` an
     episode can be truncated at most ceil(num_steps / max_steps) times, so that many observations, and what the policy
-    remembered at each, are kept for each environment, and valued in one pass after the rollout.
+    remembered at each, are kept for each environment, and valued in one pass after the rollout. Of an environment that
+    truncates earlier than its limit, more often than that, the further ones are NaN: better no update than a wrong one.
 
     Args:
       policy, environment: what acts, and where.
@@ -44,7 +45,7 @@ def unroll(
       key: of all randomness in this rollout.
       num_steps: `T`.
       auto_reset: whether episodes follow each other.
-      greedy: take the most probable action in place of a sample; `[B]` says in which environments.
+      greedy: take the distribution's mode in place of a sample; `[B]` says in which environments.
 
     Returns:
       Where the environments stand afterwards, and the trajectory `[T, B]`.
@@ -69,7 +70,8 @@ def unroll(
             draw = num_ended % num_draws, jnp.arange(num_envs)
             start, observation = jax.tree.map(lambda draws: draws[draw], resets)
             nothing = jax.tree.map(jnp.zeros_like, (after.episode_return, after.episode_length))
-            fresh = RolloutState(start, observation, policy.initial_carry(num_envs), *nothing, environment_params=None)
+            memory = policy.initial_carry(params, num_envs)
+            fresh = RolloutState(start, observation, memory, *nothing, environment_params=None)
             after = _select(ended, fresh, after)
         else:
             after = _select(alive, after, state)
@@ -138,12 +140,15 @@ def _step(
 
 
 def _next_values(values, last_value, final_values, truncated):
-    """`[T, B]` values of the true next observations; `final_values` `[slots, B]` are in the order of truncation."""
+    """`[T, B]` values of the true next observations; `final_values` `[slots, B]` are in the order of truncation.
+
+    NaN where an environment was truncated more often than there are slots.
+    """
     next_values = jnp.concatenate([values[1:], last_value[None]])
     num_before = jnp.cumsum(truncated, axis=0) - truncated
     for slot, final_value in enumerate(final_values):
         next_values = jnp.where(truncated & (num_before == slot), final_value, next_values)
-    return next_values
+    return jnp.where(truncated & (num_before >= len(final_values)), jnp.nan, next_values)
 
 
 def _select(condition, when_true, when_false):

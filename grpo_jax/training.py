@@ -1,5 +1,6 @@
 """The train step, whole: a pure function from state to state; and `run`, which drives it to a budget."""
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -13,13 +14,14 @@ from jax.sharding import Mesh
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of_rows
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import first_members, reset_groups
+from grpo_jax.groups import Start, first_members, reset_groups
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.memory import told_what_fits
 from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout, normalized
 from grpo_jax.rollout import unroll
 from grpo_jax.sharding import ENVS, along_envs, mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
 from grpo_jax.slots import episode_scores
-from grpo_jax.types import Batch, Metrics, TrainState, Trajectory
+from grpo_jax.types import Batch, Metrics, RolloutState, TrainState, Trajectory
 from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
 
 
@@ -38,12 +40,14 @@ def make_init(config: Config) -> Callable[..., TrainState]:
         key, key_params, key_reset = jax.random.split(key, 3)
         params = config.policy.init(key_params)
         environment_params = parameters_of_groups(config.env, env_params, config.num_groups, config.group_size)
-        rollout = reset_groups(config.policy, config.env, environment_params, key_reset, config.num_envs, 1)
+        rollout = reset_groups(
+            config.policy, params, config.env, environment_params, key_reset, config.num_envs, 1
+        )
         return TrainState(
             params=params,
             reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
             optimizer=make_optimizer(hyperparams, progress=0.0).init(params),
-            rollout=rollout,
+            rollout=_between_rollouts(config.algorithm.start, rollout),
             normalizer=initial_normalizer(
                 rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards
             ),
@@ -71,7 +75,9 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         # The same statistics throughout the iteration: the update sees what the behaviour policy saw.
         policy = normalized(config.policy, state.normalizer.observation, hyperparams.observation_clip)
 
-        rollout = algorithm.start.begin(state.rollout, policy, env, key_start, config.num_envs, config.group_size)
+        rollout = algorithm.start.begin(
+            state.rollout, policy, state.params, env, key_start, config.num_envs, config.group_size
+        )
         rollout = along_envs(rollout, axis=0)
         rollout, trajectory = unroll(
             policy,
@@ -119,7 +125,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             params=learner.params,
             reference_params=reference_params,
             optimizer=learner.optimizer,
-            rollout=rollout,
+            rollout=_between_rollouts(algorithm.start, rollout),
             normalizer=normalizer,
             key=key,
             kl_coef=kl_coef,
@@ -131,6 +137,11 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         return state, metrics
 
     return train_step
+
+
+def _between_rollouts(start: Start, rollout: RolloutState) -> RolloutState:
+    """What the next rollout may need: one-episode groups start anew, so nothing of what the policy remembers."""
+    return rollout if start.auto_reset else rollout._replace(policy_carry=())
 
 
 def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Metrics:
@@ -170,18 +181,28 @@ class Chunk(NamedTuple):
     seconds: float  # since training started
 
 
+class Progress(NamedTuple):
+    """Where a run stands between two chunks: all that it takes to go on, in this process or in another."""
+
+    states: TrainState  # each leaf [R, ...]; the next chunk takes their buffers: copy what is to be kept
+    steps: np.ndarray  # int64 [R] environment steps made
+    iteration: int  # iterations made by the row that made most
+    seconds: float  # of training
+
+
 class RunResult(NamedTuple):
-    """What `run` returns."""
+    """What `run` returns; of a run that went on from elsewhere, the metrics and steps of its own iterations."""
 
     states: TrainState  # each leaf [R, ...]
-    metrics: dict[str, np.ndarray]  # each [num_iterations, R]
+    metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
     steps: np.ndarray  # int64 [num_iterations, R]
     compile_seconds: float
-    train_seconds: float
+    train_seconds: float  # with those of `start`
 
 
 def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
-    """Raises ConfigError if the budget of some row does not allow a single iteration."""
+    """Raises ConfigError if the budget of some row does not allow a single iteration, or a number makes no sense."""
+    hyperparams.check()
     smallest = float(np.min(hyperparams.total_steps))
     if not smallest >= config.steps_per_iteration:
         raise ConfigError(
@@ -203,6 +224,22 @@ def check_mesh(config: Config, mesh: Mesh) -> None:
         )
 
 
+def initial_states(
+    config: Config,
+    hyperparams: Hyperparams,
+    keys: jax.Array,
+    env_params: EnvParams = None,
+    *,
+    mesh: Mesh | None = None,
+) -> TrainState:
+    """The states that `run` starts from, `[R, ...]`: one row for each key. Pure. Padded to what the mesh divides."""
+    num_rows, init = keys.shape[0], make_init(config)
+    rows = keys, hyperparams.broadcast(num_rows), parameters_of_rows(config.env, env_params, num_rows)
+    if mesh is None:
+        return jax.vmap(init)(*rows)
+    return over_rows(lambda row: init(*row), mesh)(pad_rows(rows, mesh))
+
+
 def run(
     config: Config,
     hyperparams: Hyperparams,
@@ -210,7 +247,9 @@ def run(
     *,
     env_params: EnvParams = None,
     max_episodes: float = math.inf,
+    start: Progress | None = None,
     report: Callable[[Chunk], None] | None = None,
+    save: Callable[[Progress], None] | None = None,
     num_chunks: int = 50,
     mesh: Mesh | None = None,
 ) -> RunResult:
@@ -229,13 +268,17 @@ def run(
       env_params: parameters of the environment by name, in place of the config's: one value for all rows, or an array
         `[R]` or `[R, num_groups]`.
       max_episodes: a row also stops once it has completed this many.
+      start: where to go on from, of a run with these same arguments; the result is bitwise that of one run. By
+        default from the beginning.
       report: called on the host with each chunk of iterations as it is done.
-      num_chunks: about how often to report if all steps of a rollout are made.
+      save: called after `report` with where the run stands, and once before the first chunk.
+      num_chunks: about how often to report if all steps of a rollout are made; the numbers do not depend on it.
       mesh: of `sharding.make_mesh`; by default one with a device for each row, as far as they go.
 
     Raises:
       ConfigError: if the budget does not allow a single iteration, `keys` is not an array of keys, or the mesh does
         not divide the environments.
+      MemoryError: if the rows need more memory than there is, with what to lower.
     """
     check_budget(config, hyperparams, max_episodes)
     if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
@@ -245,39 +288,63 @@ def run(
     num_rows = keys.shape[0]
     mesh = mesh_of_rows(num_rows) if mesh is None else mesh
     check_mesh(config, mesh)
-    hyperparams = hyperparams.broadcast(num_rows)
-    num_iterations = int(jnp.max(hyperparams.total_steps)) // config.steps_per_iteration
-    chunk_length = -(-num_iterations // num_chunks)
+    num_iterations = int(np.max(hyperparams.total_steps)) // config.steps_per_iteration
     within_budget, step = _budgeted_step(config, max_episodes)
+    chunk_length = -(-num_iterations // num_chunks)
 
-    started = time.perf_counter()
-    rows = keys, hyperparams, parameters_of_rows(config.env, env_params, num_rows)
-    init, layout = make_init(config), state_shardings(mesh)
-    states = jax.jit(over_rows(lambda row: init(*row), mesh), out_shardings=layout)(pad_rows(rows, mesh))
-    program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), mesh)
-    program = jax.jit(program, donate_argnums=0, out_shardings=(layout, replicated(mesh))).lower(states).compile()
-    compile_seconds = time.perf_counter() - started
-
-    chunks, steps = [], np.zeros(num_rows, np.int64)
-    started = time.perf_counter()
-    while within_budget(states).any():
-        states, metrics = program(states)
-        metrics = {name: np.asarray(value)[:num_rows].T for name, value in metrics.items()}
-        made = metrics["environment/steps"].astype(np.int64)
-        chunk = Chunk(
-            metrics=metrics,
-            steps=steps + np.cumsum(made, axis=0),
-            iteration=len(chunks) * chunk_length,
-            seconds=time.perf_counter() - started,
-        )
-        steps = chunk.steps[-1]
-        chunks.append(chunk)
-        if report is not None:
-            report(chunk)
+    layout = state_shardings(mesh)
+    started, compile_seconds, chunks = time.perf_counter(), 0.0, []
+    with told_what_fits(num_rows) as memory:
+        if start is None:
+            init = jax.jit(functools.partial(initial_states, config, mesh=mesh), out_shardings=layout)
+            states = init(hyperparams, keys, env_params)
+            progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
+        else:  # copies, as the program takes its arguments' buffers
+            states = jax.tree.map(jnp.copy, pad_rows(start.states, mesh))
+            progress = start._replace(states=jax.device_put(states, layout))
+        if within_budget(progress.states).any():
+            program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), mesh)
+            program = jax.jit(program, donate_argnums=0, out_shardings=(layout, replicated(mesh)))
+            program = memory.of(program.lower(progress.states).compile())
+            compile_seconds = time.perf_counter() - started
+        if save is not None:
+            save(_of_rows(progress))
+        started = time.perf_counter() - progress.seconds
+        while within_budget(progress.states).any():
+            states, metrics = program(progress.states)
+            chunk = _on_the_host(metrics, progress, started)
+            steps, iteration = chunk.steps[-1], progress.iteration + len(chunk.steps)
+            progress = Progress(states, steps, iteration, chunk.seconds)
+            chunks.append(chunk)
+            if report is not None:
+                report(chunk)
+            if save is not None:
+                save(_of_rows(progress))
     train_seconds = time.perf_counter() - started
-    metrics = {name: np.concatenate([chunk.metrics[name] for chunk in chunks]) for name in chunks[0].metrics}
-    states = jax.tree.map(lambda leaf: leaf[:num_rows], states)
-    return RunResult(states, metrics, np.concatenate([c.steps for c in chunks]), compile_seconds, train_seconds)
+    metrics = {name: np.concatenate([c.metrics[name] for c in chunks]) for name in (chunks and chunks[0].metrics)}
+    steps = np.concatenate([np.zeros((0, num_rows), np.int64), *(chunk.steps for chunk in chunks)])
+    return RunResult(_of_rows(progress).states, metrics, steps, compile_seconds, train_seconds)
+
+
+def _on_the_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
+    """What a chunk made; the iterations after the last row stopped are none."""
+    metrics = {name: np.asarray(value)[: len(before.steps)].T for name, value in metrics.items()}
+    made = metrics["environment/steps"].astype(np.int64)
+    num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
+    return Chunk(
+        metrics={name: value[:num_made] for name, value in metrics.items()},
+        steps=before.steps + np.cumsum(made[:num_made], axis=0),
+        iteration=before.iteration,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _of_rows(progress: Progress) -> Progress:
+    """Without the rows that only pad."""
+    num_rows = len(progress.steps)
+    return progress._replace(
+        states=jax.tree.map(lambda leaf: leaf if len(leaf) == num_rows else leaf[:num_rows], progress.states)
+    )
 
 
 def _budgeted_step(config: Config, max_episodes: float) -> tuple[Callable, Callable]:

@@ -26,7 +26,7 @@ class Trajectory(NamedTuple):
     """One rollout of `T` steps in `B` environments, time-major."""
 
     observation: jax.Array  # [T, B, ...]
-    action: jax.Array  # [T, B] or [T, B, D], as the distribution over actions has it
+    action: jax.Array  # [T, B] or [T, B, D], as sampled: real ones before they are squashed, scaled and clipped
     reward: jax.Array  # [T, B]; 0 where not valid
     terminated: jax.Array  # [T, B] bool: the episode ended by itself, nothing follows
     truncated: jax.Array  # [T, B] bool: a time limit cut the episode, more would have followed

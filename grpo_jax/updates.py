@@ -64,8 +64,8 @@ def make_batch(
         reference_distribution, _ = policy.sequence(
             reference_params,
             trajectory.observation,
-            policy.initial_carry(trajectory.reward.shape[1]),
-            trajectory.starts,
+            jax.tree.map(lambda leaf: leaf[0], trajectory.carry),
+            trajectory.starts.at[0].set(True),
         )
         reference_distribution = mask_actions(reference_distribution, trajectory.action_mask)
     if algorithm.reward is not None:

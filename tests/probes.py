@@ -170,7 +170,7 @@ def _known_forward(params, observations):
 
 known_policy = Policy(
     init=None,
-    initial_carry=lambda num_envs: jnp.zeros(num_envs, jnp.int32),
+    initial_carry=lambda params, num_envs, prompt=None: jnp.zeros(num_envs, jnp.int32),
     step=lambda params, observations, carry: (*_known_forward(params, observations), carry + 1),
     sequence=lambda params, observations, carry, starts: _known_forward(params, observations),
     distribution=categorical(2),
@@ -199,7 +199,7 @@ def random_policy(space):
     family = categorical(1)._replace(sample=sample, mode=mode, log_prob=lambda parameters, action: parameters[..., 0])
     return Policy(
         init=None,
-        initial_carry=lambda num_envs: (),
+        initial_carry=lambda params, num_envs, prompt=None: (),
         step=lambda params, observations, carry: (jnp.zeros((observations.shape[0], 1)), None, carry),
         sequence=None,
         distribution=family,
@@ -217,7 +217,7 @@ def standing(env, policy, key, *, ages, lifetimes):
     """Where `Probe` environments of the given ages stand, each with its own lifetime in the current episode."""
     ages, lifetimes = jnp.asarray(ages, jnp.int32), jnp.asarray(lifetimes, jnp.int32)
     params = parameters_of_groups(env, None, ages.size, 1)
-    state = reset_groups(policy, env, params, key, ages.size, 1)
+    state = reset_groups(policy, None, env, params, key, ages.size, 1)
     return state._replace(
         environment=state.environment.replace(time=ages, lifetime=lifetimes),
         observation=state.observation.at[:, 0].set(ages),

@@ -22,7 +22,7 @@ def test_each_environment_has_its_own_physics():
 
     @jax.jit
     def play(gravity):
-        start = reset_groups(known_policy, env, parameters_of_groups(env, {"gravity": gravity}, 3, 1), key, 3, 1)
+        start = reset_groups(known_policy, None, env, parameters_of_groups(env, {"gravity": gravity}, 3, 1), key, 3, 1)
         # The same start for all, so that only the physics differ.
         start = start._replace(**jax.tree.map(lambda leaf: leaf.at[:].set(leaf[0]), {
             "environment": start.environment, "observation": start.observation,
@@ -48,7 +48,7 @@ LIFETIMES = jnp.array([1, 2, 3, 99])
 
 def test_start_states_drawn_during_a_rollout_are_of_the_environments_own_parameters():
     params = parameters_of_groups(probe, {"lifetime": LIFETIMES}, 4, 1)
-    start = reset_groups(known_policy, probe, params, jax.random.key(0), 4, 1)
+    start = reset_groups(known_policy, None, probe, params, jax.random.key(0), 4, 1)
     state, trajectory = unroll(
         known_policy, probe, known_params((0.0, 0.0)), start, jax.random.key(1), num_steps=12, auto_reset=True
     )
@@ -65,8 +65,8 @@ def test_members_of_a_group_share_their_world_and_keep_it():
     assert {name: leaf.dtype for name, leaf in params.items()} == {
         "lifetime": jnp.int32, "bonus": jnp.float32, "nan_below": jnp.float32
     }  # fmt: skip
-    state = reset_groups(known_policy, probe, params, jax.random.key(0), 12, 3)
-    again = fresh_groups(state, known_policy, probe, jax.random.key(1), 12, 3)
+    state = reset_groups(known_policy, None, probe, params, jax.random.key(0), 12, 3)
+    again = fresh_groups(state, known_policy, None, probe, jax.random.key(1), 12, 3)
     for start in (state, again):
         assert start.environment.lifetime.tolist() == params["lifetime"].tolist()
         assert start.environment_params["lifetime"].tolist() == params["lifetime"].tolist()
@@ -159,12 +159,21 @@ def test_parameters_that_decide_shapes_or_branches_are_static():
     assert moved.observation.tolist() == [12.0] * 5
 
 
+def test_overrides_of_integers_are_whole_numbers():
+    with pytest.raises(ValueError, match="lifetime=1.5 must be a whole number"):
+        make_environment(Probe(), {"lifetime": 1.5})
+    with pytest.raises(ValueError, match="twice=0.5 must be 0 or 1"):
+        make_environment(Sized(), {"twice": 0.5})
+    assert make_environment(Sized(), {"twice": 0.0}).reset(jax.random.key(0), {"scale": 1.0})[1].tolist() == [0.0] * 3
+
+
 @pytest.mark.parametrize(
     "env_params, message",
     [
         ({"lifetim": 2}, "no traced parameter 'lifetim': did you mean 'lifetime'"),
         ({"max_steps_in_episode": 2}, r"the time limit.*is static: Config\(env_params=...\)"),
-        ({"lifetime": jnp.ones(3)}, r"shape \(3,\); give \(\) for all groups, or \(8,\), one for each"),
+        ({"lifetime": 1.5}, "'lifetime' is of int32, and was given float32"),
+        ({"lifetime": jnp.ones(3, jnp.int32)}, r"shape \(3,\); give \(\) for all groups, or \(8,\), one for each"),
     ],
 )
 def test_mistakes_are_told_with_what_was_meant(env_params, message):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces
-from probes import Probe, difference, random_policy
+from probes import Probe, ProbeParams, difference, random_policy
 
 from grpo_jax.environments import make_environment, parameters_of_groups
 from grpo_jax.groups import reset_groups
@@ -82,7 +82,7 @@ def played(request):
     @jax.jit
     def play(key):
         params = parameters_of_groups(env, None, NUM_ENVS, 1)
-        start = reset_groups(policy, env, params, key, NUM_ENVS, 1)
+        start = reset_groups(policy, None, env, params, key, NUM_ENVS, 1)
         return start, *unroll(policy, env, (), start, key, num_steps=NUM_STEPS, auto_reset=True)
 
     return env, play, play(jax.random.key(1))
@@ -194,6 +194,36 @@ def test_an_environment_of_ones_own_is_named_by_its_path(path):
     assert (env.name, env.action_space, env.params["lifetime"]) == (path, Discrete(2), 2)
 
 
+class Counting:
+    """Observes an integer and does not bound it."""
+
+    default_params = ProbeParams()
+
+    def action_space(self, params):
+        return Discrete(2)
+
+    def reset_env(self, key, params):
+        return jnp.int32(0), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        return state + 1, state + 1, 1.0, False, {}
+
+    def is_truncated(self, state, params):
+        return state >= params.max_steps_in_episode
+
+
+class Faulty(Probe):
+    """Makes a mistake while it is made."""
+
+    def __init__(self):
+        raise TypeError("a mistake of its own")
+
+
+def test_a_mistake_of_an_environments_own_is_not_taken_for_a_wrong_name():
+    with pytest.raises(TypeError, match="a mistake of its own"):
+        make_environment("test_environments:Faulty")
+
+
 a_probe = Probe()
 
 
@@ -216,6 +246,8 @@ def make_probe():
         ((Shaped(spaces.Dict({"a": spaces.Discrete(2)})),), "known are Discrete, Box and Tuples of Discrete"),
         ((Dictionary(),), "must be one array"),
         ((Masked(spaces.Box(-1.0, 1.0, (2,))),), "action_mask, which only Discrete actions can have"),
+        ((Counting(),), "observes an integer, and does not say of how many"),
+        ((".relative:Name",), "cannot import '.relative'.*no module's name"),
         (("no_such_module:Name",), "cannot import 'no_such_module'.*No module named"),
         (("probes:Prob",), "'probes' has no 'Prob': did you mean 'Probe'"),
         (("test_environments:Shaped",), "cannot make one without arguments.*'space'"),

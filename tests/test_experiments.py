@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tyro
 
-from experiments import family, grpo_vs_ppo, published_cartpole, train
+from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, train
 from experiments.study import Run
 from grpo_jax import Config, Hyperparams
 from grpo_jax.training import RunResult
@@ -80,6 +80,8 @@ def test_train_has_every_field_as_a_flag_with_help():
         (("--environment", "CartPol-v1"), "did you mean 'CartPole-v1'"),
         (("--algorithm", "pppo"), "did you mean 'ppo'"),
         (("--num-envs", "10", "--group-size", "4"), "use num_envs=8 or 12"),
+        (("--env-params", "gravity=1", "gravity"), "'gravity': there is no '='; write NAME=NUMBER"),
+        (("--env-params", "max_steps_in_episode=20.5"), "max_steps_in_episode=20.5 must be a whole number"),
     ],
 )
 def test_train_tells_mistakes_in_one_place(flags, message):
@@ -102,6 +104,9 @@ def test_train_takes_the_algorithms_settings_unless_told_otherwise():
     )
     assert parsed.config.num_envs == 8 and parsed.config.num_minibatches == 16
     assert parsed.config.env.max_steps == 50 and dict(parsed.config.env_params)["gravity"] == 1.0
+    merged = train.with_settings(["--environment", "MemoryChain-bsuite", "--env-params", "memory_length=3"])
+    parsed = tyro.cli(train.Arguments, args=merged, registry=train.ON_THE_COMMAND_LINE)
+    assert dict(parsed.config.env_params) == {"memory_length": 3, "max_steps_in_episode": 12}
 
 
 @pytest.mark.slow
@@ -137,7 +142,7 @@ def test_the_last_episodes_are_weighted_by_iteration():
     counts = np.array([[4.0, 1.0], [4.0, 1.0], [2.0, 1.0], [0.0, np.nan]])
     returns = np.array([[1.0, 10.0], [2.0, 20.0], [5.0, 30.0], [np.nan, np.nan]])
     result = RunResult(None, {"episode/count": counts, "episode/return_mean": returns}, None, 0.0, 0.0)
-    run = Run("", None, None, result, np.zeros(2), 0.0)
+    run = Run("", None, None, result, np.zeros(2), 0.0, 0.0)
     # Seed 0: the last 2 episodes are those of one iteration, the last 3 reach into the one before.
     np.testing.assert_allclose(published_cartpole.last_episodes(run, 2), [5.0, 25.0])
     np.testing.assert_allclose(published_cartpole.last_episodes(run, 3), [(2 * 5 + 4 * 2) / 6, 20.0])
@@ -159,3 +164,41 @@ def test_the_family_runs(tmp_path, capsys):
     assert len(summary_of(tmp_path / "out")["runs"]) == 2
     assert (tmp_path / "out" / "family.png").exists()
     assert "grpo_process: cannot learn" in capsys.readouterr().out
+
+
+def suite_entry(ppo, grpo, algorithm="grpo"):
+    curve = {"steps": [10, 20], "mean": [0.0, 1.0], "low": [0.0, 0.5], "high": [0.0, 1.5]}
+    runs = {"PPO": (ppo, "ppo"), "GRPO": (grpo, algorithm)}
+    return {"steps": 1000, "random": 0.25, "num_seeds": 5, "hardware": "", "runs": {
+        label: {"algorithm": name, "iqm": value, "ci95": [value - 1, value + 1], "core_seconds": 7.0, "curve": curve}
+        for label, (value, name) in runs.items()
+    }}  # fmt: skip
+
+
+def test_the_suites_table_says_which_goals_are_missed(tmp_path):
+    results = {
+        "Pendulum-v1": suite_entry(-240.0, -500.0, "grpo_return_to_go"),
+        "Acrobot-v1": suite_entry(-95.0, -91.0),
+        "Swimmer-misc": suite_entry(3.0, 4.0),
+    }
+    gymnax_suite.write_results(results, tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text()) == results
+    lines = [line.strip("| ").split(" | ") for line in (tmp_path / "table.md").read_text().splitlines()[2:]]
+    assert lines[0][2:] == ["-240 [-241, -239]", "-500 [-501, -499] `grpo_return_to_go`", "0.25", "-130", "-250", "7 s"]
+    assert [line[-2] for line in lines] == ["-250", "-90 (missed)", ""]
+    assert (tmp_path / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_suite_adds_an_environment_to_its_results(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for environment in ("SimpleBandit-bsuite", "Catch-bsuite"):
+        arguments = gymnax_suite.Arguments(
+            environments=(environment,), num_seeds=2, steps_factor=0.1, out=tmp_path / "out"
+        )
+        gymnax_suite.main(arguments)
+    results = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert list(results) == ["Catch-bsuite", "SimpleBandit-bsuite"]  # in the table's order
+    assert -1.0 < results["Catch-bsuite"]["random"] < -0.5
+    assert results["SimpleBandit-bsuite"]["runs"]["PPO"]["algorithm"] == "ppo"
+    assert "Catch-bsuite" in capsys.readouterr().out

@@ -127,9 +127,27 @@ def test_actions_stay_within_the_bounds(family):
     assert np.array_equal(action[0], np.float32(LOW)) and np.array_equal(action[-1], np.float32(HIGH))
 
 
-def test_unbounded_actions_are_not_clipped():
-    family = make_distribution(Box((-np.inf, -1.0), (np.inf, 1.0)))
-    assert family.to_environment(jnp.array([1e6, 1e6])).tolist() == [1e6, 1.0]
+def test_unbounded_actions_are_neither_scaled_nor_clipped():
+    family = make_distribution(Box((-np.inf, -4.0, 3.0, -3.4e38), (np.inf, 2.0, np.inf, 3.4e38)))
+    assert family.to_environment(jnp.zeros(4)).tolist() == [0.0, -1.0, 3.0, 0.0]
+    assert family.to_environment(jnp.full(4, 0.5)).tolist() == [0.5, 0.5, 3.5, 0.5]
+    assert family.to_environment(jnp.full(4, 1e6)).tolist() == [1e6, 2.0, 1e6 + 3, 1e6]
+
+
+@pytest.mark.parametrize("make, inside", [(diagonal_gaussian, 0.683), (squashed_gaussian, 1.0)])
+def test_at_the_start_a_policy_covers_the_bounds_however_far_apart_they_lie(make, inside):
+    low, high = np.float32((-0.1, 100.0)), np.float32((0.1, 500.0))
+    family = make(tuple(low), tuple(high))
+    parameters = jnp.zeros((20_000, 4))
+    action = family.to_environment(family.sample(parameters, jax.random.key(0)))
+    np.testing.assert_allclose(np.mean((action > low) & (action < high), axis=0), inside, atol=0.015)
+    np.testing.assert_allclose(np.mean((action - low) / (high - low), axis=0), 0.5, atol=0.01)
+    # In the environment's units: densities fall, and entropies rise, by the log of the volume.
+    one = make((-1.0, -1.0), (1.0, 1.0))
+    volume = np.log(0.1 * 200.0)
+    x = jnp.array([[0.3, -2.0]])
+    np.testing.assert_allclose(family.log_prob(parameters, x) + volume, one.log_prob(parameters, x), rtol=1e-5)
+    np.testing.assert_allclose(family.entropy(parameters[0]) - volume, one.entropy(parameters[0]), rtol=1e-5)
 
 
 @each_family

@@ -16,7 +16,7 @@ env = make_environment("CartPole-v1", {"max_steps_in_episode": NUM_STEPS})
 
 def fresh(key, num_groups, group_size, env_params=None):
     params = parameters_of_groups(env, env_params, num_groups, group_size)
-    return reset_groups(known_policy, env, params, key, num_groups * group_size, group_size)
+    return reset_groups(known_policy, None, env, params, key, num_groups * group_size, group_size)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,6 @@ def test_groups_of_one_are_independent_resets():
 
 def test_environments_that_continue_stay_where_they_are(rollout):
     start, _ = rollout
-    assert continue_episodes(start, known_policy, env, jax.random.key(0), 24, 4) is start
+    assert continue_episodes(start, known_policy, None, env, jax.random.key(0), 24, 4) is start
     assert (CONTINUE.auto_reset, FRESH.auto_reset) == (True, False)
     assert (CONTINUE.begin, FRESH.begin) == (continue_episodes, fresh_groups)

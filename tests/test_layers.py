@@ -16,8 +16,8 @@ LAYERS = [
     {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle", "masking", "sharding"},
     {"networks", "environments"},
     {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization"},
-    {"training", "evaluation"},
-    {"checkpoint", "logbook", "statistics"},
+    {"training", "evaluation", "memory", "debugging"},
+    {"checkpoint", "logbook", "statistics", "results", "alarms", "trackers", "signals"},
     {"experiments"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from grpo_jax.logbook import Logbook, claim_directory, write_json
+from grpo_jax.logbook import Logbook
+from grpo_jax.results import claim_directory, write_json
 
 
 class Chunk(NamedTuple):

@@ -23,7 +23,9 @@ def windows(config, num_windows):
     @jax.jit
     def play(key):
         state = make_init(config)(key, Hyperparams())
-        rollout = start.begin(state.rollout, config.policy, config.env, key, config.num_envs, config.group_size)
+        rollout = start.begin(
+            state.rollout, config.policy, state.params, config.env, key, config.num_envs, config.group_size
+        )
 
         def window(rollout, key):
             return unroll(
@@ -69,7 +71,7 @@ def test_the_update_sees_what_the_rollout_saw(continued):
             shifted, _ = sequence(state.params, trajectory.observation, carry, starts)
             assert jnp.max(jnp.abs(shifted - trajectory.distribution)) > 1e-2
     assert not trajectories[1].starts[0].any()
-    forgotten = config.policy.initial_carry(6)
+    forgotten = config.policy.initial_carry(None, 6)
     first, _ = sequence(state.params, trajectory.observation, forgotten, trajectory.starts)
     assert jnp.min(jnp.max(jnp.abs(first[0] - trajectory.distribution[0]), axis=-1)) > 1e-3
     np.testing.assert_allclose(first[2:], trajectory.distribution[2:], atol=1e-5)

@@ -38,7 +38,7 @@ def make(shape=(4,), dtype=jnp.float32, distribution=None, **settings):
 def sequence(policy, params, observations, starts=None):
     """From the initial carry; nothing starts within it unless told."""
     starts = jnp.zeros(observations.shape[:2], bool) if starts is None else jnp.asarray(starts)
-    return policy.sequence(params, observations, policy.initial_carry(observations.shape[1]), starts)
+    return policy.sequence(params, observations, policy.initial_carry(params, observations.shape[1]), starts)
 
 
 def test_weights_start_orthogonal_with_the_usual_gains():
@@ -80,7 +80,7 @@ def test_a_separate_critic_shares_neither_weights_nor_draws():
 def test_a_shared_critic_is_a_head_of_the_actor():
     policy = make(shared_critic=True, memory="gru")
     params = policy.init(jax.random.key(0))
-    assert set(params) == set(policy.initial_carry(2)) == {"actor_critic"}
+    assert set(params) == set(policy.initial_carry(params, 2)) == {"actor_critic"}
     shapes = [params["actor_critic"][f"Dense_{i}"]["kernel"].shape for i in range(4)]
     assert shapes == [(4, 16), (16, 12), (6, 3), (6, 1)]
     observation = jnp.ones((1, 2, 4))
@@ -96,7 +96,7 @@ def test_without_a_critic_none_of_it_exists():
     params = policy.init(jax.random.key(0))
     assert set(params) == {"actor"} and not policy.has_critic
     assert sequence(policy, params, jnp.ones((2, 5, 4)))[1] is None
-    assert policy.step(params, jnp.ones((5, 4)), policy.initial_carry(5))[1] is None
+    assert policy.step(params, jnp.ones((5, 4)), policy.initial_carry(params, 5))[1] is None
 
 
 def test_free_parameters_are_learnt_beside_the_network():
@@ -123,11 +123,11 @@ def test_a_sequence_is_its_steps(settings, shared_critic):
     params = policy.init(jax.random.key(0))
     observations = jax.random.normal(jax.random.key(1), (*STARTS.shape, *settings.get("shape", (4,))))
     # What was remembered before a start must not matter: the carry is far from the initial one.
-    carry = before = jax.tree.map(lambda leaf: leaf + 0.7, policy.initial_carry(3))
+    carry = before = jax.tree.map(lambda leaf: leaf + 0.7, policy.initial_carry(params, 3))
     logits, values = policy.sequence(params, observations, before, jnp.asarray(STARTS))
     assert (logits.shape, values.shape) == ((7, 3, 3), (7, 3))
     for t, starts in enumerate(STARTS):
-        fresh = policy.initial_carry(3)
+        fresh = policy.initial_carry(params, 3)
         carry = jax.tree.map(lambda new, old, starts=starts: jnp.where(starts[:, None], new, old), fresh, carry)
         step_logits, step_value, carry = policy.step(params, observations[t], carry)
         np.testing.assert_allclose(step_logits, logits[t], atol=1e-6)

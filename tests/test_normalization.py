@@ -55,13 +55,13 @@ def test_they_are_those_of_the_whole_history(offset, scale):
 def test_they_still_move_after_many_steps():
     """A thousand million steps, and a thousand rollouts of another kind."""
     count = 1e9 / (T * B)
-    before = Statistics(*(jnp.full(shape, v, jnp.float32) for shape, v in [(D, 1e6), (D, 0.0), (D, 1.0), ((), count)]))
+    before = Statistics(*(jnp.full(shape, v, jnp.float32) for shape, v in [(D, 1e6), (D, 0.0), (D, 1.0), (D, count)]))
     x = (1e6 + 100.0 * RNG.choice([-1.0, 3.0], (T, B, D))).astype(np.float32)
     valid = np.ones((T, B), bool)
     after = jax.jit(lambda s: jax.lax.fori_loop(0, 1000, lambda i, s: merge(s, x, valid), s))(before)
     new = x.astype(np.float64).reshape(-1, D) - 1e6
     weight = 1000 / (count + 1000)
-    assert after.count == np.float32(count) + 1000
+    assert (after.count == np.float32(count) + 1000).all()
     np.testing.assert_allclose(after.mean, weight * new.mean(0), rtol=1e-4)
     variance = (1 - weight) + weight * (new.var(0) + (1 - weight) * new.mean(0) ** 2)
     np.testing.assert_allclose(after.variance, variance, rtol=1e-4)
@@ -76,8 +76,13 @@ def test_what_is_not_finite_or_not_valid_changes_nothing():
     hidden[3:, 2] = np.nan
     without = np.where(valid[..., None], xs[0], 7.0)
     assert bits(merge(start, hidden, valid)) == bits(merge(start, without, valid)) != bits(start)
-    hidden[0, 0, 1] = np.inf
-    assert bits(merge(start, hidden, valid)) == bits(start)
+    hidden[0, 0, 1], hidden[1:4, 0, 1] = np.inf, np.nan
+    after, expected = merge(start, hidden, valid), merge(start, without, valid)
+    assert bits([leaf[::2] for leaf in after]) == bits([leaf[::2] for leaf in expected])
+    seen = [xs[0][..., 1].ravel(), hidden[..., 1][np.isfinite(hidden[..., 1])]]
+    np.testing.assert_allclose(after.origin[1] + after.mean[1], np.concatenate(seen).mean(dtype=np.float64), atol=1e-5)
+    np.testing.assert_allclose(after.variance[1], np.concatenate(seen).var(dtype=np.float64), rtol=1e-5)
+    assert bits(merge(start, np.full_like(hidden, np.nan), valid)) == bits(start)
     assert bits(merge(start, xs[0], np.zeros((T, B), bool))) == bits(start)
 
 

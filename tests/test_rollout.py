@@ -12,7 +12,7 @@ from probes import FOREVER, Probe, bits, known_params, known_policy, standing
 
 from grpo_jax import Config, Hyperparams, advantages, make_init
 from grpo_jax.environments import make_environment
-from grpo_jax.rollout import NUM_RESET_DRAWS, unroll
+from grpo_jax.rollout import NUM_RESET_DRAWS, _next_values, unroll
 
 ONLY_ACTION_0 = (0.0, -np.inf)
 probe = make_environment(Probe(), {"bonus": 0.5})
@@ -237,6 +237,13 @@ class TwoLifetimes(Environment):
 
     def is_truncated(self, state, params):
         return state[1] >= params.max_steps_in_episode
+
+
+def test_truncation_more_often_than_the_limit_allows_is_not_a_number():
+    values, final_values = np.arange(10.0, 18.0)[:, None], np.array([[20.0]])  # one slot
+    truncated = np.isin(np.arange(8), [1, 4, 7])[:, None]
+    actual = _next_values(jnp.asarray(values), jnp.array([30.0]), jnp.asarray(final_values), jnp.asarray(truncated))
+    np.testing.assert_array_equal(actual[:, 0], [11, 20, 13, 14, np.nan, 16, 17, np.nan])
 
 
 def test_start_states_do_not_depend_on_how_long_earlier_episodes_were():

@@ -23,7 +23,7 @@ def rolled_out(algorithm, **fields):
     config = Config(algorithm=algorithm, num_minibatches=1, num_steps=16, **SMALL, **fields)
     state = make_init(config)(jax.random.key(0), Hyperparams())
     start = config.algorithm.start
-    rollout = start.begin(state.rollout, config.policy, config.env, jax.random.key(1), 8, 4)
+    rollout = start.begin(state.rollout, config.policy, state.params, config.env, jax.random.key(1), 8, 4)
     _, trajectory = unroll(
         config.policy, config.env, state.params, rollout, jax.random.key(2), num_steps=16, auto_reset=start.auto_reset
     )
@@ -82,7 +82,7 @@ def test_microbatches_lower_the_peak_memory():
                 value=None,
                 target=None,
                 starts=rows == 0,
-                carry=config.policy.initial_carry(1),
+                carry=config.policy.initial_carry(None, 1),
             )
             order = jax.random.permutation(key, 32_000)
             return minibatch_gradient(
@@ -124,7 +124,8 @@ def test_the_greedy_member_acts_greedily_and_is_not_learnt_from():
     config, state, _, batch = rolled_out("remax")
     assert not batch.mask.reshape(16, 8)[:, [0, 4]].any()
     assert batch.mask.reshape(16, 8)[0, [1, 2, 3, 5, 6, 7]].all()
-    start = config.algorithm.start.begin(state.rollout, config.policy, config.env, jax.random.key(1), 8, 4)
+    begin = config.algorithm.start.begin
+    start = begin(state.rollout, config.policy, state.params, config.env, jax.random.key(1), 8, 4)
     greedy = jnp.arange(8) % 4 == 0
     _, trajectory = unroll(
         config.policy, config.env, state.params, start, jax.random.key(2), num_steps=16, auto_reset=False, greedy=greedy
@@ -167,7 +168,7 @@ def test_the_kl_penalty_moves_into_the_reward():
     hyperparams = state.hyperparams.replace(kl_coef=jnp.float32(50.0))
     batch = make_batch(config.algorithm, config.policy, trajectory, reference, hyperparams, 4)
     reference_logits, _ = config.policy.sequence(
-        reference, trajectory.observation, config.policy.initial_carry(8), trajectory.starts
+        reference, trajectory.observation, config.policy.initial_carry(None, 8), trajectory.starts
     )
     reference_log_prob = np.take_along_axis(
         np.asarray(jax.nn.log_softmax(reference_logits)), np.asarray(trajectory.action)[..., None], -1

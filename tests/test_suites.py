@@ -33,7 +33,7 @@ def test_an_environment_of_another_suite_plays_and_is_truncated_at_its_limit(nam
     @jax.jit
     def play(key):
         params = parameters_of_groups(env, None, NUM_ENVS, 1)
-        start = reset_groups(policy, env, params, key, NUM_ENVS, 1)
+        start = reset_groups(policy, None, env, params, key, NUM_ENVS, 1)
         return start, *unroll(policy, env, (), start, key, num_steps=NUM_STEPS, auto_reset=True)
 
     before, after, trajectory = play(jax.random.key(0))

@@ -79,7 +79,7 @@ def finished(label, learning_rate, final_returns):
     result = RunResult(None, {}, np.full((1, len(final_returns)), 64), 1.0, 1.0)
     hyperparams = Hyperparams(learning_rate=learning_rate)
     config = Config(environment=Echo(), num_envs=8, num_minibatches=1)
-    return Run(label, config, hyperparams, result, final_returns, 2.0)
+    return Run(label, config, hyperparams, result, final_returns, 2.0, 1.0)
 
 
 @pytest.mark.parametrize("axes", [("learning_rate",), ("clip_high", "learning_rate")])

@@ -14,7 +14,7 @@ class Distribution(NamedTuple):
     num_parameters: int  # P, the length of the vector of parameters
     num_free: int  # of these, the last ones do not depend on the observation: a policy learns them as such
     sample: Callable  # (parameters [..., P], key) -> action
-    mode: Callable  # (parameters) -> action, the most probable one
+    mode: Callable  # (parameters) -> action, the most probable one; of a squashed one the median
     log_prob: Callable  # (parameters, action) -> [...]
     entropy: Callable  # (parameters) -> [...] in nats
     kl: Callable  # (parameters, other) -> [...] exact KL(parameters || other) in nats

@@ -1,4 +1,4 @@
-"""Real actions `[..., D]` between bounds: a Gaussian in each dimension, plain or squashed."""
+"""Real actions `[..., D]` between bounds: a Gaussian in each dimension, clipped or squashed."""
 
 import math
 
@@ -19,10 +19,16 @@ _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.sum(np.exp(-(_NODES**2) / 2))
 
 
 def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std: bool = True) -> Distribution:
-    """Independent Gaussians, in the environment's own units; what is sent to the environment is clipped to the bounds.
+    """Independent Gaussians around the middle of the bounds, in units of half their width, clipped to them.
 
-    a ~ N(mean, diag(std^2)), parameters (mean, log std) `[..., 2 D]`. The log std is clamped to `LOG_STD_RANGE`, and
-    has no gradient beyond. Probabilities are those of the action before it is clipped.
+    The environment's action is a = clip(middle + half_width x, low, high) with x ~ N(mean, diag(std^2)), parameters
+    (mean, log std) `[..., 2 D]`: a policy at its start covers the bounds, however far apart they lie. Actions as
+    stored, and `mode`, are x. Densities are those of a before it is clipped,
+
+        log p(a) = log N(x; mean, std) - sum log half_width.
+
+    A dimension that is unbounded on a side has half_width 1, and as its middle the number within bounds nearest to 0.
+    The log std is clamped to `LOG_STD_RANGE`, and has no gradient beyond.
 
     Args:
       low, high: bounds of each of D dimensions, which may be infinite.
@@ -31,27 +37,29 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
     Raises:
       ConfigError: bounds of different length, or a lower bound that is not below the upper one.
     """
-    low, high = _checked(low, high)
-    num_dimensions = len(low)
+    low, high, bounded = _checked(low, high)
+    first, last = np.where(bounded, (low, high), np.clip(0.0, low, high) + [[-1.0], [1.0]]).astype(np.float32)
+    middle, half_width = last / 2 + first / 2, last / 2 - first / 2
+    log_scale = float(np.sum(np.log(half_width)))
     return Distribution(
-        num_parameters=2 * num_dimensions,
-        num_free=num_dimensions if free_std else 0,
+        num_parameters=2 * len(low),
+        num_free=len(low) if free_std else 0,
         sample=_sample,
         mode=_mean,
-        log_prob=_log_prob,
-        entropy=_entropy,
+        log_prob=lambda parameters, x: _log_prob(parameters, x) - log_scale,
+        entropy=lambda parameters: _entropy(parameters) + log_scale,
         kl=_kl,
-        to_environment=lambda action: jnp.clip(action, low, high),
+        to_environment=lambda x: jnp.clip(middle + half_width * x, low, high),
     )
 
 
 def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std: bool = True) -> Distribution:
     """Independent Gaussians squashed between the bounds (https://arxiv.org/abs/1801.01290, appendix C).
 
-    The environment's action is a = low + (high - low) (tanh(u) + 1) / 2 with u ~ N(mean, diag(std^2)). Actions as
-    stored, and `mode`, are u: the mode of u, which is where a is at the median. Densities are those of a,
+    The environment's action is a = middle + half_width tanh(u) with u ~ N(mean, diag(std^2)). Actions as stored, and
+    `mode`, are u: the mode of u, which is where a is at the median. Densities are those of a,
 
-        log p(a) = log N(u; mean, std) - sum log |da / du|,  log |da / du| = log((high - low) / 2) + log(1 - tanh(u)^2),
+        log p(a) = log N(u; mean, std) - sum log |da / du|,  log |da / du| = log(half_width) + log(1 - tanh(u)^2),
 
     finite, with finite gradients, where tanh(u) has long rounded to 1. The KL is exact, that of the Gaussians, as a
     bijection does not change it. The entropy, that of the Gaussian plus E[log |da / du|], is integrated numerically
@@ -64,40 +72,36 @@ def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
     Raises:
       ConfigError: an infinite bound, bounds of different length, or a lower bound that is not below the upper one.
     """
-    low, high = _checked(low, high)
-    if not np.isfinite([low, high]).all():
+    if not _checked(low, high)[-1].all():
         raise ConfigError(
-            f"a squashed Gaussian needs finite bounds, and the actions have low={low.tolist()}, high={high.tolist()}; "
+            f"a squashed Gaussian needs finite bounds, and the actions have low={list(low)}, high={list(high)}; "
             "use action_distribution='gaussian'"
         )
-    half_width = high / 2 - low / 2
-    log_scale = float(np.sum(np.log(half_width)))
-
-    def log_prob(parameters, u):
-        return _log_prob(parameters, u) - jnp.sum(_log_tanh_slope(u), axis=-1) - log_scale
+    gaussian = diagonal_gaussian(low, high, free_std)
 
     def entropy(parameters):
         mean, log_std = _mean_and_log_std(parameters)
         nodes = mean[..., None] + jnp.exp(log_std)[..., None] * _NODES
         expected = jnp.sum(_log_tanh_slope(nodes) * _WEIGHTS, axis=-1)
-        return _entropy(parameters) + jnp.sum(expected, axis=-1) + log_scale
+        return gaussian.entropy(parameters) + jnp.sum(expected, axis=-1)
 
-    def to_environment(u):
-        # Clipped, as the sum may round past the bound.
-        return jnp.clip(low + half_width * (jnp.tanh(u) + 1.0), low, high)
+    return gaussian._replace(
+        log_prob=lambda parameters, u: gaussian.log_prob(parameters, u) - jnp.sum(_log_tanh_slope(u), axis=-1),
+        entropy=entropy,
+        to_environment=lambda u: gaussian.to_environment(jnp.tanh(u)),
+    )
 
-    gaussian = diagonal_gaussian(low, high, free_std)
-    return gaussian._replace(log_prob=log_prob, entropy=entropy, to_environment=to_environment)
 
-
-def _checked(low, high) -> tuple[np.ndarray, np.ndarray]:
+def _checked(low, high) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The bounds, and in which dimensions they are finite and the distance between them is."""
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
     if low.ndim != 1 or low.size == 0 or low.shape != high.shape or not (low < high).all():
         raise ConfigError(
             f"low={low.tolist()} and high={high.tolist()} are no bounds of an action; give one number for each of its "
             "dimensions, low below high, such as low=(-1.0,), high=(1.0,)"
         )
-    return low, high
+    with np.errstate(over="ignore"):  # float32's largest number is often written for none
+        return low, high, np.isfinite(high - low)
 
 
 def _log_tanh_slope(u: jax.Array) -> jax.Array:

@@ -30,6 +30,8 @@ class Environment(NamedTuple):
     action_space: ActionSpace
     action_mask: Callable | None  # (state, params) -> bool [num_actions]: the legal actions; None if all always are
     max_steps: int  # the time limit: an episode is truncated at this length, and never earlier
+    # (state, params) -> int32 [P]: tokens that a policy reads at the start of an episode, -1 where there is none
+    prompt: Callable | None = None
 
 
 def transition(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.environment import Environment, transition
+from grpo_jax.environments.parameters import as_dtype
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 
@@ -35,7 +36,7 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
       ConfigError: for missing parts of the interface, and for spaces, parameters and limits that are of no use.
     """
     defaults = overridden_params(env, overrides)
-    max_steps = int(getattr(defaults, LIMIT))
+    max_steps = _of_type(0, getattr(defaults, LIMIT), LIMIT)  # a float in some of gymnax's
     if max_steps < 1:
         raise ConfigError(f"{LIMIT}={max_steps} of {name_of(env)!r} leaves no step; use at least 1")
     action_space, act = _actions(env.action_space(defaults), name_of(env))
@@ -121,10 +122,13 @@ def overridden_params(env: Any, overrides: Mapping[str, Any]) -> Any:
 def _of_type(default: Any, value: Any, field: str) -> Any:
     """An override as the default is: integers stay integers, whatever a command line made of them."""
     if isinstance(default, (bool, int, float, str)):
-        return type(default)(value)
+        kind = type(default)
+        if kind is bool and value not in (0, 1) or kind is int and not float(value).is_integer():
+            raise ConfigError(f"{field}={value!r} must be {'0 or 1' if kind is bool else 'a whole number'}")
+        return kind(value)
     if not isinstance(default, (jax.Array, np.ndarray)):
         return value
-    value = jnp.asarray(value, default.dtype)
+    value = as_dtype(field, value, default.dtype)
     if value.shape != default.shape:
         raise ConfigError(f"{field} has shape {default.shape}, and was given shape {value.shape}")
     return value
@@ -186,6 +190,11 @@ def _encoder(env: Any, defaults: Any) -> Callable:
     if not isinstance(first, jax.ShapeDtypeStruct):
         raise ConfigError(f"{name_of(env)!r} observes {first}; an observation must be one array: concatenate its parts")
     if first.shape == () and jnp.issubdtype(first.dtype, jnp.integer):
+        if not hasattr(env, "observation_space"):
+            raise ConfigError(
+                f"{name_of(env)!r} observes an integer, and does not say of how many; give it an "
+                "observation_space(params) with n, or observe an array"
+            )
         num_states = int(env.observation_space(defaults).n)
         return lambda observation: jax.nn.one_hot(observation, num_states)
     # MinAtar's observations are 0 or 1: a byte holds them, at a quarter of the memory traffic.

@@ -36,7 +36,7 @@ def parameters_of_groups(
             )
 
     def of_all(name, default):
-        value = jnp.array(env_params.get(name, default), default.dtype)  # a copy: a train state is to be donated
+        value = as_dtype(name, env_params.get(name, default), default.dtype)
         if value.shape not in (default.shape, (num_groups, *default.shape)):
             raise ConfigError(
                 f"the environment parameter {name!r} has shape {value.shape}; give {default.shape} for all groups, or "
@@ -45,6 +45,18 @@ def parameters_of_groups(
         return jnp.repeat(jnp.broadcast_to(value, (num_groups, *default.shape)), group_size, axis=0)
 
     return {name: of_all(name, default) for name, default in environment.params.items()}
+
+
+def as_dtype(name: str, value: Any, dtype: Any) -> jax.Array:
+    """A copy of a parameter's value, as a train state is to be donated.
+
+    Raises:
+      ConfigError: for a value of another kind, such as reals where integers are wanted, which would be truncated.
+    """
+    value = jnp.asarray(value)
+    if jnp.issubdtype(value.dtype, jnp.floating) and not jnp.issubdtype(dtype, jnp.floating):
+        raise ConfigError(f"the environment parameter {name!r} is of {dtype}, and was given {value.dtype}; convert it")
+    return jnp.array(value, dtype)
 
 
 def parameters_of_rows(environment: Environment, env_params: EnvParams, num_rows: int) -> dict[str, jax.Array]:

@@ -1,6 +1,7 @@
 """Environments by name, by import path or as they are."""
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,8 +44,10 @@ def gymnax_object(environment: str | Any) -> Any:
 def _imported(module: str, name: str) -> Any:
     where = f"environment '{module}:{name}'"
     try:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ImportError("this is no module's name")
         found = importlib.import_module(module)
-    except (ImportError, ValueError, TypeError) as error:  # the latter two for a malformed path
+    except ImportError as error:
         raise ConfigError(
             f"{where}: cannot import {module!r} ({error}); the part before the colon is a module on Python's path or "
             f"one of the suites {', '.join(SUITES)}"
@@ -55,7 +58,8 @@ def _imported(module: str, name: str) -> Any:
     found = getattr(found, name)
     if isinstance(found, type) or not hasattr(found, "step_env"):
         try:
-            found = found()
+            inspect.signature(found).bind()
         except TypeError as error:
             raise ConfigError(f"{where}: cannot make one without arguments ({error}); name what can") from error
+        found = found()
     return found

@@ -23,7 +23,7 @@ class Policy(NamedTuple):
     """
 
     init: Callable  # (key) -> params
-    initial_carry: Callable  # (num_envs) -> carry
+    initial_carry: Callable  # (params, num_envs, prompt [num_envs, P] or None) -> carry at the start of an episode
     step: Callable  # (params, observation [N, ...], carry) -> distribution parameters [N, P], value [N] or None, carry
     sequence: Callable  # (params, observation [S, N, ...], carry, starts [S, N]) -> [S, N, P], value [S, N] or None
     distribution: Distribution
@@ -83,7 +83,7 @@ def make_policy(
 
     return Policy(
         init=functools.partial(_init, networks, distribution, observation),
-        initial_carry=lambda num_envs: {name: net.initial_carry(num_envs) for name, net in networks.items()},
+        initial_carry=functools.partial(_initial_carry, networks),
         step=step,
         sequence=lambda *arguments: forward(*arguments)[:2],
         distribution=distribution,
@@ -102,6 +102,11 @@ def _init(networks, distribution, observation, key):
     if distribution.num_free:
         params["free"] = jnp.full(distribution.num_free, distribution.initial_free, jnp.float32)
     return params
+
+
+def _initial_carry(networks, params, num_envs, prompt=None):
+    """Of each network, by its name."""
+    return {name: net.initial_carry(num_envs) for name, net in networks.items()}
 
 
 def _forward(networks, distribution, params, observations, carry, starts):

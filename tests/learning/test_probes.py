@@ -40,7 +40,7 @@ def test_known_values_are_learnt(type_of_policy, shared_critic):
 
     @jax.vmap
     def answer(params):
-        logits, values = config.policy.sequence(params, observations, config.policy.initial_carry(6), starts)
+        logits, values = config.policy.sequence(params, observations, config.policy.initial_carry(params, 6), starts)
         return jax.nn.softmax(logits)[..., 1], values
 
     probabilities, values = answer(params)

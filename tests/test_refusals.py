@@ -1,0 +1,161 @@
+"""What cannot be, as a user would write it: one clear line, exit code 2, and nothing overwritten or lost."""
+
+import fcntl
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tyro
+
+from experiments import family, train
+from experiments.recording import Subject
+from experiments.study import command
+from grpo_jax.checkpoint import Checkpoints
+from grpo_jax.training import Progress
+
+TINY = (
+    *("--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "8"),
+    *("--num-minibatches", "2", "--num-epochs", "1", "--hidden-sizes", "4", "--total-steps", "64"),
+)
+SAVED = ("--checkpoint-every", "2")
+
+
+@pytest.fixture(scope="module")
+def saved_run(tmp_path_factory):
+    """A folder as a killed run leaves it, of a state that nobody needs to compute."""
+    out = tmp_path_factory.mktemp("saved") / "out"
+    parsed = tyro.cli(train.Arguments, args=train.with_settings([*TINY]), registry=train.ON_THE_COMMAND_LINE)
+    keys = jax.random.split(jax.random.split(jax.random.key(0))[0], 1)
+    subject = Subject("ppo on Catch-bsuite", parsed.config, parsed.hyperparams, keys)
+    with Checkpoints(out / "checkpoints" / subject.folder, subject.about(), every=1) as checkpoints:
+        checkpoints.save(Progress({"params": jnp.ones((1, 4))}, np.array([32]), 1, 0.5))
+    (out / "metrics.jsonl").write_text('{"run": "ppo on Catch-bsuite", "iteration": 0, "environment_steps": [32]}\n')
+    return out
+
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def refused(capsys, call):
+    with pytest.raises(SystemExit) as stopped:
+        command(call)
+    said = capsys.readouterr()
+    assert stopped.value.code == 2
+    return " ".join((said.err + said.out).replace("│", " ").split())
+
+
+def start(*flags):
+    arguments = train.with_settings([*TINY, *flags])
+    train.main(tyro.cli(train.Arguments, args=arguments, registry=train.ON_THE_COMMAND_LINE))
+
+
+FLAGS = {
+    "unknown flag": ("--num-env 8", "--num-envs"),
+    "unknown environment": ("--environment Catch", "did you mean 'Catch-bsuite'"),
+    "unknown algorithm": ("--algorithm pppo", "did you mean 'ppo'"),
+    "unknown network": ("--network transformer", "transformer"),
+    "unknown memory": ("--memory lstm", "lstm"),
+    "unknown activation": ("--activation rellu", "did you mean 'relu'"),
+    "unknown parameter": ("--env-params max_steps=9", "max_steps_in_episode"),
+    "parameter without a value": ("--env-params gravity", "gravity"),
+    "words for a number": ("--learning-rate fast", "fast"),
+    "not a number": ("--learning-rate nan", "learning_rate=nan is not a number"),
+    "negative rate": ("--learning-rate -1", "learning_rate=-1.0 is negative"),
+    "discount above 1": ("--discount 1.5", "discount=1.5 must be between 0 and 1"),
+    "budget of nan": ("--total-steps nan", "total_steps=nan"),
+    "budget too small": ("--total-steps 31", "does not allow one iteration"),
+    "no seeds": ("--num-seeds 0", "num_seeds=0"),
+    "no environments": ("--num-envs 0", "num_envs=0"),
+    "half a step": ("--num-steps 0.5", "0.5"),
+    "uneven minibatches": ("--num-minibatches 5", "num_minibatches=4"),
+    "incomplete group": ("--group-size 3", "group_size=3"),
+    "negative layer": ("--hidden-sizes -8", "hidden_sizes"),
+    "checkpoints every -1": ("--checkpoint-every -1", "checkpoint_every=-1"),
+    "half a checkpoint": ("--checkpoint-every 0.5", "0.5"),
+    "resume without checkpoints": ("--resume", "--checkpoint-every N"),
+    "unknown tracker mode": ("--wandb sometimes", "sometimes"),
+    "no tracker": ("--wandb offline", "pip install wandb"),
+    "drawing what cannot be": ("--environment DeepSea-bsuite --network mlp --render x.gif", "cannot draw"),
+}
+
+
+@pytest.mark.parametrize("flags, message", FLAGS.values(), ids=FLAGS)
+def test_flags(flags, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    said = refused(capsys, lambda: start(*flags.split(), "--out", str(tmp_path / "out")))
+    assert message in said and "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_of_nothing_named(capsys):
+    assert "name it with --out" in refused(capsys, lambda: start("--resume", *SAVED))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
+@pytest.mark.parametrize("flags", [(), SAVED, (*SAVED, "--resume")], ids=["new", "with checkpoints", "resumed"])
+def test_a_folder_with_a_run_that_cannot_be_resumed(name, flags, tmp_path, capsys):
+    (tmp_path / name).write_text("precious")
+    said = refused(capsys, lambda: start(*flags, "--out", str(tmp_path)))
+    assert "--out" in said and ("already holds a run" in said or "without checkpoints" in said)
+    assert contents(tmp_path) == {name: b"precious"}
+
+
+@pytest.mark.parametrize("below", ["", "/out"])
+def test_a_file_in_place_of_a_folder(below, tmp_path, capsys):
+    (tmp_path / "file").write_text("precious")
+    assert "is a file" in refused(capsys, lambda: start("--out", str(tmp_path / "file") + below))
+    assert contents(tmp_path) == {"file": b"precious"}
+
+
+DIFFERENT = {
+    "environments": ("--num-envs 8", "config.num_envs is 8 here, and 4 in the checkpoints"),
+    "layers": ("--hidden-sizes 8", "config.hidden_sizes"),
+    "rate": ("--learning-rate 0.5", "hyperparams.learning_rate is 0.5 here, and 0.0025"),
+    "budget": ("--total-steps 640", "hyperparams.total_steps"),
+    "seed": ("--seed 1", "keys is"),
+    "number of seeds": ("--num-seeds 2", "keys is"),
+    "environment parameters": ("--env-params max_steps_in_episode=8", "config.env_params.max_steps_in_episode"),
+    "algorithm": ("--algorithm grpo --cut-episodes", "holds the run 'ppo_on_Catch-bsuite'"),
+    "environment": ("--environment CartPole-v1", "holds the run 'ppo_on_Catch-bsuite'"),
+    "a state of another version": ("", "state.params"),
+}
+
+
+@pytest.mark.parametrize("flags, message", DIFFERENT.values(), ids=DIFFERENT)
+def test_resume_of_another_run(flags, message, saved_run, capsys):
+    before = contents(saved_run)
+    said = refused(capsys, lambda: start(*SAVED, "--resume", *flags.split(), "--out", str(saved_run)))
+    assert message in said and "another folder" in said
+    assert contents(saved_run) == before
+
+
+def test_a_new_run_where_one_could_be_resumed(saved_run, capsys):
+    before = contents(saved_run)
+    assert "--resume" in refused(capsys, lambda: start(*SAVED, "--out", str(saved_run)))
+    assert contents(saved_run) == before
+
+
+def test_two_processes_in_one_folder(tmp_path, capsys):
+    with (tmp_path / ".lock").open("w") as held_by_another:
+        fcntl.flock(held_by_another, fcntl.LOCK_EX)
+        said = refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(tmp_path)))
+    assert "another process is writing" in said and contents(tmp_path) == {}
+
+
+def test_two_runs_of_one_name(tmp_path, capsys):
+    arguments = family.Arguments(algorithms=("grpo", "grpo"), checkpoint_every=1, out=tmp_path / "out")
+    assert "the same name" in refused(capsys, lambda: family.main(arguments))
+    assert not (tmp_path / "out").exists()
+
+
+def test_exhausted_memory(tmp_path, capsys, monkeypatch):
+    def exhausted(*arguments, **others):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9999 bytes")
+
+    monkeypatch.setattr("grpo_jax.training.initial_states", exhausted)
+    said = refused(capsys, lambda: start("--out", str(tmp_path / "out")))
+    assert "not enough memory for 1 rows" in said and "num_envs" in said

@@ -1,0 +1,132 @@
+"""Runs that were killed end as if they had not been: bitwise, each time in a new process."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+FLAGS = (
+    *("--num-envs", "8", "--num-minibatches", "4", "--num-epochs", "2", "--hidden-sizes", "8", "--num-seeds", "3"),
+    *("--checkpoint-every", "2", "--total-steps", "16000", "--env-params", "max_steps_in_episode=16"),
+)
+RUNS = {
+    "ppo": ("--algorithm", "ppo", "--num-steps", "16", "--normalize-observations", "--normalize-rewards"),
+    "grpo": ("--algorithm", "grpo", "--group-size", "4"),
+    "gru": ("--algorithm", "grpo", "--group-size", "4", "--memory", "gru", "--memory-size", "8"),
+}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    cache = {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return os.environ | cache | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+
+
+def begin(kind, out, environment, *flags):
+    command = [sys.executable, "-m", "experiments.train", *FLAGS, *RUNS[kind], "--out", str(out), *flags]
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out + err
+
+
+def ending(out):
+    """What a run leaves behind, but for its times: the final state bit by bit, its record, its evaluation."""
+    folder = next((out / "checkpoints").iterdir())
+    last = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    state = json.loads((folder / str(last) / "run" / "metadata").read_text())
+    summary = json.loads((out / "summary.json").read_text())["runs"][0]
+    return {
+        "iteration": state["iteration"],
+        "steps": state["steps"],
+        "state": state["checksums"],
+        "metrics": (out / "metrics.jsonl").read_bytes(),
+        "final_return": summary["final_return"],
+        "warnings": summary["warnings"],
+    }
+
+
+def has_begun(out):
+    metrics = out / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
+def wait_for(condition, process):
+    while not condition() and process.poll() is None:
+        time.sleep(0.001)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, environment):
+    endings = {}
+
+    def of(kind):
+        if kind not in endings:
+            out = tmp_path_factory.mktemp(kind) / "out"
+            code, said = finish(begin(kind, out, environment))
+            assert code == 0, said
+            endings[kind] = ending(out)
+        return endings[kind]
+
+    return of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, num_kills", [("ppo", 20), ("grpo", 4), ("gru", 4)])
+def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, tmp_path):
+    expected = uninterrupted(kind)
+    out = tmp_path / "out"
+    moments = random.Random(0)
+    kills, saving, resumed_from = 0, 0, []
+    while kills < num_kills:
+        size = (out / "metrics.jsonl").stat().st_size if kills else 0
+        process = begin(kind, out, environment, "--resume")
+        # Some while it starts, the others once it has made new iterations: then it saves every few milliseconds.
+        if kills % 5 == 4:
+            time.sleep(moments.uniform(0, 4))
+        else:
+            wait_for(lambda size=size: has_begun(out) and (out / "metrics.jsonl").stat().st_size != size, process)
+            time.sleep(moments.uniform(0, 0.4))
+        if process.poll() is not None:
+            break  # it came to its end first
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+        saving += bool(list(out.glob("checkpoints/*/*tmp*")))
+        done = [int(path.name) for path in out.glob("checkpoints/*/*") if path.name.isdigit()]
+        resumed_from.append(max(done, default=0))
+    code, said = finish(begin(kind, out, environment, "--resume"))
+    assert code == 0, said
+    print(f"{kind}: killed {kills} times, {saving} in the middle of a save, at iterations {resumed_from}")
+    assert kills == num_kills, "make the run longer"
+    assert ending(out) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_loses_no_iteration(number, uninterrupted, environment, tmp_path):
+    expected = uninterrupted("ppo")
+    out = tmp_path / "out"
+    process = begin("ppo", out, environment)
+    wait_for(lambda: has_begun(out), process)
+    time.sleep(0.1)
+    process.send_signal(number)
+    code, said = finish(process)
+    assert code == 128 + number and "--resume" in said and "Traceback" not in said, said
+    made = len((out / "metrics.jsonl").read_text().splitlines())
+    saved = max(int(path.name) for path in out.glob("checkpoints/*/*") if path.name.isdigit())
+    assert 0 < made == saved < expected["iteration"]
+    code, said = finish(begin("ppo", out, environment, "--resume"))
+    assert code == 0, said
+    assert ending(out) == expected
