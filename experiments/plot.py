@@ -13,7 +13,7 @@ from rich.table import Table
 
 from experiments.study import command
 from grpo_jax.errors import ConfigError
-from grpo_jax.logbook import METRICS_FILE, SUMMARY_FILE
+from grpo_jax.results import METRICS_FILE, SUMMARY_FILE
 from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, performance_profile, probability_of_improvement
 
 RETURN = "episode/return_mean"

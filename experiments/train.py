@@ -161,7 +161,8 @@ def main(arguments: Arguments) -> None:
     if arguments.render is not None:
         first = jax.tree.map(lambda leaf: leaf[0], states)
         episode = record_episode(config, first, jax.random.key(arguments.seed))
-        render(config.environment, dict(config.env_params), episode.states, episode.rewards, arguments.render)
+        if jax.process_index() == 0:
+            render(config.environment, dict(config.env_params), episode.states, episode.rewards, arguments.render)
         study.console.print(f"An episode of the first seed is drawn in {arguments.render}", highlight=False)
 
 
