@@ -21,6 +21,7 @@ from rich.table import Table
 
 import grpo_jax
 from experiments.grid import Sweep, make_sweep, shown
+from experiments.recording import RecordingArguments
 from experiments.settings import SOLVED_AT
 from experiments.study import Plan, Run, Study, StudyArguments, command, evaluate_rows, plot_curves, solved_after
 from experiments.train import as_fields
@@ -137,6 +138,10 @@ def run_together(study: Study, plans: list[Plan], arguments: Arguments) -> None:
 
 
 def main(arguments: Arguments, flags: Sequence[str]) -> None:
+    for field in dataclasses.fields(RecordingArguments):
+        if getattr(arguments, field.name) != field.default:
+            flag = f"--{field.name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is for single runs; leave it out, and train the best one with it (--config)")
     sweep = make_sweep(flags, arguments.samples, arguments.seed)
     study = Study("sweep", sweep.plans, arguments)
     available = available_memory() if arguments.memory is None else arguments.memory * 2**30
