@@ -7,11 +7,13 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
+from experiments.recording import RecordingArguments
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
 
 ENVIRONMENTS = (Path(__file__).parents[1] / "docs" / "environments.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", ENVIRONMENTS, flags=re.DOTALL)
+LONG_RUNS = (Path(__file__).parents[1] / "docs" / "long_runs.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +47,18 @@ def test_the_example_is_about_thirty_lines():
     lines = BLOCKS[0].splitlines()
     example = lines[lines.index("@struct.dataclass") : lines.index(next(x for x in lines if x.startswith("config")))]
     assert len([line for line in example if line.strip()]) <= 30
+
+
+@pytest.mark.slow
+def test_the_run_of_your_own_goes_on(tmp_path):
+    (block,) = re.findall(r"```python\n(.*?)```", LONG_RUNS, flags=re.DOTALL)
+    first, again = {"folder": tmp_path / "run"}, {"folder": tmp_path / "run"}
+    for names in (first, again):
+        exec(compile(block, "long_runs.md", "exec"), names)
+    assert first["start"] is None and again["start"].iteration == len(first["result"].steps) == 10
+    assert len(again["result"].steps) == 0
+
+
+def test_flags_of_long_runs_are_those_of_the_experiments():
+    fields = RecordingArguments.__dataclass_fields__
+    assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)
