@@ -7,7 +7,17 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from experiments.study import Plan, Run, Study, StudyArguments, command, draw_curves, hardware, make_plan
+from experiments.study import (
+    Plan,
+    Run,
+    Study,
+    StudyArguments,
+    command,
+    draw_curves,
+    hardware,
+    make_plan,
+    sampled_return,
+)
 from grpo_jax.algorithms import name_of
 from grpo_jax.results import write_json
 from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve
@@ -149,7 +159,7 @@ def main(arguments: Arguments) -> None:
             f"gymnax_suite_{environment}",
             plans[environment],
             own_folder,
-            num_evaluation_episodes=NUM_EVALUATION_EPISODES,
+            score=sampled_return(NUM_EVALUATION_EPISODES),
         )
         study.run_all()
         results[environment] = result(study.runs)

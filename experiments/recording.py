@@ -6,7 +6,7 @@ import functools
 import math
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +25,7 @@ from grpo_jax.results import METRICS_FILE, SUMMARY_FILE, Record, claim_directory
 from grpo_jax.signals import waiting_signals
 from grpo_jax.trackers import TensorBoard, WeightsAndBiases, check_installed
 from grpo_jax.training import Progress, RunResult, initial_states
+from grpo_jax.types import PyTree
 
 NUM_CHUNKS = 50  # of a run, if its checkpoints are not closer together
 
@@ -132,9 +133,13 @@ def recorded_run(
     *,
     versions: Mapping[str, str],
     console: bool | Console = True,
+    params: PyTree = None,
+    watch: Callable[[Progress], None] | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[RunResult, list[str]]:
     """Makes a run, or the rest of it; returns the whole, and what the alarms warned of.
+
+    `params` are those that its policies begin with, `watch` is called with where the run stands, as `run` calls `save`.
 
     With checkpoints, SIGTERM and Ctrl-C end the process after the chunk under way, which is saved; a second Ctrl-C at
     once.
@@ -184,6 +189,8 @@ def recorded_run(
                 finder.check(chunk)
 
         def save(progress):
+            if watch is not None:
+                watch(progress)
             if finder is not None:
                 finder.remember(progress)
             if checkpoints is not None:
@@ -196,6 +203,7 @@ def recorded_run(
             config,
             hyperparams,
             keys,
+            params=params,
             max_episodes=max_episodes,
             start=start,
             report=report,

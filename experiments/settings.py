@@ -4,6 +4,8 @@ Each is a field of `Config` or of `Hyperparams` (`settings` merges them): an exp
 the command line overrides any of them.
 """
 
+from typing import NamedTuple
+
 from grpo_jax.algorithms import ALGORITHMS
 
 OF_ALGORITHMS = {
@@ -19,6 +21,17 @@ MINATAR = {"network": "mlp", "activation": "relu", "num_envs": 64, "learning_rat
 MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2}
 MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
 BANDIT = {"memory": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # which arm pays is for the memory to tell
+
+TOKENS = {
+    "num_envs": 256,
+    "group_size": 16,
+    "num_epochs": 2,
+    "num_minibatches": 4,
+    "learning_rate": 2e-4,
+    "kl_coef": 0.01,
+    "discount": 1.0,
+    "gae_lambda": 1.0,
+}
 
 OF_ENVIRONMENTS = {
     "Pendulum-v1": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
@@ -90,10 +103,32 @@ SOLVED_AT = {
 def settings(environment: str, algorithm: str) -> dict:
     """The fields that are set for an environment and an algorithm, by their names."""
     kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].critic is not None else "grpo"
-    of_environment = OF_ENVIRONMENTS.get(environment, {})
+    others = {"any": TOKENS} if environment.startswith("tokens:") else {}
+    of_environment = OF_ENVIRONMENTS.get(environment, others)
     return (
         OF_ALGORITHMS[kind]
         | OF_ALGORITHMS.get(algorithm, {})
         | of_environment.get("any", {})
         | of_environment.get(kind, {})
     )
+
+
+class TokenTask(NamedTuple):
+    """What a token task wants beside `settings`."""
+
+    total_steps: int  # tokens that a seed may sample
+    target: float  # sampled accuracy at which the warm start ends
+    learning_rate: float = 1e-3  # of the warm start
+
+
+TOKEN_TASKS = {
+    "sort": TokenTask(total_steps=300_000, target=0.4),
+    "addition": TokenTask(total_steps=2_000_000, target=0.4),
+    "countdown": TokenTask(total_steps=2_000_000, target=0.4),
+}
+"""By the name before the size."""
+
+
+def token_task(task: str) -> TokenTask:
+    """Of a task's name, such as "sort-5"; of one without settings, addition's."""
+    return TOKEN_TASKS.get(task.partition("-")[0], TOKEN_TASKS["addition"])

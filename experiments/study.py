@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import math
 import os
@@ -29,9 +30,9 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.results import write_json
 from grpo_jax.sharding import mesh_of_rows, over_rows, replicated
 from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
-from grpo_jax.training import RunResult, check_budget, check_mesh
+from grpo_jax.training import Progress, RunResult, check_budget, check_mesh
+from grpo_jax.types import PyTree
 
-NUM_EVALUATION_EPISODES = 128
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
@@ -99,6 +100,24 @@ def make_plan(environment: str, algorithm: str, *, total_steps: int) -> Plan:
     return Plan(algorithm, config, Hyperparams(total_steps=total_steps, **of_hyperparams))
 
 
+class Score(NamedTuple):
+    """What a trained policy is worth: a run's final return."""
+
+    of: Callable[[Config, TrainState, jax.Array], jax.Array]  # (config, state, key) -> scalar
+    caption: str
+
+
+def sampled_return(num_episodes: int) -> Score:
+    """The mean return of that many sampled episodes."""
+    return Score(
+        lambda config, state, key: evaluate(config, state, key, num_episodes=num_episodes).returns.mean(),
+        f"{num_episodes} sampled episodes each",
+    )
+
+
+SAMPLED_RETURN = sampled_return(128)
+
+
 class Study:
     """The runs of one experiment and the folder of their results.
 
@@ -112,7 +131,7 @@ class Study:
         arguments: StudyArguments,
         *,
         max_episodes: float = math.inf,
-        num_evaluation_episodes: int = NUM_EVALUATION_EPISODES,
+        score: Score = SAMPLED_RETURN,
     ):
         if arguments.num_seeds < 1:
             raise ConfigError(f"num_seeds={arguments.num_seeds} is not a positive integer")
@@ -141,27 +160,38 @@ class Study:
             self.console.print(line, highlight=False)
         self.runs: list[Run] = []
         self.plans = plans
-        self._num_seeds, self._arguments = arguments.num_seeds, arguments
-        self._num_evaluation_episodes = num_evaluation_episodes
+        self._num_seeds, self._arguments, self._score = arguments.num_seeds, arguments, score
         if arguments.compilation_cache:
             cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
             jax.config.update("jax_compilation_cache_dir", str(cache))
 
-    def run_all(self) -> list[TrainState]:
-        """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`."""
-        return [self._run(plan, subject) for plan, subject in zip(self.plans, self.subjects, strict=True)]
+    def run_all(
+        self,
+        params: Callable[[Config], PyTree] | None = None,
+        watch: Callable[[Plan, Progress], None] | None = None,
+    ) -> list[TrainState]:
+        """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`.
 
-    def _run(self, plan: Plan, subject: Subject) -> TrainState:
+        Policies start from `params(config)`, `[num_seeds, ...]`, if given. `watch` is called as `run` calls `save`.
+        """
+        return [self._run(*what, params, watch) for what in zip(self.plans, self.subjects, strict=True)]
+
+    def _run(self, plan: Plan, subject: Subject, params: Callable | None, watch: Callable | None) -> TrainState:
         """Trains all seeds in one program, with live progress and metrics.jsonl, and evaluates them."""
         started, core_started = time.perf_counter(), time.process_time()
         label, config, hyperparams = plan
         result, warnings = recorded_run(
-            subject, self.out, self._arguments, versions=versions(), console=self.console, mesh=self.mesh
+            subject,
+            self.out,
+            self._arguments,
+            versions=versions(),
+            console=self.console,
+            mesh=self.mesh,
+            params=None if params is None else params(config),
+            watch=None if watch is None else functools.partial(watch, plan),
         )
         keys = jax.random.split(self._key_evaluate, self._num_seeds)
-        final_returns = evaluate_rows(
-            config, result.states, keys, self.mesh, num_episodes=self._num_evaluation_episodes
-        )
+        final_returns = evaluate_rows(config, result.states, keys, self.mesh, score=self._score)
         done = Run(
             label,
             config,
@@ -191,8 +221,7 @@ class Study:
         plot_curves(self.runs, self.out / "learning_curves.png", over)
         for environment in dict.fromkeys(run.environment for run in self.runs):
             self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
-        episodes = f"{self._num_evaluation_episodes} sampled episodes each"
-        seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {episodes}"
+        seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {self._score.caption}"
         self.console.print(f"Final return: {seeds}.", highlight=False)
         self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", highlight=False)
 
@@ -203,15 +232,13 @@ def evaluate_rows(
     keys: jax.Array,
     mesh: Mesh | None,
     *,
-    num_episodes: int = NUM_EVALUATION_EPISODES,
+    score: Score = SAMPLED_RETURN,
 ) -> np.ndarray:
-    """`[R]` mean return of each row's final policy; one key each."""
+    """`[R]` score of each row's final policy; one key each."""
     mesh = mesh_of_rows(len(keys)) if mesh is None else mesh
 
-    def final_return(row):
-        return evaluate(config, *row, num_episodes=num_episodes).returns.mean()
-
-    final_returns = jax.jit(over_rows(final_return, mesh), out_shardings=replicated(mesh))((states, keys))
+    of_rows = over_rows(lambda row: score.of(config, *row), mesh)
+    final_returns = jax.jit(of_rows, out_shardings=replicated(mesh))((states, keys))
     return np.asarray(final_returns, np.float64)
 
 

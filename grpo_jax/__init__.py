@@ -4,6 +4,7 @@ from grpo_jax import advantages, algorithms, distributions, divergences, losses,
 from grpo_jax.algorithms import GRPO, PPO, Algorithm
 from grpo_jax.config import Config
 from grpo_jax.evaluation import evaluate
+from grpo_jax.generation import generate
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.losses import grpo_loss, ppo_loss
 from grpo_jax.training import make_init, make_train_step, run
@@ -21,6 +22,7 @@ __all__ = [
     "distributions",
     "divergences",
     "evaluate",
+    "generate",
     "grpo_loss",
     "losses",
     "make_init",

@@ -28,6 +28,7 @@ class Algorithm(NamedTuple):
     kl_controller: types.KLController | None = None  # None: the KL coefficient is fixed
     greedy_member: bool = False  # the first member of each group acts greedily and is not learnt from
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) rather than of loose steps (S = 1)
+    filter_overlong: bool = False  # episodes that a limit cut are not learnt from (DAPO's overlong filtering)
     whole_minibatches: bool = False  # some slot compares the samples of a minibatch, which is then not split further
 
 

@@ -15,13 +15,15 @@ from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.distributions import make_distribution
 from grpo_jax.environments import Environment, make_environment
 from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.groups import one_carry_per_group
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.networks import Policy, make_policy
-from grpo_jax.types import Trajectory
+from grpo_jax.networks import Architecture, Policy, make_policy, make_token_policy
+from grpo_jax.spaces import Discrete
+from grpo_jax.types import RewardParts, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Architecture):
     """Which environment, which algorithm, how many of what. Floats are not here: see `Hyperparams`.
 
     `group_size` and `num_steps` may be left out: they become what suits the algorithm and the environment, and read
@@ -48,7 +50,8 @@ class Config:
     num_microbatches: int | None = None
     """Parts that a gradient step's samples are processed in, one after the other; None has it chosen by size."""
     network: str = "auto"
-    """Hidden layers: "mlp" (dense), "cnn" (a 3×3 convolution before those), or "auto": "cnn" for images."""
+    """Hidden layers: "mlp" (dense), "cnn" (a 3×3 convolution before those), "transformer" (of tokens, sizes below),
+    or "auto": "cnn" for images, "transformer" where there is a prompt."""
     memory: str = "none"
     """What policies remember of an episode: "none" (nothing), or "gru", a recurrent layer before the heads."""
     hidden_sizes: tuple[int, ...] = (64, 64)
@@ -75,6 +78,10 @@ class Config:
     """Gain of the initial weights of the actor's head: small, so that all actions begin about equally likely."""
     critic_scale: float = 1.0
     """Gain of the initial weights of the critic's head."""
+    share_prompts: bool | None = None
+    """Minibatches are of whole groups, and an update reads their prompt once; None: a transformer's, where possible."""
+    truncate_sampling: bool = False
+    """A transformer samples only from its most probable tokens: hyperparameters top_k and top_p."""
     cut_episodes: bool = False
     """Allow rollouts shorter than an episode of a one-episode group; longer episodes are then cut off."""
     env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
@@ -82,6 +89,7 @@ class Config:
 
     def __post_init__(self):
         """Resolves what was left out and checks the whole."""
+        super().__post_init__()
         resolve = functools.partial(object.__setattr__, self)
         if not isinstance(self.algorithm, Algorithm):
             resolve("algorithm", by_name(str(self.algorithm)))
@@ -94,6 +102,9 @@ class Config:
             resolve("group_size", divisors[-1] if one_episode else 1)
         if self.num_steps is None:
             resolve("num_steps", self.env.max_steps if one_episode else 128)
+        if self.share_prompts is None:
+            in_groups = self.num_groups % self.num_minibatches == 0 and self.group_size > 1
+            resolve("share_prompts", self.is_transformer and one_episode and in_groups)
         _check_numbers(self)
         if one_episode and self.num_steps < self.env.max_steps and not self.cut_episodes:
             raise ConfigError(
@@ -113,6 +124,11 @@ class Config:
         """The most environment steps one iteration can make; one-episode groups often make fewer."""
         return self.num_envs * self.num_steps
 
+    @property
+    def is_transformer(self) -> bool:
+        """Whether the policy is one."""
+        return self.network == "transformer" or (self.network == "auto" and self.env.prompt is not None)
+
     @functools.cached_property
     def env(self) -> Environment:
         """The environment's pure functions."""
@@ -121,11 +137,21 @@ class Config:
     @functools.cached_property
     def policy(self) -> Policy:
         """The policy's pure functions."""
+        distribution = make_distribution(
+            self.env.action_space, self.action_distribution, state_dependent_std=self.state_dependent_std
+        )
+        critic = self.algorithm.critic is not None
+        if self.is_transformer:
+            return make_token_policy(
+                Architecture(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Architecture)}),
+                distribution,
+                max_steps=self.env.max_steps + critic,  # a critic also reads the last token, for its value
+                critic=critic,
+                shared_critic=self.shared_critic,
+            )
         return make_policy(
             self.env.observation,
-            make_distribution(
-                self.env.action_space, self.action_distribution, state_dependent_std=self.state_dependent_std
-            ),
+            distribution,
             network=self.network,
             memory=self.memory,
             hidden_sizes=self.hidden_sizes,
@@ -135,7 +161,7 @@ class Config:
             hidden_scale=self.hidden_scale,
             actor_scale=self.actor_scale,
             critic_scale=self.critic_scale,
-            critic=self.algorithm.critic is not None,
+            critic=critic,
             shared_critic=self.shared_critic,
         )
 
@@ -173,12 +199,23 @@ def _check_numbers(config: Config) -> None:
             f"num_envs={config.num_envs} is not a multiple of group_size={config.group_size}, so the last group would "
             f"be incomplete; use num_envs={nearest_sizes}"
         )
+    if config.is_transformer:
+        _check_transformer(config)
+    if config.share_prompts and (config.algorithm.start.auto_reset or not config.is_transformer):
+        raise ConfigError(
+            "share_prompts=True is for transformers in one-episode groups, whose members have one prompt; leave it out"
+        )
+    if config.truncate_sampling and not config.is_transformer:
+        raise ConfigError("truncate_sampling=True is for transformers; leave it out")
     whole = updates.of_whole_sequences(config.algorithm, config.policy)
-    num_samples = config.num_envs if whole else config.steps_per_iteration
+    num_samples, what = config.steps_per_iteration, "num_envs * num_steps"
+    if config.share_prompts:
+        num_samples, what = config.num_groups, "num_envs / group_size (whole groups, share_prompts=True)"
+    elif whole:
+        num_samples, what = config.num_envs, "num_envs (whole sequences)"
     if num_samples % config.num_minibatches:
         divisors = [n for n in range(1, num_samples + 1) if num_samples % n == 0]
         best = min(divisors, key=lambda n: abs(n - config.num_minibatches))
-        what = "num_envs (whole sequences)" if whole else "num_envs * num_steps"
         raise ConfigError(
             f"{what} = {num_samples} is not divisible by num_minibatches={config.num_minibatches}, so minibatches "
             f"would differ in size; use num_minibatches={best}"
@@ -192,6 +229,26 @@ def _check_numbers(config: Config) -> None:
         raise ConfigError(
             f"a minibatch of {num_samples // config.num_minibatches} is not divisible by num_microbatches="
             f"{config.num_microbatches}; use None to have it chosen"
+        )
+
+
+def _check_transformer(config: Config) -> None:
+    env = config.env
+    if env.observation.shape or env.observation.dtype != jnp.int32 or not isinstance(env.action_space, Discrete):
+        raise ConfigError(
+            f"a transformer observes a token (an int32 scalar) and chooses the next (Discrete), and {env.name!r} has "
+            f"observations {env.observation.dtype}{list(env.observation.shape)} and actions {env.action_space}; use "
+            "network='mlp'"
+        )
+    if config.algorithm.start.auto_reset:
+        raise ConfigError(
+            "a transformer reads its prompt where a rollout begins, so rollouts must begin with episodes, and this "
+            "algorithm's go on from the last; give it one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
+        )
+    if config.memory != "none" or config.normalize_observations:
+        raise ConfigError(
+            "a transformer remembers by itself, and observes tokens, which have no mean; leave out "
+            "memory and normalize_observations"
         )
 
 
@@ -234,6 +291,11 @@ def _check_slots(config: Config) -> None:
             f"{algorithm.ratio.__name__} is of a whole sequence, and minibatches of loose steps have none; set "
             "whole_sequences=True"
         )
+    if algorithm.filter_overlong and algorithm.start.auto_reset:
+        raise ConfigError(
+            "filter_overlong=True leaves out episodes that a limit cuts, and rollouts of this algorithm also begin and "
+            "end in the middle of others; it is for one-episode groups (start=FRESH)"
+        )
     if algorithm.advantage is slots.greedy_baseline_advantage and not algorithm.greedy_member:
         raise ConfigError(
             "greedy_baseline_advantage takes the first member of each group for a greedy one; set greedy_member=True"
@@ -263,11 +325,24 @@ def _trajectory(config: Config, params) -> Trajectory:
     shape = (config.num_steps, config.num_envs)
     real, flag, count = jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)
     observation = jnp.zeros(shape + config.env.observation.shape, config.env.observation.dtype)
-    carry = config.policy.initial_carry(params, config.num_envs)
+    carry = config.policy.initial_carry(params, config.num_envs, _prompts(config.env, config.num_envs))
     distribution, value = config.policy.sequence(params, observation, carry, flag)
     action = config.policy.distribution.mode(distribution)
-    action_mask = None if config.env.action_mask is None else jnp.ones(distribution.shape, bool)
-    carry = jax.tree.map(lambda leaf: leaf[None], carry)
-    return Trajectory(
+    masked = config.env.action_mask is not None or config.truncate_sampling
+    action_mask = jnp.ones(distribution.shape, bool) if masked else None
+    carry = jax.tree.map(lambda leaf: leaf[None], config.policy.sequence_carry(carry))
+    trajectory = Trajectory(
         observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, carry, action_mask
     )
+    if config.env.task is not None:
+        parts = jnp.zeros((*shape, len(config.env.task.rewards)))
+        trajectory = trajectory._replace(reward_parts=RewardParts(values=parts, weights=parts))
+    return one_carry_per_group(trajectory, config.group_size) if config.share_prompts else trajectory
+
+
+def _prompts(env: Environment, num_envs: int) -> jax.Array | None:
+    """Some, in the shape of an environment's."""
+    if env.prompt is None:
+        return None
+    prompt = jax.eval_shape(lambda key: env.prompt(env.reset(key, env.params)[0], env.params), jax.random.key(0))
+    return jnp.zeros((num_envs, *prompt.shape), prompt.dtype)

@@ -1,5 +1,6 @@
 """Whole episodes under fixed parameters."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -7,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.config import Config
+from grpo_jax.environments import EnvParams, parameters_of_groups
+from grpo_jax.environments.tokens import accuracy, well_formed
+from grpo_jax.errors import ConfigError
 from grpo_jax.groups import reset_groups
-from grpo_jax.normalization import normalized
 from grpo_jax.rollout import unroll
+from grpo_jax.sampling import acting_policy
 from grpo_jax.types import PyTree, RolloutState, TrainState
 
 
@@ -21,7 +25,13 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    config: Config, state: TrainState, key: jax.Array, *, num_episodes: int = 128, greedy: bool = False
+    config: Config,
+    state: TrainState,
+    key: jax.Array,
+    *,
+    num_episodes: int = 128,
+    greedy: bool = False,
+    env_params: EnvParams = None,
 ) -> Evaluation:
     """Plays `num_episodes` whole episodes from independent resets. Pure: `jit` it, `vmap` it over states and keys.
 
@@ -33,11 +43,68 @@ def evaluate(
       key: of the resets, the environment and the actions.
       num_episodes: how many.
       greedy: take the most probable actions in place of samples; of squashed ones the medians.
+      env_params: parameters of the environment by name, in place of the state's: one value for all episodes.
     """
     key_reset, key_rollout = jax.random.split(key)
-    start = _start(config, state, key_reset, num_episodes)
+    start = _start(config, state, key_reset, num_episodes, env_params)
     end, _ = _play(config, state, start, key_rollout, num_steps=config.env.max_steps, greedy=greedy)
     return Evaluation(returns=end.episode_return, lengths=end.episode_length)
+
+
+class Answers(NamedTuple):
+    """Completions of `N` prompts of a token task, `K` of each."""
+
+    prompts: jax.Array  # [N, P], -1 where there is no token
+    completions: jax.Array  # [N, K, max_steps], -1 after the end
+    correct: jax.Array  # [N, K] bool
+    well_formed: jax.Array  # [N, K] bool: in the task's format, right or wrong
+
+
+def answer(
+    config: Config,
+    params: PyTree,
+    key: jax.Array,
+    *,
+    num_prompts: int = 128,
+    num_samples: int = 1,
+    greedy: bool = False,
+    env_params: EnvParams = None,
+) -> Answers:
+    """Answers a token task, whatever its rewards, and says which answers are right. Pure: `jit` it, `vmap` it.
+
+    Args:
+      config: of an environment such as "tokens:sort-5".
+      params: of the policy, such as `state.params`. It samples at temperature 1, from all tokens.
+      key: of prompts and completions.
+      num_prompts, num_samples: prompts, and completions of each.
+      greedy: take the most probable tokens in place of samples.
+      env_params: in place of the config's, such as `{"held_out": 1}` for prompts that training never draws.
+
+    Raises:
+      ConfigError: the environment is not made of a token task.
+    """
+    env, task = config.env, config.env.task
+    if task is None:
+        raise ConfigError(f"{env.name!r} is no token task, so its answers are neither right nor wrong; use evaluate")
+    num_texts = num_prompts * num_samples
+    key_reset, key_rollout = jax.random.split(key)
+    environment_params = parameters_of_groups(env, env_params, num_prompts, num_samples)
+    policy = config.policy._replace(has_critic=False)
+    start = reset_groups(policy, params, env, environment_params, key_reset, num_texts, num_samples)
+    end, _ = unroll(
+        policy, env, params, start, key_rollout, num_steps=env.max_steps, auto_reset=False, greedy=greedy
+    )
+    problem, tokens = end.environment.problem, end.environment.tokens
+    correct, formed = (
+        (jax.vmap(functools.partial(judge, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)
+        for judge in (accuracy, well_formed)
+    )
+    return Answers(
+        prompts=jax.vmap(task.prompt)(problem)[::num_samples],
+        completions=tokens.reshape(num_prompts, num_samples, -1),
+        correct=correct,
+        well_formed=formed,
+    )
 
 
 class Episode(NamedTuple):
@@ -67,12 +134,16 @@ def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy:
     return Episode([structure.unflatten(leaf[t, 0] for leaf in leaves) for t in range(length)], rewards[:length])
 
 
-def _start(config: Config, state: TrainState, key: jax.Array, num_episodes: int) -> RolloutState:
+def _start(
+    config: Config, state: TrainState, key: jax.Array, num_episodes: int, env_params: EnvParams = None
+) -> RolloutState:
     which = jnp.arange(num_episodes) * config.num_envs // num_episodes
     environment_params = jax.tree.map(lambda leaf: leaf[which], state.rollout.environment_params)
+    replaced = parameters_of_groups(config.env, env_params, num_episodes, 1)
+    environment_params |= {name: replaced[name] for name in env_params or {}}
     return reset_groups(config.policy, state.params, config.env, environment_params, key, num_episodes, group_size=1)
 
 
 def _play(config: Config, state: TrainState, rollout: RolloutState, key: jax.Array, *, num_steps: int, greedy: bool):
-    policy = normalized(config.policy, state.normalizer.observation, state.hyperparams.observation_clip)
+    policy = acting_policy(config, state.normalizer, state.hyperparams)
     return unroll(policy, config.env, state.params, rollout, key, num_steps=num_steps, auto_reset=False, greedy=greedy)

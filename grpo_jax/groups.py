@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from grpo_jax.environments import Environment
 from grpo_jax.networks import Policy
-from grpo_jax.types import PyTree, RolloutState
+from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 
 class Start(NamedTuple):
@@ -78,6 +78,11 @@ def continue_episodes(
 ) -> RolloutState:
     """Every environment goes on from where it stands."""
     return state
+
+
+def one_carry_per_group(trajectory: Trajectory, group_size: int) -> Trajectory:
+    """Keeps what the policy remembered before the first step once for each group, whose members began as one."""
+    return trajectory._replace(carry=jax.tree.map(lambda leaf: leaf[:, ::group_size], trajectory.carry))
 
 
 def first_members(num_envs: int, group_size: int) -> jax.Array:

@@ -65,6 +65,12 @@ class Hyperparams:
     """Share of the steps that Clip-Cov and KL-Cov select."""
     covariance_kl_coef: float = 1.0
     """Weight of KL-Cov's penalty on the steps it selects."""
+    temperature: float = 1.0
+    """A transformer's logits are divided by it, in rollouts and in updates; 0 takes the most probable token."""
+    top_k: float = math.inf
+    """Tokens that may be sampled, at most, of the most probable ones (with `truncate_sampling`)."""
+    top_p: float = 1.0
+    """Probability that the tokens that may be sampled have between them, at least (with `truncate_sampling`)."""
     observation_clip: float = 10.0
     """Largest magnitude of a normalised observation."""
     reward_clip: float = math.inf

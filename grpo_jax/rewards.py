@@ -1,7 +1,10 @@
-"""Reward transforms: what is done to the rewards of a rollout before they are compared."""
+"""Rewards: parts that a rollout's reward can be made of, and what is done to them before they are compared."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float) -> jax.Array:
@@ -41,3 +44,55 @@ def weighted(rewards: jax.Array, weights: jax.Array) -> jax.Array:
       `[...]`.
     """
     return jnp.tensordot(jnp.asarray(weights), rewards, axes=1)
+
+
+def exact_match(completion: jax.Array, solution: jax.Array) -> jax.Array:
+    """1 where a completion is the solution, token by token, else 0.
+
+    Args:
+      completion: `[..., L]` integers; what follows a completion's end is to be alike in both.
+      solution: `[..., L]`.
+
+    Returns:
+      `[...]`, float32.
+    """
+    return jnp.float32(jnp.all(completion == solution, axis=-1))
+
+
+def partial_credit(completion: jax.Array, solution: jax.Array) -> jax.Array:
+    """The share of the solution's tokens that a completion has in their places.
+
+    Args:
+      completion: `[..., L]` integers, negative where there is no token.
+      solution: `[..., L]`, likewise; one without any token gives 0.
+
+    Returns:
+      `[...]`, in [0, 1].
+    """
+    there = solution >= 0
+    right = jnp.sum((completion == solution) & there, axis=-1)
+    return right / jnp.maximum(jnp.sum(there, axis=-1), 1)
+
+
+def on_host(function: Callable[..., float], *arguments: jax.Array) -> jax.Array:
+    """A number that cannot be traced, such as a checker's verdict: `function(*arguments)`, called on the host.
+
+    Under `vmap` the function is called for one row after the other. It must be a function of its arguments alone, as
+    it may be called more than once, or not at all where its value is not needed.
+
+    Args:
+      function: of NumPy arrays, to a number.
+      arguments: what it is given.
+
+    Returns:
+      Scalar, float32.
+    """
+    ranks = [jnp.ndim(argument) for argument in arguments]
+
+    def rows(*batched):
+        batched = [np.asarray(argument) for argument in batched]
+        shape = batched[0].shape[: batched[0].ndim - ranks[0]]
+        flat = [argument.reshape(-1, *argument.shape[len(shape) :]) for argument in batched]
+        return np.array([function(*row) for row in zip(*flat, strict=True)], np.float32).reshape(shape)
+
+    return jax.pure_callback(rows, jax.ShapeDtypeStruct((), jnp.float32), *arguments, vmap_method="broadcast_all")

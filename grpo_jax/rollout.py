@@ -90,7 +90,7 @@ def unroll(
         followed = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), final, last)
         bootstrap = jax.vmap(lambda observation, carry: policy.step(params, observation, carry)[1])(*followed)
         next_value = _next_values(outputs["value"], bootstrap[-1], bootstrap[:-1], outputs["truncated"])
-    carry = jax.tree.map(lambda leaf: leaf[None], state.policy_carry)
+    carry = jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(state.policy_carry))
     end = end._replace(environment_params=environment_params)
     return end, Trajectory(next_value=next_value, carry=carry, **outputs)
 
@@ -105,6 +105,8 @@ def _step(
     action_mask = None
     if environment.action_mask is not None:
         action_mask = jax.vmap(environment.action_mask)(state.environment, environment_params)
+    if policy.support is not None:
+        action_mask = policy.support(mask_actions(distribution, action_mask))
     distribution = mask_actions(distribution, action_mask)
     family = policy.distribution
     greedy = jnp.broadcast_to(greedy, num_envs)
@@ -134,6 +136,7 @@ def _step(
         "distribution": distribution,
         "value": value,
         "action_mask": action_mask,
+        "reward_parts": moved.reward_parts,
         "episode_return": after.episode_return,
         "episode_length": after.episode_length,
     }

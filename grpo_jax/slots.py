@@ -65,6 +65,18 @@ def greedy_baseline_advantage(trajectory: Trajectory, hyperparams: Hyperparams, 
     return _on_every_step(advantages.greedy_baseline(scores, scores[:, 0]), trajectory)
 
 
+def decoupled_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """GDPO: each part of the rollout's reward, standardised in its group by itself; their weighted sum at each step."""
+    if trajectory.reward_parts is None:
+        raise ValueError("decoupled_advantage needs the parts of the reward, which token tasks alone tell; use another")
+    valid = trajectory.valid[..., None]
+    values, weights = trajectory.reward_parts
+    scores = jnp.sum(values, axis=0, where=valid).T.reshape(values.shape[-1], -1, group_size)
+    weights = weights[0].T.reshape(scores.shape)  # may differ between groups, not within
+    of_group = jax.vmap(lambda scores, weights: advantages.decoupled_normalized(scores[:, None], weights[:, 0])[0], 1)
+    return _on_every_step(of_group(scores, weights), trajectory)
+
+
 def process_supervised_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
     """Step rewards, standardised over the group and summed to go."""
     return advantages.process_supervised(trajectory.reward, trajectory.valid, group_size)

@@ -87,6 +87,29 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
+    """Chance that at least one of `k` answers is right, estimated from `n >= k` of them.
+
+        1 - C(n - c, k) / C(n, k), where c of the n are right
+
+    The unbiased estimator of https://arxiv.org/abs/2107.03374, equation 1, averaged over prompts.
+
+    Args:
+      correct: `[..., num_prompts, n]` bool.
+      k: from 1 to n.
+
+    Returns:
+      `[...]`, float64.
+    """
+    correct = np.asarray(correct, np.float64)
+    n = correct.shape[-1]
+    if not 1 <= k <= n:
+        raise ValueError(f"k={k} is not from 1 to the {n} answers of each prompt.")
+    wrong = n - correct.sum(axis=-1)
+    none_right = np.prod([np.maximum(wrong - i, 0) / (n - i) for i in range(k)], axis=0)
+    return (1 - none_right).mean(axis=-1)
+
+
 def learning_curve(
     steps: ArrayLike, returns: ArrayLike, *, num_points: int = 100, total_steps: int | None = None
 ) -> Curve:

@@ -14,31 +14,35 @@ from jax.sharding import Mesh
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of_rows
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import Start, first_members, reset_groups
+from grpo_jax.groups import Start, first_members, one_carry_per_group, reset_groups
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.memory import told_what_fits
-from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout, normalized
+from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout
 from grpo_jax.rollout import unroll
+from grpo_jax.sampling import acting_policy
 from grpo_jax.sharding import ENVS, along_envs, mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
 from grpo_jax.slots import episode_scores
-from grpo_jax.types import Batch, Metrics, RolloutState, TrainState, Trajectory
+from grpo_jax.types import Batch, Metrics, PyTree, RolloutState, TrainState, Trajectory
 from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
 
 
 def make_init(config: Config) -> Callable[..., TrainState]:
-    """`init(key, hyperparams, env_params=None) -> TrainState`, pure: `vmap` it over all three.
+    """`init(key, hyperparams, env_params=None, params=None) -> TrainState`, pure: `vmap` it over all four.
 
     `env_params` are parameters of the environment by name, in place of the config's: one value for all groups, or an
-    array `[num_groups]`, one for each. Rollouts keep them, and `evaluate` plays under them.
+    array `[num_groups]`, one for each. Rollouts keep them, and `evaluate` plays under them. `params` are the policy's,
+    and those of a reference policy, in place of random ones.
     """
 
-    def init(key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None) -> TrainState:
+    def init(
+        key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None, params: PyTree = None
+    ) -> TrainState:
         # Copies, and no array twice: the state is to be donated, and the caller's arrays must outlive it.
         hyperparams = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), hyperparams)
         if any(leaf.ndim for leaf in jax.tree.leaves(hyperparams)):
             raise ConfigError("init makes one state, of scalar hyperparameters; for arrays of them use jax.vmap(init)")
         key, key_params, key_reset = jax.random.split(key, 3)
-        params = config.policy.init(key_params)
+        params = config.policy.init(key_params) if params is None else jax.tree.map(jnp.array, params)
         environment_params = parameters_of_groups(config.env, env_params, config.num_groups, config.group_size)
         rollout = reset_groups(
             config.policy, params, config.env, environment_params, key_reset, config.num_envs, 1
@@ -73,7 +77,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         progress = state.rollouts * config.steps_per_iteration / hyperparams.total_steps
         key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
         # The same statistics throughout the iteration: the update sees what the behaviour policy saw.
-        policy = normalized(config.policy, state.normalizer.observation, hyperparams.observation_clip)
+        policy = acting_policy(config, state.normalizer, hyperparams)
 
         rollout = algorithm.start.begin(
             state.rollout, policy, state.params, env, key_start, config.num_envs, config.group_size
@@ -91,6 +95,8 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         )
         trajectory = along_envs(trajectory, axis=1)
 
+        if config.share_prompts:
+            trajectory = one_carry_per_group(trajectory, config.group_size)
         normalizer = merge_rollout(state.normalizer, trajectory, hyperparams.discount)
         learnt = learnt_rewards(normalizer, trajectory, hyperparams.reward_clip)
         batch = make_batch(algorithm, policy, learnt, state.reference_params, hyperparams, config.group_size)
@@ -229,12 +235,13 @@ def initial_states(
     hyperparams: Hyperparams,
     keys: jax.Array,
     env_params: EnvParams = None,
+    params: PyTree = None,
     *,
     mesh: Mesh | None = None,
 ) -> TrainState:
     """The states that `run` starts from, `[R, ...]`: one row for each key. Pure. Padded to what the mesh divides."""
     num_rows, init = keys.shape[0], make_init(config)
-    rows = keys, hyperparams.broadcast(num_rows), parameters_of_rows(config.env, env_params, num_rows)
+    rows = keys, hyperparams.broadcast(num_rows), parameters_of_rows(config.env, env_params, num_rows), params
     if mesh is None:
         return jax.vmap(init)(*rows)
     return over_rows(lambda row: init(*row), mesh)(pad_rows(rows, mesh))
@@ -246,6 +253,7 @@ def run(
     keys: jax.Array,
     *,
     env_params: EnvParams = None,
+    params: PyTree = None,
     max_episodes: float = math.inf,
     start: Progress | None = None,
     report: Callable[[Chunk], None] | None = None,
@@ -267,6 +275,7 @@ def run(
         its hyperparameters and its env_params alone.
       env_params: parameters of the environment by name, in place of the config's: one value for all rows, or an array
         `[R]` or `[R, num_groups]`.
+      params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
       max_episodes: a row also stops once it has completed this many.
       start: where to go on from, of a run with these same arguments; the result is bitwise that of one run. By
         default from the beginning.
@@ -297,7 +306,7 @@ def run(
     with told_what_fits(num_rows) as memory:
         if start is None:
             init = jax.jit(functools.partial(initial_states, config, mesh=mesh), out_shardings=layout)
-            states = init(hyperparams, keys, env_params)
+            states = init(hyperparams, keys, env_params, params)
             progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
         else:  # copies, as the program takes its arguments' buffers
             states = jax.tree.map(jnp.copy, pad_rows(start.states, mesh))

@@ -22,6 +22,13 @@ class RolloutState(NamedTuple):
     environment_params: PyTree  # traced parameters of the environments, each leaf [B, ...]; no reset changes them
 
 
+class RewardParts(NamedTuple):
+    """What a reward is the weighted sum of; `K` parts."""
+
+    values: jax.Array  # [..., K]
+    weights: jax.Array  # [..., K]
+
+
 class Trajectory(NamedTuple):
     """One rollout of `T` steps in `B` environments, time-major."""
 
@@ -37,8 +44,9 @@ class Trajectory(NamedTuple):
     next_value: jax.Array | None  # [T, B] of the true next observation, also where a time limit cut the episode
     episode_return: jax.Array  # [T, B] return of the current episode up to and with this step
     episode_length: jax.Array  # [T, B] steps of the current episode up to and with this step
-    carry: PyTree  # memory of the policy before the first step, each leaf [1, B, ...]
+    carry: PyTree  # memory of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
     action_mask: jax.Array | None = None  # [T, B, num_actions] bool: the legal ones; None where all always are
+    reward_parts: RewardParts | None = None  # each [T, B, K]; None where the environment does not tell them
 
     @property
     def starts(self) -> jax.Array:
@@ -65,7 +73,7 @@ class Batch(NamedTuple):
     value: jax.Array | None  # [S, N] behaviour critic
     target: jax.Array | None  # [S, N] what the critic regresses on
     starts: jax.Array  # [S, N] bool: first steps of episodes
-    carry: PyTree  # memory of the behaviour policy before the first step, each leaf [1, N, ...]
+    carry: PyTree  # memory of the behaviour policy before the first step, [1, N, ...], or one for each group
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool: the legal ones; None where all always are
 
 

@@ -80,6 +80,8 @@ def make_batch(
     mask = trajectory.valid
     if algorithm.greedy_member:
         mask &= ~first_members(mask.shape[1], group_size)
+    if algorithm.filter_overlong:
+        mask &= jnp.any(trajectory.terminated, axis=0)
     batch = Batch(
         observation=trajectory.observation,
         action=trajectory.action,
@@ -98,6 +100,12 @@ def make_batch(
     if not of_whole_sequences(algorithm, policy):
         batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
     return jax.lax.stop_gradient(batch)
+
+
+def members_per_carry(policy: Policy, batch: Batch) -> int:
+    """How many neighbours in a batch have one carry between them, and so stay together: a group, or 1."""
+    leaves = jax.tree.leaves(batch.carry) if policy.has_memory else []
+    return batch.mask.shape[1] // leaves[0].shape[1] if leaves else 1
 
 
 def _shaped(slot: str, value: jax.Array, like: jax.Array) -> jax.Array:
@@ -201,8 +209,11 @@ def minibatch_gradient(
     for rounding. Valid samples come first in `indices`, and parts without any are skipped: steps after the end of a
     one-episode member cost nothing. Without `num_microbatches` it is chosen by size (`default_microbatches`).
     """
+    together = members_per_carry(policy, batch)
     if num_microbatches is None:
-        num_microbatches = default_microbatches(algorithm, batch.mask.shape[0], indices.shape[0])
+        num_microbatches = default_microbatches(
+            algorithm, batch.mask.shape[0] * together, indices.shape[0] // together
+        )
     advantage, mask = batch.advantage[:, indices], batch.mask[:, indices]
     if algorithm.normalize is not None:
         advantage = algorithm.normalize(advantage, mask)
@@ -216,8 +227,9 @@ def minibatch_gradient(
             jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis=-1)
             for leaf in (indices, advantage, weight, per_step)
         )
-        samples = jax.tree.map(lambda leaf: jnp.take(leaf, here, axis=1), batch)
-        samples = samples._replace(advantage=advantage_here, weight=weight_here)
+        samples = jax.tree.map(lambda leaf: jnp.take(leaf, here, axis=1), batch._replace(carry=None))
+        carry = jax.tree.map(lambda leaf: jnp.take(leaf, here[::together] // together, axis=1), batch.carry)
+        samples = samples._replace(advantage=advantage_here, weight=weight_here, carry=carry)
         samples = along_envs(samples, axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
@@ -254,10 +266,10 @@ def update_epochs(
 ) -> tuple[Learner, Metrics]:
     """Descends the loss for `num_epochs` passes over the batch, each in another random order.
 
-    The valid samples of a pass are dealt out evenly over its minibatches. An update whose loss or gradient is not
-    finite changes nothing and is counted in `optim/skipped_updates`; one after the KL to the behaviour policy exceeded
-    `kl_limit` changes nothing either. The other metrics are means over the updates that were applied,
-    `policy/ratio_max` their maximum.
+    The valid samples of a pass are dealt out evenly over its minibatches, as whole groups where those share a carry. An
+    update whose loss or gradient is not finite changes nothing and is counted in `optim/skipped_updates`; one after the
+    KL to the behaviour policy exceeded `kl_limit` changes nothing either. The other metrics are means over the updates
+    that were applied, `policy/ratio_max` their maximum.
     """
 
     def update(carry, indices):
@@ -275,9 +287,12 @@ def update_epochs(
         return (learner, within_limit), (applied, finite, metrics | {"optim/grad_norm": grad_norm})
 
     def epoch(carry, key):
-        order = shuffled_order(key, jnp.any(batch.mask, axis=0))
-        return jax.lax.scan(update, carry, order.reshape(-1, num_minibatches).T)
+        order = shuffled_order(key, jnp.any(batch.mask.reshape(-1, num_units, together), axis=(0, 2)))
+        members = order.reshape(-1, num_minibatches, 1) * together + jnp.arange(together)
+        return jax.lax.scan(update, carry, jnp.swapaxes(members, 0, 1).reshape(num_minibatches, -1))
 
+    together = members_per_carry(policy, batch)
+    num_units = batch.mask.shape[1] // together
     # Minibatches mix all environments: gathered once, rather than communicated in each update.
     batch = on_every_device(batch)
     start = (learner, jnp.array(True))

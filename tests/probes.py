@@ -12,7 +12,8 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from grpo_jax.distributions import categorical
-from grpo_jax.environments import parameters_of_groups
+from grpo_jax.environments import Environment, parameters_of_groups
+from grpo_jax.environments.environment import transition
 from grpo_jax.groups import reset_groups
 from grpo_jax.networks import Policy
 from grpo_jax.spaces import Box, Discrete, MultiDiscrete
@@ -153,6 +154,50 @@ class Questions(environment.Environment):
         features = jnp.stack([*(state.kind == jnp.arange(5)), two_steps & (state.time == 1), shown])
         features = features.astype(jnp.float32)
         return jnp.zeros(16).at[:7].set(features).reshape(4, 4) if self.image else features
+
+
+class CopyState(NamedTuple):
+    prompt: jax.Array
+    time: jax.Array
+    right: jax.Array
+
+
+NUM_TOKENS, EQUALS, END = 7, 5, 6
+
+
+def copy_task(length=3, max_steps=None):
+    """Tokens: the prompt is 1 to `length` digits below 5, on the left of a padded window; to be written again, and END.
+
+    Pays 1 with END after all the digits and no others. The first observation is EQUALS.
+    """
+    max_steps = max_steps or length + 1
+
+    def reset(key, params):
+        key_digits, key_length = jax.random.split(key)
+        digits = jax.random.randint(key_digits, (length,), 0, 5)
+        used = jnp.arange(length) < jax.random.randint(key_length, (), 1, length + 1)
+        nothing = jnp.zeros((), jnp.int32)
+        return CopyState(jnp.where(used, digits, -1), nothing, jnp.array(True)), jnp.int32(EQUALS)
+
+    def step(key, state, action, params):
+        number = jnp.sum(state.prompt >= 0)
+        wanted = jnp.where(state.time < number, state.prompt[jnp.minimum(state.time, length - 1)], END)
+        right = state.right & (action == wanted)
+        state = CopyState(state.prompt, state.time + 1, right)
+        ended = action == END
+        return transition(state, jnp.int32(action), ended & right, ended, state.time >= max_steps)
+
+    return Environment(
+        name="copy",
+        reset=reset,
+        step=step,
+        params={},
+        observation=jax.ShapeDtypeStruct((), jnp.int32),
+        action_space=Discrete(NUM_TOKENS),
+        action_mask=None,
+        max_steps=max_steps,
+        prompt=lambda state, params: state.prompt,
+    )
 
 
 class KnownParams(NamedTuple):

@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from probes import Echo, Probe
+from probes import Echo, Probe, copy_task
 
 from grpo_jax import GRPO, PPO, Config
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, with_reference
-from grpo_jax.groups import CONTINUE
+from grpo_jax.groups import CONTINUE, FRESH
 from grpo_jax.slots import (
     exact_kl_to_reference,
     frozen_reference,
@@ -27,6 +27,16 @@ def test_what_is_left_out_becomes_what_suits_the_algorithm():
     assert not grpo.policy.has_critic and ppo.policy.has_critic
     assert Config(num_envs=8, num_minibatches=1).group_size == 8
     assert Config(environment="Acrobot-v1", env_params={"max_steps_in_episode": 100}).num_steps == 100
+
+
+def test_a_prompt_asks_for_a_transformer():
+    tokens = {"environment": copy_task(), "num_envs": 8, "group_size": 4}
+    config = Config(**tokens, num_minibatches=2)
+    assert config.is_transformer and config.share_prompts and config.policy.max_steps == 4
+    # Two groups cannot be dealt out over four minibatches, but eight completions can.
+    assert not Config(**tokens, num_minibatches=4).share_prompts
+    assert not Config(**tokens | {"group_size": 1}, algorithm=PPO._replace(start=FRESH), num_minibatches=2).share_prompts
+    assert not Config().is_transformer
 
 
 @pytest.mark.parametrize("name", ["grpo", "GRPO", "grpo-return-to-go", "grpo_return_to_go", "PPO"])
@@ -111,6 +121,26 @@ MISTAKES = {
     ),
     "sequence ratio of loose steps": ({"algorithm": GRPO._replace(ratio=sequence_ratio)}, "set whole_sequences=True"),
     "real actions": ({"action_distribution": "gaussian"}, "real numbers, and the actions are Discrete.*use 'auto'"),
+    "a transformer of rollouts that go on": (
+        {"environment": copy_task(), "algorithm": "ppo"},
+        r"rollouts must begin with episodes.*algorithm=PPO._replace\(start=FRESH\)",
+    ),
+    "a transformer of real observations": ({"network": "transformer"}, "observes a token .*float32.*network='mlp'"),
+    "a transformer with another memory": ({"environment": copy_task(), "memory": "gru"}, "leave out memory"),
+    "odd heads": ({"width": 12}, "heads of size 3, and rotary positions turn pairs"),
+    "uneven heads": ({"num_heads": 4, "num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
+    "width of no heads": ({"width": 30}, "width=30 is not a multiple of num_heads=4"),
+    "unknown precision": ({"compute_dtype": "float8"}, "compute_dtype='float8'; use one of float32, bfloat16"),
+    "prompts without a transformer": ({"share_prompts": True}, "share_prompts=True is for transformers"),
+    "groups not dealt out evenly": (
+        {"environment": copy_task(), "share_prompts": True},
+        "whole groups, .* = 8 is not divisible by num_minibatches=16.*use num_minibatches=8",
+    ),
+    "nothing to truncate": ({"truncate_sampling": True}, "truncate_sampling=True is for transformers"),
+    "windows without overlong episodes": (
+        {"algorithm": PPO._replace(filter_overlong=True)},
+        r"one-episode groups \(start=FRESH\)",
+    ),
     "nobody beside the greedy member": ({"algorithm": REMAX, "group_size": 1}, "group_size=1 .*use group_size=2"),
 }
 

@@ -15,16 +15,17 @@ LAYERS = [
     {"types", "hyperparams", "errors", "spaces"},
     {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle", "masking", "sharding"},
     {"networks", "environments"},
-    {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization"},
-    {"training", "evaluation", "memory", "debugging"},
-    {"checkpoint", "logbook", "statistics", "results", "alarms", "trackers", "signals"},
+    {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization", "sampling"},
+    {"training", "evaluation", "generation", "memory", "debugging", "warm_start"},
+    {"checkpoint", "logbook", "pretrained", "statistics", "results", "alarms", "trackers", "signals"},
     {"experiments"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 HOST_LAYER = 5
 DRAWS = "grpo_jax.environments.render"  # knows gymnax, and is the host's: nothing below the host imports it
 HOST_LIBRARIES = {
-    "json", "matplotlib", "optparse", "orbax", "PIL", "rich", "sys", "tensorboardX", "tqdm", "tyro", "wandb",
+    "json", "matplotlib", "optparse", "orbax", "PIL", "rich", "safetensors", "sys", "tensorboardX", "tokenizers",
+    "tqdm", "tyro", "wandb",
 }  # fmt: skip
 
 
@@ -117,7 +118,8 @@ def test_input_and_output_are_the_hosts(name):
 @each_module
 def test_no_host_callback_is_in_the_core(name):
     attributes = {n.attr for n in ast.walk(ast.parse(MODULES[name].read_text())) if isinstance(n, ast.Attribute)}
-    assert not attributes & {"pure_callback", "io_callback", "debug_callback"}
+    allowed = {"pure_callback"} if name == "grpo_jax.rewards" else set()  # rewards that cannot be traced
+    assert not attributes & {"pure_callback", "io_callback", "debug_callback"} - allowed
     if unit(name) in LAYER and LAYER[unit(name)] < HOST_LAYER:
         assert "debug" not in attributes
 

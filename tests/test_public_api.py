@@ -9,10 +9,11 @@ import pytest
 
 import grpo_jax
 from grpo_jax import Config, Hyperparams
+from grpo_jax.networks import Architecture
 
 PROMISED = {
     *("Config", "Hyperparams", "Algorithm", "GRPO", "PPO", "TrainState", "make_init", "make_train_step", "run"),
-    *("evaluate", "grpo_loss", "ppo_loss", "advantages", "losses", "divergences", "distributions"),
+    *("evaluate", "generate", "grpo_loss", "ppo_loss", "advantages", "losses", "divergences", "distributions"),
 }
 MODULES = sorted(module.name for module in pkgutil.walk_packages(grpo_jax.__path__, "grpo_jax."))
 each_module = pytest.mark.parametrize("name", MODULES)
@@ -83,7 +84,7 @@ def test_everything_public_has_a_docstring(name):
                     assert function.__doc__ or method == "replace", f"{attribute}.{method}"
 
 
-@pytest.mark.parametrize("settings", [Config, Hyperparams])
+@pytest.mark.parametrize("settings", [Architecture, Config, Hyperparams])
 def test_every_setting_is_explained(settings):
     """The command line takes its help from these lines."""
     body = ast.parse(inspect.getsource(settings)).body[0].body

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.spaces import ActionSpace
+from grpo_jax.types import RewardParts
 
 
 class Transition(NamedTuple):
@@ -17,6 +18,7 @@ class Transition(NamedTuple):
     reward: jax.Array  # float32 scalar
     terminated: jax.Array  # bool: nothing follows this state
     truncated: jax.Array  # bool: only the time limit ends the episode here
+    reward_parts: RewardParts | None = None  # each [K]: what the reward is the weighted sum of, if it is of parts
 
 
 class Environment(NamedTuple):
@@ -32,6 +34,7 @@ class Environment(NamedTuple):
     max_steps: int  # the time limit: an episode is truncated at this length, and never earlier
     # (state, params) -> int32 [P]: tokens that a policy reads at the start of an episode, -1 where there is none
     prompt: Callable | None = None
+    task: Any = None  # of a token environment: its `tokens.Task`
 
 
 def transition(

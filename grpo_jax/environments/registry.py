@@ -8,6 +8,7 @@ from typing import Any
 from grpo_jax.environments.environment import Environment
 from grpo_jax.environments.gymnax_adapter import from_gymnax, registered
 from grpo_jax.environments.suites import SUITES, from_suite
+from grpo_jax.environments.tokens import Task, token_environment
 from grpo_jax.errors import ConfigError, nearest
 
 
@@ -15,19 +16,24 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
     """The pure functions of an environment.
 
     Args:
-      environment: see `gymnax_object`.
+      environment: see `environment_object`; or a value of `Environment`, which is taken as it is.
       params: fields of the environment's parameters to override, such as `{"max_steps_in_episode": 200}`.
 
     Raises:
       ConfigError: an unknown name or parameter (with the nearest known ones), or an object that will not do.
     """
-    made = from_gymnax(gymnax_object(environment), params or {})
+    if isinstance(environment, Environment):
+        if params:
+            raise ConfigError(f"env_params override those of a name; give {environment.name!r} other params itself")
+        return environment
+    found = environment_object(environment)
+    made = token_environment(found, params or {}) if isinstance(found, Task) else from_gymnax(found, params or {})
     # What was asked for: gymnax's DiscountingChain-bsuite, for one, calls itself otherwise.
     return made._replace(name=environment) if isinstance(environment, str) else made
 
 
-def gymnax_object(environment: str | Any) -> Any:
-    """An object with gymnax's interface.
+def environment_object(environment: str | Any) -> Any:
+    """An object with gymnax's interface, or a token task.
 
     Args:
       environment: a name in gymnax, such as "CartPole-v1"; one in another suite, such as "brax:ant"; one of your own,
@@ -56,7 +62,7 @@ def _imported(module: str, name: str) -> Any:
         known = [public for public in vars(found) if not public.startswith("_")]
         raise ConfigError(f"{where}: {module!r} has no {name!r}: {nearest(name, known)}")
     found = getattr(found, name)
-    if isinstance(found, type) or not hasattr(found, "step_env"):
+    if isinstance(found, type) or not (hasattr(found, "step_env") or isinstance(found, Task)):
         try:
             inspect.signature(found).bind()
         except TypeError as error:

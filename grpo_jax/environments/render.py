@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.environments.gymnax_adapter import overridden_params
-from grpo_jax.environments.registry import gymnax_object
+from grpo_jax.environments.registry import environment_object
 from grpo_jax.errors import ConfigError, nearest
 
 CLASSIC_CONTROL = {"Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"}
@@ -52,7 +52,7 @@ def render(environment: str | Any, params: Mapping[str, float], states: list, re
     """
     import matplotlib
 
-    env = gymnax_object(environment)
+    env = environment_object(environment)
     env_params = overridden_params(env, params)
     check_renderable(env.name)
     # pygame draws into memory: it needs neither a screen nor a sound card.

@@ -1,4 +1,4 @@
-"""Other functional suites by "suite:name", each an object with gymnax's interface. They come with the extra `envs`."""
+"""Other suites by "suite:name": token tasks, and objects with gymnax's interface, which come with the extra `envs`."""
 
 import dataclasses
 import warnings
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from flax import struct
 
+from grpo_jax.environments.tokens import make_task
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.spaces import Box, Discrete
 
@@ -114,12 +115,12 @@ class Craftax:
         return state.timestep >= params.max_steps_in_episode
 
 
-SUITES = {"brax": Brax, "craftax": Craftax, "pgx": Pgx}
+SUITES = {"brax": Brax, "craftax": Craftax, "pgx": Pgx, "tokens": make_task}
 """What stands before the colon."""
 
 
 def from_suite(suite: str, name: str) -> Any:
-    """An object with gymnax's interface.
+    """An object with gymnax's interface, or a token task.
 
     Raises:
       ConfigError: if the suite is not installed, or does not have the name.

@@ -29,6 +29,9 @@ class Policy(NamedTuple):
     distribution: Distribution
     has_critic: bool
     has_memory: bool  # whether a sequence is more than its steps, each by itself
+    sequence_carry: Callable = lambda carry: carry  # (carry) -> as much of it as sequence reads
+    max_steps: int | None = None  # the most steps that the carry can take; None for any number
+    support: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: what may be sampled; None for all
 
 
 def make_policy(

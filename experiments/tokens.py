@@ -1,0 +1,132 @@
+"""GRPO as language models use it, on small tasks: `python -m experiments.tokens --task sort-5`."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import tyro
+
+from experiments.settings import settings, token_task
+from experiments.study import Plan, Study, StudyArguments, command
+from experiments.token_runs import EXACT_MATCH, Watch, as_started, plot_accuracies, show_samples, warm_started
+from grpo_jax import Config, Hyperparams, slots
+from grpo_jax.algorithms import DAPO, DR_GRPO, GRPO, GSPO, PPO, RLOO, Algorithm, by_name, with_reference
+from grpo_jax.environments.tokens import ACCURACY, FORMAT, Task, accuracy, gated, make_task, well_formed
+from grpo_jax.errors import ConfigError
+from grpo_jax.groups import FRESH
+
+
+@dataclasses.dataclass
+class Arguments(StudyArguments):
+    """A warm start on solutions, then reinforcement by rewards, measured on prompts that neither has seen."""
+
+    task: str = "sort-5"
+    """One of grpo_jax.environments.tokens, such as addition-2 or countdown-3."""
+    algorithm: str = "grpo"
+    """Name of the algorithm."""
+    compare: bool = False
+    """Other algorithms, group sizes, clip widths and KL coefficients, at equal numbers of sampled tokens."""
+    reward_hacking: bool = False
+    """A small reward for the format beside the one for the right answer: how it takes over, and what prevents that."""
+    num_seeds: int = 5
+    """Independent runs, each from a warm start of its own."""
+    total_steps: int | None = None
+    """Tokens that each seed may sample; what suits the task if left out."""
+    target: float | None = None
+    """Sampled accuracy at which the warm start ends; what suits the task if left out."""
+    warm_start: Path | None = None
+    """File of the warm start: read if there is one, written if not."""
+
+
+def make_plan(arguments: Arguments, label: str, algorithm: Algorithm, task: Task | None = None, **changes) -> Plan:
+    """A run on the task with the settings of token tasks, some of them changed.
+
+    Rollouts begin with a prompt, and the warm start is the frozen reference, unless the algorithm has no KL penalty.
+    """
+    fields = settings(f"tokens:{arguments.task}", "grpo") | changes
+    of_config = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
+    of_hyperparams = {name: value for name, value in fields.items() if name not in of_config}
+    algorithm = algorithm._replace(start=FRESH)
+    if slots.kl_to_behaviour in algorithm.penalties or algorithm.critic is not None:
+        algorithm = with_reference(algorithm)
+    total_steps = arguments.total_steps or token_task(arguments.task).total_steps
+    config = Config(environment=task or f"tokens:{arguments.task}", algorithm=algorithm, **of_config)
+    return Plan(label, config, Hyperparams(total_steps=total_steps, **of_hyperparams))
+
+
+def comparison(arguments: Arguments) -> list[Plan]:
+    """Algorithms, and then GRPO at other settings, one at a time."""
+
+    def plan(label, algorithm=GRPO, **changes):
+        return make_plan(arguments, label, algorithm, **changes)
+
+    sizes = [size for size in (4, 8, 16, 32, 64, 128) if size != settings("tokens:", "grpo")["group_size"]]
+    return [
+        plan("GRPO"),
+        plan("PPO, value head", PPO, shared_critic=True, group_size=1),
+        plan("PPO, critic apart", PPO, group_size=1),
+        plan("RLOO", RLOO),
+        plan("Dr. GRPO", DR_GRPO),
+        plan("GSPO", GSPO, clip_low=3e-2, clip_high=4e-2),
+        plan("DAPO", DAPO._replace(filter_overlong=True), clip_high=0.28),
+        *(plan(f"groups of {size}", group_size=size) for size in sizes),
+        *(plan(f"clip {width}", clip_low=width, clip_high=width) for width in (0.05, 0.1, 0.4)),
+        *(plan(f"KL coefficient {coef:g}", kl_coef=coef) for coef in (0.0, 0.1, 1.0)),
+    ]
+
+
+def reward_hacking(arguments: Arguments) -> list[Plan]:
+    """The right answer alone, a reward for the format added, and three ways to add it that do no harm."""
+    task = make_task(arguments.task)
+    added = task._replace(rewards=(ACCURACY, FORMAT))
+    gate = task._replace(rewards=(ACCURACY._replace(function=gated(accuracy, well_formed)),))
+    plans = {
+        "accuracy alone": (task, GRPO),
+        "format added": (added, GRPO),
+        "format as a gate": (gate, GRPO),
+        "format added, no std": (added, GRPO._replace(advantage=slots.group_centered_advantage)),
+        "format added, decoupled": (added, GRPO._replace(advantage=slots.decoupled_advantage)),
+    }
+    return [make_plan(arguments, label, algorithm, task) for label, (task, algorithm) in plans.items()]
+
+
+def main(arguments: Arguments) -> None:
+    if arguments.compare and arguments.reward_hacking:
+        raise ConfigError("--compare and --reward-hacking are two experiments; run one after the other")
+    if arguments.compare:
+        plans, shown = comparison(arguments), ("greedy", "sampled")
+    elif arguments.reward_hacking:
+        plans, shown = reward_hacking(arguments), ("sampled", "well_formed")
+    else:
+        plans = [make_plan(arguments, arguments.algorithm, by_name(arguments.algorithm))]
+        shown = ("greedy", "sampled", "pass_at_8")
+    study = Study("tokens", plans, arguments, score=EXACT_MATCH)
+    key_start, key_shown, key_watch = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), 3)
+    keys = jax.random.split(key_start, arguments.num_seeds)
+    of_task = token_task(arguments.task)
+    config = Config(environment=plans[0].config.environment)
+    start = warm_started(
+        config,
+        keys,
+        target=arguments.target or of_task.target,
+        learning_rate=of_task.learning_rate,
+        path=arguments.warm_start,
+        console=study.console,
+    )
+
+    def show(when, params):
+        show_samples(config, jax.tree.map(lambda leaf: leaf[0], params), key_shown, study.console, when=when)
+
+    show("after the warm start", start.params)
+    watch = Watch(study.out, key_watch)
+    trained, *_ = study.run_all(lambda config: as_started(config, start.params["actor"], keys), watch)
+    if plans[0].config.algorithm.critic is None:
+        show("after training", trained.params)
+    name = plans[0].config.env.name
+    plot_accuracies(watch.curves, shown, f"{name}: mean of {arguments.num_seeds} seeds, each faint", study.out)
+    study.finish()
+    study.console.print(f"Along the runs: accuracy.json and accuracy.png in {study.out}", highlight=False)
+
+
+if __name__ == "__main__":
+    command(lambda: main(tyro.cli(Arguments)))

@@ -1,0 +1,84 @@
+"""Token tasks, as language models are trained on: `Config(environment="tokens:sort-5")`."""
+
+import functools
+
+from grpo_jax.environments.tokens.arithmetic import addition, modular, multiplication
+from grpo_jax.environments.tokens.countdown import countdown
+from grpo_jax.environments.tokens.environment import token_environment
+from grpo_jax.environments.tokens.sequences import parity, reverse, sort
+from grpo_jax.environments.tokens.task import (
+    ACCURACY,
+    ASK,
+    DIGITS,
+    END,
+    FORMAT,
+    PAD,
+    PROGRESS,
+    VOCABULARY,
+    Reward,
+    Task,
+    accuracy,
+    digits,
+    gated,
+    in_digits,
+    join,
+    of_text,
+    overlong,
+    progress,
+    text,
+    well_formed,
+)
+from grpo_jax.errors import ConfigError, nearest
+
+TASKS = {
+    "addition": addition,
+    "countdown": countdown,
+    "modular": modular,
+    "multiplication": multiplication,
+    "parity": parity,
+    "reverse": reverse,
+    "sort": sort,
+}
+"""What makes a task of a size, by the name before the size."""
+
+
+@functools.lru_cache
+def make_task(name: str) -> Task:
+    """The task of a name such as "sort-5", or "sort" for a size that suits it.
+
+    Raises:
+      ConfigError: an unknown name, or a size that is none.
+    """
+    kind, dash, size = name.partition("-")
+    if kind not in TASKS:
+        raise ConfigError(f"no token task is called {kind!r}: {nearest(kind, TASKS)}")
+    if dash and not (size.isdecimal() and int(size) > 0):
+        raise ConfigError(f"tokens:{name}: {size!r} is no size; write a positive integer, as in tokens:{kind}-5")
+    return TASKS[kind](int(size)) if dash else TASKS[kind]()
+
+
+__all__ = [
+    "ACCURACY",
+    "ASK",
+    "DIGITS",
+    "END",
+    "FORMAT",
+    "PAD",
+    "PROGRESS",
+    "TASKS",
+    "VOCABULARY",
+    "Reward",
+    "Task",
+    "accuracy",
+    "digits",
+    "gated",
+    "in_digits",
+    "join",
+    "make_task",
+    "of_text",
+    "overlong",
+    "progress",
+    "text",
+    "token_environment",
+    "well_formed",
+]

@@ -1,0 +1,202 @@
+"""Token tasks: their prompts and solutions, which completions they accept, what they pay, and what they hold out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax.environments import make_environment
+from grpo_jax.environments.tokens import (
+    ACCURACY,
+    FORMAT,
+    PAD,
+    PROGRESS,
+    TASKS,
+    Reward,
+    Task,
+    accuracy,
+    gated,
+    make_task,
+    of_text,
+    overlong,
+    progress,
+    text,
+    well_formed,
+)
+from grpo_jax.errors import ConfigError
+
+KEYS = jax.random.split(jax.random.key(0), 200)
+
+
+def tokens(task, written, length=None):
+    """Text as tokens, `PAD` behind."""
+    found = [task.vocabulary.index(character) for character in written]
+    return jnp.array(found + [PAD] * ((length or task.max_length) - len(found)))
+
+
+def sign(a, character, b):
+    return {"+": a + b, "-": a - b, "*": a * b}[character]
+
+
+def answer(kind, prompt):
+    """What a task's prompt asks for, worked out in Python; None where several answers are right."""
+    match kind:
+        case "sort":
+            return "".join(sorted(prompt))
+        case "reverse":
+            return prompt[::-1]
+        case "parity":
+            return "".join(str(prompt[: i + 1].count("1") % 2) for i in range(len(prompt)))
+        case "countdown":
+            return None
+    character = next(c for c in "+-*" if c in prompt)
+    a, b = map(int, prompt.split(character))
+    return str(sign(a, character, b) % (97 if kind == "modular" else 10**9))
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_solutions_answer_their_prompts(kind):
+    task = make_task(kind)
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        problem = task.draw(key)
+        solution = task.solution(problem)
+        judged = [judge(task, problem, solution) for judge in (accuracy, well_formed, progress)]
+        return task.prompt(problem), solution, jnp.stack(judged)
+
+    prompts, solutions, judged = jax.tree.map(np.asarray, draw(KEYS))
+    np.testing.assert_array_equal(judged, 1.0)
+    assert len({text(task, prompt) for prompt in prompts}) > 50
+    for prompt, solution in zip(prompts, solutions, strict=True):
+        asked, written = text(task, prompt), text(task, solution)
+        assert written.endswith("$") and written.count("$") == 1
+        if kind == "countdown":
+            numbers, target = asked.split(":")
+            assert eval(written[:-1]) == int(target) and sorted(written[:-1:2]) == list(numbers)
+        else:
+            assert written == answer(kind, asked) + "$"
+    assert (solutions == PAD).any() == (kind not in ("sort", "countdown"))
+
+
+def test_countdown_reads_expressions():
+    task = make_task("countdown-3")
+    problem = task.draw(KEYS[0])._replace(numbers=jnp.array([2, 3, 7]), target=jnp.array(13))
+    judges = (accuracy, well_formed, progress)
+    judge = jax.jit(lambda completion: jnp.stack([judge(task, problem, completion) for judge in judges]))
+    for written, verdict in {
+        "2*3+7$": (1, 1, 1),
+        "7+3*2$": (1, 1, 1),
+        "7*2-3$": (0, 1, 1),  # another value
+        "7+3+2$": (0, 1, 1),
+        "7+6$": (0, 1, 0),  # a number that is not there
+        "7$": (0, 1, 1 / 3),
+        "2*3+7": (0, 0, 1),  # no end
+        "2*3+$": (0, 0, 0),
+        "*37$": (0, 0, 0),
+        "27$": (0, 0, 0),
+    }.items():
+        np.testing.assert_allclose(judge(tokens(task, written)), verdict, rtol=1e-6, err_msg=written)
+
+
+def test_parity_accepts_an_answer_and_checks_the_steps():
+    task = make_task("parity-4")
+    problem = tokens(task, "101", 4)
+    judge = jax.jit(lambda completion: (accuracy(task, problem, completion), progress(task, problem, completion)))
+    verdicts = {"110$": (1, 1), "000$": (1, 0.5), "111$": (0, 0.75), "0$": (0, 0), "110": (0, 0.75)}
+    for written, verdict in verdicts.items():
+        assert judge(tokens(task, written)) == verdict, written
+
+
+TWO_PROMPTS = Task(
+    name="two",
+    vocabulary="$=0123",
+    max_length=4,
+    draw=lambda key: jnp.where(jax.random.bernoulli(key), jnp.array([3, 4, PAD]), jnp.array([2, 2, 2])),  # 12 or 000
+    prompt=lambda problem: problem,
+    solution=lambda problem: jnp.array([4, 3, 0, PAD]),
+)
+
+
+def test_an_episode_is_a_completion_and_is_paid_in_parts():
+    calls = []
+
+    def short(prompt, completion):
+        calls.append((prompt, completion))
+        return 1 / len(completion) if completion else 0
+
+    rewards = (
+        ACCURACY,
+        FORMAT,
+        PROGRESS,
+        Reward("gated", gated(progress, well_formed)),
+        Reward("overlong", overlong(2), weight=9),
+        Reward("short", of_text(short), weight=0.25),
+    )
+    task = TWO_PROMPTS._replace(rewards=rewards)
+    env = make_environment(task, {"overlong": 0.5})
+    params = {name: jnp.asarray(value) for name, value in env.params.items()}
+    start, observation = env.reset(KEYS[0], params)
+    assert (observation, observation.dtype) == (1, jnp.int32)
+    start = start._replace(problem=jnp.array([3, 4, PAD]))
+    completions = jnp.stack([tokens(task, written) for written in ("21$", "12$", "$", "2111")])
+
+    @jax.jit
+    @jax.vmap
+    def play(completion):
+        def step(state, action):
+            moved = env.step(None, state, jnp.maximum(action, 0), params)
+            return moved.environment, moved._replace(environment=())
+
+        return jax.lax.scan(step, start, completion)[1]
+
+    moved = play(completions)
+    terminated, truncated = moved.terminated & (completions != PAD), moved.truncated & (completions != PAD)
+    assert terminated.tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert truncated.tolist() == [[0] * 4] * 3 + [[0, 0, 0, 1]]
+    np.testing.assert_array_equal(jnp.where(completions != PAD, moved.observation, PAD), completions)
+    np.testing.assert_allclose(
+        moved.reward_parts.values.sum(axis=1, where=completions[..., None] != PAD),
+        [
+            [1, 1, 1, 1, -0.5, 1 / 2],
+            [0, 1, 1 / 3, 1 / 3, -0.5, 1 / 2],
+            [0, 1, 0, 0, 0, 0],
+            [0, 0, 2 / 3, 0, -1, 1 / 4],
+        ],
+    )
+    np.testing.assert_allclose(moved.reward[0], [1 / 3, 1 / 3, 1 / 3 + 1 + 0.1 + 1 - 0.25 + 0.125, 0], rtol=1e-6)
+    # Only what ends is shown to the host, and only once.
+    assert sorted(calls) == [("12", ""), ("12", "12"), ("12", "21"), ("12", "2111")]
+
+
+def test_training_never_draws_what_is_held_out():
+    fast_keys = jax.random.split(jax.random.key(0, impl="rbg"), 200)
+    for task, keys in ((TWO_PROMPTS, KEYS), (make_task("sort-5"), fast_keys), (make_task("parity"), KEYS)):
+        env = make_environment(task)
+        prompts = []
+        for held_out in (0, 1):
+            params = {name: jnp.asarray(value) for name, value in env.params.items()} | {"held_out": held_out}
+            reset = jax.jit(jax.vmap(lambda key: env.prompt(env.reset(key, params)[0], params)))  # noqa: B023
+            prompts.append({tuple(prompt) for prompt in np.asarray(reset(keys)).tolist()})
+        assert prompts[0] and prompts[1] and not prompts[0] & prompts[1]
+        if task.name == "sort-5":
+            assert len(prompts[1]) > 190  # many, not a few
+
+
+@pytest.mark.parametrize(
+    "environment, params, message",
+    [
+        ("tokens:sortt-5", {}, "did you mean 'sort'"),
+        ("tokens:sort-five", {}, "tokens:sort-5"),
+        ("tokens:addition-9", {}, "use fewer digits"),
+        ("tokens:countdown-1", {}, "from 2 to 6"),
+        ("tokens:modular-1", {}, "from 2 to 10000"),
+        ("tokens:sort-5", {"heldout": 1}, "did you mean 'held_out'"),
+        (TWO_PROMPTS._replace(draw=lambda key: jnp.zeros(3, int)), {}, "one and the same prompt"),
+        (TWO_PROMPTS._replace(rewards=(ACCURACY, ACCURACY)), {}, "differ in their names"),
+    ],
+)
+def test_mistakes_are_told(environment, params, message):
+    with pytest.raises(ConfigError, match=message):
+        make_environment(environment, params)
