@@ -9,10 +9,12 @@ num_envs × 128 valid samples: the return of a window is compared over 8 environ
 to learn so, groups have to start from one state.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Literal
@@ -27,9 +29,13 @@ from rich.table import Table
 from experiments import peers
 from experiments.study import command, hardware, num_cores, versions
 from experiments.workloads import WHOLE, Case, final_returns, make_cases, make_config, matmul, ours
+from grpo_jax import Hyperparams, run
+from grpo_jax.alarms import Alarms
 from grpo_jax.errors import ConfigError
+from grpo_jax.logbook import Logbook
 from grpo_jax.results import write_json
 from grpo_jax.statistics import bootstrap_interval, iqm
+from grpo_jax.trackers import TensorBoard
 
 DEFAULT_NUM_ENVS = {"CartPole-v1": (64, 512, 2048)}
 
@@ -52,6 +58,8 @@ class Arguments:
     """How long one timing of one implementation takes, at least."""
     learning: bool = False
     """Also train ours and the plain PPO on CartPole-v1, 64 environments, 500,000 steps, 16 seeds, and compare."""
+    overhead: bool = False
+    """Also measure what metrics.jsonl, TensorBoard's files and checkpoints cost a run."""
     parts: bool = True
     """Also measure random actions, the rollout and the update alone (with one seed)."""
     out: Path | None = None
@@ -99,6 +107,11 @@ def main(arguments: Arguments) -> None:
         for name, result in record["learning"].items():
             low, high = result["ci95"]
             console.print(f"{name}: final return {result['iqm']:.1f} [{low:.1f}, {high:.1f}]", highlight=False)
+    if arguments.overhead:
+        record["overhead"] = overhead(arguments.repeats)
+        write_json(out, record)
+        wall, cores = (record["overhead"][f"share_of_{name}_seconds"] for name in ("wall", "core"))
+        console.print(f"Recording a run adds {wall:.1%} to its time, {cores:.1%} to that of all cores", highlight=False)
     if arguments.plot is not None:
         plot(record["results"], arguments.plot)
     console.print(f"Results in {out}", highlight=False)
@@ -145,6 +158,49 @@ def compare_learning() -> dict[str, dict]:
         returns = final_returns(implementation, num_seeds, total_steps // (num_envs * peers.NUM_STEPS))
         results[name] = {"iqm": iqm(returns), "ci95": bootstrap_interval(returns), "per_seed": returns}
     return results
+
+
+def overhead(repeats: int) -> dict:
+    """What recording adds to a PPO run, on the clock and on all cores: `metrics.jsonl`, TensorBoard, checkpoints.
+
+    Of 100 iterations of 512 environments, each reported, with three checkpoints; from the end of the first iteration.
+    """
+    from grpo_jax.checkpoint import Checkpoints
+
+    config = make_config("CartPole-v1", 512, critic=True)
+    hyperparams = Hyperparams(total_steps=100.0 * config.steps_per_iteration)
+    keys = jax.random.split(jax.random.key(0), 1)
+
+    def seconds(records: bool) -> np.ndarray:
+        marks = []
+        with contextlib.ExitStack() as stack:
+            report, save = [lambda chunk: marks.append((time.perf_counter(), time.process_time()))], None
+            if records:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                save = stack.enter_context(Checkpoints(folder / "checkpoints", {}, every=50)).update
+                book = Logbook(
+                    folder,
+                    run="PPO",
+                    total_steps=int(hyperparams.total_steps),
+                    num_seeds=1,
+                    console=Console(quiet=True),
+                    alarms=Alarms(config.env.action_space),
+                    trackers=[TensorBoard(folder / "tensorboard")],
+                )
+                report.append(stack.enter_context(book).record)
+            run(
+                config,
+                hyperparams,
+                keys,
+                report=lambda chunk: [each(chunk) for each in report],
+                save=save,
+                num_chunks=100,
+            )
+        return np.subtract((time.perf_counter(), time.process_time()), marks[0])
+
+    times = np.array([[seconds(records) for records in (False, True)] for _ in range(repeats)])
+    wall, cores = np.median(times[:, 1], axis=0) / np.median(times[:, 0], axis=0) - 1
+    return {"share_of_wall_seconds": wall, "share_of_core_seconds": cores, "seconds": times}
 
 
 def _time(case: Case, num_steps: int) -> float:

@@ -53,6 +53,8 @@ class RecordingArguments:
             raise ConfigError("--resume goes on with the run in a folder; name it with --out")
         if self.resume and self.checkpoint_every == 0:
             raise ConfigError("--resume goes on from checkpoints; write --checkpoint-every N beside it, such as 100")
+        if self.checkpoint_every and jax.process_count() > 1:
+            raise ConfigError("checkpoints are of one process so far; leave --checkpoint-every out, or use one process")
         if self.wandb is not None:
             check_installed("wandb")
 

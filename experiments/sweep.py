@@ -5,8 +5,9 @@ with the seeds, one row each; axes of `Config` change the program, and are gone 
 """
 
 import dataclasses
+import functools
 import itertools
-import os
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -20,17 +21,19 @@ from jax.sharding import Mesh
 from rich.table import Table
 
 import grpo_jax
-from experiments.grid import Sweep, make_sweep, shown
+from experiments.grid import Sweep, flag_of, make_sweep, shown
+from experiments.recording import RecordingArguments
 from experiments.settings import SOLVED_AT
 from experiments.study import Plan, Run, Study, StudyArguments, command, evaluate_rows, plot_curves, solved_after
 from experiments.train import as_fields
-from grpo_jax import Config, Hyperparams, make_init, make_train_step
+from grpo_jax import Config, Hyperparams, make_train_step
 from grpo_jax.errors import ConfigError
 from grpo_jax.logbook import Logbook
+from grpo_jax.memory import Memory, memory_of_a_device
 from grpo_jax.results import write_json
-from grpo_jax.sharding import mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
+from grpo_jax.sharding import mesh_of_rows, over_rows, replicated, state_shardings
 from grpo_jax.statistics import bootstrap_interval, iqm
-from grpo_jax.training import Chunk
+from grpo_jax.training import Chunk, initial_states
 
 NUM_SHOWN = 20
 
@@ -78,11 +81,8 @@ def plans_at_once(config: Config, num_plans: int, num_seeds: int, mesh: Mesh | N
 def _bytes_needed(config: Config, num_rows: int, mesh: Mesh | None) -> int:
     """On each device, by a train step of so many rows."""
     mesh = mesh_of_rows(num_rows) if mesh is None else mesh
-
-    def initial_states():
-        rows = jax.random.split(jax.random.key(0), num_rows), Hyperparams().broadcast(num_rows)
-        return jax.vmap(make_init(config))(*pad_rows(rows, mesh))
-
+    keys, init = jax.random.split(jax.random.key(0), num_rows), functools.partial(initial_states, config, mesh=mesh)
+    states = jax.eval_shape(init, Hyperparams().broadcast(num_rows), keys)
     layout = state_shardings(mesh)
     step = jax.jit(
         over_rows(make_train_step(config), mesh),
@@ -90,18 +90,9 @@ def _bytes_needed(config: Config, num_rows: int, mesh: Mesh | None) -> int:
         out_shardings=(layout, replicated(mesh)),
         donate_argnums=0,
     )
-    sizes = step.lower(jax.eval_shape(initial_states)).compile().memory_analysis()
-    whole = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
-    return whole - sizes.alias_size_in_bytes
-
-
-def available_memory() -> float:
-    """Bytes on each device that a program may take: 80% of what the device has, CPUs sharing the host's."""
-    device = jax.local_devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit")
-    if limit is None:
-        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / jax.local_device_count()
-    return 0.8 * limit
+    memory = Memory(num_rows)
+    memory.of(step.lower(states).compile())
+    return memory.needed
 
 
 def run_together(study: Study, plans: list[Plan], arguments: Arguments) -> None:
@@ -137,9 +128,15 @@ def run_together(study: Study, plans: list[Plan], arguments: Arguments) -> None:
 
 
 def main(arguments: Arguments, flags: Sequence[str]) -> None:
+    for name in (field.name for field in dataclasses.fields(RecordingArguments)):
+        if getattr(arguments, name):
+            raise ConfigError(
+                f"{flag_of(name)} is for single runs, not for sweeps; leave it out, and use it with experiments.train "
+                "--config best.json"
+            )
     sweep = make_sweep(flags, arguments.samples, arguments.seed)
     study = Study("sweep", sweep.plans, arguments)
-    available = available_memory() if arguments.memory is None else arguments.memory * 2**30
+    available = 0.8 * (memory_of_a_device() or math.inf) if arguments.memory is None else arguments.memory * 2**30
     for config, group in itertools.groupby(sweep.plans, key=lambda plan: plan.config):
         plans = list(group)
         at_once = plans_at_once(config, len(plans), arguments.num_seeds, study.mesh, available)

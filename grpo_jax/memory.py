@@ -32,13 +32,13 @@ class Memory:
 
 
 def memory_of_a_device() -> int:
-    """In bytes: an accelerator's own, or the host's; 0 if that is not known."""
+    """In bytes: an accelerator's own, or a CPU device's share of the host's; 0 if that is not known."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"]
     names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
     known = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in names)
-    return os.sysconf(names[0]) * os.sysconf(names[1]) if known else 0
+    return os.sysconf(names[0]) * os.sysconf(names[1]) // jax.local_device_count() if known else 0
 
 
 @contextlib.contextmanager

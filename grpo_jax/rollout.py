@@ -52,7 +52,8 @@ def unroll(
     """
     num_envs = state.episode_length.shape[0]
     num_draws = min(NUM_RESET_DRAWS, num_steps) if auto_reset else 0
-    num_slots = -(-num_steps // environment.max_steps) if policy.has_critic else 0
+    # Where nothing follows an episode, its final observation stands until the next step, which values it.
+    num_slots = -(-num_steps // environment.max_steps) if policy.has_critic and auto_reset else 0
     key_reset, key_steps = jax.random.split(key)
     # Constant, so no part of what the scan carries.
     environment_params, state = state.environment_params, state._replace(environment_params=None)

@@ -33,7 +33,7 @@ def make_mesh(*, seeds: int | None = None, envs: int = 1) -> Mesh:
     if min(seeds, envs) < 1 or not fits:
         raise ConfigError(
             f"a mesh of seeds={seeds} × envs={envs} does not fit {num_devices} devices of {jax.process_count()} "
-            f"process(es); use sizes whose product is {num_devices} (on CPUs, jax_num_cpu_devices says how many)"
+            f"process(es); use sizes whose product is {num_devices} (JAX_NUM_CPU_DEVICES=8 makes 8 of a CPU)"
         )
     shape = {ROWS: seeds} | ({ENVS: envs} if envs > 1 else {})
     return jax.make_mesh(

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
+from experiments.recording import RecordingArguments
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import TASKS, make_task
@@ -14,6 +15,7 @@ from grpo_jax.environments.tokens import TASKS, make_task
 ENVIRONMENTS = (Path(__file__).parents[1] / "docs" / "environments.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", ENVIRONMENTS, flags=re.DOTALL)
 TOKENS = (Path(__file__).parents[1] / "docs" / "tokens.md").read_text(encoding="utf-8")
+LONG_RUNS = (Path(__file__).parents[1] / "docs" / "long_runs.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +68,18 @@ def test_the_token_tasks_are_named():
         written = [task.vocabulary.index(character) for character in completion]
         assert len(written) <= task.max_length and set(prompt) <= set(task.vocabulary)
     assert all(f"`tokens:{kind}-" in TOKENS for kind in TASKS)
+
+
+@pytest.mark.slow
+def test_the_run_of_your_own_goes_on(tmp_path):
+    (block,) = re.findall(r"```python\n(.*?)```", LONG_RUNS, flags=re.DOTALL)
+    first, again = {"folder": tmp_path / "run"}, {"folder": tmp_path / "run"}
+    for names in (first, again):
+        exec(compile(block, "long_runs.md", "exec"), names)
+    assert first["start"] is None and again["start"].iteration == len(first["result"].steps) == 10
+    assert len(again["result"].steps) == 0
+
+
+def test_flags_of_long_runs_are_those_of_the_experiments():
+    fields = RecordingArguments.__dataclass_fields__
+    assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)

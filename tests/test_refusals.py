@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tyro
 
-from experiments import family, train
+from experiments import family, sweep, train
 from experiments.recording import Subject
 from experiments.study import command
 from grpo_jax.checkpoint import Checkpoints
@@ -61,7 +61,8 @@ FLAGS = {
     "unknown memory": ("--memory lstm", "lstm"),
     "unknown activation": ("--activation rellu", "did you mean 'relu'"),
     "unknown parameter": ("--env-params max_steps=9", "max_steps_in_episode"),
-    "parameter without a value": ("--env-params gravity", "gravity"),
+    "parameter without a value": ("--env-params gravity=1 gravity", "'gravity': there is no '='; write NAME=NUMBER"),
+    "half a step of the limit": ("--env-params max_steps_in_episode=20.5", "must be a whole number"),
     "words for a number": ("--learning-rate fast", "fast"),
     "not a number": ("--learning-rate nan", "learning_rate=nan is not a number"),
     "negative rate": ("--learning-rate -1", "learning_rate=-1.0 is negative"),
@@ -150,6 +151,12 @@ def test_two_runs_of_one_name(tmp_path, capsys):
     arguments = family.Arguments(algorithms=("grpo", "grpo"), checkpoint_every=1, out=tmp_path / "out")
     assert "the same name" in refused(capsys, lambda: family.main(arguments))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_is_not_saved(tmp_path, capsys):
+    arguments = sweep.Arguments(checkpoint_every=5, out=tmp_path / "out")
+    said = refused(capsys, lambda: sweep.main(arguments, ["--learning-rate", "1e-3", "1e-2"]))
+    assert "--checkpoint-every is for single runs" in said and not (tmp_path / "out").exists()
 
 
 def test_exhausted_memory(tmp_path, capsys, monkeypatch):

@@ -75,6 +75,13 @@ def test_as_many_configurations_as_fit(monkeypatch):
         sweep.plans_at_once(None, 8, 4, None, available=100)
 
 
+def test_what_only_single_runs_have_is_refused(tmp_path):
+    for given in ({"checkpoint_every": 5}, {"tensorboard": True}, {"debug_nans": True}):
+        with pytest.raises(ValueError, match="is for single runs, not for sweeps"):
+            sweep.main(sweep.Arguments(out=tmp_path / "out", **given), [*SMALL, "--learning-rate", "1e-3", "1e-2"])
+    assert not (tmp_path / "out").exists()
+
+
 def finished(label, learning_rate, final_returns):
     result = RunResult(None, {}, np.full((1, len(final_returns)), 64), 1.0, 1.0)
     hyperparams = Hyperparams(learning_rate=learning_rate)

@@ -1,0 +1,231 @@
+"""Tokens per second of a transformer, and memory: `python -m experiments.token_speed`.
+
+Generation by the rollout beside a loop that does nothing else, updates that read a prompt once for its group beside
+updates that read it for each completion, both beside the rate of matrix products; and what XLA says a train step
+needs, of GRPO and of PPO whose critic is a transformer of the policy's size. One process measures all of them in turn,
+so that a slow moment of the machine touches all alike.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from experiments.benchmark import commit, measure
+from experiments.study import command, hardware, versions
+from experiments.workloads import Case, compiled
+from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, make_train_step
+from grpo_jax.algorithms import with_reference
+from grpo_jax.environments import Environment
+from grpo_jax.environments.environment import transition
+from grpo_jax.groups import FRESH, one_carry_per_group, reset_groups
+from grpo_jax.logbook import write_json
+from grpo_jax.rollout import unroll
+from grpo_jax.spaces import Discrete
+from grpo_jax.updates import Learner, make_batch, make_optimizer, update_epochs
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Measures generation and updates on random tokens, every completion of full length."""
+
+    prompt_length: int = 16
+    """Tokens of a prompt."""
+    num_steps: int = 16
+    """Tokens of a completion."""
+    vocab_size: int = 20
+    """Different tokens."""
+    num_envs: int = 128
+    """Completions at a time."""
+    group_size: int = 16
+    """Completions of a prompt."""
+    num_minibatches: int = 4
+    """Gradient steps over a rollout, in one epoch."""
+    width: int = 64
+    """Of the transformer."""
+    num_layers: int = 2
+    """Of the transformer."""
+    num_heads: int = 4
+    """Of the transformer."""
+    compute_dtype: str = "float32"
+    """Of the activations: float32 or bfloat16."""
+    memory_width: int = 256
+    """Of the transformers whose memory is compared."""
+    repeats: int = 7
+    """Rounds; the table shows medians over them."""
+    seconds: float = 0.3
+    """How long one timing takes, at least."""
+    out: Path | None = None
+    """JSON file for the results."""
+
+
+def random_text(arguments: Arguments) -> Environment:
+    """Random prompts and rewards, and no end but the limit."""
+
+    def reset(key, params):
+        return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+
+    def prompt(time, params):
+        return (jnp.arange(arguments.prompt_length) * 7) % arguments.vocab_size
+
+    def step(key, time, action, params):
+        last = time + 1 >= arguments.num_steps
+        return transition(time + 1, action, jax.random.normal(key) * last, False, last)
+
+    observation, space = jax.ShapeDtypeStruct((), jnp.int32), Discrete(arguments.vocab_size)
+    return Environment("random text", reset, step, {}, observation, space, None, arguments.num_steps, prompt)
+
+
+def make_config(arguments: Arguments, algorithm: Algorithm, width: int, **fields) -> Config:
+    """A run on random text."""
+    return Config(
+        environment=random_text(arguments),
+        algorithm=algorithm,
+        num_envs=arguments.num_envs,
+        group_size=arguments.group_size,
+        num_epochs=1,
+        num_minibatches=arguments.num_minibatches,
+        width=width,
+        num_layers=arguments.num_layers,
+        num_heads=arguments.num_heads,
+        compute_dtype=arguments.compute_dtype,
+        **fields,
+    )
+
+
+def forward_flops(config: Config, params) -> float:
+    """Of the matrix products for one token: two a weight, and attention to half of the text on average."""
+    kernels = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim == 2) - params["actor"]["embedding"].size
+    attention = 4 * config.num_layers * config.width * (config.env.max_steps // 2)
+    return 2.0 * kernels + attention
+
+
+def rollouts(config: Config, state) -> list[Case]:
+    """Generation by the rollout, and by a loop of nothing but the policy and the sampling."""
+    policy, env, num_steps = config.policy, config.env, config.num_steps
+    num_samples = config.num_envs * num_steps
+    flops = num_samples * forward_flops(config, state.params)
+
+    def start(params, key):
+        return reset_groups(policy, params, env, {}, key, config.num_envs, config.group_size)
+
+    def rollout(key, params):
+        key, key_start, key_steps = jax.random.split(key, 3)
+        begun = start(params, key_start)
+        _, trajectory = unroll(policy, env, params, begun, key_steps, num_steps=num_steps, auto_reset=False)
+        return key, (trajectory.action, trajectory.log_prob, jnp.sum(trajectory.reward))
+
+    def loop(key, params):
+        key, key_start, key_steps = jax.random.split(key, 3)
+        begun = start(params, key_start)
+
+        def step(carry, key):
+            token, memory = carry
+            logits, _, memory = policy.step(params, token, memory)
+            token = policy.distribution.sample(logits, key)
+            return (token, memory), (token, policy.distribution.log_prob(logits, token))
+
+        keys = jax.random.split(key_steps, num_steps)
+        return key, jax.lax.scan(step, (begun.observation, begun.policy_carry), keys)[1]
+
+    return [
+        compiled("generate loop", loop, jax.random.key(0), state.params, num_samples, flops),
+        compiled("rollout", rollout, jax.random.key(0), state.params, num_samples, flops),
+    ]
+
+
+def update(config: Config, state, name: str) -> Case:
+    """One epoch over a rollout."""
+    policy, num_samples = config.policy, config.num_envs * config.num_steps
+
+    @jax.jit
+    def make(params, key):
+        start = reset_groups(policy, params, config.env, {}, key, config.num_envs, config.group_size)
+        _, made = unroll(policy, config.env, params, start, key, num_steps=config.num_steps, auto_reset=False)
+        made = one_carry_per_group(made, config.group_size) if config.share_prompts else made
+        return make_batch(config.algorithm, policy, made, None, state.hyperparams, config.group_size)
+
+    def step(carry, batch):
+        learner, key = carry
+        key, key_update = jax.random.split(key)
+        learner, metrics = update_epochs(
+            config.algorithm,
+            policy,
+            make_optimizer(state.hyperparams, jnp.float32(0)),
+            learner,
+            batch,
+            state.hyperparams,
+            key_update,
+            num_epochs=1,
+            num_minibatches=config.num_minibatches,
+        )
+        return (learner, key), metrics
+
+    learner, key = Learner(state.params, state.optimizer), jax.random.key(0)
+    batch = make(state.params, key)
+    flops = 3 * num_samples * forward_flops(config, state.params)
+    return compiled(name, step, (learner, key), batch, num_samples, flops)
+
+
+def memories(arguments: Arguments) -> list[dict]:
+    """Bytes that a train step needs at its peak, and of the state alone."""
+    rows = []
+    for name, algorithm in {
+        "GRPO": GRPO,
+        "GRPO with a reference": with_reference(GRPO),
+        "PPO": PPO._replace(start=FRESH),
+        "PPO with a reference": with_reference(PPO._replace(start=FRESH)),
+    }.items():
+        config = make_config(arguments, algorithm, arguments.memory_width)
+        state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
+        needed = jax.jit(make_train_step(config), donate_argnums=0).lower(state).compile().memory_analysis()
+        weights = sum(leaf.size for leaf in jax.tree.leaves(state.params["actor"]))
+        rows.append(
+            {
+                "name": name,
+                "policy_weights": weights,
+                "state_bytes": needed.argument_size_in_bytes,
+                "peak_bytes": needed.argument_size_in_bytes + needed.temp_size_in_bytes,
+            }
+        )
+    return rows
+
+
+def main(arguments: Arguments) -> None:
+    console = Console()
+    shared, alone = (make_config(arguments, GRPO, arguments.width, share_prompts=share) for share in (True, False))
+    state = jax.jit(make_init(shared))(jax.random.key(0), Hyperparams())
+    cases = rollouts(shared, state)
+    cases += [update(shared, state, "update, prompts shared"), update(alone, state, "update, prompts not shared")]
+    rows = measure(cases, arguments.repeats, arguments.seconds)
+    peak = rows[0]["matmul_flops_per_second"]
+    table = Table("", "tokens/s", "slowest … fastest", "× first of its kind", "of matmul rate")
+    for i, row in enumerate(rows):
+        low, high = row["steps_per_second_low"], row["steps_per_second_high"]
+        # Of each round, so that what slows the machine cancels.
+        ratios = rows[i - i % 2]["seconds_per_train_step"] / row["seconds_per_train_step"]
+        row["ratio"] = float(np.median(ratios))
+        cells = (f"{row['steps_per_second']:,.0f}", f"{low:,.0f} … {high:,.0f}", f"{row['ratio']:.2f}")
+        table.add_row(row["implementation"], *cells, f"{row['roofline_fraction']:.0%}")
+    console.print(table, f"matmul {peak / 1e9:.0f} GFLOP/s", highlight=False)
+    sizes = memories(arguments)
+    table = Table("", "state", "peak", "× GRPO", title=f"a policy of {sizes[0]['policy_weights']:,} weights")
+    for row in sizes:
+        ratio = row["peak_bytes"] / sizes[0]["peak_bytes"]
+        state_bytes, peak_bytes = (f"{row[field] / 2**20:.1f} MiB" for field in ("state_bytes", "peak_bytes"))
+        table.add_row(row["name"], state_bytes, peak_bytes, f"{ratio:.2f}")
+    console.print(table)
+    if arguments.out is not None:
+        where = {"hardware": hardware(), "versions": versions(), "commit": commit()}
+        what = {"arguments": dataclasses.asdict(arguments), "speed": rows, "memory": sizes}
+        write_json(arguments.out, where | what)
+        console.print(f"Results in {arguments.out}", highlight=False)
+
+
+if __name__ == "__main__":
+    command(lambda: main(tyro.cli(Arguments)))
