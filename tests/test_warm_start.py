@@ -33,6 +33,7 @@ def start(config):
     return warm_start(config, keys, target=0.1, learning_rate=1e-2, batch_size=64, max_updates=500)
 
 
+@pytest.mark.slow
 def test_a_warm_start_ends_at_its_target(config, start):
     assert (start.accuracy >= 0.1).all() and (start.updates < 500).all()
     ask = jax.jit(lambda params: answer(config, params, jax.random.key(5), num_prompts=256, num_samples=2))
@@ -52,6 +53,7 @@ def test_a_policy_that_knows_nothing_has_the_loss_of_a_guess(config):
     assert loss == pytest.approx(np.log(12), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_given_parameters(config, start):
     keys = jax.random.split(jax.random.key(1), 2)
     of_reference = Config(environment=config.environment, algorithm=with_reference(GRPO), **SMALL)
