@@ -16,6 +16,7 @@ SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
 NUM_EVALUATION_EPISODES = 32
 
 VARIANTS = {
+    "MountainCarContinuous-v0": "grpo_return_to_go",
     "Pendulum-v1": "grpo_return_to_go",
     "Reacher-misc": "grpo_return_to_go",
     "Swimmer-misc": "grpo_return_to_go",

@@ -25,11 +25,11 @@ OF_ENVIRONMENTS = {
     "Reacher-misc": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
     "Swimmer-misc": {"any": BOX | {"discount": 0.99}, "ppo": BOX_PPO, "grpo": BOX_GRPO | {"num_envs": 16}},
     # Where its goal is, the robot must find out and remember.
-    "PointRobot-misc": {"any": BANDIT, "ppo": {"num_epochs": 8, "entropy_coef": 0.0}},
+    "PointRobot-misc": {"any": BANDIT, "ppo": {"num_epochs": 8, "entropy_coef": 0.0}, "grpo": BOX_GRPO},
     "MountainCarContinuous-v0": {
         "any": {"normalize_observations": True},
         "ppo": BOX_PPO | {"discount": 0.999, "num_envs": 32},
-        "grpo": {"num_envs": 32},
+        "grpo": {"num_envs": 16, "group_size": 8},
     },
     "MountainCar-v0": {
         "any": {"normalize_observations": True},
