@@ -76,7 +76,8 @@ PUBLISHED = {
     "Freeway-MinAtar": "17.2 (49.9 at 5M)",
 }
 """gymnax's own README (best of PPO and evolution strategies, https://github.com/RobertTLange/gymnax). Of MinAtar
-purejaxrl's PPO on gymnax 1.0.1, mean of 3 seeds, after 500,000 of the 5 million steps that its learning rate decays over.
+purejaxrl's PPO on gymnax 1.0.1, mean of 3 seeds, after 500,000 of its 5 million steps, over which its learning rate
+decays.
 """
 
 GOALS = {
@@ -146,17 +147,16 @@ def main(arguments: Arguments) -> None:
     environments = arguments.environments or tuple(name for name in ENVIRONMENTS if name not in results)
     plans = {environment: plans_of(environment, arguments.steps_factor) for environment in environments}
     for environment in environments:
-        own_folder = dataclasses.replace(arguments, out=None)
         study = Study(
             f"gymnax_suite_{environment}",
             plans[environment],
-            own_folder,
+            dataclasses.replace(arguments, out=None),
             num_evaluation_episodes=NUM_EVALUATION_EPISODES,
         )
         study.run_all()
         results[environment] = result(study.runs)
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        write_results(dict(sorted(results.items(), key=lambda item: ENVIRONMENTS.index(item[0]))), arguments.out)
+        in_order = [name for name in ENVIRONMENTS if name in results]
+        write_results({name: results[name] for name in dict.fromkeys(in_order + list(results))}, arguments.out)
     print((arguments.out / TABLE).read_text())
     print(f"Results in {arguments.out}: {TABLE}, {SUMMARY}, {CURVES}")
 
@@ -206,6 +206,7 @@ def round_to(value: float) -> float:
 
 def write_results(results: dict, out: Path) -> None:
     """All three files, from what the first one holds."""
+    out.mkdir(parents=True, exist_ok=True)
     write_json(out / SUMMARY, results)
     header = ["environment", "steps", "PPO", "GRPO", "random", "published", "goal", "PPO's core time"]
     rows = [header, ["---"] * len(header)] + [row(name, entry) for name, entry in results.items()]
