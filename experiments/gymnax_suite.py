@@ -13,7 +13,6 @@ from grpo_jax.logbook import write_json
 from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve
 
 SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
-NUM_EVALUATION_EPISODES = 32
 
 VARIANTS = {
     "MountainCarContinuous-v0": "grpo_return_to_go",
@@ -151,7 +150,7 @@ def main(arguments: Arguments) -> None:
             f"gymnax_suite_{environment}",
             plans[environment],
             dataclasses.replace(arguments, out=None),
-            num_evaluation_episodes=NUM_EVALUATION_EPISODES,
+            num_evaluation_episodes=num_evaluation_episodes(plans[environment][0]),
         )
         study.run_all()
         results[environment] = result(study.runs)
@@ -159,6 +158,11 @@ def main(arguments: Arguments) -> None:
         write_results({name: results[name] for name in dict.fromkeys(in_order + list(results))}, arguments.out)
     print((arguments.out / TABLE).read_text())
     print(f"Results in {arguments.out}: {TABLE}, {SUMMARY}, {CURVES}")
+
+
+def num_evaluation_episodes(plan: Plan) -> int:
+    """Some 25,000 steps of them: many of short ones, whose returns are often a matter of luck."""
+    return min(256, max(16, 25_600 // plan.config.env.max_steps))
 
 
 def plans_of(environment: str, steps_factor: float) -> list[Plan]:

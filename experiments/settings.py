@@ -61,7 +61,12 @@ OF_ENVIRONMENTS = {
     "SimpleBandit-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 1}}},
     "BernoulliBandit-misc": {"any": BANDIT},
     "GaussianBandit-misc": {"any": BANDIT},
-    "MetaMaze-misc": {"any": {"memory": "gru", "num_minibatches": 4, "learning_rate": 1e-3}},
+    # It observes the step, up to 200.
+    "MetaMaze-misc": {
+        "any": BANDIT | {"normalize_observations": True, "discount": 0.95, "learning_rate": 2e-3},
+        "ppo": {"normalize_rewards": True, "num_envs": 16},
+        "grpo": {"num_envs": 32, "group_size": 8},
+    },
     "FourRooms-misc": {"any": {"normalize_observations": True, "entropy_coef": 0.01}},
     **{
         f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO}
