@@ -48,7 +48,6 @@ STEPS = {
     "BernoulliBandit-misc": 150_000,
     "GaussianBandit-misc": 150_000,
     "DeepSea-bsuite": 150_000,
-    "MetaMaze-misc": 500_000,
     "Asterix-MinAtar": 500_000,
     "Breakout-MinAtar": 500_000,
     "Freeway-MinAtar": 500_000,
@@ -88,8 +87,10 @@ GOALS = {
     "Catch-bsuite": 0.98,
     "DeepSea-bsuite": 0.95,
     "MemoryChain-bsuite": 0.95,
+    "UmbrellaChain-bsuite": 0.8,
     "SimpleBandit-bsuite": 0.98,
     "BernoulliBandit-misc": 85.0,
+    "FourRooms-misc": 0.95,
 }
 """The mean return that the better of the two should reach."""
 
