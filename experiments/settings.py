@@ -59,8 +59,12 @@ OF_ENVIRONMENTS = {
     "UmbrellaChain-bsuite": {"any": {"discount": 1.0, "env_params": {"max_steps_in_episode": 10}}},
     "DiscountingChain-bsuite": {"any": {"discount": 1.0}, "ppo": {"gae_lambda": 1.0}},
     "SimpleBandit-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 1}}},
-    "BernoulliBandit-misc": {"any": BANDIT},
-    "GaussianBandit-misc": {"any": BANDIT},
+    "BernoulliBandit-misc": {"any": BANDIT, "grpo": {"num_envs": 64}},
+    "GaussianBandit-misc": {
+        "any": BANDIT,
+        "ppo": {"normalize_rewards": True, "learning_rate": 2e-3},
+        "grpo": {"num_envs": 64},
+    },
     # It observes the step, up to 200.
     "MetaMaze-misc": {
         "any": BANDIT | {"normalize_observations": True, "discount": 0.95, "learning_rate": 2e-3},
