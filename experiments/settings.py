@@ -57,7 +57,7 @@ OF_ENVIRONMENTS = {
     },
     # One choice at the start, paid for at the end, which discounting would hide.
     "UmbrellaChain-bsuite": {"any": {"discount": 1.0, "env_params": {"max_steps_in_episode": 10}}},
-    "DiscountingChain-bsuite": {"any": {"discount": 1.0}, "ppo": {"gae_lambda": 1.0}},
+    "DiscountingChain-bsuite": {"any": {"discount": 1.0}, "ppo": {"gae_lambda": 1.0}, "grpo": {"num_envs": 32}},
     "SimpleBandit-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 1}}},
     "BernoulliBandit-misc": {"any": BANDIT, "grpo": {"num_envs": 64}},
     "GaussianBandit-misc": {
