@@ -54,6 +54,7 @@ OF_ENVIRONMENTS = {
     },
     "DeepSea-bsuite": {
         "any": {"network": "mlp", "entropy_coef": 0.01, "env_params": {"max_steps_in_episode": 8}},
+        "grpo": {"entropy_coef": 0.02},
     },
     # One choice at the start, paid for at the end, which discounting would hide.
     "UmbrellaChain-bsuite": {"any": {"discount": 1.0, "env_params": {"max_steps_in_episode": 10}}},
