@@ -67,13 +67,18 @@ OF_ENVIRONMENTS = {
     },
     "DeepSea-bsuite": {
         "any": {"network": "mlp", "entropy_coef": 0.01, "env_params": {"max_steps_in_episode": 8}},
+        "grpo": {"entropy_coef": 0.02},
     },
     # One choice at the start, paid for at the end, which discounting would hide.
     "UmbrellaChain-bsuite": {"any": {"discount": 1.0, "env_params": {"max_steps_in_episode": 10}}},
-    "DiscountingChain-bsuite": {"any": {"discount": 1.0}, "ppo": {"gae_lambda": 1.0}},
+    "DiscountingChain-bsuite": {"any": {"discount": 1.0}, "ppo": {"gae_lambda": 1.0}, "grpo": {"num_envs": 32}},
     "SimpleBandit-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 1}}},
-    "BernoulliBandit-misc": {"any": BANDIT},
-    "GaussianBandit-misc": {"any": BANDIT},
+    "BernoulliBandit-misc": {"any": BANDIT, "grpo": {"num_envs": 64}},
+    "GaussianBandit-misc": {
+        "any": BANDIT,
+        "ppo": {"normalize_rewards": True, "learning_rate": 2e-3},
+        "grpo": {"num_envs": 64},
+    },
     # It observes the step, up to 200.
     "MetaMaze-misc": {
         "any": BANDIT | {"normalize_observations": True, "discount": 0.95, "learning_rate": 2e-3},

@@ -375,7 +375,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, over: str
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     columns = min(5, len(panels))
     rows = -(-len(panels) // columns)
-    width = 6.4 if columns < 4 else 3.6
+    width, dpi = (6.4, 150) if columns < 4 else (4.8, 90)
     size = (width * columns, 0.66 * width * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for axis in axes.flat[len(panels) :]:
@@ -392,7 +392,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, over: str
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, loc="lower right")
     figure.suptitle(f"IQM of {num_seeds} seeds, 95% bootstrap interval", fontsize="small", color="0.4")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=dpi)
     plt.close(figure)
 
 
