@@ -35,7 +35,8 @@ def test_a_prompt_asks_for_a_transformer():
     assert config.is_transformer and config.share_prompts and config.policy.max_steps == 4
     # Two groups cannot be dealt out over four minibatches, but eight completions can.
     assert not Config(**tokens, num_minibatches=4).share_prompts
-    assert not Config(**tokens | {"group_size": 1}, algorithm=PPO._replace(start=FRESH), num_minibatches=2).share_prompts
+    alone = tokens | {"group_size": 1, "num_minibatches": 2}
+    assert not Config(**alone, algorithm=PPO._replace(start=FRESH)).share_prompts
     assert not Config().is_transformer
 
 
