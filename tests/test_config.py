@@ -30,7 +30,7 @@ def test_what_is_left_out_becomes_what_suits_the_algorithm():
 
 
 def test_a_prompt_asks_for_a_transformer():
-    tokens = {"environment": copy_task(), "num_envs": 8, "group_size": 4}
+    tokens = {"environment": copy_task(), "num_envs": 8, "group_size": 4, "num_layers": 1}
     config = Config(**tokens, num_minibatches=2)
     assert config.is_transformer and config.share_prompts and config.policy.max_steps == 4
     # Two groups cannot be dealt out over four minibatches, but eight completions can.
