@@ -23,12 +23,12 @@ MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
 BANDIT = {"memory": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # which arm pays is for the memory to tell
 
 TOKENS = {
-    "num_envs": 256,
-    "group_size": 16,
-    "num_epochs": 2,
+    "num_envs": 512,
+    "group_size": 8,
+    "num_epochs": 1,
     "num_minibatches": 4,
-    "learning_rate": 2e-4,
-    "kl_coef": 0.01,
+    "learning_rate": 4e-4,
+    "kl_coef": 0.001,
     "discount": 1.0,
     "gae_lambda": 1.0,
 }
@@ -128,15 +128,18 @@ class TokenTask(NamedTuple):
 
     total_steps: int  # tokens that a seed may sample
     target: float  # sampled accuracy at which the warm start ends
-    learning_rate: float = 1e-3  # of the warm start
+    learning_rate: float = 5e-4  # of the warm start
 
 
 TOKEN_TASKS = {
-    "sort": TokenTask(total_steps=300_000, target=0.4),
-    "addition": TokenTask(total_steps=2_000_000, target=0.4),
-    "countdown": TokenTask(total_steps=2_000_000, target=0.4),
+    "sort": TokenTask(total_steps=1_000_000, target=0.5),
+    "addition": TokenTask(total_steps=4_000_000, target=0.5, learning_rate=1e-3),
+    "countdown": TokenTask(total_steps=4_000_000, target=0.4, learning_rate=1e-3),
 }
 """By the name before the size."""
+
+# A warm start so short that most groups hold no right answer, which is where a reward for the format takes over.
+REWARD_HACKING = TokenTask(total_steps=200_000, target=0.02)
 
 
 def token_task(task: str) -> TokenTask:

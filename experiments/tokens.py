@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import tyro
 
-from experiments.settings import settings, token_task
+from experiments.settings import REWARD_HACKING, TokenTask, settings, token_task
 from experiments.study import Plan, Study, StudyArguments, command
 from experiments.token_runs import EXACT_MATCH, Watch, as_started, plot_accuracies, show_samples, warm_started
 from grpo_jax import Config, Hyperparams, slots
@@ -38,6 +38,11 @@ class Arguments(StudyArguments):
     """File of the warm start: read if there is one, written if not."""
 
 
+def preparation(arguments: Arguments) -> TokenTask:
+    """How long to train and to warm up."""
+    return REWARD_HACKING if arguments.reward_hacking else token_task(arguments.task)
+
+
 def make_plan(arguments: Arguments, label: str, algorithm: Algorithm, task: Task | None = None, **changes) -> Plan:
     """A run on the task with the settings of token tasks, some of them changed.
 
@@ -49,7 +54,7 @@ def make_plan(arguments: Arguments, label: str, algorithm: Algorithm, task: Task
     algorithm = algorithm._replace(start=FRESH)
     if slots.kl_to_behaviour in algorithm.penalties or algorithm.critic is not None:
         algorithm = with_reference(algorithm)
-    total_steps = arguments.total_steps or token_task(arguments.task).total_steps
+    total_steps = arguments.total_steps or preparation(arguments).total_steps
     config = Config(environment=task or f"tokens:{arguments.task}", algorithm=algorithm, **of_config)
     return Plan(label, config, Hyperparams(total_steps=total_steps, **of_hyperparams))
 
@@ -103,13 +108,12 @@ def main(arguments: Arguments) -> None:
     study = Study("tokens", plans, arguments, score=EXACT_MATCH)
     key_start, key_shown, key_watch = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), 3)
     keys = jax.random.split(key_start, arguments.num_seeds)
-    of_task = token_task(arguments.task)
     config = Config(environment=plans[0].config.environment)
     start = warm_started(
         config,
         keys,
-        target=arguments.target or of_task.target,
-        learning_rate=of_task.learning_rate,
+        target=arguments.target or preparation(arguments).target,
+        learning_rate=preparation(arguments).learning_rate,
         path=arguments.warm_start,
         console=study.console,
     )

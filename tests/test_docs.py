@@ -10,9 +10,11 @@ import pytest
 from experiments.recording import RecordingArguments
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
+from grpo_jax.environments.tokens import TASKS, make_task
 
 ENVIRONMENTS = (Path(__file__).parents[1] / "docs" / "environments.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", ENVIRONMENTS, flags=re.DOTALL)
+TOKENS = (Path(__file__).parents[1] / "docs" / "tokens.md").read_text(encoding="utf-8")
 LONG_RUNS = (Path(__file__).parents[1] / "docs" / "long_runs.md").read_text(encoding="utf-8")
 
 
@@ -54,6 +56,25 @@ def test_the_example_is_about_thirty_lines():
     lines = BLOCKS[0].splitlines()
     example = lines[lines.index("@struct.dataclass") : lines.index(next(x for x in lines if x.startswith("config")))]
     assert len([line for line in example if line.strip()]) <= 30
+
+
+@pytest.mark.slow
+def test_the_page_about_token_tasks_runs():
+    names = {"__name__": "my_tasks"}
+    for block in re.findall(r"```python\n(.*?)```", TOKENS, flags=re.DOTALL):
+        exec(compile(block, "tokens.md", "exec"), names)
+    assert names["answers"].correct.shape == (4, 8)
+    assert names["metrics"]["episode/count"] == 16
+    assert names["trained"].steps[-1].max() > 0
+    assert make_environment(names["larger"]).max_steps == 3
+
+
+def test_the_token_tasks_are_named():
+    for name, prompt, completion in re.findall(r"\| `tokens:(\S+)` \| `(\S+)=` `(\S+)` \|", TOKENS):
+        task = make_task(name)
+        written = [task.vocabulary.index(character) for character in completion]
+        assert len(written) <= task.max_length and set(prompt) <= set(task.vocabulary)
+    assert all(f"`tokens:{kind}-" in TOKENS for kind in TASKS)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The experiments end to end, as small as they go: what they write, and what they refuse."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import tyro
 
-from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, train
+from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, tokens, train
 from experiments.study import Run
 from grpo_jax import Config, Hyperparams
+from grpo_jax.errors import ConfigError
 from grpo_jax.training import RunResult
 
 
@@ -202,3 +204,35 @@ def test_the_suite_adds_an_environment_to_its_results(tmp_path, capsys, monkeypa
     assert -1.0 < results["Catch-bsuite"]["random"] < -0.5
     assert results["SimpleBandit-bsuite"]["runs"]["PPO"]["algorithm"] == "ppo"
     assert "Catch-bsuite" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_token_tasks_are_warmed_up_trained_and_shown(tmp_path, capsys):
+    kept = tmp_path / "start.msgpack"
+    arguments = tokens.Arguments(
+        task="sort-2", num_seeds=2, total_steps=3200, target=0.05, warm_start=kept, out=tmp_path / "out"
+    )
+    tokens.main(arguments)
+    run = summary_of(tmp_path / "out")["runs"][0]
+    assert run["environment"] == "tokens:sort-2" and all(0 <= score <= 1 for score in run["final_return"]["per_seed"])
+    curve = json.loads((tmp_path / "out" / "accuracy.json").read_text())["grpo"]
+    assert [len(point["sampled"]) for point in curve] == [2] * 3 and curve[0]["steps"] == [0, 0]
+    assert (tmp_path / "out" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert "after the warm start" in printed and "after training" in printed and "exact match" in printed
+
+    before = kept.read_bytes()
+    arguments = dataclasses.replace(arguments, num_seeds=2, target=0.5, out=tmp_path / "other")
+    with pytest.raises(ConfigError, match="another target"):
+        tokens.main(arguments)
+    assert kept.read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plans", [tokens.comparison, tokens.reward_hacking])
+def test_comparisons_are_of_equal_samples(plans):
+    made = plans(tokens.Arguments())
+    assert len({plan.label for plan in made}) == len(made) >= 5
+    assert len({plan.config.steps_per_iteration for plan in made}) == 1
+    assert len({float(plan.hyperparams.total_steps) for plan in made}) == 1
+    assert not any(plan.config.algorithm.start.auto_reset for plan in made)
