@@ -60,12 +60,12 @@ class RecordingArguments:
 
 
 class Subject(NamedTuple):
-    """A run to be made and recorded."""
+    """A run to be made and recorded, of `R` rows."""
 
     name: str
     config: Config
-    hyperparams: Hyperparams
-    keys: jax.Array  # [num_seeds]
+    hyperparams: Hyperparams  # each leaf scalar or [R]
+    keys: jax.Array  # [R]
     max_episodes: float = math.inf
 
     @property
@@ -89,26 +89,36 @@ class Subject(NamedTuple):
         }
 
 
-def claim(out: Path, subjects: list[Subject], arguments: RecordingArguments, versions: Mapping[str, str]) -> list[str]:
+def claim(
+    out: Path,
+    subjects: list[Subject],
+    arguments: RecordingArguments,
+    versions: Mapping[str, str],
+    *,
+    within: str = "",
+) -> list[str]:
     """Makes `out` the folder of this process; what is there already must be checkpoints of these very runs.
 
-    Returns what to tell the user.
+    `within` is the folder in it where the runs are recorded, itself if empty. Returns what to tell the user.
     """
+    records = out / within
     if not arguments.resume:
-        claim_directory(out)
+        for folder in dict.fromkeys((out, records)):
+            claim_directory(folder)
         return []
     metrics = out / METRICS_FILE
     begun = (out / SUMMARY_FILE).exists() or (metrics.exists() and metrics.stat().st_size > 0)
-    if begun and not (out / "checkpoints").is_dir():
+    if begun and not (records / "checkpoints").is_dir():
         raise FileExistsError(
             f"{out} holds a run without checkpoints, so it cannot be resumed. Nothing was written. Choose another "
             "folder (--out), or move the old one away."
         )
-    claim_directory(out, resume=True)
+    for folder in (out, records):
+        claim_directory(folder, resume=True)
     from grpo_jax.checkpoint import check_same_run
 
     folders = {subject.folder for subject in subjects}
-    for folder in sorted(path.name for path in (out / "checkpoints").glob("*")):
+    for folder in sorted(path.name for path in (records / "checkpoints").glob("*")):
         if folder not in folders:
             raise ConfigError(
                 f"{out} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to resume, "
@@ -116,7 +126,7 @@ def claim(out: Path, subjects: list[Subject], arguments: RecordingArguments, ver
             )
     told = []
     for subject in subjects:
-        saved = check_same_run(out / "checkpoints" / subject.folder, subject.about())
+        saved = check_same_run(records / "checkpoints" / subject.folder, subject.about())
         for package, version in (saved or {}).items():
             if version != versions.get(package):
                 told.append(
@@ -136,16 +146,20 @@ def recorded_run(
     params: PyTree = None,
     watch: Callable[[Progress], None] | None = None,
     mesh: Mesh | None = None,
+    within: str = "",
 ) -> tuple[RunResult, list[str]]:
     """Makes a run, or the rest of it; returns the whole, and what the alarms warned of.
 
-    `params` are those that its policies begin with, `watch` is called with where the run stands, as `run` calls `save`.
+    `params` are those that its policies begin with, `watch` is called with where the run stands, as `run` calls `save`,
+    and `within` is as in `claim`.
 
     With checkpoints, SIGTERM and Ctrl-C end the process after the chunk under way, which is saved; a second Ctrl-C at
     once.
     """
     name, config, hyperparams, keys, max_episodes = subject
-    num_iterations = int(hyperparams.total_steps) // config.steps_per_iteration
+    records = out / within
+    total_steps = int(np.max(hyperparams.total_steps))
+    num_iterations = total_steps // config.steps_per_iteration
     start, past, checkpoints, num_chunks = None, None, None, NUM_CHUNKS
     with contextlib.ExitStack() as stack:
         came = []
@@ -156,27 +170,27 @@ def recorded_run(
             came = stack.enter_context(waiting_signals())
             checkpoints = stack.enter_context(
                 Checkpoints(
-                    out / "checkpoints" / subject.folder,
+                    records / "checkpoints" / subject.folder,
                     subject.about(),
                     notes=versions,
                     every=arguments.checkpoint_every,
                 )
             )
         if arguments.resume:
-            past = read_record(out, name)
+            past = read_record(records, name)
             like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
             start = checkpoints.restore(like, at_most=len(past.steps))
             past = past.until(start.iteration, start.seconds) if start else past.until(0)
         logbook = stack.enter_context(
             Logbook(
-                out,
+                records,
                 run=name,
-                total_steps=int(hyperparams.total_steps),
+                total_steps=total_steps,
                 num_seeds=len(keys),
                 console=console,
                 past=past,
                 alarms=Alarms(config.env.action_space),
-                trackers=_trackers(subject, out, arguments, start),
+                trackers=_trackers(subject, records, arguments, start),
             )
         )
         finder = NonFiniteFinder(config) if arguments.debug_nans else None

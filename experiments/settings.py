@@ -38,11 +38,11 @@ OF_ENVIRONMENTS = {
     "Reacher-misc": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
     "Swimmer-misc": {"any": BOX | {"discount": 0.99}, "ppo": BOX_PPO, "grpo": BOX_GRPO | {"num_envs": 16}},
     # Where its goal is, the robot must find out and remember.
-    "PointRobot-misc": {"any": BANDIT, "ppo": {"num_epochs": 8, "entropy_coef": 0.0}},
+    "PointRobot-misc": {"any": BANDIT, "ppo": {"num_epochs": 8, "entropy_coef": 0.0}, "grpo": BOX_GRPO},
     "MountainCarContinuous-v0": {
         "any": {"normalize_observations": True},
         "ppo": BOX_PPO | {"discount": 0.999, "num_envs": 32},
-        "grpo": {"num_envs": 32},
+        "grpo": {"num_envs": 16, "group_size": 8},
     },
     "MountainCar-v0": {
         "any": {"normalize_observations": True},
@@ -67,14 +67,24 @@ OF_ENVIRONMENTS = {
     },
     "DeepSea-bsuite": {
         "any": {"network": "mlp", "entropy_coef": 0.01, "env_params": {"max_steps_in_episode": 8}},
+        "grpo": {"entropy_coef": 0.02},
     },
     # One choice at the start, paid for at the end, which discounting would hide.
     "UmbrellaChain-bsuite": {"any": {"discount": 1.0, "env_params": {"max_steps_in_episode": 10}}},
-    "DiscountingChain-bsuite": {"any": {"discount": 1.0}, "ppo": {"gae_lambda": 1.0}},
+    "DiscountingChain-bsuite": {"any": {"discount": 1.0}, "ppo": {"gae_lambda": 1.0}, "grpo": {"num_envs": 32}},
     "SimpleBandit-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 1}}},
-    "BernoulliBandit-misc": {"any": BANDIT},
-    "GaussianBandit-misc": {"any": BANDIT},
-    "MetaMaze-misc": {"any": {"memory": "gru", "num_minibatches": 4, "learning_rate": 1e-3}},
+    "BernoulliBandit-misc": {"any": BANDIT, "grpo": {"num_envs": 64}},
+    "GaussianBandit-misc": {
+        "any": BANDIT,
+        "ppo": {"normalize_rewards": True, "learning_rate": 2e-3},
+        "grpo": {"num_envs": 64},
+    },
+    # It observes the step, up to 200.
+    "MetaMaze-misc": {
+        "any": BANDIT | {"normalize_observations": True, "discount": 0.95, "learning_rate": 2e-3},
+        "ppo": {"normalize_rewards": True, "num_envs": 16},
+        "grpo": {"num_envs": 32, "group_size": 8},
+    },
     "FourRooms-misc": {"any": {"normalize_observations": True, "entropy_coef": 0.01}},
     **{
         f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO}

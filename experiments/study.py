@@ -33,6 +33,7 @@ from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve, 
 from grpo_jax.training import Progress, RunResult, check_budget, check_mesh
 from grpo_jax.types import PyTree
 
+PROGRAMS = "programs"
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
@@ -82,6 +83,11 @@ class StudyArguments(RecordingArguments, DeviceArguments):
     compilation_cache: bool = True
     """Keep compiled programs in ~/.cache/grpo_jax: from the second start on, seconds instead of tens of seconds."""
 
+    def keys(self) -> tuple[jax.Array, jax.Array]:
+        """`[num_seeds]` keys to train with, and to evaluate with."""
+        of_training, of_evaluation = jax.random.split(jax.random.key(self.seed))
+        return jax.random.split(of_training, self.num_seeds), jax.random.split(of_evaluation, self.num_seeds)
+
 
 class Plan(NamedTuple):
     """A run to be made."""
@@ -118,10 +124,31 @@ def sampled_return(num_episodes: int) -> Score:
 SAMPLED_RETURN = sampled_return(128)
 
 
+def check_plans(plans: list[Plan], arguments: StudyArguments, max_episodes: float = math.inf) -> Mesh | None:
+    """The mesh that the flags ask for; raises ConfigError if some plan could not run, before anything is written."""
+    if arguments.num_seeds < 1:
+        raise ConfigError(f"num_seeds={arguments.num_seeds} is not a positive integer")
+    arguments.check(arguments.out)
+    mesh = parse_mesh(arguments.mesh)
+    for plan in plans:
+        check_budget(plan.config, plan.hyperparams, max_episodes)
+        if mesh is not None:
+            check_mesh(plan.config, mesh)
+    return mesh
+
+
 class Study:
     """The runs of one experiment and the folder of their results.
 
     It takes the whole plan and checks it before it makes the folder, so that a mistake costs nothing.
+
+    Args:
+      name: of the folder, if the arguments have none.
+      plans: what to run.
+      arguments: from the command line.
+      max_episodes: see `run`.
+      score: what a trained policy is worth.
+      programs: what is trained and recorded, in the folder `PROGRAMS`, where that is not each plan by itself.
     """
 
     def __init__(
@@ -132,22 +159,16 @@ class Study:
         *,
         max_episodes: float = math.inf,
         score: Score = SAMPLED_RETURN,
+        programs: list[Subject] | None = None,
     ):
-        if arguments.num_seeds < 1:
-            raise ConfigError(f"num_seeds={arguments.num_seeds} is not a positive integer")
-        self.mesh = parse_mesh(arguments.mesh)
-        for plan in plans:
-            check_budget(plan.config, plan.hyperparams, max_episodes)
-            if self.mesh is not None:
-                check_mesh(plan.config, self.mesh)
-        arguments.check(arguments.out)
-        key_train, self._key_evaluate = jax.random.split(jax.random.key(arguments.seed))
-        keys = jax.random.split(key_train, arguments.num_seeds)
-        self.subjects = [
+        self.mesh = check_plans(plans, arguments, max_episodes)
+        keys, self._keys_evaluate = arguments.keys()
+        self.subjects = programs or [
             Subject(f"{plan.label} on {plan.config.env.name}", plan.config, plan.hyperparams, keys, max_episodes)
             for plan in plans
         ]
-        if arguments.checkpoint_every and len({subject.folder for subject in self.subjects}) < len(plans):
+        self._within = PROGRAMS if programs else ""
+        if arguments.checkpoint_every and len({subject.folder for subject in self.subjects}) < len(self.subjects):
             raise ConfigError("two runs have the same name, so their checkpoints would be mixed up; leave one out")
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         self.out = arguments.out or Path("runs") / f"{name}_{stamp}"
@@ -156,7 +177,7 @@ class Study:
             self._nowhere = tempfile.TemporaryDirectory()
             self.out = Path(self._nowhere.name)
         self.console = Console(width=None if sys.stdout.isatty() else 120, quiet=not leads)
-        for line in claim(self.out, self.subjects, arguments, versions()):
+        for line in claim(self.out, self.subjects, arguments, versions(), within=self._within):
             self.console.print(line, highlight=False)
         self.runs: list[Run] = []
         self.plans = plans
@@ -178,32 +199,48 @@ class Study:
 
     def _run(self, plan: Plan, subject: Subject, params: Callable | None, watch: Callable | None) -> TrainState:
         """Trains all seeds in one program, with live progress and metrics.jsonl, and evaluates them."""
+        made = self.train(
+            subject,
+            self._keys_evaluate,
+            params=None if params is None else params(plan.config),
+            watch=None if watch is None else functools.partial(watch, plan),
+        )
+        states = made.result.states
+        self.record(made._replace(label=plan.label, result=made.result._replace(states=None)))
+        return states
+
+    def train(
+        self,
+        subject: Subject,
+        keys_evaluate: jax.Array,
+        *,
+        params: PyTree = None,
+        watch: Callable[[Progress], None] | None = None,
+    ) -> Run:
+        """Makes the run of all rows of a subject, or the rest of it, and evaluates them, one key each."""
         started, core_started = time.perf_counter(), time.process_time()
-        label, config, hyperparams = plan
         result, warnings = recorded_run(
             subject,
             self.out,
             self._arguments,
             versions=versions(),
             console=self.console,
+            params=params,
+            watch=watch,
             mesh=self.mesh,
-            params=None if params is None else params(config),
-            watch=None if watch is None else functools.partial(watch, plan),
+            within=self._within,
         )
-        keys = jax.random.split(self._key_evaluate, self._num_seeds)
-        final_returns = evaluate_rows(config, result.states, keys, self.mesh, score=self._score)
-        done = Run(
-            label,
-            config,
-            hyperparams,
-            result._replace(states=None),
+        final_returns = evaluate_rows(subject.config, result.states, keys_evaluate, self.mesh, score=self._score)
+        return Run(
+            subject.name,
+            subject.config,
+            subject.hyperparams,
+            result,
             final_returns,
             wall_seconds=time.perf_counter() - started,
             core_seconds=time.process_time() - core_started,
             warnings=warnings,
         )
-        self.record(done)
-        return result.states
 
     def record(self, *done: Run) -> None:
         """Keeps runs, also in summary.json: an interrupted study keeps what it has."""
@@ -338,7 +375,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, over: str
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     columns = min(5, len(panels))
     rows = -(-len(panels) // columns)
-    width = 6.4 if columns < 4 else 3.6
+    width, dpi = (6.4, 150) if columns < 4 else (4.8, 90)
     size = (width * columns, 0.66 * width * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for axis in axes.flat[len(panels) :]:
@@ -355,7 +392,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, over: str
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, loc="lower right")
     figure.suptitle(f"IQM of {num_seeds} seeds, 95% bootstrap interval", fontsize="small", color="0.4")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=dpi)
     plt.close(figure)
 
 

@@ -9,7 +9,6 @@ import functools
 import itertools
 import math
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,17 +19,16 @@ import tyro
 from jax.sharding import Mesh
 from rich.table import Table
 
-import grpo_jax
-from experiments.grid import Sweep, flag_of, make_sweep, shown
-from experiments.recording import RecordingArguments
+from experiments.grid import Sweep, make_sweep, shown
+from experiments.recording import Subject
 from experiments.settings import SOLVED_AT
-from experiments.study import Plan, Run, Study, StudyArguments, command, evaluate_rows, plot_curves, solved_after
+from experiments.study import Plan, Run, Study, StudyArguments, check_plans, command, plot_curves, solved_after
 from experiments.train import as_fields
 from grpo_jax import Config, Hyperparams, make_train_step
 from grpo_jax.errors import ConfigError
 from grpo_jax.logbook import Logbook
 from grpo_jax.memory import Memory, memory_of_a_device
-from grpo_jax.results import write_json
+from grpo_jax.results import read_record, write_json
 from grpo_jax.sharding import mesh_of_rows, over_rows, replicated, state_shardings
 from grpo_jax.statistics import bootstrap_interval, iqm
 from grpo_jax.training import Chunk, initial_states
@@ -95,54 +93,60 @@ def _bytes_needed(config: Config, num_rows: int, mesh: Mesh | None) -> int:
     return memory.needed
 
 
-def run_together(study: Study, plans: list[Plan], arguments: Arguments) -> None:
-    """Trains configurations of one program at once, a row for each seed of each; the study records them one by one.
+def make_programs(sweep: Sweep, arguments: Arguments, mesh: Mesh | None) -> list[tuple[Subject, list[Plan]]]:
+    """What is trained at once, a row for each seed of each configuration: as many as share a program and fit."""
+    available = 0.8 * (memory_of_a_device() or math.inf) if arguments.memory is None else arguments.memory * 2**30
+    keys, _ = arguments.keys()  # those that experiments.train would use
+    programs = []
+    for config, group in itertools.groupby(sweep.plans, key=lambda plan: plan.config):
+        plans = list(group)
+        at_once = plans_at_once(config, len(plans), arguments.num_seeds, mesh, available)
+        num_parts = -(-len(plans) // at_once)
+        for part in (plans[i::num_parts] for i in range(num_parts)):
+            # The configurations vary fastest, so that each device has some of all.
+            hyperparams = jax.tree.map(
+                lambda *values: np.tile(np.array(values, np.float32), arguments.num_seeds),
+                *(plan.hyperparams for plan in part),
+            )
+            name = f"program {len(programs) + 1}: {len(part)} × {arguments.num_seeds} seeds on {config.env.name}"
+            programs.append((Subject(name, config, hyperparams, jnp.repeat(keys, len(part))), part))
+    return programs
 
-    They share its time: steps per second of each are a part of the program's.
+
+def run_program(study: Study, subject: Subject, plans: list[Plan], arguments: Arguments) -> None:
+    """Trains configurations at once; the study records them one by one.
+
+    They share their program's time: steps per second of each are a part of the program's.
     """
-    started, core_started = time.perf_counter(), time.process_time()
-    config, num_seeds = plans[0].config, arguments.num_seeds
-    # The seeds that experiments.train would use; the configurations vary fastest, so that each device has some of all.
-    key_train, key_evaluate = jax.random.split(jax.random.key(arguments.seed))
-    keys, keys_evaluate = (
-        jnp.repeat(jax.random.split(key, num_seeds), len(plans)) for key in (key_train, key_evaluate)
-    )
-    hyperparams = jax.tree.map(
-        lambda *values: np.tile(np.array(values, np.float32), num_seeds), *(plan.hyperparams for plan in plans)
-    )
-    name = f"{len(plans)} configurations × {num_seeds} seeds on {config.env.name}"
-    total_steps = int(hyperparams.total_steps.max())
-    with Logbook(None, run=name, total_steps=total_steps, num_seeds=len(keys), console=study.console) as logbook:
-        result = grpo_jax.run(config, hyperparams, keys, report=logbook.record, mesh=study.mesh)
-    final_returns = evaluate_rows(config, result.states, keys_evaluate, study.mesh)
-    spent, runs = (time.perf_counter() - started, time.process_time() - core_started), []
+    together = study.train(subject, jnp.repeat(arguments.keys()[1], len(plans)))
+    runs = []
     for i, plan in enumerate(plans):
         mine = np.s_[..., i :: len(plans)]
-        metrics = {name: value[mine] for name, value in result.metrics.items()}
-        of_plan = result._replace(states=None, metrics=metrics, steps=result.steps[mine])
-        name = f"{plan.label} on {config.env.name}"
-        with Logbook(study.out, run=name, total_steps=total_steps, num_seeds=num_seeds, console=False) as logbook:
-            logbook.record(Chunk(metrics, of_plan.steps, iteration=0, seconds=result.train_seconds))
-        runs.append(Run(*plan, of_plan, final_returns[mine], *spent))
+        metrics = {name: value[mine] for name, value in together.result.metrics.items()}
+        result = together.result._replace(states=None, metrics=metrics, steps=together.result.steps[mine])
+        run = together._replace(
+            label=plan.label, hyperparams=plan.hyperparams, result=result, final_returns=together.final_returns[mine]
+        )
+        name = f"{plan.label} on {run.environment}"
+        with Logbook(
+            study.out,
+            run=name,
+            total_steps=int(plan.hyperparams.total_steps),
+            num_seeds=arguments.num_seeds,
+            console=False,
+            past=read_record(study.out, name).until(0) if arguments.resume else None,
+        ) as logbook:
+            logbook.record(Chunk(metrics, result.steps, iteration=0, seconds=result.train_seconds))
+        runs.append(run)
     study.record(*runs)
 
 
 def main(arguments: Arguments, flags: Sequence[str]) -> None:
-    for name in (field.name for field in dataclasses.fields(RecordingArguments)):
-        if getattr(arguments, name):
-            raise ConfigError(
-                f"{flag_of(name)} is for single runs, not for sweeps; leave it out, and use it with experiments.train "
-                "--config best.json"
-            )
     sweep = make_sweep(flags, arguments.samples, arguments.seed)
-    study = Study("sweep", sweep.plans, arguments)
-    available = 0.8 * (memory_of_a_device() or math.inf) if arguments.memory is None else arguments.memory * 2**30
-    for config, group in itertools.groupby(sweep.plans, key=lambda plan: plan.config):
-        plans = list(group)
-        at_once = plans_at_once(config, len(plans), arguments.num_seeds, study.mesh, available)
-        num_parts = -(-len(plans) // at_once)
-        for part in range(num_parts):
-            run_together(study, plans[part::num_parts], arguments)
+    programs = make_programs(sweep, arguments, check_plans(sweep.plans, arguments))
+    study = Study("sweep", sweep.plans, arguments, programs=[subject for subject, _ in programs])
+    for subject, plans in programs:
+        run_program(study, subject, plans, arguments)
     show(study, sweep)
 
 

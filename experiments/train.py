@@ -141,7 +141,7 @@ def as_flag(field: str, value: Any) -> list[str]:
     """A field as tyro takes it."""
     flag = field.replace("_", "-")
     match value:
-        case bool():
+        case bool() if get_type_hints(Config).get(field) is bool:
             return [f"--{flag}" if value else f"--no-{flag}"]
         case list() | tuple():
             return [f"--{flag}", *map(str, value)]

@@ -194,8 +194,13 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def _manager(directory: Path) -> ocp.CheckpointManager:
-    kept = [managers.LatestN(KEPT), managers.BestN(get_metric_fn=lambda metrics: metrics["return"], n=1)]
-    options = ocp.CheckpointManagerOptions(preservation_policy=managers.AnyPreservationPolicy(kept))
+    def score(metrics):
+        return metrics["return"]
+
+    best = managers.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
+    kept = managers.AnyPreservationPolicy([managers.LatestN(KEPT), best])
+    # Without best_fn the metrics are not written, and the next process would know of no best.
+    options = ocp.CheckpointManagerOptions(preservation_policy=kept, best_fn=score)
     return ocp.CheckpointManager(Path(directory).resolve(), options=options)
 
 

@@ -31,7 +31,7 @@ def unroll(
     `NUM_RESET_DRAWS`-th on, an environment meets its start states of this rollout again.
 
     Without `auto_reset` an environment whose episode ends stays as it is: the steps after are not `valid`, have
-    reward 0 and change nothing.
+    reward 0 and change nothing but what the policy remembers.
 
     Truncation is exact: the critic's value of the true final observation is in `next_value`. Within `num_steps` an
     episode can be truncated at most ceil(num_steps / max_steps) times, so that many observations, and what the policy
@@ -75,7 +75,9 @@ def unroll(
             fresh = RolloutState(start, observation, memory, *nothing, environment_params=None)
             after = _select(ended, fresh, after)
         else:
-            after = _select(alive, after, state)
+            stays = _select(alive, after._replace(policy_carry=()), state._replace(policy_carry=()))
+            # Nothing reads what the policy remembers after the end, and a cache is not to be copied at every step.
+            after = stays._replace(policy_carry=after.policy_carry)
             alive = alive & ~ended
         return (after, alive, num_ended + ended, final, num_truncated), output
 

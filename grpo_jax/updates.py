@@ -181,17 +181,18 @@ def loss(
     return total, metrics
 
 
-def default_microbatches(algorithm: Algorithm, num_steps: int, num_sequences: int) -> int:
+def default_microbatches(algorithm: Algorithm, num_steps: int, num_sequences: int, together: int = 1) -> int:
     """Parts of a minibatch `[S, n]`: as many as keep one small enough for a core's cache, or an accelerator's memory.
 
-    Sequences are never cut, and eight stay together where there are as many: a memory goes through a part step by
-    step, and narrower steps waste a processor's vector units.
+    Sequences are never cut, nor groups of `together`, and eight stay together where there are as many: a memory goes
+    through a part step by step, and narrower steps waste a processor's vector units.
     """
     if algorithm.whole_minibatches:
         return 1
     most = max(8, (512 if jax.default_backend() == "cpu" else 65_536) // num_steps)
-    fewest = -(-num_sequences // most)
-    return next((n for n in range(fewest, 4 * fewest) if num_sequences % n == 0), 1)
+    num_units = num_sequences // together
+    fewest = min(-(-num_sequences // most), num_units)
+    return next((n for n in range(fewest, 4 * fewest) if num_units % n == 0), 1)
 
 
 def minibatch_gradient(
@@ -211,9 +212,7 @@ def minibatch_gradient(
     """
     together = members_per_carry(policy, batch)
     if num_microbatches is None:
-        num_microbatches = default_microbatches(
-            algorithm, batch.mask.shape[0] * together, indices.shape[0] // together
-        )
+        num_microbatches = default_microbatches(algorithm, batch.mask.shape[0], indices.shape[0], together)
     advantage, mask = batch.advantage[:, indices], batch.mask[:, indices]
     if algorithm.normalize is not None:
         advantage = algorithm.normalize(advantage, mask)

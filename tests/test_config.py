@@ -30,12 +30,13 @@ def test_what_is_left_out_becomes_what_suits_the_algorithm():
 
 
 def test_a_prompt_asks_for_a_transformer():
-    tokens = {"environment": copy_task(), "num_envs": 8, "group_size": 4}
+    tokens = {"environment": copy_task(), "num_envs": 8, "group_size": 4, "num_layers": 1}
     config = Config(**tokens, num_minibatches=2)
     assert config.is_transformer and config.share_prompts and config.policy.max_steps == 4
     # Two groups cannot be dealt out over four minibatches, but eight completions can.
     assert not Config(**tokens, num_minibatches=4).share_prompts
-    assert not Config(**tokens | {"group_size": 1}, algorithm=PPO._replace(start=FRESH), num_minibatches=2).share_prompts
+    alone = tokens | {"group_size": 1, "num_minibatches": 2}
+    assert not Config(**alone, algorithm=PPO._replace(start=FRESH)).share_prompts
     assert not Config().is_transformer
 
 

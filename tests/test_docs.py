@@ -33,6 +33,13 @@ def test_code_blocks_run(names):
     assert (slips == slips[:, :1]).all() and len(set(slips[:, 0].tolist())) == 4
 
 
+def test_completions_have_the_shapes_that_are_told():
+    page = (Path(__file__).parents[1] / "docs" / "transformers.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(compile(block, "transformers.md", "exec"), names := {})
+    assert [names[name].shape for name in ("tokens", "log_probs", "lengths")] == [(2, 4, 6), (2, 4, 6), (2, 4)]
+
+
 def test_the_example_is_an_environment_by_its_path(names, monkeypatch):
     monkeypatch.setitem(sys.modules, "corridor", type(sys)("corridor"))
     vars(sys.modules["corridor"]).update(names)

@@ -102,6 +102,15 @@ def test_train_takes_the_algorithms_settings_unless_told_otherwise():
     assert dict(parsed.config.env_params) == {"memory_length": 3, "max_steps_in_episode": 12}
 
 
+@pytest.mark.parametrize(
+    "override, message", [("gravity", "there is no '='"), ("gravity=low", "'low' is not a number")]
+)
+def test_an_override_that_is_none_is_told(override, message, capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(train.Arguments, args=["--env-params", override], registry=train.ON_THE_COMMAND_LINE)
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
 @pytest.mark.slow
 def test_train_runs_and_draws(tmp_path):
     arguments = train.Arguments(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tyro
 
-from experiments import family, sweep, train
+from experiments import family, train
 from experiments.recording import Subject
 from experiments.study import command
 from grpo_jax.checkpoint import Checkpoints
@@ -151,12 +151,6 @@ def test_two_runs_of_one_name(tmp_path, capsys):
     arguments = family.Arguments(algorithms=("grpo", "grpo"), checkpoint_every=1, out=tmp_path / "out")
     assert "the same name" in refused(capsys, lambda: family.main(arguments))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_sweep_is_not_saved(tmp_path, capsys):
-    arguments = sweep.Arguments(checkpoint_every=5, out=tmp_path / "out")
-    said = refused(capsys, lambda: sweep.main(arguments, ["--learning-rate", "1e-3", "1e-2"]))
-    assert "--checkpoint-every is for single runs" in said and not (tmp_path / "out").exists()
 
 
 def test_exhausted_memory(tmp_path, capsys, monkeypatch):

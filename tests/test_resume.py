@@ -14,7 +14,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 FLAGS = (
     *("--num-envs", "8", "--num-minibatches", "4", "--num-epochs", "2", "--hidden-sizes", "8", "--num-seeds", "3"),
-    *("--checkpoint-every", "2", "--total-steps", "16000", "--env-params", "max_steps_in_episode=16"),
+    *("--checkpoint-every", "2", "--total-steps", "32000", "--env-params", "max_steps_in_episode=16"),
 )
 RUNS = {
     "ppo": ("--algorithm", "ppo", "--num-steps", "16", "--normalize-observations", "--normalize-rewards"),
@@ -24,8 +24,9 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    cache = {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+def environment(request):
+    folder = str(request.config.cache.mkdir("resumed"))
+    cache = {"XDG_CACHE_HOME": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     return os.environ | cache | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
@@ -57,14 +58,18 @@ def ending(out):
     }
 
 
-def has_begun(out):
+def num_recorded(out):
     metrics = out / "metrics.jsonl"
-    return metrics.exists() and metrics.stat().st_size > 0
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def last_saved(out):
+    return max((int(path.name) for path in out.glob("checkpoints/*/*") if path.name.isdigit()), default=0)
 
 
 def wait_for(condition, process):
     while not condition() and process.poll() is None:
-        time.sleep(0.001)
+        time.sleep(0.002)
 
 
 @pytest.fixture(scope="module")
@@ -90,22 +95,21 @@ def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, t
     moments = random.Random(0)
     kills, saving, resumed_from = 0, 0, []
     while kills < num_kills:
-        size = (out / "metrics.jsonl").stat().st_size if kills else 0
         process = begin(kind, out, environment, "--resume")
-        # Some while it starts, the others once it has made new iterations: then it saves every few milliseconds.
+        # Some while it starts, the others after some new iterations and checkpoints: of each chunk there is one.
         if kills % 5 == 4:
             time.sleep(moments.uniform(0, 4))
         else:
-            wait_for(lambda size=size: has_begun(out) and (out / "metrics.jsonl").stat().st_size != size, process)
-            time.sleep(moments.uniform(0, 0.4))
+            enough = last_saved(out) + moments.randint(1, 10)
+            wait_for(lambda enough=enough: num_recorded(out) >= enough and last_saved(out) >= enough - 4, process)
+            time.sleep(moments.uniform(0, 0.3))
         if process.poll() is not None:
             break  # it came to its end first
         process.send_signal(signal.SIGKILL)
         process.communicate()
         kills += 1
         saving += bool(list(out.glob("checkpoints/*/*tmp*")))
-        done = [int(path.name) for path in out.glob("checkpoints/*/*") if path.name.isdigit()]
-        resumed_from.append(max(done, default=0))
+        resumed_from.append(last_saved(out))
     code, said = finish(begin(kind, out, environment, "--resume"))
     assert code == 0, said
     print(f"{kind}: killed {kills} times, {saving} in the middle of a save, at iterations {resumed_from}")
@@ -117,7 +121,7 @@ def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, t
 def test_other_devices_go_on(uninterrupted, environment, tmp_path):
     out = tmp_path / "out"
     process = begin("ppo", out, environment | {"JAX_NUM_CPU_DEVICES": "3"})
-    wait_for(lambda: has_begun(out), process)
+    wait_for(lambda: num_recorded(out) > 0, process)
     process.send_signal(signal.SIGTERM)
     finish(process)
     code, said = finish(begin("ppo", out, environment | {"JAX_NUM_CPU_DEVICES": "1"}, "--resume"))
@@ -131,14 +135,12 @@ def test_a_signal_loses_no_iteration(number, uninterrupted, environment, tmp_pat
     expected = uninterrupted("ppo")
     out = tmp_path / "out"
     process = begin("ppo", out, environment)
-    wait_for(lambda: has_begun(out), process)
+    wait_for(lambda: num_recorded(out) > 0, process)
     time.sleep(0.1)
     process.send_signal(number)
     code, said = finish(process)
     assert code == 128 + number and "--resume" in said and "Traceback" not in said, said
-    made = len((out / "metrics.jsonl").read_text().splitlines())
-    saved = max(int(path.name) for path in out.glob("checkpoints/*/*") if path.name.isdigit())
-    assert 0 < made == saved < expected["iteration"]
+    assert 0 < num_recorded(out) == last_saved(out) < expected["iteration"]
     code, said = finish(begin("ppo", out, environment, "--resume"))
     assert code == 0, said
     assert ending(out) == expected

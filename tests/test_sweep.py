@@ -1,5 +1,6 @@
 """Sweeps: what the flags mean, what fits into memory, and that each row is the run it would be alone."""
 
+import dataclasses
 import json
 
 import jax
@@ -14,6 +15,7 @@ from experiments.devices import join_processes, parse_mesh
 from experiments.grid import make_sweep
 from experiments.study import Run
 from grpo_jax import Config, Hyperparams, TrainState
+from grpo_jax.checkpoint import Checkpoints
 from grpo_jax.training import RunResult
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
@@ -73,13 +75,6 @@ def test_as_many_configurations_as_fit(monkeypatch):
     assert 100 + 10 * 4 * count <= 260 < 100 + 10 * 4 * (count + 2)
     with pytest.raises(ValueError, match="4 seeds of one configuration need .* use --num-seeds 2"):
         sweep.plans_at_once(None, 8, 4, None, available=100)
-
-
-def test_what_only_single_runs_have_is_refused(tmp_path):
-    for given in ({"checkpoint_every": 5}, {"tensorboard": True}, {"debug_nans": True}):
-        with pytest.raises(ValueError, match="is for single runs, not for sweeps"):
-            sweep.main(sweep.Arguments(out=tmp_path / "out", **given), [*SMALL, "--learning-rate", "1e-3", "1e-2"])
-    assert not (tmp_path / "out").exists()
 
 
 def finished(label, learning_rate, final_returns):
@@ -200,8 +195,40 @@ def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkey
     means = {label: np.sort(scores)[0:3].mean() for label, scores in runs["whole"].items()}
     assert f"learning_rate={best.hyperparams.learning_rate:g}, clip_high={best.hyperparams.clip_high:g}" in means
     printed = capsys.readouterr().out
-    assert "4 configurations × 3 seeds" in printed and "2 configurations × 3 seeds" in printed
+    assert "program 1: 4 × 3 seeds" in printed and "program 2: 2 × 3 seeds" in printed
     assert (tmp_path / "whole" / "sweep.png").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    flags = [*SMALL, "--total-steps", "640", "--learning-rate", "1e-3", "1e-2", "--num-epochs", "1", "2"]
+    arguments = sweep.Arguments(num_seeds=3, checkpoint_every=1, out=tmp_path / "whole")
+    sweep.main(arguments, flags)
+
+    class Killed(Exception):
+        pass
+
+    update, saves = Checkpoints.update, []
+
+    def killed(self, progress, value):
+        update(self, progress, value)
+        saves.append(progress.iteration)
+        if len(saves) == 15:  # in the second of the two programs
+            raise Killed
+
+    resumed = dataclasses.replace(arguments, out=tmp_path / "resumed")
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "update", killed)
+        with pytest.raises(Killed):
+            sweep.main(resumed, flags)
+    assert 0 < saves[-1] < 10
+    with pytest.raises(ValueError, match="which is none of"):
+        sweep.main(dataclasses.replace(resumed, resume=True), [*flags[:-2], "3"])
+    sweep.main(dataclasses.replace(resumed, resume=True), flags)
+    for name in ("metrics.jsonl", "programs/metrics.jsonl"):
+        assert (tmp_path / "whole" / name).read_text() == (tmp_path / "resumed" / name).read_text()
+    whole, again = (json.loads((tmp_path / out / "summary.json").read_text())["runs"] for out in ("whole", "resumed"))
+    assert [run["final_return"] for run in whole] == [run["final_return"] for run in again]
 
 
 @pytest.mark.slow
