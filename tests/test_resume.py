@@ -119,18 +119,6 @@ def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, t
 
 
 @pytest.mark.slow
-def test_other_devices_go_on(uninterrupted, environment, tmp_path):
-    out = tmp_path / "out"
-    process = begin("ppo", out, environment | {"JAX_NUM_CPU_DEVICES": "3"})
-    wait_for(lambda: num_recorded(out) > 0, process)
-    process.send_signal(signal.SIGTERM)
-    finish(process)
-    code, said = finish(begin("ppo", out, environment | {"JAX_NUM_CPU_DEVICES": "1"}, "--resume"))
-    assert code == 0, said
-    assert ending(out) == uninterrupted("ppo")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_loses_no_iteration(number, uninterrupted, environment, tmp_path):
     expected = uninterrupted("ppo")
