@@ -93,6 +93,7 @@ OF_ENVIRONMENTS = {
     # Of 2,500 steps each, so that fewer episodes must do.
     "Freeway-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO | {"num_envs": 16}},
     "FrozenLake-misc": {"grpo": {"learning_rate": 1e-3, "entropy_coef": 0.02}},
+    "tokens:addition-2": {"any": TOKENS | {"learning_rate": 3e-4}},
     "Pong-misc": {"any": {"network": "mlp", "num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
 }
 """ "any" holds for all algorithms, "ppo" and "grpo" for those with and without a critic."""
