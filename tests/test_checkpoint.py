@@ -171,6 +171,7 @@ def small_run(**fields):
     return config, Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3])), KEYS[:2]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_bitwise_where_it_was_saved(tmp_path):
     """A shorter version of tests/test_resume.py, in one process: the program is the same, the states are read."""
     config, hyperparams, keys = small_run(normalize_observations=True, normalize_rewards=True)
