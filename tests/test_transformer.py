@@ -184,6 +184,7 @@ def test_temperature_divides_the_logits_of_the_policy(rollout):
     np.testing.assert_allclose(log_prob[valid], np.asarray(trajectory.log_prob)[valid], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_critic_values_the_last_token_of_a_cut_completion():
     config = Config(**RUN, algorithm=PPO_FRESH)
     state, policy, trajectory = rolled_out(config)
@@ -198,6 +199,7 @@ def test_a_critic_values_the_last_token_of_a_cut_completion():
     np.testing.assert_allclose(trajectory.next_value[-1][cut], values[-1][cut], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_train_step_with_a_critic_in_the_actor_keeps_no_cache():
     config = Config(**RUN, algorithm=PPO_FRESH, shared_critic=True)
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(entropy_coef=0.1))
