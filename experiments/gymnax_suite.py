@@ -157,10 +157,12 @@ def main(arguments: Arguments) -> None:
     environments = arguments.environments or tuple(name for name in ENVIRONMENTS if name not in results)
     plans = {environment: plans_of(environment, arguments.steps_factor) for environment in environments}
     for environment in environments:
+        # What is to be found again has a place of its own.
+        out = arguments.out / "runs" / environment if arguments.checkpoint_every else None
         study = Study(
             f"gymnax_suite_{environment}",
             plans[environment],
-            dataclasses.replace(arguments, out=None),
+            dataclasses.replace(arguments, out=out),
             score=sampled_return(num_evaluation_episodes(plans[environment][0])),
         )
         study.run_all()

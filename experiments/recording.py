@@ -248,6 +248,8 @@ class StopSignal(SystemExit):
 
 def _trackers(subject: Subject, out: Path, arguments: RecordingArguments, start: Progress | None) -> list:
     trackers = []
+    if jax.process_index():
+        return trackers
     if arguments.tensorboard:
         first_step = 0 if start is None else int(np.median(start.steps)) + 1
         trackers.append(TensorBoard(out / "tensorboard" / subject.folder, first_step=first_step))

@@ -45,7 +45,7 @@ class Arguments(StudyArguments):
 
     samples: int | None = None
     """Draw so many settings at random, log-uniformly between the two values of each flag, in place of a grid."""
-    memory: float | None = None
+    memory_gib: float | None = None
     """GiB on each device that may be used; by default 80% of what there is. More rows than fit go one after another."""
 
 
@@ -95,7 +95,9 @@ def _bytes_needed(config: Config, num_rows: int, mesh: Mesh | None) -> int:
 
 def make_programs(sweep: Sweep, arguments: Arguments, mesh: Mesh | None) -> list[tuple[Subject, list[Plan]]]:
     """What is trained at once, a row for each seed of each configuration: as many as share a program and fit."""
-    available = 0.8 * (memory_of_a_device() or math.inf) if arguments.memory is None else arguments.memory * 2**30
+    available = 0.8 * (memory_of_a_device() or math.inf)
+    if arguments.memory_gib is not None:
+        available = arguments.memory_gib * 2**30
     keys, _ = arguments.keys()  # those that experiments.train would use
     programs = []
     for config, group in itertools.groupby(sweep.plans, key=lambda plan: plan.config):

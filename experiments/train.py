@@ -130,11 +130,12 @@ def read_fields(path: Path) -> dict[str, Any]:
 
 
 def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
-    """What `read_fields` gives back; without what JSON has no number for: None and infinities, which are defaults."""
+    """What `read_fields` gives back, without what is None, a default; infinities, which JSON lacks, are "inf"."""
     fields = {field: getattr(config, field) for field in Config.__dataclass_fields__}
     fields |= {field: getattr(hyperparams, field) for field in Hyperparams.__dataclass_fields__}
     fields |= {"algorithm": name_of(config.algorithm), "env_params": dict(config.env_params)}
-    return {field: value for field, value in fields.items() if value not in (None, math.inf)}
+    fields = {field: "inf" if value == math.inf else value for field, value in fields.items()}
+    return {field: value for field, value in fields.items() if value is not None}
 
 
 def as_flag(field: str, value: Any) -> list[str]:

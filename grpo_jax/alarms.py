@@ -76,9 +76,11 @@ class Alarms:
 
 
 def _entropy_floor(space: ActionSpace) -> float:
-    """In nats; of real actions, that of a Gaussian."""
+    """In nats; of real actions, that of a Gaussian whose deviation begins at half the width between its bounds."""
     if isinstance(space, Box):
-        return len(space.low) * (0.5 * math.log(2 * math.pi * math.e) + math.log(ENTROPY_FRACTION))
+        widths = [high / 2 - low / 2 for low, high in zip(space.low, space.high, strict=True)]
+        scales = [width if math.isfinite(2 * width) else 1.0 for width in widths]
+        return sum(0.5 * math.log(2 * math.pi * math.e) + math.log(ENTROPY_FRACTION * scale) for scale in scales)
     sizes = (space.num_actions,) if isinstance(space, Discrete) else space.num_actions
     return ENTROPY_FRACTION * sum(math.log(size) for size in sizes)
 

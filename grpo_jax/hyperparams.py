@@ -9,10 +9,10 @@ from flax import struct
 
 from grpo_jax.errors import ConfigError
 
-_SHARES = ("discount", "gae_lambda", "reference_decay", "covariance_fraction")
+_SHARES = ("discount", "gae_lambda", "reference_decay", "covariance_fraction", "top_p")
 _NOT_NEGATIVE = (
     *("learning_rate", "final_learning_rate", "clip_low", "clip_high", "value_clip", "kl_limit", "max_grad_norm"),
-    *("adam_eps", "observation_clip", "reward_clip"),
+    *("adam_eps", "observation_clip", "reward_clip", "temperature"),
 )
 
 
@@ -94,3 +94,5 @@ class Hyperparams:
                 raise ConfigError(f"{name}={low if low < 0 else high} must be between 0 and 1")
             if name in _NOT_NEGATIVE and low < 0:
                 raise ConfigError(f"{name}={low} is negative; use 0 or more")
+            if name == "top_k" and low < 1:
+                raise ConfigError(f"top_k={low} leaves no token to sample; use 1 or more, or inf for all")

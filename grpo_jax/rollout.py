@@ -92,7 +92,9 @@ def unroll(
         last = (end.observation, end.policy_carry)
         followed = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), final, last)
         bootstrap = jax.vmap(lambda observation, carry: policy.step(params, observation, carry)[1])(*followed)
-        next_value = _next_values(outputs["value"], bootstrap[-1], bootstrap[:-1], outputs["truncated"])
+        next_value = jnp.concatenate([outputs["value"][1:], bootstrap[-1:]])
+        if auto_reset:
+            next_value = _where_truncated(outputs["truncated"], bootstrap[:-1], next_value)
     carry = jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(state.policy_carry))
     end = end._replace(environment_params=environment_params)
     return end, Trajectory(next_value=next_value, carry=carry, **outputs)
@@ -145,12 +147,11 @@ def _step(
     }
 
 
-def _next_values(values, last_value, final_values, truncated):
+def _where_truncated(truncated, final_values, next_values):
     """`[T, B]` values of the true next observations; `final_values` `[slots, B]` are in the order of truncation.
 
     NaN where an environment was truncated more often than there are slots.
     """
-    next_values = jnp.concatenate([values[1:], last_value[None]])
     num_before = jnp.cumsum(truncated, axis=0) - truncated
     for slot, final_value in enumerate(final_values):
         next_values = jnp.where(truncated & (num_before == slot), final_value, next_values)

@@ -311,7 +311,7 @@ def run(
         else:  # copies, as the program takes its arguments' buffers
             states = jax.tree.map(jnp.copy, pad_rows(start.states, mesh))
             progress = start._replace(states=jax.device_put(states, layout))
-        if within_budget(progress.states).any():
+        if within_budget(progress.states)[:num_rows].any():
             program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), mesh)
             program = jax.jit(program, donate_argnums=0, out_shardings=(layout, replicated(mesh)))
             program = memory.of(program.lower(progress.states).compile())
@@ -319,7 +319,7 @@ def run(
         if save is not None:
             save(_of_rows(progress))
         started = time.perf_counter() - progress.seconds
-        while within_budget(progress.states).any():
+        while within_budget(progress.states)[:num_rows].any():
             states, metrics = program(progress.states)
             chunk = _on_the_host(metrics, progress, started)
             steps, iteration = chunk.steps[-1], progress.iteration + len(chunk.steps)

@@ -244,7 +244,8 @@ def minibatch_gradient(
 
     if num_microbatches == 1:
         return part(0)
-    num_valid = jnp.sum(jnp.any(mask, axis=0))
+    # Units of neighbours come whole, those with a valid sample first.
+    num_valid = together * jnp.sum(jnp.any(mask.reshape(mask.shape[0], -1, together), axis=(0, 2)))
     num_parts = (num_valid + size - 1) // size
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
     return jax.lax.fori_loop(0, num_parts, accumulate, nothing)

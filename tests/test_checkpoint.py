@@ -13,6 +13,7 @@ from grpo_jax import GRPO, Config, Hyperparams, run
 from grpo_jax.algorithms import GSPO
 from grpo_jax.checkpoint import KEPT, Checkpoints, check_same_run, describe
 from grpo_jax.errors import ConfigError
+from grpo_jax.sharding import make_mesh
 from grpo_jax.training import Progress, initial_states
 
 KEYS = jax.random.split(jax.random.key(5), 3)
@@ -164,21 +165,17 @@ def test_configs_are_told_apart_by_their_slots():
     )
 
 
+def small_run(**fields):
+    sizes = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+    config = Config(environment=Probe(), algorithm="ppo", **sizes, **fields)
+    return config, Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3])), KEYS[:2]
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_bitwise_where_it_was_saved(tmp_path):
     """A shorter version of tests/test_resume.py, in one process: the program is the same, the states are read."""
-    config = Config(
-        environment=Probe(),
-        algorithm="ppo",
-        num_envs=4,
-        num_steps=8,
-        num_epochs=1,
-        num_minibatches=1,
-        hidden_sizes=(4,),
-        normalize_observations=True,
-        normalize_rewards=True,
-    )
-    hyperparams = Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3]))
-    keys, middle = KEYS[:2], []
+    config, hyperparams, keys = small_run(normalize_observations=True, normalize_rewards=True)
+    middle = []
 
     def save(progress):
         checkpoints.update(progress)
@@ -197,3 +194,20 @@ def test_a_run_goes_on_bitwise_where_it_was_saved(tmp_path):
     assert np.array_equal(rest.steps, whole.steps[8:])
     done = run(config, hyperparams, keys, start=start._replace(states=rest.states, steps=rest.steps[-1], iteration=10))
     assert bits(done.states) == bits(whole.states) and len(done.steps) == 0 and done.compile_seconds == 0
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_devices(tmp_path):
+    config, hyperparams, keys = small_run()
+    like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
+    for before, after in ((2, 1), (1, 2)):
+        folder = tmp_path / str(before)
+        with Checkpoints(folder, ABOUT, every=4) as checkpoints:
+            whole = run(
+                config, hyperparams, keys, save=checkpoints.update, num_chunks=5, mesh=make_mesh(seeds=before)
+            )
+        with Checkpoints(folder, ABOUT, every=4) as checkpoints:
+            start = checkpoints.restore(like, at_most=9)
+        rest = run(config, hyperparams, keys, start=start, num_chunks=5, mesh=make_mesh(seeds=after))
+        assert start.iteration == 8 and len(jax.tree.leaves(rest.states)[0].devices()) == after
+        assert bits(rest.states) == bits(whole.states)

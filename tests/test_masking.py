@@ -97,8 +97,10 @@ def test_the_trajectory_says_what_was_legal():
     for environment, masked in ((Forbidding(), True), (Tempting(), False)):
         settings = config(environment, "grpo", group_size=8)
         state = make_init(settings)(jax.random.key(0), Hyperparams())
+        begin, key = settings.algorithm.start.begin, jax.random.key(1)
+        start = begin(state.rollout, settings.policy, state.params, settings.env, key, 8, 8)
         _, trajectory = unroll(
-            settings.policy, settings.env, state.params, state.rollout, jax.random.key(1), num_steps=6, auto_reset=False
+            settings.policy, settings.env, state.params, start, key, num_steps=6, auto_reset=False
         )
         illegal = np.arange(3) == (np.arange(6) % 3)[:, None, None]
         if masked:

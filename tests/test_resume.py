@@ -88,13 +88,14 @@ def uninterrupted(tmp_path_factory, environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, num_kills", [("ppo", 20), ("grpo", 4), ("gru", 4)])
+@pytest.mark.parametrize("kind, num_kills", [("ppo", 20), ("grpo", 2), ("gru", 2)])
 def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, tmp_path):
     expected = uninterrupted(kind)
     out = tmp_path / "out"
     moments = random.Random(0)
     kills, saving, resumed_from = 0, 0, []
     while kills < num_kills:
+        unfinished = set(out.glob("checkpoints/*/*tmp*"))
         process = begin(kind, out, environment, "--resume")
         # Some while it starts, the others after some new iterations and checkpoints: of each chunk there is one.
         if kills % 5 == 4:
@@ -108,25 +109,13 @@ def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, t
         process.send_signal(signal.SIGKILL)
         process.communicate()
         kills += 1
-        saving += bool(list(out.glob("checkpoints/*/*tmp*")))
+        saving += bool(set(out.glob("checkpoints/*/*tmp*")) - unfinished)
         resumed_from.append(last_saved(out))
     code, said = finish(begin(kind, out, environment, "--resume"))
     assert code == 0, said
     print(f"{kind}: killed {kills} times, {saving} in the middle of a save, at iterations {resumed_from}")
     assert kills == num_kills, "make the run longer"
     assert ending(out) == expected
-
-
-@pytest.mark.slow
-def test_other_devices_go_on(uninterrupted, environment, tmp_path):
-    out = tmp_path / "out"
-    process = begin("ppo", out, environment | {"JAX_NUM_CPU_DEVICES": "3"})
-    wait_for(lambda: num_recorded(out) > 0, process)
-    process.send_signal(signal.SIGTERM)
-    finish(process)
-    code, said = finish(begin("ppo", out, environment | {"JAX_NUM_CPU_DEVICES": "1"}, "--resume"))
-    assert code == 0, said
-    assert ending(out) == uninterrupted("ppo")
 
 
 @pytest.mark.slow

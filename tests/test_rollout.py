@@ -12,7 +12,7 @@ from probes import FOREVER, Probe, bits, known_params, known_policy, standing
 
 from grpo_jax import Config, Hyperparams, advantages, make_init
 from grpo_jax.environments import make_environment
-from grpo_jax.rollout import NUM_RESET_DRAWS, _next_values, unroll
+from grpo_jax.rollout import NUM_RESET_DRAWS, _where_truncated, unroll
 
 ONLY_ACTION_0 = (0.0, -np.inf)
 probe = make_environment(Probe(), {"bonus": 0.5})
@@ -239,9 +239,9 @@ class TwoLifetimes(Environment):
 
 
 def test_truncation_more_often_than_the_limit_allows_is_not_a_number():
-    values, final_values = np.arange(10.0, 18.0)[:, None], np.array([[20.0]])  # one slot
-    truncated = np.isin(np.arange(8), [1, 4, 7])[:, None]
-    actual = _next_values(jnp.asarray(values), jnp.array([30.0]), jnp.asarray(final_values), jnp.asarray(truncated))
+    next_values, final_values = jnp.arange(11.0, 19.0)[:, None], jnp.array([[20.0]])  # one slot
+    truncated = jnp.isin(jnp.arange(8), jnp.array([1, 4, 7]))[:, None]
+    actual = _where_truncated(truncated, final_values, next_values)
     np.testing.assert_array_equal(actual[:, 0], [11, 20, 13, 14, np.nan, 16, 17, np.nan])
 
 

@@ -41,7 +41,13 @@ REDUCTIONS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", REDUCTIONS.values(), ids=REDUCTIONS)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(REDUCTIONS[name], id=name, marks=[pytest.mark.slow] * name.startswith(("mean_over", "sum_over")))
+        for name in REDUCTIONS
+    ],
+)
 def test_microbatches_leave_the_gradient_unchanged(algorithm):
     config, state, _, batch = rolled_out(algorithm)
     moved = jax.tree.map(lambda leaf: leaf + 0.05, state.params)  # off the behaviour policy, so that clips matter

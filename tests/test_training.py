@@ -131,6 +131,7 @@ def test_ten_iterations_are_five_and_five_bitwise_and_buffers_can_be_donated(sma
     assert bits({name: jnp.concatenate([first[name], second[name]]) for name in first}) == bits(small.metrics)
 
 
+@pytest.mark.slow
 def test_a_row_of_a_vmapped_run_is_the_single_run(small):
     keys = jnp.stack([jax.random.key(0), jax.random.key(0), jax.random.key(7)])
     rates = jnp.array([small.hyperparams.learning_rate, 1e-2, 1e-3])
@@ -201,6 +202,7 @@ def test_a_variant_may_have_a_coefficient_of_its_own():
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_it_learns_to_echo_and_not_at_learning_rate_0(algorithm):
     sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (16,)}

@@ -144,6 +144,22 @@ def test_a_prompt_shared_by_its_group_has_the_same_gradient(rollout, gradient):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-5), alone, together)
 
 
+def test_no_part_with_a_valid_member_is_skipped(rollout):
+    config, state, policy, trajectory = rollout
+    shared = one_carry_per_group(trajectory, config.group_size)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradient(num_parts):
+        batch = make_batch(GRPO, policy, shared, None, state.hyperparams, config.group_size)
+        batch = batch._replace(mask=batch.mask & (jnp.arange(8) % 4 == 3))  # one member of each group
+        order = jnp.arange(8)
+        return minibatch_gradient(GRPO, policy, state.params, batch, order, state.hyperparams, num_parts)[2]
+
+    whole, parts = gradient(1), gradient(2)
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(whole))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-4), whole, parts)
+
+
 def test_completions_cut_by_length_are_filtered_on_request(rollout, gradient):
     config, state, policy, trajectory = rollout
     cut = trajectory.truncated.any(0)

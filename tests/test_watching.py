@@ -135,6 +135,8 @@ def test_without_weights_and_biases_it_says_how_to_get_it(tmp_path, monkeypatch)
 
 
 def test_signals_wait_and_a_second_interrupt_does_not():
+    # As in a terminal: what a shell runs in the background ignores SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     reached = []
     with pytest.raises(KeyboardInterrupt), waiting_signals() as came:
         os.kill(os.getpid(), signal.SIGINT)
