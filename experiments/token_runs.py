@@ -151,16 +151,16 @@ def show_samples(config: Config, params: PyTree, key: jax.Array, console: Consol
 
 
 def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], title: str, out: Path) -> None:
-    """Draws accuracy.png: a panel for each run, a curve for each name: the mean of the seeds, each of them faint."""
+    """Draws accuracy.png: a panel for each run, a curve for each name: the median of the seeds, each of them faint."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    columns = min(4, len(curves))
+    columns = min(5, len(curves))
     rows = -(-len(curves) // columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(3.6 * columns + 1, 3.2 * rows), sharey=True, squeeze=False, layout="constrained"
+        rows, columns, figsize=(3.2 * columns + 1, 3.2 * rows), sharey=True, squeeze=False, layout="constrained"
     )
     for axis in axes.flat[len(curves) :]:
         axis.set_visible(False)
@@ -169,7 +169,7 @@ def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], titl
         for color, name in enumerate(names):
             values = np.stack([getattr(point, name) for point in points])
             axis.plot(steps, values, color=f"C{color}", alpha=0.25, linewidth=0.8)
-            axis.plot(steps.mean(1), values.mean(1), color=f"C{color}", label=name.replace("_", " "))
+            axis.plot(steps.mean(1), np.median(values, axis=1), color=f"C{color}", label=name.replace("_", " "))
         axis.set(title=label, ylim=(-0.02, 1.02), xlabel="tokens sampled (each seed)")
         axis.title.set_fontsize("small")
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))

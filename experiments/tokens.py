@@ -127,7 +127,7 @@ def main(arguments: Arguments) -> None:
     if plans[0].config.algorithm.critic is None:
         show("after training", trained.params)
     name = plans[0].config.env.name
-    plot_accuracies(watch.curves, shown, f"{name}: mean of {arguments.num_seeds} seeds, each faint", study.out)
+    plot_accuracies(watch.curves, shown, f"{name}: median of {arguments.num_seeds} seeds, each faint", study.out)
     study.finish()
     study.console.print(f"Along the runs: accuracy.json and accuracy.png in {study.out}", highlight=False)
 
