@@ -13,7 +13,7 @@ from rich.table import Table
 
 from experiments.study import command
 from grpo_jax.errors import ConfigError
-from grpo_jax.results import METRICS_FILE, SUMMARY_FILE
+from grpo_jax.results import METRICS_FILE, SUMMARY_FILE, read_lines
 from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, performance_profile, probability_of_improvement
 
 RETURN = "episode/return_mean"
@@ -51,10 +51,8 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[Recorded]:
     if not path.exists():
         raise ConfigError(f"{folder} is not the folder of a run: it has no {METRICS_FILE}")
     lines: dict[str, list[dict]] = {}
-    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if text.endswith("\n"):  # the last line may be half written
-            line = json.loads(text)
-            lines.setdefault(line["run"], []).append(line)
+    for line in read_lines(folder):
+        lines.setdefault(line["run"], []).append(line)
     if not lines:
         raise ConfigError(f"{path} has no iteration in it yet")
     finals = {}

@@ -24,7 +24,7 @@ from grpo_jax.algorithms import with_reference
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.groups import FRESH, one_carry_per_group, reset_groups
-from grpo_jax.logbook import write_json
+from grpo_jax.results import write_json
 from grpo_jax.rollout import unroll
 from grpo_jax.spaces import Discrete
 from grpo_jax.updates import Learner, make_batch, make_optimizer, update_epochs

@@ -138,17 +138,22 @@ def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
     return {field: value for field, value in fields.items() if value is not None}
 
 
+def flag_of(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
 def as_flag(field: str, value: Any) -> list[str]:
     """A field as tyro takes it."""
-    flag = field.replace("_", "-")
+    flag = flag_of(field)
     match value:
         case bool() if get_type_hints(Config).get(field) is bool:
-            return [f"--{flag}" if value else f"--no-{flag}"]
+            return [flag if value else flag_of(f"no_{field}")]
         case list() | tuple():
-            return [f"--{flag}", *map(str, value)]
+            return [flag, *map(str, value)]
         case dict():
-            return [f"--{flag}", *(f"{name}={number}" for name, number in value.items())]
-    return [f"--{flag}", str(value)]
+            return [flag, *(f"{name}={number}" for name, number in value.items())]
+    return [flag, str(value)]
 
 
 def main(arguments: Arguments) -> None:

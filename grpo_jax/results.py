@@ -78,7 +78,7 @@ def read_record(directory: Path, run: str) -> Record:
     What is null there is NaN, or 0 if it is `environment/steps`.
     """
     lines = []
-    for line in _lines(directory):
+    for line in read_lines(directory):
         if line["run"] == run:
             if line["iteration"] != len(lines):
                 break
@@ -90,7 +90,8 @@ def read_record(directory: Path, run: str) -> Record:
     return Record(metrics, np.array([line["environment_steps"] for line in lines], np.int64))
 
 
-def _lines(directory: Path) -> Iterator[dict[str, Any]]:
+def read_lines(directory: Path) -> Iterator[dict[str, Any]]:
+    """Every line of `metrics.jsonl`, of all runs, but those that were not finished."""
     path = Path(directory) / METRICS_FILE
     if path.exists():
         with path.open(encoding="utf-8") as file:
@@ -101,7 +102,7 @@ def _lines(directory: Path) -> Iterator[dict[str, Any]]:
 
 def cut_record(directory: Path, run: str, num_iterations: int) -> None:
     """Removes from `metrics.jsonl` what it says of a run from that iteration on."""
-    kept = [line for line in _lines(directory) if line["run"] != run or line["iteration"] < num_iterations]
+    kept = [line for line in read_lines(directory) if line["run"] != run or line["iteration"] < num_iterations]
     _replace(directory / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in kept))
 
 
@@ -113,7 +114,6 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
       TypeError: a value that JSON has no form for. The old file stays as it was.
     """
-    path = Path(path)
     _replace(Path(path), json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
 
 

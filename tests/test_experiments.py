@@ -1,6 +1,7 @@
 """The experiments end to end, as small as they go: what they write, and what they refuse."""
 
 import dataclasses
+import importlib
 import json
 import subprocess
 import sys
@@ -30,6 +31,11 @@ def summary_of(directory: Path) -> dict:
     assert {path.name for path in directory.iterdir()} >= {"summary.json", "metrics.jsonl", "learning_curves.png"}
     assert (directory / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
     return json.loads((directory / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("path", sorted(Path(train.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+def test_every_script_can_be_imported(path):
+    importlib.import_module(f"experiments.{path.stem}")
 
 
 def test_the_main_job_writes_its_results(tmp_path, capsys):
