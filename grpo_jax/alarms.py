@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.distributions import diagonal_gaussian
 from grpo_jax.spaces import ActionSpace, Box, Discrete
 
 ENTROPY_FRACTION = 0.01
@@ -76,11 +78,11 @@ class Alarms:
 
 
 def _entropy_floor(space: ActionSpace) -> float:
-    """In nats; of real actions, that of a Gaussian whose deviation begins at half the width between its bounds."""
+    """In nats; of real actions, that of a Gaussian."""
     if isinstance(space, Box):
-        widths = [high / 2 - low / 2 for low, high in zip(space.low, space.high, strict=True)]
-        scales = [width if math.isfinite(2 * width) else 1.0 for width in widths]
-        return sum(0.5 * math.log(2 * math.pi * math.e) + math.log(ENTROPY_FRACTION * scale) for scale in scales)
+        gaussian = diagonal_gaussian(space.low, space.high)
+        initial = float(gaussian.entropy(jnp.zeros(gaussian.num_parameters)))
+        return initial + len(space.low) * math.log(ENTROPY_FRACTION)
     sizes = (space.num_actions,) if isinstance(space, Discrete) else space.num_actions
     return ENTROPY_FRACTION * sum(math.log(size) for size in sizes)
 

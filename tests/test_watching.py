@@ -45,6 +45,8 @@ def test_a_healthy_run_is_quiet():
         (MultiDiscrete((2, 4)), 0.0207, True),
         (Box((-1.0,), (1.0,)), 0.0, False),
         (Box((-1.0,), (1.0,)), 1.42 + math.log(0.009), True),
+        (Box((-0.1,), (0.1,)), 1.42 + math.log(0.1 * 0.012), False),
+        (Box((-3.4028235e38,), (3.4028235e38,)), 1.42 + math.log(0.012), False),
         (Box((-1.0, 0.0), (1.0, 2.0)), 2 * (1.42 + math.log(0.012)), False),
     ],
 )
