@@ -40,9 +40,15 @@ class Config(Architecture):
     num_envs: int = 128
     """Parallel environments."""
     group_size: int | None = None
-    """Environments that start from the same state; 1 if they go on across rollouts; by default up to 16."""
+    """Environments that start from the same state; by default up to 16, or 1 without groups."""
     num_steps: int | None = None
     """Steps of each environment in one rollout; the episode limit for one-episode groups, else 128, if left out."""
+    regroup_every: int | None = None
+    """Steps until anchored groups gather again; None: they do so once in a rollout, at its start."""
+    num_kept_groups: int | None = None
+    """Groups learnt from, those whose returns differ most (dynamic sampling); None: all that are played."""
+    common_random_numbers: bool = False
+    """Members of a group share all randomness but that of their actions."""
     num_epochs: int = 4
     """Passes over the samples of a rollout."""
     num_minibatches: int = 16
@@ -99,14 +105,16 @@ class Config(Architecture):
         one_episode = not self.algorithm.start.auto_reset
         if self.group_size is None:
             divisors = [size for size in range(1, 17) if self.num_envs % size == 0]
-            resolve("group_size", divisors[-1] if one_episode else 1)
+            resolve("group_size", divisors[-1] if self.algorithm.start.grouped else 1)
         if self.num_steps is None:
             resolve("num_steps", self.env.max_steps if one_episode else 128)
         if self.share_prompts is None:
-            in_groups = self.num_groups % self.num_minibatches == 0 and self.group_size > 1
+            in_groups = self.num_learnt_groups % self.num_minibatches == 0 and self.group_size > 1
             resolve("share_prompts", self.is_transformer and one_episode and in_groups)
         _check_numbers(self)
-        if one_episode and self.num_steps < self.env.max_steps and not self.cut_episodes:
+        _check_groups(self)
+        from_reset = one_episode and not self.algorithm.start.lead_steps
+        if from_reset and self.num_steps < self.env.max_steps and not self.cut_episodes:
             raise ConfigError(
                 f"num_steps={self.num_steps} is below the episode limit of {self.env.name}, {self.env.max_steps}: "
                 "members of a one-episode group would be cut off in mid-episode; use "
@@ -116,13 +124,38 @@ class Config(Architecture):
 
     @property
     def num_groups(self) -> int:
-        """Groups in one rollout."""
+        """Groups that are played at a time."""
         return self.num_envs // self.group_size
+
+    @property
+    def window_steps(self) -> int:
+        """Steps between two starts of the groups."""
+        return self.regroup_every or self.num_steps
+
+    @property
+    def num_windows(self) -> int:
+        """How often groups start in an iteration."""
+        return self.num_steps // self.window_steps
+
+    @property
+    def num_learnt_groups(self) -> int:
+        """Groups that an iteration learns from."""
+        return self.num_kept_groups or self.num_windows * self.num_groups
+
+    @property
+    def num_learnt_steps(self) -> int:
+        """Steps, valid or not, that an iteration learns from."""
+        return self.num_learnt_groups * self.group_size * self.window_steps
+
+    @property
+    def lead_steps(self) -> int:
+        """Environment steps in an iteration before forked groups split off: made, and not learnt from."""
+        return self.num_groups * self.algorithm.start.lead_steps
 
     @property
     def steps_per_iteration(self) -> int:
         """The most environment steps one iteration can make; one-episode groups often make fewer."""
-        return self.num_envs * self.num_steps
+        return self.num_envs * self.num_steps + self.lead_steps
 
     @property
     def is_transformer(self) -> bool:
@@ -167,7 +200,8 @@ class Config(Architecture):
 
 
 _COUNTS = (
-    *("num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches", "num_microbatches"),
+    *("num_envs", "group_size", "num_steps", "regroup_every", "num_kept_groups"),
+    *("num_epochs", "num_minibatches", "num_microbatches"),
     *("conv_channels", "memory_size"),
 )
 
@@ -208,11 +242,14 @@ def _check_numbers(config: Config) -> None:
     if config.truncate_sampling and not config.is_transformer:
         raise ConfigError("truncate_sampling=True is for transformers; leave it out")
     whole = updates.of_whole_sequences(config.algorithm, config.policy)
-    num_samples, what = config.steps_per_iteration, "num_envs * num_steps"
+    of_kept = config.num_kept_groups is not None
+    num_samples, what = config.num_learnt_steps, "num_envs * num_steps"
     if config.share_prompts:
-        num_samples, what = config.num_groups, "num_envs / group_size (whole groups, share_prompts=True)"
+        num_samples, what = config.num_learnt_groups, "num_envs / group_size (whole groups, share_prompts=True)"
     elif whole:
-        num_samples, what = config.num_envs, "num_envs (whole sequences)"
+        num_samples, what = num_samples // config.window_steps, "num_envs (whole sequences)"
+    if of_kept or config.num_windows > 1:
+        what = "samples of all windows" if not of_kept else "samples of num_kept_groups"
     if num_samples % config.num_minibatches:
         divisors = [n for n in range(1, num_samples + 1) if num_samples % n == 0]
         best = min(divisors, key=lambda n: abs(n - config.num_minibatches))
@@ -230,6 +267,38 @@ def _check_numbers(config: Config) -> None:
             f"a minibatch of {num_samples // config.num_minibatches} is not divisible by num_microbatches="
             f"{config.num_microbatches}; use None to have it chosen"
         )
+
+
+def _check_groups(config: Config) -> None:
+    start, env = config.algorithm.start, config.env
+    if config.num_steps % config.window_steps:
+        raise ConfigError(
+            f"num_steps={config.num_steps} is not a multiple of regroup_every={config.regroup_every}; use num_steps="
+            f"{max(1, config.num_steps // config.regroup_every) * config.regroup_every}"
+        )
+    if config.regroup_every is not None and not (start.auto_reset and start.grouped):
+        raise ConfigError(
+            "regroup_every is for anchored groups, which go on from where they stand; leave it out, or use "
+            "start=ANCHORED"
+        )
+    num_played = config.num_windows * config.num_groups
+    if config.num_kept_groups is not None and (config.group_size < 2 or config.num_kept_groups > num_played):
+        raise ConfigError(
+            f"num_kept_groups={config.num_kept_groups} are to be chosen from {num_played} groups of "
+            f"{config.group_size}, by how much members differ; keep at most {num_played}, of 2 members or more"
+        )
+    if config.common_random_numbers and config.group_size < 2:
+        raise ConfigError("common_random_numbers=True is shared within groups, and group_size=1 makes none; leave it out")
+    if start.all_actions:
+        num_actions = env.action_space.num_actions if isinstance(env.action_space, Discrete) else None
+        if num_actions != config.group_size or env.action_mask is not None:
+            raise ConfigError(
+                f"all_actions has a member for each action, and group_size={config.group_size} of {env.name!r} with "
+                f"actions {env.action_space}; use group_size={num_actions}"
+                if num_actions is not None and env.action_mask is None
+                else f"all_actions needs Discrete actions that are always legal, and {env.name!r} has "
+                f"{env.action_space}; use forked(lead_steps) without it"
+            )
 
 
 def _check_transformer(config: Config) -> None:
@@ -322,17 +391,17 @@ def _check_slots(config: Config) -> None:
 
 def _trajectory(config: Config, params) -> Trajectory:
     """A trajectory of zeros in the shapes of this run."""
-    shape = (config.num_steps, config.num_envs)
+    shape = (config.window_steps, config.num_learnt_groups * config.group_size)
     real, flag, count = jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)
     observation = jnp.zeros(shape + config.env.observation.shape, config.env.observation.dtype)
-    carry = config.policy.initial_carry(params, config.num_envs, _prompts(config.env, config.num_envs))
+    carry = config.policy.initial_carry(params, shape[1], _prompts(config.env, shape[1]))
     distribution, value = config.policy.sequence(params, observation, carry, flag)
     action = config.policy.distribution.mode(distribution)
     masked = config.env.action_mask is not None or config.truncate_sampling
     action_mask = jnp.ones(distribution.shape, bool) if masked else None
     carry = jax.tree.map(lambda leaf: leaf[None], config.policy.sequence_carry(carry))
     trajectory = Trajectory(
-        observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, carry, action_mask
+        observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, real, carry, action_mask
     )
     if config.env.task is not None:
         parts = jnp.zeros((*shape, len(config.env.task.rewards)))

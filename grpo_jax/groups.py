@@ -1,4 +1,10 @@
-"""Where the groups of a rollout start."""
+"""Where the groups of a rollout start: at a reset, or at any state that the policy itself came to.
+
+    FRESH      one reset for each group; its members play one episode
+    CONTINUE   no groups: every environment goes on from where it stands
+    ANCHORED   environments go on, the members of a group from the state of one of them
+    forked(8)  a trunk for each group goes on by 8 steps and splits; its branches are played and forgotten
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,15 +13,21 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.environments import Environment
+from grpo_jax.errors import ConfigError
 from grpo_jax.networks import Policy
+from grpo_jax.rollout import begun_episodes, unroll
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 
 class Start(NamedTuple):
-    """How a rollout begins, and what follows an episode's end in it."""
+    """How a rollout begins, what follows an episode's end in it, and what is kept for the next."""
 
-    begin: Callable  # (state, policy, params, environment, key, num_envs, group_size) -> RolloutState
+    begin: Callable  # (state, policy, params, environment, key, num_envs, group_size, discount) -> RolloutState
+    keep: Callable  # (where the rollout began, where it ended) -> where the next one begins from
     auto_reset: bool  # False: one episode a rollout, masked after its end
+    grouped: bool  # members of a group start from the same state
+    lead_steps: int = 0  # environment steps that `begin` makes for each group
+    all_actions: bool = False  # member i of a group begins with action i
 
 
 def fresh_groups(
@@ -26,6 +38,7 @@ def fresh_groups(
     key: jax.Array,
     num_envs: int,
     group_size: int,
+    discount: jax.Array | float = 1.0,
 ) -> RolloutState:
     """Every group starts anew, under its own environment parameters. Nothing else of `state` is kept."""
     return reset_groups(policy, params, environment, state.environment_params, key, num_envs, group_size)
@@ -54,17 +67,12 @@ def reset_groups(
     prompt = None if environment.prompt is None else jax.vmap(environment.prompt)(start, of_groups)
     # What a policy remembers of its prompt is computed once for the group.
     carry = policy.initial_carry(params, num_envs // group_size, prompt)
-    start, observation, carry = jax.tree.map(
-        lambda leaf: jnp.repeat(leaf, group_size, axis=0), (start, observation, carry)
-    )
-    return RolloutState(
-        environment=start,
-        observation=observation,
-        policy_carry=carry,
-        episode_return=jnp.zeros(num_envs),
-        episode_length=jnp.zeros(num_envs, jnp.int32),
-        environment_params=environment_params,
-    )
+    return copied(begun_episodes(start, observation, carry, environment_params=of_groups), group_size)
+
+
+def copied(states: RolloutState, group_size: int) -> RolloutState:
+    """`[num_groups, ...]` to `[num_groups * group_size, ...]`: each state as often as its group has members."""
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf, group_size, axis=0), states)
 
 
 def continue_episodes(
@@ -75,9 +83,87 @@ def continue_episodes(
     key: jax.Array,
     num_envs: int,
     group_size: int,
+    discount: jax.Array | float = 1.0,
 ) -> RolloutState:
     """Every environment goes on from where it stands."""
     return state
+
+
+def anchored_groups(
+    state: RolloutState,
+    policy: Policy,
+    params: PyTree,
+    environment: Environment,
+    key: jax.Array,
+    num_envs: int,
+    group_size: int,
+    discount: jax.Array | float = 1.0,
+) -> RolloutState:
+    """Every member of a group goes on from where one of them stands, which is drawn uniformly.
+
+    Each member's place is as likely to be taken, so that the states at which groups start have the distribution of
+    those at which environments stand that just go on: the policy's own.
+    """
+    anchor = jax.random.randint(key, (num_envs // group_size,), 0, group_size)
+    taken = jnp.repeat(jnp.arange(0, num_envs, group_size) + anchor, group_size)
+    return jax.tree.map(lambda leaf: leaf[taken], state)
+
+
+class Forks(NamedTuple):
+    """`begin` of forked groups: the first environment of each is its trunk, which goes on by `lead_steps` and splits."""
+
+    lead_steps: int
+
+    def __call__(
+        self,
+        state: RolloutState,
+        policy: Policy,
+        params: PyTree,
+        environment: Environment,
+        key: jax.Array,
+        num_envs: int,
+        group_size: int,
+        discount: jax.Array | float = 1.0,
+    ) -> RolloutState:
+        """The trunks' states after `lead_steps`, copied to their groups."""
+        trunks = jax.tree.map(lambda leaf: leaf[::group_size], state)
+        trunks, _ = unroll(
+            policy, environment, params, trunks, key, num_steps=self.lead_steps, auto_reset=True, discount=discount
+        )
+        return copied(trunks, group_size)
+
+
+def forked(lead_steps: int, *, all_actions: bool = False) -> Start:
+    """Groups that split off a trunk every `lead_steps` steps, wherever the policy is by then (TRPO's vine).
+
+    The branches are played for `num_steps`, or to the end of their episode, and forgotten; the trunk goes on from where
+    it split. Its steps count in the budget: `lead_steps` for each group in each iteration.
+
+    Vine: https://arxiv.org/abs/1502.05477; the same for language models, VinePPO: https://arxiv.org/abs/2410.01679.
+
+    Args:
+      lead_steps: of each trunk between two forks; 1 or more.
+      all_actions: the group is one of *actions at one state*: member i begins with action i, so `group_size` is the
+        number of actions. See `slots.all_actions_advantage`.
+    """
+    if not isinstance(lead_steps, int) or lead_steps < 1:
+        raise ConfigError(f"lead_steps={lead_steps!r} would fork the same state for ever; use 1 or more")
+    return Start(
+        Forks(lead_steps), _where_it_began, auto_reset=False, grouped=True, lead_steps=lead_steps, all_actions=all_actions
+    )
+
+
+def _where_it_began(begun: RolloutState, ended: RolloutState) -> RolloutState:
+    return begun
+
+
+def _where_it_ended(begun: RolloutState, ended: RolloutState) -> RolloutState:
+    return ended
+
+
+def _without_memory(begun: RolloutState, ended: RolloutState) -> RolloutState:
+    """One-episode groups start anew, so nothing of what the policy remembers."""
+    return ended._replace(policy_carry=())
 
 
 def one_carry_per_group(trajectory: Trajectory, group_size: int) -> Trajectory:
@@ -90,8 +176,11 @@ def first_members(num_envs: int, group_size: int) -> jax.Array:
     return jnp.arange(num_envs) % group_size == 0
 
 
-FRESH = Start(begin=fresh_groups, auto_reset=False)
+FRESH = Start(fresh_groups, _without_memory, auto_reset=False, grouped=True)
 """One-episode groups: `group_size` copies of one reset state, each played to its end."""
 
-CONTINUE = Start(begin=continue_episodes, auto_reset=True)
+CONTINUE = Start(continue_episodes, _where_it_ended, auto_reset=True, grouped=False)
 """Environments run on across iterations, as PPO has them."""
+
+ANCHORED = Start(anchored_groups, _where_it_ended, auto_reset=True, grouped=True)
+"""Environments run on across iterations; at the start of each window a group gathers at the state of one member."""

@@ -30,7 +30,6 @@ class Normalizer(NamedTuple):
 
     observation: Statistics | None
     discounted_return: Statistics | None
-    current_return: jax.Array | None  # [B] discounted return, so far, of the episode under way
 
 
 def initial_statistics(origin: jax.Array) -> Statistics:
@@ -105,26 +104,18 @@ def initial_normalizer(observation: jax.Array, *, observations: bool, rewards: b
     return Normalizer(
         observation=initial_statistics(observation[0]) if observations else None,
         discounted_return=initial_statistics(0.0) if rewards else None,
-        current_return=jnp.zeros(observation.shape[0]) if rewards else None,
     )
 
 
-def merge_rollout(normalizer: Normalizer, trajectory: Trajectory, discount: jax.Array) -> Normalizer:
+def merge_rollout(normalizer: Normalizer, trajectory: Trajectory) -> Normalizer:
     """What is remembered after a rollout; steps that are not valid do not count."""
-    observation, discounted_return, current_return = normalizer
-    if observation is not None:
-        observation = merge(observation, trajectory.observation, trajectory.valid)
-    if discounted_return is not None:
-
-        def step(current_return, now):
-            reward, is_first = now
-            current_return = reward + discount * jnp.where(is_first, 0.0, current_return)
-            return current_return, current_return
-
-        is_first = trajectory.episode_length == 1
-        current_return, returns = jax.lax.scan(step, current_return, (trajectory.reward, is_first))
-        discounted_return = merge(discounted_return, returns, trajectory.valid)
-    return Normalizer(observation, discounted_return, current_return)
+    seen = Normalizer(trajectory.observation, trajectory.discounted_return)
+    return Normalizer(
+        *(
+            None if statistics is None else merge(statistics, x, trajectory.valid)
+            for statistics, x in zip(normalizer, seen, strict=True)
+        )
+    )
 
 
 def learnt_rewards(normalizer: Normalizer, trajectory: Trajectory, clip: jax.Array) -> Trajectory:

@@ -1,5 +1,7 @@
 """Rollouts: one scan over steps, `B` environments wide, that serves every environment and every policy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -22,6 +24,9 @@ def unroll(
     num_steps: int,
     auto_reset: bool,
     greedy: bool | jax.Array = False,
+    first_action: jax.Array | None = None,
+    num_sharing: int = 1,
+    discount: float | jax.Array = 1.0,
 ) -> tuple[RolloutState, Trajectory]:
     """Acts for `num_steps` in every environment and records what happened.
 
@@ -46,6 +51,10 @@ def unroll(
       num_steps: `T`.
       auto_reset: whether episodes follow each other.
       greedy: take the distribution's mode in place of a sample; `[B]` says in which environments.
+      first_action: `[B]` or `[B, D]` taken at the first step, whatever the policy would; None: its own.
+      num_sharing: neighbouring environments that share all randomness but that of their actions (common random
+        numbers); 1: none do.
+      discount: of `discounted_return`.
 
     Returns:
       Where the environments stand afterwards, and the trajectory `[T, B]`.
@@ -58,11 +67,13 @@ def unroll(
     # Constant, so no part of what the scan carries.
     environment_params, state = state.environment_params, state._replace(environment_params=None)
     reset = jax.vmap(jax.vmap(environment.reset), in_axes=(0, None))
-    resets = reset(jax.random.split(key_reset, (num_draws, num_envs)), environment_params)
+    resets = reset(_shared_keys(key_reset, (num_draws, num_envs), num_sharing), environment_params)
+    act = functools.partial(_step, policy, environment, params, environment_params, greedy, num_sharing, discount)
 
-    def step(carry, key):
+    def step(carry, now):
+        key, is_first = now
         state, alive, num_ended, final, num_truncated = carry
-        after, output = _step(policy, environment, params, environment_params, state, alive, key, greedy)
+        after, output = act(state, alive, key, None if first_action is None else (is_first, first_action))
         ended, truncated = output["terminated"] | output["truncated"], output["truncated"]
         slot = truncated & (num_truncated == jnp.arange(num_slots)[:, None])
         final = _select(slot, (after.observation, after.policy_carry), final)
@@ -70,9 +81,8 @@ def unroll(
         if auto_reset:
             draw = num_ended % num_draws, jnp.arange(num_envs)
             start, observation = jax.tree.map(lambda draws: draws[draw], resets)
-            nothing = jax.tree.map(jnp.zeros_like, (after.episode_return, after.episode_length))
             memory = policy.initial_carry(params, num_envs)
-            fresh = RolloutState(start, observation, memory, *nothing, environment_params=None)
+            fresh = begun_episodes(start, observation, memory, environment_params=None)
             after = _select(ended, fresh, after)
         else:
             stays = _select(alive, after._replace(policy_carry=()), state._replace(policy_carry=()))
@@ -86,7 +96,8 @@ def unroll(
     )
     nothing = jnp.zeros(num_envs, jnp.int32)
     start = (state, jnp.ones(num_envs, bool), nothing, none_yet, nothing)
-    (end, _, _, final, _), outputs = jax.lax.scan(step, start, jax.random.split(key_steps, num_steps))
+    steps = jax.random.split(key_steps, num_steps), jnp.arange(num_steps) == 0
+    (end, _, _, final, _), outputs = jax.lax.scan(step, start, steps)
     next_value = None
     if policy.has_critic:
         last = (end.observation, end.policy_carry)
@@ -100,8 +111,30 @@ def unroll(
     return end, Trajectory(next_value=next_value, carry=carry, **outputs)
 
 
+def begun_episodes(
+    environment: PyTree, observation: jax.Array, policy_carry: PyTree, environment_params: PyTree
+) -> RolloutState:
+    """Environments in their start states, with no step made."""
+    nothing = jnp.zeros(observation.shape[0])
+    return RolloutState(
+        environment=environment,
+        observation=observation,
+        policy_carry=policy_carry,
+        episode_return=nothing,
+        episode_length=nothing.astype(jnp.int32),
+        discounted_return=nothing,
+        environment_params=environment_params,
+    )
+
+
+def _shared_keys(key: jax.Array, shape: tuple[int, ...], num_sharing: int) -> jax.Array:
+    """Keys `shape`, the same for each `num_sharing` neighbours along the last axis."""
+    keys = jax.random.split(key, (*shape[:-1], shape[-1] // num_sharing))
+    return keys[..., jnp.arange(shape[-1]) // num_sharing]
+
+
 def _step(
-    policy, environment, params, environment_params, state, alive, key, greedy
+    policy, environment, params, environment_params, greedy, num_sharing, discount, state, alive, key, first_action
 ) -> tuple[RolloutState, dict[str, PyTree]]:
     """One step of every environment: where it leads before any reset, and what the trajectory keeps of it."""
     num_envs = alive.shape[0]
@@ -116,8 +149,10 @@ def _step(
     family = policy.distribution
     greedy = jnp.broadcast_to(greedy, num_envs)
     action = _select(greedy, family.mode(distribution), family.sample(distribution, key_action))
+    if first_action is not None:
+        action = jnp.where(*first_action, action)
     moved = jax.vmap(environment.step)(
-        jax.random.split(key_environment, num_envs),
+        _shared_keys(key_environment, (num_envs,), num_sharing),
         state.environment,
         family.to_environment(action),
         environment_params,
@@ -129,6 +164,7 @@ def _step(
         policy_carry=policy_carry,
         episode_return=state.episode_return + reward,
         episode_length=state.episode_length + alive,
+        discounted_return=reward + discount * state.discounted_return,
     )
     return after, {
         "observation": state.observation,
@@ -144,6 +180,7 @@ def _step(
         "reward_parts": moved.reward_parts,
         "episode_return": after.episode_return,
         "episode_length": after.episode_length,
+        "discounted_return": after.discounted_return,
     }
 
 

@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from grpo_jax.collection import collect, most_varied_groups
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of_rows
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import Start, first_members, one_carry_per_group, reset_groups
+from grpo_jax.groups import one_carry_per_group, reset_groups
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.memory import told_what_fits
 from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout
-from grpo_jax.rollout import unroll
 from grpo_jax.sampling import acting_policy
-from grpo_jax.sharding import ENVS, along_envs, mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
+from grpo_jax.sharding import ENVS, mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
 from grpo_jax.slots import episode_scores
-from grpo_jax.types import Batch, Metrics, PyTree, RolloutState, TrainState, Trajectory
+from grpo_jax.types import Batch, Metrics, PyTree, TrainState, Trajectory
 from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
 
 
@@ -51,7 +51,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
             params=params,
             reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
             optimizer=make_optimizer(hyperparams, progress=0.0).init(params),
-            rollout=_between_rollouts(config.algorithm.start, rollout),
+            rollout=config.algorithm.start.keep(rollout, rollout),
             normalizer=initial_normalizer(
                 rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards
             ),
@@ -68,7 +68,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
 
 def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
     """`train_step(state) -> (state, metrics)`: one iteration, pure. Compose it with `jit`, `vmap` and `lax.scan`."""
-    algorithm, env = config.algorithm, config.env
+    algorithm = config.algorithm
 
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
         hyperparams = state.hyperparams
@@ -79,26 +79,16 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         # The same statistics throughout the iteration: the update sees what the behaviour policy saw.
         policy = acting_policy(config, state.normalizer, hyperparams)
 
-        rollout = algorithm.start.begin(
-            state.rollout, policy, state.params, env, key_start, config.num_envs, config.group_size
+        rollout, trajectory = collect(
+            config, policy, state.params, state.rollout, hyperparams, key_start, key_rollout
         )
-        rollout = along_envs(rollout, axis=0)
-        rollout, trajectory = unroll(
-            policy,
-            env,
-            state.params,
-            rollout,
-            key_rollout,
-            num_steps=config.num_steps,
-            auto_reset=algorithm.start.auto_reset,
-            greedy=algorithm.greedy_member and first_members(config.num_envs, config.group_size),
-        )
-        trajectory = along_envs(trajectory, axis=1)
-
+        normalizer = merge_rollout(state.normalizer, trajectory)
+        learnt = trajectory
+        if config.num_kept_groups is not None:
+            learnt = most_varied_groups(learnt, config.group_size, config.num_kept_groups)
         if config.share_prompts:
-            trajectory = one_carry_per_group(trajectory, config.group_size)
-        normalizer = merge_rollout(state.normalizer, trajectory, hyperparams.discount)
-        learnt = learnt_rewards(normalizer, trajectory, hyperparams.reward_clip)
+            learnt = one_carry_per_group(learnt, config.group_size)
+        learnt = learnt_rewards(normalizer, learnt, hyperparams.reward_clip)
         batch = make_batch(algorithm, policy, learnt, state.reference_params, hyperparams, config.group_size)
 
         learner, update_metrics = update_epochs(
@@ -120,6 +110,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             reference_params = algorithm.reference(reference_params, learner.params, iteration, hyperparams)
 
         metrics = rollout_metrics(trajectory, batch, config.group_size) | update_metrics
+        metrics["environment/steps"] += config.lead_steps
         metrics["optim/learning_rate"] = learning_rate(hyperparams, progress)
 
         kl_coef = state.kl_coef
@@ -131,7 +122,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             params=learner.params,
             reference_params=reference_params,
             optimizer=learner.optimizer,
-            rollout=_between_rollouts(algorithm.start, rollout),
+            rollout=rollout,
             normalizer=normalizer,
             key=key,
             kl_coef=kl_coef,
@@ -143,11 +134,6 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         return state, metrics
 
     return train_step
-
-
-def _between_rollouts(start: Start, rollout: RolloutState) -> RolloutState:
-    """What the next rollout may need: one-episode groups start anew, so nothing of what the policy remembers."""
-    return rollout if start.auto_reset else rollout._replace(policy_carry=())
 
 
 def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Metrics:

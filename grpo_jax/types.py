@@ -19,6 +19,7 @@ class RolloutState(NamedTuple):
     policy_carry: PyTree  # memory of the policy, each leaf [B, ...]; no leaves without memory
     episode_return: jax.Array  # [B] reward so far in the current episode
     episode_length: jax.Array  # [B] steps so far in the current episode
+    discounted_return: jax.Array  # [B] sum, over the current episode so far, of reward times discount^age
     environment_params: PyTree  # traced parameters of the environments, each leaf [B, ...]; no reset changes them
 
 
@@ -44,6 +45,7 @@ class Trajectory(NamedTuple):
     next_value: jax.Array | None  # [T, B] of the true next observation, also where a time limit cut the episode
     episode_return: jax.Array  # [T, B] return of the current episode up to and with this step
     episode_length: jax.Array  # [T, B] steps of the current episode up to and with this step
+    discounted_return: jax.Array  # [T, B] as in RolloutState, with this step's reward
     carry: PyTree  # memory of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
     action_mask: jax.Array | None = None  # [T, B, num_actions] bool: the legal ones; None where all always are
     reward_parts: RewardParts | None = None  # each [T, B, K]; None where the environment does not tell them

@@ -269,6 +269,7 @@ def standing(env, policy, key, *, ages, lifetimes):
         policy_carry=ages,
         episode_return=ages.astype(jnp.float32),
         episode_length=ages,
+        discounted_return=ages.astype(jnp.float32),
     )
 
 

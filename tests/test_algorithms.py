@@ -49,6 +49,7 @@ def trajectory(reward=None, lengths=LENGTHS):
         next_value=jnp.asarray(next_values, jnp.float32),
         episode_return=jnp.cumsum(reward, axis=0),
         episode_length=jnp.minimum(steps + 1, lengths),
+        discounted_return=jnp.zeros(shape),
         carry=(),
     )
 

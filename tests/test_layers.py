@@ -16,7 +16,7 @@ LAYERS = [
     {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle", "masking", "sharding"},
     {"networks", "environments"},
     {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization", "sampling"},
-    {"training", "evaluation", "generation", "memory", "debugging", "warm_start"},
+    {"training", "collection", "evaluation", "generation", "memory", "debugging", "warm_start"},
     {"checkpoint", "logbook", "pretrained", "statistics", "results", "alarms", "trackers", "signals"},
     {"experiments"},
 ]

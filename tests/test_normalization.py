@@ -104,24 +104,19 @@ from grpo_jax.normalization import initial_normalizer, merge_rollout
 from test_normalization import T, history, trajectory
 
 xs, valid = history(3, 1e6, 1e4)
-rewards, lengths = xs[..., 0] / 1e5, np.arange(3 * T).reshape(3, T, 1) % 5 + 1 + 0 * valid
-rollouts = [trajectory(observation=x, valid=v, reward=r, episode_length=n)
-            for x, v, r, n in zip(xs, valid, rewards, lengths)]
+rollouts = [trajectory(observation=x, valid=v, discounted_return=x[..., 0] / 1e5) for x, v in zip(xs, valid)]
 start = initial_normalizer(jnp.asarray(xs[0, 0]), observations=True, rewards=True)
-step = jax.jit(lambda normalizer, rollout: merge_rollout(normalizer, rollout, jnp.float32(0.9)))
-both = jax.jit(jax.vmap(lambda n, r, d: merge_rollout(n, r, d), in_axes=(0, None, 0)))
+step, both = jax.jit(merge_rollout), jax.jit(jax.vmap(merge_rollout, in_axes=(0, None)))
 mesh = jax.make_mesh((4,), ("envs",), axis_types=(AxisType.Auto,))
 over_envs = NamedSharding(mesh, P(None, "envs"))
 
 single, rows, sharded = start, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), start), start
 for rollout in rollouts:
-    single, rows = step(single, rollout), both(rows, rollout, jnp.array([0.9, 0.5]))
+    single, rows = step(single, rollout), both(rows, rollout)
     sharded = step(sharded, jax.tree.map(lambda leaf: jax.device_put(leaf, over_envs), rollout))
-assert len(sharded.current_return.sharding.device_set) == 4
 for one, row, parts in zip(*map(jax.tree.leaves, (single, rows, sharded)), strict=True):
     np.testing.assert_allclose(row[0], one, rtol=2e-6)
-    np.testing.assert_allclose(parts, one, rtol=2e-6)
-assert (rows.discounted_return.variance[0] != rows.discounted_return.variance[1]).all()
+    np.testing.assert_allclose(parts, one, rtol=5e-6)
 """
 
 
@@ -160,8 +155,8 @@ def test_further_arguments_reach_the_policy():
 def test_rewards_are_scaled_then_clipped_and_not_centred():
     reward = jnp.array([[-8.0, 0.0, 2.0, 8.0]])
     statistics = Statistics(*map(jnp.float32, (0.0, 100.0, 4.0, 1.0)))
-    scaled = Normalizer(None, statistics, jnp.zeros(4))
-    plain = Normalizer(None, None, None)
+    scaled = Normalizer(None, statistics)
+    plain = Normalizer(None, None)
     cases = [(scaled, jnp.inf, [-4, 0, 1, 4]), (scaled, 1.5, [-1.5, 0, 1, 1.5]), (plain, 1.0, [-1, 0, 1, 1])]
     for normalizer, clip, expected in cases:
         learnt = learnt_rewards(normalizer, trajectory(reward=reward), jnp.float32(clip))
@@ -192,7 +187,7 @@ def test_a_run_remembers_all_that_it_saw(algorithm, num_steps, limits, ages):
     hyperparams = Hyperparams(discount=DISCOUNT, reward_clip=0.25)
     start = make_init(config)(jax.random.key(0), hyperparams)
     end, metrics = jax.jit(lambda s: jax.lax.scan(lambda s, _: make_train_step(config)(s), s, length=ITERATIONS))(start)
-    observation, discounted_return, _ = end.normalizer
+    observation, discounted_return = end.normalizer
     np.testing.assert_allclose(observation.origin[0] + observation.mean[0], ages.mean(), rtol=1e-5)
     np.testing.assert_allclose(observation.variance[0], ages.var(), rtol=1e-5)
     returns = (1 - DISCOUNT ** (ages + 1)) / (1 - DISCOUNT)  # of steps that pay 1 each
