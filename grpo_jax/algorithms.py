@@ -28,6 +28,7 @@ class Algorithm(NamedTuple):
     kl_controller: types.KLController | None = None  # None: the KL coefficient is fixed
     greedy_member: bool = False  # the first member of each group acts greedily and is not learnt from
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) rather than of loose steps (S = 1)
+    live_groups_only: bool = False  # groups without any advantage are not learnt from: no penalty acts on them either
     filter_overlong: bool = False  # episodes that a limit cut are not learnt from (DAPO's overlong filtering)
     whole_minibatches: bool = False  # some slot compares the samples of a minibatch, which is then not split further
 
@@ -65,7 +66,7 @@ REMAX = GRPO._replace(advantage=slots.greedy_baseline_advantage, greedy_member=T
 OPO = GRPO._replace(advantage=slots.length_weighted_advantage)
 PASS_AT_K = GRPO._replace(advantage=slots.pass_at_k_advantage)
 GPG = GRPO._replace(advantage=slots.group_centered_advantage, surrogate=slots.policy_gradient_surrogate)
-DAPO = GRPO._replace(penalties=(slots.entropy_bonus,))
+DAPO = GRPO._replace(penalties=(slots.entropy_bonus,), live_groups_only=True)
 GSPO = GRPO._replace(ratio=slots.sequence_ratio, reduce=mean_of_sequence_means, whole_sequences=True)
 GMPO = GRPO._replace(
     ratio=slots.geometric_mean_ratio,

@@ -288,17 +288,19 @@ def _check_groups(config: Config) -> None:
             f"{config.group_size}, by how much members differ; keep at most {num_played}, of 2 members or more"
         )
     if config.common_random_numbers and config.group_size < 2:
-        raise ConfigError("common_random_numbers=True is shared within groups, and group_size=1 makes none; leave it out")
-    if start.all_actions:
-        num_actions = env.action_space.num_actions if isinstance(env.action_space, Discrete) else None
-        if num_actions != config.group_size or env.action_mask is not None:
-            raise ConfigError(
-                f"all_actions has a member for each action, and group_size={config.group_size} of {env.name!r} with "
-                f"actions {env.action_space}; use group_size={num_actions}"
-                if num_actions is not None and env.action_mask is None
-                else f"all_actions needs Discrete actions that are always legal, and {env.name!r} has "
-                f"{env.action_space}; use forked(lead_steps) without it"
-            )
+        raise ConfigError("common_random_numbers=True needs members to share them, and group_size is 1; leave it out")
+    if not start.all_actions:
+        return
+    if not isinstance(env.action_space, Discrete) or env.action_mask is not None:
+        raise ConfigError(
+            f"all_actions needs Discrete actions that are always legal, and {env.name!r} has {env.action_space}"
+            f"{' with a mask' if env.action_mask is not None else ''}; use forked(lead_steps) without it"
+        )
+    if config.group_size != env.action_space.num_actions:
+        raise ConfigError(
+            f"group_size={config.group_size}, and all_actions has a member for each of the actions of {env.name!r}; "
+            f"use group_size={env.action_space.num_actions}"
+        )
 
 
 def _check_transformer(config: Config) -> None:
@@ -365,6 +367,13 @@ def _check_slots(config: Config) -> None:
             "filter_overlong=True leaves out episodes that a limit cuts, and rollouts of this algorithm also begin and "
             "end in the middle of others; it is for one-episode groups (start=FRESH)"
         )
+    if algorithm.start.all_actions is not (algorithm.advantage is slots.all_actions_advantage):
+        raise ConfigError(
+            "all_actions_advantage weighs the actions of groups that begin with all of them, and no other advantage "
+            "does; use it with start=forked(lead_steps, all_actions=True), and that with it"
+        )
+    if algorithm.live_groups_only and config.group_size < 2:
+        raise ConfigError(f"live_groups_only=True is of groups, and group_size={config.group_size}; leave it out")
     if algorithm.advantage is slots.greedy_baseline_advantage and not algorithm.greedy_member:
         raise ConfigError(
             "greedy_baseline_advantage takes the first member of each group for a greedy one; set greedy_member=True"
@@ -401,7 +410,8 @@ def _trajectory(config: Config, params) -> Trajectory:
     action_mask = jnp.ones(distribution.shape, bool) if masked else None
     carry = jax.tree.map(lambda leaf: leaf[None], config.policy.sequence_carry(carry))
     trajectory = Trajectory(
-        observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, real, carry, action_mask
+        *(observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, real, carry),
+        action_mask,
     )
     if config.env.task is not None:
         parts = jnp.zeros((*shape, len(config.env.task.rewards)))

@@ -110,7 +110,7 @@ def anchored_groups(
 
 
 class Forks(NamedTuple):
-    """`begin` of forked groups: the first environment of each is its trunk, which goes on by `lead_steps` and splits."""
+    """`begin` of forked groups: the first environment of each is its trunk, which goes on and splits."""
 
     lead_steps: int
 
@@ -149,7 +149,12 @@ def forked(lead_steps: int, *, all_actions: bool = False) -> Start:
     if not isinstance(lead_steps, int) or lead_steps < 1:
         raise ConfigError(f"lead_steps={lead_steps!r} would fork the same state for ever; use 1 or more")
     return Start(
-        Forks(lead_steps), _where_it_began, auto_reset=False, grouped=True, lead_steps=lead_steps, all_actions=all_actions
+        Forks(lead_steps),
+        _where_it_began,
+        auto_reset=False,
+        grouped=True,
+        lead_steps=lead_steps,
+        all_actions=all_actions,
     )
 
 

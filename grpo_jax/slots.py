@@ -88,6 +88,23 @@ def return_to_go_advantage(trajectory: Trajectory, hyperparams: Hyperparams, gro
     return advantages.time_aligned_leave_one_out(returns, trajectory.valid, group_size)
 
 
+def all_actions_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """The exact mean over the actions at one state, of forked groups whose member i begins with action i.
+
+        A_i = |A| pi(a_i | s) (Q_i - sum_j pi(a_j | s) Q_j)
+
+    With Q_i the member's discounted return, the gradient is sum_a pi(a | s) A(s, a) grad log pi(a | s): actions are
+    weighed, not sampled. Only the first step has one.
+    """
+    returns = _returns_to_go(trajectory, hyperparams)[0].reshape(-1, group_size)
+    probability = jnp.exp(trajectory.log_prob[0]).reshape(-1, group_size)
+    # Less the first before the mean, which makes equal returns exactly 0.
+    relative = returns - returns[:, :1]
+    advantage = relative - jnp.sum(probability * relative, axis=1, keepdims=True)
+    weighted = group_size * probability * advantage
+    return jnp.zeros_like(trajectory.reward).at[0].set(weighted.reshape(-1))
+
+
 def whitened_return_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
     """Discounted return-to-go, whitened over all steps of the batch: a baseline without groups."""
     return advantages.reinforce_plus_plus(_returns_to_go(trajectory, hyperparams), trajectory.valid)

@@ -82,6 +82,10 @@ def make_batch(
         mask &= ~first_members(mask.shape[1], group_size)
     if algorithm.filter_overlong:
         mask &= jnp.any(trajectory.terminated, axis=0)
+    if algorithm.start.all_actions:
+        mask &= (jnp.arange(mask.shape[0]) == 0)[:, None]  # after their first action the branches only tell its value
+    if algorithm.live_groups_only:
+        mask &= live_groups(advantage, mask, group_size)
     batch = Batch(
         observation=trajectory.observation,
         action=trajectory.action,
@@ -100,6 +104,12 @@ def make_batch(
     if not of_whole_sequences(algorithm, policy):
         batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
     return jax.lax.stop_gradient(batch)
+
+
+def live_groups(advantage: jax.Array, mask: jax.Array, group_size: int) -> jax.Array:
+    """`[B]` bool: members of the groups that say of some step that it was better or worse than another."""
+    says = jnp.any(mask & (advantage != 0), axis=0).reshape(-1, group_size)
+    return jnp.repeat(jnp.any(says, axis=1), group_size)
 
 
 def members_per_carry(policy: Policy, batch: Batch) -> int:
@@ -267,9 +277,9 @@ def update_epochs(
     """Descends the loss for `num_epochs` passes over the batch, each in another random order.
 
     The valid samples of a pass are dealt out evenly over its minibatches, as whole groups where those share a carry. An
-    update whose loss or gradient is not finite changes nothing and is counted in `optim/skipped_updates`; one after the
-    KL to the behaviour policy exceeded `kl_limit` changes nothing either. The other metrics are means over the updates
-    that were applied, `policy/ratio_max` their maximum.
+    update whose loss or gradient is not finite changes nothing and is counted in `optim/skipped_updates`; one without a
+    valid sample, or after the KL to the behaviour policy exceeded `kl_limit`, changes nothing either. The other metrics
+    are means over the updates that were applied, `policy/ratio_max` their maximum.
     """
 
     def update(carry, indices):
@@ -282,7 +292,7 @@ def update_epochs(
         updated = Learner(optax.apply_updates(learner.params, steps), optimizer_state)
         finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
         within_limit &= ~(metrics["policy/kl_behaviour"] > hyperparams.kl_limit)
-        applied = finite & within_limit
+        applied = finite & within_limit & jnp.any(batch.mask[:, indices])
         learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), updated, learner)
         return (learner, within_limit), (applied, finite, metrics | {"optim/grad_norm": grad_norm})
 

@@ -1,0 +1,275 @@
+"""Groups at any state: where they start, what they share, and which of them are learnt from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Probe, bits, known_params, known_policy
+
+from grpo_jax import Config, Hyperparams, make_init, make_train_step
+from grpo_jax.algorithms import DAPO, GRPO, GRPO_RETURN_TO_GO, PPO, with_reference
+from grpo_jax.collection import collect, most_varied_groups
+from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.errors import ConfigError
+from grpo_jax.groups import ANCHORED, CONTINUE, anchored_groups, forked, reset_groups
+from grpo_jax.rollout import unroll
+from grpo_jax.slots import all_actions_advantage
+from grpo_jax.updates import live_groups, make_batch
+
+CARTPOLE = {"environment": "CartPole-v1", "hidden_sizes": (4,), "num_epochs": 1, "num_minibatches": 1}
+ANCHORED_GRPO = GRPO_RETURN_TO_GO._replace(start=ANCHORED)
+
+
+def playing(algorithm, **settings):
+    """A configuration, its state after two iterations, and what the third would collect."""
+    config = Config(algorithm=algorithm, **CARTPOLE | settings)
+
+    @jax.jit
+    def play(key):
+        state = make_init(config)(key, Hyperparams(discount=0.9))
+        step = make_train_step(config)
+        state, metrics = jax.lax.scan(lambda state, _: step(state), state, length=2)
+        keys = jax.random.split(state.key)
+        return state, metrics, collect(config, config.policy, state.params, state.rollout, state.hyperparams, *keys)
+
+    return config, *play(jax.random.key(3))
+
+
+@pytest.fixture(scope="module")
+def anchored():
+    """Two windows of eight steps with a memory: 4 groups of 4, regrouped in mid-episode."""
+    return playing(ANCHORED_GRPO, num_envs=16, group_size=4, num_steps=16, regroup_every=8, memory="gru", memory_size=3)
+
+
+@pytest.fixture(scope="module")
+def vine():
+    """Forks after every 5 steps, branches of 12."""
+    return playing(GRPO._replace(start=forked(5)), num_envs=16, group_size=4, num_steps=12)
+
+
+def members(tree, axis, group_size=4):
+    """Each leaf with its environments as [num_groups, group_size] in front."""
+    return jax.tree.map(
+        lambda leaf: np.moveaxis(np.asarray(leaf), axis, 0).reshape(-1, group_size, *np.delete(leaf.shape, axis)), tree
+    )
+
+
+@pytest.mark.parametrize("kind", ["anchored", "vine"])
+def test_members_start_bitwise_equal_in_mid_episode(kind, request):
+    config, _, _, (_, trajectory) = request.getfixturevalue(kind)
+    assert trajectory.reward.shape == (config.window_steps, config.num_windows * 16)
+    first = jax.tree.map(lambda leaf: leaf[0], (trajectory.observation, trajectory.episode_length, trajectory.carry))
+    for leaf in jax.tree.leaves(members(first, axis=0)):
+        assert np.array_equal(leaf, np.broadcast_to(leaf[:, :1], leaf.shape))
+    assert (trajectory.episode_length[0] > 1).any(), "in the middle of an episode"
+    assert len(np.unique(trajectory.observation[0], axis=0)) == config.num_windows * 4
+    actions = members(trajectory.action, axis=1)
+    assert all(len({member.tobytes() for member in group}) > 1 for group in actions)
+
+
+def test_a_memory_is_that_of_the_member_whose_place_is_taken(anchored):
+    _, _, _, (_, trajectory) = anchored
+    (carry,) = jax.tree.leaves(trajectory.carry)
+    mid_episode = np.asarray(trajectory.episode_length[0] > 1)
+    assert (np.abs(carry[0]).sum(-1) > 0).tolist() == mid_episode.tolist()
+
+
+def test_windows_follow_each_other(anchored):
+    """The second window of a group begins where the first one of a member ended."""
+    config, state, _, (end, trajectory) = anchored
+    first, second = (jax.tree.map(lambda leaf, w=w: leaf[:, 16 * w : 16 * w + 16], trajectory) for w in (0, 1))
+    last = members(np.where(first.ended[-1], 0, first.episode_length[-1]), axis=0)
+    begun = members(second.episode_length[0] - 1, axis=0)[:, 0]
+    assert all(age in ages for age, ages in zip(begun, last, strict=True))
+    assert np.array_equal(end.episode_length, np.where(second.ended[-1], 0, second.episode_length[-1]))
+
+
+def test_anchors_are_drawn_uniformly_and_whole():
+    """The place of each member is taken equally often: the marginal distribution of states is that of going on."""
+    env = make_environment("CartPole-v1")
+    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 12, 1), jax.random.key(0), 12, 1)
+    state = state._replace(episode_length=jnp.arange(12), discounted_return=jnp.arange(12.0))
+    draw = jax.jit(jax.vmap(lambda key: anchored_groups(state, known_policy, None, env, key, 12, 4)))
+    taken = draw(jax.random.split(jax.random.key(1), 4000))
+    ages = np.asarray(taken.episode_length).reshape(4000, 3, 4)
+    assert np.array_equal(ages, np.broadcast_to(ages[..., :1], ages.shape))
+    assert np.array_equal(taken.discounted_return, taken.episode_length)
+    assert np.array_equal(taken.observation, state.observation[taken.episode_length])
+    counts = np.stack([np.bincount(ages[:, g, 0] - 4 * g, minlength=4) for g in range(3)])
+    assert ((counts - 1000) ** 2 / 1000).sum() < 27.9, "chi-square of 9 degrees of freedom, p = 0.001"
+
+
+def test_anchored_starts_have_the_distribution_of_going_on():
+    """Ages at which rollouts begin, of many short episodes, by a two-sample chi-square test."""
+    limits = {"max_steps_in_episode": 6, "lifetime": 5}
+    counts = []
+    for start in (CONTINUE, ANCHORED):
+        # A window of 3 steps in episodes of 5: the first step is at any of 5 ages, in turn.
+        def ages(key, start=start):
+            env = make_environment(Probe(), limits)
+            state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 8, 1), key, 8, 1)
+            shift = jax.random.randint(key, (8,), 0, 5)
+            state = state._replace(
+                environment=state.environment.replace(time=shift), episode_length=shift, policy_carry=shift
+            )
+
+            def window(state, key):
+                begun = start.begin(state, known_policy, None, env, key, 8, 4)
+                params = known_params((0.0, 0.0))
+                end, _ = unroll(known_policy, env, params, begun, key, num_steps=3, auto_reset=True)
+                return end, begun.episode_length[::4]
+
+            return jax.lax.scan(window, state, jax.random.split(key, 4))[1][-1]
+
+        drawn = jax.jit(jax.vmap(ages))(jax.random.split(jax.random.key(7), 1500))
+        counts.append(np.bincount(np.asarray(drawn).ravel(), minlength=5))
+    a, b = counts
+    assert ((a - b) ** 2 / (a + b)).sum() < 18.5, "4 degrees of freedom, p = 0.001"
+
+
+def test_forks_count_their_lead_and_the_trunk_goes_on_from_the_fork(vine):
+    config, state, metrics, (end, trajectory) = vine
+    assert config.steps_per_iteration == 16 * 12 + 4 * 5
+    made = np.asarray(metrics["environment/steps"])
+    assert ((made > 20) & (made <= config.steps_per_iteration)).all()
+    assert np.array_equal(end.episode_length + 1, trajectory.episode_length[0])
+    assert np.array_equal(end.observation, trajectory.observation[0])
+    alive = np.cumprod(~np.asarray(trajectory.ended), axis=0)
+    assert np.array_equal(trajectory.valid[1:], alive[:-1]), "branches end with their episode"
+
+
+def test_the_trunk_moves_by_the_lead():
+    start = forked(3)
+    env = make_environment(Probe(), {"max_steps_in_episode": 50})
+    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 4, 1), jax.random.key(0), 4, 1)
+    begun = start.begin(state, known_policy, known_params((0.0, 0.0)), env, jax.random.key(1), 4, 2, discount=0.5)
+    assert begun.episode_length.tolist() == [3] * 4
+    assert begun.discounted_return.tolist() == [1.75] * 4
+    assert np.array_equal(begun.observation[:, 1], state.observation[jnp.array([0, 0, 2, 2]), 1])
+
+
+@pytest.mark.parametrize("lead_steps", [0, -1, 2.5])
+def test_a_fork_without_a_lead_is_an_error(lead_steps):
+    with pytest.raises(ConfigError, match="for ever"):
+        forked(lead_steps)
+
+
+# --- actions at one state --------------------------------------------------------------------------------------------
+
+
+def test_a_group_of_actions_has_the_gradient_of_their_expectation():
+    """On a bandit of known returns: sum_a pi(a) (Q(a) - V) grad log pi(a) = grad sum_a pi(a) Q(a)."""
+    algorithm = GRPO._replace(
+        start=forked(1, all_actions=True), advantage=all_actions_advantage, penalties=()
+    )
+    settings = CARTPOLE | {"environment": Probe(), "env_params": {"bonus": 3.0, "max_steps_in_episode": 2}}
+    config = Config(algorithm=algorithm, num_envs=8, group_size=2, num_steps=2, **settings)
+    state = make_init(config)(jax.random.key(0), Hyperparams(discount=0.0))
+    params = known_params((0.3, -0.4))
+    _, trajectory = collect(
+        config, known_policy, params, state.rollout._replace(policy_carry=state.rollout.episode_length),
+        state.hyperparams, *jax.random.split(jax.random.key(1)),
+    )  # fmt: skip
+    assert trajectory.action[0].tolist() == [0, 1] * 4
+    batch = make_batch(algorithm, known_policy, trajectory, None, state.hyperparams, 2)
+    weight, advantage = np.asarray(batch.weight), np.asarray(batch.advantage)
+    logits = np.array([0.3, -0.4])
+    probability = np.exp(logits) / np.exp(logits).sum()
+    value = probability @ np.array([1.0, 4.0])
+    score = np.eye(2) - probability  # grad log pi(a) over the logits
+    ours = (weight * advantage).reshape(2, 8)[0] @ score[np.asarray(trajectory.action[0])]
+    np.testing.assert_allclose(ours, probability * (np.array([1.0, 4.0]) - value), rtol=1e-5)
+
+
+# --- common random numbers -------------------------------------------------------------------------------------------
+
+
+def test_members_can_share_all_randomness_but_that_of_their_actions():
+    env = make_environment("FrozenLake-misc")
+    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 64, 1), jax.random.key(0), 64, 64)
+    always = known_params((30.0, 0.0), weights=jnp.zeros(env.observation.shape[0]))
+
+    def ends(num_sharing):
+        _, trajectory = unroll(
+            known_policy, env, always, state, jax.random.key(2), num_steps=6, auto_reset=True, num_sharing=num_sharing
+        )
+        return {np.asarray(trajectory.observation[:, b]).tobytes() for b in range(64)}
+
+    assert len(ends(1)) > 4, "the ice is slippery"
+    assert len(ends(64)) == 1, "the same actions on the same ice"
+    assert 2 <= len(ends(8)) <= 8
+
+
+# --- which groups are learnt from ------------------------------------------------------------------------------------
+
+
+def test_groups_are_kept_by_how_much_their_members_differ():
+    config, _, _, (_, trajectory) = playing(GRPO, num_envs=16, group_size=4, env_params={"max_steps_in_episode": 20})
+    scores = jnp.zeros((20, 16)).at[0].set(jnp.array([5.0] * 4 + [0, 0, 0, 9] + [1, 0, 1, 0] + [0, 4, 0, 4]))
+    kept = most_varied_groups(trajectory._replace(reward=scores, valid=jnp.ones_like(scores, bool)), 4, 2)
+    assert kept.reward[0].tolist() == [0, 0, 0, 9, 0, 4, 0, 4]
+    assert np.array_equal(kept.observation, trajectory.observation[:, np.r_[4:8, 12:16]])
+
+
+def test_dynamic_sampling_counts_all_steps_and_learns_from_some():
+    config, state, metrics, _ = playing(
+        DAPO, num_envs=32, group_size=4, num_kept_groups=3, num_minibatches=3, env_params={"max_steps_in_episode": 20}
+    )
+    assert config.num_learnt_steps == 3 * 4 * 20 < config.steps_per_iteration == 32 * 20
+    assert (metrics["episode/count"] == 32).all() and (metrics["environment/steps"] > 3 * 4 * 20).all()
+    assert np.isfinite(metrics["loss/policy"]).all()
+
+
+def test_live_groups_have_an_advantage_somewhere():
+    advantage = jnp.zeros((3, 6)).at[1, 2].set(1.0).at[2, 5].set(1.0)
+    mask = jnp.ones((3, 6), bool).at[2, 5].set(False)
+    assert live_groups(advantage, mask, 2).tolist() == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("live_groups_only", [True, False])
+def test_without_a_live_group_the_parameters_stay_bitwise(live_groups_only):
+    """The reference pulls at every group otherwise, and Adam's momentum at every update."""
+    algorithm = with_reference(GRPO)._replace(live_groups_only=live_groups_only)
+    settings = CARTPOLE | {"environment": Probe()}
+    config = Config(algorithm=algorithm, num_envs=8, group_size=4, **settings)
+    step = jax.jit(make_train_step(config))
+    state = make_init(config)(jax.random.key(0), Hyperparams(kl_coef=1.0))
+    moved = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
+    momentum = jax.tree.map(
+        lambda leaf: leaf + 0.1 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, state.optimizer
+    )
+    after, metrics = step(state.replace(params=moved, optimizer=momentum))
+    assert metrics["group/zero_variance_fraction"] == 1
+    assert (bits(after.params) == bits(moved)) is live_groups_only
+
+
+# --- what cannot be --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"algorithm": "grpo", "regroup_every": 100}, "anchored groups"),
+        ({"algorithm": PPO, "regroup_every": 32}, "anchored groups"),
+        ({"algorithm": ANCHORED_GRPO, "num_steps": 100, "regroup_every": 32}, "num_steps=96"),
+        ({"algorithm": "grpo", "num_kept_groups": 9}, "at most 8"),
+        ({"algorithm": "ppo", "num_kept_groups": 4}, "2 members or more"),
+        ({"algorithm": "ppo", "common_random_numbers": True}, "group_size is 1"),
+        ({"algorithm": GRPO._replace(start=forked(1, all_actions=True)), "group_size": 2}, "weighs the actions"),
+        (
+            {"algorithm": GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage)},
+            "use group_size=2",
+        ),
+        (
+            {
+                "algorithm": GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage),
+                "environment": "Pendulum-v1",
+            },
+            "Discrete actions",
+        ),
+        ({"algorithm": PPO._replace(live_groups_only=True), "num_envs": 32}, "group_size=1"),
+    ],
+)
+def test_what_does_not_go_together_is_an_error(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Config(**{"num_envs": 128} | settings)
