@@ -1,0 +1,287 @@
+"""How good estimates of the policy gradient are: `python -m experiments.estimators`.
+
+On small decision processes the gradient is known exactly. Each estimator, made of the library's own rollouts,
+advantages and losses, plays groups under one fixed policy; the table shows how far the mean of its gradients is from
+the truth (in standard errors, and relative to its length), and how noisy one is at equal environment steps.
+On four environments of gymnax it shows what common random numbers take off the noise.
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.flatten_util import ravel_pytree
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from experiments.benchmark import commit
+from experiments.mdps import PROCESSES, Exact, Tabular, exact_gradient
+from experiments.study import command, hardware, versions
+from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, slots
+from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
+from grpo_jax.collection import collect
+from grpo_jax.errors import ConfigError
+from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
+from grpo_jax.losses import mean_of_sequence_sums, mean_over_steps
+from grpo_jax.results import write_json
+from grpo_jax.updates import make_batch, minibatch_gradient
+
+NUM_ENVS, GROUP_SIZE = 32, 8
+NUM_CHAINS = 256  # independent of each other, as the rollouts of one are not
+WINDOW = 8  # about an episode, so that it cuts many
+BUDGET = 1000  # environment steps at which noise is compared
+NOISE_STEPS, NOISE_ROLLOUTS = 32, 512
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Compares estimators of the policy gradient with the truth, and with each other."""
+
+    num_groups: int = 100_000
+    """Groups that each estimator plays on each process."""
+    seed: int = 0
+    """Seed of the policies and of the groups."""
+    out: Path | None = None
+    """JSON file for the results."""
+    plot: Path | None = None
+    """PNG file for a picture of them."""
+
+
+class Estimator(NamedTuple):
+    """A gradient of the expected return of an episode."""
+
+    label: str
+    algorithm: Algorithm
+    bias: str = ""  # where one is expected
+    common_random_numbers: bool = False
+    group_size: int = GROUP_SIZE
+
+
+def of_episodes(algorithm: Algorithm) -> Algorithm:
+    """The mean over one-episode rollouts of their sums over steps."""
+    return algorithm._replace(start=FRESH, reduce=mean_of_sequence_sums, normalize=None, penalties=())
+
+
+def of_steps(algorithm: Algorithm, start) -> Algorithm:
+    """The mean over the steps of runs that go on, which the expected length of an episode makes one of its sums."""
+    return algorithm._replace(start=start, reduce=mean_over_steps, normalize=None, penalties=())
+
+
+def exact_values(trajectory, policy, params, hyperparams, group_size, *, known: tuple[float, ...], scale: float):
+    """A critic that knows the values of all states, times a factor."""
+    values = scale * jnp.array(known)
+    return trajectory.observation @ values, trajectory.final_observation @ values
+
+
+def estimators(process: Tabular, known: Exact) -> list[Estimator]:
+    """All that are compared."""
+    critic = functools.partial(exact_values, known=tuple(known.values.tolist()))
+    with_values = PPO._replace(critic=None)
+    return_to_go = SAME_STEP_GAE._replace(advantage=slots.return_minus_value_advantage)
+    kernel = KERNEL_GAE._replace(advantage=slots.return_minus_value_advantage)
+    vine = RLOO._replace(advantage=slots.return_to_go_advantage)
+    cut = "the window cuts returns"
+    num_actions = len(process.transitions[0])
+    actions = GRPO._replace(advantage=slots.all_actions_advantage)
+    return [
+        Estimator("GRPO, fresh", of_episodes(GRPO), "divided by the group's standard deviation"),
+        Estimator("Dr. GRPO, fresh", of_episodes(DR_GRPO), "shorter by 1/G: its mean contains the member itself"),
+        Estimator("RLOO, fresh", of_episodes(RLOO)),
+        Estimator("RLOO, fresh, CRN", of_episodes(RLOO), common_random_numbers=True),
+        Estimator("same step, fresh", of_episodes(return_to_go)),
+        Estimator("same step, fresh, CRN", of_episodes(return_to_go), common_random_numbers=True),
+        Estimator("state hash, fresh", of_episodes(STATE_HASH)),
+        Estimator("kernel, fresh", of_episodes(kernel)),
+        Estimator("kernel + GAE, fresh", of_episodes(KERNEL_GAE), "bootstraps from noisy values"),
+        Estimator("same step, anchored", of_steps(return_to_go, ANCHORED), cut),
+        Estimator("same step, anchored, CRN", of_steps(return_to_go, ANCHORED), cut, True),
+        Estimator("kernel + GAE, anchored", of_steps(KERNEL_GAE, ANCHORED), "bootstraps from noisy values"),
+        Estimator("forked", of_steps(vine, forked(4)), "later steps of branches weigh more"),
+        Estimator("all actions, forked", of_steps(actions, forked(4, all_actions=True)), group_size=num_actions),
+        Estimator(
+            "all actions, forked, CRN", of_steps(actions, forked(4, all_actions=True)), "", True, num_actions
+        ),
+        Estimator(
+            "GAE, exact critic", of_steps(with_values._replace(baseline=functools.partial(critic, scale=1.0)), CONTINUE)
+        ),
+        Estimator(
+            "GAE, critic of half the value",
+            of_steps(with_values._replace(baseline=functools.partial(critic, scale=0.5)), CONTINUE),
+            "bootstraps from wrong values",
+        ),
+    ]
+
+
+class Moments(NamedTuple):
+    """Of the gradients of one chain of rollouts."""
+
+    mean: jax.Array  # [P]
+    square: jax.Array  # [P] mean of squares
+    steps: jax.Array  # environment steps of a rollout, on average
+
+
+def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> Moments:
+    """Of rollouts that follow each other under fixed parameters, after as many as make their states typical."""
+    algorithm, policy = config.algorithm, config.policy
+    hyperparams = Hyperparams(discount=1.0, gae_lambda=0.95, kernel_bandwidth=0.5)
+    key, key_init = jax.random.split(key)
+    state = make_init(config)(key_init, hyperparams, params=params)
+
+    def rollout(carry, _):
+        state, key = carry
+        key, *keys = jax.random.split(key, 3)
+        state, trajectory = collect(config, policy, params, state, hyperparams, *keys)
+        batch = make_batch(algorithm, policy, params, trajectory, None, hyperparams, config.group_size)
+        everything = jnp.arange(batch.mask.shape[1])
+        _, _, gradient = minibatch_gradient(algorithm, policy, params, batch, everything, hyperparams, 1)
+        ascent = -ravel_pytree(gradient)[0]
+        return (state, key), (ascent, jnp.sum(trajectory.valid) + config.lead_steps)
+
+    def add(sums, _):
+        carry, sums = sums
+        carry, (gradient, steps) = rollout(carry, None)
+        return (carry, jax.tree.map(jnp.add, sums, Moments(gradient, gradient**2, steps.astype(jnp.float32)))), None
+
+    carry, _ = jax.lax.scan(rollout, (state.rollout, key), length=10)
+    nothing = jnp.zeros_like(ravel_pytree(params)[0])
+    (_, sums), _ = jax.lax.scan(add, (carry, Moments(nothing, nothing, jnp.zeros(()))), length=num_rollouts)
+    return jax.tree.map(lambda leaf: leaf / num_rollouts, sums)
+
+
+def measured(process: Tabular, estimator: Estimator, params: Any, truth: Any, known: Exact, arguments: Arguments):
+    """A row of the table."""
+    from_reset = estimator.algorithm.start is FRESH
+    num_envs = NUM_ENVS // estimator.group_size * estimator.group_size
+    config = Config(
+        environment=process,
+        algorithm=estimator.algorithm,
+        num_envs=num_envs,
+        group_size=1 if estimator.algorithm.start is CONTINUE else estimator.group_size,
+        num_steps=WINDOW if estimator.algorithm.start.auto_reset else process.default_params.max_steps_in_episode,
+        num_minibatches=1,
+        hidden_sizes=(),
+        actor_scale=1.0,
+        common_random_numbers=estimator.common_random_numbers,
+    )
+    num_rollouts = -(-arguments.num_groups // (NUM_CHAINS * (num_envs // estimator.group_size)))
+    keys = jax.random.split(jax.random.key(arguments.seed + 1), NUM_CHAINS)
+    of_chains = jax.jit(lambda keys: jax.lax.map(lambda key: moments(config, params, key, num_rollouts), keys))(keys)
+    scale = 1.0 if from_reset else float(known.episode_length)
+    means = scale * np.asarray(of_chains.mean, np.float64)
+    truth = np.asarray(ravel_pytree(truth)[0], np.float64)
+    mean, error = means.mean(0), means.std(0, ddof=1) / np.sqrt(NUM_CHAINS)
+    steps = float(of_chains.steps.mean())
+    variance = float((scale**2 * np.asarray(of_chains.square, np.float64).mean(0) - mean**2).sum())
+    at_budget = variance * steps / BUDGET
+    length = np.linalg.norm(truth)
+    return {
+        "estimator": estimator.label,
+        "expected_bias": estimator.bias,
+        "steps_per_rollout": steps,
+        "largest_z": float(np.max(np.abs(mean - truth) / np.maximum(error, 1e-12))),
+        "relative_bias": float(np.linalg.norm(mean - truth) / length),
+        "cosine_of_mean": float(mean @ truth / (np.linalg.norm(mean) * length)),
+        # Noise as a multiple of the signal, whatever the scale of the gradient.
+        "noise_to_signal": float(at_budget / np.linalg.norm(mean) ** 2),
+        # Of one estimate from BUDGET steps, as if its noise were the same in all directions.
+        "cosine": float(mean @ truth / (length * np.sqrt(np.linalg.norm(mean) ** 2 + at_budget))),
+        "num_groups": num_rollouts * NUM_CHAINS * (num_envs // estimator.group_size),
+    }
+
+
+def common_noise(environment: str, seed: int) -> dict:
+    """The variance of the same-step leave-one-out gradient, without and with common random numbers."""
+    rows = []
+    for shared in (False, True):
+        config = Config(
+            environment=environment,
+            algorithm=of_steps(SAME_STEP_GAE._replace(advantage=slots.return_minus_value_advantage), ANCHORED),
+            num_envs=NUM_ENVS,
+            group_size=GROUP_SIZE,
+            num_steps=NOISE_STEPS,
+            network="mlp",
+            num_minibatches=1,
+            hidden_sizes=(16,),
+            common_random_numbers=shared,
+        )
+        params = config.policy.init(jax.random.key(seed))
+        play = jax.jit(lambda keys: jax.lax.map(lambda key: moments(config, params, key, NOISE_ROLLOUTS // 8), keys))
+        got = play(jax.random.split(jax.random.key(seed + 1), 8))
+        rows.append(float((got.square.mean(0) - got.mean.mean(0) ** 2).sum()))
+    return {"environment": environment, "variance": rows[0], "variance_crn": rows[1], "ratio": rows[1] / rows[0]}
+
+
+ENVIRONMENTS = ("FrozenLake-misc", "Freeway-MinAtar", "Asterix-MinAtar", "Seaquest-MinAtar")
+
+
+def main(arguments: Arguments) -> None:
+    if arguments.num_groups < 1:
+        raise ConfigError(f"num_groups={arguments.num_groups} is not a positive integer")
+    console = Console(width=150)
+    results = {}
+    for make_process in PROCESSES:
+        process = make_process()
+        policy = Config(environment=process, hidden_sizes=(), actor_scale=1.0, num_envs=NUM_ENVS).policy
+        params = policy.init(jax.random.key(arguments.seed))
+        truth, known = exact_gradient(process, policy, params)
+        rows = []
+        compared = estimators(process, known)
+        for estimator in track(compared, process.name, console=console, transient=True):
+            rows.append(measured(process, estimator, params, truth, known, arguments))
+        results[process.name] = rows
+        console.print(table(process.name, rows))
+    noise = [common_noise(name, arguments.seed) for name in track(ENVIRONMENTS, "common random numbers", console)]
+    shared = Table("environment", "variance with common random numbers / without", title="same step, anchored")
+    for row in noise:
+        shared.add_row(row["environment"], f"{row['ratio']:.2f}")
+    console.print(shared)
+    if arguments.out is not None:
+        where = {"hardware": hardware(), "versions": versions(), "commit": commit()}
+        write_json(arguments.out, where | {"processes": results, "common_random_numbers": noise})
+    if arguments.plot is not None:
+        draw(results, arguments.plot)
+
+
+def is_biased(row: dict) -> bool:
+    """Further from the truth than chance explains."""
+    return row["largest_z"] > 3
+
+
+def table(process: str, rows: list[dict]) -> Table:
+    """The estimators on one process."""
+    columns = ("estimator", "z", "bias", "cosine of mean", "noise / signal", f"cosine at {BUDGET:,}", "expected bias")
+    rendered = Table(*columns, title=process)
+    for row in rows:
+        numbers = f"{row['largest_z']:.1f}", f"{row['relative_bias']:.1%}", f"{row['cosine_of_mean']:.4f}"
+        noise = f"{row['noise_to_signal']:.3g}", f"{row['cosine']:.3f}"
+        rendered.add_row(row["estimator"], *numbers, *noise, row["expected_bias"])
+    return rendered
+
+
+def draw(results: dict[str, list[dict]], path: Path) -> None:
+    """How well one estimate from `BUDGET` steps points along the true gradient, by process."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(results), figsize=(12, 5), sharey=True, layout="constrained")
+    for axis, (process, rows) in zip(axes, results.items(), strict=True):
+        colors = ["C1" if is_biased(row) else "C0" for row in rows]
+        axis.barh([row["estimator"] for row in rows], [row["cosine"] for row in rows], color=colors)
+        axis.set(title=process, xlabel=f"cosine to the true gradient, {BUDGET:,} steps", xlim=(0, 1))
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].invert_yaxis()
+    figure.suptitle("blue: the mean is the truth within 3 standard errors; orange: biased", fontsize="small", color="0.4")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    command(lambda: main(tyro.cli(Arguments)))
