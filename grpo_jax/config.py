@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import slots, updates
+from grpo_jax import rollout, slots, updates
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.distributions import make_distribution
 from grpo_jax.environments import Environment, make_environment
@@ -99,7 +99,7 @@ class Config(Architecture):
         one_episode = not self.algorithm.start.auto_reset
         if self.group_size is None:
             divisors = [size for size in range(1, 17) if self.num_envs % size == 0]
-            resolve("group_size", divisors[-1] if one_episode else 1)
+            resolve("group_size", divisors[-1] if one_episode or self.algorithm.baseline is not None else 1)
         if self.num_steps is None:
             resolve("num_steps", self.env.max_steps if one_episode else 128)
         if self.share_prompts is None:
@@ -281,10 +281,11 @@ def _check_slots(config: Config) -> None:
             "normalize_observations=True would change what a reference policy sees, and so the policy itself, with "
             "every rollout; leave one of the two out"
         )
-    if algorithm.critic is None and algorithm.advantage is slots.gae_advantage:
+    if algorithm.critic is None and algorithm.baseline is None and algorithm.advantage in slots.RELATIVE_TO_VALUES:
         raise ConfigError(
-            "gae_advantage needs the values of a critic, and the algorithm has none; set critic=clipped_value_loss, "
-            "or use an advantage without a critic, such as return_to_go_advantage"
+            f"{algorithm.advantage.__name__} needs the values of a critic or of a baseline, and the algorithm has "
+            "neither; set critic=clipped_value_loss or baseline=kernel_baseline, or use an advantage without, such as "
+            "return_to_go_advantage"
         )
     if not updates.of_whole_sequences(algorithm, policy) and algorithm.ratio in _OF_SEQUENCES:
         raise ConfigError(
@@ -310,7 +311,7 @@ def _check_slots(config: Config) -> None:
         params = policy.init(key)
         trajectory = _trajectory(config, params)
         hyperparams = _AnyHyperparams()
-        batch = updates.make_batch(algorithm, policy, trajectory, params, hyperparams, config.group_size)
+        batch = updates.make_batch(algorithm, policy, params, trajectory, params, hyperparams, config.group_size)
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
         return updates.minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams)
 
@@ -334,6 +335,13 @@ def _trajectory(config: Config, params) -> Trajectory:
     trajectory = Trajectory(
         observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, carry, action_mask
     )
+    if config.algorithm.baseline is not None:
+        num_finals = rollout.num_finals(config.env, config.num_steps, config.algorithm.start.auto_reset)
+        final = jax.tree.map(lambda leaf: jnp.zeros((num_finals, *leaf.shape[1:]), leaf.dtype), (observation, carry))
+        final_value = None if value is None else jnp.zeros((num_finals, config.num_envs))
+        trajectory = trajectory._replace(
+            final_observation=final[0], final_carry=final[1], final_value=final_value
+        )
     if config.env.task is not None:
         parts = jnp.zeros((*shape, len(config.env.task.rewards)))
         trajectory = trajectory._replace(reward_parts=RewardParts(values=parts, weights=parts))

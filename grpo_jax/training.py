@@ -92,6 +92,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             num_steps=config.num_steps,
             auto_reset=algorithm.start.auto_reset,
             greedy=algorithm.greedy_member and first_members(config.num_envs, config.group_size),
+            keep_final=algorithm.baseline is not None,
         )
         trajectory = along_envs(trajectory, axis=1)
 
@@ -99,7 +100,9 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             trajectory = one_carry_per_group(trajectory, config.group_size)
         normalizer = merge_rollout(state.normalizer, trajectory, hyperparams.discount)
         learnt = learnt_rewards(normalizer, trajectory, hyperparams.reward_clip)
-        batch = make_batch(algorithm, policy, learnt, state.reference_params, hyperparams, config.group_size)
+        batch = make_batch(
+            algorithm, policy, state.params, learnt, state.reference_params, hyperparams, config.group_size
+        )
 
         learner, update_metrics = update_epochs(
             algorithm,

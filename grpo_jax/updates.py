@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from grpo_jax import divergences, losses
+from grpo_jax.advantages import next_values
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.groups import first_members
 from grpo_jax.hyperparams import Hyperparams
@@ -49,6 +50,7 @@ def of_whole_sequences(algorithm: Algorithm, policy: Policy) -> bool:
 def make_batch(
     algorithm: Algorithm,
     policy: Policy,
+    params: PyTree,
     trajectory: Trajectory,
     reference_params: PyTree,
     hyperparams: Hyperparams,
@@ -56,6 +58,8 @@ def make_batch(
 ) -> Batch:
     """The samples of a trajectory; all that stays fixed during the epochs is computed here, once.
 
+    `params` are those that acted. Advantages are relative to the values of the algorithm's baseline; where it has a
+    critic too, the critic's own predictions are what `Batch.value` holds.
     A reference policy with memory starts each rollout from its initial carry: in a window that begins in the middle of
     an episode it has not seen what came before.
     """
@@ -76,7 +80,12 @@ def make_batch(
         reward = algorithm.reward(trajectory, kl, hyperparams)
         trajectory = trajectory._replace(reward=_shaped("reward", reward, trajectory.reward))
 
-    advantage = _shaped("advantage", algorithm.advantage(trajectory, hyperparams, group_size), trajectory.reward)
+    compared = trajectory
+    if algorithm.baseline is not None:
+        value, final_value = algorithm.baseline(trajectory, policy, params, hyperparams, group_size)
+        value = _shaped("baseline", value, trajectory.reward)
+        compared = trajectory._replace(value=value, next_value=next_values(value, final_value, trajectory.truncated))
+    advantage = _shaped("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
     mask = trajectory.valid
     if algorithm.greedy_member:
         mask &= ~first_members(mask.shape[1], group_size)
@@ -91,8 +100,8 @@ def make_batch(
         advantage=advantage,
         mask=mask,
         weight=_shaped("reduce", algorithm.reduce(mask), mask),
-        value=trajectory.value,
-        target=None if trajectory.value is None else advantage + trajectory.value,
+        value=compared.value if trajectory.value is None else trajectory.value,
+        target=None if compared.value is None else advantage + compared.value,
         action_mask=trajectory.action_mask,
         starts=trajectory.starts,
         carry=trajectory.carry,
