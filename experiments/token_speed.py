@@ -148,7 +148,7 @@ def update(config: Config, state, name: str) -> Case:
         start = reset_groups(policy, params, config.env, {}, key, config.num_envs, config.group_size)
         _, made = unroll(policy, config.env, params, start, key, num_steps=config.num_steps, auto_reset=False)
         made = one_carry_per_group(made, config.group_size) if config.share_prompts else made
-        return make_batch(config.algorithm, policy, made, None, state.hyperparams, config.group_size)
+        return make_batch(config.algorithm, policy, state.params, made, None, state.hyperparams, config.group_size)
 
     def step(carry, batch):
         learner, key = carry

@@ -134,7 +134,8 @@ def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case
     @jax.jit
     def first_batch(state):
         _, trajectory = rollout(config.policy, (state.rollout, state.key), state.params)
-        return make_batch(config.algorithm, config.policy, trajectory, None, state.hyperparams, config.group_size)
+        hyperparams, group_size = state.hyperparams, config.group_size
+        return make_batch(config.algorithm, config.policy, state.params, trajectory, None, hyperparams, group_size)
 
     def policy_rollout(carry, params):
         return rollout(config.policy, carry, params)

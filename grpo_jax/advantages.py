@@ -298,6 +298,26 @@ def whiten(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float =
     return centred / (_std(centred, valid, axis=None, ddof=ddof) + eps)
 
 
+def scale_by_rms(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float = 1e-8) -> jax.Array:
+    """Advantages over their root mean square, over all valid entries: signs stay as they are.
+
+        A / (sqrt(mean(A^2)) + eps)
+
+    For advantages relative to a baseline, which say by themselves what was better than expected.
+
+    Args:
+      advantages: any shape.
+      mask: the same shape, true on the valid entries; all of them without it.
+      eps: floor of the root mean square, in the units of the advantages.
+
+    Returns:
+      The same shape; exactly 0 if all valid entries are 0, and on invalid ones.
+    """
+    valid = jnp.ones(advantages.shape, bool) if mask is None else mask.astype(bool)
+    valued = jnp.where(valid, advantages, 0.0)
+    return valued / (_std(valued, valid, axis=None, ddof=0) + eps)
+
+
 def gae(
     rewards: jax.Array,
     values: jax.Array,
@@ -333,6 +353,28 @@ def gae(
     terminated, ended = terminated.astype(bool), jnp.logical_or(terminated, truncated)
     deltas = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
     return _accumulate(deltas, ended, discount * gae_lambda)
+
+
+def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array) -> jax.Array:
+    """Values of the true next observations, for `gae`: of the next step, or where a limit cut the episode of its end.
+
+    Args:
+      values: `[T, N]`, of the observation before each step.
+      final_values: `[F, N]`, of observations that no step begins with: in the order of truncation of the final ones of
+        truncated episodes, and last of what stands after the window. `F` = 1 where nothing follows an episode, whose
+        final observation then stands until the next step.
+      truncated: `[T, N]` bool.
+
+    Returns:
+      `[T, N]`; NaN where a rollout was truncated more often than there are values for.
+    """
+    following = jnp.concatenate([values[1:], final_values[-1:]])
+    if len(final_values) == 1:
+        return following
+    num_before = jnp.cumsum(truncated, axis=0) - truncated
+    for number, final_value in enumerate(final_values[:-1]):
+        following = jnp.where(truncated & (num_before == number), final_value, following)
+    return jnp.where(truncated & (num_before >= len(final_values) - 1), jnp.nan, following)
 
 
 def discounted_returns(rewards: jax.Array, ended: jax.Array, *, discount: float) -> jax.Array:

@@ -6,14 +6,15 @@
 from typing import NamedTuple
 
 from grpo_jax import slots, types
-from grpo_jax.advantages import whiten
+from grpo_jax.advantages import scale_by_rms, whiten
+from grpo_jax.baseline_slots import kernel_baseline, same_step_baseline, state_hash_baseline
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.groups import CONTINUE, FRESH, Start
+from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.losses import mean_of_sequence_means, mean_over_steps, sum_over_horizon
 
 
 class Algorithm(NamedTuple):
-    """The slots; `grpo_jax.types` has their signatures, `grpo_jax.slots` what can fill them."""
+    """The slots; `grpo_jax.types` has their signatures, `grpo_jax.slots` and `baseline_slots` what can fill them."""
 
     start: Start  # where rollouts begin, and whether episodes follow each other
     advantage: types.Advantage
@@ -23,6 +24,7 @@ class Algorithm(NamedTuple):
     penalties: tuple[types.Penalty, ...]
     reduce: types.Reduce
     critic: types.Critic | None  # None: no critic exists
+    baseline: types.Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
     reference: types.Reference | None = None  # None: no reference policy exists
     reward: types.Reward | None = None  # None leaves the rewards as they are
     kl_controller: types.KLController | None = None  # None: the KL coefficient is fixed
@@ -92,6 +94,13 @@ PPO = GRPO._replace(
 )
 """Proximal policy optimisation with GAE and a clipped critic."""
 
+KERNEL_GAE = PPO._replace(start=ANCHORED, critic=None, baseline=kernel_baseline, normalize=scale_by_rms)
+"""PPO without a critic: values of states are returns of similar ones in other environments."""
+SAME_STEP_GAE = KERNEL_GAE._replace(baseline=same_step_baseline)
+SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=slots.plain_value_loss)
+"""The critic bootstraps where the window ends, and nowhere else."""
+STATE_HASH = KERNEL_GAE._replace(advantage=slots.return_minus_value_advantage, baseline=state_hash_baseline)
+
 ALGORITHMS = {
     "grpo": GRPO,
     "grpo_return_to_go": GRPO_RETURN_TO_GO,
@@ -112,6 +121,10 @@ ALGORITHMS = {
     "clip_cov": CLIP_COV,
     "kl_cov": KL_COV,
     "ppo": PPO,
+    "kernel_gae": KERNEL_GAE,
+    "same_step_gae": SAME_STEP_GAE,
+    "same_step_critic": SAME_STEP_CRITIC,
+    "state_hash": STATE_HASH,
 }
 """The algorithms by the names that `Config` and the command lines take."""
 
@@ -135,6 +148,10 @@ PAPERS = {
     "clip_cov": "2505.22617",
     "kl_cov": "2505.22617",
     "ppo": "1707.06347",
+    "kernel_gae": "2604.28005",
+    "same_step_gae": "2402.14740",
+    "same_step_critic": "2402.14740",
+    "state_hash": "2505.10978",
 }
 """Where each is from: identifiers on arxiv.org."""
 

@@ -55,6 +55,7 @@ def collect(
             first_action=first_action,
             num_sharing=config.group_size if config.common_random_numbers else 1,
             discount=hyperparams.discount,
+            keep_final=config.algorithm.baseline is not None,
         )
         return start.keep(begun, ended), along_envs(trajectory, axis=1)
 

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import slots, updates
+from grpo_jax import rollout, slots, updates
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.distributions import make_distribution
 from grpo_jax.environments import Environment, make_environment
@@ -287,6 +287,11 @@ def _check_groups(config: Config) -> None:
             f"num_kept_groups={config.num_kept_groups} are to be chosen from {num_played} groups of "
             f"{config.group_size}, by how much members differ; keep at most {num_played}, of 2 members or more"
         )
+    if config.num_kept_groups is not None and config.algorithm.baseline is not None:
+        raise ConfigError(
+            "a baseline compares all environments that are played, and num_kept_groups leaves some out; leave out one "
+            "of the two"
+        )
     if config.common_random_numbers and config.group_size < 2:
         raise ConfigError("common_random_numbers=True needs members to share them, and group_size is 1; leave it out")
     if not start.all_actions:
@@ -352,10 +357,11 @@ def _check_slots(config: Config) -> None:
             "normalize_observations=True would change what a reference policy sees, and so the policy itself, with "
             "every rollout; leave one of the two out"
         )
-    if algorithm.critic is None and algorithm.advantage is slots.gae_advantage:
+    if algorithm.critic is None and algorithm.baseline is None and algorithm.advantage in slots.RELATIVE_TO_VALUES:
         raise ConfigError(
-            "gae_advantage needs the values of a critic, and the algorithm has none; set critic=clipped_value_loss, "
-            "or use an advantage without a critic, such as return_to_go_advantage"
+            f"{algorithm.advantage.__name__} needs the values of a critic or of a baseline, and the algorithm has "
+            "neither; set critic=clipped_value_loss or baseline=kernel_baseline, or use an advantage without, such as "
+            "return_to_go_advantage"
         )
     if not updates.of_whole_sequences(algorithm, policy) and algorithm.ratio in _OF_SEQUENCES:
         raise ConfigError(
@@ -388,7 +394,7 @@ def _check_slots(config: Config) -> None:
         params = policy.init(key)
         trajectory = _trajectory(config, params)
         hyperparams = _AnyHyperparams()
-        batch = updates.make_batch(algorithm, policy, trajectory, params, hyperparams, config.group_size)
+        batch = updates.make_batch(algorithm, policy, params, trajectory, params, hyperparams, config.group_size)
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
         return updates.minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams)
 
@@ -413,6 +419,11 @@ def _trajectory(config: Config, params) -> Trajectory:
         *(observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, real, carry),
         action_mask,
     )
+    if config.algorithm.baseline is not None:
+        num_finals = rollout.num_finals(config.env, config.window_steps, config.algorithm.start.auto_reset)
+        final = jax.tree.map(lambda leaf: jnp.zeros((num_finals, *leaf.shape[1:]), leaf.dtype), (observation, carry))
+        final_value = None if value is None else jnp.zeros((num_finals, shape[1]))
+        trajectory = trajectory._replace(final_observation=final[0], final_carry=final[1], final_value=final_value)
     if config.env.task is not None:
         parts = jnp.zeros((*shape, len(config.env.task.rewards)))
         trajectory = trajectory._replace(reward_parts=RewardParts(values=parts, weights=parts))

@@ -12,7 +12,7 @@ from grpo_jax.errors import ConfigError
 _SHARES = ("discount", "gae_lambda", "reference_decay", "covariance_fraction", "top_p")
 _NOT_NEGATIVE = (
     *("learning_rate", "final_learning_rate", "clip_low", "clip_high", "value_clip", "kl_limit", "max_grad_norm"),
-    *("adam_eps", "observation_clip", "reward_clip", "temperature"),
+    *("adam_eps", "observation_clip", "reward_clip", "temperature", "kernel_bandwidth"),
 )
 
 
@@ -34,6 +34,8 @@ class Hyperparams:
     """Discount per step, of GAE and of returns-to-go. Outcome scores are not discounted."""
     gae_lambda: float = 0.95
     """Trace of generalised advantage estimation: 0 is the one-step error, 1 is return minus value."""
+    kernel_bandwidth: float = 4.0
+    """Squared distance of two states at which a kernel baseline's weight falls to 1/e; of the mean one, if relative."""
     clip_low: float = 0.2
     """The probability ratio is clipped from below at 1 - clip_low."""
     clip_high: float = 0.2

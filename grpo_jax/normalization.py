@@ -91,7 +91,10 @@ def normalized(policy: Policy, statistics: Statistics | None, clip: jax.Array) -
     def sequence(params, observation, *rest):
         return policy.sequence(params, normalize(observation), *rest)
 
-    return policy._replace(step=step, sequence=sequence)
+    def features(params, observation, *rest):
+        return policy.features(params, normalize(observation), *rest)
+
+    return policy._replace(step=step, sequence=sequence, features=policy.features and features)
 
 
 def initial_normalizer(observation: jax.Array, *, observations: bool, rewards: bool) -> Normalizer:

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.advantages import next_values
 from grpo_jax.environments import Environment
 from grpo_jax.masking import mask_actions
 from grpo_jax.networks import Policy
@@ -27,6 +28,7 @@ def unroll(
     first_action: jax.Array | None = None,
     num_sharing: int = 1,
     discount: float | jax.Array = 1.0,
+    keep_final: bool = False,
 ) -> tuple[RolloutState, Trajectory]:
     """Acts for `num_steps` in every environment and records what happened.
 
@@ -55,14 +57,14 @@ def unroll(
       num_sharing: neighbouring environments that share all randomness but that of their actions (common random
         numbers); 1: none do.
       discount: of `discounted_return`.
+      keep_final: whether the trajectory keeps the final observations, for a baseline to value.
 
     Returns:
       Where the environments stand afterwards, and the trajectory `[T, B]`.
     """
     num_envs = state.episode_length.shape[0]
     num_draws = min(NUM_RESET_DRAWS, num_steps) if auto_reset else 0
-    # Where nothing follows an episode, its final observation stands until the next step, which values it.
-    num_slots = -(-num_steps // environment.max_steps) if policy.has_critic and auto_reset else 0
+    num_slots = num_finals(environment, num_steps, auto_reset) - 1 if policy.has_critic or keep_final else 0
     key_reset, key_steps = jax.random.split(key)
     # Constant, so no part of what the scan carries.
     environment_params, state = state.environment_params, state._replace(environment_params=None)
@@ -98,17 +100,30 @@ def unroll(
     start = (state, jnp.ones(num_envs, bool), nothing, none_yet, nothing)
     steps = jax.random.split(key_steps, num_steps), jnp.arange(num_steps) == 0
     (end, _, _, final, _), outputs = jax.lax.scan(step, start, steps)
-    next_value = None
+    last = (end.observation, end.policy_carry)
+    final = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), final, last)
+    final_value = next_value = None
     if policy.has_critic:
-        last = (end.observation, end.policy_carry)
-        followed = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), final, last)
-        bootstrap = jax.vmap(lambda observation, carry: policy.step(params, observation, carry)[1])(*followed)
-        next_value = jnp.concatenate([outputs["value"][1:], bootstrap[-1:]])
-        if auto_reset:
-            next_value = _where_truncated(outputs["truncated"], bootstrap[:-1], next_value)
+        final_value = jax.vmap(lambda observation, carry: policy.step(params, observation, carry)[1])(*final)
+        next_value = next_values(outputs["value"], final_value, outputs["truncated"])
     carry = jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(state.policy_carry))
     end = end._replace(environment_params=environment_params)
-    return end, Trajectory(next_value=next_value, carry=carry, **outputs)
+    trajectory = Trajectory(next_value=next_value, carry=carry, **outputs)
+    if keep_final:
+        observation, carry = final
+        trajectory = trajectory._replace(
+            final_observation=observation, final_carry=policy.sequence_carry(carry), final_value=final_value
+        )
+    return end, trajectory
+
+
+def num_finals(environment: Environment, num_steps: int, auto_reset: bool) -> int:
+    """How many observations of an environment no later step of its rollout begins with.
+
+    One stands after the window. Where episodes follow each other, there are also as many as can be truncated; where
+    nothing follows an episode, its final observation stands until the next step, which begins with it.
+    """
+    return 1 + (-(-num_steps // environment.max_steps) if auto_reset else 0)
 
 
 def begun_episodes(
@@ -182,17 +197,6 @@ def _step(
         "episode_length": after.episode_length,
         "discounted_return": after.discounted_return,
     }
-
-
-def _where_truncated(truncated, final_values, next_values):
-    """`[T, B]` values of the true next observations; `final_values` `[slots, B]` are in the order of truncation.
-
-    NaN where an environment was truncated more often than there are slots.
-    """
-    num_before = jnp.cumsum(truncated, axis=0) - truncated
-    for slot, final_value in enumerate(final_values):
-        next_values = jnp.where(truncated & (num_before == slot), final_value, next_values)
-    return jnp.where(truncated & (num_before >= len(final_values)), jnp.nan, next_values)
 
 
 def _select(condition, when_true, when_false):

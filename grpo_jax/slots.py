@@ -116,7 +116,7 @@ def whitened_score_advantage(trajectory: Trajectory, hyperparams: Hyperparams, g
 
 
 def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-    """Generalised advantage estimation on the critic's values."""
+    """Generalised advantage estimation on the values of the baseline, or else of the critic."""
     return advantages.gae(
         trajectory.reward,
         trajectory.value,
@@ -127,6 +127,14 @@ def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: 
         gae_lambda=hyperparams.gae_lambda,
     )
 
+
+def return_minus_value_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Discounted return-to-go in the window, minus the value of the baseline, or else of the critic."""
+    return jnp.where(trajectory.valid, _returns_to_go(trajectory, hyperparams) - trajectory.value, 0.0)
+
+
+RELATIVE_TO_VALUES = (gae_advantage, return_minus_value_advantage)
+"""The advantages that need a baseline or a critic."""
 
 # --- ratio -----------------------------------------------------------------------------------------------------------
 

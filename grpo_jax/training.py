@@ -89,7 +89,16 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         if config.share_prompts:
             learnt = one_carry_per_group(learnt, config.group_size)
         learnt = learnt_rewards(normalizer, learnt, hyperparams.reward_clip)
-        batch = make_batch(algorithm, policy, learnt, state.reference_params, hyperparams, config.group_size)
+        batch = make_batch(
+            algorithm,
+            policy,
+            state.params,
+            learnt,
+            state.reference_params,
+            hyperparams,
+            config.group_size,
+            config.num_windows,
+        )
 
         learner, update_metrics = update_epochs(
             algorithm,

@@ -49,6 +49,11 @@ class Trajectory(NamedTuple):
     carry: PyTree  # memory of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
     action_mask: jax.Array | None = None  # [T, B, num_actions] bool: the legal ones; None where all always are
     reward_parts: RewardParts | None = None  # each [T, B, K]; None where the environment does not tell them
+    # What no later step begins with, for a baseline to value: in the order of truncation the true final observations
+    # of truncated episodes, and last what stands after the window; None without a baseline.
+    final_observation: jax.Array | None = None  # [F, B, ...]
+    final_carry: PyTree = None  # memory of the policy there, each leaf [F, B, ...]
+    final_value: jax.Array | None = None  # [F, B] of the critic there, None without one
 
     @property
     def starts(self) -> jax.Array:
@@ -72,8 +77,8 @@ class Batch(NamedTuple):
     advantage: jax.Array  # [S, N]
     mask: jax.Array  # [S, N] bool
     weight: jax.Array  # [S, N] in the loss of the whole batch
-    value: jax.Array | None  # [S, N] behaviour critic
-    target: jax.Array | None  # [S, N] what the critic regresses on
+    value: jax.Array | None  # [S, N] behaviour critic, or without one the baseline
+    target: jax.Array | None  # [S, N] advantage plus what it is relative to: what the critic regresses on
     starts: jax.Array  # [S, N] bool: first steps of episodes
     carry: PyTree  # memory of the behaviour policy before the first step, [1, N, ...], or one for each group
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool: the legal ones; None where all always are
@@ -108,6 +113,15 @@ class TrainState:
 
 
 # --- the signatures of an algorithm's slots --------------------------------------------------------------------------
+
+
+class Baseline(Protocol):
+    """What states are worth, told by the returns of other environments."""
+
+    def __call__(
+        self, trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """Of the observations, `[T, B]`, and of the final ones, `[F, B]`; the parameters are those that acted."""
 
 
 class Advantage(Protocol):

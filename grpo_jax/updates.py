@@ -1,5 +1,6 @@
 """From a trajectory to new parameters: the loss that an algorithm's slots compose, and the epochs that descend it."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from grpo_jax import divergences, losses
+from grpo_jax.advantages import next_values
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.groups import first_members
 from grpo_jax.hyperparams import Hyperparams
@@ -49,13 +51,18 @@ def of_whole_sequences(algorithm: Algorithm, policy: Policy) -> bool:
 def make_batch(
     algorithm: Algorithm,
     policy: Policy,
+    params: PyTree,
     trajectory: Trajectory,
     reference_params: PyTree,
     hyperparams: Hyperparams,
     group_size: int,
+    num_windows: int = 1,
 ) -> Batch:
     """The samples of a trajectory; all that stays fixed during the epochs is computed here, once.
 
+    `params` are those that acted. A baseline sees one of the windows at a time: the later ones know what came of the
+    actions of the earlier. Advantages are relative to the values of the algorithm's baseline; where it has a
+    critic too, the critic's own predictions are what `Batch.value` holds.
     A reference policy with memory starts each rollout from its initial carry: in a window that begins in the middle of
     an episode it has not seen what came before.
     """
@@ -76,7 +83,14 @@ def make_batch(
         reward = algorithm.reward(trajectory, kl, hyperparams)
         trajectory = trajectory._replace(reward=_shaped("reward", reward, trajectory.reward))
 
-    advantage = _shaped("advantage", algorithm.advantage(trajectory, hyperparams, group_size), trajectory.reward)
+    compared = trajectory
+    if algorithm.baseline is not None:
+        value, final_value = _of_each_window(
+            lambda window: algorithm.baseline(window, policy, params, hyperparams, group_size), trajectory, num_windows
+        )
+        value = _shaped("baseline", value, trajectory.reward)
+        compared = trajectory._replace(value=value, next_value=next_values(value, final_value, trajectory.truncated))
+    advantage = _shaped("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
     mask = trajectory.valid
     if algorithm.greedy_member:
         mask &= ~first_members(mask.shape[1], group_size)
@@ -95,8 +109,8 @@ def make_batch(
         advantage=advantage,
         mask=mask,
         weight=_shaped("reduce", algorithm.reduce(mask), mask),
-        value=trajectory.value,
-        target=None if trajectory.value is None else advantage + trajectory.value,
+        value=compared.value if trajectory.value is None else trajectory.value,
+        target=None if compared.value is None else advantage + compared.value,
         action_mask=trajectory.action_mask,
         starts=trajectory.starts,
         carry=trajectory.carry,
@@ -104,6 +118,15 @@ def make_batch(
     if not of_whole_sequences(algorithm, policy):
         batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
     return jax.lax.stop_gradient(batch)
+
+
+def _of_each_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:
+    """What the function makes of each window of a trajectory `[T, W * B]`, side by side again."""
+    if num_windows == 1:
+        return function(trajectory)
+    windows = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], num_windows, -1, *leaf.shape[2:]), trajectory)
+    values = jax.vmap(function, in_axes=1, out_axes=1)(windows)
+    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], -1), values)
 
 
 def live_groups(advantage: jax.Array, mask: jax.Array, group_size: int) -> jax.Array:

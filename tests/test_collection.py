@@ -171,7 +171,7 @@ def test_a_group_of_actions_has_the_gradient_of_their_expectation():
         state.hyperparams, *jax.random.split(jax.random.key(1)),
     )  # fmt: skip
     assert trajectory.action[0].tolist() == [0, 1] * 4
-    batch = make_batch(algorithm, known_policy, trajectory, None, state.hyperparams, 2)
+    batch = make_batch(algorithm, known_policy, params, trajectory, None, state.hyperparams, 2)
     weight, advantage = np.asarray(batch.weight), np.asarray(batch.advantage)
     logits = np.array([0.3, -0.4])
     probability = np.exp(logits) / np.exp(logits).sum()

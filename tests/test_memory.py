@@ -94,7 +94,8 @@ def test_bootstraps_use_the_memory_of_that_moment(continued):
 
 def test_the_first_gradient_is_on_policy_and_that_of_its_parts(continued):
     config, state, (_, trajectory) = continued
-    batch = make_batch(config.algorithm, config.policy, trajectory, state.params, state.hyperparams, 1)
+    params = state.params
+    batch = make_batch(config.algorithm, config.policy, params, trajectory, params, state.hyperparams, 1)
     assert batch.mask.shape == (7, 6) and batch.carry["actor"].shape == (1, 6, 4)
 
     @jax.jit
@@ -143,7 +144,8 @@ def test_what_follows_the_end_of_an_episode_is_not_learnt_from(one_episode):
 
     @jax.jit
     def gradient(trajectory):
-        batch = make_batch(config.algorithm, config.policy, trajectory, state.params, state.hyperparams, 4)
+        params = state.params
+        batch = make_batch(config.algorithm, config.policy, params, trajectory, params, state.hyperparams, 4)
         return minibatch_gradient(
             config.algorithm, config.policy, state.params, batch, jnp.arange(8), state.hyperparams
         )

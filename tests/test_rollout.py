@@ -12,7 +12,7 @@ from probes import FOREVER, Probe, bits, known_params, known_policy, standing
 
 from grpo_jax import Config, Hyperparams, advantages, make_init
 from grpo_jax.environments import make_environment
-from grpo_jax.rollout import NUM_RESET_DRAWS, _where_truncated, unroll
+from grpo_jax.rollout import NUM_RESET_DRAWS, unroll
 
 ONLY_ACTION_0 = (0.0, -np.inf)
 probe = make_environment(Probe(), {"bonus": 0.5})
@@ -239,9 +239,9 @@ class TwoLifetimes(Environment):
 
 
 def test_truncation_more_often_than_the_limit_allows_is_not_a_number():
-    next_values, final_values = jnp.arange(11.0, 19.0)[:, None], jnp.array([[20.0]])  # one slot
+    values, final_values = jnp.arange(10.0, 18.0)[:, None], jnp.array([[20.0], [18.0]])  # one slot, and the end
     truncated = jnp.isin(jnp.arange(8), jnp.array([1, 4, 7]))[:, None]
-    actual = _where_truncated(truncated, final_values, next_values)
+    actual = advantages.next_values(values, final_values, truncated)
     np.testing.assert_array_equal(actual[:, 0], [11, 20, 13, 14, np.nan, 16, 17, np.nan])
 
 

@@ -27,7 +27,8 @@ def rolled_out(algorithm, **fields):
     _, trajectory = unroll(
         config.policy, config.env, state.params, rollout, jax.random.key(2), num_steps=16, auto_reset=start.auto_reset
     )
-    batch = make_batch(config.algorithm, config.policy, trajectory, state.params, state.hyperparams, config.group_size)
+    params, hyperparams = state.params, state.hyperparams
+    batch = make_batch(config.algorithm, config.policy, params, trajectory, params, hyperparams, config.group_size)
     return config, state, trajectory, batch
 
 
@@ -172,7 +173,7 @@ def test_the_kl_penalty_moves_into_the_reward():
     config, state, trajectory, _ = rolled_out(algorithm)
     reference = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
     hyperparams = state.hyperparams.replace(kl_coef=jnp.float32(50.0))
-    batch = make_batch(config.algorithm, config.policy, trajectory, reference, hyperparams, 4)
+    batch = make_batch(config.algorithm, config.policy, state.params, trajectory, reference, hyperparams, 4)
     reference_logits, _ = config.policy.sequence(
         reference, trajectory.observation, config.policy.initial_carry(None, 8), trajectory.starts
     )

@@ -117,7 +117,7 @@ def gradient(rollout):
 
     @functools.partial(jax.jit, static_argnames="algorithm")
     def of(trajectory, algorithm=GRPO):
-        batch = make_batch(algorithm, policy, trajectory, None, state.hyperparams, config.group_size)
+        batch = make_batch(algorithm, policy, None, trajectory, None, state.hyperparams, config.group_size)
         batch = batch._replace(advantage=jnp.where(batch.mask, jnp.arange(8.0) - 3.0, 0.0))
         return minibatch_gradient(algorithm, policy, state.params, batch, jnp.arange(8), state.hyperparams)[1:]
 
@@ -150,7 +150,7 @@ def test_no_part_with_a_valid_member_is_skipped(rollout):
 
     @functools.partial(jax.jit, static_argnums=0)
     def gradient(num_parts):
-        batch = make_batch(GRPO, policy, shared, None, state.hyperparams, config.group_size)
+        batch = make_batch(GRPO, policy, None, shared, None, state.hyperparams, config.group_size)
         batch = batch._replace(mask=batch.mask & (jnp.arange(8) % 4 == 3))  # one member of each group
         order = jnp.arange(8)
         return minibatch_gradient(GRPO, policy, state.params, batch, order, state.hyperparams, num_parts)[2]
@@ -167,7 +167,7 @@ def test_completions_cut_by_length_are_filtered_on_request(rollout, gradient):
 
     @functools.partial(jax.jit, static_argnums=0)
     def mask(algorithm):
-        return make_batch(algorithm, policy, trajectory, None, state.hyperparams, config.group_size).mask
+        return make_batch(algorithm, policy, None, trajectory, None, state.hyperparams, config.group_size).mask
 
     assert np.array_equal(mask(GRPO), trajectory.valid)
     assert np.array_equal(mask(GRPO._replace(filter_overlong=True)), trajectory.valid & ~cut)

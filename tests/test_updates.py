@@ -35,7 +35,7 @@ def rollout():
 
 
 def batch_of(rollout, algorithm):
-    return make_batch(algorithm, known_policy, rollout, None, HYPERPARAMS, GROUP_SIZE)
+    return make_batch(algorithm, known_policy, PARAMS, rollout, None, HYPERPARAMS, GROUP_SIZE)
 
 
 @functools.partial(jax.jit, static_argnames=("algorithm", "num_minibatches", "num_microbatches"))

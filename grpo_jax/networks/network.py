@@ -27,7 +27,7 @@ class Network(nn.Module):
     heads: tuple[Head, ...]
 
     @nn.compact
-    def __call__(self, x: jax.Array, carry: Any, starts: jax.Array) -> tuple[list[jax.Array], Any]:
+    def __call__(self, x: jax.Array, carry: Any, starts: jax.Array) -> tuple[list[jax.Array], jax.Array, Any]:
         """Runs over a sequence; only the memory goes step by step.
 
         Args:
@@ -36,7 +36,8 @@ class Network(nn.Module):
           starts: `[S, N]` bool: the first observation of an episode; anything without memory.
 
         Returns:
-          The output of each head, `[S, N, num_outputs]`, and the carry after the last step.
+          The output of each head, `[S, N, num_outputs]`, what the heads read, `[S, N, features]`, and the carry after
+          the last step.
         """
         batch_shape = x.shape[:2]
         x = self.torso(x.reshape(-1, *x.shape[2:]))
@@ -44,7 +45,7 @@ class Network(nn.Module):
             x, carry = GRU(self.memory_size)(x.reshape(*batch_shape, -1), carry, starts)
             x = x.reshape(-1, self.memory_size)
         outputs = [Dense(head.num_outputs, kernel_init=orthogonal(head.scale))(x) for head in self.heads]
-        return [output.reshape(*batch_shape, -1) for output in outputs], carry
+        return [output.reshape(*batch_shape, -1) for output in outputs], x.reshape(*batch_shape, -1), carry
 
     def initial_carry(self, num_envs: int) -> Any:
         """`[num_envs, memory_size]` of zeros; () without memory."""

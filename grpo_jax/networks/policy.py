@@ -30,6 +30,8 @@ class Policy(NamedTuple):
     has_critic: bool
     has_memory: bool  # whether a sequence is more than its steps, each by itself
     sequence_carry: Callable = lambda carry: carry  # (carry) -> as much of it as sequence reads
+    # (params, observation [S, N, ...], carry, starts [S, N]) -> [S, N, F]: what the actor's head reads; None: not told
+    features: Callable | None = None
     max_steps: int | None = None  # the most steps that the carry can take; None for any number
     support: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: what may be sampled; None for all
 
@@ -92,6 +94,7 @@ def make_policy(
         distribution=distribution,
         has_critic=critic,
         has_memory=memory == "gru",
+        features=functools.partial(_features, networks),
     )
 
 
@@ -116,13 +119,19 @@ def _forward(networks, distribution, params, observations, carry, starts):
     """Distribution parameters `[S, N, P]`, values `[S, N]` or None, and the carry after the last step."""
     outputs, after = [], {}
     for name, net in networks.items():
-        heads, after[name] = net.apply({"params": params[name]}, observations, carry[name], starts)
+        heads, _, after[name] = net.apply({"params": params[name]}, observations, carry[name], starts)
         outputs += heads
     parameters, *critic = outputs
     if distribution.num_free:
         free = jnp.broadcast_to(params["free"], (*parameters.shape[:-1], distribution.num_free))
         parameters = jnp.concatenate([parameters, free], axis=-1)
     return parameters, critic[0][..., 0] if critic else None, after
+
+
+def _features(networks, params, observations, carry, starts):
+    """What the head of the actor reads, whose network is the first."""
+    name, net = next(iter(networks.items()))
+    return net.apply({"params": params[name]}, observations, carry[name], starts)[1]
 
 
 def _make_torso(shape, network, hidden_sizes, conv_channels, activation, scale) -> Callable:
