@@ -5,6 +5,8 @@ so subtracting it leaves the policy gradient unbiased. Steps that are not valid,
 tell nothing about others.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -88,9 +90,9 @@ def kernel_values(
 
     R are discounted returns-to-go, bootstrapped where a limit or the window cut them. The value of such a final state
     is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped likewise:
-    two iterations from 0. What bootstraps the return of j in a value of i leaves i out as well, so that no reward and no
-    later state of a rollout has a part in any value of its own. A kernel regression, as in kernelised advantage
-    estimation (https://arxiv.org/abs/2604.28005), over states in place of training time.
+    two iterations from 0. A rollout is compared with others alone; only through what bootstraps theirs can its own
+    rewards have a part in its values, a small one. A kernel regression, as in kernelised advantage estimation
+    (https://arxiv.org/abs/2604.28005), over states in place of training time.
 
     Args:
       features: `[T, N, ...]`, any dtype: what states are compared by.
@@ -105,9 +107,8 @@ def kernel_values(
       reach: how many steps earlier and later the others' states may be. Static.
 
     Returns:
-      Values `[T, N]` and `[F, N]`, in the units of the returns; 0 where there is no other to learn from: to bootstrap,
-      three rollouts are needed. With `relative` or `standardize` a rollout has a part in its own values, through the
-      scale alone.
+      Values `[T, N]` and `[F, N]`, in the units of the returns; 0 where there is no other to learn from. With
+      `relative` or `standardize` a rollout has a part in its own values, through the scale alone.
     """
     (num_steps, num_envs), num_finals = rewards.shape, len(final_features)
     features, final_features = (x.reshape(*x.shape[:2], -1) for x in (features, final_features))
@@ -125,35 +126,34 @@ def kernel_values(
         return ((x.astype(jnp.float32) - origin) * scale).reshape(-1, x.shape[-1])
 
     # A return is linear in the final values: what it is without them, and the factor of each.
-    def returns(rewards, of_finals):
-        final_values = jnp.broadcast_to(of_finals[:, None], (num_finals, num_envs))
-        return bootstrapped_returns(rewards, final_values, terminated, truncated, discount=discount)
-
-    own_part = returns(rewards, jnp.zeros(num_finals))
-    factors = jax.vmap(lambda one: returns(jnp.zeros_like(rewards), one))(jnp.eye(num_finals))
+    unit = jnp.broadcast_to(jnp.eye(num_finals)[..., None], (num_finals, num_finals, num_envs))
+    returns_of = functools.partial(
+        bootstrapped_returns, terminated=terminated, truncated=truncated, discount=discount
+    )
+    own_part = returns_of(rewards, jnp.zeros((num_finals, num_envs)))
+    factors = jax.vmap(lambda one: returns_of(jnp.zeros_like(rewards), one))(unit)
     counted = mask.astype(bool) & jnp.isfinite(own_part)
     terms = jnp.where(counted[..., None], jnp.stack([own_part, *factors], axis=-1), 0.0)  # [T, N, 1 + F]
 
     half = max(num_steps // 2, 1)
     log_weights, means = _of_each_rollout(embed(final_features), embed, features, terms, counted, bandwidth, half)
-    nothing = jnp.zeros((num_finals, num_envs, num_envs))
-    left_out = _leaving_out(log_weights, means, _leaving_out(log_weights, means, nothing))
-    final_values = jnp.diagonal(left_out, axis1=1, axis2=2)
+    weights = _softmax(log_weights, ~jnp.tile(jnp.eye(num_envs, dtype=bool), (num_finals, 1)))
+    final_values = jnp.zeros((num_finals, num_envs))
+    for _ in range(2):
+        returns = means[..., 0] + jnp.sum(means[..., 1:] * final_values.T, axis=-1)
+        final_values = jnp.sum(weights * returns, axis=1).reshape(num_finals, num_envs)
+    returns = terms[..., 0] + jnp.sum(terms[..., 1:] * final_values.T, axis=-1)
 
-    padded = [
-        jnp.pad(x, ((reach, reach), *((0, 0),) * (x.ndim - 1))) for x in (features, terms, counted)
-    ]
+    padded = [jnp.pad(x, ((reach, reach), *((0, 0),) * (x.ndim - 1))) for x in (features, returns, counted)]
     not_own = jnp.tile(~jnp.eye(num_envs, dtype=bool), (1, 2 * reach + 1))
 
     def value(now):
         step, x = now
-        others, terms, counted = jax.tree.map(
+        others, returns, counted = jax.tree.map(
             lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, step, 2 * reach + 1), padded
         )
         weights = _similarity(_squared_distances(embed(x), embed(others)), not_own & counted.reshape(-1), bandwidth)
-        weights = weights.reshape(num_envs, -1, num_envs)
-        parts = jnp.einsum("isj,sjc->cij", weights, terms, precision=HIGHEST)
-        return jnp.sum(parts[0], axis=1) + jnp.einsum("fij,fji->i", parts[1:], left_out, precision=HIGHEST)
+        return jnp.matmul(weights, returns.reshape(-1), precision=HIGHEST)
 
     return jax.lax.map(value, (jnp.arange(num_steps), features)), final_values
 
@@ -184,27 +184,6 @@ def _of_each_rollout(queries, embed, features, terms, counted, bandwidth, num_st
     (nearest, total, sums), _ = jax.lax.scan(step, start, xs)
     nearest = nearest - jnp.min(nearest, axis=1, keepdims=True)  # large numbers over a small bandwidth overflow
     return jnp.log(total) - nearest / bandwidth, sums / jnp.maximum(total, CLOSEST)[..., None]
-
-
-def _leaving_out(log_weights, means, final_values):
-    """Values `[F, N, N]` of the final states of each rollout j, with its own returns and those of i left out.
-
-        V[f, j, i] = sum_{l != i, j} w_fjl (R_l + sum_g D_lg final_values[g, l, i]),  w = softmax over l != i, j
-    """
-    num_finals, num_envs, _ = final_values.shape
-    own_part, factors = means[..., 0], jnp.moveaxis(means[..., 1:], -1, 0)  # [Q, N], [F, Q, N]
-    itself = jnp.tile(jnp.eye(num_envs, dtype=bool), (num_finals, 1))
-    weights = _softmax(log_weights, ~itself)
-    others = jnp.einsum("gql,gli->qi", weights * factors, final_values, precision=HIGHEST)
-    others += jnp.sum(weights * own_part, axis=1, keepdims=True)
-    left_out = weights * (own_part + jnp.einsum("gqi,gii->qi", factors, final_values))
-    values = (others - left_out) / (1.0 - weights)
-    # Nothing is left of that difference if i weighs most, which one i can: there the others are weighed by themselves.
-    heaviest = jax.nn.one_hot(jnp.argmax(weights, axis=1), num_envs, dtype=bool)
-    weights = _softmax(log_weights, ~itself & ~heaviest)
-    seen = jnp.moveaxis(final_values[:, :, jnp.argmax(heaviest, axis=1)], 2, 1)  # [F, Q, N]
-    alone = jnp.sum(weights * (own_part + jnp.sum(factors * seen, axis=0)), axis=1, keepdims=True)
-    return jnp.where(heaviest, alone, values).reshape(num_finals, num_envs, num_envs)
 
 
 def _similarity(distances, allowed, bandwidth):
