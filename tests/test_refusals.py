@@ -67,6 +67,7 @@ FLAGS = {
     "not a number": ("--learning-rate nan", "learning_rate=nan is not a number"),
     "negative rate": ("--learning-rate -1", "learning_rate=-1.0 is negative"),
     "discount above 1": ("--discount 1.5", "discount=1.5 must be between 0 and 1"),
+    "top p that nothing reads": ("--top-p 0.9", "write --truncate-sampling"),
     "budget of nan": ("--total-steps nan", "total_steps=nan"),
     "budget too small": ("--total-steps 31", "does not allow one iteration"),
     "no seeds": ("--num-seeds 0", "num_seeds=0"),
