@@ -93,7 +93,7 @@ OF_ENVIRONMENTS = {
     # Of 2,500 steps each, so that fewer episodes must do.
     "Freeway-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO | {"num_envs": 16}},
     "FrozenLake-misc": {"grpo": {"learning_rate": 1e-3, "entropy_coef": 0.02}},
-    "tokens:addition-2": {"any": TOKENS | {"learning_rate": 3e-4}},
+    "tokens:addition-2": {"any": TOKENS | {"learning_rate": 1e-4}},
     "Pong-misc": {"any": {"network": "mlp", "num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
 }
 """ "any" holds for all algorithms, "ppo" and "grpo" for those with and without a critic."""
@@ -134,7 +134,7 @@ class TokenTask(NamedTuple):
 
 TOKEN_TASKS = {
     "sort": TokenTask(total_steps=1_000_000, target=0.5),
-    "addition": TokenTask(total_steps=4_000_000, target=0.5, learning_rate=1e-3),
+    "addition": TokenTask(total_steps=4_000_000, target=0.7, learning_rate=1e-3),
     "countdown": TokenTask(total_steps=4_000_000, target=0.4, learning_rate=1e-3),
 }
 """By the name before the size."""
@@ -144,5 +144,6 @@ REWARD_HACKING = TokenTask(total_steps=200_000, target=0.02)
 
 
 def token_task(task: str) -> TokenTask:
-    """Of a task's name, such as "sort-5"; of one without settings, addition's."""
-    return TOKEN_TASKS.get(task.partition("-")[0], TOKEN_TASKS["addition"])
+    """Of a task's name, such as "sort-5"."""
+    others = TokenTask(total_steps=4_000_000, target=0.5, learning_rate=1e-3)
+    return TOKEN_TASKS.get(task.partition("-")[0], others)

@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -39,35 +41,56 @@ EXACT_MATCH = Score(_exact_match, f"exact match of greedy answers to {NUM_FINAL}
 
 
 def warm_started(
-    config: Config, keys: jax.Array, *, target: float, learning_rate: float, path: Path | None, console: Console
+    config: Config, keys: jax.Array, *, target: float, learning_rate: float, paths: Sequence[Path], console: Console
 ) -> WarmStart:
-    """A warm start, from the file if there is one already, else made, and kept there if there is a path."""
+    """A warm start, from the files that there are, else made; then all of them keep it.
+
+    Raises:
+      ConfigError: a file has a warm start made otherwise, two differ, or the target was not reached.
+    """
     about = {
         "task": config.env.task.name,
         "target": target,
-        "keys": np.asarray(jax.random.key_data(keys)),
+        "learning_rate": learning_rate,
+        "keys": np.asarray(jax.random.key_data(keys)).tolist(),
         **{field.name: str(getattr(config, field.name)) for field in dataclasses.fields(Architecture)},
     }
-    if path is not None and path.exists():
-        saved = serialization.msgpack_restore(path.read_bytes())
-        for name, value in about.items():
-            if not np.array_equal(saved["about"].get(name), value):
-                raise ConfigError(f"the warm start in {path} has another {name}; name another file")
-        console.print(f"Warm start from {path}: sampled accuracy {_shares(saved['accuracy'])}", highlight=False)
-        return WarmStart(saved["params"], saved["accuracy"], saved["updates"])
 
     def report(accuracy, updates):
         console.print(f"warm start, {updates.max()} updates: sampled accuracy {_shares(accuracy)}", highlight=False)
 
-    made = warm_start(config, keys, target=target, learning_rate=learning_rate, report=report)
-    if (made.accuracy < target).any():
-        raise ConfigError(f"the warm start did not reach a sampled accuracy of {target} in all seeds; lower the target")
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(serialization.msgpack_serialize({**made._asdict(), "about": about}))
-        temporary.replace(path)
-    return made
+    start = None
+    for path in paths:
+        if path.exists():
+            kept = _read_warm_start(path, about)
+            if start is not None and not jax.tree.all(jax.tree.map(np.array_equal, start.params, kept.params)):
+                raise ConfigError(f"the warm start in {path} has other params than {paths[0]}; name another file")
+            start = kept
+            console.print(f"Warm start from {path}: sampled accuracy {_shares(start.accuracy)}", highlight=False)
+    if start is None:
+        start = warm_start(config, keys, target=target, learning_rate=learning_rate, report=report)
+        if (start.accuracy < target).any():
+            raise ConfigError(f"the warm start did not reach a sampled accuracy of {target} in all seeds; lower it")
+    for path in paths:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            temporary.write_bytes(serialization.msgpack_serialize({**start._asdict(), "about": about}))
+            temporary.replace(path)
+    return start
+
+
+def _read_warm_start(path: Path, about: Mapping[str, Any]) -> WarmStart:
+    """What a file has, if that was made as `about` says."""
+    saved = serialization.msgpack_restore(path.read_bytes())
+    made = saved.pop("about")
+    for name, value in about.items():
+        if made.get(name) != value:
+            raise ConfigError(
+                f"{name} is {value!r} here, and {made.get(name)!r} in the warm start {path}; write what that was made "
+                "with, or name another file (--warm-start), for a new run another folder (--out)"
+            )
+    return WarmStart(**saved)
 
 
 def as_started(config: Config, actor: PyTree, keys: jax.Array) -> PyTree:
@@ -99,21 +122,23 @@ class Watch:
     """Answers to held-out prompts, before, along and after each run, kept in accuracy.json.
 
     Args:
-      out: where.
+      out: where; an accuracy.json that is there is continued.
       key: of the prompts, which stay the same along all runs.
       num_points: of each run, about.
     """
 
     def __init__(self, out: Path, key: jax.Array, num_points: int = 20):
-        self.curves: dict[str, list[Point]] = {}
-        self._out, self._key, self._num_points = out, key, num_points
+        self._path, self._key, self._num_points = out / "accuracy.json", key, num_points
+        self.curves: dict[str, list[Point]] = self._kept()
         self._programs = {}
 
     def __call__(self, plan: Plan, progress: Progress) -> None:
         """As `Study.run_all` calls it."""
-        points = self.curves.setdefault(plan.label, [])
         distance = int(plan.hyperparams.total_steps) / self._num_points
         steps = np.asarray(progress.steps)
+        # A run that goes on from a checkpoint makes again what came after it.
+        points = [point for point in self.curves.get(plan.label, []) if (point.steps < steps).any()]
+        self.curves[plan.label] = points
         done = steps.max() + plan.config.steps_per_iteration > plan.hyperparams.total_steps
         if points and not done and (steps - points[-1].steps).max() < distance:
             return
@@ -125,7 +150,17 @@ class Watch:
             Point(steps, greedy.mean((1, 2)), sampled.mean((1, 2)), pass_at_k(sampled, 8), formed.mean((1, 2)))
         )
         curves = {name: [point._asdict() for point in points] for name, points in self.curves.items()}
-        write_json(self._out / "accuracy.json", curves)
+        write_json(self._path, curves)
+
+    def _kept(self) -> dict[str, list[Point]]:
+        """The curves in accuracy.json, of the process that a resumed run began in."""
+        if not self._path.exists():
+            return {}
+        curves = json.loads(self._path.read_text())
+        return {
+            label: [Point(**{name: np.array(values) for name, values in point.items()}) for point in points]
+            for label, points in curves.items()
+        }
 
     def _answers(self, config: Config):
         def answers(params, key):

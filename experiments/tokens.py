@@ -35,7 +35,7 @@ class Arguments(StudyArguments):
     target: float | None = None
     """Sampled accuracy at which the warm start ends; what suits the task if left out."""
     warm_start: Path | None = None
-    """File of the warm start: read if there is one, written if not."""
+    """File of a warm start that runs share: read if there is one, written if not; --out keeps a copy."""
 
 
 def preparation(arguments: Arguments) -> TokenTask:
@@ -96,6 +96,8 @@ def reward_hacking(arguments: Arguments) -> list[Plan]:
 
 
 def main(arguments: Arguments) -> None:
+    if jax.process_count() > 1:
+        raise ConfigError("warm starts and accuracies are of one process so far; leave --coordinator out")
     if arguments.compare and arguments.reward_hacking:
         raise ConfigError("--compare and --reward-hacking are two experiments; run one after the other")
     if arguments.compare:
@@ -114,7 +116,7 @@ def main(arguments: Arguments) -> None:
         keys,
         target=arguments.target or preparation(arguments).target,
         learning_rate=preparation(arguments).learning_rate,
-        path=arguments.warm_start,
+        paths=[study.out / "warm_start.msgpack", *filter(None, [arguments.warm_start])],
         console=study.console,
     )
 

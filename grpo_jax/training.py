@@ -204,6 +204,8 @@ class RunResult(NamedTuple):
 def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
     """Raises ConfigError if the budget of some row does not allow a single iteration, or a number makes no sense."""
     hyperparams.check()
+    if not config.truncate_sampling and (np.min(hyperparams.top_k) < math.inf or np.min(hyperparams.top_p) < 1):
+        raise ConfigError("top_k and top_p have no effect without truncate_sampling=True; write --truncate-sampling")
     smallest = float(np.min(hyperparams.total_steps))
     if not smallest >= config.steps_per_iteration:
         raise ConfigError(

@@ -6,17 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tyro
 
-from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, tokens, train
+from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, token_runs, tokens, train
 from experiments.study import Run
 from grpo_jax import Config, Hyperparams
 from grpo_jax.errors import ConfigError
-from grpo_jax.training import RunResult
+from grpo_jax.training import Progress, RunResult
 
 
 @pytest.fixture(autouse=True)
@@ -212,26 +214,56 @@ def test_the_suite_adds_an_environment_to_its_results(tmp_path, capsys, monkeypa
     assert "Catch-bsuite" in capsys.readouterr().out
 
 
+def test_accuracies_go_on_where_a_checkpoint_was(tmp_path, monkeypatch):
+    """Of 20 points of a run to 4000 tokens, one each 200: killed after 700, resumed from a checkpoint at 500."""
+    plan = SimpleNamespace(
+        label="grpo", config=SimpleNamespace(steps_per_iteration=100), hyperparams=SimpleNamespace(total_steps=4000)
+    )
+
+    def answers(config, params, key, *, greedy=False, **others):
+        return SimpleNamespace(**dict.fromkeys(("correct", "well_formed"), jnp.full((4, 8), params)))
+
+    monkeypatch.setattr(token_runs, "answer", answers)
+
+    def watched(out, *steps):
+        watch = token_runs.Watch(out, jax.random.key(0))
+        for step in steps:
+            states = SimpleNamespace(params=jnp.array([step / 4000, 0.0]))
+            watch(plan, Progress(states, np.array([step, step // 2]), step // 100, 0.0))
+        return (out / "accuracy.json").read_text()
+
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    whole = watched(tmp_path / "whole", *range(0, 4100, 100))
+    assert [point["steps"][0] for point in json.loads(whole)["grpo"]] == list(range(0, 4001, 200))
+    watched(tmp_path / "killed", *range(0, 800, 100))
+    assert watched(tmp_path / "killed", *range(500, 4100, 100)) == whole
+    assert watched(tmp_path / "killed", 4000) == whole
+
+
 @pytest.mark.slow
 def test_token_tasks_are_warmed_up_trained_and_shown(tmp_path, capsys):
     kept = tmp_path / "start.msgpack"
+    out = tmp_path / "out"
     arguments = tokens.Arguments(
-        task="sort-2", num_seeds=2, total_steps=3200, target=0.05, warm_start=kept, out=tmp_path / "out"
+        task="sort-2", num_seeds=2, total_steps=3200, target=0.05, warm_start=kept, out=out, checkpoint_every=1
     )
     tokens.main(arguments)
-    run = summary_of(tmp_path / "out")["runs"][0]
+    run = summary_of(out)["runs"][0]
     assert run["environment"] == "tokens:sort-2" and all(0 <= score <= 1 for score in run["final_return"]["per_seed"])
-    curve = json.loads((tmp_path / "out" / "accuracy.json").read_text())["grpo"]
+    curve = json.loads((out / "accuracy.json").read_text())["grpo"]
     assert [len(point["sampled"]) for point in curve] == [2] * 3 and curve[0]["steps"] == [0, 0]
-    assert (tmp_path / "out" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert "after the warm start" in printed and "after training" in printed and "exact match" in printed
 
     before = kept.read_bytes()
-    arguments = dataclasses.replace(arguments, num_seeds=2, target=0.5, out=tmp_path / "other")
-    with pytest.raises(ConfigError, match="another target"):
-        tokens.main(arguments)
+    assert (out / "warm_start.msgpack").read_bytes() == before
+    with pytest.raises(ConfigError, match="target is 0.5 here, and 0.05 in the warm start"):
+        tokens.main(dataclasses.replace(arguments, target=0.5, out=tmp_path / "other"))
+    tokens.main(dataclasses.replace(arguments, resume=True))
     assert kept.read_bytes() == before
+    assert json.loads((out / "accuracy.json").read_text())["grpo"] == curve
 
 
 @pytest.mark.slow

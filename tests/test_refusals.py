@@ -2,18 +2,24 @@
 
 import fcntl
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tyro
+from probes import difference
+from rich.console import Console
 
-from experiments import family, train
+from experiments import family, token_runs, tokens, train
 from experiments.recording import Subject
 from experiments.study import command
 from grpo_jax.checkpoint import Checkpoints
+from grpo_jax.errors import ConfigError
+from grpo_jax.networks import Architecture
 from grpo_jax.training import Progress
+from grpo_jax.warm_start import WarmStart
 
 TINY = (
     *("--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "8"),
@@ -67,6 +73,7 @@ FLAGS = {
     "not a number": ("--learning-rate nan", "learning_rate=nan is not a number"),
     "negative rate": ("--learning-rate -1", "learning_rate=-1.0 is negative"),
     "discount above 1": ("--discount 1.5", "discount=1.5 must be between 0 and 1"),
+    "top p that nothing reads": ("--top-p 0.9", "write --truncate-sampling"),
     "budget of nan": ("--total-steps nan", "total_steps=nan"),
     "budget too small": ("--total-steps 31", "does not allow one iteration"),
     "no seeds": ("--num-seeds 0", "num_seeds=0"),
@@ -145,6 +152,43 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
         fcntl.flock(held_by_another, fcntl.LOCK_EX)
         said = refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(tmp_path)))
     assert "another process is writing" in said and contents(tmp_path) == {}
+
+
+def test_several_processes_on_a_token_task(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    said = refused(capsys, lambda: tokens.main(tokens.Arguments(out=tmp_path / "out")))
+    assert "leave --coordinator out" in said and not (tmp_path / "out").exists()
+
+
+OTHERWISE = {
+    "target": ({"target": 0.25}, "target is 0.25 here, and 0.5 in the warm start"),
+    "rate": ({"learning_rate": 1e-2}, "learning_rate is 0.01 here, and 0.001 in"),
+    "seed": ({"keys": jax.random.split(jax.random.key(1), 2)}, "keys is"),
+    "layers": ({"num_layers": 1}, "num_layers is '1' here"),
+    "other weights": ({}, "other has other params than"),
+}
+
+
+@pytest.mark.parametrize("changes, message", OTHERWISE.values(), ids=OTHERWISE)
+def test_a_warm_start_made_otherwise(changes, message, tmp_path, monkeypatch):
+    weights = iter((np.zeros((2, 3)), np.ones((2, 3))))
+    accuracy, updates = np.full(2, 0.5), np.full(2, 25)
+    monkeypatch.setattr(token_runs, "warm_start", lambda *_, **__: WarmStart(next(weights), accuracy, updates))
+
+    def start(*paths, num_layers=2, **changes):
+        task = SimpleNamespace(task=SimpleNamespace(name="sort-2"))
+        config = SimpleNamespace(env=task, **vars(Architecture(num_layers=num_layers)))
+        arguments = {"keys": jax.random.split(jax.random.key(0), 2), "target": 0.5, "learning_rate": 1e-3} | changes
+        paths = [tmp_path / path for path in paths]
+        return token_runs.warm_started(config, **arguments, paths=paths, console=Console(quiet=True))
+
+    begun = start("kept", "copy")
+    assert not difference(start("copy").params, begun.params)
+    start("other")
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        start("kept", **changes) if changes else start("kept", "other")
+    assert contents(tmp_path) == before
 
 
 def test_two_runs_of_one_name(tmp_path, capsys):

@@ -23,6 +23,7 @@ from grpo_jax.environments.tokens import (
     text,
     well_formed,
 )
+from grpo_jax.environments.tokens.environment import _held_out
 from grpo_jax.errors import ConfigError
 
 KEYS = jax.random.split(jax.random.key(0), 200)
@@ -182,6 +183,13 @@ def test_training_never_draws_what_is_held_out():
         assert prompts[0] and prompts[1] and not prompts[0] & prompts[1]
         if task.name == "sort-5":
             assert len(prompts[1]) > 190  # many, not a few
+
+
+def test_what_is_held_out_is_the_same_everywhere():
+    task = make_task("sort-5")
+    held_out = _held_out(task.draw, task.prompt)
+    prompts = jnp.stack(jnp.unravel_index(jnp.arange(10**5), (10,) * 5), axis=1)
+    assert jax.vmap(held_out)(prompts).sum() == 9699
 
 
 @pytest.mark.parametrize(

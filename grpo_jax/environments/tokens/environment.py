@@ -108,7 +108,8 @@ def _held_out(draw: Callable, prompt: Callable) -> Callable:
     some on either side, neither side is empty, however few prompts there are.
     """
     with jax.ensure_compile_time_eval():
-        keys = jax.random.split(jax.random.key(0, impl="unsafe_rbg"), NUM_DRAWS)  # which compiles in half the time
+        # The one generator whose streams are the same on every backend and in every version.
+        keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), NUM_DRAWS)
         hashes = np.unique(jax.jit(jax.vmap(lambda key: _hash(prompt(draw(key)))))(keys))
     if len(hashes) < 2:
         raise ConfigError("the task draws one and the same prompt always, so none can be held out; let draw(key) vary")
