@@ -9,7 +9,7 @@ from typing import NamedTuple
 from grpo_jax.algorithms import ALGORITHMS
 
 OF_ALGORITHMS = {
-    "grpo": {"num_envs": 128, "num_minibatches": 16},  # and of every other without a critic
+    "grpo": {"num_envs": 128, "num_minibatches": 16},  # and of every other with one-episode groups
     "ppo": {"num_envs": 32, "num_minibatches": 16, "entropy_coef": 0.01},
     "dapo": {"clip_high": 0.28},
 }
@@ -96,7 +96,7 @@ OF_ENVIRONMENTS = {
     "tokens:addition-2": {"any": TOKENS | {"learning_rate": 1e-4}},
     "Pong-misc": {"any": {"network": "mlp", "num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
 }
-""" "any" holds for all algorithms, "ppo" and "grpo" for those with and without a critic."""
+""" "any" holds for all algorithms, "ppo" for those whose environments go on across rollouts, "grpo" for the others."""
 
 SOLVED_AT = {
     "CartPole-v1": 475.0,
@@ -113,7 +113,7 @@ SOLVED_AT = {
 
 def settings(environment: str, algorithm: str) -> dict:
     """The fields that are set for an environment and an algorithm, by their names."""
-    kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].critic is not None else "grpo"
+    kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].start.auto_reset else "grpo"
     others = {"any": TOKENS} if environment.startswith("tokens:") else {}
     of_environment = OF_ENVIRONMENTS.get(environment, others)
     return (

@@ -91,8 +91,8 @@ def kernel_values(
     R are discounted returns-to-go, bootstrapped where a limit or the window cut them. The value of such a final state
     is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped likewise:
     two iterations from 0. A rollout is compared with others alone; only through what bootstraps theirs can its own
-    rewards have a part in its values, a small one. A kernel regression, as in kernelised advantage estimation
-    (https://arxiv.org/abs/2604.28005), over states in place of training time.
+    rewards have a part in its values, a small one. Kernelised advantage estimation is related
+    (https://arxiv.org/abs/2604.28005).
 
     Args:
       features: `[T, N, ...]`, any dtype: what states are compared by.
@@ -101,7 +101,7 @@ def kernel_values(
       terminated, truncated: `[T, N]` bool.
       mask: `[T, N]`, true on the valid steps.
       discount: in [0, 1].
-      bandwidth: squared distance at which similarity falls to 1/e. At 0 the nearest counts alone, at infinity all alike.
+      bandwidth: squared distance at which a weight falls to 1/e. At 0 the nearest counts alone, at infinity all alike.
       relative: the bandwidth is in units of the mean squared distance of two states of the batch. Static.
       standardize: divide each element by its standard deviation over the batch. Static.
       reach: how many steps earlier and later the others' states may be. Static.
@@ -267,9 +267,8 @@ def _hashes(x):
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     words, place = x.astype(jnp.uint32), jnp.arange(x.shape[1], dtype=jnp.uint32)
-    return [
-        jnp.sum(_mixed(words ^ _mixed(2 * place + 0x9E3779B9 * number)), axis=1, dtype=jnp.uint32) for number in (1, 2)
-    ]
+    salts = [_mixed(place + jnp.uint32(offset)) for offset in (0x9E3779B9, 0x3C6EF372)]
+    return [jnp.sum(_mixed(words ^ salt), axis=1, dtype=jnp.uint32) for salt in salts]
 
 
 def _mixed(x):
