@@ -17,7 +17,7 @@ LAYERS = [
     {"networks", "environments"},
     {"rollout", "groups", "slots", "algorithms", "updates", "config", "normalization", "sampling"},
     {"training", "evaluation", "generation", "memory", "debugging", "warm_start"},
-    {"checkpoint", "logbook", "pretrained", "statistics", "results", "alarms", "trackers", "signals"},
+    {"checkpoint", "logbook", "pretrained", "statistics", "results", "alarms", "trackers", "signals", "processes"},
     {"experiments"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
