@@ -181,6 +181,7 @@ class Study:
         if not leads():  # what the other processes of a run write is seen by nobody
             self._nowhere = tempfile.TemporaryDirectory()
             self.out = Path(self._nowhere.name)
+            (self.out / self._within).mkdir(exist_ok=True)
         self.runs: list[Run] = []
         self.plans = plans
         self._num_seeds, self._arguments, self._score = arguments.num_seeds, arguments, score
