@@ -22,6 +22,7 @@ RUNS = {
     "ppo": ("--algorithm", "ppo", "--num-steps", "16", "--normalize-observations", "--normalize-rewards"),
     "grpo": ("--algorithm", "grpo", "--group-size", "4"),
     "gru": ("--algorithm", "grpo", "--group-size", "4", "--memory", "gru", "--memory-size", "8"),
+    "envs": ("--algorithm", "grpo", "--group-size", "4", "--mesh", "envs=2", "--total-steps", "16000"),
     # Where processes talk to each other, an iteration takes longer.
     "hosts": ("--algorithm", "ppo", "--num-steps", "16", "--checkpoint-every", "4", "--total-steps", "3840"),
 }
@@ -31,7 +32,8 @@ RUNS = {
 def environment(request):
     folder = str(request.config.cache.mkdir("resumed"))
     cache = {"XDG_CACHE_HOME": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    return os.environ | cache | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    devices = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    return os.environ | cache | devices | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 def begin(kind, out, environment, *flags):
@@ -47,7 +49,6 @@ def begin_both(kind, out, environment, *flags):
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     hosts = ("--coordinator", address, "--num-processes", "2", "--process-id")
-    environment = environment | {"JAX_NUM_CPU_DEVICES": "2"}
     return [begin(kind, out, environment, *flags, *hosts, str(number)) for number in range(2)]
 
 
@@ -107,7 +108,7 @@ def uninterrupted(tmp_path_factory, environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, num_kills", [("ppo", 20), ("grpo", 2), ("gru", 2)])
+@pytest.mark.parametrize("kind, num_kills", [("ppo", 20), ("grpo", 2), ("gru", 2), ("envs", 2)])
 def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, tmp_path):
     expected = uninterrupted(kind)
     out = tmp_path / "out"
@@ -178,7 +179,7 @@ def test_two_processes_are_killed_and_go_on(mesh, uninterrupted, environment, tm
     shutil.copytree(out, alone)
     finish_both(begin_both("hosts", out, environment, *flags))
     assert ending(out) == expected
-    code, said = finish(begin("hosts", alone, environment, "--resume"))
+    code, said = finish(begin("hosts", alone, environment | {"JAX_NUM_CPU_DEVICES": "1"}, "--resume"))
     assert code == 0, said
     if mesh == ("seeds=4",):
         assert ending(alone) == expected == uninterrupted("hosts")
