@@ -35,6 +35,7 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
     """
     arguments, _ = tyro.cli(DeviceArguments, args=flags, return_unknown_args=True, add_help=False)
     address, count, number = arguments.coordinator, arguments.num_processes, arguments.process_id
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which is ours to wait for
     if address == "auto":
         try:
             jax.distributed.initialize()

@@ -30,6 +30,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.losses import mean_of_sequence_sums, mean_over_steps
 from grpo_jax.results import write_json
+from grpo_jax.sharding import mesh_of_rows, over_rows
 from grpo_jax.updates import make_batch, minibatch_gradient
 
 NUM_ENVS, GROUP_SIZE = 32, 8
@@ -154,6 +155,12 @@ def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> M
     return jax.tree.map(lambda leaf: leaf / num_rollouts, sums)
 
 
+def chains(config: Config, params: Any, keys: jax.Array, num_rollouts: int) -> Moments:
+    """Of a chain for each key, over all devices."""
+    of_chain = over_rows(lambda key: moments(config, params, key, num_rollouts), mesh_of_rows(len(keys)))
+    return jax.jit(of_chain)(keys)
+
+
 def measured(process: Tabular, estimator: Estimator, params: Any, truth: Any, known: Exact, arguments: Arguments):
     """A row of the table."""
     from_reset = estimator.algorithm.start is FRESH
@@ -171,7 +178,7 @@ def measured(process: Tabular, estimator: Estimator, params: Any, truth: Any, kn
     )
     num_rollouts = -(-arguments.num_groups // (NUM_CHAINS * (num_envs // estimator.group_size)))
     keys = jax.random.split(jax.random.key(arguments.seed + 1), NUM_CHAINS)
-    of_chains = jax.jit(lambda keys: jax.lax.map(lambda key: moments(config, params, key, num_rollouts), keys))(keys)
+    of_chains = chains(config, params, keys, num_rollouts)
     scale = 1.0 if from_reset else float(known.episode_length)
     means = scale * np.asarray(of_chains.mean, np.float64)
     truth = np.asarray(ravel_pytree(truth)[0], np.float64)
@@ -211,8 +218,7 @@ def common_noise(environment: str, seed: int) -> dict:
             common_random_numbers=shared,
         )
         params = config.policy.init(jax.random.key(seed))
-        play = jax.jit(lambda keys: jax.lax.map(lambda key: moments(config, params, key, NOISE_ROLLOUTS // 8), keys))
-        got = play(jax.random.split(jax.random.key(seed + 1), 8))
+        got = chains(config, params, jax.random.split(jax.random.key(seed + 1), 8), NOISE_ROLLOUTS // 8)
         rows.append(float((got.square.mean(0) - got.mean.mean(0) ** 2).sum()))
     return {"environment": environment, "variance": rows[0], "variance_crn": rows[1], "ratio": rows[1] / rows[0]}
 
@@ -278,7 +284,8 @@ def draw(results: dict[str, list[dict]], path: Path) -> None:
         axis.set(title=process, xlabel=f"cosine to the true gradient, {BUDGET:,} steps", xlim=(0, 1))
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()
-    figure.suptitle("blue: the mean is the truth within 3 standard errors; orange: biased", fontsize="small", color="0.4")
+    title = "blue: the mean is the truth within 3 standard errors; orange: biased"
+    figure.suptitle(title, fontsize="small", color="0.4")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

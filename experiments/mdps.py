@@ -139,7 +139,7 @@ def garnet(num_states: int = 8, num_actions: int = 3, branching: int = 3) -> Tab
 
 
 def lottery(num_states: int = 6) -> Tabular:
-    """States far apart in value, entered by luck, and two actions that hardly matter: what noise a baseline takes away."""
+    """States far apart in value, entered by luck, and actions that hardly matter: noise that a baseline takes away."""
     transitions = np.full((num_states, 2, num_states), SURVIVAL / num_states)
     rewards = np.zeros((num_states, 2, num_states + 1))
     rewards += np.linspace(-3, 3, num_states)[:, None, None]

@@ -21,6 +21,7 @@ from grpo_jax.alarms import Alarms
 from grpo_jax.debugging import NonFiniteFinder
 from grpo_jax.errors import ConfigError
 from grpo_jax.logbook import Logbook
+from grpo_jax.processes import leads, of_every_process, told_by_the_first
 from grpo_jax.results import METRICS_FILE, SUMMARY_FILE, Record, claim_directory, read_record
 from grpo_jax.signals import waiting_signals
 from grpo_jax.trackers import TensorBoard, WeightsAndBiases, check_installed
@@ -53,8 +54,6 @@ class RecordingArguments:
             raise ConfigError("--resume goes on with the run in a folder; name it with --out")
         if self.resume and self.checkpoint_every == 0:
             raise ConfigError("--resume goes on from checkpoints; write --checkpoint-every N beside it, such as 100")
-        if self.checkpoint_every and jax.process_count() > 1:
-            raise ConfigError("checkpoints are of one process so far; leave --checkpoint-every out, or use one process")
         if self.wandb is not None:
             check_installed("wandb")
 
@@ -153,8 +152,8 @@ def recorded_run(
     `params` are those that its policies begin with, `watch` is called with where the run stands, as `run` calls `save`,
     and `within` is as in `claim`.
 
-    With checkpoints, SIGTERM and Ctrl-C end the process after the chunk under way, which is saved; a second Ctrl-C at
-    once.
+    With checkpoints, SIGTERM and Ctrl-C end all processes after the chunk under way, which is saved; a second Ctrl-C
+    this one at once.
     """
     name, config, hyperparams, keys, max_episodes = subject
     records = out / within
@@ -177,7 +176,7 @@ def recorded_run(
                 )
             )
         if arguments.resume:
-            past = read_record(records, name)
+            past = told_by_the_first(lambda: read_record(records, name))
             like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
             start = checkpoints.restore(like, at_most=len(past.steps))
             past = past.until(start.iteration, start.seconds) if start else past.until(0)
@@ -209,9 +208,10 @@ def recorded_run(
                 finder.remember(progress)
             if checkpoints is not None:
                 checkpoints.update(progress, logbook.typical_return)
-                if came:
+                # All processes stop together, whichever of them the signal came to.
+                if number := of_every_process(came[0] if came else 0).max():
                     checkpoints.save(progress, logbook.typical_return)
-                    raise StopSignal(came[0], out)
+                    raise StopSignal(int(number), out)
 
         result = grpo_jax.run(
             config,
@@ -248,7 +248,7 @@ class StopSignal(SystemExit):
 
 def _trackers(subject: Subject, out: Path, arguments: RecordingArguments, start: Progress | None) -> list:
     trackers = []
-    if jax.process_index():
+    if not leads():
         return trackers
     if arguments.tensorboard:
         first_step = 0 if start is None else int(np.median(start.steps)) + 1

@@ -27,6 +27,7 @@ from experiments.settings import SOLVED_AT, settings
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
+from grpo_jax.processes import leads, told_by_the_first
 from grpo_jax.results import write_json
 from grpo_jax.sharding import mesh_of_rows, over_rows, replicated
 from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
@@ -172,13 +173,15 @@ class Study:
             raise ConfigError("two runs have the same name, so their checkpoints would be mixed up; leave one out")
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         self.out = arguments.out or Path("runs") / f"{name}_{stamp}"
-        leads = jax.process_index() == 0
-        if not leads:  # what the other processes of a run write is seen by nobody
+        self.console = Console(width=None if sys.stdout.isatty() else 120, quiet=not leads())
+        for line in told_by_the_first(
+            lambda: claim(self.out, self.subjects, arguments, versions(), within=self._within)
+        ):
+            self.console.print(line, highlight=False)
+        if not leads():  # what the other processes of a run write is seen by nobody
             self._nowhere = tempfile.TemporaryDirectory()
             self.out = Path(self._nowhere.name)
-        self.console = Console(width=None if sys.stdout.isatty() else 120, quiet=not leads)
-        for line in claim(self.out, self.subjects, arguments, versions(), within=self._within):
-            self.console.print(line, highlight=False)
+            (self.out / self._within).mkdir(exist_ok=True)
         self.runs: list[Run] = []
         self.plans = plans
         self._num_seeds, self._arguments, self._score = arguments.num_seeds, arguments, score
@@ -291,7 +294,8 @@ def command(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except StopSignal as stop:
-        print(stop.message, file=sys.stderr)
+        if leads():
+            print(stop.message, file=sys.stderr)
         raise
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

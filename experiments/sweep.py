@@ -5,33 +5,25 @@ with the seeds, one row each; axes of `Config` change the program, and are gone 
 """
 
 import dataclasses
-import functools
-import itertools
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from jax.sharding import Mesh
 from rich.table import Table
 
 from experiments.grid import Sweep, make_sweep, shown
+from experiments.programs import SPLIT_FILE, make_programs
 from experiments.recording import Subject
 from experiments.settings import SOLVED_AT
 from experiments.study import Plan, Run, Study, StudyArguments, check_plans, command, plot_curves, solved_after
 from experiments.train import as_fields
-from grpo_jax import Config, Hyperparams, make_train_step
-from grpo_jax.errors import ConfigError
 from grpo_jax.logbook import Logbook
-from grpo_jax.memory import Memory, memory_of_a_device
 from grpo_jax.results import read_record, write_json
-from grpo_jax.sharding import mesh_of_rows, over_rows, replicated, state_shardings
 from grpo_jax.statistics import bootstrap_interval, iqm
-from grpo_jax.training import Chunk, initial_states
+from grpo_jax.training import Chunk
 
 NUM_SHOWN = 20
 
@@ -50,69 +42,6 @@ class Arguments(StudyArguments):
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
-
-
-def plans_at_once(config: Config, num_plans: int, num_seeds: int, mesh: Mesh | None, available: float) -> int:
-    """How many configurations, all their seeds, fit into memory together, by XLA's analysis of the compiled program.
-
-    Args:
-      config: what they have in common.
-      num_plans, num_seeds: how many there are.
-      mesh: over which rows are split; None as in `run`.
-      available: bytes on each device.
-
-    Raises:
-      ConfigError: not even one fits.
-    """
-    count = num_plans
-    while (needed := _bytes_needed(config, count * num_seeds, mesh)) > available:
-        if count == 1:
-            raise ConfigError(
-                f"the {num_seeds} seeds of one configuration need {needed / 2**30:.3g} GiB on a device, and there are "
-                f"{available / 2**30:.3g}; use --num-seeds {max(1, int(num_seeds * available / needed))} or fewer "
-                "environments or steps"
-            )
-        count = min(count - 1, max(1, int(count * available / needed)))
-    return count
-
-
-def _bytes_needed(config: Config, num_rows: int, mesh: Mesh | None) -> int:
-    """On each device, by a train step of so many rows."""
-    mesh = mesh_of_rows(num_rows) if mesh is None else mesh
-    keys, init = jax.random.split(jax.random.key(0), num_rows), functools.partial(initial_states, config, mesh=mesh)
-    states = jax.eval_shape(init, Hyperparams().broadcast(num_rows), keys)
-    layout = state_shardings(mesh)
-    step = jax.jit(
-        over_rows(make_train_step(config), mesh),
-        in_shardings=(layout,),
-        out_shardings=(layout, replicated(mesh)),
-        donate_argnums=0,
-    )
-    memory = Memory(num_rows)
-    memory.of(step.lower(states).compile())
-    return memory.needed
-
-
-def make_programs(sweep: Sweep, arguments: Arguments, mesh: Mesh | None) -> list[tuple[Subject, list[Plan]]]:
-    """What is trained at once, a row for each seed of each configuration: as many as share a program and fit."""
-    available = 0.8 * (memory_of_a_device() or math.inf)
-    if arguments.memory_gib is not None:
-        available = arguments.memory_gib * 2**30
-    keys, _ = arguments.keys()  # those that experiments.train would use
-    programs = []
-    for config, group in itertools.groupby(sweep.plans, key=lambda plan: plan.config):
-        plans = list(group)
-        at_once = plans_at_once(config, len(plans), arguments.num_seeds, mesh, available)
-        num_parts = -(-len(plans) // at_once)
-        for part in (plans[i::num_parts] for i in range(num_parts)):
-            # The configurations vary fastest, so that each device has some of all.
-            hyperparams = jax.tree.map(
-                lambda *values: np.tile(np.array(values, np.float32), arguments.num_seeds),
-                *(plan.hyperparams for plan in part),
-            )
-            name = f"program {len(programs) + 1}: {len(part)} × {arguments.num_seeds} seeds on {config.env.name}"
-            programs.append((Subject(name, config, hyperparams, jnp.repeat(keys, len(part))), part))
-    return programs
 
 
 def run_program(study: Study, subject: Subject, plans: list[Plan], arguments: Arguments) -> None:
@@ -145,8 +74,16 @@ def run_program(study: Study, subject: Subject, plans: list[Plan], arguments: Ar
 
 def main(arguments: Arguments, flags: Sequence[str]) -> None:
     sweep = make_sweep(flags, arguments.samples, arguments.seed)
-    programs = make_programs(sweep, arguments, check_plans(sweep.plans, arguments))
+    mesh = check_plans(sweep.plans, arguments)
+    programs = make_programs(
+        sweep,
+        arguments.keys()[0],  # those that experiments.train would use
+        mesh,
+        memory_gib=arguments.memory_gib,
+        resumed=arguments.out if arguments.resume else None,
+    )
     study = Study("sweep", sweep.plans, arguments, programs=[subject for subject, _ in programs])
+    write_json(study.out / SPLIT_FILE, [[plan.label for plan in plans] for _, plans in programs])
     for subject, plans in programs:
         run_program(study, subject, plans, arguments)
     show(study, sweep)

@@ -18,6 +18,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.config import Config
 from grpo_jax.errors import ConfigError
+from grpo_jax.processes import leads, told_by_the_first, whole_array
 from grpo_jax.training import Progress
 from grpo_jax.types import PyTree, TrainState
 
@@ -37,6 +38,8 @@ class Checkpoints:
         run(config, hyperparams, keys, start=start, save=checkpoints.update)
     ```
 
+    Of several processes, all make the same calls; process 0 alone reads and writes, and passes on what it read.
+
     Args:
       directory: of this run alone; made if missing.
       about: what the run is, as JSON has it: saved with each checkpoint, see `check_same_run`.
@@ -48,10 +51,7 @@ class Checkpoints:
         self, directory: Path, about: Mapping[str, Any], *, every: int, notes: Mapping[str, Any] | None = None
     ):
         self._about, self._notes, self._every = about, notes or {}, every
-        # Saves that were not finished. The manager's own cleanup goes on in the background while it reads the folder.
-        for unfinished in Path(directory).glob("*.orbax-checkpoint-tmp*"):
-            shutil.rmtree(unfinished)
-        self._manager = _manager(directory)
+        self._manager = _cleaned_manager(directory) if leads() else None
         self._last: tuple[Progress, float] | None = None
         self._saved = -1  # iteration of the last checkpoint
 
@@ -61,7 +61,8 @@ class Checkpoints:
     def __exit__(self, exception_type, exception, traceback) -> None:
         if exception_type is None and self._last is not None:
             self.save(*self._last)
-        self._manager.close()
+        if self._manager is not None:
+            self._manager.close()
 
     def update(self, progress: Progress, score: float = np.nan) -> None:
         """Saves if it is time to; `score`, a return, says which checkpoint is the best."""
@@ -73,9 +74,11 @@ class Checkpoints:
         """Copies the states to the host, so that their buffers can be donated at once, and writes them meanwhile."""
         if progress.iteration == self._saved:
             return
+        self._saved = progress.iteration
         states = _by_path(progress.states)
-        # On a CPU np.asarray shows the very buffer, which the next chunk overwrites.
-        arrays = {path: np.array(leaf) for path, leaf in _by_path(_as_numbers(progress.states)).items()}
+        arrays = {path: whole_array(leaf) for path, leaf in _by_path(_as_numbers(progress.states)).items()}
+        if self._manager is None:
+            return
         run = {
             "about": self._about,
             "notes": self._notes,
@@ -90,11 +93,11 @@ class Checkpoints:
         items = ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), run=ocp.args.JsonSave(run))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
         self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
-        self._saved = progress.iteration
 
     def wait(self) -> None:
         """Until all that was saved is on the disk."""
-        self._manager.wait_until_finished()
+        if self._manager is not None:
+            self._manager.wait_until_finished()
 
     def restore(self, like: TrainState, *, at_most: float = np.inf) -> Progress | None:
         """Where to go on from: the newest checkpoint that can be read; None if there is none at all.
@@ -108,13 +111,25 @@ class Checkpoints:
         Raises:
           ConfigError: there are checkpoints, but of other states, or none can be used.
         """
+        found = told_by_the_first(lambda: self._newest(like, at_most))
+        if found is None:
+            return None
+        run, arrays = found
+        for path, implementation in run["generators"].items():
+            arrays[path] = jax.random.wrap_key_data(arrays[path], impl=implementation)
+        self._saved = run["iteration"]
+        states = jax.tree.unflatten(jax.tree.structure(like), arrays.values())
+        return Progress(states, np.array(run["steps"], np.int64), run["iteration"], run["seconds"])
+
+    def _newest(self, like: TrainState, at_most: float) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+        """What is saved of the newest checkpoint that can be read, and its arrays."""
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
             if step > at_most:
                 _log.warning("The checkpoint of iteration %d is passed over: the metrics end before it.", step)
                 continue
             try:
-                progress = self._read(step, like)
+                found = self._read(step, like)
             except ConfigError:
                 raise
             except Exception as error:  # a damaged file shows itself in as many ways as there are libraries below
@@ -123,8 +138,7 @@ class Checkpoints:
                 continue
             for newer in steps[: steps.index(step)]:
                 self._manager.delete(newer)
-            self._saved = step
-            return progress
+            return found
         if steps:
             raise ConfigError(
                 f"none of the checkpoints in {self._manager.directory} can be used; to begin anew, choose another "
@@ -132,7 +146,7 @@ class Checkpoints:
             )
         return None
 
-    def _read(self, step: int, like: TrainState) -> Progress:
+    def _read(self, step: int, like: TrainState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         run = _read_run(self._manager, step)
         check_same(run["types"], {path: _type(leaf) for path, leaf in _by_path(like).items()}, "state")
         numbers = _by_path(jax.eval_shape(_as_numbers, like))
@@ -142,10 +156,7 @@ class Checkpoints:
         for path, leaf in arrays.items():
             if zlib.crc32(leaf) != run["checksums"][path]:
                 raise ValueError(f"{path} has changed since it was written")
-        for path, implementation in run["generators"].items():
-            arrays[path] = jax.random.wrap_key_data(arrays[path], impl=implementation)
-        states = jax.tree.unflatten(jax.tree.structure(like), arrays.values())
-        return Progress(states, np.array(run["steps"], np.int64), run["iteration"], run["seconds"])
+        return run, arrays
 
 
 def check_same_run(directory: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -199,9 +210,21 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
 
     best = managers.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
     kept = managers.AnyPreservationPolicy([managers.LatestN(KEPT), best])
-    # Without best_fn the metrics are not written, and the next process would know of no best.
-    options = ocp.CheckpointManagerOptions(preservation_policy=kept, best_fn=score)
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=kept,
+        best_fn=score,  # without it the metrics are not written, and the next process would know of no best
+        multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}),
+        create=False,  # orbax has every process take part in that
+    )
+    Path(directory).mkdir(parents=True, exist_ok=True)
     return ocp.CheckpointManager(Path(directory).resolve(), options=options)
+
+
+def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:
+    """Without the saves that were not finished: the manager's own cleanup goes on while it reads the folder."""
+    for unfinished in Path(directory).glob("*.orbax-checkpoint-tmp*"):
+        shutil.rmtree(unfinished)
+    return _manager(directory)
 
 
 def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:

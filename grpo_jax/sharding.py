@@ -85,14 +85,23 @@ def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyT
 
 
 def state_shardings(mesh: Mesh) -> TrainState:
-    """Where the parts of a row of states go, as a prefix of its tree: environments along both axes, the rest by row.
-
-    `jax.device_put(pad_rows(states, mesh), state_shardings(mesh))` lays out states that come from elsewhere.
-    """
+    """Where the parts of a row of states go, as a prefix of its tree: environments along both axes, the rest by row."""
     by_row = NamedSharding(mesh, PartitionSpec(ROWS))
     return TrainState(**dict.fromkeys(TrainState.__dataclass_fields__, by_row)).replace(
         rollout=NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
     )
+
+
+def lay_out(states: TrainState, mesh: Mesh) -> TrainState:
+    """A copy of rows of states that come from elsewhere, padded to what the mesh divides, over its devices.
+
+    In several processes each has them all.
+    """
+    states, layout = pad_rows(states, mesh), state_shardings(mesh)
+    if jax.process_count() == 1:
+        return jax.device_put(jax.tree.map(jnp.copy, states), layout)
+    # There device_put compares what the processes have, and would find that NaN is not NaN.
+    return jax.jit(lambda states: jax.tree.map(jnp.copy, states), out_shardings=layout)(states)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -20,7 +20,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.memory import told_what_fits
 from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout
 from grpo_jax.sampling import acting_policy
-from grpo_jax.sharding import ENVS, mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
+from grpo_jax.sharding import ENVS, lay_out, mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
 from grpo_jax.slots import episode_scores
 from grpo_jax.types import Batch, Metrics, PyTree, TrainState, Trajectory
 from grpo_jax.updates import Learner, learning_rate, make_batch, make_optimizer, update_epochs
@@ -306,8 +306,7 @@ def run(
             states = init(hyperparams, keys, env_params, params)
             progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
         else:  # copies, as the program takes its arguments' buffers
-            states = jax.tree.map(jnp.copy, pad_rows(start.states, mesh))
-            progress = start._replace(states=jax.device_put(states, layout))
+            progress = start._replace(states=lay_out(start.states, mesh))
         if within_budget(progress.states)[:num_rows].any():
             program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), mesh)
             program = jax.jit(program, donate_argnums=0, out_shardings=(layout, replicated(mesh)))

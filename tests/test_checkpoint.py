@@ -14,6 +14,7 @@ from grpo_jax.algorithms import GSPO
 from grpo_jax.checkpoint import KEPT, Checkpoints, check_same_run, describe
 from grpo_jax.errors import ConfigError
 from grpo_jax.sharding import make_mesh
+from grpo_jax.slots import adaptive_kl
 from grpo_jax.training import Progress, initial_states
 
 KEYS = jax.random.split(jax.random.key(5), 3)
@@ -169,6 +170,24 @@ def small_run(**fields):
     sizes = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
     config = Config(environment=Probe(), algorithm="ppo", **sizes, **fields)
     return config, Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3])), KEYS[:2]
+
+
+def test_a_coefficient_that_adapts_goes_on(tmp_path):
+    algorithm = GRPO._replace(kl_controller=adaptive_kl)
+    sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "hidden_sizes": (4,)}
+    config = Config(environment=Probe(), algorithm=algorithm, **sizes)
+    hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1)
+    with Checkpoints(tmp_path, ABOUT, every=2) as checkpoints:
+        whole = run(config, hyperparams, KEYS[:2], save=checkpoints.update, num_chunks=3)
+    with Checkpoints(tmp_path, ABOUT, every=2) as checkpoints:
+        like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, KEYS[:2])
+        start = checkpoints.restore(like, at_most=5)
+    coefficients = whole.metrics["policy/kl_coef"]
+    assert start.iteration == 4 and (start.states.kl_coef == coefficients[3]).all()
+    assert (np.diff([np.full(2, 0.1), *coefficients], axis=0) != 0).all(), "it adapts in every iteration"
+    rest = run(config, hyperparams, KEYS[:2], start=start, num_chunks=3)
+    assert bits(rest.states) == bits(whole.states)
+    assert bits(rest.metrics) == bits({name: values[4:] for name, values in whole.metrics.items()})
 
 
 @pytest.mark.slow

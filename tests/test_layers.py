@@ -18,7 +18,7 @@ LAYERS = [
     {"networks", "environments"},
     {"rollout", "groups", "slots", "baseline_slots", "algorithms", "updates", "config", "normalization", "sampling"},
     {"training", "collection", "evaluation", "generation", "memory", "debugging", "warm_start"},
-    {"checkpoint", "logbook", "pretrained", "statistics", "results", "alarms", "trackers", "signals"},
+    {"checkpoint", "logbook", "pretrained", "statistics", "results", "alarms", "trackers", "signals", "processes"},
     {"experiments"},
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}

@@ -3,7 +3,9 @@
 import json
 import os
 import random
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +22,9 @@ RUNS = {
     "ppo": ("--algorithm", "ppo", "--num-steps", "16", "--normalize-observations", "--normalize-rewards"),
     "grpo": ("--algorithm", "grpo", "--group-size", "4"),
     "gru": ("--algorithm", "grpo", "--group-size", "4", "--memory", "gru", "--memory-size", "8"),
+    "envs": ("--algorithm", "grpo", "--group-size", "4", "--mesh", "envs=2", "--total-steps", "16000"),
+    # Where processes talk to each other, an iteration takes longer.
+    "hosts": ("--algorithm", "ppo", "--num-steps", "16", "--checkpoint-every", "4", "--total-steps", "3840"),
 }
 
 
@@ -27,7 +32,8 @@ RUNS = {
 def environment(request):
     folder = str(request.config.cache.mkdir("resumed"))
     cache = {"XDG_CACHE_HOME": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    return os.environ | cache | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    devices = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    return os.environ | cache | devices | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 def begin(kind, out, environment, *flags):
@@ -37,9 +43,23 @@ def begin(kind, out, environment, *flags):
     )
 
 
+def begin_both(kind, out, environment, *flags):
+    """Two processes of two devices each, as on two hosts."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    hosts = ("--coordinator", address, "--num-processes", "2", "--process-id")
+    return [begin(kind, out, environment, *flags, *hosts, str(number)) for number in range(2)]
+
+
 def finish(process):
     out, err = process.communicate(timeout=600)
     return process.returncode, out + err
+
+
+def finish_both(processes):
+    codes, said = zip(*map(finish, processes), strict=True)
+    assert codes == (0, 0), said
 
 
 def ending(out):
@@ -88,7 +108,7 @@ def uninterrupted(tmp_path_factory, environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, num_kills", [("ppo", 20), ("grpo", 2), ("gru", 2)])
+@pytest.mark.parametrize("kind, num_kills", [("ppo", 20), ("grpo", 2), ("gru", 2), ("envs", 2)])
 def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, tmp_path):
     expected = uninterrupted(kind)
     out = tmp_path / "out"
@@ -133,3 +153,53 @@ def test_a_signal_loses_no_iteration(number, uninterrupted, environment, tmp_pat
     code, said = finish(begin("ppo", out, environment, "--resume"))
     assert code == 0, said
     assert ending(out) == expected
+
+
+def kill(processes):
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+    for process in processes:
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [("seeds=4",), ("seeds=2", "envs=2")], ids="+".join)
+def test_two_processes_are_killed_and_go_on(mesh, uninterrupted, environment, tmp_path):
+    """Process 0 alone writes and reads. What it wrote also goes on in one process, on one device."""
+    whole, out, alone = tmp_path / "whole", tmp_path / "out", tmp_path / "alone"
+    flags = ("--resume", "--mesh", *mesh)
+    finish_both(begin_both("hosts", whole, environment, *flags))
+    expected = ending(whole)
+    for enough in (1, 10):
+        processes = begin_both("hosts", out, environment, *flags)
+        wait_for(lambda enough=enough: last_saved(out) >= enough, processes[0])
+        assert processes[0].poll() is None, finish(processes[0])
+        kill(processes)
+    assert 10 <= last_saved(out) < expected["iteration"]
+    shutil.copytree(out, alone)
+    finish_both(begin_both("hosts", out, environment, *flags))
+    assert ending(out) == expected
+    code, said = finish(begin("hosts", alone, environment | {"JAX_NUM_CPU_DEVICES": "1"}, "--resume"))
+    assert code == 0, said
+    if mesh == ("seeds=4",):
+        assert ending(alone) == expected == uninterrupted("hosts")
+    else:
+        assert ending(alone)["iteration"] == expected["iteration"]
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together(uninterrupted, environment, tmp_path):
+    """At a signal that only one of them gets, and at what process 0 refuses."""
+    out, flags = tmp_path / "out", ("--resume", "--mesh", "seeds=4")
+    processes = begin_both("hosts", out, environment, *flags)
+    wait_for(lambda: num_recorded(out) > 0, processes[0])
+    processes[1].send_signal(signal.SIGTERM)
+    codes, said = zip(*map(finish, processes), strict=True)
+    assert codes == (143, 143) and "--resume" in said[0] and "--resume" not in said[1], said
+    assert 0 < num_recorded(out) == last_saved(out) < uninterrupted("hosts")["iteration"]
+    codes, said = zip(*map(finish, begin_both("hosts", out, environment, *flags, "--seed", "1")), strict=True)
+    assert codes == (2, 2) and all("keys is" in words for words in said), said
+    codes, said = zip(*map(finish, begin_both("hosts", out, environment, "--mesh", "seeds=4")), strict=True)
+    assert codes == (2, 2) and all("go on with it (--resume)" in words for words in said), said
+    finish_both(begin_both("hosts", out, environment, *flags))
+    assert ending(out) == uninterrupted("hosts")
