@@ -12,6 +12,7 @@ OF_ALGORITHMS = {
     "grpo": {"num_envs": 128, "num_minibatches": 16},  # and of every other with one-episode groups
     "ppo": {"num_envs": 32, "num_minibatches": 16, "entropy_coef": 0.01},
     "dapo": {"clip_high": 0.28},
+    **{name: {"group_size": 8} for name in ("kernel_gae", "same_step_gae", "same_step_critic", "state_hash")},
 }
 
 BOX = {"normalize_observations": True, "discount": 0.95}

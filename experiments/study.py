@@ -394,7 +394,10 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, over: str
         axis.set(title=environment, xlabel=f"{over} (each seed)", ylabel="return of training episodes")
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
         axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False, loc="lower right")
+        if len(curves) > 6:  # they would hide what they explain
+            axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        else:
+            axis.legend(frameon=False, loc="lower right")
     figure.suptitle(f"IQM of {num_seeds} seeds, 95% bootstrap interval", fontsize="small", color="0.4")
     figure.savefig(path, dpi=dpi)
     plt.close(figure)

@@ -33,6 +33,12 @@ def test_code_blocks_run(names):
     assert (slips == slips[:, :1]).all() and len(set(slips[:, 0].tolist())) == 4
 
 
+def test_groups_are_configured_as_printed():
+    page = (Path(__file__).parents[1] / "docs" / "groups.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(compile(block, "groups.md", "exec"), {})
+
+
 @pytest.mark.slow
 def test_completions_have_the_shapes_that_are_told():
     page = (Path(__file__).parents[1] / "docs" / "transformers.md").read_text(encoding="utf-8")

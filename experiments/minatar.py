@@ -1,0 +1,104 @@
+"""Groups without a critic beside PPO on MinAtar: `python -m experiments.minatar`.
+
+All methods take the same environment steps with the same network, learning rate and number of updates. With
+`--ablations` it shows what each part of the kernel baseline's recipe does, on seeds of its own.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import tyro
+
+from experiments.settings import settings
+from experiments.study import Plan, Study, StudyArguments, command, sampled_return
+from grpo_jax import Algorithm, Config, Hyperparams
+from grpo_jax.algorithms import KERNEL_GAE, by_name
+from grpo_jax.baseline_slots import policy_features
+from grpo_jax.groups import CONTINUE
+
+GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
+
+
+class Method(NamedTuple):
+    """An algorithm, and how its run differs from the settings of the game."""
+
+    algorithm: str | Algorithm
+    fields: dict[str, Any] = {}
+
+
+METHODS = {
+    "PPO": Method("ppo"),
+    "kernel + GAE": Method("kernel_gae"),
+    "same step": Method("same_step_gae"),
+    "same step, critic at the end": Method("same_step_critic"),
+}
+
+
+def kernel(**options) -> Method:
+    """The kernel baseline with other options."""
+    return Method(KERNEL_GAE._replace(baseline=functools.partial(KERNEL_GAE.baseline, **options)))
+
+
+ABLATIONS = {
+    "kernel + GAE": Method("kernel_gae"),
+    "no groups": Method(KERNEL_GAE._replace(start=CONTINUE), {"group_size": 1}),
+    "groups of 2": Method("kernel_gae", {"group_size": 2}),
+    "groups of 32": Method("kernel_gae", {"group_size": 32}),
+    "regroup every 32": Method("kernel_gae", {"regroup_every": 32}),
+    "windows of 32, 256 envs": Method("kernel_gae", {"num_steps": 32, "num_envs": 256}),
+    "windows of 512, 16 envs": Method("kernel_gae", {"num_steps": 512, "num_envs": 16}),
+    "lambda 0.8": Method("kernel_gae", {"gae_lambda": 0.8}),
+    "lambda 1": Method("kernel_gae", {"gae_lambda": 1.0}),
+    "bandwidth / 4": Method("kernel_gae", {"kernel_bandwidth": 0.25 * Hyperparams().kernel_bandwidth}),
+    "bandwidth × 4": Method("kernel_gae", {"kernel_bandwidth": 4.0 * Hyperparams().kernel_bandwidth}),
+    "standardised": kernel(standardize=True),
+    "policy features": kernel(metric=policy_features),
+    "neighbours in time": kernel(reach=1),
+    "common random numbers": Method("kernel_gae", {"common_random_numbers": True}),
+    "state hash": Method("state_hash"),
+    "same step": Method("same_step_gae"),
+    "PPO": Method("ppo"),
+}
+
+
+@dataclasses.dataclass
+class Arguments(StudyArguments):
+    """Trains PPO and critic-free methods on MinAtar at equal environment steps."""
+
+    games: tuple[str, ...] = GAMES
+    """Which of them."""
+    total_steps: int = 5_000_000
+    """Environment steps a seed may take."""
+    num_seeds: int = 5
+    """Independent runs of each."""
+    ablations: bool = False
+    """Vary one thing at a time, in place of comparing the methods; give it another --seed and fewer --total-steps."""
+
+
+def make_plan(game: str, label: str, method: Method, total_steps: int) -> Plan:
+    """A run on a game, with the settings of all of them."""
+    environment = f"{game}-MinAtar"
+    algorithm = by_name(method.algorithm) if isinstance(method.algorithm, str) else method.algorithm
+    name = method.algorithm if isinstance(method.algorithm, str) else "kernel_gae"
+    fields = settings(environment, name) | method.fields
+    of_config = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
+    of_hyperparams = {name: value for name, value in fields.items() if name not in of_config}
+    config = Config(environment=environment, algorithm=algorithm, **of_config)
+    return Plan(label, config, Hyperparams(total_steps=total_steps, **of_hyperparams))
+
+
+def main(arguments: Arguments) -> None:
+    methods = ABLATIONS if arguments.ablations else METHODS
+    plans = [
+        make_plan(game, label, method, arguments.total_steps)
+        for game in arguments.games
+        for label, method in methods.items()
+    ]
+    study = Study("minatar", plans, arguments, score=sampled_return(64))
+    study.run_all()
+    study.finish()
+
+
+if __name__ == "__main__":
+    command(lambda: main(tyro.cli(Arguments)))
