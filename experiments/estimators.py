@@ -25,6 +25,7 @@ from experiments.mdps import PROCESSES, Exact, Tabular, exact_gradient
 from experiments.study import command, hardware, versions
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, slots
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
+from grpo_jax.baseline_slots import kernel_baseline
 from grpo_jax.collection import collect
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
@@ -85,7 +86,8 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
     critic = functools.partial(exact_values, known=tuple(known.values.tolist()))
     with_values = PPO._replace(critic=None)
     return_to_go = SAME_STEP_GAE._replace(advantage=slots.return_minus_value_advantage)
-    kernel = KERNEL_GAE._replace(advantage=slots.return_minus_value_advantage)
+    kernel_gae = KERNEL_GAE._replace(baseline=functools.partial(kernel_baseline, relative=False))
+    kernel = kernel_gae._replace(advantage=slots.return_minus_value_advantage)
     vine = RLOO._replace(advantage=slots.return_to_go_advantage)
     cut = "the window cuts returns"
     num_actions = len(process.transitions[0])
@@ -99,10 +101,10 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
         Estimator("same step, fresh, CRN", of_episodes(return_to_go), common_random_numbers=True),
         Estimator("state hash, fresh", of_episodes(STATE_HASH)),
         Estimator("kernel, fresh", of_episodes(kernel)),
-        Estimator("kernel + GAE, fresh", of_episodes(KERNEL_GAE), "bootstraps from noisy values"),
+        Estimator("kernel + GAE, fresh", of_episodes(kernel_gae), "bootstraps from noisy values"),
         Estimator("same step, anchored", of_steps(return_to_go, ANCHORED), cut),
         Estimator("same step, anchored, CRN", of_steps(return_to_go, ANCHORED), cut, True),
-        Estimator("kernel + GAE, anchored", of_steps(KERNEL_GAE, ANCHORED), "bootstraps from noisy values"),
+        Estimator("kernel + GAE, anchored", of_steps(kernel_gae, ANCHORED), "bootstraps from noisy values"),
         Estimator("forked", of_steps(vine, forked(4)), "later steps of branches weigh more"),
         Estimator("all actions, forked", of_steps(actions, forked(4, all_actions=True)), group_size=num_actions),
         Estimator(

@@ -67,14 +67,13 @@ def kernel_baseline(
     *,
     metric: Callable = observed,
     standardize: bool = False,
-    relative: bool = False,
+    relative: bool = True,
     reach: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """The mean return-to-go of all other environments at the same step, weighted by similarity.
 
     Options by `functools.partial`: the metric, `observed` or `policy_features`; the others are those of
-    `baselines.kernel_values`. The bandwidth is `kernel_bandwidth`: 4 suits what MinAtar shows, 0.1 is a beginning if
-    `relative`.
+    `baselines.kernel_values`. The bandwidth is `kernel_bandwidth`.
     """
     if trajectory.valid.shape[1] < 2:
         raise ValueError("kernel_baseline compares environments, and there is one; use num_envs=2 or more, best 64")

@@ -34,8 +34,8 @@ class Hyperparams:
     """Discount per step, of GAE and of returns-to-go. Outcome scores are not discounted."""
     gae_lambda: float = 0.95
     """Trace of generalised advantage estimation: 0 is the one-step error, 1 is return minus value."""
-    kernel_bandwidth: float = 4.0
-    """Squared distance of two states at which a kernel baseline's weight falls to 1/e; of the mean one, if relative."""
+    kernel_bandwidth: float = 0.2
+    """Squared distance of two states, in units of the mean one, at which a kernel baseline's weight falls to 1/e."""
     clip_low: float = 0.2
     """The probability ratio is clipped from below at 1 - clip_low."""
     clip_high: float = 0.2
