@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.advantages import discounted_returns
 from grpo_jax.environments import Environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.networks import Policy
@@ -156,6 +157,39 @@ def forked(lead_steps: int, *, all_actions: bool = False) -> Start:
         lead_steps=lead_steps,
         all_actions=all_actions,
     )
+
+
+def monte_carlo_values(
+    state: RolloutState,
+    policy: Policy,
+    params: PyTree,
+    environment: Environment,
+    key: jax.Array,
+    *,
+    num_branches: int,
+    num_steps: int,
+    discount: jax.Array | float,
+) -> jax.Array:
+    """What it is worth to stand somewhere, by playing on from there: V(s) = mean over branches of sum_t discount^t r_t.
+
+    No bias but what `num_steps` cuts off, and no critic (VinePPO, https://arxiv.org/abs/2410.01679). It costs
+    `num_branches * num_steps` environment steps for each state.
+
+    Args:
+      state: where `B` environments stand; it stays as it is.
+      policy, params, environment: what acts, with which parameters, and where.
+      key: of all randomness.
+      num_branches, num_steps: how often each state is played on from, and for how long at most.
+      discount: in [0, 1].
+
+    Returns:
+      `[B]`, in the units of the rewards.
+    """
+    _, branches = unroll(
+        policy, environment, params, copied(state, num_branches), key, num_steps=num_steps, auto_reset=False
+    )
+    returns = discounted_returns(branches.reward, branches.ended, discount=discount)[0]
+    return jnp.mean(returns.reshape(-1, num_branches), axis=1)
 
 
 def _where_it_began(begun: RolloutState, ended: RolloutState) -> RolloutState:

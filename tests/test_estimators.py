@@ -1,11 +1,14 @@
 """The small processes are what they say, and the estimators of their gradients are measured right."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 
 from experiments import estimators, mdps
-from grpo_jax import Config
+from grpo_jax import Config, Hyperparams, make_init
+from grpo_jax.groups import monte_carlo_values
 
 
 def known(make_process):
@@ -48,6 +51,20 @@ def test_the_gradient_is_that_of_finite_differences(process):
         np.testing.assert_allclose(ours["kernel"][s, a], slope, rtol=2e-3, atol=1e-5)
 
 
+def test_states_are_worth_what_branches_from_them_are_paid():
+    process, policy, params, _, exact = known(mdps.garnet)
+    config = Config(environment=process, hidden_sizes=(), num_envs=32)
+    state = make_init(config)(jax.random.key(1), Hyperparams()).rollout._replace(policy_carry={"actor": ()})
+    play = functools.partial(monte_carlo_values, num_branches=256, num_steps=50, discount=1.0)
+    values = jax.jit(lambda key: play(state, policy, params, config.env, key))(jax.random.key(2))
+    expected = exact.values[state.environment.at]
+    spread = 3.0 / np.sqrt(256)  # returns of some seven rewards of deviation 1
+    assert np.abs(values - expected).max() < 4 * spread and np.abs(values - expected).mean() < spread
+
+
+COMPARED = ("RLOO, fresh", "all actions, forked", "GAE, exact critic", "GAE, critic of half the value")
+
+
 @pytest.mark.slow
 def test_means_are_the_truth_where_no_bias_is_expected():
     process, _, params, gradient, exact = known(mdps.lottery)
@@ -55,7 +72,7 @@ def test_means_are_the_truth_where_no_bias_is_expected():
     rows = [
         estimators.measured(process, estimator, params, gradient, exact, arguments)
         for estimator in estimators.estimators(process, exact)
-        if estimator.label in ("RLOO, fresh", "all actions, forked", "GAE, exact critic", "GAE, critic of half the value")
+        if estimator.label in COMPARED
     ]
     assert [row["largest_z"] < 4 for row in rows] == [True, True, True, False]
     assert rows[2]["noise_to_signal"] < rows[0]["noise_to_signal"], "the values of states are known"
