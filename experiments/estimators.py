@@ -244,7 +244,8 @@ def main(arguments: Arguments) -> None:
             rows.append(measured(process, estimator, params, truth, known, arguments))
         results[process.name] = rows
         console.print(table(process.name, rows))
-    noise = [common_noise(name, arguments.seed) for name in track(ENVIRONMENTS, "common random numbers", console)]
+    environments = track(ENVIRONMENTS, "common random numbers", console=console, transient=True)
+    noise = [common_noise(name, arguments.seed) for name in environments]
     shared = Table("environment", "variance with common random numbers / without", title="same step, anchored")
     for row in noise:
         shared.add_row(row["environment"], f"{row['ratio']:.2f}")
