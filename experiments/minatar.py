@@ -15,6 +15,7 @@ from experiments.study import Plan, Study, StudyArguments, command, sampled_retu
 from grpo_jax import Algorithm, Config, Hyperparams
 from grpo_jax.algorithms import KERNEL_GAE, by_name
 from grpo_jax.baseline_slots import policy_features
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import CONTINUE
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
@@ -31,7 +32,6 @@ METHODS = {
     "PPO": Method("ppo"),
     "kernel + GAE": Method("kernel_gae"),
     "same step": Method("same_step_gae"),
-    "same step, critic at the end": Method("same_step_critic"),
 }
 
 
@@ -44,10 +44,10 @@ ABLATIONS = {
     "kernel + GAE": Method("kernel_gae"),
     "no groups": Method(KERNEL_GAE._replace(start=CONTINUE), {"group_size": 1}),
     "groups of 2": Method("kernel_gae", {"group_size": 2}),
-    "groups of 32": Method("kernel_gae", {"group_size": 32}),
+    "groups of 8": Method("kernel_gae", {"group_size": 8}),
     "regroup every 32": Method("kernel_gae", {"regroup_every": 32}),
     "windows of 32, 256 envs": Method("kernel_gae", {"num_steps": 32, "num_envs": 256}),
-    "windows of 512, 16 envs": Method("kernel_gae", {"num_steps": 512, "num_envs": 16}),
+    "windows of 512, 16 envs": Method("kernel_gae", {"num_steps": 512, "num_envs": 16, "group_size": 8}),
     "lambda 0.8": Method("kernel_gae", {"gae_lambda": 0.8}),
     "lambda 1": Method("kernel_gae", {"gae_lambda": 1.0}),
     "bandwidth / 4": Method("kernel_gae", {"kernel_bandwidth": 0.25 * Hyperparams().kernel_bandwidth}),
@@ -58,6 +58,7 @@ ABLATIONS = {
     "common random numbers": Method("kernel_gae", {"common_random_numbers": True}),
     "state hash": Method("state_hash"),
     "same step": Method("same_step_gae"),
+    "same step, critic at the end": Method("same_step_critic"),
     "PPO": Method("ppo"),
 }
 
@@ -72,6 +73,8 @@ class Arguments(StudyArguments):
     """Environment steps a seed may take."""
     num_seeds: int = 5
     """Independent runs of each."""
+    methods: tuple[str, ...] = ()
+    """Which of them, by their names; all if left out."""
     ablations: bool = False
     """Vary one thing at a time, in place of comparing the methods; give it another --seed and fewer --total-steps."""
 
@@ -90,10 +93,13 @@ def make_plan(game: str, label: str, method: Method, total_steps: int) -> Plan:
 
 def main(arguments: Arguments) -> None:
     methods = ABLATIONS if arguments.ablations else METHODS
+    for label in arguments.methods:
+        if label not in methods:
+            raise ConfigError(f"unknown method {label!r}: {nearest(label, methods)}")
     plans = [
-        make_plan(game, label, method, arguments.total_steps)
+        make_plan(game, label, methods[label], arguments.total_steps)
         for game in arguments.games
-        for label, method in methods.items()
+        for label in arguments.methods or methods
     ]
     study = Study("minatar", plans, arguments, score=sampled_return(64))
     study.run_all()

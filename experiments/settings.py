@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 from grpo_jax.algorithms import ALGORITHMS
 
+ANCHORED = [name for name, algorithm in ALGORITHMS.items() if algorithm.baseline is not None]
+
 OF_ALGORITHMS = {
     "grpo": {"num_envs": 128, "num_minibatches": 16},  # and of every other with one-episode groups
     "ppo": {"num_envs": 32, "num_minibatches": 16, "entropy_coef": 0.01},
     "dapo": {"clip_high": 0.28},
-    **{name: {"group_size": 8} for name in ("kernel_gae", "same_step_gae", "same_step_critic", "state_hash")},
+    **{name: {"group_size": 8} for name in ANCHORED},
 }
 
 BOX = {"normalize_observations": True, "discount": 0.95}
@@ -20,6 +22,7 @@ BOX_GRPO = {"num_envs": 32, "group_size": 8}
 BOX_PPO = {"normalize_rewards": True, "num_envs": 16, "num_epochs": 10, "learning_rate": 1e-3, "entropy_coef": 0.0}
 MINATAR = {"network": "mlp", "activation": "relu", "num_envs": 64, "learning_rate": 5e-3}
 MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2}
+MINATAR_ANCHORED = {name: {"group_size": 32} for name in ANCHORED}
 MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
 BANDIT = {"memory": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # which arm pays is for the memory to tell
 
@@ -88,16 +91,22 @@ OF_ENVIRONMENTS = {
     },
     "FourRooms-misc": {"any": {"normalize_observations": True, "entropy_coef": 0.01}},
     **{
-        f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO}
+        f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_ANCHORED}
         for game in ("Asterix", "Breakout", "Seaquest", "SpaceInvaders")
     },
     # Of 2,500 steps each, so that fewer episodes must do.
-    "Freeway-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO | {"num_envs": 16}},
+    "Freeway-MinAtar": {
+        "any": MINATAR,
+        "ppo": MINATAR_PPO,
+        "grpo": MINATAR_GRPO | {"num_envs": 16},
+        **MINATAR_ANCHORED,
+    },
     "FrozenLake-misc": {"grpo": {"learning_rate": 1e-3, "entropy_coef": 0.02}},
     "tokens:addition-2": {"any": TOKENS | {"learning_rate": 1e-4}},
     "Pong-misc": {"any": {"network": "mlp", "num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
 }
-""" "any" holds for all algorithms, "ppo" for those whose environments go on across rollouts, "grpo" for the others."""
+""" "any" holds for all algorithms, "ppo" for those whose environments go on across rollouts, "grpo" for the others, and
+the name of an algorithm for that one."""
 
 SOLVED_AT = {
     "CartPole-v1": 475.0,
@@ -122,6 +131,7 @@ def settings(environment: str, algorithm: str) -> dict:
         | OF_ALGORITHMS.get(algorithm, {})
         | of_environment.get("any", {})
         | of_environment.get(kind, {})
+        | (of_environment.get(algorithm, {}) if algorithm != kind else {})
     )
 
 
