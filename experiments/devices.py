@@ -8,7 +8,7 @@ import tyro
 from jax.sharding import Mesh
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.sharding import ENVS, ROWS, make_mesh
+from grpo_jax.sharding import ENVS, MODEL, ROWS, make_mesh
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -16,7 +16,7 @@ class DeviceArguments:
     """The devices of one process or of several, each started with the same command line but for its number."""
 
     mesh: tuple[str, ...] = ()
-    """How the devices are laid out: seeds=4, or envs=8, or both; by default all over the seeds."""
+    """How the devices are laid out: seeds=4, envs=8 or model=2, or several; by default all over the seeds."""
     coordinator: str | None = None
     """Where the processes of a run on several hosts meet: host:port of the first, or auto (SLURM, MPI, GKE, TPU)."""
     num_processes: int | None = None
@@ -54,12 +54,14 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
 
 
 def parse_mesh(sizes: Sequence[str]) -> Mesh | None:
-    """The mesh of sizes such as seeds=4 and envs=8; None if there are none.
+    """The mesh of sizes such as seeds=4, envs=8 and model=2; None if there are none.
 
     Raises:
       ConfigError: for another axis, a size that is not a number, or more devices than there are.
     """
     pairs = dict(size.partition("=")[::2] for size in sizes)
-    if len(pairs) != len(sizes) or not pairs.keys() <= {ROWS, ENVS} or not all(map(str.isdecimal, pairs.values())):
-        raise ConfigError(f"--mesh {' '.join(sizes)} is no layout of devices; use seeds=4, or envs=8, or both")
+    known = len(pairs) == len(sizes) and pairs.keys() <= {ROWS, ENVS, MODEL}
+    if not known or not all(map(str.isdecimal, pairs.values())):
+        layout = " ".join(sizes)
+        raise ConfigError(f"--mesh {layout} is no layout of devices; use seeds=4, envs=8 or model=2, or several")
     return make_mesh(**{axis: int(size) for axis, size in pairs.items()}) if pairs else None

@@ -105,7 +105,7 @@ def _bytes_needed(config: Config, num_rows: int, mesh: Mesh | None) -> int:
     mesh = mesh_of_rows(num_rows) if mesh is None else mesh
     keys, init = jax.random.split(jax.random.key(0), num_rows), functools.partial(initial_states, config, mesh=mesh)
     states = jax.eval_shape(init, Hyperparams().broadcast(num_rows), keys)
-    layout = state_shardings(mesh)
+    layout = state_shardings(mesh, states)
     step = jax.jit(
         over_rows(make_train_step(config), mesh),
         in_shardings=(layout,),

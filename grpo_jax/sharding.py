@@ -1,8 +1,9 @@
 """How the rows of a run (seeds × hyperparameters), and the environments of each, are laid over devices and hosts.
 
-A mesh has an axis `"seeds"` for the rows, and may have an axis `"envs"` for the environments of each row. Rows know
-nothing of each other. Environments do (groups, minibatches, running statistics): there XLA's partitioner keeps the
-meaning of the program and puts in the communication, and what is here only says which arrays to split.
+A mesh has an axis `"seeds"` for the rows, and may have an axis `"envs"` for the environments of each row, and one,
+`"model"`, for the weights of each policy. Rows know nothing of each other. Environments do (groups, minibatches,
+running statistics), and so do the parts of a policy: there XLA's partitioner keeps the meaning of the program and puts
+in the communication, and what is here only says which arrays to split.
 """
 
 from collections.abc import Callable
@@ -14,32 +15,36 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from grpo_jax.errors import ConfigError
 from grpo_jax.types import PyTree, TrainState
 
-ROWS, ENVS = "seeds", "envs"
+ROWS, ENVS, MODEL = "seeds", "envs", "model"
+
+_TAKE_PARTS = ("down", "out")  # layers of a transformer whose inputs are the split outputs of the layer before
 
 
-def make_mesh(*, seeds: int | None = None, envs: int = 1) -> Mesh:
-    """The devices of all processes as `seeds` × `envs`; without an axis of environments if `envs` is 1.
+def make_mesh(*, seeds: int | None = None, envs: int = 1, model: int = 1) -> Mesh:
+    """The devices of all processes as `seeds` × `envs` × `model`; without the axes of size 1 but the first.
 
     Args:
-      seeds: devices along the rows; by default all that there are, over `envs`.
+      seeds: devices along the rows; by default all that there are, over `envs` and `model`.
       envs: devices along the environments of each row.
+      model: devices along the weights of each policy, for one that is too large for a device.
 
     Raises:
       ConfigError: there are not as many devices, or several processes and more devices than that.
     """
     num_devices, alone = jax.device_count(), jax.process_count() == 1
-    seeds = num_devices // max(envs, 1) if seeds is None else seeds
-    fits = seeds * envs <= num_devices if alone else seeds * envs == num_devices
-    if min(seeds, envs) < 1 or not fits:
+    seeds = num_devices // max(envs * model, 1) if seeds is None else seeds
+    size = seeds * envs * model
+    if min(seeds, envs, model) < 1 or not (size <= num_devices if alone else size == num_devices):
         raise ConfigError(
-            f"a mesh of seeds={seeds} × envs={envs} does not fit {num_devices} devices of {jax.process_count()} "
-            f"process(es); use sizes whose product is {num_devices} (JAX_NUM_CPU_DEVICES=8 makes 8 of a CPU)"
+            f"a mesh of seeds={seeds} × envs={envs} × model={model} does not fit {num_devices} devices of "
+            f"{jax.process_count()} process(es); use sizes whose product is {num_devices} (JAX_NUM_CPU_DEVICES=8 makes "
+            "8 of a CPU)"
         )
-    shape = {ROWS: seeds} | ({ENVS: envs} if envs > 1 else {})
+    shape = {ROWS: seeds} | {axis: size for axis, size in ((ENVS, envs), (MODEL, model)) if size > 1}
     return jax.make_mesh(
         tuple(shape.values()),
         tuple(shape),
-        devices=jax.devices()[: seeds * envs] if alone else None,
+        devices=jax.devices()[:size] if alone else None,
         axis_types=(AxisType.Auto,) * len(shape),
     )
 
@@ -84,12 +89,28 @@ def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyT
     return of_all
 
 
-def state_shardings(mesh: Mesh) -> TrainState:
-    """Where the parts of a row of states go, as a prefix of its tree: environments along both axes, the rest by row."""
+def state_shardings(mesh: Mesh, states: TrainState) -> TrainState:
+    """Where the parts of rows of states, or of their shapes, go, as a prefix of their tree.
+
+    Environments go along the rows and the environments; weights, with their moments, along the rows and the model, the
+    outputs of a layer split or the inputs, where the mesh divides them; the rest by row.
+    """
     by_row = NamedSharding(mesh, PartitionSpec(ROWS))
-    return TrainState(**dict.fromkeys(TrainState.__dataclass_fields__, by_row)).replace(
-        rollout=NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
-    )
+    layout = TrainState(**dict.fromkeys(TrainState.__dataclass_fields__, by_row))
+    if ENVS in mesh.shape:
+        layout = layout.replace(rollout=NamedSharding(mesh, PartitionSpec(ROWS, ENVS)))
+    if MODEL not in mesh.shape:
+        return layout
+
+    def of_weights(path, leaf):
+        inputs = any(f"'{name}'" in jax.tree_util.keystr(path) for name in _TAKE_PARTS)
+        axis = leaf.ndim - 2 if inputs else leaf.ndim - 1
+        if leaf.ndim < 3 or leaf.shape[axis] % mesh.shape[MODEL]:
+            return by_row
+        return NamedSharding(mesh, PartitionSpec(ROWS, *(None,) * (axis - 1), MODEL))
+
+    weights = {name: getattr(states, name) for name in ("params", "reference_params", "optimizer")}
+    return layout.replace(**jax.tree_util.tree_map_with_path(of_weights, weights))
 
 
 def lay_out(states: TrainState, mesh: Mesh) -> TrainState:
@@ -97,7 +118,8 @@ def lay_out(states: TrainState, mesh: Mesh) -> TrainState:
 
     In several processes each has them all.
     """
-    states, layout = pad_rows(states, mesh), state_shardings(mesh)
+    states = pad_rows(states, mesh)
+    layout = state_shardings(mesh, states)
     if jax.process_count() == 1:
         return jax.device_put(jax.tree.map(jnp.copy, states), layout)
     # There device_put compares what the processes have, and would find that NaN is not NaN.

@@ -298,12 +298,12 @@ def run(
     within_budget, step = _budgeted_step(config, max_episodes)
     chunk_length = -(-num_iterations // num_chunks)
 
-    layout = state_shardings(mesh)
+    init = functools.partial(initial_states, config, mesh=mesh)
+    layout = state_shardings(mesh, jax.eval_shape(init, hyperparams, keys, env_params, params))
     started, compile_seconds, chunks = time.perf_counter(), 0.0, []
     with told_what_fits(num_rows) as memory:
         if start is None:
-            init = jax.jit(functools.partial(initial_states, config, mesh=mesh), out_shardings=layout)
-            states = init(hyperparams, keys, env_params, params)
+            states = jax.jit(init, out_shardings=layout)(hyperparams, keys, env_params, params)
             progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
         else:  # copies, as the program takes its arguments' buffers
             progress = start._replace(states=lay_out(start.states, mesh))

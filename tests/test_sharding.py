@@ -69,7 +69,7 @@ def test_environments_on_two_devices_are_as_on_one(grpo):
     train_step = make_train_step(grpo.config)
     ten = over_rows(lambda state: jax.lax.scan(lambda state, _: train_step(state), state, length=10), mesh)
     start = jax.tree.map(lambda leaf: leaf[None], grpo.start)
-    end, metrics = jax.jit(ten)(jax.device_put(start, state_shardings(mesh)))
+    end, metrics = jax.jit(ten)(jax.device_put(start, state_shardings(mesh, start)))
     assert end.rollout.observation.sharding.spec[1] == ENVS
     for name, value in metrics.items():
         np.testing.assert_allclose(value[0], grpo.metrics[name], rtol=1e-5, atol=1e-5, err_msg=name)
@@ -107,6 +107,35 @@ for seeds, envs, tolerance in [(2, 1, 1e-6), (4, 1, 1e-6), (8, 1, 1e-6), (1, 2, 
 """
 
 
+MODEL_OF_PARTS = """
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_num_cpu_devices", 4)
+from grpo_jax import Config, Hyperparams, run
+from grpo_jax.algorithms import GRPO, with_reference
+from grpo_jax.sharding import make_mesh
+
+config = Config(environment="tokens:sort-3", algorithm=with_reference(GRPO), num_envs=16, group_size=4,
+                num_minibatches=2, num_epochs=1, width=32, num_layers=2, num_heads=2)
+# The entropy is all that it learns from: random policies are not rewarded.
+hyperparams = Hyperparams(learning_rate=1e-3, total_steps=3 * config.steps_per_iteration, entropy_coef=-1.0)
+keys = jax.random.split(jax.random.key(0), 2)
+
+def result(**sizes):
+    done = run(config, hyperparams, keys, num_chunks=2, mesh=make_mesh(**sizes))
+    block = done.states.params["actor"]["block_0"]
+    parts = [block[name]["kernel"].addressable_shards[0].data.shape for name in ("qkv", "out", "gate_up", "down")]
+    return jax.tree.map(np.asarray, (done.states.params, done.metrics)), parts
+
+one, whole = result(seeds=1)
+for sizes in ({"seeds": 1, "model": 2}, {"seeds": 1, "model": 2, "envs": 2}, {"seeds": 2, "model": 2}):
+    other, parts = result(**sizes)
+    rows = 2 // sizes["seeds"]
+    assert [np.prod(part) for part in parts] == [np.prod(w) * rows // 4 for w in whole], (whole, parts)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5, err_msg=str(sizes))
+"""
+
+
 def finish(process: subprocess.Popen) -> None:
     _, errors = process.communicate(timeout=1800)
     assert process.returncode == 0, errors[-3000:]
@@ -130,6 +159,12 @@ def start(*arguments: str, num_devices: int | None = None) -> subprocess.Popen:
 @pytest.mark.parametrize("case", ["grpo", "ppo", "gru"])
 def test_eight_devices_are_as_one(case):
     finish(start("-c", EIGHT_DEVICES, case))
+
+
+@pytest.mark.slow
+def test_a_policy_in_parts_is_as_one_whole():
+    """Each device holds half of every large kernel, and of its moments; a group's tokens are sampled by all of them."""
+    finish(start("-c", MODEL_OF_PARTS))
 
 
 @pytest.mark.slow
