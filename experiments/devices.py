@@ -51,6 +51,9 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
                 "--coordinator auto where a scheduler such as SLURM knows them"
             )
         jax.distributed.initialize(address, count, number)
+    if jax.distributed.is_initialized():
+        # Programs that communicate must run in the same order everywhere, and a CPU runs some of them at once.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def parse_mesh(sizes: Sequence[str]) -> Mesh | None:

@@ -89,7 +89,8 @@ def plans_at_once(config: Config, num_plans: int, num_seeds: int, mesh: Mesh | N
       ConfigError: not even one fits.
     """
     count = num_plans
-    while (needed := _bytes_needed(config, count * num_seeds, mesh)) > available:
+    # Of all processes the most, so that they agree.
+    while (needed := of_every_process(_bytes_needed(config, count * num_seeds, mesh)).max()) > available:
         if count == 1:
             raise ConfigError(
                 f"the {num_seeds} seeds of one configuration need {needed / 2**30:.3g} GiB on a device, and there are "

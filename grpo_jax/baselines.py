@@ -1,8 +1,8 @@
 """Baselines: what states are worth, told by the returns of other rollouts in place of a critic.
 
-Trajectories are time-major, `[T, N]`. No value depends on what its own rollout did afterwards, its own action included,
-so subtracting it leaves the policy gradient unbiased. Steps that are not valid, and those whose return is not finite,
-tell nothing about others.
+Trajectories are time-major, `[T, N]`. A value is made of the returns of other rollouts, so that the policy gradient
+stays unbiased when it is subtracted; what `kernel_values` says of exceptions. Steps that are not valid, and those whose
+return is not finite, tell nothing about others.
 """
 
 import functools
@@ -14,6 +14,7 @@ from grpo_jax.advantages import gae, next_values
 
 FAR = 1e30  # a squared distance beyond any
 CLOSEST = 1e-30  # bandwidths are no smaller
+HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def bootstrapped_returns(
@@ -158,9 +159,6 @@ def kernel_values(
     return jax.lax.map(value, (jnp.arange(num_steps), features)), final_values
 
 
-HIGHEST = jax.lax.Precision.HIGHEST
-
-
 def _of_each_rollout(queries, embed, features, terms, counted, bandwidth, num_steps):
     """What the first steps of each rollout say of `queries` `[Q, E]`.
 
@@ -193,7 +191,8 @@ def _similarity(distances, allowed, bandwidth):
 
 
 def _softmax(logits, allowed):
-    return jax.nn.softmax(jnp.where(allowed, logits, -jnp.inf), axis=1, where=allowed)
+    weights = jax.nn.softmax(jnp.where(allowed, logits, -jnp.inf), axis=1, where=allowed)
+    return jnp.where(jnp.any(allowed & jnp.isfinite(logits), axis=1, keepdims=True), weights, 0.0)
 
 
 def _squared_distances(a, b):

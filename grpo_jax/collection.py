@@ -76,8 +76,10 @@ def most_varied_groups(trajectory: Trajectory, group_size: int, num_kept: int) -
     """The groups whose members' returns differ most, the ones that there is most to learn from.
 
     In one compiled program this is what sampling until enough groups have some variance is elsewhere: DAPO's dynamic
-    sampling (https://arxiv.org/abs/2503.14476).
+    sampling (https://arxiv.org/abs/2503.14476). Groups with a score that is not finite come last.
     """
-    _, kept = jax.lax.top_k(jnp.std(episode_scores(trajectory, group_size), axis=1), num_kept)
+    scores = episode_scores(trajectory, group_size)
+    spread = jnp.std(scores - scores[:, :1], axis=1)  # less the first, so that equal scores have none
+    _, kept = jax.lax.top_k(jnp.where(jnp.isfinite(spread), spread, -1.0), num_kept)
     members = (kept[:, None] * group_size + jnp.arange(group_size)).reshape(-1)
     return jax.tree.map(lambda leaf: leaf[:, members], trajectory)

@@ -110,7 +110,8 @@ class Config(Architecture):
             resolve("num_steps", self.env.max_steps if one_episode else 128)
         if self.share_prompts is None:
             in_groups = self.num_learnt_groups % self.num_minibatches == 0 and self.group_size > 1
-            resolve("share_prompts", self.is_transformer and one_episode and in_groups)
+            at_reset = one_episode and not self.algorithm.start.lead_steps
+            resolve("share_prompts", self.is_transformer and at_reset and in_groups)
         _check_numbers(self)
         _check_groups(self)
         from_reset = one_episode and not self.algorithm.start.lead_steps
@@ -210,7 +211,7 @@ def _check_counts(config: Config) -> None:
     """Before anything is computed from them; None is what was left out."""
     for field in _COUNTS:
         value = getattr(config, field)
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if value is not None and (type(value) is not int or value < 1):
             raise ConfigError(f"{field}={value!r} is not a positive integer")
     sizes = config.hidden_sizes
     if not isinstance(sizes, Sequence) or not all(isinstance(size, int) and size > 0 for size in sizes):
@@ -287,6 +288,13 @@ def _check_groups(config: Config) -> None:
             f"num_kept_groups={config.num_kept_groups} are to be chosen from {num_played} groups of "
             f"{config.group_size}, by how much members differ; keep at most {num_played}, of 2 members or more"
         )
+    of_groups = ("num_kept_groups", "common_random_numbers", "live_groups_only")
+    asked = config.num_kept_groups is not None, config.common_random_numbers, config.algorithm.live_groups_only
+    if any(asked) and not start.grouped:
+        raise ConfigError(
+            f"{of_groups[asked.index(True)]} is for groups that start from one state, and these go on from where each "
+            "stands; leave it out, or use start=ANCHORED"
+        )
     if config.num_kept_groups is not None and config.algorithm.baseline is not None:
         raise ConfigError(
             "a baseline compares all environments that are played, and num_kept_groups leaves some out; leave out one "
@@ -296,6 +304,16 @@ def _check_groups(config: Config) -> None:
         raise ConfigError("common_random_numbers=True needs members to share them, and group_size is 1; leave it out")
     if not start.all_actions:
         return
+    algorithm = config.algorithm
+    others = {
+        **{"critic": algorithm.critic, "baseline": algorithm.baseline, "normalize": algorithm.normalize},
+        **{"greedy_member": algorithm.greedy_member, "filter_overlong": algorithm.filter_overlong},
+    }
+    for slot, value in others.items():
+        if value not in (None, False):
+            raise ConfigError(
+                f"{slot} means nothing where all actions of a state are weighed against each other; leave it out"
+            )
     if not isinstance(env.action_space, Discrete) or env.action_mask is not None:
         raise ConfigError(
             f"all_actions needs Discrete actions that are always legal, and {env.name!r} has {env.action_space}"
@@ -316,7 +334,7 @@ def _check_transformer(config: Config) -> None:
             f"observations {env.observation.dtype}{list(env.observation.shape)} and actions {env.action_space}; use "
             "network='mlp'"
         )
-    if config.algorithm.start.auto_reset:
+    if config.algorithm.start.auto_reset or config.algorithm.start.lead_steps:
         raise ConfigError(
             "a transformer reads its prompt where a rollout begins, so rollouts must begin with episodes, and this "
             "algorithm's go on from the last; give it one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
@@ -384,6 +402,10 @@ def _check_slots(config: Config) -> None:
         raise ConfigError(
             "greedy_baseline_advantage takes the first member of each group for a greedy one; set greedy_member=True"
         )
+    if algorithm.greedy_member and algorithm.start.auto_reset:
+        raise ConfigError(
+            "greedy_member=True compares whole episodes, and these go on across rollouts; use start=FRESH"
+        )
     if algorithm.greedy_member and config.group_size < 2:
         raise ConfigError(
             f"group_size={config.group_size} leaves no member beside the greedy one, which is not learnt from; use "
@@ -394,13 +416,15 @@ def _check_slots(config: Config) -> None:
         params = policy.init(key)
         trajectory = _trajectory(config, params)
         hyperparams = _AnyHyperparams()
-        batch = updates.make_batch(algorithm, policy, params, trajectory, params, hyperparams, config.group_size)
+        batch = updates.make_batch(
+            algorithm, policy, params, trajectory, params, hyperparams, config.group_size, config.num_windows
+        )
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
         return updates.minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams)
 
     try:
         jax.eval_shape(gradient, jax.random.key(0))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"the algorithm and this configuration do not fit: {error}") from error
 
 

@@ -147,7 +147,7 @@ def forked(lead_steps: int, *, all_actions: bool = False) -> Start:
       all_actions: the group is one of *actions at one state*: member i begins with action i, so `group_size` is the
         number of actions. See `slots.all_actions_advantage`.
     """
-    if not isinstance(lead_steps, int) or lead_steps < 1:
+    if type(lead_steps) is not int or lead_steps < 1:
         raise ConfigError(f"lead_steps={lead_steps!r} would fork the same state for ever; use 1 or more")
     return Start(
         Forks(lead_steps),

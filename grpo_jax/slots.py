@@ -129,8 +129,11 @@ def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: 
 
 
 def return_minus_value_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-    """Discounted return-to-go in the window, minus the value of the baseline, or else of the critic."""
-    return jnp.where(trajectory.valid, _returns_to_go(trajectory, hyperparams) - trajectory.value, 0.0)
+    """Discounted return-to-go minus the value of the baseline, or else of the critic.
+
+    Where a limit or the window cut a return, what follows is worth what the baseline says of it.
+    """
+    return gae_advantage(trajectory, hyperparams.replace(gae_lambda=1.0), group_size)
 
 
 RELATIVE_TO_VALUES = (gae_advantage, return_minus_value_advantage)

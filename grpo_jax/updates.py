@@ -16,6 +16,7 @@ from grpo_jax.masking import mask_actions
 from grpo_jax.networks import Policy
 from grpo_jax.sharding import along_envs, on_every_device
 from grpo_jax.shuffle import shuffled_order
+from grpo_jax.slots import gae_advantage
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree, Trajectory
 
 RATIO_MAX = "policy/ratio_max"  # the one metric that is a maximum, not a mean
@@ -91,6 +92,9 @@ def make_batch(
         value = _shaped("baseline", value, trajectory.reward)
         compared = trajectory._replace(value=value, next_value=next_values(value, final_value, trajectory.truncated))
     advantage = _shaped("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
+    target = None if compared.value is None else advantage + compared.value
+    if algorithm.baseline is not None and trajectory.value is not None:  # the critic learns of its own states alone
+        target = gae_advantage(trajectory, hyperparams, group_size) + trajectory.value
     mask = trajectory.valid
     if algorithm.greedy_member:
         mask &= ~first_members(mask.shape[1], group_size)
@@ -110,7 +114,7 @@ def make_batch(
         mask=mask,
         weight=_shaped("reduce", algorithm.reduce(mask), mask),
         value=compared.value if trajectory.value is None else trajectory.value,
-        target=None if compared.value is None else advantage + compared.value,
+        target=target,
         action_mask=trajectory.action_mask,
         starts=trajectory.starts,
         carry=trajectory.carry,

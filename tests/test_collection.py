@@ -7,7 +7,8 @@ import pytest
 from probes import Probe, bits, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
-from grpo_jax.algorithms import DAPO, GRPO, GRPO_RETURN_TO_GO, PPO, with_reference
+from grpo_jax.advantages import whiten
+from grpo_jax.algorithms import DAPO, GRPO, GRPO_RETURN_TO_GO, PPO, REMAX, SAME_STEP_GAE, with_reference
 from grpo_jax.collection import collect, most_varied_groups
 from grpo_jax.environments import make_environment, parameters_of_groups
 from grpo_jax.errors import ConfigError
@@ -17,6 +18,7 @@ from grpo_jax.slots import all_actions_advantage
 from grpo_jax.updates import live_groups, make_batch
 
 CARTPOLE = {"environment": "CartPole-v1", "hidden_sizes": (4,), "num_epochs": 1, "num_minibatches": 1}
+ALL_ACTIONS = GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage)
 ANCHORED_GRPO = GRPO_RETURN_TO_GO._replace(start=ANCHORED)
 
 
@@ -201,6 +203,26 @@ def test_members_can_share_all_randomness_but_that_of_their_actions():
     assert 2 <= len(ends(8)) <= 8
 
 
+def test_a_baseline_sees_one_window_at_a_time(anchored):
+    """What is paid in the second window moves no value of the first, not even of another environment."""
+    _, _, trajectory = anchored
+    algorithm = SAME_STEP_GAE._replace(baseline=mean_of_others)
+
+    def advantages(trajectory):
+        return make_batch(algorithm, known_policy, None, trajectory, None, Hyperparams(), 4, num_windows=2).advantage
+
+    trajectory = trajectory._replace(final_observation=trajectory.observation[:1], carry=())
+    before = advantages(trajectory).reshape(8, 2, 16)
+    after = advantages(trajectory._replace(reward=trajectory.reward.at[:, 16:].add(5.0))).reshape(8, 2, 16)
+    assert np.array_equal(before[:, 0], after[:, 0]) and not np.allclose(before[:, 1], after[:, 1])
+
+
+def mean_of_others(trajectory, policy, params, hyperparams, group_size):
+    """Of all environments that it is shown."""
+    value = jnp.full(trajectory.reward.shape, jnp.mean(trajectory.reward))
+    return value, value[:1]
+
+
 # --- which groups are learnt from ------------------------------------------------------------------------------------
 
 
@@ -210,6 +232,9 @@ def test_groups_are_kept_by_how_much_their_members_differ():
     kept = most_varied_groups(trajectory._replace(reward=scores, valid=jnp.ones_like(scores, bool)), 4, 2)
     assert kept.reward[0].tolist() == [0, 0, 0, 9, 0, 4, 0, 4]
     assert np.array_equal(kept.observation, trajectory.observation[:, np.r_[4:8, 12:16]])
+    lost = scores.at[0, 5].set(jnp.nan).at[0, :4].set(3e5 + 1 / 3)
+    kept = most_varied_groups(trajectory._replace(reward=lost, valid=jnp.ones_like(scores, bool)), 4, 2)
+    assert kept.reward[0].tolist() == [0, 4, 0, 4, 1, 0, 1, 0], "neither what is not finite nor what is all the same"
 
 
 def test_dynamic_sampling_counts_all_steps_and_learns_from_some():
@@ -258,20 +283,14 @@ def test_without_a_live_group_the_parameters_stay_bitwise(live_groups_only):
         ({"algorithm": ANCHORED_GRPO, "num_steps": 100, "regroup_every": 32}, "num_steps=96"),
         ({"algorithm": "grpo", "num_kept_groups": 9}, "at most 8"),
         ({"algorithm": "ppo", "num_kept_groups": 4}, "2 members or more"),
-        ({"algorithm": "ppo", "common_random_numbers": True}, "group_size is 1"),
+        ({"algorithm": "ppo", "common_random_numbers": True}, "common_random_numbers is for groups"),
         ({"algorithm": GRPO._replace(start=forked(1, all_actions=True)), "group_size": 2}, "weighs the actions"),
-        (
-            {"algorithm": GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage)},
-            "use group_size=2",
-        ),
-        (
-            {
-                "algorithm": GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage),
-                "environment": "Pendulum-v1",
-            },
-            "Discrete actions",
-        ),
-        ({"algorithm": PPO._replace(live_groups_only=True), "num_envs": 32}, "group_size=1"),
+        ({"algorithm": ALL_ACTIONS}, "use group_size=2"),
+        ({"algorithm": ALL_ACTIONS, "environment": "Pendulum-v1"}, "Discrete actions"),
+        ({"algorithm": PPO._replace(live_groups_only=True)}, "live_groups_only is for groups"),
+        ({"algorithm": REMAX._replace(start=ANCHORED)}, "whole episodes"),
+        ({"algorithm": ALL_ACTIONS._replace(normalize=whiten), "group_size": 2}, "normalize means nothing"),
+        ({"algorithm": GRPO._replace(start=forked(2)), "environment": "tokens:sort-3"}, "transformer"),
     ],
 )
 def test_what_does_not_go_together_is_an_error(settings, message):
