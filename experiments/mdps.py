@@ -115,7 +115,7 @@ def _nested(array: np.ndarray) -> tuple:
 
 
 def corridor(length: int = 6) -> Tabular:
-    """Left and right, with a slip; only the right end pays, and little at every step: rewards come late."""
+    """Left and right, with a slip; only the right end pays, so that rewards come late."""
     transitions, rewards = np.zeros((length, 2, length)), np.zeros((length, 2, length + 1))
     for at in range(length):
         for action, step in ((0, -1), (1, 1)):

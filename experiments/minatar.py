@@ -1,7 +1,7 @@
 """Groups without a critic beside PPO on MinAtar: `python -m experiments.minatar`.
 
 All methods take the same environment steps with the same network, learning rate and number of updates. With
-`--ablations` it shows what each part of the kernel baseline's recipe does, on seeds of its own.
+`--ablations` it shows what each part of the kernel baseline's recipe does.
 """
 
 import dataclasses
@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from experiments.settings import settings
-from experiments.study import Plan, Study, StudyArguments, command, sampled_return
-from grpo_jax import Algorithm, Config, Hyperparams
-from grpo_jax.algorithms import KERNEL_GAE, by_name
+from experiments.study import Plan, Study, StudyArguments, command, make_plan, sampled_return
+from grpo_jax import Hyperparams
+from grpo_jax.algorithms import KERNEL_GAE
 from grpo_jax.baseline_slots import policy_features
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import CONTINUE
@@ -24,8 +23,9 @@ GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
 class Method(NamedTuple):
     """An algorithm, and how its run differs from the settings of the game."""
 
-    algorithm: str | Algorithm
+    algorithm: str
     fields: dict[str, Any] = {}
+    slots: dict[str, Any] = {}
 
 
 METHODS = {
@@ -37,12 +37,12 @@ METHODS = {
 
 def kernel(**options) -> Method:
     """The kernel baseline with other options."""
-    return Method(KERNEL_GAE._replace(baseline=functools.partial(KERNEL_GAE.baseline, **options)))
+    return Method("kernel_gae", slots={"baseline": functools.partial(KERNEL_GAE.baseline, **options)})
 
 
 ABLATIONS = {
     "kernel + GAE": Method("kernel_gae"),
-    "no groups": Method(KERNEL_GAE._replace(start=CONTINUE), {"group_size": 1}),
+    "no groups": Method("kernel_gae", {"group_size": 1}, {"start": CONTINUE}),
     "groups of 2": Method("kernel_gae", {"group_size": 2}),
     "groups of 8": Method("kernel_gae", {"group_size": 8}),
     "regroup every 32": Method("kernel_gae", {"regroup_every": 32}),
@@ -79,16 +79,11 @@ class Arguments(StudyArguments):
     """Vary one thing at a time, in place of comparing the methods; give it another --seed and fewer --total-steps."""
 
 
-def make_plan(game: str, label: str, method: Method, total_steps: int) -> Plan:
+def plan_of(game: str, label: str, method: Method, total_steps: int) -> Plan:
     """A run on a game, with the settings of all of them."""
-    environment = f"{game}-MinAtar"
-    algorithm = by_name(method.algorithm) if isinstance(method.algorithm, str) else method.algorithm
-    name = method.algorithm if isinstance(method.algorithm, str) else "kernel_gae"
-    fields = settings(environment, name) | method.fields
-    of_config = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
-    of_hyperparams = {name: value for name, value in fields.items() if name not in of_config}
-    config = Config(environment=environment, algorithm=algorithm, **of_config)
-    return Plan(label, config, Hyperparams(total_steps=total_steps, **of_hyperparams))
+    plan = make_plan(f"{game}-MinAtar", method.algorithm, total_steps=total_steps, **method.fields)
+    algorithm = plan.config.algorithm._replace(**method.slots)
+    return plan._replace(label=label, config=dataclasses.replace(plan.config, algorithm=algorithm))
 
 
 def main(arguments: Arguments) -> None:
@@ -97,7 +92,7 @@ def main(arguments: Arguments) -> None:
         if label not in methods:
             raise ConfigError(f"unknown method {label!r}: {nearest(label, methods)}")
     plans = [
-        make_plan(game, label, methods[label], arguments.total_steps)
+        plan_of(game, label, methods[label], arguments.total_steps)
         for game in arguments.games
         for label in arguments.methods or methods
     ]

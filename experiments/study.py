@@ -98,9 +98,9 @@ class Plan(NamedTuple):
     hyperparams: Hyperparams
 
 
-def make_plan(environment: str, algorithm: str, *, total_steps: int) -> Plan:
-    """A run with the settings that are known to work for this environment and this algorithm."""
-    fields = settings(environment, algorithm)
+def make_plan(environment: str, algorithm: str, *, total_steps: int, **fields) -> Plan:
+    """A run with the settings that are known to work for this environment and this algorithm, or with other fields."""
+    fields = settings(environment, algorithm) | fields
     of_config = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
     of_hyperparams = {name: value for name, value in fields.items() if name not in of_config}
     config = Config(environment=environment, algorithm=algorithm, **of_config)
