@@ -29,7 +29,7 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.processes import leads, told_by_the_first
 from grpo_jax.results import write_json
-from grpo_jax.sharding import mesh_of_rows, over_rows, replicated
+from grpo_jax.sharding import mesh_of_rows, over_rows, pad_rows, replicated
 from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
 from grpo_jax.training import Progress, RunResult, check_budget, check_mesh
 from grpo_jax.types import PyTree
@@ -275,11 +275,11 @@ def evaluate_rows(
     score: Score = SAMPLED_RETURN,
 ) -> np.ndarray:
     """`[R]` score of each row's final policy; one key each."""
-    mesh = mesh_of_rows(len(keys)) if mesh is None else mesh
-
+    num_rows, mesh = len(keys), mesh_of_rows(len(keys)) if mesh is None else mesh
     of_rows = over_rows(lambda row: score.of(config, *row), mesh)
-    final_returns = jax.jit(of_rows, out_shardings=replicated(mesh))((states, keys))
-    return np.asarray(final_returns, np.float64)
+    rows = pad_rows(states, mesh), pad_rows(keys, mesh)  # states of several processes come padded
+    final_returns = jax.jit(of_rows, out_shardings=replicated(mesh))(rows)
+    return np.asarray(final_returns, np.float64)[:num_rows]
 
 
 def command(main: Callable[[], None]) -> None:

@@ -159,6 +159,8 @@ def as_flag(field: str, value: Any) -> list[str]:
 def main(arguments: Arguments) -> None:
     if arguments.render is not None:
         check_renderable(arguments.config.env.name)
+        if jax.process_count() > 1:
+            raise ConfigError("--render draws what one process has; leave it out, and draw a run of a single process")
     config = arguments.config
     plan = Plan(name_of(config.algorithm), config, arguments.hyperparams)
     study = Study("train", [plan], arguments)
@@ -167,8 +169,7 @@ def main(arguments: Arguments) -> None:
     if arguments.render is not None:
         first = jax.tree.map(lambda leaf: leaf[0], states)
         episode = record_episode(config, first, jax.random.key(arguments.seed))
-        if jax.process_index() == 0:
-            render(config.environment, dict(config.env_params), episode.states, episode.rewards, arguments.render)
+        render(config.environment, dict(config.env_params), episode.states, episode.rewards, arguments.render)
         study.console.print(f"An episode of the first seed is drawn in {arguments.render}", highlight=False)
 
 

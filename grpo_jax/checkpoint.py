@@ -75,8 +75,9 @@ class Checkpoints:
         if progress.iteration == self._saved:
             return
         self._saved = progress.iteration
-        states = _by_path(progress.states)
-        arrays = {path: whole_array(leaf) for path, leaf in _by_path(_as_numbers(progress.states)).items()}
+        states, num_rows = _by_path(progress.states), len(progress.steps)
+        numbers = _by_path(_as_numbers(progress.states))
+        arrays = {path: whole_array(leaf)[:num_rows] for path, leaf in numbers.items()}  # without rows that only pad
         if self._manager is None:
             return
         run = {
@@ -85,7 +86,7 @@ class Checkpoints:
             "iteration": progress.iteration,
             "steps": progress.steps.tolist(),
             "seconds": progress.seconds,
-            "types": {path: _type(leaf) for path, leaf in states.items()},
+            "types": {path: [[num_rows, *leaf.shape[1:]], str(leaf.dtype)] for path, leaf in states.items()},
             "checksums": {path: zlib.crc32(leaf) for path, leaf in arrays.items()},
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }

@@ -185,7 +185,8 @@ class Chunk(NamedTuple):
 class Progress(NamedTuple):
     """Where a run stands between two chunks: all that it takes to go on, in this process or in another."""
 
-    states: TrainState  # each leaf [R, ...]; the next chunk takes their buffers: copy what is to be kept
+    # Each leaf [R, ...], of several processes with rows that pad; the next chunk takes them: copy what is to be kept
+    states: TrainState
     steps: np.ndarray  # int64 [R] environment steps made
     iteration: int  # iterations made by the row that made most
     seconds: float  # of training
@@ -194,7 +195,7 @@ class Progress(NamedTuple):
 class RunResult(NamedTuple):
     """What `run` returns; of a run that went on from elsewhere, the metrics and steps of its own iterations."""
 
-    states: TrainState  # each leaf [R, ...]
+    states: TrainState  # as in Progress
     metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
     steps: np.ndarray  # int64 [num_iterations, R]
     compile_seconds: float
@@ -296,6 +297,7 @@ def run(
     check_mesh(config, mesh)
     num_iterations = int(np.max(hyperparams.total_steps)) // config.steps_per_iteration
     within_budget, step = _budgeted_step(config, max_episodes)
+    going_on = jax.jit(within_budget, out_shardings=replicated(mesh))
     chunk_length = -(-num_iterations // num_chunks)
 
     init = functools.partial(initial_states, config, mesh=mesh)
@@ -307,7 +309,7 @@ def run(
             progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
         else:  # copies, as the program takes its arguments' buffers
             progress = start._replace(states=lay_out(start.states, mesh))
-        if within_budget(progress.states)[:num_rows].any():
+        if np.asarray(going_on(progress.states))[:num_rows].any():
             program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), mesh)
             program = jax.jit(program, donate_argnums=0, out_shardings=(layout, replicated(mesh)))
             program = memory.of(program.lower(progress.states).compile())
@@ -315,7 +317,7 @@ def run(
         if save is not None:
             save(_of_rows(progress))
         started = time.perf_counter() - progress.seconds
-        while within_budget(progress.states)[:num_rows].any():
+        while np.asarray(going_on(progress.states))[:num_rows].any():
             states, metrics = program(progress.states)
             chunk = _on_the_host(metrics, progress, started)
             steps, iteration = chunk.steps[-1], progress.iteration + len(chunk.steps)
@@ -345,8 +347,10 @@ def _on_the_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
 
 
 def _of_rows(progress: Progress) -> Progress:
-    """Without the rows that only pad."""
+    """Without the rows that only pad; of several processes, to which that would be communication, with them."""
     num_rows = len(progress.steps)
+    if jax.process_count() > 1:
+        return progress
     return progress._replace(
         states=jax.tree.map(lambda leaf: leaf if len(leaf) == num_rows else leaf[:num_rows], progress.states)
     )

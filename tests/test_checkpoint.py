@@ -75,12 +75,12 @@ def test_it_saves_the_first_the_last_and_what_passes_a_multiple(tmp_path, monkey
 def test_buffers_may_be_donated_while_it_writes(tmp_path):
     overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
-        states = state(4.0) | {"params": {"kernel": jnp.full((512, 512), 4.0)}}
+        states = state(4.0) | {"params": {"kernel": jnp.full((3, 512, 512), 4.0)}}
         checkpoints.save(Progress(states, np.zeros(3, np.int64), 4, 0.0))
         after = overwrite(states["params"]["kernel"]).block_until_ready()
         assert states["params"]["kernel"].is_deleted() and (after == -1).all()
     with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
-        found = checkpoints.restore(jax.eval_shape(lambda: state() | {"params": {"kernel": jnp.zeros((512, 512))}}))
+        found = checkpoints.restore(jax.eval_shape(lambda: state() | {"params": {"kernel": jnp.zeros((3, 512, 512))}}))
     assert (found.states["params"]["kernel"] == 4).all()
 
 
