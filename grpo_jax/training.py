@@ -301,9 +301,9 @@ def run(
     chunk_length = -(-num_iterations // num_chunks)
 
     init = functools.partial(initial_states, config, mesh=mesh)
-    layout = state_shardings(mesh, jax.eval_shape(init, hyperparams, keys, env_params, params))
     started, compile_seconds, chunks = time.perf_counter(), 0.0, []
     with told_what_fits(num_rows) as memory:
+        layout = state_shardings(mesh, jax.eval_shape(init, hyperparams, keys, env_params, params))
         if start is None:
             states = jax.jit(init, out_shardings=layout)(hyperparams, keys, env_params, params)
             progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
