@@ -329,7 +329,8 @@ BY_FEATURES = KERNEL_GAE._replace(
 SIZES = {"num_envs": 8, "num_steps": 6, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,), "memory_size": 3}
 
 
-@pytest.mark.parametrize("memory", ["gru", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["gru", "none"])
 def test_features_are_what_the_actors_head_reads(memory):
     config = Config(environment=Recall(), algorithm=PPO, memory=memory, **SIZES)
     statistics = initial_statistics(jnp.array([1.0, 0.5]))
