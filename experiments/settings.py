@@ -131,7 +131,7 @@ def settings(environment: str, algorithm: str) -> dict:
         | OF_ALGORITHMS.get(algorithm, {})
         | of_environment.get("any", {})
         | of_environment.get(kind, {})
-        | (of_environment.get(algorithm, {}) if algorithm != kind else {})
+        | of_environment.get(algorithm, {})
     )
 
 

@@ -277,8 +277,11 @@ def evaluate_rows(
     """`[R]` score of each row's final policy; one key each."""
     num_rows, mesh = len(keys), mesh_of_rows(len(keys)) if mesh is None else mesh
     of_rows = over_rows(lambda row: score.of(config, *row), mesh)
-    rows = pad_rows(states, mesh), pad_rows(keys, mesh)  # states of several processes come padded
-    final_returns = jax.jit(of_rows, out_shardings=replicated(mesh))(rows)
+
+    def of_all(*rows):  # states of several processes come padded
+        return of_rows(tuple(pad_rows(each, mesh) for each in rows))
+
+    final_returns = jax.jit(of_all, out_shardings=replicated(mesh))(states, keys)
     return np.asarray(final_returns, np.float64)[:num_rows]
 
 
