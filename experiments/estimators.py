@@ -107,9 +107,7 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
         Estimator("kernel + GAE, anchored", of_steps(kernel_gae, ANCHORED), "bootstraps from noisy values"),
         Estimator("forked", of_steps(vine, forked(4)), "later steps of branches weigh more"),
         Estimator("all actions, forked", of_steps(actions, forked(4, all_actions=True)), group_size=num_actions),
-        Estimator(
-            "all actions, forked, CRN", of_steps(actions, forked(4, all_actions=True)), "", True, num_actions
-        ),
+        Estimator("all actions, forked, CRN", of_steps(actions, forked(4, all_actions=True)), "", True, num_actions),
         Estimator(
             "GAE, exact critic", of_steps(with_values._replace(baseline=functools.partial(critic, scale=1.0)), CONTINUE)
         ),

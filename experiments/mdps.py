@@ -83,9 +83,7 @@ def solve(process: Tabular, policy: jax.Array) -> Exact:
 
     P[s, s'] = sum_a policy[s, a] transitions[s, a, s'], and r[s] the expected reward of the next step.
     """
-    transitions, rewards, starts = (
-        jnp.array(part) for part in (process.transitions, process.rewards, process.starts)
-    )
+    transitions, rewards, starts = (jnp.array(part) for part in (process.transitions, process.rewards, process.starts))
     ending = 1.0 - jnp.sum(transitions, axis=-1, keepdims=True)
     reward = jnp.sum(policy * jnp.sum(jnp.concatenate([transitions, ending], axis=-1) * rewards, axis=-1), axis=-1)
     onward = jnp.eye(len(starts)) - jnp.einsum("sa,sat->st", policy, transitions)

@@ -116,9 +116,7 @@ def plot(runs: list[Recorded], metric: str, path: Path) -> None:
             if not np.isnan(run.values).all():
                 curve = learning_curve(run.steps, run.values)
                 curves.plot(curve.steps, curve.mean, color=colors[run.label], label=run.label)
-                curves.fill_between(
-                    curve.steps, curve.low, curve.high, color=colors[run.label], alpha=0.2, linewidth=0
-                )
+                curves.fill_between(curve.steps, curve.low, curve.high, color=colors[run.label], alpha=0.2, linewidth=0)
         curves.set(title=environment, xlabel="environment steps (each seed)", ylabel=f"{metric} (IQM, 95% interval)")
         curves.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
         curves.legend(frameon=False, fontsize="small")

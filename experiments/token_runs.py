@@ -165,9 +165,7 @@ class Watch:
     def _answers(self, config: Config):
         def answers(params, key):
             greedy = answer(config, params, key, num_prompts=256, greedy=True, env_params=HELD_OUT)
-            sampled = answer(
-                config, params, key, num_prompts=NUM_PROMPTS, num_samples=NUM_SAMPLES, env_params=HELD_OUT
-            )
+            sampled = answer(config, params, key, num_prompts=NUM_PROMPTS, num_samples=NUM_SAMPLES, env_params=HELD_OUT)
             return greedy.correct, sampled.correct, sampled.well_formed
 
         return answers

@@ -146,9 +146,7 @@ def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case
     return [
         compiled("PPO, random actions", random_actions, acting, state.params, num_samples, np.nan),
         compiled("PPO, rollout alone", policy_rollout, acting, state.params, num_samples, forward),
-        compiled(
-            "PPO, update alone", update, learning, (first_batch(state), state.hyperparams), num_samples, gradient
-        ),
+        compiled("PPO, update alone", update, learning, (first_batch(state), state.hyperparams), num_samples, gradient),
     ]
 
 

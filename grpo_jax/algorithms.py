@@ -1,6 +1,6 @@
 """Algorithms as values: a tuple of pure functions, one for each decision. A variant replaces a slot.
 
-    DR_GRPO = GRPO._replace(advantage=group_centered_advantage, reduce=sum_over_horizon)
+DR_GRPO = GRPO._replace(advantage=group_centered_advantage, reduce=sum_over_horizon)
 """
 
 from typing import NamedTuple

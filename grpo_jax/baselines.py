@@ -128,9 +128,7 @@ def kernel_values(
 
     # A return is linear in the final values: what it is without them, and the factor of each.
     unit = jnp.broadcast_to(jnp.eye(num_finals)[..., None], (num_finals, num_finals, num_envs))
-    returns_of = functools.partial(
-        bootstrapped_returns, terminated=terminated, truncated=truncated, discount=discount
-    )
+    returns_of = functools.partial(bootstrapped_returns, terminated=terminated, truncated=truncated, discount=discount)
     own_part = returns_of(rewards, jnp.zeros((num_finals, num_envs)))
     factors = jax.vmap(lambda one: returns_of(jnp.zeros_like(rewards), one))(unit)
     counted = mask.astype(bool) & jnp.isfinite(own_part)

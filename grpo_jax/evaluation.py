@@ -91,9 +91,7 @@ def answer(
     environment_params = parameters_of_groups(env, env_params, num_prompts, num_samples)
     policy = config.policy._replace(has_critic=False)
     start = reset_groups(policy, params, env, environment_params, key_reset, num_texts, num_samples)
-    end, _ = unroll(
-        policy, env, params, start, key_rollout, num_steps=env.max_steps, auto_reset=False, greedy=greedy
-    )
+    end, _ = unroll(policy, env, params, start, key_rollout, num_steps=env.max_steps, auto_reset=False, greedy=greedy)
     problem, tokens = end.environment.problem, end.environment.tokens
     correct, formed = (
         (jax.vmap(functools.partial(judge, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)

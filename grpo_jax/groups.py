@@ -1,9 +1,9 @@
 """Where the groups of a rollout start: at a reset, or at any state that the policy itself came to.
 
-    FRESH      one reset for each group; its members play one episode
-    CONTINUE   no groups: every environment goes on from where it stands
-    ANCHORED   environments go on, the members of a group from the state of one of them
-    forked(8)  a trunk for each group goes on by 8 steps and splits; its branches are played and forgotten
+FRESH      one reset for each group; its members play one episode
+CONTINUE   no groups: every environment goes on from where it stands
+ANCHORED   environments go on, the members of a group from the state of one of them
+forked(8)  a trunk for each group goes on by 8 steps and splits; its branches are played and forgotten
 """
 
 from collections.abc import Callable

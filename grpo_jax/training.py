@@ -44,9 +44,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
         key, key_params, key_reset = jax.random.split(key, 3)
         params = config.policy.init(key_params) if params is None else jax.tree.map(jnp.array, params)
         environment_params = parameters_of_groups(config.env, env_params, config.num_groups, config.group_size)
-        rollout = reset_groups(
-            config.policy, params, config.env, environment_params, key_reset, config.num_envs, 1
-        )
+        rollout = reset_groups(config.policy, params, config.env, environment_params, key_reset, config.num_envs, 1)
         return TrainState(
             params=params,
             reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
@@ -79,9 +77,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         # The same statistics throughout the iteration: the update sees what the behaviour policy saw.
         policy = acting_policy(config, state.normalizer, hyperparams)
 
-        rollout, trajectory = collect(
-            config, policy, state.params, state.rollout, hyperparams, key_start, key_rollout
-        )
+        rollout, trajectory = collect(config, policy, state.params, state.rollout, hyperparams, key_start, key_rollout)
         normalizer = merge_rollout(state.normalizer, trajectory)
         learnt = trajectory
         if config.num_kept_groups is not None:

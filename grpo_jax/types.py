@@ -176,9 +176,7 @@ class Critic(Protocol):
 class Reference(Protocol):
     """How the reference policy moves after an iteration."""
 
-    def __call__(
-        self, reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams
-    ) -> PyTree:
+    def __call__(self, reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
         """The next reference's parameters; `iteration` counts from 1."""
 
 

@@ -37,9 +37,7 @@ class Run(NamedTuple):
 
 
 def small_run(algorithm, **settings) -> Run:
-    config = Config(
-        algorithm=algorithm, num_envs=8, num_epochs=2, num_minibatches=4, hidden_sizes=(8,), **settings
-    )
+    config = Config(algorithm=algorithm, num_envs=8, num_epochs=2, num_minibatches=4, hidden_sizes=(8,), **settings)
     train_step = make_train_step(config)
     init = jax.jit(make_init(config))
     ten = jax.jit(lambda state: jax.lax.scan(lambda state, _: train_step(state), state, length=10))

@@ -222,9 +222,7 @@ def test_a_run_goes_on_with_other_devices(tmp_path):
     for before, after in ((2, 1), (1, 2)):
         folder = tmp_path / str(before)
         with Checkpoints(folder, ABOUT, every=4) as checkpoints:
-            whole = run(
-                config, hyperparams, keys, save=checkpoints.update, num_chunks=5, mesh=make_mesh(seeds=before)
-            )
+            whole = run(config, hyperparams, keys, save=checkpoints.update, num_chunks=5, mesh=make_mesh(seeds=before))
         with Checkpoints(folder, ABOUT, every=4) as checkpoints:
             start = checkpoints.restore(like, at_most=9)
         rest = run(config, hyperparams, keys, start=start, num_chunks=5, mesh=make_mesh(seeds=after))

@@ -162,9 +162,7 @@ def test_a_fork_without_a_lead_is_an_error(lead_steps):
 
 def test_a_group_of_actions_has_the_gradient_of_their_expectation():
     """On a bandit of known returns: sum_a pi(a) (Q(a) - V) grad log pi(a) = grad sum_a pi(a) Q(a)."""
-    algorithm = GRPO._replace(
-        start=forked(1, all_actions=True), advantage=all_actions_advantage, penalties=()
-    )
+    algorithm = GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage, penalties=())
     settings = CARTPOLE | {"environment": Probe(), "env_params": {"bonus": 3.0, "max_steps_in_episode": 2}}
     config = Config(algorithm=algorithm, num_envs=8, group_size=2, num_steps=2, **settings)
     state = make_init(config)(jax.random.key(0), Hyperparams(discount=0.0))

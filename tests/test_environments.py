@@ -1,6 +1,5 @@
 """Environments by name: gymnax's own numbers behind one interface, of one type from step to step."""
 
-
 import gymnax
 import jax
 import jax.numpy as jnp

@@ -13,8 +13,18 @@ REPOSITORY = PACKAGE.parent
 # A module imports from its own layer and below. A folder is one module of this map.
 LAYERS = [
     {"types", "hyperparams", "errors", "spaces"},
-    {"advantages", "losses", "surrogates", "rewards", "divergences", "distributions", "shuffle", "masking", "sharding",
-     "baselines"},
+    {
+        "advantages",
+        "losses",
+        "surrogates",
+        "rewards",
+        "divergences",
+        "distributions",
+        "shuffle",
+        "masking",
+        "sharding",
+        "baselines",
+    },
     {"networks", "environments"},
     {"rollout", "groups", "slots", "baseline_slots", "algorithms", "updates", "config", "normalization", "sampling"},
     {"training", "collection", "evaluation", "generation", "memory", "debugging", "warm_start"},

@@ -99,9 +99,7 @@ def test_the_trajectory_says_what_was_legal():
         state = make_init(settings)(jax.random.key(0), Hyperparams())
         begin, key = settings.algorithm.start.begin, jax.random.key(1)
         start = begin(state.rollout, settings.policy, state.params, settings.env, key, 8, 8)
-        _, trajectory = unroll(
-            settings.policy, settings.env, state.params, start, key, num_steps=6, auto_reset=False
-        )
+        _, trajectory = unroll(settings.policy, settings.env, state.params, start, key, num_steps=6, auto_reset=False)
         illegal = np.arange(3) == (np.arange(6) % 3)[:, None, None]
         if masked:
             assert np.array_equal(trajectory.action_mask, np.broadcast_to(~illegal, (6, 8, 3)))

@@ -67,9 +67,7 @@ def test_truncation_bootstraps_from_the_true_final_observation(window, name):
     expected = 12.0 + 2 * np.array(ages)
     assert trajectory.next_value[bootstraps, column].tolist() == expected[bootstraps].tolist()
 
-    actual = advantages.gae(
-        *(x[:, column] for x in trajectory_for_gae(trajectory)), discount=0.5, gae_lambda=0.5
-    )
+    actual = advantages.gae(*(x[:, column] for x in trajectory_for_gae(trajectory)), discount=0.5, gae_lambda=0.5)
     np.testing.assert_allclose(actual, advantage, rtol=0, atol=1e-6)
 
 

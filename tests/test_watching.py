@@ -28,13 +28,16 @@ def watched(space, **columns):
 
 
 def test_a_healthy_run_is_quiet():
-    assert watched(
-        Discrete(2),
-        policy__entropy=[[0.6, np.nan], [0.02, 0.3]],
-        policy__kl_behaviour=[[0.01, np.nan], [0.2, 0.9]],
-        group__zero_variance_fraction=[[0.0, np.nan], [1.0, 0.99]],
-        optim__skipped_updates=[[0, np.nan], [0, 0]],
-    ) == []
+    assert (
+        watched(
+            Discrete(2),
+            policy__entropy=[[0.6, np.nan], [0.02, 0.3]],
+            policy__kl_behaviour=[[0.01, np.nan], [0.2, 0.9]],
+            group__zero_variance_fraction=[[0.0, np.nan], [1.0, 0.99]],
+            optim__skipped_updates=[[0, np.nan], [0, 0]],
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
