@@ -1,7 +1,7 @@
 """Training steps per second beside rejax and the common formulation: `python -m experiments.benchmark`.
 
 Every implementation does the same work: rollouts of 128 steps in each environment, 4 epochs of 4 minibatches, tanh
-networks of 64 × 64. One process measures all of them in turn, again and again, so that a slow moment of the machine
+networks of equal sizes. One process measures all of them in turn, again and again, so that a slow moment of the machine
 touches all alike. Compilation is timed apart, and the compilation cache is not used.
 
 GRPO here has no critic, and its environments run on from window to window as PPO's do, so that both learn from
@@ -52,6 +52,8 @@ class Arguments:
     """What to measure; ratios are to the first."""
     num_seeds: tuple[int, ...] = (1,)
     """Independent runs in one program (vmap), one measurement each."""
+    hidden_sizes: tuple[int, ...] = peers.HIDDEN_SIZES
+    """Of the policy, and of the critic beside it."""
     repeats: int = 7
     """Rounds; the table shows medians over them."""
     seconds: float = 0.3
@@ -72,8 +74,11 @@ def main(arguments: Arguments) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     now = datetime.datetime.now()
     out = arguments.out or Path("runs") / f"benchmark_{now:%Y-%m-%d_%H-%M-%S}.json"
-    if min(arguments.repeats, *arguments.num_envs, *arguments.num_seeds) < 1 or not arguments.implementations:
-        raise ConfigError("--repeats, --num-envs and --num-seeds take positive integers, --implementations some names")
+    counts = arguments.repeats, *arguments.num_envs, *arguments.num_seeds, *arguments.hidden_sizes
+    if min(counts) < 1 or not arguments.implementations:
+        raise ConfigError(
+            "--repeats, --num-envs, --num-seeds and --hidden-sizes take positive integers, --implementations some names"
+        )
     if out.exists():
         raise FileExistsError(f"{out} exists; choose another file (--out), or move the old one away")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +100,14 @@ def main(arguments: Arguments) -> None:
     for environment in arguments.environments:
         for num_envs in arguments.num_envs or DEFAULT_NUM_ENVS.get(environment, (512,)):
             for num_seeds in arguments.num_seeds:
-                cases = make_cases(names, environment, num_envs, num_seeds, arguments.parts and num_seeds == 1)
+                cases = make_cases(
+                    names,
+                    environment,
+                    num_envs,
+                    num_seeds,
+                    hidden_sizes=arguments.hidden_sizes,
+                    parts=arguments.parts and num_seeds == 1,
+                )
                 rows = measure(cases, arguments.repeats, arguments.seconds)
                 where = {"environment": environment, "num_envs": num_envs, "num_seeds": num_seeds}
                 record["results"] += [where | row for row in rows]

@@ -30,7 +30,7 @@ def rejax_version() -> str | None:
     return importlib.metadata.version("rejax") if importlib.util.find_spec("rejax") else None
 
 
-def rejax_ppo(environment: str, num_envs: int) -> Implementation:
+def rejax_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = HIDDEN_SIZES) -> Implementation:
     """rejax's own PPO, unchanged, on gymnax's environment behind `LegacyStepAPIWrapper`."""
     import gymnax
     from gymnax.wrappers import LegacyStepAPIWrapper
@@ -44,7 +44,7 @@ def rejax_ppo(environment: str, num_envs: int) -> Implementation:
     algorithm = get_algo("ppo").create(
         env=Legacy(env),
         env_params=env_params,
-        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": HIDDEN_SIZES},
+        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": hidden_sizes},
         num_envs=num_envs,
         num_steps=NUM_STEPS,
         num_epochs=NUM_EPOCHS,
@@ -87,6 +87,7 @@ class PlainActorCritic(nn.Module):
     """Two networks in one module, float32 throughout."""
 
     num_actions: int
+    hidden_sizes: tuple[int, ...]
 
     @nn.compact
     def __call__(self, observation):
@@ -95,13 +96,18 @@ class PlainActorCritic(nn.Module):
         outputs = []
         for size, scale in ((self.num_actions, 0.01), (1, 1.0)):
             x = flat
-            for width in HIDDEN_SIZES:
+            for width in self.hidden_sizes:
                 x = nn.tanh(nn.Dense(width, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
             outputs.append(nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale))(x))
         return outputs[0], outputs[1][:, 0]
 
 
-def plain_ppo(environment: str, num_envs: int, learning_rate: float = LEARNING_RATE) -> Implementation:
+def plain_ppo(
+    environment: str,
+    num_envs: int,
+    hidden_sizes: tuple[int, ...] = HIDDEN_SIZES,
+    learning_rate: float = LEARNING_RATE,
+) -> Implementation:
     """PPO in its common formulation, as purejaxrl made it known.
 
     An environment's step draws a reset each time and selects; each epoch permutes all samples with
@@ -110,7 +116,7 @@ def plain_ppo(environment: str, num_envs: int, learning_rate: float = LEARNING_R
     import gymnax
 
     env, env_params = gymnax.make(environment)
-    network = PlainActorCritic(env.action_space(env_params).n)
+    network = PlainActorCritic(env.action_space(env_params).n, hidden_sizes)
     optimizer = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(learning_rate, eps=ADAM_EPS))
 
     def init(key):

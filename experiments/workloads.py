@@ -55,7 +55,9 @@ def ours(config: Config) -> Implementation:
     return Implementation(lambda key: init(key, hyperparams), make_train_step(config))
 
 
-def make_config(environment: str, num_envs: int, critic: bool) -> Config:
+def make_config(
+    environment: str, num_envs: int, critic: bool, hidden_sizes: tuple[int, ...] = peers.HIDDEN_SIZES
+) -> Config:
     """PPO, or GRPO on windows; everything else the same."""
     return Config(
         environment=environment,
@@ -66,20 +68,28 @@ def make_config(environment: str, num_envs: int, critic: bool) -> Config:
         num_epochs=peers.NUM_EPOCHS,
         num_minibatches=peers.NUM_MINIBATCHES,
         network="mlp",
-        hidden_sizes=peers.HIDDEN_SIZES,
+        hidden_sizes=hidden_sizes,
         activation="tanh",
     )
 
 
-def make_cases(names: Sequence[str], environment: str, num_envs: int, num_seeds: int, parts: bool) -> list[Case]:
+def make_cases(
+    names: Sequence[str],
+    environment: str,
+    num_envs: int,
+    num_seeds: int,
+    *,
+    hidden_sizes: tuple[int, ...] = peers.HIDDEN_SIZES,
+    parts: bool = False,
+) -> list[Case]:
     """The implementations of these names (of `WHOLE`) on one environment at one size, compiled."""
-    ppo, grpo = (make_config(environment, num_envs, critic) for critic in (True, False))
+    ppo, grpo = (make_config(environment, num_envs, critic, hidden_sizes) for critic in (True, False))
     num_samples = num_seeds * num_envs * peers.NUM_STEPS
     cases = []
     for name in names:
         config = grpo if name == "GRPO" else ppo
         peer = {"rejax PPO": peers.rejax_ppo, "plain PPO": peers.plain_ppo}.get(name)
-        init, step = ours(config) if peer is None else peer(environment, num_envs)
+        init, step = ours(config) if peer is None else peer(environment, num_envs, hidden_sizes)
         if num_seeds > 1:
             # Ours as `run` lays out its rows; of the others, all seeds at once, as their authors have it.
             of_rows = over_rows(step, mesh_of_rows(num_seeds)) if name in ("PPO", "GRPO") else jax.vmap(step)

@@ -270,6 +270,27 @@ def test_without_a_live_group_the_parameters_stay_bitwise(live_groups_only):
     assert (bits(after.params) == bits(moved)) is live_groups_only
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["kernel_gae", GRPO._replace(start=forked(3))], ids=["anchored", "forked"])
+def test_a_row_of_a_vmapped_run_is_the_single_run(algorithm):
+    regrouped = {"regroup_every": 8} if algorithm == "kernel_gae" else {"num_kept_groups": 1}
+    config = Config(algorithm=algorithm, num_envs=8, group_size=4, num_steps=16, **CARTPOLE | regrouped)
+    train_step, init = make_train_step(config), make_init(config)
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    def five(key):
+        return jax.lax.scan(lambda state, _: train_step(state), init(key, Hyperparams()), length=5)
+
+    together = jax.jit(jax.vmap(five))(keys)
+    alone = jax.jit(five)
+    for row, key in enumerate(keys):
+        end, metrics = alone(key)
+        of_row, metrics_of_row = jax.tree.map(lambda leaf, row=row: leaf[row], together)
+        assert bits(of_row.rollout.environment.time) == bits(end.rollout.environment.time)
+        for one, other in ((metrics, metrics_of_row), (end.params, of_row.params)):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5), one, other)
+
+
 # --- what cannot be --------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ RUNS = {
     "ppo": ("--algorithm", "ppo", "--num-steps", "16", "--normalize-observations", "--normalize-rewards"),
     "grpo": ("--algorithm", "grpo", "--group-size", "4"),
     "gru": ("--algorithm", "grpo", "--group-size", "4", "--memory", "gru", "--memory-size", "8"),
+    "anchored": ("--algorithm", "kernel_gae", "--group-size", "4", "--num-steps", "16", "--regroup-every", "8"),
     "envs": ("--algorithm", "grpo", "--group-size", "4", "--mesh", "envs=2", "--total-steps", "16000"),
     # Where processes talk to each other, an iteration takes longer.
     "hosts": ("--algorithm", "ppo", "--num-steps", "16", "--checkpoint-every", "4", "--total-steps", "3840"),
@@ -108,7 +109,7 @@ def uninterrupted(tmp_path_factory, environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, num_kills", [("ppo", 20), ("grpo", 2), ("gru", 2), ("envs", 2)])
+@pytest.mark.parametrize("kind, num_kills", [("ppo", 20), ("grpo", 2), ("gru", 2), ("anchored", 2), ("envs", 2)])
 def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, tmp_path):
     expected = uninterrupted(kind)
     out = tmp_path / "out"

@@ -82,15 +82,18 @@ import sys
 import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 8)
 from grpo_jax import Config, Hyperparams, run
+from grpo_jax.algorithms import GRPO
+from grpo_jax.groups import forked
 from grpo_jax.sharding import make_mesh
 
 settings = {
-    "grpo": {"group_size": 4, "env_params": {"max_steps_in_episode": 32}},
-    "ppo": {"num_steps": 16, "normalize_observations": True, "normalize_rewards": True},
-    "gru": {"num_steps": 16, "memory": "gru", "memory_size": 8},
+    "grpo": {"algorithm": "grpo", "group_size": 4, "env_params": {"max_steps_in_episode": 32}},
+    "ppo": {"algorithm": "ppo", "num_steps": 16, "normalize_observations": True, "normalize_rewards": True},
+    "gru": {"algorithm": "ppo", "num_steps": 16, "memory": "gru", "memory_size": 8},
+    "kernel": {"algorithm": "kernel_gae", "group_size": 4, "num_steps": 16, "regroup_every": 8},
+    "forks": {"algorithm": GRPO._replace(start=forked(3)), "group_size": 4, "num_steps": 16, "num_kept_groups": 2},
 }[sys.argv[1]]
-algorithm = "grpo" if sys.argv[1] == "grpo" else "ppo"
-config = Config(algorithm=algorithm, num_envs=16, num_epochs=2, num_minibatches=4, hidden_sizes=(8,), **settings)
+config = Config(num_envs=16, num_epochs=2, num_minibatches=4, hidden_sizes=(8,), **settings)
 # Budgets differ, so that some rows stop while others still have to communicate.
 hyperparams = Hyperparams(total_steps=jnp.array([3.0, 5.0, 2.0]) * config.steps_per_iteration, entropy_coef=0.01)
 keys = jax.random.split(jax.random.key(0), 3)
@@ -156,7 +159,7 @@ def start(*arguments: str, num_devices: int | None = None) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["grpo", "ppo", "gru"])
+@pytest.mark.parametrize("case", ["grpo", "ppo", "gru", "kernel", "forks"])
 def test_eight_devices_are_as_one(case):
     finish(start("-c", EIGHT_DEVICES, case))
 
