@@ -102,7 +102,6 @@ OF_ENVIRONMENTS = {
         **MINATAR_ANCHORED,
     },
     "FrozenLake-misc": {"grpo": {"learning_rate": 1e-3, "entropy_coef": 0.02}},
-    "tokens:addition-2": {"any": TOKENS | {"learning_rate": 1e-4}},
     "Pong-misc": {"any": {"network": "mlp", "num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
 }
 """ "any" holds for all algorithms, "ppo" for those whose environments go on across rollouts, "grpo" for the others, and
@@ -145,7 +144,7 @@ class TokenTask(NamedTuple):
 
 TOKEN_TASKS = {
     "sort": TokenTask(total_steps=1_000_000, target=0.5),
-    "addition": TokenTask(total_steps=4_000_000, target=0.7, learning_rate=1e-3),
+    "addition": TokenTask(total_steps=2_500_000, target=0.7, learning_rate=3e-3),
     "countdown": TokenTask(total_steps=4_000_000, target=0.4, learning_rate=1e-3),
 }
 """By the name before the size."""
