@@ -145,7 +145,7 @@ class TokenTask(NamedTuple):
 TOKEN_TASKS = {
     "sort": TokenTask(total_steps=1_000_000, target=0.5),
     "addition": TokenTask(total_steps=2_500_000, target=0.7, learning_rate=3e-3),
-    "countdown": TokenTask(total_steps=4_000_000, target=0.4, learning_rate=1e-3),
+    "countdown": TokenTask(total_steps=2_500_000, target=0.4, learning_rate=3e-3),
 }
 """By the name before the size."""
 
