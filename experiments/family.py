@@ -55,7 +55,7 @@ def plot_family(runs: list[Run], path: Path) -> None:
     figure, axes = plt.subplots(
         rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
-    curves = [learning_curve(run.result.steps, run.returns) for run in runs]
+    curves = [learning_curve(run.result.steps, run.returns, run.counts) for run in runs]
     for axis in axes.flat[len(runs) :]:
         axis.set_visible(False)
     for run, curve, axis in zip(runs, curves, axes.flat, strict=False):

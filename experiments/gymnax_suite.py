@@ -204,7 +204,7 @@ def result(runs: list[Run]) -> dict:
 
 def result_of_run(run: Run) -> dict:
     """Final returns, times and the curve, to four digits."""
-    curve = learning_curve(run.result.steps, run.returns, num_points=50)
+    curve = learning_curve(run.result.steps, run.returns, run.counts, num_points=50)
     return {
         "algorithm": name_of(run.config.algorithm),
         "iqm": round_to(iqm(run.final_returns)),

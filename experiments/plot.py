@@ -17,6 +17,7 @@ from grpo_jax.results import METRICS_FILE, SUMMARY_FILE, read_lines
 from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, performance_profile, probability_of_improvement
 
 RETURN = "episode/return_mean"
+MEANS_OF_EPISODES = (RETURN, "episode/length_mean")
 
 
 @dataclasses.dataclass
@@ -38,6 +39,7 @@ class Recorded(NamedTuple):
     environment: str
     steps: np.ndarray  # [num_iterations, num_seeds] environment steps made
     values: np.ndarray  # [num_iterations, num_seeds] of the metric, NaN where there is none
+    counts: np.ndarray | None  # [num_iterations, num_seeds] episodes that it is a mean of; None of another metric
     final_returns: np.ndarray | None  # [num_seeds] of the final evaluation; None before there is one
 
 
@@ -68,7 +70,8 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[Recorded]:
         label, _, environment = name.rpartition(" on ")
         values = np.array([line[metric] for line in of_run], float)  # null becomes NaN
         steps = np.array([line["environment_steps"] for line in of_run])
-        runs.append(Recorded(label, environment, steps, values, finals.get(name)))
+        counts = np.array([line["episode/count"] for line in of_run], float) if metric in MEANS_OF_EPISODES else None
+        runs.append(Recorded(label, environment, steps, values, counts, finals.get(name)))
     return runs
 
 
@@ -114,7 +117,7 @@ def plot(runs: list[Recorded], metric: str, path: Path) -> None:
         name, finals = final_returns(here)
         for run in here:
             if not np.isnan(run.values).all():
-                curve = learning_curve(run.steps, run.values)
+                curve = learning_curve(run.steps, run.values, run.counts)
                 curves.plot(curve.steps, curve.mean, color=colors[run.label], label=run.label)
                 curves.fill_between(curve.steps, curve.low, curve.high, color=colors[run.label], alpha=0.2, linewidth=0)
         curves.set(title=environment, xlabel="environment steps (each seed)", ylabel=f"{metric} (IQM, 95% interval)")

@@ -61,9 +61,14 @@ class Run(NamedTuple):
         return self.result.metrics["episode/return_mean"]
 
     @property
+    def counts(self) -> np.ndarray:
+        """`[num_iterations, num_seeds]` how many training episodes ended."""
+        return np.nan_to_num(self.result.metrics["episode/count"])
+
+    @property
     def episodes(self) -> np.ndarray:
         """`[num_iterations, num_seeds]` training episodes that ended so far."""
-        return np.cumsum(np.nan_to_num(self.result.metrics["episode/count"]), axis=0)
+        return np.cumsum(self.counts, axis=0)
 
     @property
     def steps_per_second(self) -> float:
@@ -368,7 +373,7 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
     for run in runs:
         if not np.isnan(run.returns).all():
             made = run.result.steps if over == "environment steps" else run.episodes
-            panels[run.environment][run.label] = learning_curve(made, run.returns)
+            panels[run.environment][run.label] = learning_curve(made, run.returns, run.counts)
     draw_curves(panels, path, over, len(runs[0].final_returns))
 
 

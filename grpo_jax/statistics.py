@@ -111,7 +111,12 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
 
 
 def learning_curve(
-    steps: ArrayLike, returns: ArrayLike, *, num_points: int = 100, total_steps: int | None = None
+    steps: ArrayLike,
+    returns: ArrayLike,
+    counts: ArrayLike | None = None,
+    *,
+    num_points: int = 100,
+    total_steps: int | None = None,
 ) -> Curve:
     """The interquartile mean over seeds of the return, with its 95% interval, over environment steps.
 
@@ -123,6 +128,9 @@ def learning_curve(
       steps: `[num_iterations, num_seeds]`, cumulative environment steps of each seed after each iteration. Rows in
         which a seed did not advance are padding and left out for that seed.
       returns: `[num_iterations, num_seeds]`, mean return of the episodes that ended; NaN where none did: left out.
+      counts: `[num_iterations, num_seeds]`, of how many episodes. With them a seed's own points are means over all
+        episodes in each of `num_points` equal parts of its steps. Without them each iteration is a point, and where
+        few long episodes end in one iteration and many short ones in another, both weigh the same.
       num_points: points of the grid.
       total_steps: where the grid ends; by default the last step of the seed that went furthest.
 
@@ -140,13 +148,21 @@ def learning_curve(
     if not advanced.any():
         raise ValueError("no seed made an environment step: there is no curve to draw.")
     usable = advanced & ~np.isnan(returns)
+    if counts is not None:
+        counts = np.asarray(counts, np.float64)
+        if counts.shape != steps.shape:
+            raise ValueError(f"counts must be [num_iterations, num_seeds] as steps, {steps.shape}, got {counts.shape}.")
+        usable &= counts > 0
     seeds = np.flatnonzero(usable.any(axis=0))
     end = total_steps or steps.max()
     start = min(steps[usable if len(seeds) else advanced].min(), end)
     grid = np.linspace(start, end, num_points)
     if len(seeds) == 0:
         return Curve(grid, *np.full((3, num_points), np.nan))
-    values = np.stack([np.interp(grid, steps[usable[:, i], i], returns[usable[:, i], i]) for i in seeds], axis=-1)
+    points = [[x[usable[:, i], i] for x in (steps, returns)] for i in seeds]
+    if counts is not None:
+        points = [_pooled(*own, counts[usable[:, i], i], num_points) for i, own in zip(seeds, points, strict=True)]
+    values = np.stack([np.interp(grid, *own) for own in points], axis=-1)
     drawn = np.random.default_rng(0).integers(len(seeds), size=(2000, len(seeds)))
     # One point at a time: all at once takes gigabytes with hundreds of seeds.
     low, high = zip(*(_percentiles(iqm(at_point[drawn], axis=-1), 0.95) for at_point in values), strict=True)
@@ -258,6 +274,18 @@ def _checked(steps: ArrayLike, returns: ArrayLike) -> tuple[np.ndarray, np.ndarr
     if (np.diff(steps, axis=0) < 0).any():
         raise ValueError("steps must be cumulative: they fall from one iteration to the next in at least one seed.")
     return steps, returns
+
+
+def _pooled(
+    steps: np.ndarray, returns: np.ndarray, counts: np.ndarray, num_parts: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A point for each part of a seed's steps in which episodes ended: its last step, and the mean over all of them."""
+    part = np.ceil(steps * (num_parts / steps[-1])).astype(int)
+    number = np.bincount(part, counts)
+    total, last = np.bincount(part, returns * counts), np.zeros(len(number))
+    np.maximum.at(last, part, steps)
+    ended = number > 0
+    return last[ended], total[ended] / number[ended]
 
 
 def _advanced(steps: np.ndarray) -> np.ndarray:

@@ -15,7 +15,10 @@ def write_run(folder, *, returns, finals=None, label="grpo", environment="Catch-
         for i, row in enumerate(returns):
             steps = [100 * (i + 1)] * len(row)
             line = {"run": f"{label} on {environment}", "iteration": i, "environment_steps": steps}
-            file.write(json.dumps(line | {"episode/return_mean": row, "loss/policy": row}) + "\n")
+            file.write(
+                json.dumps(line | {"episode/return_mean": row, "episode/count": [2.0] * len(row), "loss/policy": row})
+                + "\n"
+            )
     path = folder / "summary.json"
     runs = json.loads(path.read_text())["runs"] if path.exists() else []
     if finals is not None:
@@ -64,7 +67,7 @@ def test_folders_that_are_none_are_told(tmp_path, folders):
         plot.main(plot.Arguments(runs=()))
     with pytest.raises(ValueError, match="not the folder of a run: it has no metrics.jsonl"):
         plot.read_runs(tmp_path)
-    with pytest.raises(ValueError, match="no metric 'return'; known: episode/return_mean, loss/policy"):
+    with pytest.raises(ValueError, match="no metric 'return'; known: episode/count, episode/return_mean, loss/policy"):
         plot.read_runs(folders[0], "return")
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(ValueError, match="no iteration in it yet"):

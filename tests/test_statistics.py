@@ -124,6 +124,18 @@ def test_learning_curve_resists_an_outlying_seed():
     np.testing.assert_array_equal(learning_curve(steps, returns, num_points=2).mean, [1, 2])
 
 
+def test_learning_curve_of_all_episodes_of_each_part():
+    """Nine short episodes and a long one are ten, in whichever iterations they end."""
+    steps = [[10], [20], [30], [40], [50]]
+    returns, counts = [[2.0], [30.0], [np.nan], [5.0], [7.0]], [[9], [1], [0], [1], [3]]
+    curve = learning_curve(steps, returns, counts, num_points=2)
+    np.testing.assert_array_equal(curve.steps, [10, 50])
+    # Up to 25 (18 + 30) / 10, known at 20; up to 50 (5 + 21) / 4.
+    np.testing.assert_allclose(curve.mean, [4.8, 6.5])
+    one_each = learning_curve(steps, returns, counts, num_points=5)
+    np.testing.assert_array_equal(one_each.mean, learning_curve(steps, returns, num_points=5).mean)
+
+
 def test_learning_curve_without_returns():
     steps = [[10, 10], [20, 20]]
     curve = learning_curve(steps, np.full((2, 2), np.nan), num_points=3)
@@ -149,6 +161,7 @@ def test_learning_curve_ends_at_a_budget_below_the_last_step():
         ([[0], [0]], [[1.0], [1.0]], {}, "no seed made"),
         ([[1]], [[1.0]], {"num_points": 0}, "at least 1"),
         ([[1]], [[1.0]], {"total_steps": 0}, "at least 1"),
+        ([[1]], [[1.0]], {"counts": [1.0]}, "counts must be"),
     ],
 )
 def test_learning_curve_errors(steps, returns, options, message):
