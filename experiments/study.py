@@ -46,8 +46,8 @@ class Run(NamedTuple):
     hyperparams: Hyperparams
     result: RunResult
     final_returns: np.ndarray  # [num_seeds]
-    wall_seconds: float
-    core_seconds: float  # of all cores together, also where other processes slow this one down
+    wall_seconds: float  # of this process; what a resumed run took before is in the result's `train_seconds` alone
+    core_seconds: float  # likewise, of all cores together, also where other processes slow this one down
     warnings: Sequence[str] = ()
 
     @property
