@@ -102,12 +102,7 @@ class PlainActorCritic(nn.Module):
         return outputs[0], outputs[1][:, 0]
 
 
-def plain_ppo(
-    environment: str,
-    num_envs: int,
-    hidden_sizes: tuple[int, ...] = HIDDEN_SIZES,
-    learning_rate: float = LEARNING_RATE,
-) -> Implementation:
+def plain_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = HIDDEN_SIZES) -> Implementation:
     """PPO in its common formulation, as purejaxrl made it known.
 
     An environment's step draws a reset each time and selects; each epoch permutes all samples with
@@ -117,7 +112,7 @@ def plain_ppo(
 
     env, env_params = gymnax.make(environment)
     network = PlainActorCritic(env.action_space(env_params).n, hidden_sizes)
-    optimizer = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(learning_rate, eps=ADAM_EPS))
+    optimizer = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(LEARNING_RATE, eps=ADAM_EPS))
 
     def init(key):
         key, key_params, key_reset = jax.random.split(key, 3)
