@@ -1,7 +1,7 @@
 """Groups without a critic beside PPO on MinAtar: `python -m experiments.minatar`.
 
-All methods take the same environment steps with the same network, learning rate and number of updates. With
-`--ablations` it shows what each part of the kernel baseline's recipe does.
+All methods take the same environment steps with the same network and number of updates; those without a critic at half
+of PPO's learning rate. With `--ablations` it shows what each part of the kernel baseline's recipe does.
 """
 
 import dataclasses

@@ -22,7 +22,7 @@ BOX_GRPO = {"num_envs": 32, "group_size": 8}
 BOX_PPO = {"normalize_rewards": True, "num_envs": 16, "num_epochs": 10, "learning_rate": 1e-3, "entropy_coef": 0.0}
 MINATAR = {"network": "mlp", "activation": "relu", "num_envs": 64, "learning_rate": 5e-3}
 MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2}
-MINATAR_ANCHORED = {name: {"group_size": 32} for name in ANCHORED}
+MINATAR_ANCHORED = {name: {"group_size": 32, "learning_rate": 2.5e-3} for name in ANCHORED}
 MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
 BANDIT = {"memory": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # which arm pays is for the memory to tell
 
