@@ -165,7 +165,7 @@ def test_a_group_of_actions_has_the_gradient_of_their_expectation():
     algorithm = GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage, penalties=())
     settings = CARTPOLE | {"environment": Probe(), "env_params": {"bonus": 3.0, "max_steps_in_episode": 2}}
     config = Config(algorithm=algorithm, num_envs=8, group_size=2, num_steps=2, **settings)
-    state = make_init(config)(jax.random.key(0), Hyperparams(discount=0.0))
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(discount=0.0))
     params = known_params((0.3, -0.4))
     _, trajectory = collect(
         config, known_policy, params, state.rollout._replace(policy_carry=state.rollout.episode_length),
@@ -238,7 +238,7 @@ def test_groups_are_kept_by_how_much_their_members_differ():
 def test_dynamic_sampling_counts_all_steps_and_learns_from_some():
     fields = {"num_envs": 32, "group_size": 4, "num_kept_groups": 3, "num_minibatches": 3, "num_steps": 20}
     config = Config(algorithm=DAPO._replace(start=forked(5)), **CARTPOLE | fields)
-    state, metrics = jax.jit(make_train_step(config))(make_init(config)(jax.random.key(0), Hyperparams()))
+    state, metrics = jax.jit(make_train_step(config))(jax.jit(make_init(config))(jax.random.key(0), Hyperparams()))
     assert config.num_learnt_steps == 3 * 4 * 20 < config.steps_per_iteration == 32 * 20 + 8 * 5
     played = 20 * (32 - metrics["episode/count"]) + metrics["episode/count"] * metrics["episode/length_mean"]
     # Episodes have the steps of their trunk, too.
@@ -260,7 +260,7 @@ def test_without_a_live_group_the_parameters_stay_bitwise(live_groups_only):
     settings = CARTPOLE | {"environment": Probe()}
     config = Config(algorithm=algorithm, num_envs=8, group_size=4, **settings)
     step = jax.jit(make_train_step(config))
-    state = make_init(config)(jax.random.key(0), Hyperparams(kl_coef=1.0))
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(kl_coef=1.0))
     moved = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
     momentum = jax.tree.map(
         lambda leaf: leaf + 0.1 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, state.optimizer

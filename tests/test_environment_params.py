@@ -116,7 +116,7 @@ def test_parameters_of_rows_are_for_all_or_each_row_or_each_group():
 def test_no_value_of_the_callers_is_donated():
     lifetime = jnp.full(8, 2)
     settings = config("ppo", num_steps=8)
-    state = make_init(settings)(jax.random.key(0), Hyperparams(), {"lifetime": lifetime})
+    state = jax.jit(make_init(settings))(jax.random.key(0), Hyperparams(), {"lifetime": lifetime})
     jax.jit(lambda state: state, donate_argnums=0)(state)
     assert lifetime.tolist() == [2] * 8
 

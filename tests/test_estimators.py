@@ -54,7 +54,7 @@ def test_the_gradient_is_that_of_finite_differences(process):
 def test_states_are_worth_what_branches_from_them_are_paid():
     process, policy, params, _, exact = known(mdps.garnet)
     config = Config(environment=process, hidden_sizes=(), num_envs=32)
-    state = make_init(config)(jax.random.key(1), Hyperparams()).rollout._replace(policy_carry={"actor": ()})
+    state = jax.jit(make_init(config))(jax.random.key(1), Hyperparams()).rollout._replace(policy_carry={"actor": ()})
     play = functools.partial(monte_carlo_values, num_branches=256, num_steps=50, discount=1.0)
     values = jax.jit(lambda key: play(state, policy, params, config.env, key))(jax.random.key(2))
     expected = exact.values[state.environment.at]

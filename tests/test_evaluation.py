@@ -20,7 +20,7 @@ def make(lifetime):
         hidden_sizes=(),
         env_params={"bonus": BONUS, "lifetime": lifetime, "max_steps_in_episode": 8},
     )
-    state = make_init(config)(jax.random.key(0), Hyperparams())
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     # Action 1, which pays the bonus, has probability 3/4.
     params = jax.tree.map(jnp.zeros_like, state.params)
     params["actor"]["Dense_0"]["bias"] = jnp.array([0.0, np.log(3.0)], jnp.float32)

@@ -76,7 +76,7 @@ def config(environment, algorithm, **settings):
 @pytest.mark.parametrize("algorithm, settings", [(with_reference(GRPO), {"group_size": 4}), ("ppo", {"num_steps": 9})])
 def test_rollout_and_update_mask_alike(algorithm, settings):
     settings = config(Forbidding(), algorithm, **settings)
-    state = make_init(settings)(jax.random.key(0), Hyperparams(learning_rate=0.03, entropy_coef=0.01))
+    state = jax.jit(make_init(settings))(jax.random.key(0), Hyperparams(learning_rate=0.03, entropy_coef=0.01))
     # Towards one action, which is illegal in a third of the states.
     state.params["actor"]["Dense_1"]["bias"] += jnp.array([4.0, 0.0, 0.0])
     step = jax.jit(make_train_step(settings))
@@ -96,7 +96,7 @@ def test_rollout_and_update_mask_alike(algorithm, settings):
 def test_the_trajectory_says_what_was_legal():
     for environment, masked in ((Forbidding(), True), (Tempting(), False)):
         settings = config(environment, "grpo", group_size=8)
-        state = make_init(settings)(jax.random.key(0), Hyperparams())
+        state = jax.jit(make_init(settings))(jax.random.key(0), Hyperparams())
         begin, key = settings.algorithm.start.begin, jax.random.key(1)
         start = begin(state.rollout, settings.policy, state.params, settings.env, key, 8, 8)
         _, trajectory = unroll(settings.policy, settings.env, state.params, start, key, num_steps=6, auto_reset=False)

@@ -36,7 +36,9 @@ each_type = pytest.mark.parametrize(
 
 def make(shape=(4,), dtype=jnp.float32, distribution=None, **settings):
     observation = jax.ShapeDtypeStruct(shape, dtype)
-    return make_policy(observation, distribution or categorical(3), **(SETTINGS | settings))
+    policy = make_policy(observation, distribution or categorical(3), **(SETTINGS | settings))
+    compiled = {name: jax.jit(getattr(policy, name)) for name in ("init", "step", "sequence")}
+    return policy._replace(**compiled)
 
 
 def sequence(policy, params, observations, starts=None):
@@ -243,7 +245,7 @@ def test_sizes_and_activation_are_as_asked():
 
 @each_type
 def test_init_is_a_function_of_its_key(settings):
-    init = jax.jit(make(**settings).init)
+    init = make(**settings).init
     assert bits(init(jax.random.key(0))) == bits(init(jax.random.key(0)))
     assert bits(init(jax.random.key(0))) != bits(init(jax.random.key(1)))
 

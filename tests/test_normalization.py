@@ -185,7 +185,7 @@ def test_a_run_remembers_all_that_it_saw(algorithm, num_steps, limits, ages):
         environment=Probe(), algorithm=algorithm, num_envs=4, num_steps=num_steps, env_params=limits, **BOTH
     )
     hyperparams = Hyperparams(discount=DISCOUNT, reward_clip=0.25)
-    start = make_init(config)(jax.random.key(0), hyperparams)
+    start = jax.jit(make_init(config))(jax.random.key(0), hyperparams)
     end, metrics = jax.jit(lambda s: jax.lax.scan(lambda s, _: make_train_step(config)(s), s, length=ITERATIONS))(start)
     observation, discounted_return = end.normalizer
     np.testing.assert_allclose(observation.origin[0] + observation.mean[0], ages.mean(), rtol=1e-5)
@@ -205,7 +205,7 @@ def test_nothing_is_remembered_without():
 
 def test_evaluation_uses_the_statistics_of_the_state_and_keeps_them():
     config = Config(environment=Echo(), num_envs=4, num_minibatches=1, hidden_sizes=(), normalize_observations=True)
-    state = make_init(config)(jax.random.key(0), Hyperparams())
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     # Greedy action 1 where the normalised mark is positive: right if the mean is known to be a half.
     kernel = jnp.array([[0.0, 0.0], [-1.0, 1.0]])
     params = {"actor": {"Dense_0": {"kernel": kernel, "bias": jnp.zeros(2)}}}

@@ -245,7 +245,7 @@ def test_truncation_more_often_than_the_limit_allows_is_not_a_number():
 
 def test_start_states_do_not_depend_on_how_long_earlier_episodes_were():
     config = Config(environment=TwoLifetimes(), algorithm="ppo", num_envs=4096, num_steps=48, hidden_sizes=(2,))
-    state = make_init(config)(jax.random.key(0), Hyperparams())
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     _, trajectory = jax.jit(
         lambda state, key: unroll(
             config.policy, config.env, state.params, state.rollout, key, num_steps=48, auto_reset=True

@@ -21,7 +21,7 @@ SMALL = {"num_envs": 8, "group_size": 4, "env_params": {"max_steps_in_episode": 
 def rolled_out(algorithm, **fields):
     """A config, its state at the start, and one rollout's trajectory and batch."""
     config = Config(algorithm=algorithm, num_minibatches=1, num_steps=16, **SMALL, **fields)
-    state = make_init(config)(jax.random.key(0), Hyperparams())
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     start = config.algorithm.start
     rollout = start.begin(state.rollout, config.policy, state.params, config.env, jax.random.key(1), 8, 4)
     _, trajectory = unroll(
@@ -119,7 +119,7 @@ def test_parts_without_valid_samples_are_skipped():
 def trained(algorithm, hyperparams, num_iterations=1, **fields):
     config = Config(algorithm=algorithm, num_minibatches=4, **SMALL, **fields)
     step = jax.jit(make_train_step(config))
-    states, metrics = [make_init(config)(jax.random.key(0), hyperparams)], []
+    states, metrics = [jax.jit(make_init(config))(jax.random.key(0), hyperparams)], []
     for _ in range(num_iterations):
         state, measured = step(states[-1])
         states.append(state)

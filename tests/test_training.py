@@ -152,7 +152,7 @@ def test_a_row_of_a_vmapped_run_is_the_single_run(small):
 def test_without_jit_it_computes_the_same():
     sizes = {"num_envs": 2, "num_steps": 3, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
     config = Config(environment=Probe(), algorithm="ppo", env_params={"bonus": 1.0}, **sizes)
-    train_step, state = make_train_step(config), make_init(config)(jax.random.key(0), Hyperparams())
+    train_step, state = make_train_step(config), jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     compiled, metrics = jax.jit(train_step)(state)
     with jax.disable_jit():
         plain, plain_metrics = train_step(state)

@@ -151,12 +151,14 @@ def test_no_part_with_a_valid_member_is_skipped(rollout):
     @functools.partial(jax.jit, static_argnums=0)
     def gradient(num_parts):
         batch = make_batch(GRPO, policy, None, shared, None, state.hyperparams, config.group_size)
-        batch = batch._replace(mask=batch.mask & (jnp.arange(8) % 4 == 3))  # one member of each group
+        mask = batch.mask & (jnp.arange(8) % 4 == 3)  # one member of each group
+        batch = batch._replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.0, 0.0))
         order = jnp.arange(8)
         return minibatch_gradient(GRPO, policy, state.params, batch, order, state.hyperparams, num_parts)[2]
 
     whole, parts = gradient(1), gradient(2)
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(whole))
+    assert largest > 1e-2
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-4), whole, parts)
 
 

@@ -165,7 +165,7 @@ def test_nan_rewards_leave_the_parameters_bitwise():
         hidden_sizes=(),
         env_params={"nan_below": 2.0},  # every mark is
     )
-    state = make_init(config)(jax.random.key(0), Hyperparams())
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     after, metrics = jax.jit(make_train_step(config))(state)
     assert metrics["optim/skipped_updates"] == 4
     assert bits((after.params, after.optimizer)) == bits((state.params, state.optimizer))
