@@ -1,7 +1,8 @@
 """Groups without a critic beside PPO on MinAtar: `python -m experiments.minatar`.
 
-All methods take the same environment steps with the same network and number of updates; those without a critic at half
-of PPO's learning rate. With `--ablations` it shows what each part of the kernel baseline's recipe does.
+All methods take the same environment steps with the same network and number of updates; those with groups at half of
+PPO's learning rate, as their advantages are noisier. With `--ablations` it shows what each part of the kernel
+baseline's recipe does.
 """
 
 import dataclasses

@@ -36,6 +36,8 @@ TOKENS = {
     "discount": 1.0,
     "gae_lambda": 1.0,
 }
+TOKENS_PPO = {"group_size": 1, "entropy_coef": 0.0}
+TOKENS_GSPO = {"clip_low": 3e-2, "clip_high": 4e-2}
 
 OF_ENVIRONMENTS = {
     "Pendulum-v1": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
@@ -123,7 +125,7 @@ SOLVED_AT = {
 def settings(environment: str, algorithm: str) -> dict:
     """The fields that are set for an environment and an algorithm, by their names."""
     kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].start.auto_reset else "grpo"
-    others = {"any": TOKENS} if environment.startswith("tokens:") else {}
+    others = {"any": TOKENS, "ppo": TOKENS_PPO, "gspo": TOKENS_GSPO} if environment.startswith("tokens:") else {}
     of_environment = OF_ENVIRONMENTS.get(environment, others)
     return (
         OF_ALGORITHMS[kind]

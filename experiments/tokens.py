@@ -1,7 +1,9 @@
 """GRPO as language models use it, on small tasks: `python -m experiments.tokens --task sort-5`."""
 
 import dataclasses
+import functools
 from pathlib import Path
+from typing import Any
 
 import jax
 import tyro
@@ -10,7 +12,7 @@ from experiments.settings import REWARD_HACKING, TokenTask, settings, token_task
 from experiments.study import Plan, Study, StudyArguments, command
 from experiments.token_runs import EXACT_MATCH, Watch, as_started, plot_accuracies, show_samples, warm_started
 from grpo_jax import Config, Hyperparams, slots
-from grpo_jax.algorithms import DAPO, DR_GRPO, GRPO, GSPO, PPO, RLOO, Algorithm, by_name, with_reference
+from grpo_jax.algorithms import by_name, with_reference
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, Task, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
@@ -43,37 +45,41 @@ def preparation(arguments: Arguments) -> TokenTask:
     return REWARD_HACKING if arguments.reward_hacking else token_task(arguments.task)
 
 
-def make_plan(arguments: Arguments, label: str, algorithm: Algorithm, task: Task | None = None, **changes) -> Plan:
-    """A run on the task with the settings of token tasks, some of them changed.
+def make_plan(
+    arguments: Arguments,
+    label: str,
+    algorithm: str = "grpo",
+    variant: dict[str, Any] | None = None,
+    task: Task | None = None,
+    **changes,
+) -> Plan:
+    """A run on the task with the settings of token tasks, some of them or of the algorithm's slots changed.
 
     Rollouts begin with a prompt, and the warm start is the frozen reference, unless the algorithm has no KL penalty.
     """
-    fields = settings(f"tokens:{arguments.task}", "grpo") | changes
+    fields = settings(f"tokens:{arguments.task}", algorithm) | changes
     of_config = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
     of_hyperparams = {name: value for name, value in fields.items() if name not in of_config}
-    algorithm = algorithm._replace(start=FRESH)
-    if slots.kl_to_behaviour in algorithm.penalties or algorithm.critic is not None:
-        algorithm = with_reference(algorithm)
+    started = by_name(algorithm)._replace(start=FRESH, **variant or {})
+    if slots.kl_to_behaviour in started.penalties or started.critic is not None:
+        started = with_reference(started)
     total_steps = arguments.total_steps or preparation(arguments).total_steps
-    config = Config(environment=task or f"tokens:{arguments.task}", algorithm=algorithm, **of_config)
+    config = Config(environment=task or f"tokens:{arguments.task}", algorithm=started, **of_config)
     return Plan(label, config, Hyperparams(total_steps=total_steps, **of_hyperparams))
 
 
 def comparison(arguments: Arguments) -> list[Plan]:
     """Algorithms, and then GRPO at other settings, one at a time."""
-
-    def plan(label, algorithm=GRPO, **changes):
-        return make_plan(arguments, label, algorithm, **changes)
-
+    plan = functools.partial(make_plan, arguments)
     sizes = [size for size in (4, 8, 16, 32, 64, 128) if size != settings("tokens:", "grpo")["group_size"]]
     return [
         plan("GRPO"),
-        plan("PPO, value head", PPO, shared_critic=True, group_size=1),
-        plan("PPO, critic apart", PPO, group_size=1),
-        plan("RLOO", RLOO),
-        plan("Dr. GRPO", DR_GRPO),
-        plan("GSPO", GSPO, clip_low=3e-2, clip_high=4e-2),
-        plan("DAPO", DAPO._replace(filter_overlong=True), clip_high=0.28),
+        plan("PPO, value head", "ppo", shared_critic=True),
+        plan("PPO, critic apart", "ppo"),
+        plan("RLOO", "rloo"),
+        plan("Dr. GRPO", "dr_grpo"),
+        plan("GSPO", "gspo"),
+        plan("DAPO", "dapo", {"filter_overlong": True}),
         *(plan(f"groups of {size}", group_size=size) for size in sizes),
         *(plan(f"clip {width}", clip_low=width, clip_high=width) for width in (0.05, 0.1, 0.4)),
         *(plan(f"KL coefficient {coef:g}", kl_coef=coef) for coef in (0.0, 0.1, 1.0)),
@@ -86,13 +92,13 @@ def reward_hacking(arguments: Arguments) -> list[Plan]:
     added = task._replace(rewards=(ACCURACY, FORMAT))
     gate = task._replace(rewards=(ACCURACY._replace(function=gated(accuracy, well_formed)),))
     plans = {
-        "accuracy alone": (task, GRPO),
-        "format added": (added, GRPO),
-        "format as a gate": (gate, GRPO),
-        "format added, no std": (added, GRPO._replace(advantage=slots.group_centered_advantage)),
-        "format added, decoupled": (added, GRPO._replace(advantage=slots.decoupled_advantage)),
+        "accuracy alone": (task, {}),
+        "format added": (added, {}),
+        "format as a gate": (gate, {}),
+        "format added, no std": (added, {"advantage": slots.group_centered_advantage}),
+        "format added, decoupled": (added, {"advantage": slots.decoupled_advantage}),
     }
-    return [make_plan(arguments, label, algorithm, task) for label, (task, algorithm) in plans.items()]
+    return [make_plan(arguments, label, "grpo", variant, task) for label, (task, variant) in plans.items()]
 
 
 def main(arguments: Arguments) -> None:
@@ -105,7 +111,7 @@ def main(arguments: Arguments) -> None:
     elif arguments.reward_hacking:
         plans, shown = reward_hacking(arguments), ("sampled", "well_formed")
     else:
-        plans = [make_plan(arguments, arguments.algorithm, by_name(arguments.algorithm))]
+        plans = [make_plan(arguments, arguments.algorithm, arguments.algorithm)]
         shown = ("greedy", "sampled", "pass_at_8")
     study = Study("tokens", plans, arguments, score=EXACT_MATCH)
     key_start, key_shown, key_watch = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), 3)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 import pytest
-from compilation import CHEAPLY
+from compilation import CHEAP_XLA_FLAGS
 
 from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
 
@@ -18,7 +18,7 @@ def pytest_configure(config):
     kept beside pytest's own cache.
     """
     if config.option.markexpr == "not slow":
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CHEAPLY}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CHEAP_XLA_FLAGS}"
     jax.config.update("jax_num_cpu_devices", 2)
     if hasattr(config, "cache"):  # not with -p no:cacheprovider
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))

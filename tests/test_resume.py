@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from compilation import CHEAPLY
+from compilation import CHEAP_XLA_FLAGS
 
 REPOSITORY = Path(__file__).parents[1]
 FLAGS = (
@@ -35,7 +35,7 @@ def environment(request):
     folder = str(request.config.cache.mkdir("resumed"))
     cache = {"XDG_CACHE_HOME": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     devices = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
-    return os.environ | cache | devices | {"XLA_FLAGS": CHEAPLY}
+    return os.environ | cache | devices | {"XLA_FLAGS": CHEAP_XLA_FLAGS}
 
 
 def begin(kind, out, environment, *flags):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compilation import CHEAPLY
+from compilation import CHEAP_XLA_FLAGS
 
 from grpo_jax import make_train_step, run
 from grpo_jax.sharding import ENVS, ROWS, along_envs, make_mesh, mesh_of_rows, over_rows, pad_rows, state_shardings
@@ -146,7 +146,7 @@ def finish(process: subprocess.Popen) -> None:
 
 
 def start(*arguments: str, num_devices: int | None = None) -> subprocess.Popen:
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": CHEAPLY}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": CHEAP_XLA_FLAGS}
     if num_devices is not None:
         environment["JAX_NUM_CPU_DEVICES"] = str(num_devices)
     return subprocess.Popen(

@@ -152,6 +152,7 @@ def test_no_part_with_a_valid_member_is_skipped(rollout):
     def gradient(num_parts):
         batch = make_batch(GRPO, policy, None, shared, None, state.hyperparams, config.group_size)
         mask = batch.mask & (jnp.arange(8) % 4 == 3)  # one member of each group
+        # Their own advantages may be 0, and so would both gradients be.
         batch = batch._replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.0, 0.0))
         order = jnp.arange(8)
         return minibatch_gradient(GRPO, policy, state.params, batch, order, state.hyperparams, num_parts)[2]
