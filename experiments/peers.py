@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from grpo_jax.errors import ConfigError
+
 NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES, HIDDEN_SIZES = 128, 4, 4, (64, 64)
 LEARNING_RATE, DISCOUNT, GAE_LAMBDA, CLIP, VALUE_COEF, ENTROPY_COEF = 2.5e-4, 0.99, 0.95, 0.2, 0.5, 0.01
 MAX_GRAD_NORM, ADAM_EPS = 0.5, 1e-5
@@ -111,7 +113,12 @@ def plain_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
     import gymnax
 
     env, env_params = gymnax.make(environment)
-    network = PlainActorCritic(env.action_space(env_params).n, hidden_sizes)
+    space = env.action_space(env_params)
+    if not hasattr(space, "n"):
+        raise ConfigError(
+            f"plain PPO has discrete actions only, {environment} has others; use --implementations 'rejax PPO' PPO GRPO"
+        )
+    network = PlainActorCritic(space.n, hidden_sizes)
     optimizer = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(LEARNING_RATE, eps=ADAM_EPS))
 
     def init(key):
