@@ -9,12 +9,13 @@ from typing import NamedTuple
 from grpo_jax.algorithms import ALGORITHMS
 
 ANCHORED = [name for name, algorithm in ALGORITHMS.items() if algorithm.baseline is not None]
+IN_GROUPS = {name: {"group_size": 8} for name in ANCHORED}
 
 OF_ALGORITHMS = {
     "grpo": {"num_envs": 128, "num_minibatches": 16},  # and of every other with one-episode groups
     "ppo": {"num_envs": 32, "num_minibatches": 16, "entropy_coef": 0.01},
     "dapo": {"clip_high": 0.28},
-    **{name: {"group_size": 8} for name in ANCHORED},
+    **IN_GROUPS,
 }
 
 BOX = {"normalize_observations": True, "discount": 0.95}
@@ -36,8 +37,12 @@ TOKENS = {
     "discount": 1.0,
     "gae_lambda": 1.0,
 }
-TOKENS_PPO = {"group_size": 1, "entropy_coef": 0.0}
-TOKENS_GSPO = {"clip_low": 3e-2, "clip_high": 4e-2}
+OF_TOKENS = {
+    "any": TOKENS,
+    "ppo": {"group_size": 1, "entropy_coef": 0.0},
+    "gspo": {"clip_low": 3e-2, "clip_high": 4e-2},
+    **IN_GROUPS,
+}
 
 OF_ENVIRONMENTS = {
     "Pendulum-v1": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
@@ -125,7 +130,7 @@ SOLVED_AT = {
 def settings(environment: str, algorithm: str) -> dict:
     """The fields that are set for an environment and an algorithm, by their names."""
     kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].start.auto_reset else "grpo"
-    others = {"any": TOKENS, "ppo": TOKENS_PPO, "gspo": TOKENS_GSPO} if environment.startswith("tokens:") else {}
+    others = OF_TOKENS if environment.startswith("tokens:") else {}
     of_environment = OF_ENVIRONMENTS.get(environment, others)
     return (
         OF_ALGORITHMS[kind]
