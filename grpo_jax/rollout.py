@@ -65,17 +65,22 @@ def unroll(
     num_envs = state.episode_length.shape[0]
     num_draws = min(NUM_RESET_DRAWS, num_steps) if auto_reset else 0
     num_slots = num_finals(environment, num_steps, auto_reset) - 1 if policy.has_critic or keep_final else 0
-    key_reset, key_steps = jax.random.split(key)
+    key_reset, key_actions, key_steps = jax.random.split(key, 3)
+    # For all steps at once: on a CPU the many small operations of a generator cost as much as large ones.
+    random = (
+        policy.distribution.noise(key_actions, (num_steps, num_envs)),
+        _shared_keys(key_steps, (num_steps, num_envs), num_sharing),
+    )
     # Constant, so no part of what the scan carries.
     environment_params, state = state.environment_params, state._replace(environment_params=None)
     reset = jax.vmap(jax.vmap(environment.reset), in_axes=(0, None))
     resets = reset(_shared_keys(key_reset, (num_draws, num_envs), num_sharing), environment_params)
-    act = functools.partial(_step, policy, environment, params, environment_params, greedy, num_sharing, discount)
+    act = functools.partial(_step, policy, environment, params, environment_params, greedy, discount)
 
     def step(carry, now):
-        key, is_first = now
+        random, is_first = now
         state, alive, num_ended, final, num_truncated = carry
-        after, output = act(state, alive, key, None if first_action is None else (is_first, first_action))
+        after, output = act(state, alive, random, None if first_action is None else (is_first, first_action))
         ended, truncated = output["terminated"] | output["truncated"], output["truncated"]
         slot = truncated & (num_truncated == jnp.arange(num_slots)[:, None])
         final = _select(slot, (after.observation, after.policy_carry), final)
@@ -98,7 +103,7 @@ def unroll(
     )
     nothing = jnp.zeros(num_envs, jnp.int32)
     start = (state, jnp.ones(num_envs, bool), nothing, none_yet, nothing)
-    steps = jax.random.split(key_steps, num_steps), jnp.arange(num_steps) == 0
+    steps = random, jnp.arange(num_steps) == 0
     (end, _, _, final, _), outputs = jax.lax.scan(step, start, steps)
     last = (end.observation, end.policy_carry)
     final = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), final, last)
@@ -144,16 +149,15 @@ def begun_episodes(
 
 def _shared_keys(key: jax.Array, shape: tuple[int, ...], num_sharing: int) -> jax.Array:
     """Keys `shape`, the same for each `num_sharing` neighbours along the last axis."""
-    keys = jax.random.split(key, (*shape[:-1], shape[-1] // num_sharing))
-    return keys[..., jnp.arange(shape[-1]) // num_sharing]
+    return jnp.repeat(jax.random.split(key, (*shape[:-1], shape[-1] // num_sharing)), num_sharing, axis=-1)
 
 
 def _step(
-    policy, environment, params, environment_params, greedy, num_sharing, discount, state, alive, key, first_action
+    policy, environment, params, environment_params, greedy, discount, state, alive, random, first_action
 ) -> tuple[RolloutState, dict[str, PyTree]]:
     """One step of every environment: where it leads before any reset, and what the trajectory keeps of it."""
     num_envs = alive.shape[0]
-    key_action, key_environment = jax.random.split(key)
+    noise, keys = random
     distribution, value, policy_carry = policy.step(params, state.observation, state.policy_carry)
     action_mask = None
     if environment.action_mask is not None:
@@ -163,11 +167,11 @@ def _step(
     distribution = mask_actions(distribution, action_mask)
     family = policy.distribution
     greedy = jnp.broadcast_to(greedy, num_envs)
-    action = _select(greedy, family.mode(distribution), family.sample(distribution, key_action))
+    action = _select(greedy, family.mode(distribution), family.from_noise(distribution, noise))
     if first_action is not None:
         action = jnp.where(*first_action, action)
     moved = jax.vmap(environment.step)(
-        _shared_keys(key_environment, (num_envs,), num_sharing),
+        keys,
         state.environment,
         family.to_environment(action),
         environment_params,

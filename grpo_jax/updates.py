@@ -10,6 +10,7 @@ import optax
 from grpo_jax import divergences, losses
 from grpo_jax.advantages import next_values
 from grpo_jax.algorithms import Algorithm
+from grpo_jax.gathering import gatherer
 from grpo_jax.groups import first_members
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.masking import mask_actions
@@ -250,22 +251,22 @@ def minibatch_gradient(
     together = members_per_carry(policy, batch)
     if num_microbatches is None:
         num_microbatches = default_microbatches(algorithm, batch.mask.shape[0], indices.shape[0], together)
-    advantage, mask = batch.advantage[:, indices], batch.mask[:, indices]
+    advantage, mask, weight = gatherer((batch.advantage, batch.mask, batch.weight))(indices)
     if algorithm.normalize is not None:
         advantage = algorithm.normalize(advantage, mask)
-    weight = batch.weight[:, indices] * (batch.mask.shape[1] / indices.shape[0])
+    weight *= batch.mask.shape[1] / indices.shape[0]
     per_step = losses.mean_over_steps(mask)
 
     size = indices.shape[0] // num_microbatches
+    take = gatherer(batch._replace(carry=None, advantage=None, weight=None))
 
     def part(i):
         here, advantage_here, weight_here, per_step_here = (
             jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis=-1)
             for leaf in (indices, advantage, weight, per_step)
         )
-        samples = jax.tree.map(lambda leaf: jnp.take(leaf, here, axis=1), batch._replace(carry=None))
         carry = jax.tree.map(lambda leaf: jnp.take(leaf, here[::together] // together, axis=1), batch.carry)
-        samples = samples._replace(advantage=advantage_here, weight=weight_here, carry=carry)
+        samples = take(here)._replace(advantage=advantage_here, weight=weight_here, carry=carry)
         samples = along_envs(samples, axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(

@@ -228,8 +228,7 @@ known_policy = Policy(
 def random_policy(space):
     """Uniform actions in a space, without critic or memory; log-probabilities are 0."""
 
-    def sample(parameters, key):
-        shape = parameters.shape[:1]
+    def noise(key, shape):
         match space:
             case Discrete(num_actions):
                 return jax.random.randint(key, shape, 0, num_actions)
@@ -238,10 +237,12 @@ def random_policy(space):
             case Box(low, high):
                 return jax.random.uniform(key, (*shape, len(low)), minval=jnp.array(low), maxval=jnp.array(high))
 
-    def mode(parameters):
-        return jax.tree.map(jnp.zeros_like, sample(parameters, jax.random.key(0)))
-
-    family = categorical(1)._replace(sample=sample, mode=mode, log_prob=lambda parameters, action: parameters[..., 0])
+    family = categorical(1)._replace(
+        noise=noise,
+        from_noise=lambda parameters, action: action,
+        mode=lambda parameters: jax.tree.map(jnp.zeros_like, noise(jax.random.key(0), parameters.shape[:1])),
+        log_prob=lambda parameters, action: parameters[..., 0],
+    )
     return Policy(
         init=None,
         initial_carry=lambda params, num_envs, prompt=None: (),

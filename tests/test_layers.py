@@ -21,6 +21,7 @@ LAYERS = [
         "divergences",
         "distributions",
         "shuffle",
+        "gathering",
         "masking",
         "sharding",
         "baselines",

@@ -8,11 +8,11 @@ from grpo_jax import divergences
 from grpo_jax.distributions.distribution import Distribution
 
 
-def _sample(logits: jax.Array, key: jax.Array) -> jax.Array:
+def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     """Inverse of the cumulative distribution at one uniform draw an action; an action of probability 0 never occurs."""
     cumulative = jnp.cumsum(jax.nn.softmax(logits), axis=-1)
     # Scaled by the total, so that rounding in the sum cannot select an impossible last action.
-    draw = jax.random.uniform(key, logits.shape[:-1]) * cumulative[..., -1]
+    draw = uniform * cumulative[..., -1]
     return jnp.sum(cumulative[..., :-1] <= draw[..., None], axis=-1)
 
 
@@ -21,7 +21,9 @@ def _mode(logits: jax.Array) -> jax.Array:
 
 
 def _log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], axis=-1)[..., 0]
+    # A sum over one term: unlike a gather, and the scatter of its gradient, it is one pass with the softmax.
+    chosen = action[..., None] == jnp.arange(logits.shape[-1])
+    return jnp.sum(jax.nn.log_softmax(logits), axis=-1, where=chosen)
 
 
 def _entropy(logits: jax.Array) -> jax.Array:
@@ -39,7 +41,8 @@ def categorical(num_actions: int) -> Distribution:
     return Distribution(
         num_parameters=num_actions,
         num_free=0,
-        sample=_sample,
+        noise=jax.random.uniform,
+        from_noise=_inverse_cdf,
         mode=_mode,
         log_prob=_log_prob,
         entropy=_entropy,
@@ -61,9 +64,8 @@ def multi_categorical(num_actions: tuple[int, ...]) -> Distribution:
     def split(logits):
         return jnp.split(logits, ends[:-1], axis=-1)
 
-    def sample(logits, key):
-        keys = jax.random.split(key, len(num_actions))
-        return jnp.stack([_sample(part, keys[d]) for d, part in enumerate(split(logits))], axis=-1)
+    def from_noise(logits, uniform):
+        return jnp.stack([_inverse_cdf(part, uniform[..., d]) for d, part in enumerate(split(logits))], axis=-1)
 
     def log_prob(logits, action):
         return sum(_log_prob(part, action[..., d]) for d, part in enumerate(split(logits)))
@@ -71,7 +73,8 @@ def multi_categorical(num_actions: tuple[int, ...]) -> Distribution:
     return Distribution(
         num_parameters=int(ends[-1]),
         num_free=0,
-        sample=sample,
+        noise=lambda key, shape: jax.random.uniform(key, (*shape, len(num_actions))),
+        from_noise=from_noise,
         mode=lambda logits: jnp.stack([_mode(part) for part in split(logits)], axis=-1),
         log_prob=log_prob,
         entropy=lambda logits: sum(map(_entropy, split(logits))),

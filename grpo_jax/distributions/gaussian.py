@@ -44,7 +44,8 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
     return Distribution(
         num_parameters=2 * len(low),
         num_free=len(low) if free_std else 0,
-        sample=_sample,
+        noise=lambda key, shape: jax.random.normal(key, (*shape, len(low))),
+        from_noise=_from_noise,
         mode=_mean,
         log_prob=lambda parameters, x: _log_prob(parameters, x) - log_scale,
         entropy=lambda parameters: _entropy(parameters) + log_scale,
@@ -118,9 +119,9 @@ def _mean_and_log_std(parameters: jax.Array) -> tuple[jax.Array, jax.Array]:
     return mean, jnp.clip(log_std, *LOG_STD_RANGE)
 
 
-def _sample(parameters: jax.Array, key: jax.Array) -> jax.Array:
+def _from_noise(parameters: jax.Array, normal: jax.Array) -> jax.Array:
     mean, log_std = _mean_and_log_std(parameters)
-    return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+    return mean + jnp.exp(log_std) * normal
 
 
 def _log_prob(parameters: jax.Array, action: jax.Array) -> jax.Array:

@@ -1,0 +1,52 @@
+"""Samples of a batch at scattered indices, by as few gathers as there can be."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.types import PyTree
+
+CACHE_LINE = 16
+"""Words of 4 bytes that a processor reads at once."""
+
+
+def gatherer(tree: PyTree) -> Callable[[jax.Array], PyTree]:
+    """`take(indices [n])`: the samples at `indices`, each leaf `[S, N, ...]` of the tree as `[S, n, ...]`.
+
+    What a gather costs is the waiting for memory, once for each sample and array. So the leaves that are narrower than
+    a cache line lie side by side in one array, of which a sample is one row: this took a tenth off a train step whose
+    leaves each had their own. Values come out bit by bit as they went in.
+
+    An index outside of 0 … N-1 is not looked for, and gives some other sample. No gradient passes.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    words = [_as_words(leaf) for leaf in leaves]
+    narrow = [i for i, part in enumerate(words) if part is not None]
+    ends = [sum(words[i].shape[-1] for i in narrow[:k]) for k in range(1, len(narrow))]
+    packed = jnp.concatenate([words[i] for i in narrow], axis=-1) if narrow else None
+
+    def take(indices):
+        def gather(leaf):
+            return leaf.at[:, indices].get(mode="promise_in_bounds")
+
+        rows = jnp.split(gather(packed), ends, axis=-1) if narrow else []
+        unpacked = {i: _from_words(row, leaves[i]) for i, row in zip(narrow, rows, strict=True)}
+        return structure.unflatten([unpacked[i] if i in unpacked else gather(leaf) for i, leaf in enumerate(leaves)])
+
+    return take
+
+
+def _as_words(leaf: jax.Array) -> jax.Array | None:
+    """`[S, N, words]` uint32; None for a leaf that is wide, or of a type that is not 4 bytes or a truth value."""
+    flat = leaf.reshape(*leaf.shape[:2], -1)
+    if flat.shape[-1] >= CACHE_LINE:
+        return None
+    if leaf.dtype == bool:
+        return flat.astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(flat, jnp.uint32) if leaf.dtype.itemsize == 4 else None
+
+
+def _from_words(words: jax.Array, like: jax.Array) -> jax.Array:
+    flat = words.astype(bool) if like.dtype == bool else jax.lax.bitcast_convert_type(words, like.dtype)
+    return flat.reshape(*words.shape[:2], *like.shape[2:])
