@@ -1,7 +1,6 @@
 """Samples come out of a batch bit by bit as they went in, whatever lies beside them."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.gathering import gatherer
