@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax.types import PyTree
 
@@ -15,24 +16,26 @@ def gatherer(tree: PyTree) -> Callable[[jax.Array], PyTree]:
     """`take(indices [n])`: the samples at `indices`, each leaf `[S, N, ...]` of the tree as `[S, n, ...]`.
 
     What a gather costs is the waiting for memory, once for each sample and array. So the leaves that are narrower than
-    a cache line lie side by side in one array, of which a sample is one row: this took a tenth off a train step whose
-    leaves each had their own. Values come out bit by bit as they went in.
+    a cache line lie side by side in one array, of which a sample is one row: about 4% of a train step on a CPU. Values
+    come out bit by bit as they went in, and no gradient passes.
 
-    An index outside of 0 … N-1 is not looked for, and gives some other sample. No gradient passes.
+    An index outside of 0 … N-1 is not looked for, and gives some other sample.
     """
     leaves, structure = jax.tree.flatten(tree)
     words = [_as_words(leaf) for leaf in leaves]
-    narrow = [i for i, part in enumerate(words) if part is not None]
-    ends = [sum(words[i].shape[-1] for i in narrow[:k]) for k in range(1, len(narrow))]
-    packed = jnp.concatenate([words[i] for i in narrow], axis=-1) if narrow else None
+    narrow = [part for part in words if part is not None]
+    ends = np.cumsum([part.shape[-1] for part in narrow])[:-1]
+    packed = jnp.concatenate(narrow, axis=-1) if narrow else None
 
     def take(indices):
         def gather(leaf):
             return leaf.at[:, indices].get(mode="promise_in_bounds")
 
-        rows = jnp.split(gather(packed), ends, axis=-1) if narrow else []
-        unpacked = {i: _from_words(row, leaves[i]) for i, row in zip(narrow, rows, strict=True)}
-        return structure.unflatten([unpacked[i] if i in unpacked else gather(leaf) for i, leaf in enumerate(leaves)])
+        rows = iter(jnp.split(gather(packed), ends, axis=-1) if narrow else ())
+        return structure.unflatten(
+            gather(leaf) if part is None else _from_words(next(rows), leaf)
+            for leaf, part in zip(leaves, words, strict=True)
+        )
 
     return take
 

@@ -156,7 +156,6 @@ def _step(
     policy, environment, params, environment_params, greedy, discount, state, alive, random, first_action
 ) -> tuple[RolloutState, dict[str, PyTree]]:
     """One step of every environment: where it leads before any reset, and what the trajectory keeps of it."""
-    num_envs = alive.shape[0]
     noise, keys = random
     distribution, value, policy_carry = policy.step(params, state.observation, state.policy_carry)
     action_mask = None
@@ -166,8 +165,9 @@ def _step(
         action_mask = policy.support(mask_actions(distribution, action_mask))
     distribution = mask_actions(distribution, action_mask)
     family = policy.distribution
-    greedy = jnp.broadcast_to(greedy, num_envs)
-    action = _select(greedy, family.mode(distribution), family.from_noise(distribution, noise))
+    action = family.from_noise(distribution, noise)
+    if greedy is not False:  # the compiler would compute the modes all the same
+        action = _select(jnp.broadcast_to(greedy, alive.shape), family.mode(distribution), action)
     if first_action is not None:
         action = jnp.where(*first_action, action)
     moved = jax.vmap(environment.step)(
