@@ -14,7 +14,7 @@ ENTROPY_FRACTION = 0.01
 KL_LIMIT = 1.0
 """Nats between the policies before and after an iteration: an explosion above."""
 DEAD_ITERATIONS = 10
-"""In a row, all groups without a difference in score: nothing is being learnt."""
+"""In a row, all groups without a difference in score and no advantages: nothing is being learnt."""
 
 MESSAGES = {
     "skipped": "An update was skipped, as its loss or gradient was not finite, {where}. Try --debug-nans, which shows "
@@ -70,7 +70,8 @@ class Alarms:
             troubles["kl"] = metrics["policy/kl_behaviour"] > KL_LIMIT
         if "group/zero_variance_fraction" in metrics:
             in_a_row = []
-            for dead in metrics["group/zero_variance_fraction"] == 1:
+            # A baseline of states learns from members of equal scores too: then advantages are not 0.
+            for dead in (metrics["group/zero_variance_fraction"] == 1) & ~(metrics["advantage/abs_mean"] > 0):
                 self._dead = np.where(dead, self._dead + 1, 0)
                 in_a_row.append(self._dead)
             troubles["dead"] = np.array(in_a_row) >= DEAD_ITERATIONS

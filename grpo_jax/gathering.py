@@ -1,4 +1,4 @@
-"""Samples of a batch at scattered indices, by as few gathers as there can be."""
+"""Samples of a batch at scattered indices, narrow arrays by one gather for all of them."""
 
 from collections.abc import Callable
 
@@ -16,11 +16,13 @@ def gatherer(tree: PyTree) -> Callable[[jax.Array], PyTree]:
     """`take(indices [n])`: the samples at `indices`, each leaf `[S, N, ...]` of the tree as `[S, n, ...]`.
 
     What a gather costs is the waiting for memory, once for each sample and array. So the leaves that are narrower than
-    a cache line lie side by side in one array, of which a sample is one row: about 4% of a train step on a CPU. Values
+    a cache line, at 4 bytes for a number or a truth value, lie side by side in one array, of which a sample is one row:
+    that saves about 4% of a train step on CartPole, on one CPU core. Other types are gathered by themselves. Values
     come out bit by bit as they went in, and no gradient passes.
 
-    An index outside of 0 … N-1 is not looked for, and gives some other sample.
+    Indices must lie in 0 … N-1; what comes of others is undefined.
     """
+    tree = jax.lax.stop_gradient(tree)
     leaves, structure = jax.tree.flatten(tree)
     words = [_as_words(leaf) for leaf in leaves]
     narrow = [part for part in words if part is not None]

@@ -14,6 +14,10 @@ from grpo_jax.types import PyTree, RolloutState, Trajectory
 NUM_RESET_DRAWS = 8
 """Start states drawn for each environment in each rollout: see `unroll`."""
 
+MAX_BLOCK = 128
+"""Steps whose randomness is drawn together. A generator is many small operations, which on a CPU cost as much for one
+step as for many; a long episode's randomness all at once would be most of what an evaluation keeps."""
+
 
 def unroll(
     policy: Policy,
@@ -65,22 +69,20 @@ def unroll(
     num_envs = state.episode_length.shape[0]
     num_draws = min(NUM_RESET_DRAWS, num_steps) if auto_reset else 0
     num_slots = num_finals(environment, num_steps, auto_reset) - 1 if policy.has_critic or keep_final else 0
-    key_reset, key_actions, key_steps = jax.random.split(key, 3)
-    # For all steps at once: on a CPU the many small operations of a generator cost as much as large ones.
-    random = (
-        policy.distribution.noise(key_actions, (num_steps, num_envs)),
-        _shared_keys(key_steps, (num_steps, num_envs), num_sharing),
-    )
+    key_reset, key_blocks = jax.random.split(key)
     # Constant, so no part of what the scan carries.
     environment_params, state = state.environment_params, state._replace(environment_params=None)
     reset = jax.vmap(jax.vmap(environment.reset), in_axes=(0, None))
-    resets = reset(_shared_keys(key_reset, (num_draws, num_envs), num_sharing), environment_params)
+    reset_keys = jax.random.split(key_reset, (num_draws, num_envs // num_sharing))
+    resets = reset(jnp.repeat(reset_keys, num_sharing, axis=1), environment_params)
     act = functools.partial(_step, policy, environment, params, environment_params, greedy, discount)
 
     def step(carry, now):
-        random, is_first = now
+        noise, environment_keys, is_first = now
         state, alive, num_ended, final, num_truncated = carry
-        after, output = act(state, alive, random, None if first_action is None else (is_first, first_action))
+        environment_keys = jnp.repeat(environment_keys, num_sharing)
+        given = None if first_action is None else (is_first, first_action)
+        after, output = act(state, alive, noise, environment_keys, given)
         ended, truncated = output["terminated"] | output["truncated"], output["truncated"]
         slot = truncated & (num_truncated == jnp.arange(num_slots)[:, None])
         final = _select(slot, (after.observation, after.policy_carry), final)
@@ -98,13 +100,24 @@ def unroll(
             alive = alive & ~ended
         return (after, alive, num_ended + ended, final, num_truncated), output
 
+    length = block_length(num_steps)
+    num_blocks = num_steps // length
+
+    def block(carry, now):
+        key, is_first = now
+        key_actions, key_environment = jax.random.split(key)
+        noise = _checked_noise(policy.distribution.noise(key_actions, (length, num_envs)), (length, num_envs))
+        environment_keys = jax.random.split(key_environment, (length, num_envs // num_sharing))
+        return jax.lax.scan(step, carry, (noise, environment_keys, is_first & (jnp.arange(length) == 0)))
+
     none_yet = jax.tree.map(
         lambda leaf: jnp.zeros((num_slots, *leaf.shape), leaf.dtype), (state.observation, state.policy_carry)
     )
     nothing = jnp.zeros(num_envs, jnp.int32)
     start = (state, jnp.ones(num_envs, bool), nothing, none_yet, nothing)
-    steps = random, jnp.arange(num_steps) == 0
-    (end, _, _, final, _), outputs = jax.lax.scan(step, start, steps)
+    blocks = jax.random.split(key_blocks, num_blocks), jnp.arange(num_blocks) == 0
+    (end, _, _, final, _), outputs = jax.lax.scan(block, start, blocks, unroll=num_blocks == 1)
+    outputs = jax.tree.map(lambda leaf: leaf.reshape(num_steps, *leaf.shape[2:]), outputs)
     last = (end.observation, end.policy_carry)
     final = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), final, last)
     final_value = next_value = None
@@ -147,16 +160,26 @@ def begun_episodes(
     )
 
 
-def _shared_keys(key: jax.Array, shape: tuple[int, ...], num_sharing: int) -> jax.Array:
-    """Keys `shape`, the same for each `num_sharing` neighbours along the last axis."""
-    return jnp.repeat(jax.random.split(key, (*shape[:-1], shape[-1] // num_sharing)), num_sharing, axis=-1)
+def block_length(num_steps: int) -> int:
+    """The largest divisor of `num_steps` up to `MAX_BLOCK`."""
+    return max(length for length in range(1, min(num_steps, MAX_BLOCK) + 1) if num_steps % length == 0)
+
+
+def _checked_noise(noise: PyTree, shape: tuple[int, int]) -> PyTree:
+    """The noise, if it is of each step and environment: otherwise some would share theirs unnoticed."""
+    for leaf in jax.tree.leaves(noise):
+        if jnp.shape(leaf)[:2] != shape:
+            raise ValueError(
+                f"the distribution's noise(key, {shape}) returned shape {jnp.shape(leaf)}, and each array should begin "
+                f"with {shape}; noise=jax.random.split gives a key for each sample"
+            )
+    return noise
 
 
 def _step(
-    policy, environment, params, environment_params, greedy, discount, state, alive, random, first_action
+    policy, environment, params, environment_params, greedy, discount, state, alive, noise, keys, first_action
 ) -> tuple[RolloutState, dict[str, PyTree]]:
     """One step of every environment: where it leads before any reset, and what the trajectory keeps of it."""
-    noise, keys = random
     distribution, value, policy_carry = policy.step(params, state.observation, state.policy_carry)
     action_mask = None
     if environment.action_mask is not None:

@@ -258,15 +258,16 @@ def minibatch_gradient(
     per_step = losses.mean_over_steps(mask)
 
     size = indices.shape[0] // num_microbatches
-    take = gatherer(batch._replace(carry=None, advantage=None, weight=None))
+    # The same in all minibatches, so that compilers make it once, before the loops over them.
+    take = gatherer(batch._replace(carry=None, advantage=None, mask=None, weight=None))
 
     def part(i):
-        here, advantage_here, weight_here, per_step_here = (
+        here, advantage_here, mask_here, weight_here, per_step_here = (
             jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis=-1)
-            for leaf in (indices, advantage, weight, per_step)
+            for leaf in (indices, advantage, mask, weight, per_step)
         )
         carry = jax.tree.map(lambda leaf: jnp.take(leaf, here[::together] // together, axis=1), batch.carry)
-        samples = take(here)._replace(advantage=advantage_here, weight=weight_here, carry=carry)
+        samples = take(here)._replace(advantage=advantage_here, mask=mask_here, weight=weight_here, carry=carry)
         samples = along_envs(samples, axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(

@@ -72,6 +72,14 @@ def test_not_even_at_the_ends_of_the_unit_interval(uniform, num_actions):
         assert not (categorical.from_noise(jnp.asarray(masked), jnp.full(2000, uniform, jnp.float32)) == column).any()
 
 
+@pytest.mark.parametrize("family", [categorical, distributions.multi_categorical((2, 3))], ids=["one", "several"])
+def test_an_action_that_there_is_not_has_no_probability(family):
+    logits = jnp.zeros((4, family.num_parameters))
+    action = jnp.full(family.noise(jax.random.key(0), (4,)).shape, 1)
+    action = action.at[0].set(-1).at[1].set(6)
+    assert np.array_equal(np.isnan(family.log_prob(logits, action)), [True, True, False, False])
+
+
 def test_values_agree_with_float64():
     log_p, log_q = log_softmax(LOGITS), log_softmax(OTHER)
     action = RNG.integers(0, 6, LOGITS.shape[:-1])

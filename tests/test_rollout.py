@@ -10,9 +10,9 @@ from gymnax.environments.environment import Environment, EnvParams
 from gymnax.environments.spaces import Discrete
 from probes import FOREVER, Probe, bits, known_params, known_policy, standing
 
-from grpo_jax import Config, Hyperparams, advantages, make_init
+from grpo_jax import Config, Hyperparams, advantages, make_init, rollout
 from grpo_jax.environments import make_environment
-from grpo_jax.rollout import NUM_RESET_DRAWS, unroll
+from grpo_jax.rollout import NUM_RESET_DRAWS, block_length, unroll
 
 ONLY_ACTION_0 = (0.0, -np.inf)
 probe = make_environment(Probe(), {"bonus": 0.5})
@@ -190,7 +190,7 @@ def test_a_longer_rollout_adds_masked_steps_and_nothing_else(one_episode):
     params = known_params((0.0, 0.0))
     longer, steps = play(params, before, jax.random.key(3), num_steps=9, auto_reset=False)
     assert not steps.valid[6:].any() and not steps.reward[6:].any() and not steps.ended[6:].any()
-    # The first keys of a split are the same however many follow, so the episodes are the same, to the bit.
+    # The first of many random numbers, as of keys, are the same however many follow: so are the episodes, to the bit.
     assert bits(after._replace(policy_carry=())) == bits(longer._replace(policy_carry=()))
     assert np.array_equal(trajectory.action, steps.action[:6])
 
@@ -202,6 +202,48 @@ def test_the_same_key_plays_the_same_and_another_differently(one_episode):
     _, other = play(params, before, jax.random.key(4), num_steps=6, auto_reset=False)
     assert bits(trajectory) == bits(again)
     assert not np.array_equal(trajectory.action, other.action)
+
+
+@pytest.mark.parametrize("num_steps, length", [(1, 1), (128, 128), (500, 125), (254, 127), (131, 1)])
+def test_randomness_is_drawn_in_equal_blocks(num_steps, length):
+    assert block_length(num_steps) == length
+
+
+def test_in_each_block_other_actions_and_another_environment(monkeypatch):
+    monkeypatch.setattr(rollout, "MAX_BLOCK", 20)
+    params, state = known_params((0.0, 0.0)), starting([0] * 4, [FOREVER] * 4)
+    _, trajectory = play(params, state, jax.random.key(0), num_steps=40, auto_reset=True)
+    action = np.asarray(trajectory.action).reshape(2, 20, 4)
+    assert trajectory.action.shape == (40, 4) and len({block.tobytes() for block in action}) == 2
+    assert 40 < action.sum() < 120
+    # Episodes of three steps: one goes on from the last step of a block, its second, to the first of the next.
+    assert np.array_equal(trajectory.episode_return[20] - trajectory.reward[20], trajectory.episode_return[19])
+
+
+def test_a_long_evaluation_keeps_no_more_randomness_than_a_short_one():
+    def memory(num_steps):
+        state = starting([0] * 64, [FOREVER] * 64)
+
+        def returns(state, key):
+            return play(known_params((0.0, 0.0)), state, key, num_steps=num_steps, auto_reset=False)[0].episode_return
+
+        return jax.jit(returns).lower(state, jax.random.key(0)).compile().memory_analysis().temp_size_in_bytes
+
+    assert memory(1280) < 2 * memory(128)
+
+
+def test_noise_without_a_number_for_each_step_is_refused():
+    family = known_policy.distribution._replace(noise=lambda key, shape: jax.random.uniform(key, shape[1:]))
+    with pytest.raises(ValueError, match=r"noise\(key, \(4, 4\)\) returned shape \(4,\)"):
+        unroll(
+            known_policy._replace(distribution=family),
+            probe,
+            known_params((0.0, 0.0)),
+            starting([0] * 4, [FOREVER] * 4),
+            jax.random.key(0),
+            num_steps=4,
+            auto_reset=True,
+        )
 
 
 def test_greedy_takes_the_most_probable_action():

@@ -34,6 +34,7 @@ def test_a_healthy_run_is_quiet():
             policy__entropy=[[0.6, np.nan], [0.02, 0.3]],
             policy__kl_behaviour=[[0.01, np.nan], [0.2, 0.9]],
             group__zero_variance_fraction=[[0.0, np.nan], [1.0, 0.99]],
+            advantage__abs_mean=[[0.8, np.nan], [0.0, 0.1]],
             optim__skipped_updates=[[0, np.nan], [0, 0]],
         )
         == []
@@ -68,11 +69,17 @@ def test_each_alarm_says_where_and_what_to_try():
 
 def test_groups_are_dead_after_long_and_across_chunks_and_told_once():
     alarms = Alarms(Discrete(2))
-    dead = [{"group/zero_variance_fraction": np.array([[1.0, 1.0]])}] * 30
-    dead[4] = {"group/zero_variance_fraction": np.array([[1.0, 0.9]])}
+    none = {"advantage/abs_mean": np.array([[0.0, np.nan]])}  # NaN: every sample left out
+    dead = [none | {"group/zero_variance_fraction": np.array([[1.0, 1.0]])}] * 30
+    dead[4] = none | {"group/zero_variance_fraction": np.array([[1.0, 0.9]])}
     told = [alarms.watch(i, chunk) for i, chunk in enumerate(dead)]
     assert [i for i, messages in enumerate(told) if messages] == [DEAD_ITERATIONS - 1]
     assert "in seeds [0]" in told[DEAD_ITERATIONS - 1][0] and "group_size" in told[DEAD_ITERATIONS - 1][0]
+
+
+def test_groups_of_equal_scores_with_advantages_are_not_dead():
+    equal = {"group/zero_variance_fraction": np.ones((30, 1)), "advantage/abs_mean": np.full((30, 1), 0.3)}
+    assert Alarms(Discrete(2)).watch(0, equal) == []
 
 
 def test_many_seeds_become_quartiles_and_one_stays_itself():

@@ -21,9 +21,11 @@ def _mode(logits: jax.Array) -> jax.Array:
 
 
 def _log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
-    # A sum over one term: unlike a gather, and the scatter of its gradient, it is one pass with the softmax.
-    chosen = action[..., None] == jnp.arange(logits.shape[-1])
-    return jnp.sum(jax.nn.log_softmax(logits), axis=-1, where=chosen)
+    # Not by a gather, whose gradient is a scatter: XLA's loops over these are slow where actions are few.
+    num_actions = logits.shape[-1]
+    chosen = action[..., None] == jnp.arange(num_actions)
+    nan_outside = jnp.where((action >= 0) & (action < num_actions), 0.0, jnp.nan)
+    return jnp.sum(jax.nn.log_softmax(logits), axis=-1, where=chosen) + nan_outside
 
 
 def _entropy(logits: jax.Array) -> jax.Array:
@@ -37,7 +39,10 @@ def _kl(logits: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def categorical(num_actions: int) -> Distribution:
-    """Discrete actions from logits `[..., num_actions]`; a logit of -inf masks an action out."""
+    """Discrete actions from logits `[..., num_actions]`; a logit of -inf masks an action out.
+
+    The log-probability of an action that there is not, below 0 or from `num_actions` on, is NaN.
+    """
     return Distribution(
         num_parameters=num_actions,
         num_free=0,

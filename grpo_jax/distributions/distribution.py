@@ -15,7 +15,9 @@ class Distribution(NamedTuple):
 
     num_parameters: int  # P, the length of the vector of parameters
     num_free: int  # of these, the last ones do not depend on the observation: a policy learns them as such
-    noise: Callable  # (key, shape) -> what makes samples of parameters [*shape, P] random; it does not depend on them
+    # (key, shape) -> what makes samples of parameters [*shape, P] random, each array of it [*shape, ...]. It does not
+    # depend on the parameters; a sampler that cannot do without keys has jax.random.split here.
+    noise: Callable
     from_noise: Callable  # (parameters, noise) -> action
     mode: Callable  # (parameters) -> action, the most probable one; of a squashed one the median
     log_prob: Callable  # (parameters, action) -> [...]
