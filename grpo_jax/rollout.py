@@ -80,7 +80,7 @@ def unroll(
     def step(carry, now):
         noise, environment_keys, is_first = now
         state, alive, num_ended, final, num_truncated = carry
-        environment_keys = jnp.repeat(environment_keys, num_sharing)
+        environment_keys = jnp.repeat(environment_keys, num_sharing, axis=0)
         given = None if first_action is None else (is_first, first_action)
         after, output = act(state, alive, noise, environment_keys, given)
         ended, truncated = output["terminated"] | output["truncated"], output["truncated"]

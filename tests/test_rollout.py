@@ -204,6 +204,14 @@ def test_the_same_key_plays_the_same_and_another_differently(one_episode):
     assert not np.array_equal(trajectory.action, other.action)
 
 
+def test_raw_keys_play_as_typed_ones():
+    params, state = known_params((0.0, 0.0)), starting([0] * 4, [FOREVER] * 4)
+    typed, raw = (
+        play(params, state, key(3), num_steps=7, auto_reset=True) for key in (jax.random.key, jax.random.PRNGKey)
+    )
+    assert bits(typed) == bits(raw)
+
+
 @pytest.mark.parametrize("num_steps, length", [(1, 1), (128, 128), (500, 125), (254, 127), (131, 1)])
 def test_randomness_is_drawn_in_equal_blocks(num_steps, length):
     assert block_length(num_steps) == length
