@@ -1,6 +1,7 @@
 """Rollouts: one scan over steps, `B` environments wide, that serves every environment and every policy."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +79,7 @@ def unroll(
     act = functools.partial(_step, policy, environment, params, environment_params, greedy, discount)
 
     def step(carry, now):
-        noise, environment_keys, is_first = now
+        (noise, environment_keys), is_first = now
         state, alive, num_ended, final, num_truncated = carry
         environment_keys = jnp.repeat(environment_keys, num_sharing, axis=0)
         given = None if first_action is None else (is_first, first_action)
@@ -100,24 +101,17 @@ def unroll(
             alive = alive & ~ended
         return (after, alive, num_ended + ended, final, num_truncated), output
 
-    length = block_length(num_steps)
-    num_blocks = num_steps // length
-
-    def block(carry, now):
-        key, is_first = now
+    def randomness(key, length):
         key_actions, key_environment = jax.random.split(key)
         noise = _checked_noise(policy.distribution.noise(key_actions, (length, num_envs)), (length, num_envs))
-        environment_keys = jax.random.split(key_environment, (length, num_envs // num_sharing))
-        return jax.lax.scan(step, carry, (noise, environment_keys, is_first & (jnp.arange(length) == 0)))
+        return noise, jax.random.split(key_environment, (length, num_envs // num_sharing))
 
     none_yet = jax.tree.map(
         lambda leaf: jnp.zeros((num_slots, *leaf.shape), leaf.dtype), (state.observation, state.policy_carry)
     )
     nothing = jnp.zeros(num_envs, jnp.int32)
     start = (state, jnp.ones(num_envs, bool), nothing, none_yet, nothing)
-    blocks = jax.random.split(key_blocks, num_blocks), jnp.arange(num_blocks) == 0
-    (end, _, _, final, _), outputs = jax.lax.scan(block, start, blocks, unroll=num_blocks == 1)
-    outputs = jax.tree.map(lambda leaf: leaf.reshape(num_steps, *leaf.shape[2:]), outputs)
+    (end, _, _, final, _), outputs = _scan_in_blocks(step, start, key_blocks, num_steps, randomness)
     last = (end.observation, end.policy_carry)
     final = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), final, last)
     final_value = next_value = None
@@ -163,6 +157,23 @@ def begun_episodes(
 def block_length(num_steps: int) -> int:
     """The largest divisor of `num_steps` up to `MAX_BLOCK`."""
     return max(length for length in range(1, min(num_steps, MAX_BLOCK) + 1) if num_steps % length == 0)
+
+
+def _scan_in_blocks(step: Callable, start: PyTree, key: jax.Array, num_steps: int, draw: Callable):
+    """`lax.scan` of `step(carry, (randomness, is_first))`, whose randomness is drawn a block of steps at a time.
+
+    `draw(key, length)` gives that of a block, each leaf `[length, ...]`.
+    """
+    length = block_length(num_steps)
+    num_blocks = num_steps // length
+
+    def block(carry, now):
+        key, is_first = now
+        return jax.lax.scan(step, carry, (draw(key, length), is_first & (jnp.arange(length) == 0)))
+
+    blocks = jax.random.split(key, num_blocks), jnp.arange(num_blocks) == 0
+    end, outputs = jax.lax.scan(block, start, blocks, unroll=num_blocks == 1)
+    return end, jax.tree.map(lambda leaf: leaf.reshape(num_steps, *leaf.shape[2:]), outputs)
 
 
 def _checked_noise(noise: PyTree, shape: tuple[int, int]) -> PyTree:

@@ -11,21 +11,21 @@ RNG = np.random.default_rng(0)
 INDICES = np.array([7, 49, 0, 0, 12])
 
 
-def bits(shape, dtype):
+def anything(shape, dtype):
     """Any values there are: for floats NaN with a payload, -0 and denormals too."""
     return RNG.integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8).view(dtype).reshape(shape)
 
 
 def mixed():
     return {
-        "float": bits(SHAPE, np.float32),
-        "integers": bits((*SHAPE, 2), np.int32),
-        "words": bits((*SHAPE, 2, 3), np.uint32),
+        "float": anything(SHAPE, np.float32),
+        "integers": anything((*SHAPE, 2), np.int32),
+        "words": anything((*SHAPE, 2, 3), np.uint32),
         "truth": RNG.random(SHAPE) < 0.5,
         "masks": RNG.random((*SHAPE, 5)) < 0.5,
-        "image": bits((*SHAPE, 4, 4), np.uint8),
-        "wide": bits((*SHAPE, 40), np.float32),
-        "half": bits(SHAPE, np.float16),
+        "image": anything((*SHAPE, 4, 4), np.uint8),
+        "wide": anything((*SHAPE, 40), np.float32),
+        "half": anything(SHAPE, np.float16),
         "nothing": None,
     }
 
