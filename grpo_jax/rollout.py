@@ -10,10 +10,11 @@ from grpo_jax.advantages import next_values
 from grpo_jax.environments import Environment
 from grpo_jax.masking import mask_actions
 from grpo_jax.networks import Policy
+from grpo_jax.sharding import envs_are_split
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 NUM_RESET_DRAWS = 8
-"""Start states drawn for each environment in each rollout: see `unroll`."""
+"""Start states that a CPU draws ahead for each environment of a rollout: see `_start_states`."""
 
 MAX_BLOCK = 128
 """Steps whose randomness is drawn together. A generator is many small operations, which on a CPU cost as much for one
@@ -37,10 +38,8 @@ def unroll(
 ) -> tuple[RolloutState, Trajectory]:
     """Acts for `num_steps` in every environment and records what happened.
 
-    With `auto_reset` an environment whose episode ends starts another. Its start state comes from draws made once per
-    rollout, `NUM_RESET_DRAWS` for each environment, which are taken in turn. Every start state has the environment's
-    own distribution, and those of different environments are independent; from the episode after the
-    `NUM_RESET_DRAWS`-th on, an environment meets its start states of this rollout again.
+    With `auto_reset` an environment whose episode ends starts another, from a start state that is drawn for this
+    episode alone: each has the environment's own distribution and is independent of all others.
 
     Without `auto_reset` an environment whose episode ends stays as it is: the steps after are not `valid`, have
     reward 0 and change nothing but what the policy remembers.
@@ -68,14 +67,13 @@ def unroll(
       Where the environments stand afterwards, and the trajectory `[T, B]`.
     """
     num_envs = state.episode_length.shape[0]
-    num_draws = min(NUM_RESET_DRAWS, num_steps) if auto_reset else 0
     num_slots = num_finals(environment, num_steps, auto_reset) - 1 if policy.has_critic or keep_final else 0
     key_reset, key_blocks = jax.random.split(key)
     # Constant, so no part of what the scan carries.
     environment_params, state = state.environment_params, state._replace(environment_params=None)
-    reset = jax.vmap(jax.vmap(environment.reset), in_axes=(0, None))
-    reset_keys = jax.random.split(key_reset, (num_draws, num_envs // num_sharing))
-    resets = reset(jnp.repeat(reset_keys, num_sharing, axis=1), environment_params)
+    if auto_reset:
+        reset_keys = jnp.repeat(jax.random.split(_threefry(key_reset), num_envs // num_sharing), num_sharing)
+        start_states = _start_states(environment, environment_params, reset_keys, num_steps)
     act = functools.partial(_step, policy, environment, params, environment_params, greedy, discount)
 
     def step(carry, now):
@@ -89,8 +87,7 @@ def unroll(
         final = _select(slot, (after.observation, after.policy_carry), final)
         num_truncated = num_truncated + truncated
         if auto_reset:
-            draw = num_ended % num_draws, jnp.arange(num_envs)
-            start, observation = jax.tree.map(lambda draws: draws[draw], resets)
+            start, observation = start_states(ended, num_ended)
             memory = policy.initial_carry(params, num_envs)
             fresh = begun_episodes(start, observation, memory, environment_params=None)
             after = _select(ended, fresh, after)
@@ -104,7 +101,7 @@ def unroll(
     def randomness(key, length):
         key_actions, key_environment = jax.random.split(key)
         noise = _checked_noise(policy.distribution.noise(key_actions, (length, num_envs)), (length, num_envs))
-        return noise, jax.random.split(key_environment, (length, num_envs // num_sharing))
+        return noise, jax.random.split(_threefry(key_environment), (length, num_envs // num_sharing))
 
     none_yet = jax.tree.map(
         lambda leaf: jnp.zeros((num_slots, *leaf.shape), leaf.dtype), (state.observation, state.policy_carry)
@@ -127,6 +124,44 @@ def unroll(
             final_observation=observation, final_carry=policy.sequence_carry(carry), final_value=final_value
         )
     return end, trajectory
+
+
+def _start_states(
+    environment: Environment, environment_params: PyTree, keys: jax.Array, num_steps: int
+) -> Callable[[jax.Array, jax.Array], tuple[PyTree, jax.Array]]:
+    """What episodes start from: `(ended, num_ended) -> (states, observations)`, each `[B]` and `[B, ...]`.
+
+    The start state after the n-th end of an environment is a function of its key and n alone. To draw one for every
+    environment at every step, where few episodes end, is much work in vain. A CPU therefore draws the first
+    `NUM_RESET_DRAWS` of each environment ahead, and draws at a step only if one is needed that is further on.
+    Accelerators, where a branch makes the host wait, and environments that are split over devices, where the devices
+    would have to agree on it, draw at every step. The numbers are the same.
+    """
+
+    def draw(num_ended):
+        return jax.vmap(environment.reset)(jax.vmap(jax.random.fold_in)(keys, num_ended), environment_params)
+
+    if jax.default_backend() != "cpu" or envs_are_split():
+        return lambda ended, num_ended: draw(num_ended)
+
+    num_draws = min(NUM_RESET_DRAWS, num_steps)
+    drawn = jax.vmap(draw)(jnp.broadcast_to(jnp.arange(num_draws)[:, None], (num_draws, keys.shape[0])))
+    take = jax.vmap(lambda draws, n: jax.tree.map(lambda leaf: leaf.at[n].get(mode="clip"), draws), in_axes=(1, 0))
+
+    def start_states(ended, num_ended):
+        needs_more = jnp.any(ended & (num_ended >= num_draws))
+        return jax.lax.cond(needs_more, draw, functools.partial(take, drawn), num_ended)
+
+    return start_states
+
+
+def _threefry(key: jax.Array) -> jax.Array:
+    """A key of the generator threefry, made of one of any generator.
+
+    What others (rbg) draw under `vmap` depends on the other keys of the batch: equal keys would not draw equally, and
+    different ones not always differently.
+    """
+    return jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl="threefry2x32")
 
 
 def num_finals(environment: Environment, num_steps: int, auto_reset: bool) -> int:

@@ -144,7 +144,12 @@ def on_every_device(tree: PyTree) -> PyTree:
     return _constrained(tree, PartitionSpec())
 
 
+def envs_are_split() -> bool:
+    """Whether the environments of a row are split over devices, by the mesh of the surrounding `over_rows`."""
+    return ENVS in jax.sharding.get_abstract_mesh().axis_names
+
+
 def _constrained(tree: PyTree, spec: PartitionSpec) -> PyTree:
-    if ENVS not in jax.sharding.get_abstract_mesh().axis_names:
+    if not envs_are_split():
         return tree
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, spec), tree)

@@ -105,6 +105,32 @@ class Recall(Echo):
         return jnp.stack([jnp.asarray(state.time, jnp.float32), shown])
 
 
+class OneOrThirty(Probe):
+    """Three of four episodes last one step, where action 0 pays 1; the others 30, where action 1 pays 0.15 each.
+
+    All observations are equal. Always action 1 returns 30 * 0.15 / 4 = 1.125 in the mean, always action 0 returns 0.75.
+    """
+
+    MEAN_LENGTH = (3 * 1 + 30) / 4
+
+    @property
+    def name(self):
+        return "OneOrThirty"
+
+    @property
+    def default_params(self):
+        return ProbeParams(max_steps_in_episode=100)
+
+    def step_env(self, key, state, action, params):
+        is_long = state.mark >= 0.75
+        state = state.replace(time=state.time + 1)
+        reward = jnp.where(is_long, 0.15 * (action == 1), 1.0 * (action == 0))
+        return self.get_obs(state), state, reward, state.time >= jnp.where(is_long, 30, 1), {}
+
+    def get_obs(self, state, params=None, key=None):
+        return jnp.zeros(1)
+
+
 @struct.dataclass
 class QuestionState(environment.EnvState):
     kind: jax.Array

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from gymnax.environments.environment import Environment, EnvParams
 from gymnax.environments.spaces import Discrete
-from probes import FOREVER, Probe, bits, known_params, known_policy, standing
+from probes import FOREVER, OneOrThirty, Probe, bits, known_params, known_policy, standing
 
-from grpo_jax import Config, Hyperparams, advantages, make_init, rollout
+from grpo_jax import PPO, Config, Hyperparams, advantages, make_init, rollout
+from grpo_jax.collection import collect
 from grpo_jax.environments import make_environment
-from grpo_jax.rollout import NUM_RESET_DRAWS, block_length, unroll
+from grpo_jax.groups import ANCHORED, CONTINUE
+from grpo_jax.rollout import block_length, unroll
 
 ONLY_ACTION_0 = (0.0, -np.inf)
 probe = make_environment(Probe(), {"bonus": 0.5})
@@ -134,19 +136,44 @@ def test_actions_are_drawn_anew_for_each_environment_and_step(long):
     assert len({row.tobytes() for row in actions}) == NUM_STEPS
 
 
-def test_start_states_have_the_distribution_of_reset(long):
+def test_start_states_have_the_distribution_of_reset_and_none_comes_twice(long):
     _, _, trajectory = long
-    # A start state is known by its environment and the step of the end before, modulo NUM_RESET_DRAWS.
-    starts = {}
-    for t in range(1, NUM_STEPS):
-        for b in np.flatnonzero(trajectory.ended[t - 1]):
-            starts.setdefault((b, (t - 1) % NUM_RESET_DRAWS), set()).add(float(trajectory.observation[t, b, 1]))
-    assert len(starts) == NUM_RESET_DRAWS * NUM_ENVS and all(len(marks) == 1 for marks in starts.values())
-    unique = np.unique([mark for marks in starts.values() for mark in marks])
-    assert unique.size > len(starts) - 5, "float32 draws coincide once in millions"
-    counts = np.histogram(unique, bins=10, range=(0, 1))[0]
-    chi_square = np.sum((counts - unique.size / 10) ** 2) / (unique.size / 10)
+    begins = np.flatnonzero(trajectory.ended[:-1])
+    starts = trajectory.observation[1:, :, 1].reshape(-1)[begins]
+    assert starts.size > 3000 and np.unique(starts).size > starts.size - 5, "float32 draws coincide once in millions"
+    counts = np.histogram(starts, bins=10, range=(0, 1))[0]
+    chi_square = np.sum((counts - starts.size / 10) ** 2) / (starts.size / 10)
     assert chi_square < 27.9, "9 degrees of freedom: exceeded once in a thousand"
+
+
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("start", [CONTINUE, ANCHORED], ids=["continued", "anchored"])
+def test_short_episodes_are_no_more_frequent_than_their_starts(start, generator):
+    config = Config(
+        environment=OneOrThirty(), algorithm=PPO._replace(start=start), num_envs=64, group_size=1, hidden_sizes=(2,)
+    )
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+
+    def iteration(rollout, key):
+        rollout, trajectory = collect(config, config.policy, state.params, rollout, state.hyperparams, key, key)
+        return rollout, (trajectory.ended.sum(), trajectory.ended & (trajectory.episode_length == 1))
+
+    keys = jax.random.split(jax.random.key(1, impl=generator), 60)
+    _, (num_ended, short) = jax.jit(lambda rollout, keys: jax.lax.scan(iteration, rollout, keys))(state.rollout, keys)
+    expected = 64 * 128 / OneOrThirty.MEAN_LENGTH
+    assert abs(num_ended.mean() / expected - 1) < 0.03
+    assert abs(short.sum() / num_ended.sum() - 0.75) < 0.01
+
+
+@pytest.mark.parametrize("draw_ahead", [1, 40, "none"])
+def test_how_many_start_states_are_drawn_ahead_changes_nothing(long, draw_ahead, monkeypatch):
+    if draw_ahead == "none":
+        monkeypatch.setattr(rollout, "envs_are_split", lambda: True)
+    else:
+        monkeypatch.setattr(rollout, "NUM_RESET_DRAWS", draw_ahead)
+    before, *expected = long
+    fresh = jax.jit(functools.partial(unroll, known_policy, probe, num_steps=NUM_STEPS, auto_reset=True))
+    assert bits(fresh(known_params((0.0, 0.0)), before, jax.random.key(2))) == bits(tuple(expected))
 
 
 def test_an_episode_ends_as_its_lifetime_or_the_limit_says(long):

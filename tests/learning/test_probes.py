@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Questions, QuestionState, Recall
+from probes import OneOrThirty, Questions, QuestionState, Recall
 
 from grpo_jax import Config, Hyperparams, evaluate, run
 
@@ -53,6 +53,16 @@ def test_known_values_are_learnt(type_of_policy, shared_critic):
         np.testing.assert_allclose(probabilities[:, 1, [3, 4]], [[0.0, 1.0]] * 2, atol=0.1)
     else:
         np.testing.assert_array_equal(probabilities[:, 1, 3], probabilities[:, 1, 4])
+
+
+def test_long_episodes_count_as_often_as_they_start():
+    config = Config(environment=OneOrThirty(), algorithm="ppo", num_envs=64)
+    hyperparams = Hyperparams(learning_rate=0.01, total_steps=60.0 * config.steps_per_iteration)
+    result = run(config, hyperparams, KEYS, num_chunks=1)
+    num_episodes = result.metrics["episode/count"].mean()
+    assert abs(num_episodes / (config.steps_per_iteration / OneOrThirty.MEAN_LENGTH) - 1) < 0.03
+    evaluated = jax.jit(jax.vmap(lambda state, key: evaluate(config, state, key, num_episodes=4096).returns.mean()))
+    assert (evaluated(result.states, KEYS) > 1.05).all()
 
 
 def returns_after(config, num_iterations, **hyperparams):
