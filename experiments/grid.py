@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.study import Plan
-from experiments.train import Settings, flag_of, parse
+from experiments.train import Settings, parse
 from grpo_jax import Hyperparams
 from grpo_jax.errors import ConfigError
 
@@ -76,6 +76,11 @@ def _values_of(flags: Sequence[str]) -> dict[str, list[str]]:
         else:
             values[name].append(word)
     return values
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.replace("_", "-")
 
 
 def _number(word: str) -> float | str:

@@ -119,8 +119,11 @@ def test_a_file_of_fields_is_read_back(tmp_path):
     path.write_text(json.dumps(train.as_fields(base.config, base.hyperparams)))
     again = train.parse(train.Settings, ["--config", str(path)])
     assert again.config == base.config and again.hyperparams == base.hyperparams
-    other = train.parse(train.Settings, [f"--config={path}", "--clip-high", "0.3", "--num-epochs", "1"])
+    other = train.parse(train.Settings, [f"--config={path}", "--clip_high", "0.3", "--num-epochs", "1"])
     assert other.hyperparams == base.hyperparams.replace(clip_high=0.3) and other.config.num_epochs == 1
+    path.write_text('{"env_params": {"gravity": 9}}')
+    merged = train.parse(train.Settings, [f"--config={path}", "--env_params", "length=1"])
+    assert dict(merged.config.env_params) == {"gravity": 9, "length": 1}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +132,9 @@ def test_a_file_of_fields_is_read_back(tmp_path):
         ('{"learning_rat": 1e-3}', "'learning_rat' is no field .*did you mean 'learning_rate'"),
         ("[1]", "holds no JSON object"),
         ("{", "cannot be read"),
+        ('{"num_envs": "8"}', 'num_envs="8" must be of type int'),
+        ('{"shared_critic": "no"}', 'shared_critic="no" must be of type bool'),
+        ('{"total_steps": null}', "total_steps=null must be of type float"),
         (None, "cannot be read: .*No such file"),
     ],
 )
