@@ -174,8 +174,8 @@ class Study:
             for plan in plans
         ]
         self._within = PROGRAMS if programs else ""
-        if arguments.checkpoint_every and len({subject.folder for subject in self.subjects}) < len(self.subjects):
-            raise ConfigError("two runs have the same name, so their checkpoints would be mixed up; leave one out")
+        if len({subject.folder for subject in self.subjects}) < len(self.subjects):
+            raise ConfigError("two runs have the same name, so their records would be mixed up; leave one out")
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         self.out = arguments.out or Path("runs") / f"{name}_{stamp}"
         self.console = Console(width=None if sys.stdout.isatty() else 120, quiet=not leads())

@@ -190,7 +190,7 @@ def test_a_warm_start_made_otherwise(changes, message, tmp_path, monkeypatch):
 
 
 def test_two_runs_of_one_name(tmp_path, capsys):
-    arguments = family.Arguments(algorithms=("grpo", "grpo"), checkpoint_every=1, out=tmp_path / "out")
+    arguments = family.Arguments(algorithms=("grpo", "grpo"), out=tmp_path / "out")
     assert "the same name" in refused(capsys, lambda: family.main(arguments))
     assert not (tmp_path / "out").exists()
 
