@@ -338,7 +338,9 @@ def solved_after(run: Run) -> float:
 
     An iteration of one-episode groups alone is often more than 2%.
     """
-    window = max(1, round(0.02 * float(run.hyperparams.total_steps) / run.config.steps_per_iteration))
+    budget = float(run.hyperparams.total_steps)
+    budget = budget if math.isfinite(budget) else float(run.result.steps.max())
+    window = max(1, round(0.02 * budget / run.config.steps_per_iteration))
     return float(np.median(steps_to_reach(run.result.steps, run.returns, SOLVED_AT[run.environment], window=window)))
 
 
