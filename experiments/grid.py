@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.study import Plan
-from experiments.train import Settings, flag_of, parse
+from experiments.train import Settings, parse
 from grpo_jax import Hyperparams
 from grpo_jax.errors import ConfigError
 
@@ -32,12 +32,10 @@ def make_sweep(flags: Sequence[str], samples: int | None = None, seed: int = 0) 
       seed: of the draws.
 
     Raises:
-      ConfigError: nothing varies, a value is not a number, or the ends of a range are not 0 < low < high.
+      ConfigError: nothing varies, a value is not a number or comes twice, or the ends of a range are not
+        0 < low < high.
     """
     values = _values_of(flags)
-    for name, words in values.items():
-        if len(set(words)) < len(words) and name not in TAKES_SEVERAL:
-            raise ConfigError(f"{flag_of(name)} {' '.join(words)} has a value twice; leave one of them out")
     axes = {name: words for name, words in values.items() if len(words) > 1 and name not in TAKES_SEVERAL}
     fixed = [word for name, words in values.items() if name not in axes for word in (flag_of(name), *words)]
     if not axes:
@@ -61,7 +59,20 @@ def make_sweep(flags: Sequence[str], samples: int | None = None, seed: int = 0) 
             hyperparams = base.hyperparams.replace(**dict(zip(traced, setting, strict=True)))
             sweep.points.append(point)
             sweep.plans.append(Plan(label, base.config, hyperparams))
+    _check_distinct(sweep, len(static))
     return sweep
+
+
+def _check_distinct(sweep: Sweep, num_static: int) -> None:
+    """Raises ConfigError if two plans are one run, however their values are written: of float32 they are equal."""
+    labels: dict[tuple, str] = {}
+    for point, plan in zip(sweep.points, sweep.plans, strict=True):
+        run = plan.config, *map(np.float32, point[num_static:])
+        if run in labels:
+            raise ConfigError(
+                f"the sweep has a value twice: {labels[run]} and {plan.label} are the same run; leave one of them out"
+            )
+        labels[run] = plan.label
 
 
 def _values_of(flags: Sequence[str]) -> dict[str, list[str]]:
@@ -78,6 +89,11 @@ def _values_of(flags: Sequence[str]) -> dict[str, list[str]]:
     return values
 
 
+def flag_of(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
 def _number(word: str) -> float | str:
     try:
         return float(word)
@@ -86,12 +102,14 @@ def _number(word: str) -> float | str:
 
 
 def shown(value: float | str) -> str:
-    """A value of an axis, in few characters."""
-    return value if isinstance(value, str) else f"{value:g}"
+    """A value of an axis, exactly, in few characters."""
+    if isinstance(value, str):
+        return value
+    return short if float(short := f"{value:g}") == value else repr(float(value))
 
 
 def _draws(ranges: dict[str, list[float]], samples: int, seed: int) -> list[tuple[float, ...]]:
-    """Points drawn log-uniformly, each number rounded to four digits, so that it can be written down."""
+    """Distinct points drawn log-uniformly, rounded to four digits if they suffice, so that they can be written down."""
     for name, ends in ranges.items():
         if len(ends) != 2 or not 0 < ends[0] < ends[1] < math.inf:
             raise ConfigError(
@@ -102,4 +120,8 @@ def _draws(ranges: dict[str, list[float]], samples: int, seed: int) -> list[tupl
         raise ConfigError(f"--samples {samples}: use at least 1, and a range such as --learning-rate 1e-4 1e-2")
     low, high = np.log(np.array(list(ranges.values()))).T
     drawn = np.exp(np.random.default_rng(seed).uniform(low, high, size=(samples, len(ranges))))
-    return [tuple(float(f"{value:.4g}") for value in row) for row in drawn]
+    for digits in range(4, 10):  # nine tell any two numbers of float32 apart
+        points = [tuple(float(f"{value:.{digits}g}") for value in row) for row in drawn]
+        if len(set(points)) == samples:
+            break
+    return points

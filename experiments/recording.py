@@ -25,7 +25,7 @@ from grpo_jax.processes import leads, of_every_process, told_by_the_first
 from grpo_jax.results import METRICS_FILE, SUMMARY_FILE, Record, claim_directory, read_record
 from grpo_jax.signals import waiting_signals
 from grpo_jax.trackers import TensorBoard, WeightsAndBiases, check_installed
-from grpo_jax.training import Progress, RunResult, initial_states
+from grpo_jax.training import Progress, RunResult, initial_states, most_steps
 from grpo_jax.types import PyTree
 
 NUM_CHUNKS = 50  # of a run, if its checkpoints are not closer together
@@ -157,7 +157,7 @@ def recorded_run(
     """
     name, config, hyperparams, keys, max_episodes = subject
     records = out / within
-    total_steps = int(np.max(hyperparams.total_steps))
+    total_steps = most_steps(config, hyperparams, max_episodes)
     num_iterations = total_steps // config.steps_per_iteration
     start, past, checkpoints, num_chunks = None, None, None, NUM_CHUNKS
     with contextlib.ExitStack() as stack:

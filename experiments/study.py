@@ -174,8 +174,8 @@ class Study:
             for plan in plans
         ]
         self._within = PROGRAMS if programs else ""
-        if arguments.checkpoint_every and len({subject.folder for subject in self.subjects}) < len(self.subjects):
-            raise ConfigError("two runs have the same name, so their checkpoints would be mixed up; leave one out")
+        if len({subject.folder for subject in self.subjects}) < len(self.subjects):
+            raise ConfigError("two runs have the same name, so their records would be mixed up; leave one out")
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         self.out = arguments.out or Path("runs") / f"{name}_{stamp}"
         self.console = Console(width=None if sys.stdout.isatty() else 120, quiet=not leads())
@@ -338,7 +338,9 @@ def solved_after(run: Run) -> float:
 
     An iteration of one-episode groups alone is often more than 2%.
     """
-    window = max(1, round(0.02 * float(run.hyperparams.total_steps) / run.config.steps_per_iteration))
+    budget = float(run.hyperparams.total_steps)
+    budget = budget if math.isfinite(budget) else float(run.result.steps.max())
+    window = max(1, round(0.02 * budget / run.config.steps_per_iteration))
     return float(np.median(steps_to_reach(run.result.steps, run.returns, SOLVED_AT[run.environment], window=window)))
 
 

@@ -136,6 +136,7 @@ def plot(axes: Sequence[str], points: list[tuple], runs: list[Run], path: Path) 
     import matplotlib.pyplot as plt
 
     scores = np.array([iqm(run.final_returns) for run in runs])
+    points = [*zip(*map(_of_one_kind, zip(*points, strict=True)), strict=True)]
     values = [sorted(set(column)) for column in zip(*points, strict=True)]
     if len(axes) == 2 and len(runs) == len(values[0]) * len(values[1]):
         size = (2 + 0.9 * len(values[1]), 1.6 + 0.6 * len(values[0]))
@@ -171,6 +172,11 @@ def plot(axes: Sequence[str], points: list[tuple], runs: list[Run], path: Path) 
     figure.suptitle(f"{runs[0].environment}, {len(runs[0].final_returns)} seeds", fontsize="small", color="0.4")
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _of_one_kind(column: tuple[float | str, ...]) -> tuple[float, ...] | tuple[str, ...]:
+    """Values that can be put in order: all are words where one is, such as None."""
+    return tuple(map(shown, column)) if any(isinstance(value, str) for value in column) else column
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ import dataclasses
 import json
 import math
 import sys
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import jax
 import tyro
@@ -18,7 +20,11 @@ from grpo_jax.environments.render import check_renderable, render
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.evaluation import record_episode
 
-FIELDS = (*Config.__dataclass_fields__, *Hyperparams.__dataclass_fields__)
+FIELDS = get_type_hints(Config) | get_type_hints(Hyperparams)
+"""The types of all fields."""
+
+JSON_TYPES = {bool: (bool,), int: (int,), float: (int, float), str: (str,), tuple: (list,), Mapping: (dict,)}
+"""What is read of a JSON file for a field of a type."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -41,38 +47,70 @@ class Arguments(StudyArguments, Settings):
     """Draws an episode of the first seed's trained policy into this file, such as out.gif."""
 
 
-# On a command line, an environment and an algorithm are names, and overrides are written name=value.
-ON_THE_COMMAND_LINE = tyro.constructors.ConstructorRegistry()
+# --- the command line ------------------------------------------------------------------------------------------------
 
 
-@ON_THE_COMMAND_LINE.primitive_rule
-def _by_name(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    if type_info.type not in (str | Algorithm, str | Any):
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="NAME",
-        instance_from_str=lambda strings: strings[0],
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: [str(value)],
+@dataclasses.dataclass
+class Chosen:
+    """The flags that tell which settings are the defaults of all others."""
+
+    config: Path | None = None
+    environment: str = Config.environment
+    algorithm: str = Config.algorithm
+
+
+def parse(arguments: type, flags: Sequence[str]) -> Any:
+    """The arguments, a class with the fields of `Settings`, as the command line has them.
+
+    Their defaults are the fields in the file --config, or else the tuned settings of the environment and the
+    algorithm; parameters of the environment are merged one by one.
+    """
+    chosen, _ = tyro.cli(Chosen, args=flags, return_unknown_args=True, add_help=False)
+    if chosen.config is not None:
+        fields = read_fields(chosen.config)
+    else:
+        fields = settings(chosen.environment, name_of(by_name(chosen.algorithm)))
+    of_hyperparams = {name: fields[name] for name in fields if name in Hyperparams.__dataclass_fields__}
+    # Not by its constructor, which would check it and choose its sizes before the flags had a say.
+    config = object.__new__(Config)
+    vars(config).update({name: fields[name] for name in fields if name not in of_hyperparams})
+    return tyro.cli(
+        arguments,
+        args=flags,
+        default=arguments(config=config, hyperparams=Hyperparams(**of_hyperparams)),
+        registry=_words(dict(fields.get("env_params", ()))),
     )
 
 
-@ON_THE_COMMAND_LINE.primitive_rule
-def _overrides(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    if type_info.type != get_type_hints(Config)["env_params"]:
-        return None
+def _words(env_params: Mapping[str, float]) -> tyro.constructors.ConstructorRegistry:
+    """An environment and an algorithm are names, and overrides, in addition to these, are written name=value."""
+    registry = tyro.constructors.ConstructorRegistry()
 
-    def parse(strings: list[str]) -> dict[str, float]:
-        return dict(_override(string) for string in strings)
+    @registry.primitive_rule
+    def by_name(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+        if type_info.type not in (str | Algorithm, str | Any):
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="NAME",
+            instance_from_str=lambda strings: strings[0],
+            is_instance=lambda value: True,
+            str_from_instance=lambda value: [str(value)],
+        )
 
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="[NAME=VALUE ...]",
-        instance_from_str=parse,
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: [f"{name}={number}" for name, number in dict(value).items()],
-    )
+    @registry.primitive_rule
+    def overrides(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+        if type_info.type != FIELDS["env_params"]:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="[NAME=VALUE ...]",
+            instance_from_str=lambda strings: {**env_params, **dict(map(_override, strings))},
+            is_instance=lambda value: True,
+            str_from_instance=lambda value: [f"{name}={number}" for name, number in dict(value).items()],
+        )
+
+    return registry
 
 
 def _override(string: str) -> tuple[str, float]:
@@ -84,38 +122,14 @@ def _override(string: str) -> tuple[str, float]:
         raise ValueError(f"{string!r}: {problem}; write NAME=NUMBER, such as max_steps_in_episode=200") from None
 
 
-def parse(arguments: type, flags: list[str]) -> Any:
-    """The arguments, a class with the fields of `Settings`, as the command line has them."""
-    return tyro.cli(arguments, args=with_settings(flags), registry=ON_THE_COMMAND_LINE)
-
-
-def with_settings(flags: list[str]) -> list[str]:
-    """The flags, and before them those of --config, or else the tuned settings: of two, the later one holds.
-
-    Parameters of the environment are merged one by one.
-    """
-
-    def value_of(flag: str, default: str | None) -> str | None:
-        words = [word for argument in flags for word in argument.split("=", 1)]
-        return next((words[i + 1] for i in reversed(range(len(words) - 1)) if words[i] == flag), default)
-
-    path = value_of("--config", None)
-    if path is not None:
-        fields = read_fields(Path(path))
-    else:
-        algorithm = name_of(by_name(value_of("--algorithm", Config.algorithm)))
-        fields = settings(value_of("--environment", Config.environment), algorithm)
-    if "--env-params" in flags:
-        after = flags.index("--env-params") + 1
-        flags = flags[:after] + as_flag("env_params", fields.pop("env_params", {}))[1:] + flags[after:]
-    return [word for field, value in fields.items() for word in as_flag(field, value)] + flags
+# --- files of fields -------------------------------------------------------------------------------------------------
 
 
 def read_fields(path: Path) -> dict[str, Any]:
     """The fields of `Config` and `Hyperparams` in a JSON file.
 
     Raises:
-      ConfigError: there is no such file, it holds no JSON object, or a name in it is that of no field.
+      ConfigError: there is no such file, it holds no JSON object, or what it holds is no field or no value of one.
     """
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -126,7 +140,20 @@ def read_fields(path: Path) -> dict[str, Any]:
     for name in fields:
         if name not in FIELDS:
             raise ConfigError(f"{path}: {name!r} is no field of Config or Hyperparams: {nearest(name, FIELDS)}")
-    return fields
+    return {name: _of_json(path, name, value) for name, value in fields.items()}
+
+
+def _of_json(path: Path, name: str, value: Any) -> Any:
+    """A value as the field has it; what `Config` and `Hyperparams.check` make sure of is left to them."""
+    kinds = get_args(FIELDS[name]) if isinstance(FIELDS[name], types.UnionType) else (FIELDS[name],)
+    expected = get_origin(kinds[0]) or kinds[0]  # of several, JSON has the first one
+    if value is None and types.NoneType in kinds:
+        return None
+    if expected is float and value == "inf":
+        return math.inf
+    if type(value) not in JSON_TYPES[expected]:
+        raise ConfigError(f"{path}: {name}={json.dumps(value)} must be of type {expected.__name__}; or leave it out")
+    return expected(value) if expected in (float, tuple) else value
 
 
 def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
@@ -136,24 +163,6 @@ def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
     fields |= {"algorithm": name_of(config.algorithm), "env_params": dict(config.env_params)}
     fields = {field: "inf" if value == math.inf else value for field, value in fields.items()}
     return {field: value for field, value in fields.items() if value is not None}
-
-
-def flag_of(name: str) -> str:
-    """The flag of a field."""
-    return "--" + name.replace("_", "-")
-
-
-def as_flag(field: str, value: Any) -> list[str]:
-    """A field as tyro takes it."""
-    flag = flag_of(field)
-    match value:
-        case bool() if get_type_hints(Config).get(field) is bool:
-            return [flag if value else flag_of(f"no_{field}")]
-        case list() | tuple():
-            return [flag, *map(str, value)]
-        case dict():
-            return [flag, *(f"{name}={number}" for name, number in value.items())]
-    return [flag, str(value)]
 
 
 def main(arguments: Arguments) -> None:

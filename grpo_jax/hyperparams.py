@@ -29,7 +29,7 @@ class Hyperparams:
     final_learning_rate: float = 0.0
     """Adam's step size when `total_steps` are spent, linear in between."""
     total_steps: float = 500_000.0
-    """Environment steps that training may take: the horizon of the decay, and where `run` stops."""
+    """Environment steps that training may take: the horizon of the decay, and where `run` stops; inf has no decay."""
     discount: float = 0.99
     """Discount per step, of GAE and of returns-to-go. Outcome scores are not discounted."""
     gae_lambda: float = 0.95

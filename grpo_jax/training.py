@@ -199,7 +199,7 @@ class RunResult(NamedTuple):
 
 
 def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
-    """Raises ConfigError if the budget of some row does not allow a single iteration, or a number makes no sense."""
+    """Raises ConfigError if some row's budget does not allow a single iteration or has no end, or makes no sense."""
     hyperparams.check()
     if not config.truncate_sampling and (np.min(hyperparams.top_k) < math.inf or np.min(hyperparams.top_p) < 1):
         raise ConfigError("top_k and top_p have no effect without truncate_sampling=True; write --truncate-sampling")
@@ -211,6 +211,21 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
         )
     if not max_episodes >= 1:
         raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
+    if np.max(hyperparams.total_steps) == math.inf:
+        cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps
+        if max_episodes == math.inf or cut:
+            why = "episodes that are cut off need never end" if cut else "there is no max_episodes"
+            raise ConfigError(f"total_steps=inf, and {why}, so nothing ends the run; use a number of steps")
+
+
+def most_steps(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> int:
+    """The most environment steps that a row may make: its budget, or if that is infinite, about what episodes last."""
+    total_steps = float(np.max(hyperparams.total_steps))
+    if total_steps < math.inf:
+        return int(total_steps)
+    rollouts_of_an_episode = max(1.0, config.env.max_steps / config.num_steps)
+    num_iterations = math.ceil(math.ceil(max_episodes / config.num_envs) * rollouts_of_an_episode)
+    return num_iterations * config.steps_per_iteration
 
 
 def check_mesh(config: Config, mesh: Mesh) -> None:
@@ -270,7 +285,7 @@ def run(
       env_params: parameters of the environment by name, in place of the config's: one value for all rows, or an array
         `[R]` or `[R, num_groups]`.
       params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
-      max_episodes: a row also stops once it has completed this many.
+      max_episodes: a row also stops once it has completed this many; `total_steps` may then be infinite.
       start: where to go on from, of a run with these same arguments; the result is bitwise that of one run. By
         default from the beginning.
       report: called on the host with each chunk of iterations as it is done.
@@ -279,7 +294,7 @@ def run(
       mesh: of `sharding.make_mesh`; by default one with a device for each row, as far as they go.
 
     Raises:
-      ConfigError: if the budget does not allow a single iteration, `keys` is not an array of keys, or the mesh does
+      ConfigError: if the budget does not allow a single iteration or has no end, `keys` is not an array of keys, or the mesh does
         not divide the environments.
       MemoryError: if the rows need more memory than there is, with what to lower.
     """
@@ -291,7 +306,7 @@ def run(
     num_rows = keys.shape[0]
     mesh = mesh_of_rows(num_rows) if mesh is None else mesh
     check_mesh(config, mesh)
-    num_iterations = int(np.max(hyperparams.total_steps)) // config.steps_per_iteration
+    num_iterations = most_steps(config, hyperparams, max_episodes) // config.steps_per_iteration
     within_budget, step = _budgeted_step(config, max_episodes)
     going_on = jax.jit(within_budget, out_shardings=replicated(mesh))
     chunk_length = -(-num_iterations // num_chunks)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tyro
 
 from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, token_runs, tokens, train
 from experiments.study import Run
@@ -92,22 +91,23 @@ def test_a_mistake_is_one_line_and_exit_code_2():
     assert "Traceback" not in done.stderr
 
 
-def test_train_takes_the_algorithms_settings_unless_told_otherwise():
-    tuned = ["--num-envs", "128", "--num-minibatches", "16", "--clip-high", "0.28"]
+def test_tuned_settings_are_defaults_however_flags_are_written():
+    def config(*flags):
+        return train.parse(train.Arguments, list(flags)).config
+
     for flags in (["--algorithm", "dapo"], ["--algorithm=DAPO"], ["--algorithm", "ppo", "--algorithm=dapo"]):
-        assert train.with_settings(flags) == tuned + flags
-    assert train.with_settings(["--num-envs", "8"])[-2:] == ["--num-envs", "8"]
-    assert "max_steps_in_episode=9" in train.with_settings(["--environment", "Catch-bsuite"])
-    parsed = tyro.cli(
-        train.Arguments,
-        args=train.with_settings(["--num-envs", "8", "--env-params", "max_steps_in_episode=50", "gravity=1"]),
-        registry=train.ON_THE_COMMAND_LINE,
-    )
-    assert parsed.config.num_envs == 8 and parsed.config.num_minibatches == 16
-    assert parsed.config.env.max_steps == 50 and dict(parsed.config.env_params)["gravity"] == 1.0
-    merged = train.with_settings(["--environment", "MemoryChain-bsuite", "--env-params", "memory_length=3"])
-    parsed = tyro.cli(train.Arguments, args=merged, registry=train.ON_THE_COMMAND_LINE)
-    assert dict(parsed.config.env_params) == {"memory_length": 3, "max_steps_in_episode": 12}
+        tuned = train.parse(train.Arguments, flags)
+        assert (tuned.config.num_envs, tuned.config.num_minibatches, tuned.hyperparams.clip_high) == (128, 16, 0.28)
+    assert config().group_size == 16 and config("--num_envs", "8").group_size == 8, "chosen once the flags are known"
+    assert config("--num-envs=8").num_minibatches == 16
+    overridden = config("--env-params", "max_steps_in_episode=50", "gravity=1")
+    assert overridden.env.max_steps == 50 and dict(overridden.env_params)["gravity"] == 1.0
+    # Parameters of the environment are merged one by one.
+    for environment in (["--environment", "MemoryChain-bsuite"], ["--environment=MemoryChain-bsuite"]):
+        for override in (["--env-params", "memory_length=3"], ["--env_params", "memory_length=3"]):
+            merged = config(*environment, *override)
+            assert dict(merged.env_params) == {"memory_length": 3, "max_steps_in_episode": 12}
+    assert config("--environment", "Catch-bsuite").env.max_steps == 9
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_train_takes_the_algorithms_settings_unless_told_otherwise():
 )
 def test_an_override_that_is_none_is_told(override, message, capsys):
     with pytest.raises(SystemExit):
-        tyro.cli(train.Arguments, args=["--env-params", override], registry=train.ON_THE_COMMAND_LINE)
+        train.parse(train.Arguments, ["--env-params", override])
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tyro
 from probes import difference
 from rich.console import Console
 
@@ -32,7 +31,7 @@ SAVED = ("--checkpoint-every", "2")
 def saved_run(tmp_path_factory):
     """A folder as a killed run leaves it, of a state that nobody needs to compute."""
     out = tmp_path_factory.mktemp("saved") / "out"
-    parsed = tyro.cli(train.Arguments, args=train.with_settings([*TINY]), registry=train.ON_THE_COMMAND_LINE)
+    parsed = train.parse(train.Arguments, TINY)
     keys = jax.random.split(jax.random.split(jax.random.key(0))[0], 1)
     subject = Subject("ppo on Catch-bsuite", parsed.config, parsed.hyperparams, keys)
     with Checkpoints(out / "checkpoints" / subject.folder, subject.about(), every=1) as checkpoints:
@@ -55,8 +54,7 @@ def refused(capsys, call):
 
 
 def start(*flags):
-    arguments = train.with_settings([*TINY, *flags])
-    train.main(tyro.cli(train.Arguments, args=arguments, registry=train.ON_THE_COMMAND_LINE))
+    train.main(train.parse(train.Arguments, [*TINY, *flags]))
 
 
 FLAGS = {
@@ -192,7 +190,7 @@ def test_a_warm_start_made_otherwise(changes, message, tmp_path, monkeypatch):
 
 
 def test_two_runs_of_one_name(tmp_path, capsys):
-    arguments = family.Arguments(algorithms=("grpo", "grpo"), checkpoint_every=1, out=tmp_path / "out")
+    arguments = family.Arguments(algorithms=("grpo", "grpo"), out=tmp_path / "out")
     assert "the same name" in refused(capsys, lambda: family.main(arguments))
     assert not (tmp_path / "out").exists()
 

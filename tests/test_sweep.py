@@ -43,12 +43,25 @@ def test_samples_are_drawn_log_uniformly():
     assert all(plan.hyperparams.clip_high == clip for plan, clip in zip(found.plans, clips, strict=True))
 
 
+def test_labels_are_exact_and_say_no_more_than_they_must():
+    found = make_sweep([*SMALL, "--discount", "0.9999999", "1", "0.123456789", "1e-3"])
+    values = [0.9999999, 1, 0.123456789, 0.001]
+    assert [plan.label for plan in found.plans] == [f"discount={value}" for value in values]
+    assert [float(plan.label.removeprefix("discount=")) for plan in found.plans] == values
+    # In a range so narrow that four digits are too few.
+    drawn = make_sweep([*SMALL, "--learning-rate", "0.1", "0.1001"], samples=50)
+    assert len({plan.label for plan in drawn.plans}) == 50
+
+
 @pytest.mark.parametrize(
     "flags, samples, message",
     [
         (["--learning-rate", "1e-3"], None, "nothing to sweep: give a flag several values"),
         (["--learning-rate", "1e-3", "fast"], None, "--learning-rate 1e-3 fast: not all of them are numbers"),
         (["--learning-rate", "1e-3", "1e-3"], None, "has a value twice"),
+        (["--learning-rate", "1e-3", "0.001"], None, "has a value twice: learning_rate=0.001 and .* are the same run"),
+        (["--discount", "1", "0.99999999"], None, "has a value twice: discount=1 and discount=0.99999999 are the same"),
+        (["--algorithm", "grpo", "GRPO"], None, "has a value twice: algorithm=grpo and algorithm=GRPO are the same"),
         (["--environment", "CartPole-v1", "Catch-bsuite"], None, "use one --environment"),
         (["1e-3", "--learning-rate", "1e-3"], None, "'1e-3' follows no flag"),
         (["--entropy-coef", "0", "1e-2"], 4, "no range to draw from.*0 < low < high"),
@@ -110,6 +123,12 @@ def test_pictures_of_one_axis_and_of_two(tmp_path, axes):
     assert table.row_count == len(runs) and table.columns[len(axes) + 1]._cells[1] == "1 [1, 1]"
 
 
+def test_an_axis_may_hold_words_beside_numbers(tmp_path):
+    runs = [finished(str(i), 1e-3, np.full(4, float(i))) for i in range(2)]
+    sweep.plot(("group_size",), [("None",), (8.0,)], runs, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
 # --- files of fields -------------------------------------------------------------------------------------------------
 
 
@@ -119,8 +138,11 @@ def test_a_file_of_fields_is_read_back(tmp_path):
     path.write_text(json.dumps(train.as_fields(base.config, base.hyperparams)))
     again = train.parse(train.Settings, ["--config", str(path)])
     assert again.config == base.config and again.hyperparams == base.hyperparams
-    other = train.parse(train.Settings, [f"--config={path}", "--clip-high", "0.3", "--num-epochs", "1"])
+    other = train.parse(train.Settings, [f"--config={path}", "--clip_high", "0.3", "--num-epochs", "1"])
     assert other.hyperparams == base.hyperparams.replace(clip_high=0.3) and other.config.num_epochs == 1
+    path.write_text('{"env_params": {"gravity": 9}}')
+    merged = train.parse(train.Settings, [f"--config={path}", "--env_params", "length=1"])
+    assert dict(merged.config.env_params) == {"gravity": 9, "length": 1}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +151,9 @@ def test_a_file_of_fields_is_read_back(tmp_path):
         ('{"learning_rat": 1e-3}', "'learning_rat' is no field .*did you mean 'learning_rate'"),
         ("[1]", "holds no JSON object"),
         ("{", "cannot be read"),
+        ('{"num_envs": "8"}', 'num_envs="8" must be of type int'),
+        ('{"shared_critic": "no"}', 'shared_critic="no" must be of type bool'),
+        ('{"total_steps": null}', "total_steps=null must be of type float"),
         (None, "cannot be read: .*No such file"),
     ],
 )
@@ -209,7 +234,7 @@ def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkey
     assert runs["one"]["ppo"] == runs["whole"]["learning_rate=0.01, clip_high=0.3"]
     best = train.parse(train.Settings, ["--config", str(tmp_path / "whole" / "best.json")])
     means = {label: np.sort(scores)[0:3].mean() for label, scores in runs["whole"].items()}
-    assert f"learning_rate={best.hyperparams.learning_rate:g}, clip_high={best.hyperparams.clip_high:g}" in means
+    assert f"learning_rate={best.hyperparams.learning_rate}, clip_high={best.hyperparams.clip_high}" in means
     printed = capsys.readouterr().out
     assert "program 1: 4 × 3 seeds" in printed and "program 2: 2 × 3 seeds" in printed
     assert (tmp_path / "whole" / "sweep.png").exists()

@@ -297,3 +297,22 @@ def test_progress_is_reported_in_order(driven):
 def test_a_budget_for_not_one_iteration_is_an_error(grpo, budget):
     with pytest.raises(ValueError, match="does not allow one iteration of num_envs . num_steps = 256.*raise total_st"):
         run(grpo.config, grpo.hyperparams.replace(total_steps=budget), KEYS)
+
+
+def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
+    hyperparams = grpo.hyperparams.replace(total_steps=jnp.array([np.inf, 4000.0, np.inf]))
+    chunks = []
+    result = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, num_chunks=2, report=chunks.append)
+    assert result.states.episodes.tolist() == [MAX_EPISODES] * 3 and len(chunks) == 2
+    # An infinite horizon has no decay, and what has one is as it was.
+    assert (result.metrics["optim/learning_rate"][:, [0, 2]] == np.float32(grpo.hyperparams.learning_rate)).all()
+    for name, values in result.metrics.items():
+        assert bits(values[:, 1]) == bits(driven[0].metrics[name][: len(values), 1]), name
+
+
+def test_what_nothing_ends_is_refused(grpo):
+    with pytest.raises(ValueError, match="total_steps=inf, and there is no max_episodes, so nothing ends the run"):
+        run(grpo.config, Hyperparams(total_steps=jnp.array([4000.0, np.inf, 4000.0])), KEYS)
+    cut = dataclasses.replace(grpo.config, num_steps=8, cut_episodes=True)
+    with pytest.raises(ValueError, match="total_steps=inf, and episodes that are cut off need never end"):
+        run(cut, Hyperparams(total_steps=np.inf), KEYS, max_episodes=100)
