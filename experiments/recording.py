@@ -18,6 +18,7 @@ from rich.console import Console
 import grpo_jax
 from grpo_jax import Config, Hyperparams
 from grpo_jax.alarms import Alarms
+from grpo_jax.budget import most_steps
 from grpo_jax.debugging import NonFiniteFinder
 from grpo_jax.errors import ConfigError
 from grpo_jax.logbook import Logbook
@@ -25,7 +26,7 @@ from grpo_jax.processes import leads, of_every_process, told_by_the_first
 from grpo_jax.results import METRICS_FILE, SUMMARY_FILE, Record, claim_directory, read_record
 from grpo_jax.signals import waiting_signals
 from grpo_jax.trackers import TensorBoard, WeightsAndBiases, check_installed
-from grpo_jax.training import Progress, RunResult, initial_states, most_steps
+from grpo_jax.training import Progress, RunResult, initial_states
 from grpo_jax.types import PyTree
 
 NUM_CHUNKS = 50  # of a run, if its checkpoints are not closer together

@@ -26,12 +26,13 @@ from experiments.recording import RecordingArguments, StopSignal, Subject, claim
 from experiments.settings import SOLVED_AT, settings
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
+from grpo_jax.budget import check_budget
 from grpo_jax.errors import ConfigError
 from grpo_jax.processes import leads, told_by_the_first
 from grpo_jax.results import write_json
 from grpo_jax.sharding import mesh_of_rows, over_rows, pad_rows, replicated
 from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
-from grpo_jax.training import Progress, RunResult, check_budget, check_mesh
+from grpo_jax.training import Progress, RunResult, check_mesh
 from grpo_jax.types import PyTree
 
 PROGRAMS = "programs"

@@ -40,9 +40,8 @@ def with_reference(
     reference: types.Reference = slots.frozen_reference,
     kl: types.Penalty = slots.kl_to_reference,
 ) -> Algorithm:
-    """The algorithm with a reference policy and a KL penalty to it, in place of any other KL penalty."""
-    replaced = (slots.kl_to_behaviour, *slots.KL_TO_REFERENCE)
-    others = tuple(penalty for penalty in algorithm.penalties if penalty not in replaced)
+    """The algorithm with a reference policy and a KL penalty to it, in place of those in `slots.KL_PENALTIES`."""
+    others = tuple(penalty for penalty in algorithm.penalties if penalty not in slots.KL_PENALTIES)
     return algorithm._replace(penalties=(kl, *others), reference=reference)
 
 

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import rollout, slots, updates
+from grpo_jax import rollout, updates
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.distributions import make_distribution
 from grpo_jax.environments import Environment, make_environment
@@ -242,12 +242,11 @@ def _check_numbers(config: Config) -> None:
         )
     if config.truncate_sampling and not config.is_transformer:
         raise ConfigError("truncate_sampling=True is for transformers; leave it out")
-    whole = updates.of_whole_sequences(config.algorithm, config.policy)
     of_kept = config.num_kept_groups is not None
     num_samples, what = config.num_learnt_steps, "num_envs * num_steps"
     if config.share_prompts:
         num_samples, what = config.num_learnt_groups, "num_envs / group_size (whole groups, share_prompts=True)"
-    elif whole:
+    elif config.algorithm.whole_sequences or config.policy.has_memory:
         num_samples, what = num_samples // config.window_steps, "num_envs (whole sequences)"
     if of_kept or config.num_windows > 1:
         what = "samples of all windows" if not of_kept else "samples of num_kept_groups"
@@ -358,50 +357,21 @@ class _AnyHyperparams(Hyperparams):
         return 1.0
 
 
-_OF_SEQUENCES = (slots.sequence_ratio, slots.sequence_token_ratio, slots.geometric_mean_ratio)
-
-
 def _check_slots(config: Config) -> None:
     """Runs the slots on shapes alone, so that those that do not fit together say so now."""
     algorithm, policy = config.algorithm, config.policy
-    wants_reference = set(slots.KL_TO_REFERENCE) & set(algorithm.penalties)
-    if algorithm.reference is None and (wants_reference or algorithm.reward is slots.kl_penalized_reward):
-        raise ConfigError(
-            "the algorithm has a KL penalty to a reference policy, but no reference policy; set the slot reference, or "
-            "write with_reference(algorithm), which sets both"
-        )
     if algorithm.reference is not None and config.normalize_observations:
         raise ConfigError(
             "normalize_observations=True would change what a reference policy sees, and so the policy itself, with "
             "every rollout; leave one of the two out"
-        )
-    if algorithm.critic is None and algorithm.baseline is None and algorithm.advantage in slots.RELATIVE_TO_VALUES:
-        raise ConfigError(
-            f"{algorithm.advantage.__name__} needs the values of a critic or of a baseline, and the algorithm has "
-            "neither; set critic=clipped_value_loss or baseline=kernel_baseline, or use an advantage without, such as "
-            "return_to_go_advantage"
-        )
-    if not updates.of_whole_sequences(algorithm, policy) and algorithm.ratio in _OF_SEQUENCES:
-        raise ConfigError(
-            f"{algorithm.ratio.__name__} is of a whole sequence, and minibatches of loose steps have none; set "
-            "whole_sequences=True"
         )
     if algorithm.filter_overlong and algorithm.start.auto_reset:
         raise ConfigError(
             "filter_overlong=True leaves out episodes that a limit cuts, and rollouts of this algorithm also begin and "
             "end in the middle of others; it is for one-episode groups (start=FRESH)"
         )
-    if algorithm.start.all_actions is not (algorithm.advantage is slots.all_actions_advantage):
-        raise ConfigError(
-            "all_actions_advantage weighs the actions of groups that begin with all of them, and no other advantage "
-            "does; use it with start=forked(lead_steps, all_actions=True), and that with it"
-        )
     if algorithm.live_groups_only and config.group_size < 2:
         raise ConfigError(f"live_groups_only=True is of groups, and group_size={config.group_size}; leave it out")
-    if algorithm.advantage is slots.greedy_baseline_advantage and not algorithm.greedy_member:
-        raise ConfigError(
-            "greedy_baseline_advantage takes the first member of each group for a greedy one; set greedy_member=True"
-        )
     if algorithm.greedy_member and algorithm.start.auto_reset:
         raise ConfigError(
             "greedy_member=True compares whole episodes, and these go on across rollouts; use start=FRESH"
@@ -420,7 +390,9 @@ def _check_slots(config: Config) -> None:
             algorithm, policy, params, trajectory, params, hyperparams, config.group_size, config.num_windows
         )
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
-        return updates.minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams)
+        return updates.minibatch_gradient(
+            algorithm, policy, params, batch, indices, hyperparams, config.num_microbatches
+        )
 
     try:
         jax.eval_shape(gradient, jax.random.key(0))
@@ -443,6 +415,10 @@ def _trajectory(config: Config, params) -> Trajectory:
         *(observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, real, carry),
         action_mask,
     )
+    if config.algorithm.greedy_member:
+        trajectory = trajectory._replace(greedy=flag)
+    if config.algorithm.start.all_actions:
+        trajectory = trajectory._replace(given=flag)
     if config.algorithm.baseline is not None:
         num_finals = rollout.num_finals(config.env, config.window_steps, config.algorithm.start.auto_reset)
         final = jax.tree.map(lambda leaf: jnp.zeros((num_finals, *leaf.shape[1:]), leaf.dtype), (observation, carry))

@@ -36,6 +36,7 @@ __all__ = [
     "clipped_value_loss",
     "covariance_clip",
     "covariance_kl",
+    "explained_variance",
     "geometric_mean",
     "grpo_loss",
     "importance_ratio",
@@ -325,16 +326,28 @@ def ppo_loss(
     metrics |= {
         "loss/value": critic_loss,
         "policy/entropy": weighted_sum(entropy, mean_over_steps(mask)),
-        "value/explained_variance": _explained_variance(behaviour_values, targets, mask),
+        "value/explained_variance": explained_variance(behaviour_values, targets, mask),
     }
     return policy_loss + value_coef * critic_loss - entropy_coef * bonus, jax.lax.stop_gradient(metrics)
 
 
-def _explained_variance(values: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
-    """1 - var(targets - values) / var(targets) over the valid steps; 0 where the targets do not vary."""
+def explained_variance(values: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
+    """How much of the targets' variance the values predict.
+
+        1 - var(targets - values) / var(targets)
+
+    Args:
+      values: `[T, N]`, of the critic.
+      targets: `[T, N]`, what they should be.
+      mask: `[T, N]`, true on the valid steps, which alone count.
+
+    Returns:
+      Scalar: 1 for perfect values, 0 for constant ones, below 0 for worse; 0 where the targets do not vary.
+    """
 
     def variance(x: jax.Array) -> jax.Array:
         weights = mean_over_steps(mask)
+        x = x - jnp.max(x, where=mask, initial=-jnp.inf)  # or the mean of equal numbers is off by a rounding error
         return weighted_sum(jnp.square(x - weighted_sum(x, weights)), weights)
 
     total = variance(targets)

@@ -86,7 +86,8 @@ def read_record(directory: Path, run: str) -> Record:
     names = [name for name in (lines[0] if lines else ()) if name not in ("run", "iteration", "environment_steps")]
     metrics = {name: np.array([line[name] for line in lines], np.float32) for name in names}
     if "environment/steps" in metrics:
-        metrics["environment/steps"] = np.nan_to_num(metrics["environment/steps"])
+        steps = np.array([line["environment/steps"] for line in lines], np.float64)  # null in rows that had stopped
+        metrics["environment/steps"] = np.nan_to_num(steps).astype(np.int32)
     return Record(metrics, np.array([line["environment_steps"] for line in lines], np.int64))
 
 

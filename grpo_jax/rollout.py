@@ -123,6 +123,11 @@ def unroll(
         trajectory = trajectory._replace(
             final_observation=observation, final_carry=policy.sequence_carry(carry), final_value=final_value
         )
+    shape = num_steps, num_envs
+    if greedy is not False:
+        trajectory = trajectory._replace(greedy=jnp.broadcast_to(greedy, shape))
+    if first_action is not None:
+        trajectory = trajectory._replace(given=jnp.broadcast_to(jnp.arange(num_steps)[:, None] == 0, shape))
     return end, trajectory
 
 

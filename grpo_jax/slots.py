@@ -61,6 +61,10 @@ def pass_at_k_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_
 
 def greedy_baseline_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
     """The rollout's return minus that of the group's greedy member, its first, at each of its steps."""
+    if trajectory.greedy is None:
+        raise ValueError(
+            "greedy_baseline_advantage takes the first member of each group for a greedy one; set greedy_member=True"
+        )
     scores = episode_scores(trajectory, group_size)
     return _on_every_step(advantages.greedy_baseline(scores, scores[:, 0]), trajectory)
 
@@ -91,18 +95,22 @@ def return_to_go_advantage(trajectory: Trajectory, hyperparams: Hyperparams, gro
 def all_actions_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
     """The exact mean over the actions at one state, of forked groups whose member i begins with action i.
 
-        A_i = |A| pi(a_i | s) (Q_i - sum_j pi(a_j | s) Q_j)
+        A_i = Q_i - sum_j pi(a_j | s) Q_j
 
-    With Q_i the member's discounted return, the gradient is sum_a pi(a | s) A(s, a) grad log pi(a | s): actions are
-    weighed, not sampled. Only the first step has one.
+    With Q_i the member's discounted return, and as `make_batch` weighs such members by pi(a_i | s), the gradient is
+    sum_a pi(a | s) A(s, a) grad log pi(a | s): actions are weighed, not sampled. Only the first step has one.
     """
+    if trajectory.given is None:
+        raise ValueError(
+            "all_actions_advantage compares all actions of a state; use it with start=forked(lead_steps, "
+            "all_actions=True), whose groups begin with them"
+        )
     returns = _returns_to_go(trajectory, hyperparams)[0].reshape(-1, group_size)
     probability = jnp.exp(trajectory.log_prob[0]).reshape(-1, group_size)
     # Less the first before the mean, which makes equal returns exactly 0.
     relative = returns - returns[:, :1]
     advantage = relative - jnp.sum(probability * relative, axis=1, keepdims=True)
-    weighted = group_size * probability * advantage
-    return jnp.zeros_like(trajectory.reward).at[0].set(weighted.reshape(-1))
+    return jnp.zeros_like(trajectory.reward).at[0].set(advantage.reshape(-1))
 
 
 def whitened_return_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
@@ -117,6 +125,12 @@ def whitened_score_advantage(trajectory: Trajectory, hyperparams: Hyperparams, g
 
 def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
     """Generalised advantage estimation on the values of the baseline, or else of the critic."""
+    if trajectory.value is None:
+        raise ValueError(
+            "the advantage is relative to the values of a critic or of a baseline, and the algorithm has neither; set "
+            "critic=clipped_value_loss or baseline=kernel_baseline, or use an advantage without, such as "
+            "return_to_go_advantage"
+        )
     return advantages.gae(
         trajectory.reward,
         trajectory.value,
@@ -136,9 +150,6 @@ def return_minus_value_advantage(trajectory: Trajectory, hyperparams: Hyperparam
     return gae_advantage(trajectory, hyperparams.replace(gae_lambda=1.0), group_size)
 
 
-RELATIVE_TO_VALUES = (gae_advantage, return_minus_value_advantage)
-"""The advantages that need a baseline or a critic."""
-
 # --- ratio -----------------------------------------------------------------------------------------------------------
 
 
@@ -147,18 +158,26 @@ def step_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> 
     return log_ratio
 
 
+def _check_whole(is_whole: bool, what: str, field: str) -> None:
+    if not is_whole:
+        raise ValueError(f"a slot compares {what}, which are not kept together here; set {field}=True in the algorithm")
+
+
 def sequence_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The length-normalised ratio of the whole sequence, at each of its steps."""
+    _check_whole(batch.whole.sequences, "the steps of a sequence", "whole_sequences")
     return losses.sequence_log_ratio(log_ratio, batch.mask)
 
 
 def sequence_token_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The value of `sequence_ratio`, with each step's own gradient (GSPO-token)."""
+    _check_whole(batch.whole.sequences, "the steps of a sequence", "whole_sequences")
     return losses.sequence_token_log_ratio(log_ratio, batch.mask)
 
 
 def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The geometric mean of the sequence's ratios, each clipped by itself, at each of its steps."""
+    _check_whole(batch.whole.sequences, "the steps of a sequence", "whole_sequences")
     return losses.geometric_mean(
         log_ratio, batch.advantage, batch.mask, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
     )
@@ -166,6 +185,7 @@ def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperp
 
 def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """Each step's own ratio, without gradient where log-probability and advantage vary together most."""
+    _check_whole(batch.whole.minibatches, "the samples of a minibatch", "whole_minibatches")
     low, high = losses.clip_fractions(
         log_ratio, batch.advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
     )
@@ -226,6 +246,14 @@ def sapo_surrogate(log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hype
 # --- penalties -------------------------------------------------------------------------------------------------------
 
 
+def _check_reference(of_reference: jax.Array | None) -> None:
+    if of_reference is None:
+        raise ValueError(
+            "the algorithm has a KL penalty to a reference policy, but no reference policy; set the slot reference, or "
+            "write with_reference(algorithm), which sets both"
+        )
+
+
 def kl_to_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """Exact KL(behaviour || policy), a trust region around the parameters that acted."""
     return hyperparams.kl_coef * prediction.kl_behaviour
@@ -233,20 +261,23 @@ def kl_to_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperpara
 
 def kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """Low-variance estimate k3 of KL(policy || reference), as DeepSeekMath has it."""
+    _check_reference(prediction.reference_log_prob)
     return hyperparams.kl_coef * divergences.k3(prediction.log_prob, prediction.reference_log_prob)
 
 
 def exact_kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """Exact KL(policy || reference) over the action distribution."""
+    _check_reference(prediction.kl_reference)
     return hyperparams.kl_coef * prediction.kl_reference
 
 
-KL_TO_REFERENCE = (kl_to_reference, exact_kl_to_reference)
-"""The penalties that need a reference policy."""
+KL_PENALTIES = (kl_to_behaviour, kl_to_reference, exact_kl_to_reference)
+"""Of which an algorithm has one at most."""
 
 
 def covariance_kl(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """|log-ratio| to the behaviour policy, only where log-probability and advantage vary together most."""
+    _check_whole(batch.whole.minibatches, "the samples of a minibatch", "whole_minibatches")
     selected = losses.covariance_kl(
         prediction.log_prob, batch.advantage, batch.mask, fraction=hyperparams.covariance_fraction
     )
@@ -295,8 +326,9 @@ def averaged_reference(reference: PyTree, params: PyTree, iteration: jax.Array, 
 # --- reward ----------------------------------------------------------------------------------------------------------
 
 
-def kl_penalized_reward(trajectory: Trajectory, kl: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+def kl_penalized_reward(trajectory: Trajectory, kl: jax.Array | None, hyperparams: Hyperparams) -> jax.Array:
     """The KL penalty in the reward, in place of the loss: `kl` is the k1 estimate of the KL to the reference."""
+    _check_reference(kl)
     return divergences.penalized_rewards(trajectory.reward, kl, trajectory.valid, kl_coef=hyperparams.kl_coef)
 
 

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from grpo_jax import budget
 from grpo_jax.collection import collect, most_varied_groups
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of_rows
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import one_carry_per_group, reset_groups
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.losses import explained_variance
 from grpo_jax.memory import told_what_fits
 from grpo_jax.normalization import initial_normalizer, learnt_rewards, merge_rollout
 from grpo_jax.sampling import acting_policy
@@ -56,8 +58,8 @@ def make_init(config: Config) -> Callable[..., TrainState]:
             key=key,
             kl_coef=jnp.array(hyperparams.kl_coef),
             iteration=jnp.zeros((), jnp.int32),
-            rollouts=jnp.zeros((), jnp.float32),
-            episodes=jnp.zeros((), jnp.float32),
+            steps=budget.zero(),
+            episodes=budget.zero(),
             hyperparams=hyperparams,
         )
 
@@ -72,7 +74,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         hyperparams = state.hyperparams
         if algorithm.kl_controller is not None:
             hyperparams = hyperparams.replace(kl_coef=state.kl_coef)
-        progress = state.rollouts * config.steps_per_iteration / hyperparams.total_steps
+        progress = budget.share(state.steps, config.steps_per_iteration, hyperparams.total_steps)
         key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
         # The same statistics throughout the iteration: the update sees what the behaviour policy saw.
         policy = acting_policy(config, state.normalizer, hyperparams)
@@ -132,8 +134,8 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             key=key,
             kl_coef=kl_coef,
             iteration=iteration,
-            rollouts=state.rollouts + metrics["environment/steps"] / config.steps_per_iteration,
-            episodes=state.episodes + metrics["episode/count"],
+            steps=budget.add(state.steps, metrics["environment/steps"], config.steps_per_iteration),
+            episodes=budget.add(state.episodes, jnp.sum(trajectory.ended), config.steps_per_iteration),
             hyperparams=state.hyperparams,
         )
         return state, metrics
@@ -148,7 +150,7 @@ def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Me
     nan_if_none = jnp.where(count > 0, 0.0, jnp.nan)
     returns, lengths = trajectory.episode_return, trajectory.episode_length.astype(jnp.float32)
     metrics = {
-        "environment/steps": jnp.sum(trajectory.valid).astype(jnp.float32),
+        "environment/steps": jnp.sum(trajectory.valid, dtype=jnp.int32),
         "episode/count": count.astype(jnp.float32),
         "episode/return_mean": jnp.mean(returns, where=ended),
         "episode/return_min": jnp.min(returns, where=ended, initial=jnp.inf) + nan_if_none,
@@ -163,9 +165,7 @@ def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Me
         metrics["group/zero_variance_fraction"] = jnp.mean(jnp.all(scores == scores[:, :1], axis=1))
         metrics["group/score_std_mean"] = jnp.mean(jnp.std(scores, axis=1))
     if batch.value is not None:
-        residual = jnp.var(batch.target - batch.value, where=batch.mask)
-        total = jnp.var(batch.target, where=batch.mask)
-        metrics["value/explained_variance"] = 1.0 - residual / jnp.where(total > 0, total, jnp.nan)
+        metrics["value/explained_variance"] = explained_variance(batch.value, batch.target, batch.mask)
     return metrics
 
 
@@ -196,36 +196,6 @@ class RunResult(NamedTuple):
     steps: np.ndarray  # int64 [num_iterations, R]
     compile_seconds: float
     train_seconds: float  # with those of `start`
-
-
-def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
-    """Raises ConfigError if some row's budget does not allow a single iteration or has no end, or makes no sense."""
-    hyperparams.check()
-    if not config.truncate_sampling and (np.min(hyperparams.top_k) < math.inf or np.min(hyperparams.top_p) < 1):
-        raise ConfigError("top_k and top_p have no effect without truncate_sampling=True; write --truncate-sampling")
-    smallest = float(np.min(hyperparams.total_steps))
-    if not smallest >= config.steps_per_iteration:
-        raise ConfigError(
-            f"total_steps={smallest:.0f} does not allow one iteration of num_envs * num_steps = "
-            f"{config.steps_per_iteration} environment steps; raise total_steps or lower num_envs or num_steps"
-        )
-    if not max_episodes >= 1:
-        raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
-    if np.max(hyperparams.total_steps) == math.inf:
-        cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps
-        if max_episodes == math.inf or cut:
-            why = "episodes that are cut off need never end" if cut else "there is no max_episodes"
-            raise ConfigError(f"total_steps=inf, and {why}, so nothing ends the run; use a number of steps")
-
-
-def most_steps(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> int:
-    """The most environment steps that a row may make: its budget, or if that is infinite, about what episodes last."""
-    total_steps = float(np.max(hyperparams.total_steps))
-    if total_steps < math.inf:
-        return int(total_steps)
-    rollouts_of_an_episode = max(1.0, config.env.max_steps / config.num_steps)
-    num_iterations = math.ceil(math.ceil(max_episodes / config.num_envs) * rollouts_of_an_episode)
-    return num_iterations * config.steps_per_iteration
 
 
 def check_mesh(config: Config, mesh: Mesh) -> None:
@@ -294,11 +264,11 @@ def run(
       mesh: of `sharding.make_mesh`; by default one with a device for each row, as far as they go.
 
     Raises:
-      ConfigError: if the budget does not allow a single iteration or has no end, `keys` is not an array of keys, or the mesh does
-        not divide the environments.
+      ConfigError: if the budget does not allow a single iteration or has no end, `keys` is not an array of keys, or
+        the mesh does not divide the environments.
       MemoryError: if the rows need more memory than there is, with what to lower.
     """
-    check_budget(config, hyperparams, max_episodes)
+    budget.check_budget(config, hyperparams, max_episodes)
     if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
         raise ConfigError(
             "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
@@ -306,9 +276,14 @@ def run(
     num_rows = keys.shape[0]
     mesh = mesh_of_rows(num_rows) if mesh is None else mesh
     check_mesh(config, mesh)
-    num_iterations = most_steps(config, hyperparams, max_episodes) // config.steps_per_iteration
-    within_budget, step = _budgeted_step(config, max_episodes)
-    going_on = jax.jit(within_budget, out_shardings=replicated(mesh))
+    num_iterations = budget.most_steps(config, hyperparams, max_episodes) // config.steps_per_iteration
+    limits = budget.make_budget(hyperparams.total_steps, max_episodes, num_rows, unit=config.steps_per_iteration)
+    limits = pad_rows(limits, mesh)
+    within_budget = jax.jit(_within_budget, out_shardings=replicated(mesh))
+
+    def going_on(states):
+        return np.asarray(within_budget(states, limits))[:num_rows].any()
+
     chunk_length = -(-num_iterations // num_chunks)
 
     init = functools.partial(initial_states, config, mesh=mesh)
@@ -320,16 +295,17 @@ def run(
             progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
         else:  # copies, as the program takes its arguments' buffers
             progress = start._replace(states=lay_out(start.states, mesh))
-        if np.asarray(going_on(progress.states))[:num_rows].any():
-            program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), mesh)
-            program = jax.jit(program, donate_argnums=0, out_shardings=(layout, replicated(mesh)))
-            program = memory.of(program.lower(progress.states).compile())
+        if going_on(progress.states):
+            chunk_of_rows = over_rows(_budgeted_chunk(config, chunk_length), mesh)
+            layouts = layout, replicated(mesh)
+            program = jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
+            program = memory.of(program.lower(progress.states, limits).compile())
             compile_seconds = time.perf_counter() - started
         if save is not None:
             save(_of_rows(progress))
         started = time.perf_counter() - progress.seconds
-        while np.asarray(going_on(progress.states))[:num_rows].any():
-            states, metrics = program(progress.states)
+        while going_on(progress.states):
+            states, metrics = program(progress.states, limits)
             chunk = _on_the_host(metrics, progress, started)
             steps, iteration = chunk.steps[-1], progress.iteration + len(chunk.steps)
             progress = Progress(states, steps, iteration, chunk.seconds)
@@ -367,20 +343,28 @@ def _of_rows(progress: Progress) -> Progress:
     )
 
 
-def _budgeted_step(config: Config, max_episodes: float) -> tuple[Callable, Callable]:
-    """Whether a state may make another iteration, and a step for `lax.scan` that changes nothing once it may not."""
-    train_step = make_train_step(config)
+def _within_budget(state: TrainState, limit: budget.Budget) -> jax.Array:
+    return budget.allows_another(limit, state.steps, state.episodes)
 
-    def within_budget(state):
-        num_rollouts = state.hyperparams.total_steps / config.steps_per_iteration
-        return (state.rollouts + 1.0 <= num_rollouts) & (state.episodes < max_episodes)
+
+def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, budget.Budget]], tuple]:
+    """Iterations of a row, a state and its budget, which change nothing once the budget is spent."""
+    train_step = make_train_step(config)
 
     def stay(state):
         _, metrics = jax.eval_shape(train_step, state)
-        metrics = {name: jnp.full(value.shape, jnp.nan, value.dtype) for name, value in metrics.items()}
-        return state, metrics | {"environment/steps": jnp.zeros(())}
+        nothing = {True: jnp.nan, False: 0}  # of real numbers, and of counts
+        return state, {
+            name: jnp.full(value.shape, nothing[jnp.issubdtype(value.dtype, jnp.floating)], value.dtype)
+            for name, value in metrics.items()
+        }
 
-    def step(state, _):
-        return jax.lax.cond(within_budget(state), train_step, stay, state)
+    def chunk(row):
+        state, limit = row
 
-    return within_budget, step
+        def step(state, _):
+            return jax.lax.cond(_within_budget(state, limit), train_step, stay, state)
+
+        return jax.lax.scan(step, state, length=length)
+
+    return chunk

@@ -1,5 +1,6 @@
 """The arrays that flow between the layers. `T` steps, `B` environments, group-major; `[T, B, ...]` is time-major."""
 
+import dataclasses
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -54,6 +55,8 @@ class Trajectory(NamedTuple):
     final_observation: jax.Array | None = None  # [F, B, ...]
     final_carry: PyTree = None  # memory of the policy there, each leaf [F, B, ...]
     final_value: jax.Array | None = None  # [F, B] of the critic there, None without one
+    greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None where all are sampled
+    given: jax.Array | None = None  # [T, B] bool: the action is not the policy's choice; None where all are
 
     @property
     def starts(self) -> jax.Array:
@@ -64,6 +67,15 @@ class Trajectory(NamedTuple):
     def ended(self) -> jax.Array:
         """`[T, B]` bool: the step was the last of its episode."""
         return self.terminated | self.truncated
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """What stays together in a batch, so that a slot may compare its parts. Static: a tree without leaves."""
+
+    sequences: bool = False  # the steps of a rollout, which lie along S in order
+    minibatches: bool = False  # the samples of a gradient step, which are never processed in parts
 
 
 class Batch(NamedTuple):
@@ -82,6 +94,7 @@ class Batch(NamedTuple):
     starts: jax.Array  # [S, N] bool: first steps of episodes
     carry: PyTree  # memory of the behaviour policy before the first step, [1, N, ...], or one for each group
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool: the legal ones; None where all always are
+    whole: Whole = Whole()
 
 
 class Prediction(NamedTuple):
@@ -93,6 +106,13 @@ class Prediction(NamedTuple):
     kl_behaviour: jax.Array  # exact KL(behaviour || policy)
     kl_reference: jax.Array | None  # exact KL(policy || reference)
     reference_log_prob: jax.Array | None
+
+
+class Count(NamedTuple):
+    """The whole number `units * unit + rest`, where `unit` is the most that one iteration adds: exact past 32 bits."""
+
+    units: jax.Array  # int32
+    rest: jax.Array  # int32, below the unit
 
 
 @struct.dataclass
@@ -107,8 +127,8 @@ class TrainState:
     key: jax.Array
     kl_coef: jax.Array  # float32, hyperparams.kl_coef unless a controller adapts it
     iteration: jax.Array  # int32, completed train steps
-    rollouts: jax.Array  # float32, environment steps made, in units of a whole rollout: counts those exactly
-    episodes: jax.Array  # float32, episodes completed
+    steps: Count  # environment steps made
+    episodes: Count  # episodes completed
     hyperparams: Hyperparams
 
 
@@ -183,8 +203,8 @@ class Reference(Protocol):
 class Reward(Protocol):
     """What is done to the rewards before they are compared."""
 
-    def __call__(self, trajectory: Trajectory, kl: jax.Array, hyperparams: Hyperparams) -> jax.Array:
-        """`[T, B]`; `kl` is the k1 estimate of the KL to the reference, 0 without one."""
+    def __call__(self, trajectory: Trajectory, kl: jax.Array | None, hyperparams: Hyperparams) -> jax.Array:
+        """`[T, B]`; `kl` is the k1 estimate of the KL to the reference, None without one."""
 
 
 class KLController(Protocol):

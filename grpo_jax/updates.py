@@ -11,14 +11,13 @@ from grpo_jax import divergences, losses
 from grpo_jax.advantages import next_values
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.gathering import gatherer
-from grpo_jax.groups import first_members
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.masking import mask_actions
 from grpo_jax.networks import Policy
 from grpo_jax.sharding import along_envs, on_every_device
 from grpo_jax.shuffle import shuffled_order
 from grpo_jax.slots import gae_advantage
-from grpo_jax.types import Batch, Metrics, Prediction, PyTree, Trajectory
+from grpo_jax.types import Batch, Metrics, Prediction, PyTree, Trajectory, Whole
 
 RATIO_MAX = "policy/ratio_max"  # the one metric that is a maximum, not a mean
 
@@ -43,11 +42,6 @@ def make_optimizer(hyperparams: Hyperparams, progress: jax.Array) -> optax.Gradi
         optax.scale_by_adam(eps=hyperparams.adam_eps),
         optax.scale_by_learning_rate(learning_rate(hyperparams, progress)),
     )
-
-
-def of_whole_sequences(algorithm: Algorithm, policy: Policy) -> bool:
-    """Whether minibatches are of whole rollouts (S = T): for a slot that compares their steps, or a memory."""
-    return algorithm.whole_sequences or policy.has_memory
 
 
 def make_batch(
@@ -78,7 +72,7 @@ def make_batch(
         )
         reference_distribution = mask_actions(reference_distribution, trajectory.action_mask)
     if algorithm.reward is not None:
-        kl = jnp.zeros_like(trajectory.reward)
+        kl = None
         if reference_distribution is not None:
             reference_log_prob = policy.distribution.log_prob(reference_distribution, trajectory.action)
             kl = divergences.k1(trajectory.log_prob, reference_log_prob)
@@ -97,14 +91,19 @@ def make_batch(
     if algorithm.baseline is not None and trajectory.value is not None:  # the critic learns of its own states alone
         target = gae_advantage(trajectory, hyperparams, group_size) + trajectory.value
     mask = trajectory.valid
-    if algorithm.greedy_member:
-        mask &= ~first_members(mask.shape[1], group_size)
+    if trajectory.greedy is not None:
+        mask &= ~trajectory.greedy
     if algorithm.filter_overlong:
         mask &= jnp.any(trajectory.terminated, axis=0)
-    if algorithm.start.all_actions:
-        mask &= (jnp.arange(mask.shape[0]) == 0)[:, None]  # after their first action the branches only tell its value
+    if trajectory.given is not None:
+        mask &= trajectory.given  # what the policy did afterwards only tells the value of the action that was given
     if algorithm.live_groups_only:
         mask &= live_groups(advantage, mask, group_size)
+    weight = _shaped("reduce", algorithm.reduce(mask), mask)
+    if trajectory.given is not None:
+        # One member of the group took each action, which the policy takes with its probability.
+        weight *= group_size * jnp.exp(trajectory.log_prob)
+    whole_sequences = algorithm.whole_sequences or policy.has_memory
     batch = Batch(
         observation=trajectory.observation,
         action=trajectory.action,
@@ -113,14 +112,15 @@ def make_batch(
         reference_distribution=reference_distribution,
         advantage=advantage,
         mask=mask,
-        weight=_shaped("reduce", algorithm.reduce(mask), mask),
+        weight=weight,
         value=compared.value if trajectory.value is None else trajectory.value,
         target=target,
         action_mask=trajectory.action_mask,
         starts=trajectory.starts,
         carry=trajectory.carry,
+        whole=Whole(sequences=whole_sequences, minibatches=algorithm.whole_minibatches),
     )
-    if not of_whole_sequences(algorithm, policy):
+    if not whole_sequences:
         batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
     return jax.lax.stop_gradient(batch)
 
@@ -189,25 +189,28 @@ def loss(
       hyperparams: every coefficient.
     """
     prediction = predict(policy, params, batch)
+
+    def surrogate_loss(step_log_ratio):
+        log_ratio = _shaped("ratio", algorithm.ratio(step_log_ratio, batch, hyperparams), batch.mask)
+        objective = _shaped("surrogate", algorithm.surrogate(log_ratio, batch.advantage, hyperparams), batch.mask)
+        return losses.weighted_sum(-objective, batch.weight), log_ratio
+
     step_log_ratio = prediction.log_prob - batch.log_prob
-    log_ratio = _shaped("ratio", algorithm.ratio(step_log_ratio, batch, hyperparams), batch.mask)
-    objective = _shaped("surrogate", algorithm.surrogate(log_ratio, batch.advantage, hyperparams), batch.mask)
-    policy_loss = losses.weighted_sum(-objective, batch.weight)
+    policy_loss, log_ratio = surrogate_loss(step_log_ratio)
     total = policy_loss
     for penalty in algorithm.penalties:
         cost = _shaped("penalties", penalty(prediction, batch, hyperparams), batch.mask)
         total += losses.weighted_sum(cost, batch.weight)
 
-    # Of the ratio that the surrogate sees, which need not be that of a step.
-    clipped_low, clipped_high = losses.clip_fractions(
-        log_ratio, batch.advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
-    )
+    # Whichever slot clips, and however: what it clips has an advantage that moves nothing.
+    slope, _ = jax.grad(surrogate_loss, has_aux=True)(jax.lax.stop_gradient(step_log_ratio))
+    clipped = slope == 0
     metrics = {
         "loss/policy": policy_loss,
         "policy/entropy": losses.weighted_sum(prediction.entropy, per_step),
         "policy/kl_behaviour": losses.weighted_sum(prediction.kl_behaviour, per_step),
-        "policy/clip_fraction_low": losses.weighted_sum(clipped_low, per_step),
-        "policy/clip_fraction_high": losses.weighted_sum(clipped_high, per_step),
+        "policy/clip_fraction_low": losses.weighted_sum(clipped & (batch.advantage < 0), per_step),
+        "policy/clip_fraction_high": losses.weighted_sum(clipped & (batch.advantage > 0), per_step),
         RATIO_MAX: jnp.max(losses.importance_ratio(log_ratio), where=batch.mask, initial=0.0),
     }
     if algorithm.reference is not None:

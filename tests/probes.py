@@ -300,6 +300,11 @@ def standing(env, policy, key, *, ages, lifetimes):
     )
 
 
+def counted(count, unit):
+    """The number that a `Count` in this unit stands for."""
+    return np.asarray(count.units, np.int64) * unit + np.asarray(count.rest)
+
+
 def bits(tree):
     """The leaves of a tree as (path, dtype, bytes): equal if and only if the trees are, to the last bit."""
     leaves = []

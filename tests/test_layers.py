@@ -28,7 +28,7 @@ LAYERS = [
     },
     {"networks", "environments"},
     {"rollout", "groups", "slots", "baseline_slots", "algorithms", "updates", "config", "normalization", "sampling"},
-    {"training", "collection", "evaluation", "generation", "memory", "debugging", "warm_start"},
+    {"training", "collection", "evaluation", "generation", "memory", "debugging", "warm_start", "budget"},
     {"checkpoint", "logbook", "pretrained", "statistics", "results", "alarms", "trackers", "signals", "processes"},
     {"experiments"},
 ]

@@ -40,7 +40,7 @@ def windows(config, num_windows):
 
         return state, jax.lax.scan(window, rollout, jax.random.split(key, num_windows))[1]
 
-    state, trajectories = play(jax.random.key(0))
+    state, trajectories = play(jax.random.key(1))
     return state, [jax.tree.map(lambda leaf, i=i: leaf[i], trajectories) for i in range(num_windows)]
 
 

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from flax import struct
 
-from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, slots
+from grpo_jax import GRPO, Config, Hyperparams, losses, make_init, make_train_step, slots
 from grpo_jax.algorithms import ALGORITHMS, with_reference
+from grpo_jax.collection import collect
+from grpo_jax.errors import ConfigError
+from grpo_jax.groups import forked
 from grpo_jax.losses import mean_of_sequence_sums
 from grpo_jax.rewards import overlong_punishment
 from grpo_jax.rollout import unroll
 from grpo_jax.shuffle import shuffled_order
 from grpo_jax.types import Batch
-from grpo_jax.updates import make_batch, minibatch_gradient
+from grpo_jax.updates import make_batch, minibatch_gradient, predict
 
 SMALL = {"num_envs": 8, "group_size": 4, "env_params": {"max_steps_in_episode": 16}, "hidden_sizes": (8,)}
 
@@ -22,11 +25,8 @@ def rolled_out(algorithm, **fields):
     """A config, its state at the start, and one rollout's trajectory and batch."""
     config = Config(algorithm=algorithm, num_minibatches=1, num_steps=16, **SMALL, **fields)
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
-    start = config.algorithm.start
-    rollout = start.begin(state.rollout, config.policy, state.params, config.env, jax.random.key(1), 8, 4)
-    _, trajectory = unroll(
-        config.policy, config.env, state.params, rollout, jax.random.key(2), num_steps=16, auto_reset=start.auto_reset
-    )
+    keys = jax.random.split(jax.random.key(1))
+    _, trajectory = collect(config, config.policy, state.params, state.rollout, state.hyperparams, *keys)
     params, hyperparams = state.params, state.hyperparams
     batch = make_batch(config.algorithm, config.policy, params, trajectory, params, hyperparams, config.group_size)
     return config, state, trajectory, batch
@@ -143,6 +143,122 @@ def test_the_greedy_member_acts_greedily_and_is_not_learnt_from():
     advantage = slots.greedy_baseline_advantage(trajectory, state.hyperparams, 4)
     scores = np.asarray(trajectory.reward.sum(0)).reshape(2, 4)
     np.testing.assert_allclose(advantage[0].reshape(2, 4), scores - scores[:, :1])
+
+
+# --- what a slot needs, it says itself -------------------------------------------------------------------------------
+
+ALL_ACTIONS = forked(1, all_actions=True)
+NEEDS = {
+    "values": ({"advantage": slots.gae_advantage}, {"critic": slots.plain_value_loss}, "set critic="),
+    "values of another advantage": (
+        {"advantage": slots.return_minus_value_advantage},
+        {"critic": slots.plain_value_loss},
+        "set critic=",
+    ),
+    "a greedy member": (
+        {"advantage": slots.greedy_baseline_advantage},
+        {"greedy_member": True},
+        "set greedy_member=True",
+    ),
+    "all actions": ({"advantage": slots.all_actions_advantage}, {"start": ALL_ACTIONS}, "all_actions=True"),
+    "sequences": ({"ratio": slots.sequence_ratio}, {"whole_sequences": True}, "set whole_sequences=True"),
+    "sequences of tokens": ({"ratio": slots.sequence_token_ratio}, {"whole_sequences": True}, "whole_sequences=True"),
+    "sequences for a mean": ({"ratio": slots.geometric_mean_ratio}, {"whole_sequences": True}, "whole_sequences=True"),
+    "minibatches": ({"ratio": slots.covariance_clipped_ratio}, {"whole_minibatches": True}, "set whole_minibatches="),
+    "minibatches for a penalty": (
+        {"penalties": (slots.covariance_kl,)},
+        {"whole_minibatches": True},
+        "set whole_minibatches=True",
+    ),
+    "a reference": ({"penalties": (slots.kl_to_reference,)}, {"reference": slots.frozen_reference}, "with_reference"),
+    "a reference's distribution": (
+        {"penalties": (slots.exact_kl_to_reference,)},
+        {"reference": slots.frozen_reference},
+        "with_reference",
+    ),
+    "a reference for the reward": (
+        {"reward": slots.kl_penalized_reward},
+        {"reference": slots.frozen_reference},
+        "with_reference",
+    ),
+}
+
+
+def as_it_is(function):
+    return function
+
+
+def wrapped(function):
+    return lambda *arguments: function(*arguments)
+
+
+@pytest.mark.parametrize("given", [as_it_is, wrapped])
+@pytest.mark.parametrize("slot, need, message", NEEDS.values(), ids=NEEDS)
+def test_what_a_slot_needs_is_told_at_construction(slot, need, message, given):
+    ((name, value),) = slot.items()
+    value = tuple(map(given, value)) if isinstance(value, tuple) else given(value)
+    algorithm = GRPO._replace(penalties=(), **{name: value}) if name != "penalties" else GRPO._replace(penalties=value)
+    size = {"num_minibatches": 1} | ({"group_size": 2} if "start" in need else {})
+    with pytest.raises(ConfigError, match=message):
+        Config(algorithm=algorithm, **SMALL | size)
+    Config(algorithm=algorithm._replace(**need), **SMALL | size)
+
+
+@pytest.mark.parametrize("parts", [None, 1, 2])
+def test_what_compares_a_minibatch_is_not_given_parts_of_it(parts):
+    algorithm = GRPO._replace(ratio=wrapped(slots.covariance_clipped_ratio))
+    with pytest.raises(ConfigError, match="set whole_minibatches=True"):
+        Config(algorithm=algorithm, num_microbatches=parts, **SMALL)
+    if parts == 2:
+        with pytest.raises(ConfigError, match="num_microbatches=2"):
+            Config(algorithm=algorithm._replace(whole_minibatches=True), num_microbatches=parts, **SMALL)
+
+
+# --- what is reported of clips ---------------------------------------------------------------------------------------
+
+
+def clip_fractions(algorithm, hyperparams):
+    """Of a gradient off the behaviour policy, and the same from the ratios of the steps."""
+    config, state, trajectory, batch = rolled_out(algorithm)
+    params = jax.tree.map(lambda leaf: leaf + 0.3 * jnp.cos(jnp.arange(leaf.size).reshape(leaf.shape)), state.params)
+    order = jnp.arange(batch.mask.shape[1])
+    _, metrics, _ = minibatch_gradient(config.algorithm, config.policy, params, batch, order, hyperparams, 1)
+    prediction = predict(config.policy, params, batch)
+    low, high = losses.clip_fractions(
+        prediction.log_prob - batch.log_prob,
+        batch.advantage,
+        clip_low=hyperparams.clip_low,
+        clip_high=hyperparams.clip_high,
+    )
+    return (metrics["policy/clip_fraction_low"], metrics["policy/clip_fraction_high"]), (
+        jnp.mean(low, where=batch.mask),
+        jnp.mean(high, where=batch.mask),
+    )
+
+
+@pytest.mark.parametrize("name", ["gpg", "sapo", "cispo"])
+def test_a_surrogate_that_never_clips_reports_no_clips(name):
+    reported, _ = clip_fractions(ALGORITHMS[name], Hyperparams(clip_low=0.01, clip_high=0.01))
+    assert reported == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gmpo"])
+def test_clip_fractions_are_of_the_steps_that_were_clipped_in_whichever_slot(name):
+    reported, expected = clip_fractions(ALGORITHMS[name], Hyperparams(clip_low=0.02, clip_high=0.03))
+    np.testing.assert_allclose(reported, expected, rtol=1e-5)
+    assert all(0.05 < share < 0.95 for share in expected)
+
+
+def test_a_surrogate_of_ones_own_reports_its_own_clips():
+    def one_sided(log_ratio, advantage, hyperparams):
+        return jnp.minimum(jnp.exp(log_ratio), 1.0) * advantage
+
+    (low, high), _ = clip_fractions(GRPO._replace(surrogate=one_sided), Hyperparams())
+    config, _, _, batch = rolled_out(GRPO)
+    assert 0 < low < jnp.mean(batch.advantage < 0, where=batch.mask) and 0 < high
+
+
+# --- limits and controllers ------------------------------------------------------------------------------------------
 
 
 def test_updates_stop_once_the_kl_limit_is_exceeded():

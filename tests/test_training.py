@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from probes import Echo, Probe, bits
+from probes import Echo, Probe, bits, counted
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.algorithms import with_reference
@@ -55,6 +55,8 @@ def test_it_returns_a_state_of_the_same_types(small):
     assert jax.tree.structure(state) == jax.tree.structure(small.start)
     assert types(state) == types(small.start)
     assert not any(leaf.weak_type for leaf in jax.tree.leaves((state, metrics)))
+    of_steps = metrics.pop("environment/steps")
+    assert (of_steps.shape, of_steps.dtype) == ((), "int32"), "float32 stops counting at 2^24"
     assert {(metric.shape, metric.dtype.name) for metric in metrics.values()} == {((), "float32")}
 
 
@@ -84,9 +86,9 @@ def test_metrics_are_finite_and_consistent(small):
 def test_counters_count(grpo, ppo):
     for small in (grpo, ppo):
         assert small.end.iteration == 10
-        assert small.end.episodes == small.metrics["episode/count"].sum()
-        steps = small.metrics["environment/steps"].sum()
-        np.testing.assert_allclose(small.end.rollouts * small.config.steps_per_iteration, steps, rtol=1e-6)
+        unit = small.config.steps_per_iteration
+        assert counted(small.end.episodes, unit) == small.metrics["episode/count"].sum()
+        assert counted(small.end.steps, unit) == small.metrics["environment/steps"].sum()
     assert (ppo.metrics["environment/steps"] == 8 * 16).all()
     # Each member of a group plays one episode, in each iteration.
     assert (grpo.metrics["episode/count"] == 8).all()
@@ -243,7 +245,7 @@ def test_rows_stop_by_themselves_and_within_their_budget(grpo, driven):
     assert (result.steps[-1] <= BUDGETS).all()
     assert result.steps[-1, 0] > BUDGETS[0] - limit, "one more rollout could have exceeded it"
     assert stopped.tolist()[1:] == [MAX_EPISODES // 8] * 2 and stopped[0] < stopped[1]
-    assert result.states.episodes.tolist()[1:] == [MAX_EPISODES] * 2
+    assert counted(result.states.episodes, limit).tolist()[1:] == [MAX_EPISODES] * 2
     for name, value in result.metrics.items():
         if name != "environment/steps":
             assert np.isnan(value[stopped[0] :, 0]).all() and np.isfinite(value[: stopped[0], 0]).all(), name
@@ -303,7 +305,8 @@ def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
     hyperparams = grpo.hyperparams.replace(total_steps=jnp.array([np.inf, 4000.0, np.inf]))
     chunks = []
     result = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, num_chunks=2, report=chunks.append)
-    assert result.states.episodes.tolist() == [MAX_EPISODES] * 3 and len(chunks) == 2
+    episodes = counted(result.states.episodes, grpo.config.steps_per_iteration)
+    assert episodes.tolist() == [MAX_EPISODES] * 3 and len(chunks) == 2
     # An infinite horizon has no decay, and what has one is as it was.
     assert (result.metrics["optim/learning_rate"][:, [0, 2]] == np.float32(grpo.hyperparams.learning_rate)).all()
     for name, values in result.metrics.items():
