@@ -280,4 +280,4 @@ def _same(hash_a, hash_b, env):
     *keys, order = jax.lax.sort((hash_a, hash_b, env, jnp.arange(env.size)), num_keys=3)
     differs = [jnp.concatenate([jnp.zeros(1, bool), key[1:] != key[:-1]]) for key in keys]
     numbers = differs[0] | differs[1], differs[0] | differs[1] | differs[2]
-    return [jnp.zeros(env.size, jnp.int32).at[order].set(jnp.cumsum(new)) for new in numbers]
+    return [jnp.zeros(env.size, jnp.int32).at[order].set(jnp.cumsum(new, dtype=jnp.int32)) for new in numbers]

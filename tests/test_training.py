@@ -319,3 +319,12 @@ def test_what_nothing_ends_is_refused(grpo):
     cut = dataclasses.replace(grpo.config, num_steps=8, cut_episodes=True)
     with pytest.raises(ValueError, match="total_steps=inf, and episodes that are cut off need never end"):
         run(cut, Hyperparams(total_steps=np.inf), KEYS, max_episodes=100)
+
+
+def test_rows_of_different_budgets_train_in_double_precision(grpo):
+    with jax.enable_x64(True):
+        hyperparams = grpo.hyperparams.replace(total_steps=np.array([256.0, 800.0]))
+        result = run(grpo.config, hyperparams, jax.random.split(jax.random.key(0), 2), num_chunks=1)
+    assert (result.metrics["environment/steps"] > 0).sum(0).tolist()[0] == 1 < len(result.steps)
+    assert np.isnan(result.metrics["loss/policy"][1:, 0]).all() and not result.metrics["environment/steps"][1:, 0].any()
+    assert np.isfinite(result.metrics["loss/policy"][:, 1]).all()
