@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
+import math
 import shutil
 import zlib
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ class Checkpoints:
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
-        items = ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), run=ocp.args.JsonSave(run))
+        items = ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), run=ocp.args.JsonSave(_strict(run)))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
         self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
 
@@ -174,7 +174,7 @@ def check_same_run(directory: Path, about: Mapping[str, Any]) -> dict[str, Any] 
                 run = _read_run(manager, step)
             except Exception:  # a damaged one, of which `restore` warns
                 continue
-            check_same(run["about"], json.loads(json.dumps(about)))
+            check_same(_strict(run["about"]), _strict(about))  # earlier ones have the literal Infinity
             return run["notes"]
     return None
 
@@ -231,6 +231,18 @@ def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:
 def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
     """All but the arrays."""
     return manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+
+
+def _strict(value: Any) -> Any:
+    """In JSON's own types, as it is read back: JSON has no numbers that are not finite, which become words."""
+    match value:
+        case Mapping():
+            return {str(key): _strict(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_strict(item) for item in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+    return value
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:

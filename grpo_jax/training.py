@@ -294,8 +294,8 @@ def run(
       mesh: of `sharding.make_mesh`; by default one with a device for each row, as far as they go.
 
     Raises:
-      ConfigError: if the budget does not allow a single iteration or has no end, `keys` is not an array of keys, or the mesh does
-        not divide the environments.
+      ConfigError: if the budget does not allow a single iteration or has no end, `keys` is not an array of keys, or
+        the mesh does not divide the environments.
       MemoryError: if the rows need more memory than there is, with what to lower.
     """
     check_budget(config, hyperparams, max_episodes)
