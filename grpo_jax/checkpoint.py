@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class Checkpoints:
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
-        items = ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), run=ocp.args.JsonSave(_strict(run)))
+        items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(_strict(run)))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
         self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
 
@@ -153,7 +153,7 @@ class Checkpoints:
         numbers = _by_path(jax.eval_shape(_as_numbers, like))
         arrays = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in numbers.items()}
         saved = {path: leaf for path, leaf in arrays.items() if leaf.size}
-        arrays |= self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(saved))).arrays
+        arrays |= self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(saved))).arrays
         for path, leaf in arrays.items():
             if zlib.crc32(leaf) != run["checksums"][path]:
                 raise ValueError(f"{path} has changed since it was written")
@@ -205,20 +205,37 @@ def describe(config: Config) -> dict[str, Any]:
     return fields | {"environment": config.env.name, "env_params": dict(config.env_params)}
 
 
+class _OneByOne(ocp.type_handlers.NumpyHandler):
+    """Reads arrays one after the other.
+
+    Of several at once, the others would still be under way when one is found damaged, and orbax ends its event loop.
+    """
+
+    async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> list[np.ndarray]:
+        arrays = []
+        for i, info in enumerate(infos):
+            arrays += await super().deserialize([info], None if args is None else [args[i]])
+        return arrays
+
+
 def _manager(directory: Path) -> ocp.CheckpointManager:
     def score(metrics):
         return metrics["return"]
 
     best = managers.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
     kept = managers.AnyPreservationPolicy([managers.LatestN(KEPT), best])
+    processes = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
     options = ocp.CheckpointManagerOptions(
         preservation_policy=kept,
         best_fn=score,  # without it the metrics are not written, and the next process would know of no best
-        multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}),
+        multiprocessing_options=processes,
         create=False,  # orbax has every process take part in that
     )
     Path(directory).mkdir(parents=True, exist_ok=True)
-    return ocp.CheckpointManager(Path(directory).resolve(), options=options)
+    types = ocp.type_handlers.create_type_handler_registry((np.ndarray, _OneByOne()))
+    arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
+    handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
+    return ocp.CheckpointManager(Path(directory).resolve(), options=options, item_handlers=handlers)
 
 
 def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:

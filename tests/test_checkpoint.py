@@ -19,6 +19,9 @@ from grpo_jax.sharding import make_mesh
 from grpo_jax.slots import adaptive_kl
 from grpo_jax.training import Progress, initial_states
 
+# Nothing that reads or writes goes on behind a test's back.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
 KEYS = jax.random.split(jax.random.key(5), 3)
 ABOUT = {"name": "a", "config": {"num_envs": 8, "algorithm": {"start": "fresh_groups"}}}
 
