@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ class Checkpoints:
         if exception_type is None and self._last is not None:
             self.save(*self._last)
         if self._manager is not None:
-            self._manager.close()
+            with _disk_errors():
+                self._manager.close()
 
     def update(self, progress: Progress, score: float = np.nan) -> None:
         """Saves if it is time to; `score`, a return, says which checkpoint is the best."""
@@ -93,12 +94,14 @@ class Checkpoints:
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
         items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(_strict(run)))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
-        self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
+        with _disk_errors():  # also of the one before, which was written meanwhile
+            self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
 
     def wait(self) -> None:
         """Until all that was saved is on the disk."""
         if self._manager is not None:
-            self._manager.wait_until_finished()
+            with _disk_errors():
+                self._manager.wait_until_finished()
 
     def restore(self, like: TrainState, *, at_most: float = np.inf) -> Progress | None:
         """Where to go on from: the newest checkpoint that can be read; None if there is none at all.
@@ -236,6 +239,17 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
     handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
     return ocp.CheckpointManager(Path(directory).resolve(), options=options, item_handlers=handlers)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """As OSError, also where tensorstore found them, whose own are ValueErrors."""
+    try:
+        yield
+    except ValueError as error:
+        if "os_error_code" in str(error):
+            raise OSError(f"a checkpoint cannot be written: {error}") from error
+        raise
 
 
 def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:

@@ -133,6 +133,18 @@ def test_if_none_can_be_read_all_are_left_alone(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
 
 
+def test_a_full_disk_is_an_error_of_the_system(tmp_path, monkeypatch):
+    """As tensorstore says it of a save in the background."""
+    said = "RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']"
+    with pytest.raises(OSError, match="a checkpoint cannot be written: .*No space left on device"):
+        with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
+            checkpoints.save(progress(1))
+            checkpoints.wait()
+            monkeypatch.setattr(checkpoints._manager, "save", lambda *_, **__: (_ for _ in ()).throw(ValueError(said)))
+            checkpoints.save(progress(2))
+    assert restored(tmp_path).iteration == 1
+
+
 def test_none_after_what_the_metrics_reach(tmp_path):
     saved_at(tmp_path, [1, 4])
     assert restored(tmp_path, at_most=3).iteration == 1
