@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import datetime
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from experiments import peers
+from experiments.console import make_console
 from experiments.study import command, hardware, num_cores, versions
 from experiments.workloads import WHOLE, Case, final_returns, make_cases, make_config, matmul, ours
 from grpo_jax import Hyperparams, run
@@ -71,7 +70,7 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = make_console()
     now = datetime.datetime.now()
     out = arguments.out or Path("runs") / f"benchmark_{now:%Y-%m-%d_%H-%M-%S}.json"
     counts = arguments.repeats, *arguments.num_envs, *arguments.num_seeds, *arguments.hidden_sizes
@@ -118,15 +117,15 @@ def main(arguments: Arguments) -> None:
         write_json(out, record)
         for name, result in record["learning"].items():
             low, high = result["ci95"]
-            console.print(f"{name}: final return {result['iqm']:.1f} [{low:.1f}, {high:.1f}]", highlight=False)
+            console.print(f"{name}: final return {result['iqm']:.1f} [{low:.1f}, {high:.1f}]", soft_wrap=True)
     if arguments.overhead:
         record["overhead"] = overhead(arguments.repeats)
         write_json(out, record)
         wall, cores = (record["overhead"][f"share_of_{name}_seconds"] for name in ("wall", "core"))
-        console.print(f"Recording a run adds {wall:.1%} to its time, {cores:.1%} to that of all cores", highlight=False)
+        console.print(f"Recording a run adds {wall:.1%} to its time, {cores:.1%} to that of all cores", soft_wrap=True)
     if arguments.plot is not None:
         plot(record["results"], arguments.plot)
-    console.print(f"Results in {out}", highlight=False)
+    console.print(f"Results in {out}", soft_wrap=True)
 
 
 def measure(cases: list[Case], repeats: int, seconds: float) -> list[dict]:
@@ -195,7 +194,7 @@ def overhead(repeats: int) -> dict:
                     run="PPO",
                     total_steps=int(hyperparams.total_steps),
                     num_seeds=1,
-                    console=Console(quiet=True),
+                    console=make_console(quiet=True),
                     alarms=Alarms(config.env.action_space),
                     trackers=[TensorBoard(folder / "tensorboard")],
                 )

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from jax.flatten_util import ravel_pytree
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from experiments.benchmark import commit
+from experiments.console import make_console
 from experiments.mdps import PROCESSES, Exact, Tabular, exact_gradient
 from experiments.study import command, hardware, versions
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, slots
@@ -229,7 +229,7 @@ ENVIRONMENTS = ("FrozenLake-misc", "Freeway-MinAtar", "Asterix-MinAtar", "Seaque
 def main(arguments: Arguments) -> None:
     if arguments.num_groups < 1:
         raise ConfigError(f"num_groups={arguments.num_groups} is not a positive integer")
-    console = Console(width=150)
+    console = make_console(width=150)
     results = {}
     for make_process in PROCESSES:
         process = make_process()

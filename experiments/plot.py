@@ -2,15 +2,15 @@
 
 import dataclasses
 import json
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 
+from experiments.console import make_console
 from experiments.study import command
 from grpo_jax.errors import ConfigError
 from grpo_jax.results import METRICS_FILE, SUMMARY_FILE, read_lines
@@ -77,14 +77,25 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[Recorded]:
 
 def read_all(folders: tuple[Path, ...], metric: str) -> list[Recorded]:
     """The runs of all folders, labelled so that they can be told apart."""
-    of_folders = {folder: read_runs(folder, metric) for folder in folders}
+    of_folders = {folder.resolve(): read_runs(folder, metric) for folder in folders}
     if len(of_folders) == 1:
         return next(iter(of_folders.values()))
     labelled = []
-    for folder, runs in of_folders.items():
+    for name, runs in zip(short_names(of_folders), of_folders.values(), strict=True):
         alone = len({run.label for run in runs}) == 1
-        labelled += [run._replace(label=folder.name if alone else f"{folder.name}: {run.label}") for run in runs]
+        labelled += [run._replace(label=name if alone else f"{name}: {run.label}") for run in runs]
     return labelled
+
+
+def short_names(folders: Iterable[Path]) -> list[str]:
+    """The last parts of each path, all of them different and absolute: as few as no other path ends in."""
+    parts = [folder.parts for folder in folders]
+
+    def is_alone(end: tuple[str, ...]) -> bool:
+        return sum(other[-len(end) :] == end for other in parts) == 1
+
+    ends = ([mine[-count:] for count in range(1, len(mine) + 1)] for mine in parts)
+    return [str(Path(*next(filter(is_alone, of_mine)))) for of_mine in ends]
 
 
 def final_returns(runs: list[Recorded]) -> tuple[str, list[np.ndarray]]:
@@ -169,12 +180,17 @@ def table(runs: list[Recorded]) -> Table:
 def main(arguments: Arguments) -> None:
     if not arguments.runs:
         raise ConfigError("no folders given; write python -m experiments.plot runs/one runs/other")
+    import matplotlib.figure
+
+    formats = matplotlib.figure.Figure().canvas.get_supported_filetypes()
+    if arguments.out.suffix.lower().removeprefix(".") not in formats:
+        raise ConfigError(f"--out {arguments.out} is no picture that can be drawn: use one of .{', .'.join(formats)}")
     runs = read_all(arguments.runs, arguments.metric)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     plot(runs, arguments.metric, arguments.out)
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = make_console()
     console.print(table(runs))
-    console.print(f"Drawn in {arguments.out}", highlight=False)
+    console.print(f"Drawn in {arguments.out}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import tyro
-from rich.console import Console
 
+from experiments.console import make_console
 from experiments.study import command, make_plan
 from grpo_jax import TrainState, make_init, make_train_step
 from grpo_jax.sharding import mesh_of_rows, over_rows
@@ -67,7 +67,7 @@ def main(arguments: Arguments) -> None:
         return jax.lax.scan(lambda state, _: train_step(state), state, length=arguments.iterations)
 
     chunk = jax.jit(over_rows(some_steps, mesh_of_rows(num_rows)), donate_argnums=0)
-    console = Console(width=120)
+    console = make_console()
     for i, key in enumerate(jax.random.split(key_select, arguments.rounds), start=1):
         states, metrics = chunk(states)
         scores, rates = metrics["episode/return_mean"][:, -1], states.hyperparams.learning_rate

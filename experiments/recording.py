@@ -23,7 +23,15 @@ from grpo_jax.debugging import NonFiniteFinder
 from grpo_jax.errors import ConfigError
 from grpo_jax.logbook import Logbook
 from grpo_jax.processes import leads, of_every_process, told_by_the_first
-from grpo_jax.results import METRICS_FILE, SUMMARY_FILE, Record, claim_directory, read_record
+from grpo_jax.results import (
+    METRICS_FILE,
+    SUMMARY_FILE,
+    Record,
+    claim_directory,
+    given_back_if_unused,
+    part_of_record,
+    read_record,
+)
 from grpo_jax.signals import waiting_signals
 from grpo_jax.trackers import TensorBoard, WeightsAndBiases, check_installed
 from grpo_jax.training import Progress, RunResult, initial_states
@@ -161,7 +169,7 @@ def recorded_run(
     total_steps = most_steps(config, hyperparams, max_episodes)
     num_iterations = total_steps // config.steps_per_iteration
     start, past, checkpoints, num_chunks = None, None, None, NUM_CHUNKS
-    with contextlib.ExitStack() as stack:
+    with given_back_if_unused(out), contextlib.ExitStack() as stack:
         came = []
         if arguments.checkpoint_every:
             from grpo_jax.checkpoint import Checkpoints
@@ -170,7 +178,7 @@ def recorded_run(
             came = stack.enter_context(waiting_signals())
             checkpoints = stack.enter_context(
                 Checkpoints(
-                    records / "checkpoints" / subject.folder,
+                    part_of_record(records / "checkpoints") / subject.folder,
                     subject.about(),
                     notes=versions,
                     every=arguments.checkpoint_every,
@@ -253,7 +261,8 @@ def _trackers(subject: Subject, out: Path, arguments: RecordingArguments, start:
         return trackers
     if arguments.tensorboard:
         first_step = 0 if start is None else int(np.median(start.steps)) + 1
-        trackers.append(TensorBoard(out / "tensorboard" / subject.folder, first_step=first_step))
+        trackers.append(TensorBoard(part_of_record(out / "tensorboard") / subject.folder, first_step=first_step))
     if arguments.wandb is not None:
+        part_of_record(out / "wandb")
         trackers.append(WeightsAndBiases(out, run=subject.name, mode=arguments.wandb, config=subject.about()))
     return trackers

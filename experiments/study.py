@@ -18,9 +18,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from rich.console import Console
 from rich.table import Column, Table
 
+from experiments.console import make_console
 from experiments.devices import DeviceArguments, join_processes, parse_mesh
 from experiments.recording import RecordingArguments, StopSignal, Subject, claim, recorded_run
 from experiments.settings import SOLVED_AT, settings
@@ -29,7 +29,7 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.budget import check_budget
 from grpo_jax.errors import ConfigError
 from grpo_jax.processes import leads, told_by_the_first
-from grpo_jax.results import write_json
+from grpo_jax.results import given_back_if_unused, kept, write_json
 from grpo_jax.sharding import mesh_of_rows, over_rows, pad_rows, replicated
 from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
 from grpo_jax.training import Progress, RunResult, check_mesh
@@ -179,11 +179,11 @@ class Study:
             raise ConfigError("two runs have the same name, so their records would be mixed up; leave one out")
         stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         self.out = arguments.out or Path("runs") / f"{name}_{stamp}"
-        self.console = Console(width=None if sys.stdout.isatty() else 120, quiet=not leads())
-        for line in told_by_the_first(
-            lambda: claim(self.out, self.subjects, arguments, versions(), within=self._within)
-        ):
-            self.console.print(line, highlight=False)
+        self.console = make_console(quiet=not leads())
+        with given_back_if_unused(self.out):
+            told = told_by_the_first(lambda: claim(self.out, self.subjects, arguments, versions(), within=self._within))
+        for line in told:
+            self.console.print(line, soft_wrap=True)
         if not leads():  # what the other processes of a run write is seen by nobody
             self._nowhere = tempfile.TemporaryDirectory()
             self.out = Path(self._nowhere.name)
@@ -268,8 +268,8 @@ class Study:
         for environment in dict.fromkeys(run.environment for run in self.runs):
             self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
         seeds = f"IQM and 95% interval over {self._num_seeds} seeds, {self._score.caption}"
-        self.console.print(f"Final return: {seeds}.", highlight=False)
-        self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", highlight=False)
+        self.console.print(f"Final return: {seeds}.", soft_wrap=True)
+        self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", soft_wrap=True)
 
 
 def evaluate_rows(
@@ -292,15 +292,20 @@ def evaluate_rows(
 
 
 def command(main: Callable[[], None]) -> None:
-    """Runs an experiment as a command, on all cores: a mistake in its arguments is one line, not a traceback."""
+    """Runs an experiment as a command, on all cores.
+
+    A mistake in its arguments, too little memory and a disk that cannot be written to are one line, not a traceback.
+    """
     # A CPU is one device unless told otherwise, and one program seldom keeps more than a core of it busy.
     if jax.config.jax_num_cpu_devices < 0:
         jax.config.update("jax_num_cpu_devices", num_cores())
     try:
         join_processes()
-        main()
-    except (ConfigError, FileExistsError, MemoryError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        with given_back_if_unused():
+            main()
+    except (ConfigError, OSError, MemoryError) as error:
+        there = kept() if isinstance(error, OSError) else ""
+        print(f"error: {error}" + (f". What was not written yet is lost; {there}" if there else ""), file=sys.stderr)
         sys.exit(2)
     except StopSignal as stop:
         if leads():

@@ -21,7 +21,7 @@ from experiments.settings import SOLVED_AT
 from experiments.study import Plan, Run, Study, StudyArguments, check_plans, command, plot_curves, solved_after
 from experiments.train import as_fields
 from grpo_jax.logbook import Logbook
-from grpo_jax.results import read_record, write_json
+from grpo_jax.results import part_of_record, read_record, write_json
 from grpo_jax.statistics import bootstrap_interval, iqm
 from grpo_jax.training import Chunk
 
@@ -83,7 +83,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
         resumed=arguments.out if arguments.resume else None,
     )
     study = Study("sweep", sweep.plans, arguments, programs=[subject for subject, _ in programs])
-    write_json(study.out / SPLIT_FILE, [[plan.label for plan in plans] for _, plans in programs])
+    write_json(part_of_record(study.out / SPLIT_FILE), [[plan.label for plan in plans] for _, plans in programs])
     for subject, plans in programs:
         run_program(study, subject, plans, arguments)
     show(study, sweep)
@@ -108,7 +108,7 @@ def show(study: Study, sweep: Sweep) -> None:
         f"Results in {study.out}: summary.json, metrics.jsonl, best.json, sweep.png, learning_curves.png (best ten)",
         f"The best again: python -m experiments.train --config {study.out / 'best.json'}",
     ):
-        study.console.print(line, highlight=False, soft_wrap=True)
+        study.console.print(line, soft_wrap=True)
 
 
 def ranking(axes: Sequence[str], points: list[tuple], runs: list[Run]) -> Table:

@@ -19,7 +19,7 @@ from grpo_jax.environments.tokens import ASK, text
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation import answer
 from grpo_jax.networks import Architecture
-from grpo_jax.results import write_json
+from grpo_jax.results import part_of_record, write_json
 from grpo_jax.statistics import pass_at_k
 from grpo_jax.training import Progress
 from grpo_jax.types import PyTree
@@ -57,7 +57,7 @@ def warm_started(
     }
 
     def report(accuracy, updates):
-        console.print(f"warm start, {updates.max()} updates: sampled accuracy {_shares(accuracy)}", highlight=False)
+        console.print(f"warm start, {updates.max()} updates: sampled accuracy {_shares(accuracy)}", soft_wrap=True)
 
     start = None
     for path in paths:
@@ -66,7 +66,7 @@ def warm_started(
             if start is not None and not jax.tree.all(jax.tree.map(np.array_equal, start.params, kept.params)):
                 raise ConfigError(f"the warm start in {path} has other params than {paths[0]}; name another file")
             start = kept
-            console.print(f"Warm start from {path}: sampled accuracy {_shares(start.accuracy)}", highlight=False)
+            console.print(f"Warm start from {path}: sampled accuracy {_shares(start.accuracy)}", soft_wrap=True)
     if start is None:
         start = warm_start(config, keys, target=target, learning_rate=learning_rate, report=report)
         if (start.accuracy < target).any():
@@ -128,7 +128,7 @@ class Watch:
     """
 
     def __init__(self, out: Path, key: jax.Array, num_points: int = 20):
-        self._path, self._key, self._num_points = out / "accuracy.json", key, num_points
+        self._path, self._key, self._num_points = part_of_record(out / "accuracy.json"), key, num_points
         self.curves: dict[str, list[Point]] = self._kept()
         self._programs = {}
 
@@ -176,11 +176,11 @@ def show_samples(config: Config, params: PyTree, key: jax.Array, console: Consol
     task = config.env.task
     ask = functools.partial(answer, config, num_prompts=6, num_samples=2, env_params=HELD_OUT)
     prompts, completions, correct, _ = jax.tree.map(np.asarray, jax.jit(ask)(params, key))
-    console.print(f"Sampled answers to held-out prompts {when}, of the first seed:", highlight=False)
+    console.print(f"Sampled answers to held-out prompts {when}, of the first seed:", soft_wrap=True)
     for prompt, samples, verdicts in zip(prompts, completions, correct, strict=True):
         judged = zip(samples, ("right" if right else "wrong" for right in verdicts), strict=True)
         line = ",  ".join(f"{text(task, sample)} {verdict}" for sample, verdict in judged)
-        console.print(f"  {text(task, prompt)}{task.vocabulary[ASK]} {line}", highlight=False, markup=False)
+        console.print(f"  {text(task, prompt)}{task.vocabulary[ASK]} {line}", markup=False, soft_wrap=True)
 
 
 def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], title: str, out: Path) -> None:

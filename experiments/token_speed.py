@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmark import commit, measure
+from experiments.console import make_console
 from experiments.study import command, hardware, versions
 from experiments.workloads import Case, compiled
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, make_train_step
@@ -197,7 +197,7 @@ def memories(arguments: Arguments) -> list[dict]:
 
 
 def main(arguments: Arguments) -> None:
-    console = Console()
+    console = make_console()
     shared, alone = (make_config(arguments, GRPO, arguments.width, share_prompts=share) for share in (True, False))
     state = jax.jit(make_init(shared))(jax.random.key(0), Hyperparams())
     cases = rollouts(shared, state)
@@ -212,7 +212,7 @@ def main(arguments: Arguments) -> None:
         row["ratio"] = float(np.median(ratios))
         cells = (f"{row['steps_per_second']:,.0f}", f"{low:,.0f} … {high:,.0f}", f"{row['ratio']:.2f}")
         table.add_row(row["implementation"], *cells, f"{row['roofline_fraction']:.0%}")
-    console.print(table, f"matmul {peak / 1e9:.0f} GFLOP/s", highlight=False)
+    console.print(table, f"matmul {peak / 1e9:.0f} GFLOP/s")
     sizes = memories(arguments)
     table = Table("", "state", "peak", "× GRPO", title=f"a policy of {sizes[0]['policy_weights']:,} weights")
     for row in sizes:
@@ -224,7 +224,7 @@ def main(arguments: Arguments) -> None:
         where = {"hardware": hardware(), "versions": versions(), "commit": commit()}
         what = {"arguments": dataclasses.asdict(arguments), "speed": rows, "memory": sizes}
         write_json(arguments.out, where | what)
-        console.print(f"Results in {arguments.out}", highlight=False)
+        console.print(f"Results in {arguments.out}", soft_wrap=True)
 
 
 if __name__ == "__main__":

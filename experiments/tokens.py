@@ -137,7 +137,7 @@ def main(arguments: Arguments) -> None:
     name = plans[0].config.env.name
     plot_accuracies(watch.curves, shown, f"{name}: median of {arguments.num_seeds} seeds, each faint", study.out)
     study.finish()
-    study.console.print(f"Along the runs: accuracy.json and accuracy.png in {study.out}", highlight=False)
+    study.console.print(f"Along the runs: accuracy.json and accuracy.png in {study.out}", soft_wrap=True)
 
 
 if __name__ == "__main__":

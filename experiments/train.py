@@ -167,7 +167,7 @@ def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
 
 def main(arguments: Arguments) -> None:
     if arguments.render is not None:
-        check_renderable(arguments.config.env.name)
+        check_renderable(arguments.config.env.name, arguments.render)
         if jax.process_count() > 1:
             raise ConfigError("--render draws what one process has; leave it out, and draw a run of a single process")
     config = arguments.config
@@ -179,7 +179,7 @@ def main(arguments: Arguments) -> None:
         first = jax.tree.map(lambda leaf: leaf[0], states)
         episode = record_episode(config, first, jax.random.key(arguments.seed))
         render(config.environment, dict(config.env_params), episode.states, episode.rewards, arguments.render)
-        study.console.print(f"An episode of the first seed is drawn in {arguments.render}", highlight=False)
+        study.console.print(f"An episode of the first seed is drawn in {arguments.render}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
+import math
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ class Checkpoints:
         if exception_type is None and self._last is not None:
             self.save(*self._last)
         if self._manager is not None:
-            self._manager.close()
+            with _disk_errors():
+                self._manager.close()
 
     def update(self, progress: Progress, score: float = np.nan) -> None:
         """Saves if it is time to; `score`, a return, says which checkpoint is the best."""
@@ -91,14 +92,16 @@ class Checkpoints:
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
-        items = ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), run=ocp.args.JsonSave(run))
+        items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(_strict(run)))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
-        self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
+        with _disk_errors():  # also of the one before, which was written meanwhile
+            self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
 
     def wait(self) -> None:
         """Until all that was saved is on the disk."""
         if self._manager is not None:
-            self._manager.wait_until_finished()
+            with _disk_errors():
+                self._manager.wait_until_finished()
 
     def restore(self, like: TrainState, *, at_most: float = np.inf) -> Progress | None:
         """Where to go on from: the newest checkpoint that can be read; None if there is none at all.
@@ -153,7 +156,7 @@ class Checkpoints:
         numbers = _by_path(jax.eval_shape(_as_numbers, like))
         arrays = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in numbers.items()}
         saved = {path: leaf for path, leaf in arrays.items() if leaf.size}
-        arrays |= self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(saved))).arrays
+        arrays |= self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(saved))).arrays
         for path, leaf in arrays.items():
             if zlib.crc32(leaf) != run["checksums"][path]:
                 raise ValueError(f"{path} has changed since it was written")
@@ -174,7 +177,7 @@ def check_same_run(directory: Path, about: Mapping[str, Any]) -> dict[str, Any] 
                 run = _read_run(manager, step)
             except Exception:  # a damaged one, of which `restore` warns
                 continue
-            check_same(run["about"], json.loads(json.dumps(about)))
+            check_same(_strict(run["about"]), _strict(about))  # earlier ones have the literal Infinity
             return run["notes"]
     return None
 
@@ -205,20 +208,48 @@ def describe(config: Config) -> dict[str, Any]:
     return fields | {"environment": config.env.name, "env_params": dict(config.env_params)}
 
 
+class _OneByOne(ocp.type_handlers.NumpyHandler):
+    """Reads arrays one after the other.
+
+    Of several at once, the others would still be under way when one is found damaged, and orbax ends its event loop.
+    """
+
+    async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> list[np.ndarray]:
+        arrays = []
+        for i, info in enumerate(infos):
+            arrays += await super().deserialize([info], None if args is None else [args[i]])
+        return arrays
+
+
 def _manager(directory: Path) -> ocp.CheckpointManager:
     def score(metrics):
         return metrics["return"]
 
     best = managers.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
     kept = managers.AnyPreservationPolicy([managers.LatestN(KEPT), best])
+    processes = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
     options = ocp.CheckpointManagerOptions(
         preservation_policy=kept,
         best_fn=score,  # without it the metrics are not written, and the next process would know of no best
-        multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}),
+        multiprocessing_options=processes,
         create=False,  # orbax has every process take part in that
     )
     Path(directory).mkdir(parents=True, exist_ok=True)
-    return ocp.CheckpointManager(Path(directory).resolve(), options=options)
+    types = ocp.type_handlers.create_type_handler_registry((np.ndarray, _OneByOne()))
+    arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
+    handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
+    return ocp.CheckpointManager(Path(directory).resolve(), options=options, item_handlers=handlers)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """As OSError, also where tensorstore found them, whose own are ValueErrors."""
+    try:
+        yield
+    except ValueError as error:
+        if "os_error_code" in str(error):
+            raise OSError(f"a checkpoint cannot be written: {error}") from error
+        raise
 
 
 def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:
@@ -231,6 +262,18 @@ def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:
 def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
     """All but the arrays."""
     return manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+
+
+def _strict(value: Any) -> Any:
+    """In JSON's own types, as it is read back: JSON has no numbers that are not finite, which become words."""
+    match value:
+        case Mapping():
+            return {str(key): _strict(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_strict(item) for item in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+    return value
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:

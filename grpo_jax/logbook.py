@@ -1,5 +1,6 @@
 """Host: what a run writes (`metrics.jsonl`, one JSON object an iteration) and what it shows while it trains."""
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -119,14 +120,15 @@ class Logbook:
         return self
 
     def __exit__(self, exception_type, exception, traceback) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-        if self._file is not None:
-            self._file.close()
-        for tracker in self._trackers:
-            tracker.close()
-        if self._console is not None:
-            self._print(self._summary(exception_type))
+        with contextlib.ExitStack() as closing:  # all of them, whichever fails, the last one first
+            if self._console is not None:
+                closing.callback(self._print, self._summary(exception_type))
+            for tracker in self._trackers:
+                closing.callback(tracker.close)
+            if self._file is not None:
+                closing.callback(self._file.close)
+            if self._progress is not None:
+                closing.callback(self._progress.stop)
 
     def record(self, chunk: MetricsChunk) -> None:
         """Write a chunk's lines to the file, flush it, and bring the console up to date.
@@ -213,7 +215,7 @@ class Logbook:
         return text
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _active(chunk: MetricsChunk) -> np.ndarray:

@@ -1,9 +1,11 @@
 """Host: the folder of an experiment's results: one process makes it its own, whole files are replaced at once."""
 
+import collections
 import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -13,8 +15,15 @@ import numpy as np
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 
-# What this process made its own, with the files that lock it: the runs of one experiment follow each other there.
-_claimed: dict[Path, TextIO] = {}
+
+class _Claim(NamedTuple):
+    lock: TextIO
+    made: list[Path]  # folders and empty files that were not there before, the outermost first
+    parts: list[Path]  # likewise not there before: what goes if nothing is recorded, whatever is in it
+
+
+# What this process made its own: the runs of one experiment follow each other there.
+_claimed: dict[Path, _Claim] = {}
 
 
 class Record(NamedTuple):
@@ -42,6 +51,7 @@ def claim_directory(path: Path, *, resume: bool = False, again: bool = False) ->
     Raises:
       FileExistsError: the folder holds a run's results already, another process writes there, or `path` is a file.
         Nothing was written.
+      OSError: it cannot be written to.
     """
     path = Path(path)
     advice = "Nothing was written. Choose another folder (--out), or move the old one away."
@@ -52,14 +62,38 @@ def claim_directory(path: Path, *, resume: bool = False, again: bool = False) ->
             raise FileExistsError(f"{part} is a file, so it cannot be the folder of a run. {advice}")
     if (resume or again) and path.resolve() in _claimed:
         return path
+    for name in () if resume else (SUMMARY_FILE, METRICS_FILE):
+        if (path / name).exists():
+            raise FileExistsError(f"{path} already holds a run ({name}). {advice}")
+    made: list[Path] = []
+    try:
+        lock = _made_own(path, made)
+        if not _create(path.resolve() / METRICS_FILE, made) and not resume:
+            raise FileExistsError(f"{path} already holds a run ({METRICS_FILE}). {advice}")
+    except BaseException as error:
+        _remove(made)
+        if isinstance(error, OSError) and not isinstance(error, FileExistsError):
+            raise OSError(f"{path} cannot be written to: {error}. Choose another folder (--out).") from error
+        raise
+    _claimed[path.resolve()] = _Claim(lock, made, [])
+    return path
+
+
+def part_of_record(path: Path) -> Path:
+    """The path of what is worth nothing without a record, such as checkpoints: it goes if none is begun."""
+    if not path.exists():
+        for folder, claim in _claimed.items():
+            if path.resolve().is_relative_to(folder):
+                claim.parts.append(path.resolve())
+    return path
+
+
+def _made_own(path: Path, made: list[Path]) -> TextIO:
+    """The lock of the folder, which is there now; adds to `made` what was not there before."""
+    path = path.resolve()
+    made += [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    if not resume:
-        if (path / SUMMARY_FILE).exists():
-            raise FileExistsError(f"{path} already holds a run ({SUMMARY_FILE}). {advice}")
-        try:
-            (path / METRICS_FILE).open("x").close()
-        except FileExistsError:
-            raise FileExistsError(f"{path} already holds a run ({METRICS_FILE}). {advice}") from None
+    _create(path / ".lock", made)
     lock = (path / ".lock").open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,9 +101,63 @@ def claim_directory(path: Path, *, resume: bool = False, again: bool = False) ->
         raise FileExistsError(f"another process is writing to {path}. Wait for it, or end it first.") from None
     except OSError:  # a file system without locks
         pass
-    (path / METRICS_FILE).touch()
-    _claimed[path.resolve()] = lock
-    return path
+    return lock
+
+
+def _create(path: Path, made: list[Path]) -> bool:
+    """Whether the file was not there before, as which it is empty now."""
+    try:
+        path.open("x").close()
+    except FileExistsError:
+        return False
+    made.append(path)
+    return True
+
+
+def _remove(made: list[Path]) -> None:
+    """Less what has something in it by now."""
+    for path in reversed(made):
+        with contextlib.suppress(OSError):
+            if path.is_dir():
+                path.rmdir()  # refuses unless it is empty
+            elif path.stat().st_size == 0:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def given_back_if_unused(directory: Path = Path("/")) -> Iterator[None]:
+    """If what is done within fails before anything is recorded, the claimed folders in `directory` are as before.
+
+    A start that is corrected then finds no old run. What was there before stays, and so does what others wrote. A
+    SystemExit is no failure: what a signal ended is saved.
+    """
+    try:
+        yield
+    except SystemExit:
+        raise
+    except BaseException:
+        used = [path for path in _claimed if any(file.stat().st_size for file in path.glob(METRICS_FILE))]
+        for path in reversed([path for path in _claimed if path.is_relative_to(directory.resolve())]):
+            if not any(other.is_relative_to(path) for other in used):
+                claim = _claimed.pop(path)
+                for part in claim.parts:
+                    shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
+                _remove(claim.made)
+                claim.lock.close()
+        raise
+
+
+def kept() -> str:
+    """What is in the folders of this process; empty if it has none."""
+    lines = []
+    for path in _claimed:
+        counts = collections.Counter(line["run"] for line in read_lines(path))
+        there = [f"{count} iterations of {run!r}" for run, count in counts.items()]
+        there += [SUMMARY_FILE] * (path / SUMMARY_FILE).exists()
+        there += ["checkpoints, from which --resume goes on"] * (path / "checkpoints").exists()
+        if there:
+            lines.append(f"{path} keeps {', '.join(there)}")
+    return "; ".join(lines)
 
 
 def read_record(directory: Path, run: str) -> Record:

@@ -1,7 +1,9 @@
 """Checkpoints: what is read is what was saved, bitwise; damaged ones are passed over, those of other runs refused."""
 
 import functools
+import json
 import logging
+import math
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,9 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.sharding import make_mesh
 from grpo_jax.slots import adaptive_kl
 from grpo_jax.training import Progress, initial_states
+
+# Nothing that reads or writes goes on behind a test's back.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 
 KEYS = jax.random.split(jax.random.key(5), 3)
 ABOUT = {"name": "a", "config": {"num_envs": 8, "algorithm": {"start": "fresh_groups"}}}
@@ -128,6 +133,18 @@ def test_if_none_can_be_read_all_are_left_alone(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
 
 
+def test_a_full_disk_is_an_error_of_the_system(tmp_path, monkeypatch):
+    """As tensorstore says it of a save in the background."""
+    said = "RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']"
+    with pytest.raises(OSError, match="a checkpoint cannot be written: .*No space left on device"):
+        with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
+            checkpoints.save(progress(1))
+            checkpoints.wait()
+            monkeypatch.setattr(checkpoints._manager, "save", lambda *_, **__: (_ for _ in ()).throw(ValueError(said)))
+            checkpoints.save(progress(2))
+    assert restored(tmp_path).iteration == 1
+
+
 def test_none_after_what_the_metrics_reach(tmp_path):
     saved_at(tmp_path, [1, 4])
     assert restored(tmp_path, at_most=3).iteration == 1
@@ -156,6 +173,32 @@ def test_another_run_is_refused_by_the_name_of_the_field(tmp_path):
         check_same_run(tmp_path, other)
     with pytest.raises(ConfigError, match="config.algorithm.start is 'x' here"):
         check_same_run(tmp_path, {"name": "a", "config": {"num_envs": 8, "algorithm": {"start": "x"}}})
+
+
+@pytest.mark.parametrize("limit", [math.inf, -math.inf, math.nan])
+def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(limit, tmp_path):
+    about = {"hyperparams": {"kl_limit": limit, "top_k": [1.0, limit]}}
+    with Checkpoints(tmp_path, about, every=1, notes={"most": limit}) as checkpoints:
+        checkpoints.save(progress(1))
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    for path in (path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes().startswith(b"{")):
+        json.loads(path.read_text(), parse_constant=refuse)
+    assert check_same_run(tmp_path, about) == {"most": str(limit)}
+    with pytest.raises(ConfigError, match=f"hyperparams.kl_limit is 0.5 here, and '{limit}' in the checkpoints"):
+        check_same_run(tmp_path, {"hyperparams": {"kl_limit": 0.5, "top_k": [1.0, limit]}})
+
+
+def test_one_that_says_infinity_goes_on(tmp_path, monkeypatch):
+    """As earlier versions wrote it."""
+    about = {"hyperparams": {"kl_limit": math.inf}}
+    with monkeypatch.context() as earlier:
+        earlier.setattr("grpo_jax.checkpoint._strict", lambda value: value)
+        with Checkpoints(tmp_path, about, every=1) as checkpoints:
+            checkpoints.save(progress(1))
+    assert check_same_run(tmp_path, about) == {}
 
 
 def test_configs_are_told_apart_by_their_slots():

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, token_runs, tokens, train
-from experiments.study import Run
+from experiments.study import Run, solved_after, summarise
 from grpo_jax import Config, Hyperparams
 from grpo_jax.errors import ConfigError
+from grpo_jax.results import write_json
 from grpo_jax.training import Progress, RunResult
 
 
@@ -156,6 +157,18 @@ def test_the_last_episodes_are_weighted_by_iteration():
     # Seed 0: the last 2 episodes are those of one iteration, the last 3 reach into the one before.
     np.testing.assert_allclose(published_cartpole.last_episodes(run, 2), [5.0, 25.0])
     np.testing.assert_allclose(published_cartpole.last_episodes(run, 3), [(2 * 5 + 4 * 2) / 6, 20.0])
+
+
+def test_a_run_without_a_limit_of_steps_is_told_in_strict_json(tmp_path):
+    config = Config(environment="Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=16, num_minibatches=2)
+    names = ("episode/count", "episode/return_mean", "optim/skipped_updates")
+    steps = 64 * np.arange(1, 101)[:, None]
+    result = RunResult(None, {name: np.full((100, 1), 1.0) for name in names}, steps, 1.0, 1.0)
+    run = Run("ppo", config, Hyperparams(total_steps=np.inf), result, np.ones(1), 2.0, 1.0)
+    write_json(tmp_path / "summary.json", summarise(run))
+    summary = (tmp_path / "summary.json").read_text()
+    assert json.loads(summary)["hyperparams"]["total_steps"] is None and "Infinity" not in summary
+    assert solved_after(run) == 128, "of two iterations, 2% of those made"
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Runs side by side: what is read of their folders, and what is told of them."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,6 +47,26 @@ def test_runs_are_read_with_what_is_missing_and_still_being_written(folders):
     assert labels == ["one", "two: ppo", "two: rloo"]
 
 
+def test_folders_of_one_name_are_told_apart(tmp_path):
+    folders = [tmp_path / part for part in ("monday/grpo", "tuesday/grpo", "tuesday/ppo")]
+    for folder in folders:
+        folder.parent.mkdir(exist_ok=True)
+        write_run(folder, returns=[[0.0], [0.5], [0.6]])
+    labels = [run.label for run in plot.read_all(tuple(folders), "loss/policy")]
+    assert labels == ["monday/grpo", "tuesday/grpo", "ppo"]
+
+
+def test_a_path_with_brackets_is_printed_as_it_is(tmp_path, capsys, monkeypatch):
+    write_run(tmp_path / "[red]a", returns=[[0.0], [0.5], [0.6]])
+    write_run(tmp_path / "b", returns=[[0.0], [0.5], [0.6]], label="[/]")
+    monkeypatch.chdir(tmp_path)
+    plot.main(plot.Arguments(runs=(Path("[red]a"), Path("b")), out=Path("[bold]:smile:.png")))
+    printed = capsys.readouterr().out
+    assert "Drawn in [bold]:smile:.png" in printed and "[red]a" in printed
+    plot.main(plot.Arguments(runs=(Path("b"),)))
+    assert "[/]" in capsys.readouterr().out
+
+
 def test_evaluations_are_compared_only_with_evaluations(folders):
     runs = plot.read_all(folders, "episode/return_mean")
     assert plot.final_returns(runs[:2])[0] == "final return"
@@ -65,6 +86,8 @@ def test_they_are_drawn_and_tabled(folders, tmp_path, capsys):
 def test_folders_that_are_none_are_told(tmp_path, folders):
     with pytest.raises(ValueError, match="no folders given"):
         plot.main(plot.Arguments(runs=()))
+    with pytest.raises(ValueError, match=r"out.xyz is no picture that can be drawn: use one of .*\.png"):
+        plot.main(plot.Arguments(runs=folders, out=tmp_path / "out.xyz"))
     with pytest.raises(ValueError, match="not the folder of a run: it has no metrics.jsonl"):
         plot.read_runs(tmp_path)
     with pytest.raises(ValueError, match="no metric 'return'; known: episode/count, episode/return_mean, loss/policy"):

@@ -1,5 +1,6 @@
 """What cannot be, as a user would write it: one clear line, exit code 2, and nothing overwritten or lost."""
 
+import errno
 import fcntl
 import sys
 from types import SimpleNamespace
@@ -16,8 +17,9 @@ from experiments.recording import Subject
 from experiments.study import command
 from grpo_jax.checkpoint import Checkpoints
 from grpo_jax.errors import ConfigError
+from grpo_jax.logbook import Logbook
 from grpo_jax.networks import Architecture
-from grpo_jax.training import Progress
+from grpo_jax.training import Chunk, Progress
 from grpo_jax.warm_start import WarmStart
 
 TINY = (
@@ -73,6 +75,7 @@ FLAGS = {
     "discount above 1": ("--discount 1.5", "discount=1.5 must be between 0 and 1"),
     "top p that nothing reads": ("--top-p 0.9", "write --truncate-sampling"),
     "budget of nan": ("--total-steps nan", "total_steps=nan"),
+    "budget without end": ("--total-steps inf", "there is no max_episodes, so nothing ends the run"),
     "budget too small": ("--total-steps 31", "does not allow one iteration"),
     "no seeds": ("--num-seeds 0", "num_seeds=0"),
     "no environments": ("--num-envs 0", "num_envs=0"),
@@ -85,6 +88,8 @@ FLAGS = {
     "resume without checkpoints": ("--resume", "--checkpoint-every N"),
     "unknown tracker mode": ("--wandb sometimes", "sometimes"),
     "no tracker": ("--wandb offline", "pip install wandb"),
+    "drawing into no picture": ("--render x.xyz", "x.xyz is no file that an episode can be drawn in: use one such as"),
+    "a video without ffmpeg": ("--render x.mp4", "needs ffmpeg, which is not installed; use x.gif"),
     "drawing what cannot be": ("--environment DeepSea-bsuite --network mlp --render x.gif", "cannot draw"),
 }
 
@@ -92,6 +97,7 @@ FLAGS = {
 @pytest.mark.parametrize("flags, message", FLAGS.values(), ids=FLAGS)
 def test_flags(flags, message, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setenv("PATH", "")
     said = refused(capsys, lambda: start(*flags.split(), "--out", str(tmp_path / "out")))
     assert message in said and "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
@@ -195,10 +201,78 @@ def test_two_runs_of_one_name(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_exhausted_memory(tmp_path, capsys, monkeypatch):
-    def exhausted(*arguments, **others):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9999 bytes")
+# --- failures after the folder is claimed ----------------------------------------------------------------------------
 
-    monkeypatch.setattr("grpo_jax.training.initial_states", exhausted)
-    said = refused(capsys, lambda: start("--out", str(tmp_path / "out")))
-    assert "not enough memory for 1 rows" in said and "num_envs" in said
+
+def exhausted(*arguments, **others):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9999 bytes")
+
+
+def failing(error):
+    def fail(*arguments, **others):
+        raise error
+
+    return fail
+
+
+FAILURES = {
+    "memory": ("grpo_jax.training.initial_states", exhausted, "not enough memory for 1 rows"),
+    "a tracker": ("experiments.recording.TensorBoard", failing(OSError("no import")), "no import"),
+    "checkpoints": ("experiments.study.recorded_run", failing(ConfigError("of another run")), "of another run"),
+    "the first chunk": ("grpo_jax.run", lambda *_, save, **__: save_and_fail(save), "not enough memory: 1"),
+}
+
+
+def save_and_fail(save):
+    save(Progress({"params": jnp.ones((1, 4))}, np.array([0]), 0, 0.0))
+    raise MemoryError("not enough memory: 1")
+
+
+@pytest.mark.parametrize("out", ["out", "runs/deep/out", "there"])
+@pytest.mark.parametrize("what, fails, message", FAILURES.values(), ids=FAILURES)
+def test_a_failed_start_leaves_no_claimed_folder(what, fails, message, out, tmp_path, capsys, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes.txt").write_text("precious")
+    with monkeypatch.context() as patched:
+        patched.setattr(what, fails)
+        flags = (*SAVED, "--tensorboard", "--out", str(tmp_path / out))
+        for resume in ((), ("--resume",)):
+            assert message in refused(capsys, lambda resume=resume: start(*flags, *resume))
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"there", "there/notes.txt"}
+
+
+def test_a_start_that_fails_in_a_library_leaves_no_claimed_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.recording.TensorBoard", failing(ImportError("no protobuf")))
+    for _ in range(2):  # also within one process, without `command`
+        with pytest.raises(ImportError, match="no protobuf"):
+            start("--tensorboard", "--out", str(tmp_path / "out"))
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_start_keeps_what_was_saved_before(saved_run, capsys, monkeypatch):
+    before = contents(saved_run)
+    monkeypatch.setattr("experiments.study.recorded_run", failing(MemoryError("not enough")))
+    assert "not enough" in refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(saved_run)))
+    assert contents(saved_run) == before and (saved_run / "metrics.jsonl").exists()
+
+
+def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
+    chunk = Chunk(
+        dict.fromkeys(["environment/steps", "loss/policy"], np.full((2, 1), 32.0)), np.array([[32], [64]]), 0, 1
+    )
+
+    def run(*arguments, report, **others):
+        report(chunk)
+        monkeypatch.setattr(Logbook, "_write", failing(OSError(errno.ENOSPC, "No space left on device")))
+        report(chunk._replace(iteration=2))
+
+    monkeypatch.setattr("grpo_jax.run", run)
+    said = refused(capsys, lambda: start("--out", str(tmp_path / "[red]")))
+    assert "error: [Errno 28] No space left on device. What was not written yet is lost; " in said
+    assert said.count(f"{tmp_path / '[red]'} keeps 2 iterations of 'ppo on Catch-bsuite'") == 1
+    assert len((tmp_path / "[red]" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    said = refused(capsys, lambda: start("--out", "/proc/none/out"))
+    assert "error: /proc/none/out cannot be written to: " in said and "another folder (--out)" in said

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,16 @@ RENDERABLE = CLASSIC_CONTROL | {
 """Environments that gymnax can draw."""
 
 
-def check_renderable(name: str) -> None:
-    """Raises ConfigError if an environment of this name cannot be drawn here."""
+VIDEOS = (".mp4", ".mov", ".mkv", ".avi")
+"""What ffmpeg makes; a .gif needs no program."""
+
+
+def check_renderable(name: str, path: Path) -> None:
+    """Raises ConfigError if an environment of this name, or a file of this one's suffix, cannot be drawn here."""
+    if Path(path).suffix.lower() not in (".gif", *VIDEOS):
+        raise ConfigError(f"{path} is no file that an episode can be drawn in: use one such as episode.gif")
+    if Path(path).suffix.lower() in VIDEOS and shutil.which("ffmpeg") is None:
+        raise ConfigError(f"drawing {path} needs ffmpeg, which is not installed; use {Path(path).with_suffix('.gif')}")
     if name not in RENDERABLE:
         raise ConfigError(f"gymnax cannot draw {name!r}; {nearest(name, RENDERABLE)}")
     if name in CLASSIC_CONTROL and importlib.util.find_spec("pygame") is None:
@@ -48,13 +57,13 @@ def render(environment: str | Any, params: Mapping[str, float], states: list, re
       path: of the picture; its suffix chooses the format.
 
     Raises:
-      ConfigError: if gymnax cannot draw this environment.
+      ConfigError: if gymnax cannot draw this environment, or not into such a file.
     """
     import matplotlib
 
     env = environment_object(environment)
     env_params = overridden_params(env, params)
-    check_renderable(env.name)
+    check_renderable(env.name, path)
     # pygame draws into memory: it needs neither a screen nor a sound card.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
