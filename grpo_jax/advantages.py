@@ -7,11 +7,15 @@ others, NaN included, is ignored, and the advantage there is 0.
 
 A group whose scores are all equal teaches nothing, and gets exactly 0 whatever their magnitude. A score that is NaN
 spoils its own group only, except where an estimator normalises over the batch.
+
+Numbers may be of any type: half precision, integers and booleans are computed with, and returned, as float32.
 """
 
 import chex
 import jax
 import jax.numpy as jnp
+
+from grpo_jax.precision import at_least_float32
 
 
 def group_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> jax.Array:
@@ -145,7 +149,7 @@ def greedy_baseline(scores: jax.Array, greedy_scores: jax.Array) -> jax.Array:
     Returns:
       `[num_groups, group_size]`, in the units of the scores; exactly 0 where a rollout scores as the greedy one does.
     """
-    return scores - greedy_scores[..., None]
+    return at_least_float32(scores) - at_least_float32(greedy_scores)[..., None]
 
 
 def length_weighted(scores: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -165,6 +169,7 @@ def length_weighted(scores: jax.Array, lengths: jax.Array) -> jax.Array:
     """
     _check_groups(scores.shape[-1], "length_weighted")
     chex.assert_equal_shape([scores, lengths])
+    lengths = at_least_float32(lengths)
     weights = jnp.where(jnp.sum(lengths, axis=-1, keepdims=True) > 0, lengths, 1)
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     centred = _centred(scores)
@@ -189,6 +194,7 @@ def pass_at_k(scores: jax.Array, *, normalize: bool = True, eps: float = 1e-6, d
     """
     group_size = scores.shape[-1]
     _check_groups(group_size, "pass_at_k")
+    scores = at_least_float32(scores)
     (best, second), (index, _) = (jnp.moveaxis(x, -1, 0)[..., None] for x in jax.lax.top_k(scores, 2))
     lead = best - second
     if normalize:
@@ -250,7 +256,7 @@ def time_aligned_leave_one_out(returns_to_go: jax.Array, mask: jax.Array, group_
       `[T, N]`, in the units of the returns: exactly 0 where all valid members are equal, and on invalid steps; the
       return itself where no other member is valid.
     """
-    returns, valid = _by_group(returns_to_go, group_size), _by_group(mask, group_size).astype(bool)
+    returns, valid = at_least_float32(_by_group(returns_to_go, group_size)), _by_group(mask, group_size).astype(bool)
     _check_groups(group_size, "time_aligned_leave_one_out")
     others = jnp.sum(valid, axis=-1, keepdims=True) - 1
     advantages = _centred(returns, valid) * (1 + 1 / jnp.maximum(others, 1))
@@ -276,7 +282,7 @@ def decoupled_normalized(
     Returns:
       `[num_groups, group_size]`; a component that is constant in a group adds exactly 0 there.
     """
-    return jnp.tensordot(jnp.asarray(weights), group_normalized(scores_per_reward, eps=eps, ddof=ddof), axes=1)
+    return jnp.tensordot(at_least_float32(weights), group_normalized(scores_per_reward, eps=eps, ddof=ddof), axes=1)
 
 
 def whiten(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float = 1e-8, ddof: int = 0) -> jax.Array:
@@ -314,7 +320,7 @@ def scale_by_rms(advantages: jax.Array, mask: jax.Array | None = None, *, eps: f
       The same shape; exactly 0 if all valid entries are 0, and on invalid ones.
     """
     valid = jnp.ones(advantages.shape, bool) if mask is None else mask.astype(bool)
-    valued = jnp.where(valid, advantages, 0.0)
+    valued = jnp.where(valid, at_least_float32(advantages), 0.0)
     return valued / (_std(valued, valid, axis=None, ddof=0) + eps)
 
 
@@ -350,6 +356,7 @@ def gae(
       `[T, ...]`, in the units of the values.
     """
     chex.assert_equal_shape([rewards, values, next_values, terminated, truncated])
+    rewards, values, next_values = map(at_least_float32, (rewards, values, next_values))
     terminated, ended = terminated.astype(bool), jnp.logical_or(terminated, truncated)
     deltas = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
     return _accumulate(deltas, ended, discount * gae_lambda)
@@ -368,6 +375,7 @@ def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array
     Returns:
       `[T, N]`; NaN where a rollout was truncated more often than there are values for.
     """
+    values, final_values = at_least_float32(values), at_least_float32(final_values)
     following = jnp.concatenate([values[1:], final_values[-1:]])
     if len(final_values) == 1:
         return following
@@ -391,7 +399,7 @@ def discounted_returns(rewards: jax.Array, ended: jax.Array, *, discount: float)
       `[T, ...]`, in the units of the rewards.
     """
     chex.assert_equal_shape([rewards, ended])
-    return _accumulate(rewards, ended.astype(bool), discount)
+    return _accumulate(at_least_float32(rewards), ended.astype(bool), discount)
 
 
 def _accumulate(terms: jax.Array, ended: jax.Array, decay: float) -> jax.Array:
@@ -402,11 +410,13 @@ def _accumulate(terms: jax.Array, ended: jax.Array, decay: float) -> jax.Array:
         total = term + decay * jnp.where(end, 0.0, later)
         return total, total
 
-    return jax.lax.scan(step, jnp.zeros_like(terms[0]), (terms, ended), reverse=True)[1]
+    nothing = jnp.zeros(terms.shape[1:], jnp.result_type(terms, decay))
+    return jax.lax.scan(step, nothing, (terms, ended), reverse=True)[1]
 
 
 def _centred(x: jax.Array, valid: jax.Array | None = None, axis=-1) -> jax.Array:
     """Minus the mean over `axis`; 0 where not valid."""
+    x = at_least_float32(x)
     # float32 means are off by an ulp, so the mean of equal numbers need not equal them; the mean of zeros does.
     valid = jnp.ones(x.shape, bool) if valid is None else valid
     lowest = jnp.min(x, axis, keepdims=True, where=valid, initial=jnp.inf)

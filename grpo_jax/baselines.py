@@ -3,6 +3,8 @@
 Trajectories are time-major, `[T, N]`. A value is made of the returns of other rollouts, so that the policy gradient
 stays unbiased when it is subtracted; what `kernel_values` says of exceptions. Steps that are not valid, and those whose
 return is not finite, tell nothing about others.
+
+Numbers may be of any type: half precision, integers and booleans are computed with, and returned, as float32.
 """
 
 import functools
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.advantages import gae, next_values
+from grpo_jax.precision import at_least_float32
 
 FAR = 1e30  # a squared distance beyond any
 CLOSEST = 1e-30  # bandwidths are no smaller
@@ -58,6 +61,7 @@ def same_step_leave_one_out(returns: jax.Array, mask: jax.Array, group_size: int
             f"a baseline of the group's others needs groups of 2 or more that divide the {returns.shape[1]} rollouts, "
             f"and group_size is {group_size}; use group_size >= 2, or a baseline without groups: kernel_baseline"
         )
+    returns = at_least_float32(returns)
     counted = (mask.astype(bool) & jnp.isfinite(returns)).reshape(returns.shape[0], -1, group_size)
     returns = jnp.where(counted, returns.reshape(counted.shape), 0.0)
     others = counted[..., None, :] & ~jnp.eye(group_size, dtype=bool)
@@ -108,15 +112,21 @@ def kernel_values(
       reach: how many steps earlier and later the others' states may be. Static.
 
     Returns:
-      Values `[T, N]` and `[F, N]`, in the units of the returns; 0 where there is no other to learn from. With
-      `relative` or `standardize` a rollout has a part in its own values, through the scale alone.
+      Values `[T, N]` and `[F, N]`, in the units of the returns; 0 where there is no other to learn from. A state that
+      is not finite, or whose square is not, is compared with none: its value is 0, and those of others are as if it
+      were not valid. With `relative` or `standardize` a rollout has a part in its own values, through the scale alone.
     """
     (num_steps, num_envs), num_finals = rewards.shape, len(final_features)
+    rewards = at_least_float32(rewards)
     features, final_features = (x.reshape(*x.shape[:2], -1) for x in (features, final_features))
-    origin = features[0, 0].astype(jnp.float32)  # differences of integers stay exact
+    comparable, finally_comparable = map(_comparable, (features, final_features))
+    features = jnp.where(comparable[..., None], features, 0)
+    final_features = jnp.where(finally_comparable[..., None], final_features, 0)
+    mask = mask.astype(bool) & comparable
+    origin = at_least_float32(features[0, 0])  # differences of integers stay exact
     scale = 1.0
     if relative or standardize:
-        variance = _variance(features.astype(jnp.float32) - origin, mask.astype(bool)[..., None])
+        variance = _variance(at_least_float32(features) - origin, mask[..., None])
         if standardize:
             scale = jnp.where(variance > 0, jax.lax.rsqrt(variance), 0.0)
         if relative:
@@ -124,14 +134,14 @@ def kernel_values(
     bandwidth = jnp.maximum(bandwidth, CLOSEST)
 
     def embed(x):
-        return ((x.astype(jnp.float32) - origin) * scale).reshape(-1, x.shape[-1])
+        return ((at_least_float32(x) - origin) * scale).reshape(-1, x.shape[-1])
 
     # A return is linear in the final values: what it is without them, and the factor of each.
     unit = jnp.broadcast_to(jnp.eye(num_finals)[..., None], (num_finals, num_finals, num_envs))
     returns_of = functools.partial(bootstrapped_returns, terminated=terminated, truncated=truncated, discount=discount)
     own_part = returns_of(rewards, jnp.zeros((num_finals, num_envs)))
     factors = jax.vmap(lambda one: returns_of(jnp.zeros_like(rewards), one))(unit)
-    counted = mask.astype(bool) & jnp.isfinite(own_part)
+    counted = mask & jnp.isfinite(own_part)
     terms = jnp.where(counted[..., None], jnp.stack([own_part, *factors], axis=-1), 0.0)  # [T, N, 1 + F]
 
     half = max(num_steps // 2, 1)
@@ -141,6 +151,7 @@ def kernel_values(
     for _ in range(2):
         returns = means[..., 0] + jnp.sum(means[..., 1:] * final_values.T, axis=-1)
         final_values = jnp.sum(weights * returns, axis=1).reshape(num_finals, num_envs)
+        final_values = jnp.where(finally_comparable, final_values, 0.0)
     returns = terms[..., 0] + jnp.sum(terms[..., 1:] * final_values.T, axis=-1)
 
     padded = [jnp.pad(x, ((reach, reach), *((0, 0),) * (x.ndim - 1))) for x in (features, returns, counted)]
@@ -154,7 +165,8 @@ def kernel_values(
         weights = _similarity(_squared_distances(embed(x), embed(others)), not_own & counted.reshape(-1), bandwidth)
         return jnp.matmul(weights, returns.reshape(-1), precision=HIGHEST)
 
-    return jax.lax.map(value, (jnp.arange(num_steps), features)), final_values
+    values = jax.lax.map(value, (jnp.arange(num_steps), features))
+    return jnp.where(comparable, values, 0.0), final_values
 
 
 def _of_each_rollout(queries, embed, features, terms, counted, bandwidth, num_steps):
@@ -199,6 +211,11 @@ def _squared_distances(a, b):
     return jnp.maximum(jnp.sum(a**2, axis=1)[:, None] + jnp.sum(b**2, axis=1) - 2.0 * products, 0.0)
 
 
+def _comparable(x):
+    """`[T, N]` bool: the distances of the states `[T, N, E]` from others are finite."""
+    return jnp.isfinite(jnp.sum(jnp.square(at_least_float32(x)), axis=-1))
+
+
 def _variance(x, valid):
     """Of each element over valid steps, `[E]`; exactly 0 for one that is 0 throughout."""
     return jnp.var(x, axis=(0, 1), where=valid)
@@ -232,6 +249,7 @@ def state_hash_values(
     Returns:
       Values `[T, N]` and `[F, N]`, in the units of the returns; final ones are 0 where no other rollout came by.
     """
+    returns, fallback = at_least_float32(returns), at_least_float32(fallback)
     num_steps, num_envs = returns.shape
     everything = jnp.concatenate([observation, final_observation])
     shape = everything.shape[:2]
@@ -260,10 +278,13 @@ def state_hash_values(
 
 
 def _hashes(x):
-    """Two hashes of each row of `[M, E]`, uint32 `[M]`, by all of its bits."""
+    """Two hashes of each row of `[M, E]`, uint32 `[M]`, by all of its bits but the sign of a zero."""
     if jnp.issubdtype(x.dtype, jnp.floating):
-        x = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-    words, place = x.astype(jnp.uint32), jnp.arange(x.shape[1], dtype=jnp.uint32)
+        x = jnp.where(x == 0, 0.0, at_least_float32(x))
+    elif x.dtype.itemsize < 4:
+        x = x.astype(jnp.uint32)
+    words = jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(x.shape[0], -1)
+    place = jnp.arange(words.shape[1], dtype=jnp.uint32)
     salts = [_mixed(place + jnp.uint32(offset)) for offset in (0x9E3779B9, 0x3C6EF372)]
     return [jnp.sum(_mixed(words ^ salt), axis=1, dtype=jnp.uint32) for salt in salts]
 

@@ -3,21 +3,23 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax import rollout, updates
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.distributions import make_distribution
 from grpo_jax.environments import Environment, make_environment
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError, as_count, nearest
 from grpo_jax.groups import one_carry_per_group
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.networks import Architecture, Policy, make_policy, make_token_policy
+from grpo_jax.shuffle import MAX_SAMPLES
 from grpo_jax.spaces import Discrete
 from grpo_jax.types import RewardParts, Trajectory
 
@@ -100,8 +102,9 @@ class Config(Architecture):
         if not isinstance(self.algorithm, Algorithm):
             resolve("algorithm", by_name(str(self.algorithm)))
         _check_counts(self)
-        resolve("hidden_sizes", tuple(self.hidden_sizes))
-        resolve("env_params", tuple(sorted(dict(self.env_params).items())))
+        env_params = sorted(dict(self.env_params).items())
+        plain = ((name, value.item() if isinstance(value, np.generic) else value) for name, value in env_params)
+        resolve("env_params", tuple(plain))
         one_episode = not self.algorithm.start.auto_reset
         if self.group_size is None:
             divisors = [size for size in range(1, 17) if self.num_envs % size == 0]
@@ -208,14 +211,16 @@ _COUNTS = (
 
 
 def _check_counts(config: Config) -> None:
-    """Before anything is computed from them; None is what was left out."""
+    """Before anything is computed from them, as Python's integers; None is what was left out."""
     for field in _COUNTS:
         value = getattr(config, field)
-        if value is not None and (type(value) is not int or value < 1):
-            raise ConfigError(f"{field}={value!r} is not a positive integer")
+        if value is not None:
+            object.__setattr__(config, field, as_count(field, value))
     sizes = config.hidden_sizes
-    if not isinstance(sizes, Sequence) or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ConfigError(f"hidden_sizes={sizes!r} must be positive integers, such as (64, 64)")
+    try:
+        object.__setattr__(config, "hidden_sizes", tuple(as_count("hidden_sizes", size) for size in sizes))
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"hidden_sizes={sizes!r} must be positive integers, such as (64, 64)") from error
     for field in ("hidden_scale", "actor_scale", "critic_scale"):
         value = getattr(config, field)
         if not isinstance(value, int | float) or not 0 <= value < math.inf:
@@ -250,6 +255,11 @@ def _check_numbers(config: Config) -> None:
         num_samples, what = num_samples // config.window_steps, "num_envs (whole sequences)"
     if of_kept or config.num_windows > 1:
         what = "samples of all windows" if not of_kept else "samples of num_kept_groups"
+    if num_samples > MAX_SAMPLES:
+        raise ConfigError(
+            f"{what} = {num_samples} samples of one iteration are more than can be shuffled, {MAX_SAMPLES} (2^26); use "
+            "fewer num_envs or num_steps"
+        )
     if num_samples % config.num_minibatches:
         divisors = [n for n in range(1, num_samples + 1) if num_samples % n == 0]
         best = min(divisors, key=lambda n: abs(n - config.num_minibatches))

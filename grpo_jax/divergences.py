@@ -7,10 +7,14 @@ overflows, and no gradient flows into the reference.
 A trap: as a *loss*, `k1` does not pull towards the reference. On-policy its gradient has mean 0 (the mean score),
 whatever the reference is. `k2`, and `k2_straight_through` with it, has the gradient of the KL; that of `k3` is
 KL(reference || policy)'s. `k1` belongs in the reward (`penalized_rewards`).
+
+Numbers may be of any type: half precision, integers and booleans are computed with, and returned, as float32.
 """
 
 import jax
 import jax.numpy as jnp
+
+from grpo_jax.precision import at_least_float32
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8: far outside any trust region, far inside float32
 
@@ -27,6 +31,7 @@ def k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
     Returns:
       The same shape, in nats. As a loss it has no effect on-policy: see the head of this module.
     """
+    log_prob, reference_log_prob = at_least_float32(log_prob), at_least_float32(reference_log_prob)
     return jnp.clip(log_prob - jax.lax.stop_gradient(reference_log_prob), -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -107,6 +112,7 @@ def exact(log_probs: jax.Array, reference_log_probs: jax.Array) -> jax.Array:
       `[...]`, in nats, >= 0 up to rounding. Actions that the policy cannot take add 0, and their gradient is 0; inf if
       the policy takes an action that the reference cannot.
     """
+    log_probs, reference_log_probs = at_least_float32(log_probs), at_least_float32(reference_log_probs)
     possible = jnp.exp(log_probs) > 0  # also where a probability underflows
     # Both operands are replaced before they meet: 0 * (-inf - -inf) is NaN, and so is its gradient.
     log_p, log_q = jnp.where(possible, log_probs, 0.0), jnp.where(possible, reference_log_probs, 0.0)
@@ -145,7 +151,7 @@ def penalized_rewards(rewards: jax.Array, kl: jax.Array, mask: jax.Array | None 
     Returns:
       `[T, N]`, without gradient; 0 on invalid steps.
     """
-    penalized = jax.lax.stop_gradient(rewards - kl_coef * kl)
+    penalized = jax.lax.stop_gradient(at_least_float32(rewards) - kl_coef * at_least_float32(kl))
     return penalized if mask is None else jnp.where(mask.astype(bool), penalized, 0.0)
 
 
@@ -167,10 +173,11 @@ def adaptive_coefficient(
       max_error: limit of the relative error.
 
     Returns:
-      The new coefficient, scalar; unchanged if the measured KL is not finite.
+      The new coefficient, scalar; unchanged if the measured KL, or what it would become, is not finite.
     """
+    coefficient, kl = at_least_float32(coefficient), at_least_float32(kl)
     error = jnp.clip(kl / target - 1.0, -max_error, max_error)
-    return jnp.where(jnp.isfinite(kl), coefficient * (1.0 + rate * error), coefficient)
+    return _unless_not_finite(kl, coefficient * (1.0 + rate * error), coefficient)
 
 
 def doubling_coefficient(
@@ -190,7 +197,13 @@ def doubling_coefficient(
       factor: of the change.
 
     Returns:
-      The new coefficient, scalar; unchanged if the measured KL is not finite.
+      The new coefficient, scalar; unchanged if the measured KL, or what it would become, is not finite.
     """
+    coefficient, kl = at_least_float32(coefficient), at_least_float32(kl)
     step = jnp.where(kl > target * tolerance, factor, jnp.where(kl < target / tolerance, 1.0 / factor, 1.0))
-    return jnp.where(jnp.isfinite(kl), coefficient * step, coefficient)
+    return _unless_not_finite(kl, coefficient * step, coefficient)
+
+
+def _unless_not_finite(kl: jax.Array, following: jax.Array, coefficient: jax.Array) -> jax.Array:
+    """The following coefficient, if that and the KL are finite: what is not would stay so for ever."""
+    return jnp.where(jnp.isfinite(kl) & jnp.isfinite(following), following, coefficient)

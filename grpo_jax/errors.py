@@ -1,11 +1,24 @@
 """What mistakes in a configuration have in common."""
 
 import difflib
+import operator
 from collections.abc import Iterable
+from typing import Any
 
 
 class ConfigError(ValueError):
     """A run that cannot be as it was asked for: says what is wrong, why, and what to write instead."""
+
+
+def as_count(name: str, value: Any, why: str = "") -> int:
+    """The value as Python's int, if it is a positive integer, of Python or of NumPy; else a ConfigError."""
+    try:
+        count = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ConfigError(f"{name}={value!r} is not a positive integer{why and ': '}{why}; use 1 or more")
+    return count
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

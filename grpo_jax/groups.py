@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from grpo_jax.advantages import discounted_returns
 from grpo_jax.environments import Environment
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import as_count
 from grpo_jax.networks import Policy
 from grpo_jax.rollout import begun_episodes, unroll
 from grpo_jax.types import PyTree, RolloutState, Trajectory
@@ -147,8 +147,7 @@ def forked(lead_steps: int, *, all_actions: bool = False) -> Start:
       all_actions: the group is one of *actions at one state*: member i begins with action i, so `group_size` is the
         number of actions. See `slots.all_actions_advantage`.
     """
-    if type(lead_steps) is not int or lead_steps < 1:
-        raise ConfigError(f"lead_steps={lead_steps!r} would fork the same state for ever; use 1 or more")
+    lead_steps = as_count("lead_steps", lead_steps, "without a lead the same state is forked for ever")
     return Start(
         Forks(lead_steps),
         _where_it_began,

@@ -11,8 +11,12 @@ from grpo_jax.errors import ConfigError
 
 _SHARES = ("discount", "gae_lambda", "reference_decay", "covariance_fraction", "top_p")
 _NOT_NEGATIVE = (
-    *("learning_rate", "final_learning_rate", "clip_low", "clip_high", "value_clip", "kl_limit", "max_grad_norm"),
-    *("adam_eps", "observation_clip", "reward_clip", "temperature", "kernel_bandwidth"),
+    *("learning_rate", "final_learning_rate", "clip_low", "clip_high", "value_clip", "kl_limit"),
+    *("observation_clip", "reward_clip", "temperature", "kernel_bandwidth"),
+)
+# What something is divided by, and what limits a norm that may itself be 0.
+_POSITIVE = (
+    *("kl_target", "reference_interval", "sapo_tau_positive", "sapo_tau_negative", "adam_eps", "max_grad_norm"),
 )
 
 
@@ -96,5 +100,7 @@ class Hyperparams:
                 raise ConfigError(f"{name}={low if low < 0 else high} must be between 0 and 1")
             if name in _NOT_NEGATIVE and low < 0:
                 raise ConfigError(f"{name}={low} is negative; use 0 or more")
+            if name in _POSITIVE and low <= 0:
+                raise ConfigError(f"{name}={low} must be more than 0; the default is {getattr(type(self), name)}")
             if name == "top_k" and low < 1:
                 raise ConfigError(f"top_k={low} leaves no token to sample; use 1 or more, or inf for all")

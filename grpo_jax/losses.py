@@ -5,6 +5,8 @@ Ratios and surrogates live in `surrogates` and are names of this module too.
 A reduction maps a mask `[T, N]` to weights `[T, N]`, so that `loss = sum(weights * x)`. Weights know the whole
 minibatch: computed once and split along with it, they make the accumulated gradient of its parts equal the gradient of
 the whole, under every reduction.
+
+Numbers may be of any type: half precision, integers and booleans are computed with, and returned, as float32.
 """
 
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.divergences import k3
+from grpo_jax.precision import at_least_float32
 from grpo_jax.surrogates import (
     cispo_surrogate,
     clip_fractions,
@@ -138,6 +141,7 @@ def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
       Scalar.
     """
     chex.assert_equal_shape([values, weights])
+    values, weights = at_least_float32(values), at_least_float32(weights)
     return jnp.sum(weights * jnp.where(weights == 0, 0.0, values))
 
 
@@ -153,7 +157,7 @@ def value_loss(values: jax.Array, targets: jax.Array) -> jax.Array:
     Returns:
       The same shape.
     """
-    return 0.5 * jnp.square(values - jax.lax.stop_gradient(targets))
+    return 0.5 * jnp.square(at_least_float32(values) - jax.lax.stop_gradient(at_least_float32(targets)))
 
 
 def clipped_value_loss(values: jax.Array, behaviour_values: jax.Array, targets: jax.Array, *, clip: float) -> jax.Array:
@@ -172,7 +176,7 @@ def clipped_value_loss(values: jax.Array, behaviour_values: jax.Array, targets: 
     Returns:
       The same shape; its gradient is exactly 0 where the clipped error is the larger.
     """
-    behaviour_values = jax.lax.stop_gradient(behaviour_values)
+    values, behaviour_values = at_least_float32(values), jax.lax.stop_gradient(at_least_float32(behaviour_values))
     near = behaviour_values + jnp.clip(values - behaviour_values, -clip, clip)
     return jnp.maximum(value_loss(values, targets), value_loss(near, targets))
 
@@ -194,6 +198,7 @@ def top_entropy_mask(entropy: jax.Array, mask: jax.Array, *, quantile: float) ->
       `[T, N]`, boolean; all false if no step is valid.
     """
     valid = mask.astype(bool)
+    entropy = at_least_float32(entropy)
     ascending = jnp.sort(jnp.where(valid, entropy, jnp.inf), axis=None)
     index = jnp.ceil(quantile * (jnp.sum(valid) - 1)).astype(int)
     return valid & (entropy >= ascending[jnp.clip(index, 0, entropy.size - 1)])
@@ -238,9 +243,10 @@ def grpo_loss(
     elif not (isinstance(kl_coef, int | float) and kl_coef == 0):
         raise ValueError("kl_coef weighs the KL to a reference policy: pass reference_log_prob too, or leave it at 0")
     # Masked inputs are replaced rather than multiplied by 0: what stands there may not be finite.
-    log_prob = jnp.where(mask, log_prob, 0.0)
-    behaviour_log_prob = jax.lax.stop_gradient(jnp.where(mask, behaviour_log_prob, 0.0))
-    advantages = jax.lax.stop_gradient(jnp.where(mask, advantages, 0.0))
+    log_prob, behaviour_log_prob, advantages = (
+        jnp.where(mask, at_least_float32(x), 0.0) for x in (log_prob, behaviour_log_prob, advantages)
+    )
+    behaviour_log_prob, advantages = jax.lax.stop_gradient((behaviour_log_prob, advantages))
     log_ratio = log_prob - behaviour_log_prob
     weights = reduce(mask)
 
@@ -261,7 +267,7 @@ def grpo_loss(
         "advantage/abs_mean": mean(jnp.abs(advantages)),
     }
     if reference_log_prob is not None:
-        penalty = k3(log_prob, jnp.where(mask, reference_log_prob, 0.0))
+        penalty = k3(log_prob, jnp.where(mask, at_least_float32(reference_log_prob), 0.0))
         loss = loss + kl_coef * weighted_sum(penalty, weights)
         metrics["policy/kl_reference"] = mean(penalty)
     return loss, jax.lax.stop_gradient(metrics)
@@ -315,7 +321,7 @@ def ppo_loss(
         log_prob, behaviour_log_prob, advantages, mask, clip_low=clip_low, clip_high=clip_high, reduce=reduce
     )
     values, behaviour_values, targets, entropy = (
-        jnp.where(mask, x, 0.0) for x in (values, behaviour_values, targets, entropy)
+        jnp.where(mask, at_least_float32(x), 0.0) for x in (values, behaviour_values, targets, entropy)
     )
     if value_clip is None:
         errors = value_loss(values, targets)

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.precision import at_least_float32
+
 
 def mask_actions(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
     """The logits, -inf where an action is illegal: its probability is 0, and no gradient flows into its logit.
@@ -32,6 +34,7 @@ def most_probable(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.
     Returns:
       `[..., num_actions]` bool.
     """
+    logits = at_least_float32(logits)
     order = jnp.argsort(-logits, axis=-1)
     rank = jnp.arange(logits.shape[-1])
     ordered = jnp.where(rank < top_k, jnp.take_along_axis(logits, order, axis=-1), -jnp.inf)

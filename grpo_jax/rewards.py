@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.precision import at_least_float32
+
 
 def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float) -> jax.Array:
     """A penalty that grows linearly over the last `buffer` steps before the limit, to be added to the score.
@@ -24,7 +26,7 @@ def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float)
     Returns:
       The same shape, in [-1, 0].
     """
-    excess = lengths - (max_length - buffer)
+    excess = at_least_float32(lengths) - (max_length - buffer)
     # A ramp of less than a step is a step: lengths are whole numbers.
     return -jnp.clip(excess / jnp.maximum(buffer, 0.5), 0.0, 1.0)
 
@@ -43,7 +45,7 @@ def weighted(rewards: jax.Array, weights: jax.Array) -> jax.Array:
     Returns:
       `[...]`.
     """
-    return jnp.tensordot(jnp.asarray(weights), rewards, axes=1)
+    return jnp.tensordot(at_least_float32(weights), at_least_float32(rewards), axes=1)
 
 
 def exact_match(completion: jax.Array, solution: jax.Array) -> jax.Array:

@@ -3,6 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+MAX_SAMPLES = 2**26
+"""Of more, fewer than five random bits would be left beside the index: see `shuffled_order`."""
+
 
 def shuffled_order(key: jax.Array, valid: jax.Array) -> jax.Array:
     """Indices of a batch in random order, the valid samples before the others.
@@ -12,17 +15,17 @@ def shuffled_order(key: jax.Array, valid: jax.Array) -> jax.Array:
 
     Args:
       key: of the order.
-      valid: `[n]` bool; n at most 2^26, so that at least five random bits are left.
+      valid: `[n]` bool; n at most `MAX_SAMPLES`.
 
     Returns:
       `[n]` int32, a permutation of 0 … n-1.
 
     Raises:
-      ValueError: more samples than 2^26.
+      ValueError: more samples than `MAX_SAMPLES`.
     """
     num_samples = valid.shape[0]
     index_bits = max(num_samples - 1, 1).bit_length()
-    if index_bits > 26:
+    if num_samples > MAX_SAMPLES:
         raise ValueError(f"{num_samples} samples in one batch are more than 2^26; use fewer num_envs or num_steps")
     index_mask = jnp.uint32(2**index_bits - 1)
     key_bits, key_map = jax.random.split(key)

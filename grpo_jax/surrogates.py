@@ -8,6 +8,8 @@ log-ratio to log-ratio, and composes with every surrogate:
     clipped_surrogate(sequence_log_ratio(log_ratio, mask), advantages, clip_low=3e-4, clip_high=4e-4)     # GSPO
 
 At ratio 1 every surrogate has the gradient of the plain policy gradient, `advantage * d log_prob`.
+
+Numbers may be of any type: half precision, integers and booleans are computed with, and returned, as float32.
 """
 
 import chex
@@ -15,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.divergences import MAX_LOG_RATIO
+from grpo_jax.precision import at_least_float32
 
 
 def importance_ratio(log_ratio: jax.Array) -> jax.Array:
@@ -28,7 +31,7 @@ def importance_ratio(log_ratio: jax.Array) -> jax.Array:
     Returns:
       The same shape, in [2e-9, 5e8]; its gradient is 0 beyond the clamp.
     """
-    return jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return jnp.exp(jnp.clip(at_least_float32(log_ratio), -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def sequence_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array:
@@ -46,7 +49,7 @@ def sequence_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array:
       `[T, N]`, the same number along a sequence; 0 for a sequence without a valid step.
     """
     valid = mask.astype(bool)
-    total = jnp.sum(jnp.where(valid, log_ratio, 0.0), axis=0, keepdims=True)
+    total = jnp.sum(jnp.where(valid, at_least_float32(log_ratio), 0.0), axis=0, keepdims=True)
     return jnp.broadcast_to(total / jnp.maximum(jnp.sum(valid, axis=0, keepdims=True), 1), log_ratio.shape)
 
 
@@ -65,7 +68,7 @@ def sequence_token_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array
       `[T, N]`; 0 on invalid steps.
     """
     valid = mask.astype(bool)
-    log_ratio = jnp.where(valid, log_ratio, 0.0)
+    log_ratio = jnp.where(valid, at_least_float32(log_ratio), 0.0)
     constant = jax.lax.stop_gradient(sequence_log_ratio(log_ratio, mask) - log_ratio)
     return jnp.where(valid, log_ratio + constant, 0.0)
 
@@ -90,6 +93,7 @@ def geometric_mean(
     Returns:
       `[T, N]`, the same number along a sequence; 0 for a sequence without a valid step.
     """
+    log_ratio = at_least_float32(log_ratio)
     clipped = jnp.where(advantages > 0, jnp.minimum(log_ratio, clip_high), jnp.maximum(log_ratio, -clip_low))
     return sequence_log_ratio(clipped, mask)
 
@@ -121,7 +125,7 @@ def clipped_surrogate(
     Returns:
       The same shape, in the units of the advantages; its gradient is exactly 0 where the clip (or the dual clip) holds.
     """
-    advantages = jax.lax.stop_gradient(advantages)
+    advantages = jax.lax.stop_gradient(at_least_float32(advantages))
     ratio = importance_ratio(log_ratio)
     objective = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high) * advantages)
     if dual_clip is None:
@@ -166,7 +170,7 @@ def policy_gradient_surrogate(
     Returns:
       The same shape.
     """
-    return jax.lax.stop_gradient(advantages) * _with_value(log_ratio, log_prob)
+    return jax.lax.stop_gradient(at_least_float32(advantages)) * _with_value(log_ratio, log_prob)
 
 
 def cispo_surrogate(
@@ -215,7 +219,7 @@ def sapo_surrogate(
     Returns:
       The same shape.
     """
-    advantages = jax.lax.stop_gradient(advantages)
+    advantages = jax.lax.stop_gradient(at_least_float32(advantages))
     tau = jnp.where(advantages > 0, tau_positive, tau_negative)
     return 4.0 / tau * jax.nn.sigmoid(tau * (importance_ratio(log_ratio) - 1.0)) * advantages
 
@@ -238,7 +242,8 @@ def truncated_importance_weights(
     Returns:
       The same shape, in (0, limit], without gradient.
     """
-    return jax.lax.stop_gradient(jnp.minimum(importance_ratio(behaviour_log_prob - rollout_log_prob), limit))
+    log_ratio = at_least_float32(behaviour_log_prob) - at_least_float32(rollout_log_prob)
+    return jax.lax.stop_gradient(jnp.minimum(importance_ratio(log_ratio), limit))
 
 
 def covariance_clip(
@@ -300,6 +305,7 @@ def covariance_kl(log_prob: jax.Array, advantages: jax.Array, mask: jax.Array, *
 
 def _with_value(log_ratio: jax.Array, log_prob: jax.Array | None) -> jax.Array:
     """The gradient of the log-ratio with the value of the log-probability."""
+    log_ratio = at_least_float32(log_ratio)
     return log_ratio if log_prob is None else log_ratio + jax.lax.stop_gradient(log_prob - log_ratio)
 
 
@@ -309,7 +315,7 @@ def _covariance(log_prob: jax.Array, advantages: jax.Array, mask: jax.Array) -> 
     count = jnp.maximum(jnp.sum(valid), 1)
 
     def deviation(x: jax.Array) -> jax.Array:
-        x = jnp.where(valid, jax.lax.stop_gradient(x), 0.0)
+        x = jnp.where(valid, jax.lax.stop_gradient(at_least_float32(x)), 0.0)
         return x - jnp.sum(x) / count
 
     return deviation(advantages) * deviation(log_prob)

@@ -15,7 +15,7 @@ from grpo_jax import budget
 from grpo_jax.collection import collect, most_varied_groups
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams, parameters_of_groups, parameters_of_rows
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.groups import one_carry_per_group, reset_groups
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.losses import explained_variance
@@ -264,8 +264,8 @@ def run(
       mesh: of `sharding.make_mesh`; by default one with a device for each row, as far as they go.
 
     Raises:
-      ConfigError: if the budget does not allow a single iteration or has no end, `keys` is not an array of keys, or
-        the mesh does not divide the environments.
+      ConfigError: if the budget does not allow a single iteration or has no end, `keys` is not an array of keys or an
+        empty one, `num_chunks` is no positive integer, or the mesh does not divide the environments.
       MemoryError: if the rows need more memory than there is, with what to lower.
     """
     budget.check_budget(config, hyperparams, max_episodes)
@@ -273,7 +273,9 @@ def run(
         raise ConfigError(
             "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
         )
-    num_rows = keys.shape[0]
+    num_rows, num_chunks = keys.shape[0], as_count("num_chunks", num_chunks)
+    if num_rows == 0:
+        raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
     mesh = mesh_of_rows(num_rows) if mesh is None else mesh
     check_mesh(config, mesh)
     num_iterations = budget.most_steps(config, hyperparams, max_episodes) // config.steps_per_iteration

@@ -161,6 +161,24 @@ def test_what_is_not_finite_stays_where_it_is():
     np.testing.assert_array_equal(values, [[4.0, 3.0, 3.0, 2.0]])
 
 
+@pytest.mark.parametrize("broken", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("options", [{}, {"relative": True, "standardize": True}], ids=["plain", "relative"])
+def test_a_state_that_is_not_finite_says_nothing_of_others(broken, options):
+    data = window() | {name: window()[name].copy() for name in ("features", "final_features")}
+    without = data | {"mask": data["mask"].copy(), "features": data["features"].copy()}
+    for t, n in ((0, 0), (2, 3), (5, 1)):
+        without["mask"][t, n], without["features"][t, n], data["features"][t, n, 1] = False, 0.0, broken
+    data["final_features"][1, 2, 0] = broken
+    (values, final_values), (others, final_others) = kernel(data, 1.5, **options), kernel(without, 1.5, **options)
+    assert np.isfinite(values).all() and np.isfinite(final_values).all()
+    assert values[0, 0] == values[2, 3] == values[5, 1] == final_values[1, 2] == 0
+    compared = data["mask"] & without["mask"]
+    same_final = np.ones((F, N), bool)
+    same_final[1, 2] = False
+    np.testing.assert_allclose(values[compared], others[compared], atol=1e-6)
+    np.testing.assert_allclose(final_values[same_final], final_others[same_final], atol=1e-6)
+
+
 def test_constant_returns_are_the_value():
     data = window()
     data["rewards"] = np.where(data["mask"], 2.0, 0.0).astype(np.float32)
@@ -232,6 +250,23 @@ def test_visits_to_the_same_state(dtype):
         for n in range(N):
             found = visits(states[T + f, n], n, T // 2)
             np.testing.assert_allclose(actual[1][f, n], np.mean(found) if found else 0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_the_sign_of_a_zero_makes_no_other_state(dtype):
+    states = jnp.asarray([[[0.0], [-0.0], [1.0]]], dtype)
+    returns, fallback = jnp.asarray([[1.0, 2.0, 3.0]]), jnp.full((1, 3), 7.0)
+    values, _ = jax.jit(state_hash_values)(states, states, returns, jnp.ones((1, 3), bool), fallback)
+    np.testing.assert_array_equal(values, [[2.0, 1.0, 7.0]])
+
+
+def test_states_of_doubles_and_long_integers_differ_by_all_of_their_bits():
+    with jax.enable_x64(True):
+        for states in (jnp.asarray([0.1, 0.1, 0.1 + 1e-12]), jnp.asarray([5, 5, 5 + 2**40])):
+            returns, fallback = jnp.asarray([[1.0, 2.0, 3.0]]), jnp.full((1, 3), 7.0)
+            states = states.reshape(1, 3, 1)
+            values, _ = state_hash_values(states, states, returns, jnp.ones((1, 3), bool), fallback)
+            np.testing.assert_array_equal(values, [[2.0, 1.0, 7.0]])
 
 
 # --- in a rollout and in a batch -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from probes import Echo, Probe, copy_task
 
 from grpo_jax import GRPO, PPO, Config
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, with_reference
-from grpo_jax.groups import CONTINUE, FRESH
+from grpo_jax.groups import CONTINUE, FRESH, forked
 from grpo_jax.slots import (
     exact_kl_to_reference,
     frozen_reference,
@@ -56,6 +56,18 @@ def test_configs_are_values():
     assert Config(environment=probe) == Config(environment=probe)
 
 
+def test_counts_of_numpy_are_those_of_python():
+    sizes = {"num_envs": 8, "group_size": 4, "num_steps": 16, "num_epochs": 2, "num_minibatches": 2, "num_heads": 2}
+    fields = {"algorithm": "grpo", "cut_episodes": True, "env_params": {"max_steps_in_episode": 20}}
+    config = Config(**sizes, **fields, hidden_sizes=(8, 4))
+    numpy = {name: np.int64(size) for name, size in sizes.items()}
+    for widths in ((np.int32(8), np.int64(4)), np.array([8, 4])):
+        same = Config(**numpy, **fields | {"env_params": {"max_steps_in_episode": np.int64(20)}}, hidden_sizes=widths)
+        assert same == config and hash(same) == hash(config) and repr(same) == repr(config)
+        assert all(type(getattr(same, name)) is int for name in sizes)
+    assert forked(np.int64(3)) == forked(3) and type(forked(np.int64(3)).lead_steps) is int
+
+
 def test_replace_checks_again_and_makes_the_environment_anew():
     config = Config()
     assert config.env.max_steps == 500
@@ -84,6 +96,9 @@ MISTAKES = {
     "half a step": ({"num_steps": 0.5}, "num_steps=0.5 .*positive integer"),
     "a float of steps": ({"num_steps": 500.0}, r"num_steps=500.0 .*positive integer"),
     "a number in words": ({"num_epochs": "4"}, "num_epochs='4' .*positive integer"),
+    "a truth value": ({"num_envs": True}, "num_envs=True .*positive integer"),
+    "a truth value of heads": ({"num_heads": True}, "num_heads=True .*positive integer"),
+    "a float of NumPy": ({"num_envs": np.float32(8)}, "num_envs=.*8.0.* is not a positive integer"),
     "no epochs": ({"num_epochs": 0}, "num_epochs=0 .*positive integer"),
     "no minibatches": ({"num_minibatches": 0}, "num_minibatches=0 .*positive integer"),
     "no episode": ({"env_params": {"max_steps_in_episode": 0}}, "max_steps_in_episode|num_steps=0"),
@@ -95,6 +110,10 @@ MISTAKES = {
     "a function as activation": ({"activation": np.tanh}, "unknown activation"),
     "incomplete group": ({"num_envs": 100, "group_size": 16}, "not a multiple of group_size=16.*num_envs=96 or 112"),
     "group too large": ({"num_envs": 8, "group_size": 12}, "not a multiple of group_size=12.*num_envs=12"),
+    "more than can be shuffled": (
+        {"algorithm": "ppo", "num_envs": 2**20, "num_steps": 65},
+        r"num_envs \* num_steps = 68157440 .*67108864 \(2\^26\); use fewer num_envs or num_steps",
+    ),
     "uneven minibatches": ({"num_minibatches": 30}, "num_envs . num_steps = 64000 .*=30,.* use num_minibatches=32"),
     "more minibatches than samples": (
         {"algorithm": "ppo", "num_envs": 2, "num_steps": 4},
@@ -161,8 +180,9 @@ def test_mistakes_are_told_at_construction(arguments, message):
         {"algorithm": GSPO},
         {"environment": Echo(), "num_minibatches": 1},
         {"hidden_sizes": (), "activation": "gelu"},
+        {"algorithm": "ppo", "num_envs": 2**20, "num_steps": 64},
     ],
-    ids=["reference", "ppo with a reference", "groups that continue", "sequences", "object", "linear"],
+    ids=["reference", "ppo with a reference", "groups that continue", "sequences", "object", "linear", "2^26 samples"],
 )
 def test_what_fits_together_is_accepted(arguments):
     Config(**arguments)

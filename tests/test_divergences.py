@@ -165,6 +165,18 @@ def test_doubling_coefficient():
     assert [step(kl) for kl in (0.05, 0.07, 0.14, 0.16, np.nan, np.inf)] == [0.25, 0.5, 0.5, 1.0, 0.5, 0.5]
 
 
+@pytest.mark.parametrize("controller", [divergences.adaptive_coefficient, divergences.doubling_coefficient])
+@pytest.mark.parametrize("target", [0.0, 1e-38, 0.01])
+def test_a_coefficient_is_never_spoilt_for_ever(controller, target):
+    def step(coefficient, kl):
+        return controller(coefficient, kl, target=target), coefficient
+
+    kl = jnp.concatenate([jnp.zeros(3), jnp.full(5, jnp.nan), jnp.full(5, jnp.inf), jnp.full(5000, 3e38), jnp.zeros(3)])
+    last, coefficients = jax.lax.scan(step, jnp.float32(1.0), kl)
+    assert np.isfinite(coefficients).all() and np.isfinite(last)
+    assert last > 0
+
+
 def test_adaptive_coefficient_holds_the_target():
     # A policy whose KL is inversely proportional to the coefficient settles at the target.
     def step(coefficient, _):

@@ -23,6 +23,7 @@ LAYERS = [
         "shuffle",
         "gathering",
         "masking",
+        "precision",
         "sharding",
         "baselines",
     },

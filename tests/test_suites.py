@@ -14,8 +14,22 @@ from grpo_jax.rollout import unroll
 from grpo_jax.spaces import Discrete
 
 LIMIT, NUM_ENVS, NUM_STEPS = 6, 3, 14
+BRAX = {
+    "ant": (27,),
+    "fast": (2,),
+    "halfcheetah": (17,),
+    "hopper": (11,),
+    "humanoid": (244,),
+    "humanoidstandup": (244,),
+    "inverted_double_pendulum": (8,),
+    "inverted_pendulum": (4,),
+    "pusher": (23,),
+    "reacher": (11,),
+    "walker2d": (17,),
+}
+NOT_BY_BRAX = {"swimmer"}  # its own step calls jax.numpy.clip by names of arguments that JAX 0.10 no longer has
 NAMES = {
-    "brax:inverted_pendulum": (4,),
+    **{f"brax:{name}": shape for name, shape in BRAX.items()},
     "craftax:Craftax-Classic-Symbolic-v1": (1345,),
     "pgx:minatar-breakout": (10, 10, 4),
     "pgx:2048": (4, 4, 31),
@@ -42,6 +56,28 @@ def test_an_environment_of_another_suite_plays_and_is_truncated_at_its_limit(nam
     assert np.isfinite(trajectory.observation.astype(jnp.float32)).all() and np.isfinite(trajectory.reward).all()
     at_limit = trajectory.episode_length == LIMIT
     assert np.array_equal(trajectory.truncated, at_limit & ~trajectory.terminated) and trajectory.truncated.any()
+
+
+def test_steps_of_brax_that_write_into_their_state_leave_it_as_it_was():
+    pytest.importorskip("brax")
+    env = make_environment("brax:ant")
+    state, _ = jax.eval_shape(env.reset, jax.random.key(0), env.params)
+    action = jnp.zeros(len(env.action_space.low))
+    after = jax.eval_shape(lambda state: env.step(jax.random.key(0), state, action, env.params).environment, state)
+    assert after == state and "reward_survive" in state.inner.metrics  # which it writes a float for
+
+
+def test_every_environment_of_brax_is_played_or_known_not_to_be():
+    envs = pytest.importorskip("brax.envs")
+    assert {*BRAX} | NOT_BY_BRAX == {*envs._envs}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOT_BY_BRAX)
+def test_what_brax_itself_cannot_step(name):
+    env = pytest.importorskip("brax.envs").get_environment(name)
+    with pytest.raises(TypeError, match="a_min"):
+        jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(env.action_size)), jax.random.key(0))
 
 
 def test_moves_of_2048_that_change_nothing_are_illegal():

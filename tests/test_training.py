@@ -11,6 +11,7 @@ from probes import Echo, Probe, bits, counted
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.algorithms import with_reference
+from grpo_jax.errors import ConfigError
 
 COMMON = {
     "environment/steps",
@@ -293,6 +294,26 @@ def test_progress_is_reported_in_order(driven):
     assert [chunk.iteration for chunk in chunks] == [sum(len(c.steps) for c in chunks[:i]) for i in range(len(chunks))]
     for name, value in result.metrics.items():
         assert np.array_equal(value, np.concatenate([chunk.metrics[name] for chunk in chunks]), equal_nan=True)
+
+
+MEANINGLESS = {
+    "no keys": ({"keys": KEYS[:0]}, "keys is empty, and one row is trained for each"),
+    "no raw keys": ({"keys": jax.random.key_data(KEYS[:0])}, "keys is empty"),
+    "no chunks": ({"num_chunks": 0}, "num_chunks=0 is not a positive integer"),
+    "half a chunk": ({"num_chunks": 0.5}, "num_chunks=0.5 is not a positive integer"),
+    **{
+        name: ({name: 0.0}, f"{name}=0.0 must be more than 0; the default is {getattr(Hyperparams(), name)}")
+        for name in ("kl_target", "reference_interval", "sapo_tau_positive", "adam_eps", "max_grad_norm")
+    },
+}
+
+
+@pytest.mark.parametrize("arguments, message", MEANINGLESS.values(), ids=MEANINGLESS)
+def test_what_makes_no_run_is_told(grpo, arguments, message):
+    arguments = {"keys": KEYS} | arguments
+    fields = {name: arguments.pop(name) for name in [*arguments] if hasattr(grpo.hyperparams, name)}
+    with pytest.raises(ConfigError, match=message):
+        run(grpo.config, grpo.hyperparams.replace(**fields), **arguments)
 
 
 @pytest.mark.parametrize("budget", [255.0, jnp.array([4000.0, 100.0, 4000.0])], ids=["all rows", "one row"])

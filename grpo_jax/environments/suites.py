@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 from typing import Any
 
+import jax
 import numpy as np
 from flax import struct
 
@@ -60,7 +61,8 @@ class Brax(_Timed):
 
     def step_env(self, key, state, action, params):
         """As gymnax has it; brax's dynamics are deterministic."""
-        inner = self.inner.step(state.inner, action)
+        before = jax.tree.map(lambda leaf: leaf, state.inner)  # a copy: brax writes into its dictionaries in place
+        inner = self.inner.step(before, action)
         return inner.obs, TimedState(inner, state.time + 1), inner.reward, inner.done, {}
 
 

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.networks.dense import Dense, dot_general
 
 DTYPES = ("float32", "bfloat16")
@@ -51,8 +51,8 @@ class Architecture:
         """Checks the sizes."""
         for field in ("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size"):
             value = getattr(self, field)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{field}={value!r} is not a positive integer")
+            if value is not None:
+                object.__setattr__(self, field, as_count(field, value))
         if self.compute_dtype not in DTYPES:
             raise ConfigError(f"compute_dtype={self.compute_dtype!r}; use one of {', '.join(DTYPES)}")
         if self.head_size is None and self.width % self.num_heads:

@@ -1,0 +1,221 @@
+"""Every function on plain arrays takes numbers of any type, and computes with float32 at least."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import advantages, baselines, divergences, losses, masking, rewards, surrogates
+
+T, N, G, F, E, A = 6, 8, 2, 3, 2, 5  # steps, rollouts, groups, final states, elements of a state, actions
+RNG = np.random.default_rng(0)
+KEY = jax.random.key(0)
+MASK, TERMINATED, TRUNCATED = np.arange(T)[:, None] < RNG.integers(1, T + 1, N), *(RNG.random((2, T, N)) < 0.15)
+MASK, TERMINATED, TRUNCATED = (jnp.asarray(x) for x in (MASK, TERMINATED, TRUNCATED))
+CLIP = {"clip_low": 0.2, "clip_high": 3e-4}
+TRACE = {"discount": 0.9, "gae_lambda": 0.8}
+STEPS, FINALS, GROUPS, PARTS = (T, N), (F, N), (G, N // G), (3, G, N // G)
+
+
+def bound(function, *arguments, **options):
+    """The function of its real arguments alone; ellipses stand for them."""
+
+    def of_reals(*reals):
+        reals = iter(reals)
+        return function(*(next(reals) if argument is ... else argument for argument in arguments), **options)
+
+    return of_reals
+
+
+# The function of arrays of real numbers, and the shapes of those.
+FUNCTIONS = {
+    "group_normalized": (bound(advantages.group_normalized, ...), GROUPS),
+    "group_centered": (bound(advantages.group_centered, ...), GROUPS),
+    "leave_one_out": (bound(advantages.leave_one_out, ...), GROUPS),
+    "batch_normalized": (bound(advantages.batch_normalized, ...), GROUPS),
+    "reinforce_plus_plus": (bound(advantages.reinforce_plus_plus, ..., MASK), STEPS),
+    "reinforce_plus_plus_baseline": (bound(advantages.reinforce_plus_plus_baseline, ..., MASK), GROUPS),
+    "greedy_baseline": (bound(advantages.greedy_baseline, ..., ...), GROUPS, (G,)),
+    "length_weighted": (bound(advantages.length_weighted, ..., ...), GROUPS, GROUPS),
+    "pass_at_k": (bound(advantages.pass_at_k, ...), GROUPS),
+    "pass_at_k, not normalised": (bound(advantages.pass_at_k, ..., normalize=False), GROUPS),
+    "process_supervised": (bound(advantages.process_supervised, ..., MASK, N // G), STEPS),
+    "time_aligned_leave_one_out": (bound(advantages.time_aligned_leave_one_out, ..., MASK, N // G), STEPS),
+    "decoupled_normalized": (bound(advantages.decoupled_normalized, ..., ...), PARTS, (3,)),
+    "whiten": (bound(advantages.whiten, ...), STEPS),
+    "scale_by_rms": (bound(advantages.scale_by_rms, ...), STEPS),
+    "gae": (bound(advantages.gae, ..., ..., ..., TERMINATED, TRUNCATED, **TRACE), STEPS, STEPS, STEPS),
+    "next_values": (bound(advantages.next_values, ..., ..., TRUNCATED), STEPS, FINALS),
+    "discounted_returns": (bound(advantages.discounted_returns, ..., TERMINATED, discount=0.9), STEPS),
+    "bootstrapped_returns": (
+        bound(baselines.bootstrapped_returns, ..., ..., TERMINATED, TRUNCATED, discount=0.9),
+        STEPS,
+        FINALS,
+    ),
+    "same_step_leave_one_out": (bound(baselines.same_step_leave_one_out, ..., MASK, N // G), STEPS),
+    "kernel_values": (
+        bound(
+            *(baselines.kernel_values, ..., ..., ..., TERMINATED, TRUNCATED, MASK),
+            **{"discount": 0.9, "bandwidth": 0.2, "relative": True, "standardize": True},
+        ),
+        *((T, N, E), (F, N, E), STEPS),
+    ),
+    "state_hash_values": (
+        bound(baselines.state_hash_values, ..., ..., ..., MASK, ...),
+        (T, N, E),
+        (F, N, E),
+        STEPS,
+        STEPS,
+    ),
+    "mean_over_steps": (bound(losses.mean_over_steps, ...), STEPS),
+    "mean_of_sequence_means": (bound(losses.mean_of_sequence_means, ...), STEPS),
+    "mean_of_sequence_sums": (bound(losses.mean_of_sequence_sums, ...), STEPS),
+    "sum_over_horizon": (bound(losses.sum_over_horizon, ...), STEPS),
+    "weighted_sum": (bound(losses.weighted_sum, ..., ...), STEPS, STEPS),
+    "value_loss": (bound(losses.value_loss, ..., ...), STEPS, STEPS),
+    "clipped_value_loss": (bound(losses.clipped_value_loss, ..., ..., ..., clip=0.3), STEPS, STEPS, STEPS),
+    "top_entropy_mask": (bound(losses.top_entropy_mask, ..., MASK, quantile=0.8), STEPS),
+    "grpo_loss": (
+        lambda log_prob, behaviour, advantages, reference: losses.grpo_loss(
+            log_prob, behaviour, advantages, MASK, reference_log_prob=reference, kl_coef=0.1
+        ),
+        *(STEPS,) * 4,
+    ),
+    "ppo_loss": (bound(losses.ppo_loss, ..., ..., ..., ..., ..., ..., ..., MASK), *(STEPS,) * 7),
+    "importance_ratio": (bound(surrogates.importance_ratio, ...), STEPS),
+    "sequence_log_ratio": (bound(surrogates.sequence_log_ratio, ..., MASK), STEPS),
+    "sequence_token_log_ratio": (bound(surrogates.sequence_token_log_ratio, ..., MASK), STEPS),
+    "geometric_mean": (bound(surrogates.geometric_mean, ..., ..., MASK, **CLIP), STEPS, STEPS),
+    "clipped_surrogate": (bound(surrogates.clipped_surrogate, ..., ..., **CLIP, dual_clip=3.0), STEPS, STEPS),
+    "clip_fractions": (bound(surrogates.clip_fractions, ..., ..., **CLIP), STEPS, STEPS),
+    "policy_gradient_surrogate": (bound(surrogates.policy_gradient_surrogate, ..., ...), STEPS, STEPS),
+    "cispo_surrogate": (
+        lambda log_ratio, advantages, log_prob: surrogates.cispo_surrogate(
+            log_ratio, advantages, **CLIP, log_prob=log_prob
+        ),
+        *(STEPS,) * 3,
+    ),
+    "sapo_surrogate": (bound(surrogates.sapo_surrogate, ..., ...), STEPS, STEPS),
+    "truncated_importance_weights": (bound(surrogates.truncated_importance_weights, ..., ..., limit=2.0), STEPS, STEPS),
+    "covariance_clip": (bound(surrogates.covariance_clip, ..., ..., MASK, KEY, fraction=0.3, low=0.1), STEPS, STEPS),
+    "covariance_kl": (bound(surrogates.covariance_kl, ..., ..., MASK, fraction=0.3), STEPS, STEPS),
+    "k1": (bound(divergences.k1, ..., ...), STEPS, STEPS),
+    "abs_k1": (bound(divergences.abs_k1, ..., ...), STEPS, STEPS),
+    "k2": (bound(divergences.k2, ..., ...), STEPS, STEPS),
+    "k3": (bound(divergences.k3, ..., ...), STEPS, STEPS),
+    "k2_straight_through": (bound(divergences.k2_straight_through, ..., ...), STEPS, STEPS),
+    "exact": (bound(divergences.exact, ..., ...), (T, A), (T, A)),
+    "exact_reverse": (bound(divergences.exact_reverse, ..., ...), (T, A), (T, A)),
+    "penalized_rewards": (bound(divergences.penalized_rewards, ..., ..., MASK, kl_coef=0.1), STEPS, STEPS),
+    "adaptive_coefficient": (bound(divergences.adaptive_coefficient, ..., ..., target=0.01), (), ()),
+    "doubling_coefficient": (bound(divergences.doubling_coefficient, ..., ..., target=0.01), (), ()),
+    "overlong_punishment": (bound(rewards.overlong_punishment, ..., max_length=3, buffer=2), (N,)),
+    "weighted": (bound(rewards.weighted, ..., ...), PARTS, (3,)),
+    "exact_match": (bound(rewards.exact_match, ..., ...), STEPS, STEPS),
+    "partial_credit": (bound(rewards.partial_credit, ..., ...), STEPS, STEPS),
+    "most_probable": (bound(masking.most_probable, ..., 3.0, 0.9), (T, A)),
+}
+EXEMPT = {
+    "on_host",  # gives its arguments to the caller's function as they are
+    "mask_actions",  # chooses, and does not compute: logits of a large vocabulary stay as small as they are
+}
+DTYPES = [jnp.float16, jnp.bfloat16, jnp.float32, jnp.int32, jnp.bool_]
+each_function = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def numbers(name, dtype, scale=1.0):
+    function, *shapes = FUNCTIONS[name]
+    rng = np.random.default_rng(1)
+    drawn = [np.asarray(3 * scale * rng.normal(size=shape), np.float32) for shape in shapes]
+    return function, [jnp.asarray(x > 0 if dtype == jnp.bool_ else x).astype(dtype) for x in drawn]
+
+
+def test_every_public_function_is_covered():
+    modules = advantages, baselines, divergences, losses, masking, rewards, surrogates
+    public = {
+        name
+        for module in modules
+        for name, value in inspect.getmembers(module, inspect.isfunction)
+        if value.__module__ == module.__name__ and not name.startswith("_")
+    }
+    assert {name.partition(",")[0] for name in FUNCTIONS} | EXEMPT == public
+
+
+def equations(jaxpr):
+    """All of a program, those of its inner programs too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+MOVES = {
+    *("broadcast_in_dim", "concatenate", "dynamic_slice", "jit", "pad", "reshape", "select_n", "slice", "squeeze"),
+    "stop_gradient",
+}
+
+
+@each_function
+def test_nothing_is_computed_with_less_than_float32(name):
+    for dtype in DTYPES:
+        function, given = numbers(name, dtype)
+        program = jax.make_jaxpr(function)(*given)
+        assert {leaf.dtype for leaf in program.out_avals} <= {jnp.dtype("float32"), jnp.dtype("bool")}, dtype
+        for equation in equations(program.jaxpr):
+            arrays = [x.aval for x in equation.outvars if x.aval.shape]
+            narrow = any(x.dtype in (jnp.float16, jnp.bfloat16) for x in arrays)
+            assert not narrow or equation.primitive.name in MOVES, (dtype, equation)
+
+
+@each_function
+def test_double_precision_stays(name):
+    with jax.enable_x64(True):
+        for dtype in (jnp.float64, jnp.int32, jnp.float32):
+            function, given = numbers(name, dtype)
+            result = jax.eval_shape(function, *given)
+            if name != "exact_match" and dtype != jnp.float32:  # a verdict, float32 always
+                assert {leaf.dtype for leaf in jax.tree.leaves(result)} <= {jnp.dtype(float), jnp.dtype(bool)}, dtype
+
+
+@pytest.mark.slow
+@each_function
+def test_a_type_changes_nothing_but_what_it_rounds(name):
+    """What comes of any type is, to the last bit, what comes of the same numbers as float32."""
+    for dtype in DTYPES:
+        function, given = numbers(name, dtype)
+        expected = function(*(x.astype(jnp.float32) for x in given))
+        for actual, exact in zip(*map(jax.tree.leaves, (function(*given), expected)), strict=True):
+            np.testing.assert_array_equal(actual, exact, err_msg=str(dtype))
+
+
+@pytest.mark.slow
+@each_function
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision_is_finite(name, dtype):
+    """Also of constants, where only a floor such as eps keeps a quotient finite; and of the largest numbers."""
+    if name == "next_values":
+        return  # NaN where a rollout was truncated more often than there are values for
+    function, given = numbers(name, dtype, scale=6000.0)
+    if name in ("exact", "exact_reverse"):
+        given = [jax.nn.log_softmax(x / 100) for x in given]
+    for arguments in (given, *([jnp.full_like(x, constant) for x in given] for constant in (0.1, 0.0))):
+        for leaf in jax.tree.leaves(function(*arguments)):
+            assert np.isfinite(leaf).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_equal_scores_give_exactly_zero(dtype):
+    scores, mask = jnp.full((2, 4), 0.1, dtype), jnp.ones((2, 4), bool)
+    for estimator in (advantages.group_normalized, advantages.batch_normalized, advantages.whiten):
+        np.testing.assert_array_equal(estimator(scores), 0.0)
+    np.testing.assert_array_equal(advantages.reinforce_plus_plus(scores, mask), 0.0)
+    np.testing.assert_array_equal(advantages.scale_by_rms(jnp.zeros_like(scores)), 0.0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_gradients_have_the_type_of_what_they_are_of(dtype):
+    function, given = numbers("grpo_loss", dtype, scale=0.1)
+    gradient = jax.eval_shape(jax.grad(lambda log_prob: function(log_prob, *given[1:])[0]), given[0])
+    assert gradient.dtype == dtype
