@@ -70,7 +70,12 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
         )
     if not max_episodes >= 1:
         raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
-    if np.max(hyperparams.total_steps) == math.inf:
+    largest = float(np.max(hyperparams.total_steps))
+    if _MOST_UNITS * config.steps_per_iteration < largest < math.inf:
+        raise ConfigError(
+            f"total_steps={largest:g} is more than 2^31 iterations; use fewer, or inf beside max_episodes"
+        )
+    if largest == math.inf:
         cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps
         if max_episodes == math.inf or cut:
             why = "episodes that are cut off need never end" if cut else "there is no max_episodes"

@@ -177,7 +177,7 @@ def check_same_run(directory: Path, about: Mapping[str, Any]) -> dict[str, Any] 
                 run = _read_run(manager, step)
             except Exception:  # a damaged one, of which `restore` warns
                 continue
-            check_same(_strict(run["about"]), _strict(about))  # earlier ones have the literal Infinity
+            check_same(run["about"], _strict(about))
             return run["notes"]
     return None
 

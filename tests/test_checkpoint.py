@@ -191,16 +191,6 @@ def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(limit, tmp_path):
         check_same_run(tmp_path, {"hyperparams": {"kl_limit": 0.5, "top_k": [1.0, limit]}})
 
 
-def test_one_that_says_infinity_goes_on(tmp_path, monkeypatch):
-    """As earlier versions wrote it."""
-    about = {"hyperparams": {"kl_limit": math.inf}}
-    with monkeypatch.context() as earlier:
-        earlier.setattr("grpo_jax.checkpoint._strict", lambda value: value)
-        with Checkpoints(tmp_path, about, every=1) as checkpoints:
-            checkpoints.save(progress(1))
-    assert check_same_run(tmp_path, about) == {}
-
-
 def test_configs_are_told_apart_by_their_slots():
     grpo, gspo = (describe(Config(environment=Probe(), algorithm=algorithm)) for algorithm in (GRPO, GSPO))
     assert {field for field in grpo if grpo[field] != gspo[field]} == {"algorithm"}

@@ -337,6 +337,8 @@ def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
 def test_what_nothing_ends_is_refused(grpo):
     with pytest.raises(ValueError, match="total_steps=inf, and there is no max_episodes, so nothing ends the run"):
         run(grpo.config, Hyperparams(total_steps=jnp.array([4000.0, np.inf, 4000.0])), KEYS)
+    with pytest.raises(ValueError, match="is more than 2.31 iterations; use fewer, or inf beside max_episodes"):
+        run(grpo.config, Hyperparams(total_steps=1e30), KEYS, max_episodes=100)
     cut = dataclasses.replace(grpo.config, num_steps=8, cut_episodes=True)
     with pytest.raises(ValueError, match="total_steps=inf, and episodes that are cut off need never end"):
         run(cut, Hyperparams(total_steps=np.inf), KEYS, max_episodes=100)
