@@ -271,8 +271,8 @@ def run(
         `[R]` or `[R, num_groups]`.
       params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
       max_episodes: a row also stops once it has completed this many.
-      start: where to go on from, of a run with these same arguments; the result is bitwise that of one run. By
-        default from the beginning.
+      start: where to go on from, of a run with these same arguments; the result is bitwise that of one run if the
+        devices and the rows on each are as many as before, and else to rounding. By default from the beginning.
       report: called on the host with each chunk of iterations as it is done.
       save: called after `report` with where the run stands, and once before the first chunk.
       num_chunks: about how often to report if all steps of a rollout are made; the numbers do not depend on it.
@@ -306,7 +306,9 @@ def run(
         else:  # copies, as the program takes its arguments' buffers
             progress = start._replace(states=lay_out(start.states, mesh))
         if np.asarray(going_on(progress.states))[:num_rows].any():
-            program = over_rows(lambda state: jax.lax.scan(step, state, length=chunk_length), mesh)
+            # XLA unrolls a loop of one iteration, and what it then fuses with is rounded differently: no chunk of one.
+            made = np.arange(max(chunk_length, 2)) < chunk_length
+            program = over_rows(lambda state: jax.lax.scan(step, state, made), mesh)
             program = jax.jit(program, donate_argnums=0, out_shardings=(layout, replicated(mesh)))
             program = memory.of(program.lower(progress.states).compile())
             compile_seconds = time.perf_counter() - started
@@ -353,7 +355,10 @@ def _of_rows(progress: Progress) -> Progress:
 
 
 def _budgeted_step(config: Config, max_episodes: float) -> tuple[Callable, Callable]:
-    """Whether a state may make another iteration, and a step for `lax.scan` that changes nothing once it may not."""
+    """Whether a state may make another iteration, and a step for `lax.scan` that changes nothing once it may not.
+
+    Nor where what is scanned says that this iteration is not to be made.
+    """
     train_step = make_train_step(config)
 
     def within_budget(state):
@@ -365,7 +370,7 @@ def _budgeted_step(config: Config, max_episodes: float) -> tuple[Callable, Calla
         metrics = {name: jnp.full(value.shape, jnp.nan, value.dtype) for name, value in metrics.items()}
         return state, metrics | {"environment/steps": jnp.zeros(())}
 
-    def step(state, _):
-        return jax.lax.cond(within_budget(state), train_step, stay, state)
+    def step(state, made):
+        return jax.lax.cond(made & within_budget(state), train_step, stay, state)
 
     return within_budget, step
