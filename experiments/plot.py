@@ -88,7 +88,11 @@ def read_all(folders: tuple[Path, ...], metric: str) -> list[Recorded]:
 
 
 def short_names(folders: Iterable[Path]) -> list[str]:
-    """The last parts of each path, all of them different and absolute: as few as no other path ends in."""
+    """The shortest end of each path that no other path ends in: `a/x`, `b/x` and `y` of `/a/x`, `/b/x` and `/b/y`.
+
+    Args:
+      folders: absolute paths, no two of them equal.
+    """
     parts = [folder.parts for folder in folders]
 
     def is_alone(end: tuple[str, ...]) -> bool:

@@ -180,7 +180,7 @@ def show_samples(config: Config, params: PyTree, key: jax.Array, console: Consol
     for prompt, samples, verdicts in zip(prompts, completions, correct, strict=True):
         judged = zip(samples, ("right" if right else "wrong" for right in verdicts), strict=True)
         line = ",  ".join(f"{text(task, sample)} {verdict}" for sample, verdict in judged)
-        console.print(f"  {text(task, prompt)}{task.vocabulary[ASK]} {line}", markup=False, soft_wrap=True)
+        console.print(f"  {text(task, prompt)}{task.vocabulary[ASK]} {line}", soft_wrap=True)
 
 
 def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], title: str, out: Path) -> None:

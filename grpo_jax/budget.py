@@ -83,7 +83,10 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
 
 
 def most_steps(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> int:
-    """The most environment steps that a row may make: its budget, or if that is infinite, about what episodes last."""
+    """The most environment steps that a row may make.
+
+    Its budget; if that is infinite, what `max_episodes` take if each of them is as long as the environment allows.
+    """
     total_steps = float(np.max(hyperparams.total_steps))
     if total_steps < math.inf:
         return int(total_steps)

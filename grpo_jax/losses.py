@@ -343,16 +343,19 @@ def explained_variance(values: jax.Array, targets: jax.Array, mask: jax.Array) -
         1 - var(targets - values) / var(targets)
 
     Args:
-      values: `[T, N]`, of the critic.
-      targets: `[T, N]`, what they should be.
-      mask: `[T, N]`, true on the valid steps, which alone count.
+      values: `[T, N]`, of the critic, in the units of the returns.
+      targets: `[T, N]`, what they should be, in the same units.
+      mask: `[T, N]`, 1 or True on valid steps; others, NaN included, are ignored.
 
     Returns:
       Scalar: 1 for perfect values, 0 for constant ones, below 0 for worse; 0 where the targets do not vary.
     """
 
+    mask = mask.astype(bool)
+    values, targets = at_least_float32(values), at_least_float32(targets)
+    weights = mean_over_steps(mask)
+
     def variance(x: jax.Array) -> jax.Array:
-        weights = mean_over_steps(mask)
         x = x - jnp.max(x, where=mask, initial=-jnp.inf)  # or the mean of equal numbers is off by a rounding error
         return weighted_sum(jnp.square(x - weighted_sum(x, weights)), weights)
 

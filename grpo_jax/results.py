@@ -29,7 +29,7 @@ _claimed: dict[Path, _Claim] = {}
 class Record(NamedTuple):
     """What `metrics.jsonl` says of one run; a `MetricsChunk` from the run's beginning."""
 
-    metrics: dict[str, np.ndarray]  # each float32 [n, num_seeds]
+    metrics: dict[str, np.ndarray]  # each [n, num_seeds], float32; environment/steps int32
     steps: np.ndarray  # int64 [n, num_seeds]
     iteration: int = 0
     seconds: float = 0.0
@@ -105,7 +105,7 @@ def _made_own(path: Path, made: list[Path]) -> TextIO:
 
 
 def _create(path: Path, made: list[Path]) -> bool:
-    """Whether the file was not there before, as which it is empty now."""
+    """Makes an empty file and adds it to `made`; False, and nothing done, if there is one already."""
     try:
         path.open("x").close()
     except FileExistsError:
@@ -115,7 +115,7 @@ def _create(path: Path, made: list[Path]) -> bool:
 
 
 def _remove(made: list[Path]) -> None:
-    """Less what has something in it by now."""
+    """Removes those of these folders and files that are still empty, the innermost first."""
     for path in reversed(made):
         with contextlib.suppress(OSError):
             if path.is_dir():

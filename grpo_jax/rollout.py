@@ -140,7 +140,8 @@ def _start_states(
     environment at every step, where few episodes end, is much work in vain. A CPU therefore draws the first
     `NUM_RESET_DRAWS` of each environment ahead, and draws at a step only if one is needed that is further on.
     Accelerators, where a branch makes the host wait, and environments that are split over devices, where the devices
-    would have to agree on it, draw at every step. The numbers are the same.
+    would have to agree on it, draw at every step, and so does a CPU under `vmap`, which makes both sides of a branch
+    (`over_rows` maps there). The numbers are the same.
     """
 
     def draw(num_ended):

@@ -158,26 +158,26 @@ def step_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> 
     return log_ratio
 
 
-def _check_whole(is_whole: bool, what: str, field: str) -> None:
+def _check_whole(is_whole: bool, slot: str, what: str, field: str) -> None:
     if not is_whole:
-        raise ValueError(f"a slot compares {what}, which are not kept together here; set {field}=True in the algorithm")
+        raise ValueError(f"{slot} compares {what}, which are not kept together here; set {field}=True in the algorithm")
 
 
 def sequence_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The length-normalised ratio of the whole sequence, at each of its steps."""
-    _check_whole(batch.whole.sequences, "the steps of a sequence", "whole_sequences")
+    _check_whole(batch.whole.sequences, "sequence_ratio", "the steps of a sequence", "whole_sequences")
     return losses.sequence_log_ratio(log_ratio, batch.mask)
 
 
 def sequence_token_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The value of `sequence_ratio`, with each step's own gradient (GSPO-token)."""
-    _check_whole(batch.whole.sequences, "the steps of a sequence", "whole_sequences")
+    _check_whole(batch.whole.sequences, "sequence_token_ratio", "the steps of a sequence", "whole_sequences")
     return losses.sequence_token_log_ratio(log_ratio, batch.mask)
 
 
 def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The geometric mean of the sequence's ratios, each clipped by itself, at each of its steps."""
-    _check_whole(batch.whole.sequences, "the steps of a sequence", "whole_sequences")
+    _check_whole(batch.whole.sequences, "geometric_mean_ratio", "the steps of a sequence", "whole_sequences")
     return losses.geometric_mean(
         log_ratio, batch.advantage, batch.mask, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
     )
@@ -185,7 +185,7 @@ def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperp
 
 def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """Each step's own ratio, without gradient where log-probability and advantage vary together most."""
-    _check_whole(batch.whole.minibatches, "the samples of a minibatch", "whole_minibatches")
+    _check_whole(batch.whole.minibatches, "covariance_clipped_ratio", "the samples of a minibatch", "whole_minibatches")
     low, high = losses.clip_fractions(
         log_ratio, batch.advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
     )
@@ -277,7 +277,7 @@ KL_PENALTIES = (kl_to_behaviour, kl_to_reference, exact_kl_to_reference)
 
 def covariance_kl(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """|log-ratio| to the behaviour policy, only where log-probability and advantage vary together most."""
-    _check_whole(batch.whole.minibatches, "the samples of a minibatch", "whole_minibatches")
+    _check_whole(batch.whole.minibatches, "covariance_kl", "the samples of a minibatch", "whole_minibatches")
     selected = losses.covariance_kl(
         prediction.log_prob, batch.advantage, batch.mask, fraction=hyperparams.covariance_fraction
     )

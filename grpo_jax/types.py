@@ -56,7 +56,7 @@ class Trajectory(NamedTuple):
     final_carry: PyTree = None  # memory of the policy there, each leaf [F, B, ...]
     final_value: jax.Array | None = None  # [F, B] of the critic there, None without one
     greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None where all are sampled
-    given: jax.Array | None = None  # [T, B] bool: the action is not the policy's choice; None where all are
+    given: jax.Array | None = None  # [T, B] bool: the action was imposed, not sampled; None where none was
 
     @property
     def starts(self) -> jax.Array:

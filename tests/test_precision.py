@@ -76,6 +76,7 @@ FUNCTIONS = {
     "weighted_sum": (bound(losses.weighted_sum, ..., ...), STEPS, STEPS),
     "value_loss": (bound(losses.value_loss, ..., ...), STEPS, STEPS),
     "clipped_value_loss": (bound(losses.clipped_value_loss, ..., ..., ..., clip=0.3), STEPS, STEPS, STEPS),
+    "explained_variance": (bound(losses.explained_variance, ..., ..., MASK), STEPS, STEPS),
     "top_entropy_mask": (bound(losses.top_entropy_mask, ..., MASK, quantile=0.8), STEPS),
     "grpo_loss": (
         lambda log_prob, behaviour, advantages, reference: losses.grpo_loss(
