@@ -105,7 +105,8 @@ def shown(value: float | str) -> str:
     """A value of an axis, exactly, in few characters."""
     if isinstance(value, str):
         return value
-    return short if float(short := f"{value:g}") == value else repr(float(value))
+    short = f"{value:g}"
+    return short if float(short) == value else repr(float(value))
 
 
 def _draws(ranges: dict[str, list[float]], samples: int, seed: int) -> list[tuple[float, ...]]:

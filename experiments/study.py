@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import errno
 import functools
 import importlib.metadata
 import math
@@ -36,6 +37,7 @@ from grpo_jax.training import Progress, RunResult, check_mesh
 from grpo_jax.types import PyTree
 
 PROGRAMS = "programs"
+OF_THE_DISK = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}  # None: said by our own code
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
@@ -303,8 +305,13 @@ def command(main: Callable[[], None]) -> None:
         join_processes()
         with given_back_if_unused():
             main()
-    except (ConfigError, OSError, MemoryError) as error:
-        there = kept() if isinstance(error, OSError) else ""
+    except (ConfigError, FileExistsError, MemoryError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in OF_THE_DISK:
+            raise
+        there = kept()
         print(f"error: {error}" + (f". What was not written yet is lost; {there}" if there else ""), file=sys.stderr)
         sys.exit(2)
     except StopSignal as stop:

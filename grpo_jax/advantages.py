@@ -8,7 +8,7 @@ others, NaN included, is ignored, and the advantage there is 0.
 A group whose scores are all equal teaches nothing, and gets exactly 0 whatever their magnitude. A score that is NaN
 spoils its own group only, except where an estimator normalises over the batch.
 
-Numbers may be of any type: half precision, integers and booleans are computed with, and returned, as float32.
+Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
 
 import chex

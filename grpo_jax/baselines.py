@@ -4,7 +4,7 @@ Trajectories are time-major, `[T, N]`. A value is made of the returns of other r
 stays unbiased when it is subtracted; what `kernel_values` says of exceptions. Steps that are not valid, and those whose
 return is not finite, tell nothing about others.
 
-Numbers may be of any type: half precision, integers and booleans are computed with, and returned, as float32.
+Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
 
 import functools

@@ -28,13 +28,13 @@ def zero() -> Count:
 
 
 def add(count: Count, number: jax.Array, unit: int) -> Count:
-    """The count and a whole number of at most a unit."""
+    """The count plus `number`, which is at most `unit`."""
     rest = count.rest + number.astype(jnp.int32)
     return Count(count.units + rest // unit, rest % unit)
 
 
 def share(count: Count, unit: int, total: jax.Array) -> jax.Array:
-    """The count as a part of the total, float32."""
+    """What part of `total` the count is, float32; 0 of an infinite total."""
     return (count.units.astype(jnp.float32) + count.rest.astype(jnp.float32) / unit) * unit / total
 
 

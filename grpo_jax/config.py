@@ -406,7 +406,7 @@ def _check_slots(config: Config) -> None:
 
     try:
         jax.eval_shape(gradient, jax.random.key(0))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"the algorithm and this configuration do not fit: {error}") from error
 
 

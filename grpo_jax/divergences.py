@@ -8,7 +8,7 @@ A trap: as a *loss*, `k1` does not pull towards the reference. On-policy its gra
 whatever the reference is. `k2`, and `k2_straight_through` with it, has the gradient of the KL; that of `k3` is
 KL(reference || policy)'s. `k1` belongs in the reward (`penalized_rewards`).
 
-Numbers may be of any type: half precision, integers and booleans are computed with, and returned, as float32.
+Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
 
 import jax

@@ -16,9 +16,13 @@ def as_count(name: str, value: Any, why: str = "") -> int:
         count = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         count = 0
-    if count < 1:
-        raise ConfigError(f"{name}={value!r} is not a positive integer{why and ': '}{why}; use 1 or more")
-    return count
+    if count >= 1:
+        return count
+    reason = f": {why}" if why else ""
+    instead = (
+        f"write {value:.0f}" if isinstance(value, float) and value >= 1 and value.is_integer() else "use 1 or more"
+    )
+    raise ConfigError(f"{name}={value!r} is not a positive integer{reason}; {instead}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from grpo_jax.advantages import discounted_returns
 from grpo_jax.environments import Environment
+from grpo_jax.environments.environment import threefry
 from grpo_jax.errors import as_count
 from grpo_jax.networks import Policy
 from grpo_jax.rollout import begun_episodes, unroll
@@ -62,7 +63,7 @@ def reset_groups(
       key: of all resets.
       num_envs, group_size: how many environments, and how many of them start from each reset.
     """
-    keys = jax.random.split(key, num_envs // group_size)
+    keys = jax.random.split(threefry(key), num_envs // group_size)
     of_groups = jax.tree.map(lambda leaf: leaf[::group_size], environment_params)
     start, observation = jax.vmap(environment.reset)(keys, of_groups)
     prompt = None if environment.prompt is None else jax.vmap(environment.prompt)(start, of_groups)

@@ -6,7 +6,7 @@ A reduction maps a mask `[T, N]` to weights `[T, N]`, so that `loss = sum(weight
 minibatch: computed once and split along with it, they make the accumulated gradient of its parts equal the gradient of
 the whole, under every reduction.
 
-Numbers may be of any type: half precision, integers and booleans are computed with, and returned, as float32.
+Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
 
 from collections.abc import Callable

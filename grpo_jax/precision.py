@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """The same numbers, wide enough to compute with: what every function on plain arrays makes of what it is given.
+    """Converts to float32, or keeps float64: what every function on plain arrays does first.
 
     float32 and float64 stay as they are. Half precision (float16, bfloat16) becomes float32: squares, ratios and
     floors such as eps = 1e-6 overflow or vanish in it. Integers and booleans become JAX's default float.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from grpo_jax.advantages import next_values
 from grpo_jax.environments import Environment
+from grpo_jax.environments.environment import threefry
 from grpo_jax.masking import mask_actions
 from grpo_jax.networks import Policy
 from grpo_jax.sharding import envs_are_split
@@ -72,7 +73,8 @@ def unroll(
     # Constant, so no part of what the scan carries.
     environment_params, state = state.environment_params, state._replace(environment_params=None)
     if auto_reset:
-        reset_keys = jnp.repeat(jax.random.split(_threefry(key_reset), num_envs // num_sharing), num_sharing)
+        reset_keys = jax.random.split(threefry(key_reset), num_envs // num_sharing)
+        reset_keys = jnp.repeat(reset_keys, num_sharing, axis=0)
         start_states = _start_states(environment, environment_params, reset_keys, num_steps)
     act = functools.partial(_step, policy, environment, params, environment_params, greedy, discount)
 
@@ -101,7 +103,7 @@ def unroll(
     def randomness(key, length):
         key_actions, key_environment = jax.random.split(key)
         noise = _checked_noise(policy.distribution.noise(key_actions, (length, num_envs)), (length, num_envs))
-        return noise, jax.random.split(_threefry(key_environment), (length, num_envs // num_sharing))
+        return noise, jax.random.split(threefry(key_environment), (length, num_envs // num_sharing))
 
     none_yet = jax.tree.map(
         lambda leaf: jnp.zeros((num_slots, *leaf.shape), leaf.dtype), (state.observation, state.policy_carry)
@@ -159,15 +161,6 @@ def _start_states(
         return jax.lax.cond(needs_more, draw, functools.partial(take, drawn), num_ended)
 
     return start_states
-
-
-def _threefry(key: jax.Array) -> jax.Array:
-    """A key of the generator threefry, made of one of any generator.
-
-    What others (rbg) draw under `vmap` depends on the other keys of the batch: equal keys would not draw equally, and
-    different ones not always differently.
-    """
-    return jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl="threefry2x32")
 
 
 def num_finals(environment: Environment, num_steps: int, auto_reset: bool) -> int:

@@ -9,7 +9,7 @@ log-ratio to log-ratio, and composes with every surrogate:
 
 At ratio 1 every surrogate has the gradient of the plain policy gradient, `advantage * d log_prob`.
 
-Numbers may be of any type: half precision, integers and booleans are computed with, and returned, as float32.
+Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
 
 import chex

@@ -169,6 +169,10 @@ def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Me
     return metrics
 
 
+MAX_CHUNK = 1000
+"""Iterations from one report to the next, at most, of a run that episodes alone bound."""
+
+
 class Chunk(NamedTuple):
     """Some iterations of a run, on the host; `R` rows (seeds × hyperparameters)."""
 
@@ -286,7 +290,9 @@ def run(
     def going_on(states):
         return np.asarray(within_budget(states, limits))[:num_rows].any()
 
-    chunk_length = -(-num_iterations // num_chunks)
+    # Without a limit of steps only the longest possible episodes bound it, which seldom are as long.
+    longest = num_iterations if np.all(np.isfinite(hyperparams.total_steps)) else MAX_CHUNK
+    chunk_length = min(-(-num_iterations // num_chunks), longest)
 
     init = functools.partial(initial_states, config, mesh=mesh)
     started, compile_seconds, chunks = time.perf_counter(), 0.0, []
@@ -355,11 +361,12 @@ def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, 
 
     def stay(state):
         _, metrics = jax.eval_shape(train_step, state)
-        nothing = {True: jnp.nan, False: 0}  # of real numbers, and of counts
-        return state, {
-            name: jnp.full(value.shape, nothing[jnp.issubdtype(value.dtype, jnp.floating)], value.dtype)
-            for name, value in metrics.items()
-        }
+
+        def nothing(metric):
+            is_real = jnp.issubdtype(metric.dtype, jnp.floating)
+            return jnp.full(metric.shape, jnp.nan if is_real else 0, metric.dtype)
+
+        return state, jax.tree.map(nothing, metrics)
 
     def chunk(row):
         state, limit = row

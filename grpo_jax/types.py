@@ -109,7 +109,10 @@ class Prediction(NamedTuple):
 
 
 class Count(NamedTuple):
-    """The whole number `units * unit + rest`, where `unit` is the most that one iteration adds: exact past 32 bits."""
+    """The whole number `units * unit + rest`, where `unit` is the most that one iteration adds, at most 2^30.
+
+    Exact as long as `units` is an int32: for 2^31 iterations.
+    """
 
     units: jax.Array  # int32
     rest: jax.Array  # int32, below the unit

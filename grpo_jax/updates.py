@@ -181,6 +181,8 @@ def loss(
     """Σ weight · (−surrogate + penalties + value_coef · value loss), and what to report of it.
 
     The weights are in the batch, from the algorithm's reduction of the whole rollout: losses of parts add up.
+    `policy/clip_fraction_low` and `_high` are the shares of steps whose advantage, negative or positive, has no effect
+    on the gradient: 0 where no slot clips, or what is clipped is a weight (CISPO).
 
     Args:
       algorithm, policy, params: whose slots, which network, at which parameters.
@@ -202,9 +204,8 @@ def loss(
         cost = _shaped("penalties", penalty(prediction, batch, hyperparams), batch.mask)
         total += losses.weighted_sum(cost, batch.weight)
 
-    # Whichever slot clips, and however: what it clips has an advantage that moves nothing.
     slope, _ = jax.grad(surrogate_loss, has_aux=True)(jax.lax.stop_gradient(step_log_ratio))
-    clipped = slope == 0
+    clipped = (slope == 0) & (batch.weight != 0)  # whichever slot clips, and however
     metrics = {
         "loss/policy": policy_loss,
         "policy/entropy": losses.weighted_sum(prediction.entropy, per_step),

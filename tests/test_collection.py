@@ -214,6 +214,16 @@ def test_members_share_the_starts_of_all_their_episodes_under_any_generator(gene
 
 
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+def test_rows_start_where_they_would_alone_under_any_generator(generator):
+    config = Config(environment=Probe(), num_envs=8, group_size=4, num_minibatches=1, hidden_sizes=(2,))
+    keys = jax.random.split(jax.random.key(0, impl=generator), 3)
+    init = make_init(config)
+    together = jax.jit(jax.vmap(lambda key: init(key, Hyperparams()).rollout.observation))(keys)
+    for key, observation in zip(keys, together, strict=True):
+        assert np.array_equal(jax.jit(init)(key, Hyperparams()).rollout.observation, observation)
+
+
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
 def test_evaluation_needs_no_jit_under_any_generator(generator):
     config = Config(environment=Probe(), num_envs=8, group_size=4, num_minibatches=1, hidden_sizes=(2,))
     keys = jax.random.split(jax.random.key(0, impl=generator))

@@ -40,6 +40,7 @@ def windows(config, num_windows):
 
         return state, jax.lax.scan(window, rollout, jax.random.split(key, num_windows))[1]
 
+    # Under this key every environment of the second window has something to remember.
     state, trajectories = play(jax.random.key(1))
     return state, [jax.tree.map(lambda leaf, i=i: leaf[i], trajectories) for i in range(num_windows)]
 

@@ -208,6 +208,14 @@ def test_what_a_slot_needs_is_told_at_construction(slot, need, message, given):
     Config(algorithm=algorithm._replace(**need), **SMALL | size)
 
 
+def test_a_slot_of_ones_own_that_reads_what_is_not_there_is_told_at_construction():
+    def relative(trajectory, hyperparams, group_size):
+        return trajectory.reward - trajectory.value.astype(float)
+
+    with pytest.raises(ConfigError, match="'NoneType' object has no attribute 'astype'"):
+        Config(algorithm=GRPO._replace(advantage=relative), **SMALL)
+
+
 @pytest.mark.parametrize("parts", [None, 1, 2])
 def test_what_compares_a_minibatch_is_not_given_parts_of_it(parts):
     algorithm = GRPO._replace(ratio=wrapped(slots.covariance_clipped_ratio))

@@ -335,6 +335,15 @@ def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
         assert bits(values[:, 1]) == bits(driven[0].metrics[name][: len(values), 1]), name
 
 
+def test_a_run_that_episodes_bound_reports_before_the_longest_ones_could_be_over():
+    forever = Config(
+        environment=Probe(), algorithm="ppo", num_envs=8, num_steps=4, num_minibatches=1, hidden_sizes=(2,),
+        env_params={"max_steps_in_episode": 2**20, "lifetime": 3},
+    )  # fmt: skip
+    result = run(forever, Hyperparams(total_steps=np.inf), KEYS[:1], max_episodes=64)
+    assert counted(result.states.episodes, 32).tolist() == [64] and len(result.steps) == 6
+
+
 def test_what_nothing_ends_is_refused(grpo):
     with pytest.raises(ValueError, match="total_steps=inf, and there is no max_episodes, so nothing ends the run"):
         run(grpo.config, Hyperparams(total_steps=jnp.array([4000.0, np.inf, 4000.0])), KEYS)

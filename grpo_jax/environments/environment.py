@@ -37,6 +37,18 @@ class Environment(NamedTuple):
     task: Any = None  # of a token environment: its `tokens.Task`
 
 
+def threefry(key: jax.Array) -> jax.Array:
+    """A key of the generator threefry, which environments draw by, made of one of any generator.
+
+    What others (rbg) draw under `vmap` depends on the other keys of the batch: equal keys would not draw equally, and
+    different ones not always differently. One of threefry stays as it is, raw or not: environments may keep it in their
+    states, and all resets and steps of a run then agree in what it is.
+    """
+    if str(jax.random.key_impl(key)) == "threefry2x32":
+        return key
+    return jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl="threefry2x32")
+
+
 def transition(
     state: Any, observation: jax.Array, reward: jax.Array, terminated: jax.Array, truncated: jax.Array
 ) -> Transition:

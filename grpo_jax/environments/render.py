@@ -37,10 +37,11 @@ VIDEOS = (".mp4", ".mov", ".mkv", ".avi")
 
 def check_renderable(name: str, path: Path) -> None:
     """Raises ConfigError if an environment of this name, or a file of this one's suffix, cannot be drawn here."""
-    if Path(path).suffix.lower() not in (".gif", *VIDEOS):
+    suffix = path.suffix.lower()
+    if suffix not in (".gif", *VIDEOS):
         raise ConfigError(f"{path} is no file that an episode can be drawn in: use one such as episode.gif")
-    if Path(path).suffix.lower() in VIDEOS and shutil.which("ffmpeg") is None:
-        raise ConfigError(f"drawing {path} needs ffmpeg, which is not installed; use {Path(path).with_suffix('.gif')}")
+    if suffix in VIDEOS and shutil.which("ffmpeg") is None:
+        raise ConfigError(f"drawing {path} needs ffmpeg, which is not installed; use {path.with_suffix('.gif')}")
     if name not in RENDERABLE:
         raise ConfigError(f"gymnax cannot draw {name!r}; {nearest(name, RENDERABLE)}")
     if name in CLASSIC_CONTROL and importlib.util.find_spec("pygame") is None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.environments.environment import Environment, transition
+from grpo_jax.environments.environment import Environment, threefry, transition
 from grpo_jax.environments.tokens.task import ACCURACY, ASK, END, PAD, Problem, Task, Tokens
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.spaces import Discrete
@@ -50,10 +50,6 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
     is_held_out = _held_out(task.draw, task.prompt)
 
     def reset(key, params):
-        if str(jax.random.key_impl(key)) != "threefry2x32":
-            # Others may draw by the first key of a vmap alone, and that one stands still once its own row is done.
-            key = jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
-
         # Rejection: each side of the partition keeps the distribution that `draw` has on it.
         def again(carry):
             key, _ = carry
@@ -63,7 +59,8 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
         def on_other_side(carry):
             return is_held_out(carry[1]) != (params["held_out"] > 0)
 
-        _, problem = jax.lax.while_loop(on_other_side, again, again((key, None)))
+        # A generator that draws by the first key of a vmap alone would stand still once that key's row is done.
+        _, problem = jax.lax.while_loop(on_other_side, again, again((threefry(key), None)))
         nothing = jnp.full(task.max_length, PAD, jnp.int32)
         return Completion(problem, nothing, jnp.zeros((), jnp.int32)), jnp.full((), ASK, jnp.int32)
 
