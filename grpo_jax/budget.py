@@ -41,11 +41,13 @@ def share(count: Count, unit: int, total: jax.Array) -> jax.Array:
 def make_budget(total_steps: np.ndarray, max_episodes: float, num_rows: int, unit: int) -> Budget:
     """On the host, `[num_rows]`, from numbers that may be infinite, which is more than any run makes."""
 
-    def count(number):
-        whole = np.minimum(np.floor(np.asarray(number, np.float64)), _MOST_UNITS * unit).astype(np.int64)
+    def count(whole):
+        whole = np.minimum(whole, _MOST_UNITS * unit).astype(np.int64)
         return Count(*(np.broadcast_to(part, num_rows).astype(np.int32) for part in np.divmod(whole, unit)))
 
-    return Budget(count(total_steps), count(max_episodes))
+    # Not exceeded the one, reached the other.
+    of_steps, of_episodes = (np.asarray(number, np.float64) for number in (total_steps, max_episodes))
+    return Budget(count(np.floor(of_steps)), count(np.ceil(of_episodes)))
 
 
 def allows_another(budget: Budget, steps: Count, episodes: Count) -> jax.Array:
@@ -80,6 +82,10 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
         if max_episodes == math.inf or cut:
             why = "episodes that are cut off need never end" if cut else "there is no max_episodes"
             raise ConfigError(f"total_steps=inf, and {why}, so nothing ends the run; use a number of steps")
+        if most_steps(config, hyperparams, max_episodes) > _MOST_UNITS * config.steps_per_iteration:
+            raise ConfigError(
+                f"total_steps=inf, and max_episodes={max_episodes:g} may take more than 2^31 iterations; use fewer"
+            )
 
 
 def most_steps(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> int:

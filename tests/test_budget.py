@@ -7,6 +7,7 @@ import pytest
 from probes import Probe, counted
 
 from grpo_jax import Config, Hyperparams, budget, run
+from grpo_jax.errors import ConfigError
 
 UNITS = [55, 2256, 64_000, 2**26]
 
@@ -25,11 +26,19 @@ def test_an_iteration_is_allowed_to_the_very_last_step(unit, total):
 
 @pytest.mark.parametrize("limit", [7.0, 7.5, 2.0**33 + 1])
 def test_episodes_are_limited_to_a_number(limit):
+    completed = (0, np.floor(limit) - 1, np.floor(limit), np.floor(limit) + 1, np.floor(limit) + 5)
     allowed = [
         bool(budget.allows_another(budget.make_budget(np.inf, limit, 1, unit=6), budget.zero(), count(number, 6)))
-        for number in (0, np.floor(limit) - 1, np.floor(limit), np.floor(limit) + 5)
+        for number in completed
     ]
-    assert allowed == [True, True, False, False]
+    assert allowed == [number < limit for number in completed]
+
+
+def test_more_episodes_than_iterations_can_be_counted_are_refused():
+    config = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=2, hidden_sizes=(2,))
+    budget.check_budget(config, Hyperparams(total_steps=np.inf), max_episodes=10**9)
+    with pytest.raises(ConfigError, match="max_episodes=1e\\+12 may take more than 2\\^31 iterations"):
+        budget.check_budget(config, Hyperparams(total_steps=np.inf), max_episodes=10**12)
 
 
 def count(number, unit):

@@ -231,6 +231,38 @@ def test_evaluation_needs_no_jit_under_any_generator(generator):
     assert evaluate(config, state, keys[1], num_episodes=4).returns.tolist() == [3.0] * 4
 
 
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+def test_environments_may_keep_their_keys(make_key, generator):
+    """Resets and steps agree in what a key is, so that a state may hold those of either."""
+    config = Config(
+        environment=KeepsKeys(), algorithm="ppo", num_envs=4, num_steps=4, hidden_sizes=(2,), num_minibatches=1
+    )
+    with jax.default_prng_impl(generator):
+        state = make_init(config)(make_key(0), Hyperparams())
+        state, metrics = make_train_step(config)(state)
+    assert metrics["episode/count"] == 4
+    kept = jax.tree.leaves(state.rollout.environment.mark)
+    assert [str(jax.random.key_impl(key)) for key in kept] == ["threefry2x32"] * 2
+    assert all(len({key.tobytes() for key in np.asarray(jax.random.key_data(keys))}) == 4 for keys in kept)
+
+
+class KeepsKeys(Probe):
+    """In its state the keys of the reset and of the last step."""
+
+    def reset_env(self, key, params):
+        observation, state = super().reset_env(key, params)
+        return observation, state.replace(mark=(key, key))
+
+    def step_env(self, key, state, action, params):
+        of_reset, _ = state.mark
+        state = state.replace(mark=(of_reset, key), time=state.time + 1)
+        return self.get_obs(state), state, 1.0, False, {}
+
+    def get_obs(self, state, params=None, key=None):
+        return jnp.ones(1)
+
+
 def test_a_baseline_sees_one_window_at_a_time(anchored):
     """What is paid in the second window moves no value of the first, not even of another environment."""
     _, _, trajectory = anchored
