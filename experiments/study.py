@@ -38,6 +38,7 @@ from grpo_jax.types import PyTree
 
 PROGRAMS = "programs"
 OF_THE_DISK = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}  # None: said by our own code
+OF_THE_DISK |= {errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}  # no place for a file
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 

@@ -12,7 +12,7 @@ import pytest
 from probes import difference
 from rich.console import Console
 
-from experiments import family, token_runs, tokens, train
+from experiments import family, plot, token_runs, tokens, train
 from experiments.recording import Subject
 from experiments.study import command
 from grpo_jax.checkpoint import Checkpoints
@@ -276,3 +276,16 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
 def test_a_folder_that_cannot_be_written(tmp_path, capsys):
     said = refused(capsys, lambda: start("--out", "/proc/none/out"))
     assert "error: /proc/none/out cannot be written to: " in said and "another folder (--out)" in said
+
+
+def test_a_name_that_is_too_long_for_a_folder(tmp_path, capsys):
+    said = refused(capsys, lambda: start("--out", str(tmp_path / ("x" * 300))))
+    assert said.startswith("error: ") and "File name too long" in said
+
+
+def test_a_picture_that_cannot_be_where_a_folder_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plot, "read_all", lambda *_: [])
+    monkeypatch.setattr(plot, "plot", lambda runs, metric, out: out.open("wb"))
+    (tmp_path / "curves.png").mkdir()
+    arguments = plot.Arguments(runs=(tmp_path,), out=tmp_path / "curves.png")
+    assert "error: [Errno 21] Is a directory" in refused(capsys, lambda: plot.main(arguments))
