@@ -33,8 +33,8 @@ class GRU(nn.Module):
         gates = side_by_side(orthogonal(1.0), 3)
         # One matrix product for the inputs of all steps: only what depends on the carry is left for the scan.
         inputs = Dense(3 * self.size, kernel_init=gates, name="input")(x)
-        kernel = self.param("recurrent_kernel", gates, (self.size, 3 * self.size))
-        bias = self.param("recurrent_bias", nn.initializers.zeros, (self.size,))
+        kernel = self.param("recurrent_kernel", gates, (self.size, 3 * self.size), jnp.float32)
+        bias = self.param("recurrent_bias", nn.initializers.zeros, (self.size,), jnp.float32)
 
         def cell(h, step):
             x, start = step

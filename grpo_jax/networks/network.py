@@ -49,4 +49,4 @@ class Network(nn.Module):
 
     def initial_carry(self, num_envs: int) -> Any:
         """`[num_envs, memory_size]` of zeros; () without memory."""
-        return jnp.zeros((num_envs, self.memory_size)) if self.memory_size else ()
+        return jnp.zeros((num_envs, self.memory_size), jnp.float32) if self.memory_size else ()

@@ -45,7 +45,7 @@ def shuffled_advantage(trajectory, hyperparams, group_size):
     whatever action was taken makes any policy deterministic, now and then a good one.
     """
     num_groups = trajectory.reward.shape[1] // group_size
-    seed = jax.lax.bitcast_convert_type(jnp.sum(trajectory.log_prob), jnp.uint32)
+    seed = jax.lax.bitcast_convert_type(jnp.sum(trajectory.log_prob).astype(jnp.float32), jnp.uint32)
     keys = jax.random.split(jax.random.key(seed), num_groups)
     scores = jax.vmap(jax.random.permutation)(keys, episode_scores(trajectory, group_size))
     return jnp.where(trajectory.valid, group_normalized(scores).reshape(1, -1), 0.0)
@@ -72,6 +72,6 @@ def test_real_groups_solve_cartpole_within_1000_episodes():
     config = Config(environment="CartPole-v1", **CONFIG_FIELDS[label])
     hyperparams = Hyperparams(total_steps=500_000.0, **HYPERPARAM_FIELDS[label])
     result = run(config, hyperparams, jax.random.split(jax.random.key(0), 10), max_episodes=1000)
-    done = Run(label, config, hyperparams, result, np.zeros(10), 0.0)
+    done = Run(label, config, hyperparams, result, np.zeros(10), 0.0, 0.0)
     assert done.episodes[-1].tolist() == [1000.0] * 10
     assert np.sum(last_episodes(done, 100) >= 475) >= 8
