@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from grpo_jax import advantages, baselines, divergences, losses, masking, rewards, surrogates
 
@@ -148,7 +149,7 @@ def equations(jaxpr):
     """All of a program, those of its inner programs too."""
     for equation in jaxpr.eqns:
         yield equation
-        for inner in jax.core.jaxprs_in_params(equation.params):
+        for inner in jaxprs_in_params(equation.params):
             yield from equations(inner)
 
 
