@@ -251,7 +251,7 @@ def _check_numbers(config: Config) -> None:
     num_samples, what = config.num_learnt_steps, "num_envs * num_steps"
     if config.share_prompts:
         num_samples, what = config.num_learnt_groups, "num_envs / group_size (whole groups, share_prompts=True)"
-    elif config.algorithm.whole_sequences or config.policy.has_memory:
+    elif updates.of_whole_sequences(config.algorithm, config.policy):
         num_samples, what = num_samples // config.window_steps, "num_envs (whole sequences)"
     if of_kept or config.num_windows > 1:
         what = "samples of all windows" if not of_kept else "samples of num_kept_groups"

@@ -44,6 +44,11 @@ def make_optimizer(hyperparams: Hyperparams, progress: jax.Array) -> optax.Gradi
     )
 
 
+def of_whole_sequences(algorithm: Algorithm, policy: Policy) -> bool:
+    """Whether minibatches are of whole rollouts (S = T): for a slot that compares their steps, or a memory."""
+    return algorithm.whole_sequences or policy.has_memory
+
+
 def make_batch(
     algorithm: Algorithm,
     policy: Policy,
@@ -103,7 +108,7 @@ def make_batch(
     if trajectory.given is not None:
         # One member of the group took each action, which the policy takes with its probability.
         weight *= group_size * jnp.exp(trajectory.log_prob)
-    whole_sequences = algorithm.whole_sequences or policy.has_memory
+    whole_sequences = of_whole_sequences(algorithm, policy)
     batch = Batch(
         observation=trajectory.observation,
         action=trajectory.action,
