@@ -12,29 +12,35 @@ to learn so, groups have to start from one state.
 import contextlib
 import dataclasses
 import datetime
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments import peers
-from experiments.console import make_console
-from experiments.study import command, hardware, num_cores, versions
-from experiments.workloads import WHOLE, Case, final_returns, make_cases, make_config, matmul, ours
+from experiments.harness import peers
+from experiments.harness.command import command, hardware, num_cores, versions
+from experiments.harness.console import make_console
+from experiments.harness.workloads import (
+    WHOLE,
+    commit,
+    final_returns,
+    make_cases,
+    make_config,
+    measure,
+    ours,
+)
 from grpo_jax import Hyperparams, run
-from grpo_jax.alarms import Alarms
 from grpo_jax.errors import ConfigError
-from grpo_jax.logbook import Logbook
-from grpo_jax.results import write_json
-from grpo_jax.statistics import bootstrap_interval, iqm
-from grpo_jax.trackers import TensorBoard
+from grpo_jax.recording.alarms import Alarms
+from grpo_jax.recording.files import write_json
+from grpo_jax.recording.logbook import Logbook
+from grpo_jax.recording.statistics import bootstrap_interval, iqm
+from grpo_jax.recording.trackers import TensorBoard
 
 DEFAULT_NUM_ENVS = {"CartPole-v1": (64, 512, 2048)}
 
@@ -128,38 +134,6 @@ def main(arguments: Arguments) -> None:
     console.print(f"Results in {out}", soft_wrap=True)
 
 
-def measure(cases: list[Case], repeats: int, seconds: float) -> list[dict]:
-    """Times every case once in each round, matrix products beside them; one row for each case."""
-    cases = [*cases, matmul()]
-    num_steps = []
-    for case in cases:
-        _time(case, 1)
-        num_steps.append(max(1, round(seconds / _time(case, 1))))
-    rounds = [[_time(case, n) / n for case, n in zip(cases, num_steps, strict=True)] for _ in range(repeats)]
-    times = np.array(rounds).T
-    medians = np.median(times, axis=1)
-    peak = cases[-1].flops / medians[-1]
-    rows = []
-    for case, series, median in zip(cases[:-1], times, medians, strict=False):
-        rows.append(
-            {
-                "implementation": case.name,
-                "steps_per_second": case.num_samples / median,
-                "steps_per_second_low": case.num_samples / series.max(),
-                "steps_per_second_high": case.num_samples / series.min(),
-                "ratio": medians[0] / median if case.name in WHOLE else np.nan,
-                "ratio_to": cases[0].name,
-                "flops_per_second": case.flops / median,
-                "matmul_flops_per_second": peak,
-                "roofline_fraction": case.flops / median / peak,
-                "memory_bytes": case.memory,
-                "compile_seconds": case.compile_seconds,
-                "seconds_per_train_step": series,
-            }
-        )
-    return rows
-
-
 def compare_learning() -> dict[str, dict]:
     """What ours and the plain PPO have learnt after equal steps: IQM and 95% interval of 16 seeds."""
     environment, num_envs, num_seeds, total_steps = "CartPole-v1", 64, 16, 500_000
@@ -176,7 +150,7 @@ def overhead(repeats: int) -> dict:
 
     Of 100 iterations of 512 environments, each reported, with three checkpoints; from the end of the first iteration.
     """
-    from grpo_jax.checkpoint import Checkpoints
+    from grpo_jax.recording.checkpoint import Checkpoints
 
     config = make_config("CartPole-v1", 512, critic=True)
     hyperparams = Hyperparams(total_steps=100.0 * config.steps_per_iteration)
@@ -212,22 +186,6 @@ def overhead(repeats: int) -> dict:
     times = np.array([[seconds(records) for records in (False, True)] for _ in range(repeats)])
     wall, cores = np.median(times[:, 1], axis=0) / np.median(times[:, 0], axis=0) - 1
     return {"share_of_wall_seconds": wall, "share_of_core_seconds": cores, "seconds": times}
-
-
-def _time(case: Case, num_steps: int) -> float:
-    started = time.perf_counter()
-    jax.block_until_ready(case.program(case.state, case.fixed, jnp.int32(num_steps - 1)))
-    return time.perf_counter() - started
-
-
-def commit() -> str | None:
-    """Of the working tree, with a mark if it holds changes; None outside of one."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        folder = Path(__file__).parent
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def table(title: str, rows: list[dict]) -> Table:

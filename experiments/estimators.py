@@ -19,20 +19,22 @@ from jax.flatten_util import ravel_pytree
 from rich.progress import track
 from rich.table import Table
 
-from experiments.benchmark import commit
-from experiments.console import make_console
-from experiments.mdps import PROCESSES, Exact, Tabular, exact_gradient
-from experiments.study import command, hardware, versions
-from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, slots
+from experiments.harness.command import command, hardware, versions
+from experiments.harness.console import make_console
+from experiments.harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
+from experiments.harness.workloads import commit
+from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
-from grpo_jax.baseline_slots import kernel_baseline
-from grpo_jax.collection import collect
+from grpo_jax.devices.mesh import mesh_of_rows, over_rows
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
-from grpo_jax.losses import mean_of_sequence_sums, mean_over_steps
-from grpo_jax.results import write_json
-from grpo_jax.sharding import mesh_of_rows, over_rows
-from grpo_jax.updates import make_batch, minibatch_gradient
+from grpo_jax.objectives import slots
+from grpo_jax.objectives.baseline_slots import kernel_baseline
+from grpo_jax.objectives.losses import mean_of_sequence_sums, mean_over_steps
+from grpo_jax.recording.files import write_json
+from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
+from grpo_jax.training.experience import collect
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.minibatches import minibatch_gradient
 
 NUM_ENVS, GROUP_SIZE = 32, 8
 NUM_CHAINS = 256  # independent of each other, as the rollouts of one are not
@@ -142,7 +144,7 @@ def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> M
         everything = jnp.arange(batch.mask.shape[1])
         _, _, gradient = minibatch_gradient(algorithm, policy, params, batch, everything, hyperparams, 1)
         ascent = -ravel_pytree(gradient)[0]
-        return (state, key), (ascent, jnp.sum(trajectory.valid) + config.lead_steps)
+        return (state, key), (ascent, jnp.sum(trajectory.valid) + config.trunk_steps)
 
     def add(sums, _):
         carry, sums = sums

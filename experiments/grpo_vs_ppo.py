@@ -4,7 +4,9 @@ import dataclasses
 
 import tyro
 
-from experiments.study import Study, StudyArguments, command, make_plan
+from experiments.harness.command import command
+from experiments.harness.runs import make_plan
+from experiments.harness.study import Study, StudyArguments
 
 
 @dataclasses.dataclass

@@ -7,20 +7,13 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from experiments.study import (
-    Plan,
-    Run,
-    Study,
-    StudyArguments,
-    command,
-    draw_curves,
-    hardware,
-    make_plan,
-    sampled_return,
-)
+from experiments.harness.command import command, hardware
+from experiments.harness.figures import draw_curves
+from experiments.harness.runs import Plan, Run, make_plan, sampled_return
+from experiments.harness.study import Study, StudyArguments
 from grpo_jax.algorithms import name_of
-from grpo_jax.results import write_json
-from grpo_jax.statistics import Curve, bootstrap_interval, iqm, learning_curve
+from grpo_jax.recording.files import write_json
+from grpo_jax.recording.statistics import Curve, bootstrap_interval, iqm, learning_curve
 
 SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
 

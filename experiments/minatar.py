@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from experiments.study import Plan, Study, StudyArguments, command, make_plan, sampled_return
+from experiments.harness.command import command
+from experiments.harness.runs import Plan, make_plan, sampled_return
+from experiments.harness.study import Study, StudyArguments
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import KERNEL_GAE
-from grpo_jax.baseline_slots import policy_features
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.groups import CONTINUE
+from grpo_jax.objectives.baseline_slots import policy_features
+from grpo_jax.rollouts.starts import CONTINUE
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
 

@@ -10,11 +10,17 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.console import make_console
-from experiments.study import command
+from experiments.harness.command import command
+from experiments.harness.console import make_console
 from grpo_jax.errors import ConfigError
-from grpo_jax.results import METRICS_FILE, SUMMARY_FILE, read_lines
-from grpo_jax.statistics import bootstrap_interval, iqm, learning_curve, performance_profile, probability_of_improvement
+from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, read_lines
+from grpo_jax.recording.statistics import (
+    bootstrap_interval,
+    iqm,
+    learning_curve,
+    performance_profile,
+    probability_of_improvement,
+)
 
 RETURN = "episode/return_mean"
 MEANS_OF_EPISODES = (RETURN, "episode/length_mean")

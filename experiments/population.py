@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from experiments.console import make_console
-from experiments.study import command, make_plan
+from experiments.harness.command import command
+from experiments.harness.console import make_console
+from experiments.harness.runs import make_plan
 from grpo_jax import TrainState, make_init, make_train_step
-from grpo_jax.sharding import mesh_of_rows, over_rows
+from grpo_jax.devices.mesh import mesh_of_rows, over_rows
 
 
 @dataclasses.dataclass

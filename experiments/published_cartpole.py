@@ -12,12 +12,14 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.settings import OF_ALGORITHMS
-from experiments.study import Plan, Run, Study, StudyArguments, command
+from experiments.harness.command import command
+from experiments.harness.runs import Plan, Run
+from experiments.harness.settings import OF_ALGORITHMS
+from experiments.harness.study import Study, StudyArguments
 from grpo_jax import GRPO, Config, Hyperparams
-from grpo_jax.groups import CONTINUE
-from grpo_jax.slots import kl_to_behaviour, whitened_return_advantage
-from grpo_jax.statistics import bootstrap_interval, iqm
+from grpo_jax.objectives.slots import kl_to_behaviour, whitened_return_advantage
+from grpo_jax.recording.statistics import bootstrap_interval, iqm
+from grpo_jax.rollouts.starts import CONTINUE
 
 PUBLISHED = {"(a) single trajectory": "417.8 / 418.6", "(b) window": "417.8 / 418.6", "(d) PPO": "500"}
 """Mean return of the last ten episodes, as published (for GRPO, two figures that do not say of which recipe)."""

@@ -14,16 +14,19 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.grid import Sweep, make_sweep, shown
-from experiments.programs import SPLIT_FILE, make_programs
-from experiments.recording import Subject
-from experiments.settings import SOLVED_AT
-from experiments.study import Plan, Run, Study, StudyArguments, check_plans, command, plot_curves, solved_after
-from experiments.train import as_fields
-from grpo_jax.logbook import Logbook
-from grpo_jax.results import part_of_record, read_record, write_json
-from grpo_jax.statistics import bootstrap_interval, iqm
-from grpo_jax.training import Chunk
+from experiments.harness.command import command
+from experiments.harness.figures import plot_curves, shown, solved_after
+from experiments.harness.flags import as_fields
+from experiments.harness.grid import Sweep, make_sweep
+from experiments.harness.programs import SPLIT_FILE, make_programs
+from experiments.harness.runs import Plan, Run
+from experiments.harness.settings import SOLVED_AT
+from experiments.harness.study import Study, StudyArguments, check_plans
+from grpo_jax.recording.files import part_of_record, read_record, write_json
+from grpo_jax.recording.logbook import Logbook
+from grpo_jax.recording.recorded_run import Subject
+from grpo_jax.recording.statistics import bootstrap_interval, iqm
+from grpo_jax.training.run import Chunk
 
 NUM_SHOWN = 20
 

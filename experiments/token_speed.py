@@ -15,19 +15,20 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.benchmark import commit, measure
-from experiments.console import make_console
-from experiments.study import command, hardware, versions
-from experiments.workloads import Case, compiled
+from experiments.harness.command import command, hardware, versions
+from experiments.harness.console import make_console
+from experiments.harness.workloads import Case, commit, compiled, measure
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
-from grpo_jax.groups import FRESH, one_carry_per_group, reset_groups
-from grpo_jax.results import write_json
-from grpo_jax.rollout import unroll
-from grpo_jax.spaces import Discrete
-from grpo_jax.updates import Learner, make_batch, make_optimizer, update_epochs
+from grpo_jax.environments.spaces import Discrete
+from grpo_jax.recording.files import write_json
+from grpo_jax.rollouts.groups import one_carry_per_group, reset_groups
+from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.starts import FRESH
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.epochs import Learner, make_optimizer, update_epochs
 
 
 @dataclasses.dataclass

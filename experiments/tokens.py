@@ -8,14 +8,17 @@ from typing import Any
 import jax
 import tyro
 
-from experiments.settings import REWARD_HACKING, TokenTask, settings, token_task
-from experiments.study import Plan, Study, StudyArguments, command
-from experiments.token_runs import EXACT_MATCH, Watch, as_started, plot_accuracies, show_samples, warm_started
-from grpo_jax import Config, Hyperparams, slots
+from experiments.harness.command import command
+from experiments.harness.runs import Plan
+from experiments.harness.settings import REWARD_HACKING, TokenTask, settings, token_task
+from experiments.harness.study import Study, StudyArguments
+from experiments.harness.token_runs import EXACT_MATCH, Watch, as_started, plot_accuracies, show_samples, warm_started
+from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import by_name, with_reference
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, Task, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import FRESH
+from grpo_jax.objectives import slots
+from grpo_jax.rollouts.starts import FRESH
 
 
 @dataclasses.dataclass

@@ -3,31 +3,114 @@
 DR_GRPO = GRPO._replace(advantage=group_centered_advantage, reduce=sum_over_horizon)
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from grpo_jax import slots, types
-from grpo_jax.advantages import scale_by_rms, whiten
-from grpo_jax.baseline_slots import kernel_baseline, same_step_baseline, state_hash_baseline
+import jax
+
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
-from grpo_jax.losses import mean_of_sequence_means, mean_over_steps, sum_over_horizon
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives import slots
+from grpo_jax.objectives.advantages import scale_by_rms, whiten
+from grpo_jax.objectives.baseline_slots import kernel_baseline, same_step_baseline, state_hash_baseline
+from grpo_jax.objectives.losses import mean_of_sequence_means, mean_over_steps, sum_over_horizon
+from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, Start
+from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
+
+
+class Baseline(Protocol):
+    """What states are worth, told by the returns of other environments."""
+
+    def __call__(
+        self, trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """Of the observations, `[T, B]`, and of the final ones, `[F, B]`; the parameters are those that acted."""
+
+
+class Advantage(Protocol):
+    """How much better each step was than what it is compared with."""
+
+    def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+        """`[T, B]`, 0 where not valid."""
+
+
+class Normalize(Protocol):
+    """What is done to the advantages of each minibatch."""
+
+    def __call__(self, advantage: jax.Array, mask: jax.Array) -> jax.Array:
+        """`[S, N]` and `[S, N]` to `[S, N]`."""
+
+
+class Ratio(Protocol):
+    """Whose probability ratio the surrogate sees: that of a step, of a sequence, ..."""
+
+    def __call__(self, log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+        """From the log-ratio of each step, `[S, N]`, to a log-ratio `[S, N]`."""
+
+
+class Surrogate(Protocol):
+    """The objective, to be maximised."""
+
+    def __call__(self, log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+        """`[S, N]` and `[S, N]` to `[S, N]`."""
+
+
+class Penalty(Protocol):
+    """A cost, to be minimised, with its coefficient in it."""
+
+    def __call__(self, prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+        """`[S, N]`."""
+
+
+class Reduce(Protocol):
+    """How much each step weighs in the loss."""
+
+    def __call__(self, mask: jax.Array) -> jax.Array:
+        """From the valid steps of a rollout, `[T, B]`, to weights `[T, B]`; the loss is the weighted sum."""
+
+
+class Critic(Protocol):
+    """The loss of the critic's predictions."""
+
+    def __call__(self, values: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+        """`[S, N]` to `[S, N]`; targets and the behaviour critic's values are in the batch."""
+
+
+class Reference(Protocol):
+    """How the reference policy moves after an iteration."""
+
+    def __call__(self, reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
+        """The next reference's parameters; `iteration` counts from 1."""
+
+
+class Reward(Protocol):
+    """What is done to the rewards before they are compared."""
+
+    def __call__(self, trajectory: Trajectory, kl: jax.Array | None, hyperparams: Hyperparams) -> jax.Array:
+        """`[T, B]`; `kl` is the k1 estimate of the KL to the reference, None without one."""
+
+
+class KLController(Protocol):
+    """How the KL coefficient follows the measured KL."""
+
+    def __call__(self, kl_coef: jax.Array, kl: jax.Array, hyperparams: Hyperparams) -> jax.Array:
+        """The next coefficient, scalar; `kl` is the mean of the iteration, to the reference if there is one."""
 
 
 class Algorithm(NamedTuple):
-    """The slots; `grpo_jax.types` has their signatures, `grpo_jax.slots` and `baseline_slots` what can fill them."""
+    """The slots: their signatures are above, and `slots` and `baseline_slots` of `objectives` can fill them."""
 
     start: Start  # where rollouts begin, and whether episodes follow each other
-    advantage: types.Advantage
-    normalize: types.Normalize | None  # None leaves the advantages as they are
-    ratio: types.Ratio
-    surrogate: types.Surrogate
-    penalties: tuple[types.Penalty, ...]
-    reduce: types.Reduce
-    critic: types.Critic | None  # None: no critic exists
-    baseline: types.Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
-    reference: types.Reference | None = None  # None: no reference policy exists
-    reward: types.Reward | None = None  # None leaves the rewards as they are
-    kl_controller: types.KLController | None = None  # None: the KL coefficient is fixed
+    advantage: Advantage
+    normalize: Normalize | None  # None leaves the advantages as they are
+    ratio: Ratio
+    surrogate: Surrogate
+    penalties: tuple[Penalty, ...]
+    reduce: Reduce
+    critic: Critic | None  # None: no critic exists
+    baseline: Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
+    reference: Reference | None = None  # None: no reference policy exists
+    reward: Reward | None = None  # None leaves the rewards as they are
+    kl_controller: KLController | None = None  # None: the KL coefficient is fixed
     greedy_member: bool = False  # the first member of each group acts greedily and is not learnt from
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) rather than of loose steps (S = 1)
     live_groups_only: bool = False  # groups without any advantage are not learnt from: no penalty acts on them either
@@ -37,8 +120,8 @@ class Algorithm(NamedTuple):
 
 def with_reference(
     algorithm: Algorithm,
-    reference: types.Reference = slots.frozen_reference,
-    kl: types.Penalty = slots.kl_to_reference,
+    reference: Reference = slots.frozen_reference,
+    kl: Penalty = slots.kl_to_reference,
 ) -> Algorithm:
     """The algorithm with a reference policy and a KL penalty to it, in place of those in `slots.KL_PENALTIES`."""
     others = tuple(penalty for penalty in algorithm.penalties if penalty not in slots.KL_PENALTIES)
@@ -100,58 +183,34 @@ SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=slots.plain_value_loss)
 """The critic bootstraps where the window ends, and nowhere else."""
 STATE_HASH = KERNEL_GAE._replace(advantage=slots.return_minus_value_advantage, baseline=state_hash_baseline)
 
-ALGORITHMS = {
-    "grpo": GRPO,
-    "grpo_return_to_go": GRPO_RETURN_TO_GO,
-    "grpo_process": GRPO_PROCESS,
-    "dr_grpo": DR_GRPO,
-    "rloo": RLOO,
-    "reinforce_plus_plus": REINFORCE_PLUS_PLUS,
-    "reinforce_plus_plus_baseline": REINFORCE_PLUS_PLUS_BASELINE,
-    "remax": REMAX,
-    "opo": OPO,
-    "pass_at_k": PASS_AT_K,
-    "gpg": GPG,
-    "dapo": DAPO,
-    "gspo": GSPO,
-    "gmpo": GMPO,
-    "cispo": CISPO,
-    "sapo": SAPO,
-    "clip_cov": CLIP_COV,
-    "kl_cov": KL_COV,
-    "ppo": PPO,
-    "kernel_gae": KERNEL_GAE,
-    "same_step_gae": SAME_STEP_GAE,
-    "same_step_critic": SAME_STEP_CRITIC,
-    "state_hash": STATE_HASH,
+_TABLE = {
+    "grpo": (GRPO, "2402.03300"),
+    "grpo_return_to_go": (GRPO_RETURN_TO_GO, "2402.14740"),
+    "grpo_process": (GRPO_PROCESS, "2402.03300"),
+    "dr_grpo": (DR_GRPO, "2503.20783"),
+    "rloo": (RLOO, "2402.14740"),
+    "reinforce_plus_plus": (REINFORCE_PLUS_PLUS, "2501.03262"),
+    "reinforce_plus_plus_baseline": (REINFORCE_PLUS_PLUS_BASELINE, "2501.03262"),
+    "remax": (REMAX, "2310.10505"),
+    "opo": (OPO, "2505.23585"),
+    "pass_at_k": (PASS_AT_K, "2503.19595"),
+    "gpg": (GPG, "2504.02546"),
+    "dapo": (DAPO, "2503.14476"),
+    "gspo": (GSPO, "2507.18071"),
+    "gmpo": (GMPO, "2507.20673"),
+    "cispo": (CISPO, "2506.13585"),
+    "sapo": (SAPO, "2511.20347"),
+    "clip_cov": (CLIP_COV, "2505.22617"),
+    "kl_cov": (KL_COV, "2505.22617"),
+    "ppo": (PPO, "1707.06347"),
+    "kernel_gae": (KERNEL_GAE, "2604.28005"),
+    "same_step_gae": (SAME_STEP_GAE, "2402.14740"),
+    "same_step_critic": (SAME_STEP_CRITIC, "2402.14740"),
+    "state_hash": (STATE_HASH, "2505.10978"),
 }
+ALGORITHMS = {name: algorithm for name, (algorithm, _) in _TABLE.items()}
 """The algorithms by the names that `Config` and the command lines take."""
-
-PAPERS = {
-    "grpo": "2402.03300",
-    "grpo_return_to_go": "2402.14740",
-    "grpo_process": "2402.03300",
-    "dr_grpo": "2503.20783",
-    "rloo": "2402.14740",
-    "reinforce_plus_plus": "2501.03262",
-    "reinforce_plus_plus_baseline": "2501.03262",
-    "remax": "2310.10505",
-    "opo": "2505.23585",
-    "pass_at_k": "2503.19595",
-    "gpg": "2504.02546",
-    "dapo": "2503.14476",
-    "gspo": "2507.18071",
-    "gmpo": "2507.20673",
-    "cispo": "2506.13585",
-    "sapo": "2511.20347",
-    "clip_cov": "2505.22617",
-    "kl_cov": "2505.22617",
-    "ppo": "1707.06347",
-    "kernel_gae": "2604.28005",
-    "same_step_gae": "2402.14740",
-    "same_step_critic": "2402.14740",
-    "state_hash": "2505.10978",
-}
+PAPERS = {name: paper for name, (_, paper) in _TABLE.items()}
 """Where each is from: identifiers on arxiv.org."""
 
 

@@ -1,7 +1,7 @@
 """The arrays that flow between the layers. `T` steps, `B` environments, group-major; `[T, B, ...]` is time-major."""
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 from flax import struct
@@ -59,7 +59,7 @@ class Trajectory(NamedTuple):
     given: jax.Array | None = None  # [T, B] bool: the action was imposed, not sampled; None where none was
 
     @property
-    def starts(self) -> jax.Array:
+    def is_first(self) -> jax.Array:
         """`[T, B]` bool: the step was the first of its episode."""
         return self.episode_length == 1
 
@@ -91,7 +91,7 @@ class Batch(NamedTuple):
     weight: jax.Array  # [S, N] in the loss of the whole batch
     value: jax.Array | None  # [S, N] behaviour critic, or without one the baseline
     target: jax.Array | None  # [S, N] advantage plus what it is relative to: what the critic regresses on
-    starts: jax.Array  # [S, N] bool: first steps of episodes
+    is_first: jax.Array  # [S, N] bool: first steps of episodes
     carry: PyTree  # memory of the behaviour policy before the first step, [1, N, ...], or one for each group
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool: the legal ones; None where all always are
     whole: Whole = Whole()
@@ -133,85 +133,3 @@ class TrainState:
     steps: Count  # environment steps made
     episodes: Count  # episodes completed
     hyperparams: Hyperparams
-
-
-# --- the signatures of an algorithm's slots --------------------------------------------------------------------------
-
-
-class Baseline(Protocol):
-    """What states are worth, told by the returns of other environments."""
-
-    def __call__(
-        self, trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
-    ) -> tuple[jax.Array, jax.Array]:
-        """Of the observations, `[T, B]`, and of the final ones, `[F, B]`; the parameters are those that acted."""
-
-
-class Advantage(Protocol):
-    """How much better each step was than what it is compared with."""
-
-    def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-        """`[T, B]`, 0 where not valid."""
-
-
-class Normalize(Protocol):
-    """What is done to the advantages of each minibatch."""
-
-    def __call__(self, advantage: jax.Array, mask: jax.Array) -> jax.Array:
-        """`[S, N]` and `[S, N]` to `[S, N]`."""
-
-
-class Ratio(Protocol):
-    """Whose probability ratio the surrogate sees: that of a step, of a sequence, ..."""
-
-    def __call__(self, log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-        """From the log-ratio of each step, `[S, N]`, to a log-ratio `[S, N]`."""
-
-
-class Surrogate(Protocol):
-    """The objective, to be maximised."""
-
-    def __call__(self, log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
-        """`[S, N]` and `[S, N]` to `[S, N]`."""
-
-
-class Penalty(Protocol):
-    """A cost, to be minimised, with its coefficient in it."""
-
-    def __call__(self, prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-        """`[S, N]`."""
-
-
-class Reduce(Protocol):
-    """How much each step weighs in the loss."""
-
-    def __call__(self, mask: jax.Array) -> jax.Array:
-        """From the valid steps of a rollout, `[T, B]`, to weights `[T, B]`; the loss is the weighted sum."""
-
-
-class Critic(Protocol):
-    """The loss of the critic's predictions."""
-
-    def __call__(self, values: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-        """`[S, N]` to `[S, N]`; targets and the behaviour critic's values are in the batch."""
-
-
-class Reference(Protocol):
-    """How the reference policy moves after an iteration."""
-
-    def __call__(self, reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
-        """The next reference's parameters; `iteration` counts from 1."""
-
-
-class Reward(Protocol):
-    """What is done to the rewards before they are compared."""
-
-    def __call__(self, trajectory: Trajectory, kl: jax.Array | None, hyperparams: Hyperparams) -> jax.Array:
-        """`[T, B]`; `kl` is the k1 estimate of the KL to the reference, None without one."""
-
-
-class KLController(Protocol):
-    """How the KL coefficient follows the measured KL."""
-
-    def __call__(self, kl_coef: jax.Array, kl: jax.Array, hyperparams: Hyperparams) -> jax.Array:
-        """The next coefficient, scalar; `kl` is the mean of the iteration, to the reference if there is one."""

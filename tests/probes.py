@@ -11,12 +11,12 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
-from grpo_jax.distributions import categorical
 from grpo_jax.environments import Environment, parameters_of_groups
 from grpo_jax.environments.environment import transition
-from grpo_jax.groups import reset_groups
-from grpo_jax.networks import Policy
-from grpo_jax.spaces import Box, Discrete, MultiDiscrete
+from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
+from grpo_jax.policies import Policy
+from grpo_jax.policies.distributions import categorical
+from grpo_jax.rollouts.groups import reset_groups
 
 FOREVER = 99
 
@@ -246,7 +246,7 @@ known_policy = Policy(
     sequence=lambda params, observations, carry, starts: _known_forward(params, observations),
     distribution=categorical(2),
     has_critic=True,
-    has_memory=False,
+    has_carry=False,
 )
 """Acts on constant logits, values linearly, and remembers how many steps it has made since its memory was reset."""
 
@@ -276,7 +276,7 @@ def random_policy(space):
         sequence=None,
         distribution=family,
         has_critic=False,
-        has_memory=False,
+        has_carry=False,
     )
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from probes import Echo, bits, known_params, known_policy
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, advantages, grpo_loss, losses, make_init, make_train_step, ppo_loss
+from grpo_jax import GRPO, PPO, Config, Hyperparams, grpo_loss, make_init, make_train_step, ppo_loss
 from grpo_jax.algorithms import ALGORITHMS, GRPO_RETURN_TO_GO, name_of, with_reference
-from grpo_jax.slots import (
+from grpo_jax.objectives import advantages, losses
+from grpo_jax.objectives.slots import (
     averaged_reference,
     exact_kl_to_reference,
     frozen_reference,
@@ -19,7 +20,8 @@ from grpo_jax.slots import (
     refreshed_reference,
 )
 from grpo_jax.types import Trajectory
-from grpo_jax.updates import make_batch, minibatch_gradient
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.minibatches import minibatch_gradient
 
 NUM_STEPS, NUM_ENVS, GROUP_SIZE = 5, 8, 4
 LENGTHS = np.array([5, 2, 3, 5, 1, 4, 5, 2])
@@ -67,7 +69,7 @@ def composed(algorithm, rollout):
 
 
 def log_probs(params, rollout):
-    logits, _ = known_policy.sequence(params, rollout.observation, rollout.carry, rollout.starts)
+    logits, _ = known_policy.sequence(params, rollout.observation, rollout.carry, rollout.is_first)
     return known_policy.distribution.log_prob(logits, rollout.action)
 
 
@@ -119,7 +121,7 @@ def test_ppo_composes_to_ppo_loss():
     )
 
     def whole_loss(params):
-        logits, values = known_policy.sequence(params, rollout.observation, rollout.carry, rollout.starts)
+        logits, values = known_policy.sequence(params, rollout.observation, rollout.carry, rollout.is_first)
         return ppo_loss(
             log_probs(params, rollout),
             rollout.log_prob,
@@ -143,7 +145,7 @@ def test_penalties_weigh_exact_divergences_and_entropy():
     rollout = trajectory()
     family, weights = known_policy.distribution, losses.mean_over_steps(rollout.valid)
     policy, reference = (
-        known_policy.sequence(p, rollout.observation, rollout.carry, rollout.starts)[0] for p in (PARAMS, REFERENCE)
+        known_policy.sequence(p, rollout.observation, rollout.carry, rollout.is_first)[0] for p in (PARAMS, REFERENCE)
     )
     entropy = losses.weighted_sum(family.entropy(policy), weights)
     costs = {

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from grpo_jax import advantages, baselines, divergences, losses, masking, rewards, surrogates
+from grpo_jax.environments.tokens import rewards
+from grpo_jax.objectives import advantages, baselines, divergences, losses, surrogates
+from grpo_jax.policies import sampling
 
 T, N, G, F, E, A = 6, 8, 2, 3, 2, 5  # steps, rollouts, groups, final states, elements of a state, actions
 RNG = np.random.default_rng(0)
@@ -117,11 +119,12 @@ FUNCTIONS = {
     "weighted": (bound(rewards.weighted, ..., ...), PARTS, (3,)),
     "exact_match": (bound(rewards.exact_match, ..., ...), STEPS, STEPS),
     "partial_credit": (bound(rewards.partial_credit, ..., ...), STEPS, STEPS),
-    "most_probable": (bound(masking.most_probable, ..., 3.0, 0.9), (T, A)),
+    "most_probable": (bound(sampling.most_probable, ..., 3.0, 0.9), (T, A)),
 }
 EXEMPT = {
     "on_host",  # gives its arguments to the caller's function as they are
     "mask_actions",  # chooses, and does not compute: logits of a large vocabulary stay as small as they are
+    *("tempered", "truncated"),  # take a policy
 }
 DTYPES = [jnp.float16, jnp.bfloat16, jnp.float32, jnp.int32, jnp.bool_]
 each_function = pytest.mark.parametrize("name", FUNCTIONS)
@@ -135,7 +138,7 @@ def numbers(name, dtype, scale=1.0):
 
 
 def test_every_public_function_is_covered():
-    modules = advantages, baselines, divergences, losses, masking, rewards, surrogates
+    modules = advantages, baselines, divergences, losses, sampling, rewards, surrogates
     public = {
         name
         for module in modules

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.spaces import ActionSpace
+from grpo_jax.environments.spaces import ActionSpace
 from grpo_jax.types import RewardParts
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from grpo_jax.environments.environment import Environment, transition
 from grpo_jax.environments.parameters import as_dtype
+from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 
 LIMIT = "max_steps_in_episode"
 """The parameter that is an environment's time limit; it sizes rollouts, so it is static."""

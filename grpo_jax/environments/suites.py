@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from flax import struct
 
+from grpo_jax.environments.spaces import Box, Discrete
 from grpo_jax.environments.tokens import make_task
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.spaces import Box, Discrete
 
 
 @struct.dataclass

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.harness.runs import Run
 from experiments.published_cartpole import CONFIG_FIELDS, HYPERPARAM_FIELDS, last_episodes
-from experiments.study import Run
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
-from grpo_jax.advantages import group_normalized
-from grpo_jax.slots import episode_scores
+from grpo_jax.objectives.advantages import group_normalized
+from grpo_jax.objectives.slots import episode_scores
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from grpo_jax import Config, Hyperparams, evaluate, run
 pytestmark = pytest.mark.slow
 
 KEYS = jax.random.split(jax.random.key(0), 2)
-TYPES = {"mlp": {"network": "mlp"}, "cnn": {"network": "cnn"}, "gru": {"memory": "gru"}}
+TYPES = {"mlp": {"network": "mlp"}, "cnn": {"network": "cnn"}, "gru": {"recurrent": "gru"}}
 
 
 @pytest.mark.parametrize("shared_critic", [False, True], ids=["separate critic", "shared critic"])
@@ -25,7 +25,7 @@ def test_known_values_are_learnt(type_of_policy, shared_critic):
         num_steps=16,
         num_minibatches=4,
         hidden_sizes=(32,),
-        memory_size=16,
+        recurrent_size=16,
         shared_critic=shared_critic,
         **TYPES[type_of_policy],
     )
@@ -44,11 +44,11 @@ def test_known_values_are_learnt(type_of_policy, shared_critic):
         return jax.nn.softmax(logits)[..., 1], values
 
     probabilities, values = answer(params)
-    recalled = 1.0 if config.policy.has_memory else 0.5
+    recalled = 1.0 if config.policy.has_carry else 0.5
     np.testing.assert_allclose(values[:, 0, [0, 1, 2, 5]], [[1.0, 0.5, 1.0, 2.0]] * 2, atol=0.1)
     np.testing.assert_allclose(values[:, 1, [1, 3, 4, 5]], [[1.0, recalled, recalled, 2.0]] * 2, atol=0.1)
     assert (probabilities[:, 0, 2] > 0.9).all(), "action 1 pays"
-    if config.policy.has_memory:
+    if config.policy.has_carry:
         np.testing.assert_allclose(values[:, 0, [3, 4]], 0.5, atol=0.1)
         np.testing.assert_allclose(probabilities[:, 1, [3, 4]], [[0.0, 1.0]] * 2, atol=0.1)
     else:
@@ -70,7 +70,7 @@ def returns_after(config, num_iterations, **hyperparams):
     states = run(config, hyperparams, KEYS, num_chunks=1).states
     play = jax.jit(jax.vmap(lambda state: evaluate(config, state, jax.random.key(1)).returns.mean()))
     returns = np.asarray(play(states))
-    print(config.env.name, "memory", config.memory, "returns by seed:", returns)
+    print(config.env.name, "memory", config.recurrent, "returns by seed:", returns)
     return returns
 
 
@@ -83,9 +83,9 @@ def test_only_a_memory_recalls(algorithm, memory):
         num_envs=64,
         num_steps=6,
         num_minibatches=4,
-        memory=memory,
+        recurrent=memory,
         hidden_sizes=(16,),
-        memory_size=8,
+        recurrent_size=8,
     )
     returns = returns_after(config, 30, learning_rate=0.02)
     assert (returns > 0.9).all() if memory == "gru" else (abs(returns - 0.5) < 0.15).all()
@@ -100,9 +100,9 @@ def test_only_a_memory_solves_the_memory_chain(memory):
         num_envs=64,
         num_steps=64,
         num_minibatches=4,
-        memory=memory,
+        recurrent=memory,
         hidden_sizes=(32,),
-        memory_size=32,
+        recurrent_size=32,
     )
     returns = returns_after(config, 100, learning_rate=5e-3, entropy_coef=0.01)
     assert (returns > 0.9).all() if memory == "gru" else (abs(returns) < 0.3).all()

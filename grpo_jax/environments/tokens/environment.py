@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.environment import Environment, threefry, transition
+from grpo_jax.environments.spaces import Discrete
 from grpo_jax.environments.tokens.task import ACCURACY, ASK, END, PAD, Problem, Task, Tokens
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.spaces import Discrete
 from grpo_jax.types import RewardParts
 
 HELD_OUT_FRACTION = 0.1

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.rewards import exact_match, on_host, overlong_punishment, partial_credit
+from grpo_jax.environments.tokens.rewards import exact_match, on_host, overlong_punishment, partial_credit
 
 END, ASK, DIGITS = 0, 1, 2
 """Tokens of every vocabulary: the end of a completion, the end of a prompt, and where `VOCABULARY`'s digits begin."""

@@ -1,0 +1,166 @@
+"""Settings found to work, by algorithm and by environment, and what counts as solved.
+
+Each is a field of `Config` or of `Hyperparams` (`settings` merges them): an experiment starts from these, and a flag of
+the command line overrides any of them.
+"""
+
+from typing import NamedTuple
+
+from grpo_jax.algorithms import ALGORITHMS
+
+ANCHORED = [name for name, algorithm in ALGORITHMS.items() if algorithm.baseline is not None]
+IN_GROUPS = {name: {"group_size": 8} for name in ANCHORED}
+
+OF_ALGORITHMS = {
+    "grpo": {"num_envs": 128, "num_minibatches": 16},  # and of every other with one-episode groups
+    "ppo": {"num_envs": 32, "num_minibatches": 16, "entropy_coef": 0.01},
+    "dapo": {"clip_high": 0.28},
+    **IN_GROUPS,
+}
+
+BOX = {"normalize_observations": True, "discount": 0.95}
+BOX_GRPO = {"num_envs": 32, "group_size": 8}
+BOX_PPO = {"normalize_rewards": True, "num_envs": 16, "num_epochs": 10, "learning_rate": 1e-3, "entropy_coef": 0.0}
+MINATAR = {"network": "mlp", "activation": "relu", "num_envs": 64, "learning_rate": 5e-3}
+MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2}
+MINATAR_ANCHORED = {name: {"group_size": 32, "learning_rate": 2.5e-3} for name in ANCHORED}
+MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
+BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # which arm pays is for the memory to tell
+
+TOKENS = {
+    "num_envs": 512,
+    "group_size": 8,
+    "num_epochs": 1,
+    "num_minibatches": 4,
+    "learning_rate": 4e-4,
+    "kl_coef": 0.001,
+    "discount": 1.0,
+    "gae_lambda": 1.0,
+}
+OF_TOKENS = {
+    "any": TOKENS,
+    "ppo": {"group_size": 1, "entropy_coef": 0.0},
+    "gspo": {"clip_low": 3e-2, "clip_high": 4e-2},
+    **IN_GROUPS,
+}
+
+OF_ENVIRONMENTS = {
+    "Pendulum-v1": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
+    "Reacher-misc": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
+    "Swimmer-misc": {"any": BOX | {"discount": 0.99}, "ppo": BOX_PPO, "grpo": BOX_GRPO | {"num_envs": 16}},
+    # Where its goal is, the robot must find out and remember.
+    "PointRobot-misc": {"any": BANDIT, "ppo": {"num_epochs": 8, "entropy_coef": 0.0}, "grpo": BOX_GRPO},
+    "MountainCarContinuous-v0": {
+        "any": {"normalize_observations": True},
+        "ppo": BOX_PPO | {"discount": 0.999, "num_envs": 32},
+        "grpo": {"num_envs": 16, "group_size": 8},
+    },
+    "MountainCar-v0": {
+        "any": {"normalize_observations": True},
+        "ppo": {
+            "normalize_rewards": True,
+            "num_envs": 16,
+            "num_steps": 16,
+            "num_minibatches": 4,
+            "learning_rate": 1e-3,
+            "gae_lambda": 0.98,
+            "entropy_coef": 0.0,
+        },
+    },
+    # Their time limits are far beyond the longest possible episode, and rollouts of one-episode groups are as long.
+    "Catch-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 9}}},
+    "MemoryChain-bsuite": {
+        "any": {
+            "recurrent": "gru",
+            "num_minibatches": 4,
+            "env_params": {"memory_length": 10, "max_steps_in_episode": 12},
+        },
+    },
+    "DeepSea-bsuite": {
+        "any": {"network": "mlp", "entropy_coef": 0.01, "env_params": {"max_steps_in_episode": 8}},
+        "grpo": {"entropy_coef": 0.02},
+    },
+    # One choice at the start, paid for at the end, which discounting would hide.
+    "UmbrellaChain-bsuite": {"any": {"discount": 1.0, "env_params": {"max_steps_in_episode": 10}}},
+    "DiscountingChain-bsuite": {"any": {"discount": 1.0}, "ppo": {"gae_lambda": 1.0}, "grpo": {"num_envs": 32}},
+    "SimpleBandit-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 1}}},
+    "BernoulliBandit-misc": {"any": BANDIT, "grpo": {"num_envs": 64}},
+    "GaussianBandit-misc": {
+        "any": BANDIT,
+        "ppo": {"normalize_rewards": True, "learning_rate": 2e-3},
+        "grpo": {"num_envs": 64},
+    },
+    # It observes the step, up to 200.
+    "MetaMaze-misc": {
+        "any": BANDIT | {"normalize_observations": True, "discount": 0.95, "learning_rate": 2e-3},
+        "ppo": {"normalize_rewards": True, "num_envs": 16},
+        "grpo": {"num_envs": 32, "group_size": 8},
+    },
+    "FourRooms-misc": {"any": {"normalize_observations": True, "entropy_coef": 0.01}},
+    **{
+        f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_ANCHORED}
+        for game in ("Asterix", "Breakout", "Seaquest", "SpaceInvaders")
+    },
+    # Of 2,500 steps each, so that fewer episodes must do.
+    "Freeway-MinAtar": {
+        "any": MINATAR,
+        "ppo": MINATAR_PPO,
+        "grpo": MINATAR_GRPO | {"num_envs": 16},
+        **MINATAR_ANCHORED,
+    },
+    "FrozenLake-misc": {"grpo": {"learning_rate": 1e-3, "entropy_coef": 0.02}},
+    "Pong-misc": {"any": {"network": "mlp", "num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
+}
+""" "any" holds for all algorithms, "ppo" for those whose environments go on across rollouts, "grpo" for the others, and
+the name of an algorithm for that one."""
+
+SOLVED_AT = {
+    "CartPole-v1": 475.0,
+    "Acrobot-v1": -100.0,
+    "MountainCar-v0": -110.0,
+    "MountainCarContinuous-v0": 90.0,
+    "Pendulum-v1": -250.0,
+    "Catch-bsuite": 0.95,
+    "DeepSea-bsuite": 0.95,
+    "MemoryChain-bsuite": 0.95,
+}
+"""The mean return at which an environment counts as solved."""
+
+
+def settings(environment: str, algorithm: str) -> dict:
+    """The fields that are set for an environment and an algorithm, by their names."""
+    kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].start.auto_reset else "grpo"
+    others = OF_TOKENS if environment.startswith("tokens:") else {}
+    of_environment = OF_ENVIRONMENTS.get(environment, others)
+    return (
+        OF_ALGORITHMS[kind]
+        | OF_ALGORITHMS.get(algorithm, {})
+        | of_environment.get("any", {})
+        | of_environment.get(kind, {})
+        | of_environment.get(algorithm, {})
+    )
+
+
+class TokenTask(NamedTuple):
+    """What a token task wants beside `settings`."""
+
+    total_steps: int  # tokens that a seed may sample
+    target: float  # sampled accuracy at which the warm start ends
+    learning_rate: float = 5e-4  # of the warm start
+
+
+TOKEN_TASKS = {
+    "sort": TokenTask(total_steps=1_000_000, target=0.5),
+    "addition": TokenTask(total_steps=2_500_000, target=0.7, learning_rate=3e-3),
+    "countdown": TokenTask(total_steps=2_500_000, target=0.4, learning_rate=3e-3),
+}
+"""By the name before the size."""
+
+# A warm start so short that most groups hold no right answer, which is where a reward for the format takes over.
+REWARD_HACKING = TokenTask(total_steps=200_000, target=0.02)
+
+
+def token_task(task: str) -> TokenTask:
+    """Of a task's name, such as "sort-5"."""
+    others = TokenTask(total_steps=4_000_000, target=0.5, learning_rate=1e-3)
+    return TOKEN_TASKS.get(task.partition("-")[0], others)

@@ -1,0 +1,167 @@
+"""What could not run, told when a `Config` is made, with what would."""
+
+import math
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from grpo_jax.config.fields import Fields
+from grpo_jax.environments.spaces import Discrete
+from grpo_jax.errors import ConfigError, as_count, nearest
+from grpo_jax.updates.batch import of_whole_sequences
+from grpo_jax.updates.shuffle import MAX_SAMPLES
+
+_COUNTS = (
+    *("num_envs", "group_size", "num_steps", "regroup_every", "num_kept_groups"),
+    *("num_epochs", "num_minibatches", "num_microbatches"),
+    *("conv_channels", "recurrent_size"),
+)
+
+
+def check_counts(config: Fields) -> None:
+    """Before anything is computed from them, as Python's integers; None is what was left out."""
+    for field in _COUNTS:
+        value = getattr(config, field)
+        if value is not None:
+            object.__setattr__(config, field, as_count(field, value))
+    sizes = config.hidden_sizes
+    try:
+        object.__setattr__(config, "hidden_sizes", tuple(as_count("hidden_sizes", size) for size in sizes))
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"hidden_sizes={sizes!r} must be positive integers, such as (64, 64)") from error
+    for field in ("hidden_scale", "actor_scale", "critic_scale"):
+        value = getattr(config, field)
+        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ConfigError(f"{field}={value!r} is not a gain of initial weights: use a number such as 1.0, or 0")
+
+
+def check_numbers(config: Fields) -> None:
+    """Once everything is resolved."""
+    activation = getattr(nn, str(config.activation), None)
+    if not callable(activation) or isinstance(activation, type):
+        raise ConfigError(f"unknown activation {config.activation!r}: {nearest(str(config.activation), _ACTIVATIONS)}")
+    if config.num_envs % config.group_size:
+        above = -(-config.num_envs // config.group_size) * config.group_size
+        nearest_sizes = " or ".join(str(size) for size in (above - config.group_size, above) if size > 0)
+        raise ConfigError(
+            f"num_envs={config.num_envs} is not a multiple of group_size={config.group_size}, so the last group would "
+            f"be incomplete; use num_envs={nearest_sizes}"
+        )
+    if config.is_transformer:
+        _check_transformer(config)
+    if config.share_prompts and (config.algorithm.start.auto_reset or not config.is_transformer):
+        raise ConfigError(
+            "share_prompts=True is for transformers in one-episode groups, whose members have one prompt; leave it out"
+        )
+    if config.truncate_sampling and not config.is_transformer:
+        raise ConfigError("truncate_sampling=True is for transformers; leave it out")
+    of_kept = config.num_kept_groups is not None
+    num_samples, what = config.num_training_steps, "num_envs * num_steps"
+    if config.share_prompts:
+        num_samples, what = config.num_training_groups, "num_envs / group_size (whole groups, share_prompts=True)"
+    elif of_whole_sequences(config.algorithm, config.policy):
+        num_samples, what = num_samples // config.window_steps, "num_envs (whole sequences)"
+    if of_kept or config.num_windows > 1:
+        what = "samples of all windows" if not of_kept else "samples of num_kept_groups"
+    if num_samples > MAX_SAMPLES:
+        raise ConfigError(
+            f"{what} = {num_samples} samples of one iteration are more than can be shuffled, {MAX_SAMPLES} (2^26); use "
+            "fewer num_envs or num_steps"
+        )
+    if num_samples % config.num_minibatches:
+        divisors = [n for n in range(1, num_samples + 1) if num_samples % n == 0]
+        best = min(divisors, key=lambda n: abs(n - config.num_minibatches))
+        raise ConfigError(
+            f"{what} = {num_samples} is not divisible by num_minibatches={config.num_minibatches}, so minibatches "
+            f"would differ in size; use num_minibatches={best}"
+        )
+    if config.algorithm.whole_minibatches and config.num_microbatches not in (None, 1):
+        raise ConfigError(
+            f"num_microbatches={config.num_microbatches}, but a slot of the algorithm compares the samples of a "
+            "minibatch with each other; leave it out"
+        )
+    if num_samples // config.num_minibatches % (config.num_microbatches or 1):
+        raise ConfigError(
+            f"a minibatch of {num_samples // config.num_minibatches} is not divisible by num_microbatches="
+            f"{config.num_microbatches}; use None to have it chosen"
+        )
+
+
+def check_groups(config: Fields) -> None:
+    """What groups are asked for, and what their start allows."""
+    start, env = config.algorithm.start, config.env
+    if config.num_steps % config.window_steps:
+        raise ConfigError(
+            f"num_steps={config.num_steps} is not a multiple of regroup_every={config.regroup_every}; use num_steps="
+            f"{max(1, config.num_steps // config.regroup_every) * config.regroup_every}"
+        )
+    if config.regroup_every is not None and not (start.auto_reset and start.grouped):
+        raise ConfigError(
+            "regroup_every is for anchored groups, which go on from where they stand; leave it out, or use "
+            "start=ANCHORED"
+        )
+    num_played = config.num_windows * config.num_groups
+    if config.num_kept_groups is not None and (config.group_size < 2 or config.num_kept_groups > num_played):
+        raise ConfigError(
+            f"num_kept_groups={config.num_kept_groups} are to be chosen from {num_played} groups of "
+            f"{config.group_size}, by how much members differ; keep at most {num_played}, of 2 members or more"
+        )
+    of_groups = ("num_kept_groups", "common_random_numbers", "live_groups_only")
+    asked = config.num_kept_groups is not None, config.common_random_numbers, config.algorithm.live_groups_only
+    if any(asked) and not start.grouped:
+        raise ConfigError(
+            f"{of_groups[asked.index(True)]} is for groups that start from one state, and these go on from where each "
+            "stands; leave it out, or use start=ANCHORED"
+        )
+    if config.num_kept_groups is not None and config.algorithm.baseline is not None:
+        raise ConfigError(
+            "a baseline compares all environments that are played, and num_kept_groups leaves some out; leave out one "
+            "of the two"
+        )
+    if config.common_random_numbers and config.group_size < 2:
+        raise ConfigError("common_random_numbers=True needs members to share them, and group_size is 1; leave it out")
+    if not start.all_actions:
+        return
+    algorithm = config.algorithm
+    others = {
+        **{"critic": algorithm.critic, "baseline": algorithm.baseline, "normalize": algorithm.normalize},
+        **{"greedy_member": algorithm.greedy_member, "filter_overlong": algorithm.filter_overlong},
+    }
+    for slot, value in others.items():
+        if value not in (None, False):
+            raise ConfigError(
+                f"{slot} means nothing where all actions of a state are weighed against each other; leave it out"
+            )
+    if not isinstance(env.action_space, Discrete) or env.action_mask is not None:
+        raise ConfigError(
+            f"all_actions needs Discrete actions that are always legal, and {env.name!r} has {env.action_space}"
+            f"{' with a mask' if env.action_mask is not None else ''}; use forked(trunk_steps) without it"
+        )
+    if config.group_size != env.action_space.num_actions:
+        raise ConfigError(
+            f"group_size={config.group_size}, and all_actions has a member for each of the actions of {env.name!r}; "
+            f"use group_size={env.action_space.num_actions}"
+        )
+
+
+def _check_transformer(config: Fields) -> None:
+    env = config.env
+    if env.observation.shape or env.observation.dtype != jnp.int32 or not isinstance(env.action_space, Discrete):
+        raise ConfigError(
+            f"a transformer observes a token (an int32 scalar) and chooses the next (Discrete), and {env.name!r} has "
+            f"observations {env.observation.dtype}{list(env.observation.shape)} and actions {env.action_space}; use "
+            "network='mlp'"
+        )
+    if config.algorithm.start.auto_reset or config.algorithm.start.trunk_steps:
+        raise ConfigError(
+            "a transformer reads its prompt where a rollout begins, so rollouts must begin with episodes, and this "
+            "algorithm's go on from the last; give it one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
+        )
+    if config.recurrent != "none" or config.normalize_observations:
+        raise ConfigError(
+            "a transformer remembers by itself, and observes tokens, which have no mean; leave out "
+            "recurrent and normalize_observations"
+        )
+
+
+_ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", "softplus")

@@ -1,0 +1,55 @@
+"""The static half of a run: what changes a shape or a branch. Frozen, hashable, checked at construction."""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from grpo_jax.algorithms import Algorithm, by_name
+from grpo_jax.config.checks import check_counts, check_groups, check_numbers
+from grpo_jax.config.dry_run import check_slots
+from grpo_jax.config.fields import Fields
+from grpo_jax.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Fields):
+    """Which environment, which algorithm, how many of what. Floats are not here: see `Hyperparams`.
+
+    `group_size` and `num_steps` may be left out: they become what suits the algorithm and the environment, and read
+    as integers afterwards. `dataclasses.replace` keeps those integers; to have them chosen anew, pass None for them.
+
+    Raises:
+      ConfigError: at construction, for anything that could not run, saying what would do instead.
+    """
+
+    def __post_init__(self):
+        """Resolves what was left out and checks the whole."""
+        super().__post_init__()
+        resolve = functools.partial(object.__setattr__, self)
+        if not isinstance(self.algorithm, Algorithm):
+            resolve("algorithm", by_name(str(self.algorithm)))
+        check_counts(self)
+        env_params = sorted(dict(self.env_params).items())
+        plain = ((name, value.item() if isinstance(value, np.generic) else value) for name, value in env_params)
+        resolve("env_params", tuple(plain))
+        one_episode = not self.algorithm.start.auto_reset
+        if self.group_size is None:
+            divisors = [size for size in range(1, 17) if self.num_envs % size == 0]
+            resolve("group_size", divisors[-1] if self.algorithm.start.grouped else 1)
+        if self.num_steps is None:
+            resolve("num_steps", self.env.max_steps if one_episode else 128)
+        if self.share_prompts is None:
+            in_groups = self.num_training_groups % self.num_minibatches == 0 and self.group_size > 1
+            at_reset = one_episode and not self.algorithm.start.trunk_steps
+            resolve("share_prompts", self.is_transformer and at_reset and in_groups)
+        check_numbers(self)
+        check_groups(self)
+        from_reset = one_episode and not self.algorithm.start.trunk_steps
+        if from_reset and self.num_steps < self.env.max_steps and not self.cut_episodes:
+            raise ConfigError(
+                f"num_steps={self.num_steps} is below the episode limit of {self.env.name}, {self.env.max_steps}: "
+                "members of a one-episode group would be cut off in mid-episode; use "
+                f"num_steps={self.env.max_steps}, or cut_episodes=True to compare the returns up to the cut"
+            )
+        check_slots(self)

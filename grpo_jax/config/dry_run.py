@@ -1,0 +1,102 @@
+"""An update on shapes alone, so that slots that do not fit together say so when a `Config` is made."""
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.config.fields import Fields
+from grpo_jax.environments import Environment
+from grpo_jax.errors import ConfigError
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.rollouts.groups import one_carry_per_group
+from grpo_jax.rollouts.rollout import num_finals
+from grpo_jax.types import RewardParts, Trajectory
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.minibatches import minibatch_gradient
+
+
+class _AnyHyperparams(Hyperparams):
+    """The defaults, and a number for each coefficient that a variant's own subclass may add."""
+
+    def __getattr__(self, name: str) -> float:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return 1.0
+
+
+def check_slots(config: Fields) -> None:
+    """Runs the slots on shapes alone, so that those that do not fit together say so now."""
+    algorithm, policy = config.algorithm, config.policy
+    if algorithm.reference is not None and config.normalize_observations:
+        raise ConfigError(
+            "normalize_observations=True would change what a reference policy sees, and so the policy itself, with "
+            "every rollout; leave one of the two out"
+        )
+    if algorithm.filter_overlong and algorithm.start.auto_reset:
+        raise ConfigError(
+            "filter_overlong=True leaves out episodes that a limit cuts, and rollouts of this algorithm also begin and "
+            "end in the middle of others; it is for one-episode groups (start=FRESH)"
+        )
+    if algorithm.live_groups_only and config.group_size < 2:
+        raise ConfigError(f"live_groups_only=True is of groups, and group_size={config.group_size}; leave it out")
+    if algorithm.greedy_member and algorithm.start.auto_reset:
+        raise ConfigError(
+            "greedy_member=True compares whole episodes, and these go on across rollouts; use start=FRESH"
+        )
+    if algorithm.greedy_member and config.group_size < 2:
+        raise ConfigError(
+            f"group_size={config.group_size} leaves no member beside the greedy one, which is not learnt from; use "
+            "group_size=2 or more"
+        )
+
+    def gradient(key):
+        params = policy.init(key)
+        trajectory = _trajectory(config, params)
+        hyperparams = _AnyHyperparams()
+        batch = make_batch(
+            algorithm, policy, params, trajectory, params, hyperparams, config.group_size, config.num_windows
+        )
+        indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
+        return minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams, config.num_microbatches)
+
+    try:
+        jax.eval_shape(gradient, jax.random.key(0))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"the algorithm and this configuration do not fit: {error}") from error
+
+
+def _trajectory(config: Fields, params) -> Trajectory:
+    """A trajectory of zeros in the shapes of this run."""
+    shape = (config.window_steps, config.num_training_groups * config.group_size)
+    real, flag, count = jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)
+    observation = jnp.zeros(shape + config.env.observation.shape, config.env.observation.dtype)
+    carry = config.policy.initial_carry(params, shape[1], _prompts(config.env, shape[1]))
+    distribution, value = config.policy.sequence(params, observation, carry, flag)
+    action = config.policy.distribution.mode(distribution)
+    masked = config.env.action_mask is not None or config.truncate_sampling
+    action_mask = jnp.ones(distribution.shape, bool) if masked else None
+    carry = jax.tree.map(lambda leaf: leaf[None], config.policy.sequence_carry(carry))
+    trajectory = Trajectory(
+        *(observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, real, carry),
+        action_mask,
+    )
+    if config.algorithm.greedy_member:
+        trajectory = trajectory._replace(greedy=flag)
+    if config.algorithm.start.all_actions:
+        trajectory = trajectory._replace(given=flag)
+    if config.algorithm.baseline is not None:
+        num_final = num_finals(config.env, config.window_steps, config.algorithm.start.auto_reset)
+        final = jax.tree.map(lambda leaf: jnp.zeros((num_final, *leaf.shape[1:]), leaf.dtype), (observation, carry))
+        final_value = None if value is None else jnp.zeros((num_final, shape[1]))
+        trajectory = trajectory._replace(final_observation=final[0], final_carry=final[1], final_value=final_value)
+    if config.env.task is not None:
+        parts = jnp.zeros((*shape, len(config.env.task.rewards)))
+        trajectory = trajectory._replace(reward_parts=RewardParts(values=parts, weights=parts))
+    return one_carry_per_group(trajectory, config.group_size) if config.share_prompts else trajectory
+
+
+def _prompts(env: Environment, num_envs: int) -> jax.Array | None:
+    """Some, in the shape of an environment's."""
+    if env.prompt is None:
+        return None
+    prompt = jax.eval_shape(lambda key: env.prompt(env.reset(key, env.params)[0], env.params), jax.random.key(0))
+    return jnp.zeros((num_envs, *prompt.shape), prompt.dtype)

@@ -1,0 +1,153 @@
+"""The fields of a `Config`, and what follows from them."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_jax.algorithms import Algorithm
+from grpo_jax.environments import Environment, make_environment
+from grpo_jax.policies import Architecture, Policy, make_policy, make_token_policy
+from grpo_jax.policies.distributions import make_distribution
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields(Architecture):
+    """What the user chooses. `Config` checks it, and chooses what is left out."""
+
+    environment: str | Any = "CartPole-v1"
+    """Name of a gymnax environment, suite:name, package.module:Name (or an object with gymnax's interface)."""
+    algorithm: str | Algorithm = "grpo"
+    """Name of an algorithm (or a value of `Algorithm`)."""
+    num_envs: int = 128
+    """Parallel environments."""
+    group_size: int | None = None
+    """Environments that start from the same state; by default up to 16, or 1 without groups."""
+    num_steps: int | None = None
+    """Steps of each environment in one rollout; the episode limit for one-episode groups, else 128, if left out."""
+    regroup_every: int | None = None
+    """Steps until anchored groups gather again; None: they do so once in a rollout, at its start."""
+    num_kept_groups: int | None = None
+    """Groups learnt from, those whose returns differ most (dynamic sampling); None: all that are played."""
+    common_random_numbers: bool = False
+    """Members of a group share all randomness but that of their actions."""
+    num_epochs: int = 4
+    """Passes over the samples of a rollout."""
+    num_minibatches: int = 16
+    """Gradient steps in each pass."""
+    num_microbatches: int | None = None
+    """Parts that a gradient step's samples are processed in, one after the other; None has it chosen by size."""
+    network: str = "auto"
+    """Hidden layers: "mlp" (dense), "cnn" (a 3×3 convolution before those), "transformer" (of tokens, sizes below),
+    or "auto": "cnn" for images, "transformer" where there is a prompt."""
+    recurrent: str = "none"
+    """What policies remember of an episode: "none" (nothing), or "gru", a recurrent layer before the heads."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the dense hidden layers, of the actor and of the critic."""
+    conv_channels: int = 16
+    """Channels of the CNN's convolution."""
+    recurrent_size: int = 64
+    """Units of the GRU."""
+    activation: str = "tanh"
+    """Activation function by its name in flax.linen."""
+    action_distribution: str = "auto"
+    """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto"."""
+    state_dependent_std: bool = False
+    """Standard deviations of real actions depend on the observation; otherwise they are free parameters."""
+    normalize_observations: bool = False
+    """Show the policy observations less their running mean, in running standard deviations."""
+    normalize_rewards: bool = False
+    """Learn from rewards in running standard deviations of the discounted return."""
+    shared_critic: bool = False
+    """The critic is a second head of the actor's network, in place of a network of its own."""
+    hidden_scale: float = math.sqrt(2)
+    """Gain of the hidden layers' initial weights, which are orthogonal."""
+    actor_scale: float = 0.01
+    """Gain of the initial weights of the actor's head: small, so that all actions begin about equally likely."""
+    critic_scale: float = 1.0
+    """Gain of the initial weights of the critic's head."""
+    share_prompts: bool | None = None
+    """Minibatches are of whole groups, and an update reads their prompt once; None: a transformer's, where possible."""
+    truncate_sampling: bool = False
+    """A transformer samples only from its most probable tokens: hyperparameters top_k and top_p."""
+    cut_episodes: bool = False
+    """Allow rollouts shorter than an episode of a one-episode group; longer episodes are then cut off."""
+    env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    """Parameters of the environment to override, such as max_steps_in_episode=200."""
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that are played at a time."""
+        return self.num_envs // self.group_size
+
+    @property
+    def window_steps(self) -> int:
+        """Steps between two starts of the groups."""
+        return self.regroup_every or self.num_steps
+
+    @property
+    def num_windows(self) -> int:
+        """How often groups start in an iteration."""
+        return self.num_steps // self.window_steps
+
+    @property
+    def num_training_groups(self) -> int:
+        """Groups that an iteration learns from."""
+        return self.num_kept_groups or self.num_windows * self.num_groups
+
+    @property
+    def num_training_steps(self) -> int:
+        """Steps, valid or not, that an iteration learns from."""
+        return self.num_training_groups * self.group_size * self.window_steps
+
+    @property
+    def trunk_steps(self) -> int:
+        """Environment steps in an iteration before forked groups split off: made, and not learnt from."""
+        return self.num_groups * self.algorithm.start.trunk_steps
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """The most environment steps one iteration can make; one-episode groups often make fewer."""
+        return self.num_envs * self.num_steps + self.trunk_steps
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether the policy is one."""
+        return self.network == "transformer" or (self.network == "auto" and self.env.prompt is not None)
+
+    @functools.cached_property
+    def env(self) -> Environment:
+        """The environment's pure functions."""
+        return make_environment(self.environment, dict(self.env_params))
+
+    @functools.cached_property
+    def policy(self) -> Policy:
+        """The policy's pure functions."""
+        distribution = make_distribution(
+            self.env.action_space, self.action_distribution, state_dependent_std=self.state_dependent_std
+        )
+        critic = self.algorithm.critic is not None
+        if self.is_transformer:
+            return make_token_policy(
+                Architecture(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Architecture)}),
+                distribution,
+                max_steps=self.env.max_steps + critic,  # a critic also reads the last token, for its value
+                critic=critic,
+                shared_critic=self.shared_critic,
+            )
+        return make_policy(
+            self.env.observation,
+            distribution,
+            network=self.network,
+            recurrent=self.recurrent,
+            hidden_sizes=self.hidden_sizes,
+            conv_channels=self.conv_channels,
+            recurrent_size=self.recurrent_size,
+            activation=self.activation,
+            hidden_scale=self.hidden_scale,
+            actor_scale=self.actor_scale,
+            critic_scale=self.critic_scale,
+            critic=critic,
+            shared_critic=self.shared_critic,
+        )

@@ -1,0 +1,1 @@
+"""Which device does what: meshes, processes, memory."""

@@ -1,0 +1,68 @@
+"""How often a policy solves the problems of a token task."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+
+from grpo_jax.config.config import Config
+from grpo_jax.environments import EnvParams, parameters_of_groups
+from grpo_jax.environments.tokens import accuracy, well_formed
+from grpo_jax.errors import ConfigError
+from grpo_jax.rollouts.groups import reset_groups
+from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.types import PyTree
+
+
+class Answers(NamedTuple):
+    """Completions of `N` prompts of a token task, `K` of each."""
+
+    prompts: jax.Array  # [N, P], -1 where there is no token
+    completions: jax.Array  # [N, K, max_steps], -1 after the end
+    correct: jax.Array  # [N, K] bool
+    well_formed: jax.Array  # [N, K] bool: in the task's format, right or wrong
+
+
+def answer(
+    config: Config,
+    params: PyTree,
+    key: jax.Array,
+    *,
+    num_prompts: int = 128,
+    num_samples: int = 1,
+    greedy: bool = False,
+    env_params: EnvParams = None,
+) -> Answers:
+    """Answers a token task, whatever its rewards, and says which answers are right. Pure: `jit` it, `vmap` it.
+
+    Args:
+      config: of an environment such as "tokens:sort-5".
+      params: of the policy, such as `state.params`. It samples at temperature 1, from all tokens.
+      key: of prompts and completions.
+      num_prompts, num_samples: prompts, and completions of each.
+      greedy: take the most probable tokens in place of samples.
+      env_params: in place of the config's, such as `{"held_out": 1}` for prompts that training never draws.
+
+    Raises:
+      ConfigError: the environment is not made of a token task.
+    """
+    env, task = config.env, config.env.task
+    if task is None:
+        raise ConfigError(f"{env.name!r} is no token task, so its answers are neither right nor wrong; use evaluate")
+    num_texts = num_prompts * num_samples
+    key_reset, key_rollout = jax.random.split(key)
+    environment_params = parameters_of_groups(env, env_params, num_prompts, num_samples)
+    policy = config.policy._replace(has_critic=False)
+    start = reset_groups(policy, params, env, environment_params, key_reset, num_texts, num_samples)
+    end, _ = unroll(policy, env, params, start, key_rollout, num_steps=env.max_steps, auto_reset=False, greedy=greedy)
+    problem, tokens = end.environment.problem, end.environment.tokens
+    correct, formed = (
+        (jax.vmap(functools.partial(judge, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)
+        for judge in (accuracy, well_formed)
+    )
+    return Answers(
+        prompts=jax.vmap(task.prompt)(problem)[::num_samples],
+        completions=tokens.reshape(num_prompts, num_samples, -1),
+        correct=correct,
+        well_formed=formed,
+    )

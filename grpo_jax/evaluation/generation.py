@@ -1,0 +1,110 @@
+"""Completions of prompts."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.environments import Environment
+from grpo_jax.environments.environment import transition
+from grpo_jax.environments.spaces import Discrete
+from grpo_jax.errors import ConfigError
+from grpo_jax.policies import Policy
+from grpo_jax.policies.sampling import tempered, truncated
+from grpo_jax.rollouts.groups import reset_groups
+from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.types import PyTree
+
+
+class Completions(NamedTuple):
+    """What was generated: `num_samples` texts for each of `N` prompts, of at most `num_steps` tokens."""
+
+    tokens: jax.Array  # [N, num_samples, num_steps] int32, -1 after the end
+    log_probs: jax.Array  # [N, num_samples, num_steps] under the distribution sampled from, 0 after the end
+    lengths: jax.Array  # [N, num_samples] int32, with the end token where there is one
+
+
+def generate(
+    policy: Policy,
+    params: PyTree,
+    prompts: jax.Array,
+    key: jax.Array,
+    num_samples: int = 1,
+    *,
+    num_steps: int | None = None,
+    end_token: int | None = None,
+    temperature: jax.Array | float = 1.0,
+    top_k: jax.Array | float | None = None,
+    top_p: jax.Array | float | None = None,
+) -> Completions:
+    """Samples completions, token by token, as rollouts do. Pure: `jit` it, `vmap` it over params and keys.
+
+    Args:
+      policy: one that reads prompts, such as `config.policy` of a transformer.
+      params: of the policy, such as `state.params`.
+      prompts: `[N, P]` int32, at least one token each; -1 where there is none, on either side.
+      key: of the samples.
+      num_samples: completions of each prompt, which is read once for all of them.
+      num_steps: the most tokens of a completion; None for as many as the policy can remember.
+      end_token: ends a completion, and is its last token; None: all have `num_steps` tokens.
+      temperature: logits are divided by it; 0 takes the most probable token.
+      top_k, top_p: see `masking.most_probable`; None for no such limit.
+
+    Raises:
+      ConfigError: for a policy that reads no prompts, or remembers fewer steps.
+    """
+    if policy.max_steps is None:
+        raise ConfigError("generate needs a policy that reads prompts: a transformer, Config(network='transformer')")
+    num_steps = policy.max_steps if num_steps is None else num_steps
+    if num_steps > policy.max_steps:
+        raise ConfigError(
+            f"num_steps={num_steps}, and the policy remembers max_steps={policy.max_steps}; make one with more, by "
+            "make_token_policy"
+        )
+    policy = tempered(policy._replace(has_critic=False), temperature)
+    if top_k is not None or top_p is not None:
+        policy = truncated(policy, np.inf if top_k is None else top_k, 1.0 if top_p is None else top_p)
+    environment = _continuation(policy.distribution.num_parameters, num_steps, end_token)
+    key_reset, key_steps = jax.random.split(key)
+    num_texts = prompts.shape[0] * num_samples
+    texts = {"text": jnp.repeat(jnp.asarray(prompts, jnp.int32), num_samples, axis=0)}
+    start = reset_groups(policy, params, environment, texts, key_reset, num_texts, num_samples)
+    end, trajectory = unroll(policy, environment, params, start, key_steps, num_steps=num_steps, auto_reset=False)
+
+    def of_prompts(leaf):
+        return leaf.T.reshape(-1, num_samples, *leaf.shape[:-1])
+
+    return Completions(
+        tokens=of_prompts(jnp.where(trajectory.valid, trajectory.action, -1)),
+        log_probs=of_prompts(jnp.where(trajectory.valid, trajectory.log_prob, 0.0)),
+        lengths=of_prompts(end.episode_length),
+    )
+
+
+def _continuation(vocab_size: int, max_steps: int, end_token: int | None) -> Environment:
+    """The environment whose parameter is a text, to be continued; it rewards nothing."""
+
+    def last(text):
+        place = jnp.arange(text.shape[0])
+        return place == jnp.max(jnp.where(text >= 0, place, 0))
+
+    def reset(key, params):
+        return jnp.zeros((), jnp.int32), jnp.sum(params["text"], where=last(params["text"]))
+
+    def step(key, time, action, params):
+        ended = False if end_token is None else action == end_token
+        return transition(time + 1, action, 0.0, ended, time + 1 >= max_steps)
+
+    return Environment(
+        name="continuation",
+        reset=reset,
+        step=step,
+        params={},
+        observation=jax.ShapeDtypeStruct((), jnp.int32),
+        action_space=Discrete(vocab_size),
+        action_mask=None,
+        max_steps=max_steps,
+        # The last token is the first observation.
+        prompt=lambda time, params: jnp.where(last(params["text"]), -1, params["text"]),
+    )

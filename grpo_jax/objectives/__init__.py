@@ -1,0 +1,1 @@
+"""Arrays in, arrays out: advantages, baselines, ratios, surrogates, divergences and whole losses."""

@@ -1,0 +1,168 @@
+"""An actor, and a critic beside it or on top of it: hidden layers, memory and heads."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.policies.distributions import Distribution
+from grpo_jax.policies.layers import GRU, KERNEL, Dense, convolution, is_image, mlp, orthogonal
+from grpo_jax.policies.policy import Policy
+
+
+def make_policy(
+    observation: jax.ShapeDtypeStruct,
+    distribution: Distribution,
+    *,
+    network: str,
+    recurrent: str,
+    hidden_sizes: Sequence[int],
+    conv_channels: int,
+    recurrent_size: int,
+    activation: str,
+    hidden_scale: float,
+    actor_scale: float,
+    critic_scale: float,
+    critic: bool,
+    shared_critic: bool,
+) -> Policy:
+    """An actor, and a critic that shares either nothing with it or all but its head.
+
+    Args:
+      observation: shape and dtype of one observation; it becomes float32 in the first layer.
+      distribution: the family of action distributions; its free parameters are learnt as a vector of their own.
+      network: "mlp", "cnn", or "auto": a CNN for images, which are observations of rank 2 and more.
+      recurrent: "none", or a layer, "gru", between the hidden layers and the heads.
+      hidden_sizes: widths of the dense hidden layers.
+      conv_channels: of a CNN's convolution.
+      recurrent_size: of a GRU.
+      activation: name of a function in `flax.linen`, such as "tanh" or "relu".
+      hidden_scale, actor_scale, critic_scale: gain of the initial weights of hidden layers and of the heads.
+      critic: whether to make one. Without, no parameter and no operation of it exists.
+      shared_critic: one network with two heads in place of two networks.
+
+    Raises:
+      ConfigError: an unknown network or recurrent layer, or a CNN for observations that are not images.
+    """
+    if recurrent not in ("none", "gru"):
+        raise ConfigError(f"unknown recurrent layer {recurrent!r}: {nearest(recurrent, ('none', 'gru'))}")
+    torso = _make_torso(observation.shape, network, hidden_sizes, conv_channels, getattr(nn, activation), hidden_scale)
+    make = functools.partial(Network, torso, recurrent_size if recurrent == "gru" else 0)
+    heads = {"actor": Head(distribution.num_parameters - distribution.num_free, actor_scale)}
+    if critic:
+        heads["critic"] = Head(1, critic_scale)
+    groups = [heads] if shared_critic else [{name: head} for name, head in heads.items()]
+    networks = {"_".join(group): make(tuple(group.values())) for group in groups}
+    forward = functools.partial(_forward, networks, distribution)
+
+    def step(params, observation, carry):
+        within = jnp.zeros((1, observation.shape[0]), bool)
+        parameters, value, carry = forward(params, observation[None], carry, within)
+        return parameters[0], value[0] if critic else None, carry
+
+    return Policy(
+        init=functools.partial(_init, networks, distribution, observation),
+        initial_carry=functools.partial(_initial_carry, networks),
+        step=step,
+        sequence=lambda *arguments: forward(*arguments)[:2],
+        distribution=distribution,
+        has_critic=critic,
+        has_carry=recurrent == "gru",
+        features=functools.partial(_features, networks),
+    )
+
+
+def _init(networks, distribution, observation, key):
+    """Parameters of each network, by its name, and the distribution's free ones."""
+    x, is_first = jnp.zeros((1, 1, *observation.shape), observation.dtype), jnp.zeros((1, 1), bool)
+    params = {
+        name: net.init(k, x, net.initial_carry(1), is_first)["params"]
+        for k, (name, net) in zip(jax.random.split(key, len(networks)), networks.items(), strict=True)
+    }
+    if distribution.num_free:
+        params["free"] = jnp.full(distribution.num_free, distribution.initial_free, jnp.float32)
+    return params
+
+
+def _initial_carry(networks, params, num_envs, prompt=None):
+    """Of each network, by its name."""
+    return {name: net.initial_carry(num_envs) for name, net in networks.items()}
+
+
+def _forward(networks, distribution, params, observations, carry, is_first):
+    """Distribution parameters `[S, N, P]`, values `[S, N]` or None, and the carry after the last step."""
+    outputs, after = [], {}
+    for name, net in networks.items():
+        heads, _, after[name] = net.apply({"params": params[name]}, observations, carry[name], is_first)
+        outputs += heads
+    parameters, *critic = outputs
+    if distribution.num_free:
+        free = jnp.broadcast_to(params["free"], (*parameters.shape[:-1], distribution.num_free))
+        parameters = jnp.concatenate([parameters, free], axis=-1)
+    return parameters, critic[0][..., 0] if critic else None, after
+
+
+def _features(networks, params, observations, carry, is_first):
+    """What the head of the actor reads, whose network is the first."""
+    name, net = next(iter(networks.items()))
+    return net.apply({"params": params[name]}, observations, carry[name], is_first)[1]
+
+
+def _make_torso(shape, network, hidden_sizes, conv_channels, activation, scale) -> Callable:
+    """The function `[N, ...]` to `[N, features]` that suits observations of this shape."""
+    dense = functools.partial(mlp, hidden_sizes=tuple(hidden_sizes), activation=activation, scale=scale)
+    if network not in ("auto", "mlp", "cnn"):
+        raise ConfigError(f"unknown network {network!r}: {nearest(network, ('auto', 'mlp', 'cnn'))}")
+    if network == "cnn" and not is_image(shape):
+        raise ConfigError(
+            f"network='cnn' takes images, [height, width, ...] of at least {KERNEL} by {KERNEL}, and observations "
+            f"have the shape {shape}; use network='mlp'"
+        )
+    if network == "mlp" or not is_image(shape):
+        return dense
+    convolve = functools.partial(convolution, channels=conv_channels, activation=activation, scale=scale)
+    return lambda x: dense(convolve(x))
+
+
+class Head(NamedTuple):
+    """A linear layer at the end of a network."""
+
+    num_outputs: int
+    scale: float  # gain of the initial weights
+
+
+class Network(nn.Module):
+    """A torso, a GRU if there is memory, and linear heads."""
+
+    torso: Callable  # (x [N, ...]) -> [N, features]; makes its layers in this module
+    recurrent_size: int  # 0 without memory
+    heads: tuple[Head, ...]
+
+    @nn.compact
+    def __call__(self, x: jax.Array, carry: Any, is_first: jax.Array) -> tuple[list[jax.Array], jax.Array, Any]:
+        """Runs over a sequence; only the memory goes step by step.
+
+        Args:
+          x: `[S, N, ...]` observations.
+          carry: `[N, recurrent_size]` before the first step; anything without memory.
+          is_first: `[S, N]` bool: the first observation of an episode; anything without memory.
+
+        Returns:
+          The output of each head, `[S, N, num_outputs]`, what the heads read, `[S, N, features]`, and the carry after
+          the last step.
+        """
+        batch_shape = x.shape[:2]
+        x = self.torso(x.reshape(-1, *x.shape[2:]))
+        if self.recurrent_size:
+            x, carry = GRU(self.recurrent_size)(x.reshape(*batch_shape, -1), carry, is_first)
+            x = x.reshape(-1, self.recurrent_size)
+        outputs = [Dense(head.num_outputs, kernel_init=orthogonal(head.scale))(x) for head in self.heads]
+        return [output.reshape(*batch_shape, -1) for output in outputs], x.reshape(*batch_shape, -1), carry
+
+    def initial_carry(self, num_envs: int) -> Any:
+        """`[num_envs, recurrent_size]` of zeros; () without memory."""
+        return jnp.zeros((num_envs, self.recurrent_size), jnp.float32) if self.recurrent_size else ()

@@ -1,0 +1,15 @@
+"""Action distributions: families of pure functions of a policy's output."""
+
+from grpo_jax.policies.distributions.discrete import categorical, multi_categorical
+from grpo_jax.policies.distributions.distribution import Distribution
+from grpo_jax.policies.distributions.factory import make_distribution
+from grpo_jax.policies.distributions.gaussian import diagonal_gaussian, squashed_gaussian
+
+__all__ = [
+    "Distribution",
+    "categorical",
+    "diagonal_gaussian",
+    "make_distribution",
+    "multi_categorical",
+    "squashed_gaussian",
+]

@@ -1,0 +1,88 @@
+"""Discrete actions, in one dimension or several, from logits; a logit of -inf masks an action out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.objectives import divergences
+from grpo_jax.policies.distributions.distribution import Distribution
+
+
+def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Inverse of the cumulative distribution at one uniform draw an action; an action of probability 0 never occurs."""
+    cumulative = jnp.cumsum(jax.nn.softmax(logits), axis=-1)
+    # Scaled by the total, so that rounding in the sum cannot select an impossible last action.
+    draw = uniform * cumulative[..., -1]
+    return jnp.sum(cumulative[..., :-1] <= draw[..., None], axis=-1)
+
+
+def _mode(logits: jax.Array) -> jax.Array:
+    return jnp.argmax(logits, axis=-1)
+
+
+def _log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
+    # Not by a gather, whose gradient is a scatter: XLA's loops over these are slow where actions are few.
+    num_actions = logits.shape[-1]
+    chosen = action[..., None] == jnp.arange(num_actions)
+    nan_outside = jnp.where((action >= 0) & (action < num_actions), 0.0, jnp.nan)
+    return jnp.sum(jax.nn.log_softmax(logits), axis=-1, where=chosen) + nan_outside
+
+
+def _entropy(logits: jax.Array) -> jax.Array:
+    log_probs = jax.nn.log_softmax(logits)
+    # An impossible action adds 0, not 0 * -inf, to the value and to the gradient.
+    return -jnp.sum(jnp.exp(log_probs) * jnp.where(jnp.isneginf(log_probs), 0.0, log_probs), axis=-1)
+
+
+def _kl(logits: jax.Array, other: jax.Array) -> jax.Array:
+    return divergences.exact(jax.nn.log_softmax(logits), jax.nn.log_softmax(other))
+
+
+def categorical(num_actions: int) -> Distribution:
+    """Discrete actions from logits `[..., num_actions]`; a logit of -inf masks an action out.
+
+    The log-probability of an action that there is not, below 0 or from `num_actions` on, is NaN.
+    """
+    return Distribution(
+        num_parameters=num_actions,
+        num_free=0,
+        noise=jax.random.uniform,
+        from_noise=_inverse_cdf,
+        mode=_mode,
+        log_prob=_log_prob,
+        entropy=_entropy,
+        kl=_kl,
+        to_environment=lambda action: action,
+    )
+
+
+def multi_categorical(num_actions: tuple[int, ...]) -> Distribution:
+    """One action in each of D independent dimensions: actions `[..., D]`.
+
+    log p(a) = sum_d log p_d(a_d), and entropies and divergences are sums over the dimensions as well.
+
+    Args:
+      num_actions: of each dimension; the parameters are the logits of all, one dimension after the other.
+    """
+    ends = np.cumsum(num_actions)
+
+    def split(logits):
+        return jnp.split(logits, ends[:-1], axis=-1)
+
+    def from_noise(logits, uniform):
+        return jnp.stack([_inverse_cdf(part, uniform[..., d]) for d, part in enumerate(split(logits))], axis=-1)
+
+    def log_prob(logits, action):
+        return sum(_log_prob(part, action[..., d]) for d, part in enumerate(split(logits)))
+
+    return Distribution(
+        num_parameters=int(ends[-1]),
+        num_free=0,
+        noise=lambda key, shape: jax.random.uniform(key, (*shape, len(num_actions))),
+        from_noise=from_noise,
+        mode=lambda logits: jnp.stack([_mode(part) for part in split(logits)], axis=-1),
+        log_prob=log_prob,
+        entropy=lambda logits: sum(map(_entropy, split(logits))),
+        kl=lambda logits, other: sum(map(_kl, split(logits), split(other))),
+        to_environment=lambda action: action,
+    )

@@ -1,0 +1,42 @@
+"""The family that suits an action space."""
+
+from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.policies.distributions.discrete import categorical, multi_categorical
+from grpo_jax.policies.distributions.distribution import Distribution
+from grpo_jax.policies.distributions.gaussian import diagonal_gaussian, squashed_gaussian
+
+BOX_FAMILIES = {"gaussian": diagonal_gaussian, "squashed_gaussian": squashed_gaussian}
+
+
+def make_distribution(
+    space: ActionSpace, action_distribution: str = "auto", *, state_dependent_std: bool = False
+) -> Distribution:
+    """The family of distributions over an action space.
+
+    Args:
+      space: what an action can be.
+      action_distribution: "auto" takes logits for Discrete and MultiDiscrete, and "gaussian" for Box; the other
+        choice for Box is "squashed_gaussian".
+      state_dependent_std: a Gaussian's standard deviations depend on the observation; otherwise they are free.
+
+    Raises:
+      ConfigError: an unknown name, or one that does not suit the space.
+    """
+    names = ("auto", *BOX_FAMILIES)
+    if action_distribution not in names:
+        raise ConfigError(f"unknown action_distribution {action_distribution!r}: {nearest(action_distribution, names)}")
+    match space:
+        case Box(low, high):
+            family = BOX_FAMILIES["gaussian" if action_distribution == "auto" else action_distribution]
+            return family(low, high, free_std=not state_dependent_std)
+        case Discrete() | MultiDiscrete() if action_distribution != "auto":
+            raise ConfigError(
+                f"action_distribution={action_distribution!r} is over real numbers, and the actions are {space}; "
+                "use 'auto'"
+            )
+        case Discrete(num_actions):
+            return categorical(num_actions)
+        case MultiDiscrete(num_actions):
+            return multi_categorical(num_actions)
+    raise ConfigError(f"no policy exists for actions in {space}; make it one of Discrete, MultiDiscrete and Box")

@@ -1,0 +1,214 @@
+"""A decoder-only transformer. What it has read, the keys and values of each layer, is a value that callers hold."""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.policies.layers import Dense, dot_general
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Sizes of a transformer in the layout of Llama and Qwen: pre-norm, rotary positions, gated feed-forward layers.
+
+    Raises:
+      ConfigError: at construction, for sizes that do not fit together.
+    """
+
+    num_layers: int = 2
+    """Blocks of a transformer."""
+    width: int = 64
+    """Of a transformer's residual stream."""
+    num_heads: int = 4
+    """Attention heads of a transformer."""
+    num_kv_heads: int | None = None
+    """Heads of keys and values, each for as many of the attention heads; None: one for each."""
+    head_size: int | None = None
+    """Of one attention head; None: width / num_heads."""
+    feedforward_size: int | None = None
+    """Units of a transformer's feed-forward layers; None: 8/3 of the width, rounded up to a multiple of 8."""
+    rope_base: float = 10_000.0
+    """Of the rotary positions: the slowest pair turns by about 1/rope_base a token."""
+    norm_eps: float = 1e-6
+    """Floor added to the mean square in a transformer's norms."""
+    attention_bias: bool = False
+    """Biases in the projections to queries, keys and values, as Qwen2 has them."""
+    qk_norm: bool = False
+    """Norms on the queries and keys of each head, as Qwen3 has them."""
+    tie_embeddings: bool = False
+    """The logits are products with the embeddings of the tokens, in place of a matrix of their own."""
+    compute_dtype: str = "float32"
+    """Of a transformer's activations, "float32" or "bfloat16"; weights, norms and logits are float32 in either."""
+
+    def __post_init__(self):
+        """Checks the sizes."""
+        for field in ("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size"):
+            value = getattr(self, field)
+            if value is not None:
+                object.__setattr__(self, field, as_count(field, value))
+        if self.compute_dtype not in DTYPES:
+            raise ConfigError(f"compute_dtype={self.compute_dtype!r}; use one of {', '.join(DTYPES)}")
+        if self.head_size is None and self.width % self.num_heads:
+            raise ConfigError(
+                f"width={self.width} is not a multiple of num_heads={self.num_heads}; change one, or set head_size"
+            )
+        size = self.head_size or self.width // self.num_heads
+        if size % 2:
+            raise ConfigError(
+                f"heads of size {size}, and rotary positions turn pairs: change width or num_heads, or set head_size"
+            )
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise ConfigError(
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}, which share them"
+            )
+
+    @property
+    def sizes(self) -> "Sizes":
+        """What was left out, filled in."""
+        return Sizes(
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads or self.num_heads,
+            head=self.head_size or self.width // self.num_heads,
+            feedforward=self.feedforward_size or -(-self.width // 3) * 8,
+        )
+
+
+class Sizes(NamedTuple):
+    """Derived from an `Architecture`."""
+
+    heads: int
+    kv_heads: int
+    head: int
+    feedforward: int
+
+
+class KeysValues(NamedTuple):
+    """What one layer keeps of `C` tokens."""
+
+    keys: jax.Array  # [N, C, kv_heads, head]
+    values: jax.Array  # [N, C, kv_heads, head]
+
+
+class Transformer(nn.Module):
+    """Embeddings, blocks, a norm, and the heads: "actor", a logit for each token, and "critic", a value."""
+
+    architecture: Architecture
+    vocab_size: int
+    heads: tuple[str, ...]
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        past: tuple[KeysValues, ...],
+        slot: jax.Array | None = None,
+    ) -> tuple[list[jax.Array], tuple[KeysValues, ...]]:
+        """Reads `S` tokens that follow `C` others.
+
+        Args:
+          tokens: `[N, S]` int32.
+          positions: `[N, S]` int32, of each token in its text.
+          mask: `[N, S, K]` bool: which of the K keys each token attends to.
+          past: keys and values `[N, C, ...]` of each layer.
+          slot: `[N]` where in the past the keys of the one token (S = 1) are written, K = C, nowhere if that is
+            beyond its end; None appends those of all tokens, K = C + S.
+
+        Returns:
+          The output of each head, float32 `[N, S, vocab_size]` or `[N, S, 1]`, and the past with the new tokens in it.
+        """
+        config, size = self.architecture, self.architecture.sizes
+        embedding = self.param("embedding", nn.initializers.normal(0.02), (self.vocab_size, config.width))
+        x = embedding[tokens].astype(config.compute_dtype)
+        rotation = _rotation(positions, size.head, config.rope_base)
+        after = []
+        for layer, before in enumerate(past):
+            x, kept = Block(config, name=f"block_{layer}")(x, rotation, mask, before, slot)
+            after.append(kept)
+        x = Norm(config.norm_eps, name="norm")(x).astype(jnp.float32)
+        x = x.reshape(-1, config.width)
+        outputs = []
+        if "actor" in self.heads and config.tie_embeddings:
+            outputs.append(dot_general(x, embedding.T, (((1,), (0,)), ((), ()))))
+        elif "actor" in self.heads:
+            outputs.append(Dense(self.vocab_size, use_bias=False, name="logits")(x))
+        if "critic" in self.heads:
+            outputs.append(Dense(1, kernel_init=nn.initializers.zeros, name="value")(x))
+        return [output.reshape(*tokens.shape, output.shape[-1]) for output in outputs], tuple(after)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    architecture: Architecture
+
+    @nn.compact
+    def __call__(self, x, rotation, mask, past, slot):
+        """As `Transformer`'s, of one layer; `x` and its result are `[N, S, width]`."""
+        config, size = self.architecture, self.architecture.sizes
+        norm = functools.partial(Norm, config.norm_eps)
+        dense = functools.partial(Dense, dtype=config.compute_dtype, use_bias=False)
+        # Into the residual stream, to which each of the branches adds.
+        into_stream = nn.initializers.variance_scaling(0.5 / config.num_layers, "fan_in", "normal")
+        batch_shape, num_heads = x.shape[:2], size.heads + 2 * size.kv_heads
+
+        # Products over the flat batch: one large one is faster than many small ones.
+        x = x.reshape(-1, config.width)
+        qkv = dense(num_heads * size.head, use_bias=config.attention_bias, name="qkv")(norm(name="norm_1")(x))
+        qkv = qkv.reshape(*batch_shape, num_heads, size.head)
+        query, key, value = jnp.split(qkv, [size.heads, size.heads + size.kv_heads], axis=2)
+        if config.qk_norm:
+            query, key = norm(name="query_norm")(query), norm(name="key_norm")(key)
+        query, key = _rotate(query, rotation), _rotate(key, rotation)
+        kept = _join(past, KeysValues(key, value), slot)
+        attended = jax.nn.dot_product_attention(query, *kept, mask=mask[:, None])
+        attended = attended.reshape(x.shape[0], size.heads * size.head)
+        x = x + dense(config.width, kernel_init=into_stream, name="out")(attended)
+
+        gate, up = jnp.split(dense(2 * size.feedforward, name="gate_up")(norm(name="norm_2")(x)), 2, axis=-1)
+        x = x + dense(config.width, kernel_init=into_stream, name="down")(nn.silu(gate) * up)
+        return x.reshape(*batch_shape, config.width), kept
+
+
+class Norm(nn.Module):
+    """x / sqrt(mean(x²) + eps) · scale, over the last axis, in float32 (https://arxiv.org/abs/1910.07467)."""
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x):
+        """`[..., features]`, of the dtype that x has."""
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        full = x.astype(jnp.float32)
+        full = full * jax.lax.rsqrt(jnp.mean(full**2, axis=-1, keepdims=True) + self.eps)
+        return (full * scale).astype(x.dtype)
+
+
+def _rotation(positions, head_size, base):
+    """Cosine and sine, `[N, S, 1, head_size / 2]`, of the angle of each pair (https://arxiv.org/abs/2104.09864)."""
+    frequencies = base ** (-jnp.arange(head_size // 2) / (head_size // 2))
+    angles = positions[..., None, None] * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def _rotate(x, rotation):
+    """Turns the pairs (x[i], x[i + head / 2]) of `[N, S, heads, head]`, as Llama's published weights have them."""
+    cos, sin = rotation
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def _join(past, new, slot):
+    """The keys and values of the past and of new tokens: appended, or one of each written where `slot` says."""
+    if slot is None:
+        return jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), past, new)
+    rows = jnp.arange(slot.shape[0])
+    return jax.tree.map(lambda old, new: old.at[rows, slot].set(new[:, 0], mode="drop"), past, new)

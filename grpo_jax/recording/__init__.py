@@ -1,0 +1,1 @@
+"""Host: what keeps and watches a run: logbook, trackers, alarms, checkpoints."""

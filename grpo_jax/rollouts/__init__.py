@@ -1,0 +1,1 @@
+"""Policies in environments: where rollouts start, and one scan over their steps."""

@@ -1,0 +1,1 @@
+"""The train step, and what drives it: experience, metrics, budgets, runs."""

@@ -1,0 +1,101 @@
+"""A run's budget of environment steps and episodes, counted exactly however long the run."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.config.config import Config
+from grpo_jax.errors import ConfigError
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.types import Count
+
+_MOST_UNITS = 2**31 - 2  # one more is still an int32
+
+
+class Budget(NamedTuple):
+    """What a run may make, each count a scalar or `[R]`, one for each row."""
+
+    steps: Count
+    episodes: Count
+
+
+def zero() -> Count:
+    """Nothing counted yet."""
+    return Count(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def add(count: Count, number: jax.Array, unit: int) -> Count:
+    """The count plus `number`, which is at most `unit`."""
+    rest = count.rest + number.astype(jnp.int32)
+    return Count(count.units + rest // unit, rest % unit)
+
+
+def share(count: Count, unit: int, total: jax.Array) -> jax.Array:
+    """What part of `total` the count is, float32; 0 of an infinite total."""
+    return (count.units.astype(jnp.float32) + count.rest.astype(jnp.float32) / unit) * unit / total
+
+
+def make_budget(total_steps: np.ndarray, max_episodes: float, num_rows: int, unit: int) -> Budget:
+    """On the host, `[num_rows]`, from numbers that may be infinite, which is more than any run makes."""
+
+    def count(whole):
+        whole = np.minimum(whole, _MOST_UNITS * unit).astype(np.int64)
+        return Count(*(np.broadcast_to(part, num_rows).astype(np.int32) for part in np.divmod(whole, unit)))
+
+    # Not exceeded the one, reached the other.
+    of_steps, of_episodes = (np.asarray(number, np.float64) for number in (total_steps, max_episodes))
+    return Budget(count(np.floor(of_steps)), count(np.ceil(of_episodes)))
+
+
+def allows_another(budget: Budget, steps: Count, episodes: Count) -> jax.Array:
+    """Whether the budget holds another iteration of the most steps, and is not out of episodes."""
+    return _at_most(steps._replace(units=steps.units + 1), budget.steps) & ~_at_most(budget.episodes, episodes)
+
+
+def _at_most(a: Count, b: Count) -> jax.Array:
+    return (a.units < b.units) | ((a.units == b.units) & (a.rest <= b.rest))
+
+
+def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
+    """Raises ConfigError if some row's budget does not allow a single iteration or has no end, or makes no sense."""
+    hyperparams.check()
+    if not config.truncate_sampling and (np.min(hyperparams.top_k) < math.inf or np.min(hyperparams.top_p) < 1):
+        raise ConfigError("top_k and top_p have no effect without truncate_sampling=True; write --truncate-sampling")
+    smallest = float(np.min(hyperparams.total_steps))
+    if not smallest >= config.steps_per_iteration:
+        raise ConfigError(
+            f"total_steps={smallest:.0f} does not allow one iteration of num_envs * num_steps = "
+            f"{config.steps_per_iteration} environment steps; raise total_steps or lower num_envs or num_steps"
+        )
+    if not max_episodes >= 1:
+        raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
+    largest = float(np.max(hyperparams.total_steps))
+    if _MOST_UNITS * config.steps_per_iteration < largest < math.inf:
+        raise ConfigError(
+            f"total_steps={largest:g} is more than 2^31 iterations; use fewer, or inf beside max_episodes"
+        )
+    if largest == math.inf:
+        cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps
+        if max_episodes == math.inf or cut:
+            why = "episodes that are cut off need never end" if cut else "there is no max_episodes"
+            raise ConfigError(f"total_steps=inf, and {why}, so nothing ends the run; use a number of steps")
+        if most_steps(config, hyperparams, max_episodes) > _MOST_UNITS * config.steps_per_iteration:
+            raise ConfigError(
+                f"total_steps=inf, and max_episodes={max_episodes:g} may take more than 2^31 iterations; use fewer"
+            )
+
+
+def most_steps(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> int:
+    """The most environment steps that a row may make.
+
+    Its budget; if that is infinite, what `max_episodes` take if each of them is as long as the environment allows.
+    """
+    total_steps = float(np.max(hyperparams.total_steps))
+    if total_steps < math.inf:
+        return int(total_steps)
+    rollouts_of_an_episode = max(1.0, config.env.max_steps / config.num_steps)
+    num_iterations = math.ceil(math.ceil(max_episodes / config.num_envs) * rollouts_of_an_episode)
+    return num_iterations * config.steps_per_iteration

@@ -1,0 +1,85 @@
+"""The experience of one iteration: windows of a rollout, one after the other, each with groups of its own."""
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.config.config import Config
+from grpo_jax.devices.mesh import along_envs
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.slots import episode_scores
+from grpo_jax.policies import Policy
+from grpo_jax.rollouts.groups import first_members
+from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.types import PyTree, RolloutState, Trajectory
+
+
+def collect(
+    config: Config,
+    policy: Policy,
+    params: PyTree,
+    state: RolloutState,
+    hyperparams: Hyperparams,
+    key_start: jax.Array,
+    key_rollout: jax.Array,
+) -> tuple[RolloutState, Trajectory]:
+    """Groups start, are played for a window, and start again where they stand, until `num_steps` are made.
+
+    Returns:
+      Where the next rollout begins from, and the windows side by side, as if they were environments: `[T, B]` with
+      `T = window_steps` and `B = num_windows * num_envs`.
+    """
+    start = config.algorithm.start
+    first_action = jnp.arange(config.num_envs) % config.group_size if start.all_actions else None
+
+    def window(state, keys):
+        key_start, key_rollout = keys
+        begun = start.begin(
+            state,
+            policy,
+            params,
+            config.env,
+            key_start,
+            config.num_envs,
+            config.group_size,
+            hyperparams.discount,
+        )
+        ended, trajectory = unroll(
+            policy,
+            config.env,
+            params,
+            along_envs(begun, axis=0),
+            key_rollout,
+            num_steps=config.window_steps,
+            auto_reset=start.auto_reset,
+            greedy=config.algorithm.greedy_member and first_members(config.num_envs, config.group_size),
+            first_action=first_action,
+            num_sharing=config.group_size if config.common_random_numbers else 1,
+            discount=hyperparams.discount,
+            keep_final=config.algorithm.baseline is not None,
+        )
+        return start.keep(begun, ended), along_envs(trajectory, axis=1)
+
+    if config.num_windows == 1:
+        return window(state, (key_start, key_rollout))
+    keys = (jax.random.split(key, config.num_windows) for key in (key_start, key_rollout))
+    state, windows = jax.lax.scan(window, state, tuple(keys))
+    return state, jax.tree.map(_side_by_side, windows)
+
+
+def _side_by_side(leaf: jax.Array) -> jax.Array:
+    """`[W, T, B, ...]` to `[T, W * B, ...]`."""
+    leaf = jnp.moveaxis(leaf, 0, 1)
+    return leaf.reshape(leaf.shape[0], -1, *leaf.shape[3:])
+
+
+def most_varied_groups(trajectory: Trajectory, group_size: int, num_kept: int) -> Trajectory:
+    """The groups whose members' returns differ most, the ones that there is most to learn from.
+
+    In one compiled program this is what sampling until enough groups have some variance is elsewhere: DAPO's dynamic
+    sampling (https://arxiv.org/abs/2503.14476). Groups with a score that is not finite come last.
+    """
+    scores = episode_scores(trajectory, group_size)
+    spread = jnp.std(scores - scores[:, :1], axis=1)  # less the first, so that equal scores have none
+    _, kept = jax.lax.top_k(jnp.where(jnp.isfinite(spread), spread, -1.0), num_kept)
+    members = (kept[:, None] * group_size + jnp.arange(group_size)).reshape(-1)
+    return jax.tree.map(lambda leaf: leaf[:, members], trajectory)

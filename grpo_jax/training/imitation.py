@@ -1,0 +1,124 @@
+"""A policy that has seen solutions: supervised learning before reinforcement, until it often enough samples right."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from grpo_jax.config.config import Config
+from grpo_jax.devices.mesh import mesh_of_rows, over_rows
+from grpo_jax.environments import parameters_of_groups
+from grpo_jax.errors import ConfigError
+from grpo_jax.evaluation.answers import answer
+from grpo_jax.rollouts.groups import reset_groups
+from grpo_jax.types import PyTree
+
+NUM_ANSWERS = 512  # that a sampled accuracy is measured on
+UPDATES_PER_CHUNK = 25
+
+
+class WarmStart(NamedTuple):
+    """What supervised learning came to, in each of `R` rows."""
+
+    params: PyTree  # each leaf [R, ...], on the host
+    accuracy: np.ndarray  # [R] share of sampled answers that are right, on training prompts
+    updates: np.ndarray  # [R] gradient steps
+
+
+class _Learner(NamedTuple):
+    params: PyTree
+    optimizer: Any
+    key: jax.Array
+    accuracy: jax.Array
+    updates: jax.Array
+
+
+def warm_start(
+    config: Config,
+    keys: jax.Array,
+    *,
+    target: float,
+    learning_rate: float = 2e-3,
+    batch_size: int = 128,
+    max_updates: int = 20_000,
+    report: Callable[[np.ndarray, np.ndarray], None] | None = None,
+) -> WarmStart:
+    """Trains one policy for each key on a token task's solutions, until it samples right answers often enough.
+
+    Each row stops by itself, so that all start their reinforcement learning from about the same accuracy; a number of
+    updates in place of it would leave them far apart. The prompts are training prompts alone.
+
+    Args:
+      config: of an environment such as "tokens:sort-5".
+      keys: `[R]`, of everything random.
+      target: share of sampled answers that are to be right, checked every `UPDATES_PER_CHUNK` updates.
+      learning_rate: Adam's step size.
+      batch_size: solutions in each gradient step.
+      max_updates: a row stops after as many, target or not; its accuracy tells.
+      report: called on the host after each check with accuracies and updates so far, each `[R]`.
+
+    Raises:
+      ConfigError: the environment is not made of a token task, or the target is no share.
+    """
+    if config.env.task is None:
+        raise ConfigError(f"{config.env.name!r} has no solutions to learn from; use a token task such as tokens:sort-5")
+    if not 0 < target <= 1:
+        raise ConfigError(f"target={target} is not a share of right answers; use a number such as 0.5")
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate))
+
+    def update(learner: _Learner, _) -> tuple[_Learner, None]:
+        key, key_batch = jax.random.split(learner.key)
+        gradient = jax.grad(imitation_loss, argnums=1)(config, learner.params, key_batch, batch_size)
+        steps, state = optimizer.update(gradient, learner.optimizer)
+        params = optax.apply_updates(learner.params, steps)
+        return learner._replace(params=params, optimizer=state, key=key, updates=learner.updates + 1), None
+
+    def unfinished(learner: _Learner) -> jax.Array:
+        return (learner.accuracy < target) & (learner.updates < max_updates)
+
+    def go_on(learner: _Learner) -> _Learner:
+        learner, _ = jax.lax.scan(update, learner, length=UPDATES_PER_CHUNK)
+        key, key_answer = jax.random.split(learner.key)
+        accuracy = answer(config, learner.params, key_answer, num_prompts=NUM_ANSWERS).correct.mean()
+        return learner._replace(key=key, accuracy=accuracy)
+
+    def start(key: jax.Array) -> _Learner:
+        key, key_params = jax.random.split(key)
+        params = config.policy.init(key_params)
+        return _Learner(params, optimizer.init(params), key, jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+    learners = jax.jit(jax.vmap(start))(keys)
+
+    def chunk(learner: _Learner) -> _Learner:
+        return jax.lax.cond(unfinished(learner), go_on, lambda same: same, learner)
+
+    chunk = jax.jit(over_rows(chunk, mesh_of_rows(len(keys))), donate_argnums=0)
+    while unfinished(learners).any():
+        learners = chunk(learners)
+        if report is not None:
+            report(np.asarray(learners.accuracy), np.asarray(learners.updates))
+    return WarmStart(jax.device_get(learners.params), np.asarray(learners.accuracy), np.asarray(learners.updates))
+
+
+def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: int) -> jax.Array:
+    """Mean over the tokens of drawn solutions of -log p(token | prompt, tokens before); pure.
+
+    Args:
+      config: of a token task.
+      params: of the policy.
+      key: of the problems.
+      batch_size: how many, from the training prompts.
+    """
+    env, policy = config.env, config.policy
+    environment_params = parameters_of_groups(env, None, batch_size, 1)
+    start = reset_groups(policy, params, env, environment_params, key, batch_size, 1)
+    solution = jax.vmap(env.task.solution)(start.environment.problem).T  # [max_steps, N]
+    there = solution >= 0
+    solution = jnp.where(there, solution, 0)
+    observation = jnp.concatenate([start.observation[None], solution[:-1]])
+    starts = jnp.zeros(solution.shape, bool).at[0].set(True)
+    logits, _ = policy.sequence(params, observation, policy.sequence_carry(start.policy_carry), starts)
+    return -jnp.mean(policy.distribution.log_prob(logits, solution), where=there)

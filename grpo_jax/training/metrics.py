@@ -1,0 +1,33 @@
+"""What an iteration reports of its rollout."""
+
+import jax.numpy as jnp
+
+from grpo_jax.objectives.losses import explained_variance
+from grpo_jax.objectives.slots import episode_scores
+from grpo_jax.types import Batch, Metrics, Trajectory
+
+
+def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Metrics:
+    """What a rollout was like. Episodes count in the iteration they end in; NaN where none did."""
+    ended = trajectory.ended
+    count = jnp.sum(ended)
+    nan_if_none = jnp.where(count > 0, 0.0, jnp.nan)
+    returns, lengths = trajectory.episode_return, trajectory.episode_length.astype(jnp.float32)
+    metrics = {
+        "environment/steps": jnp.sum(trajectory.valid, dtype=jnp.int32),
+        "episode/count": count.astype(jnp.float32),
+        "episode/return_mean": jnp.mean(returns, where=ended),
+        "episode/return_min": jnp.min(returns, where=ended, initial=jnp.inf) + nan_if_none,
+        "episode/return_max": jnp.max(returns, where=ended, initial=-jnp.inf) + nan_if_none,
+        "episode/length_mean": jnp.mean(lengths, where=ended),
+        "episode/length_min": jnp.min(lengths, where=ended, initial=jnp.inf) + nan_if_none,
+        "episode/length_max": jnp.max(lengths, where=ended, initial=-jnp.inf) + nan_if_none,
+        "advantage/abs_mean": jnp.mean(jnp.abs(batch.advantage), where=batch.mask),
+    }
+    if group_size > 1:
+        scores = episode_scores(trajectory, group_size)
+        metrics["group/zero_variance_fraction"] = jnp.mean(jnp.all(scores == scores[:, :1], axis=1))
+        metrics["group/score_std_mean"] = jnp.mean(jnp.std(scores, axis=1))
+    if batch.value is not None:
+        metrics["value/explained_variance"] = explained_variance(batch.value, batch.target, batch.mask)
+    return metrics

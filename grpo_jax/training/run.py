@@ -1,0 +1,233 @@
+"""`run`: train steps of all rows, in chunks, until their budgets are spent."""
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from grpo_jax.config.config import Config
+from grpo_jax.devices.memory import explain_out_of_memory
+from grpo_jax.devices.mesh import ENVS, lay_out, mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
+from grpo_jax.environments import EnvParams, parameters_of_rows
+from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.training import budget
+from grpo_jax.training.train_step import make_init, make_train_step
+from grpo_jax.types import Metrics, PyTree, TrainState
+
+MAX_CHUNK = 1000
+"""Iterations from one report to the next, at most, of a run that episodes alone bound."""
+
+
+class Chunk(NamedTuple):
+    """Some iterations of a run, on the host; `R` rows (seeds × hyperparameters)."""
+
+    metrics: dict[str, np.ndarray]  # each [n, R]; a row whose budget is spent has 0 environment/steps, else NaN
+    steps: np.ndarray  # int64 [n, R] environment steps since the start of the run
+    iteration: int  # of the first of the n
+    seconds: float  # since training started
+
+
+class Progress(NamedTuple):
+    """Where a run stands between two chunks: all that it takes to go on, in this process or in another."""
+
+    # Each leaf [R, ...], of several processes with rows that pad; the next chunk takes them: copy what is to be kept
+    states: TrainState
+    steps: np.ndarray  # int64 [R] environment steps made
+    iteration: int  # iterations made by the row that made most
+    seconds: float  # of training
+
+
+class RunResult(NamedTuple):
+    """What `run` returns; of a run that went on from elsewhere, the metrics and steps of its own iterations."""
+
+    states: TrainState  # as in Progress
+    metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
+    steps: np.ndarray  # int64 [num_iterations, R]
+    compile_seconds: float
+    train_seconds: float  # with those of `resume_from`
+
+
+def check_mesh(config: Config, mesh: Mesh) -> None:
+    """Raises ConfigError if the mesh does not divide the environments of a row."""
+    num_devices = mesh.shape.get(ENVS, 1)
+    if config.num_envs % num_devices:
+        above = -(-config.num_envs // num_devices) * num_devices
+        raise ConfigError(
+            f"num_envs={config.num_envs} environments cannot be split evenly over {ENVS}={num_devices} devices; use "
+            f"num_envs={above} (best a multiple of group_size on each device)"
+        )
+
+
+def initial_states(
+    config: Config,
+    hyperparams: Hyperparams,
+    keys: jax.Array,
+    env_params: EnvParams = None,
+    params: PyTree = None,
+    *,
+    mesh: Mesh | None = None,
+) -> TrainState:
+    """The states that `run` starts from, `[R, ...]`: one row for each key. Pure. Padded to what the mesh divides."""
+    num_rows, init = keys.shape[0], make_init(config)
+    rows = keys, hyperparams.broadcast(num_rows), parameters_of_rows(config.env, env_params, num_rows), params
+    if mesh is None:
+        return jax.vmap(init)(*rows)
+    return over_rows(lambda row: init(*row), mesh)(pad_rows(rows, mesh))
+
+
+def run(
+    config: Config,
+    hyperparams: Hyperparams,
+    keys: jax.Array,
+    *,
+    env_params: EnvParams = None,
+    params: PyTree = None,
+    max_episodes: float = math.inf,
+    resume_from: Progress | None = None,
+    report: Callable[[Chunk], None] | None = None,
+    save: Callable[[Progress], None] | None = None,
+    num_chunks: int = 50,
+    mesh: Mesh | None = None,
+) -> RunResult:
+    """Trains one row for each key, all in one compiled program, until each has spent `hyperparams.total_steps`.
+
+    Rows, and if asked for the environments of each, are split over devices (`grpo_jax.devices.mesh`).
+
+    A row stops before the iteration that could exceed its budget, and then stays as it is, bitwise, while others go
+    on (one-episode groups make as many steps as their episodes last).
+
+    Args:
+      config: what to run.
+      hyperparams: leaves are scalars, for all rows, or `[R]`, one for each.
+      keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its key,
+        its hyperparameters and its env_params alone.
+      env_params: parameters of the environment by name, in place of the config's: one value for all rows, or an array
+        `[R]` or `[R, num_groups]`.
+      params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
+      max_episodes: a row also stops once it has completed this many; `total_steps` may then be infinite.
+      resume_from: where to go on from, of a run with these same arguments; the result is bitwise that of one run if the
+        devices and the rows on each are as many as before, and else to rounding. By default from the beginning.
+      report: called on the host with each chunk of iterations as it is done.
+      save: called after `report` with where the run stands, and once before the first chunk.
+      num_chunks: about how often to report if all steps of a rollout are made; the numbers do not depend on it.
+      mesh: of `sharding.make_mesh`; by default one with a device for each row, as far as they go.
+
+    Raises:
+      ConfigError: if the budget does not allow a single iteration or has no end, `keys` is not an array of keys or an
+        empty one, `num_chunks` is no positive integer, or the mesh does not divide the environments.
+      MemoryError: if the rows need more memory than there is, with what to lower.
+    """
+    budget.check_budget(config, hyperparams, max_episodes)
+    if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
+        raise ConfigError(
+            "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
+        )
+    num_rows, num_chunks = keys.shape[0], as_count("num_chunks", num_chunks)
+    if num_rows == 0:
+        raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
+    mesh = mesh_of_rows(num_rows) if mesh is None else mesh
+    check_mesh(config, mesh)
+    num_iterations = budget.most_steps(config, hyperparams, max_episodes) // config.steps_per_iteration
+    limits = budget.make_budget(hyperparams.total_steps, max_episodes, num_rows, unit=config.steps_per_iteration)
+    limits = pad_rows(limits, mesh)
+    within_budget = jax.jit(_within_budget, out_shardings=replicated(mesh))
+
+    def going_on(states):
+        return np.asarray(within_budget(states, limits))[:num_rows].any()
+
+    # Without a limit of steps only the longest possible episodes bound it, which seldom are as long.
+    longest = num_iterations if np.all(np.isfinite(hyperparams.total_steps)) else MAX_CHUNK
+    chunk_length = min(-(-num_iterations // num_chunks), longest)
+
+    init = functools.partial(initial_states, config, mesh=mesh)
+    started, compile_seconds, chunks = time.perf_counter(), 0.0, []
+    with explain_out_of_memory(num_rows) as memory:
+        layout = state_shardings(mesh, jax.eval_shape(init, hyperparams, keys, env_params, params))
+        if resume_from is None:
+            states = jax.jit(init, out_shardings=layout)(hyperparams, keys, env_params, params)
+            progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
+        else:  # copies, as the program takes its arguments' buffers
+            progress = resume_from._replace(states=lay_out(resume_from.states, mesh))
+        if going_on(progress.states):
+            chunk_of_rows = over_rows(_budgeted_chunk(config, chunk_length), mesh)
+            layouts = layout, replicated(mesh)
+            program = jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
+            program = memory.of(program.lower(progress.states, limits).compile())
+            compile_seconds = time.perf_counter() - started
+        if save is not None:
+            save(_of_rows(progress))
+        started = time.perf_counter() - progress.seconds
+        while going_on(progress.states):
+            states, metrics = program(progress.states, limits)
+            chunk = _on_the_host(metrics, progress, started)
+            steps, iteration = chunk.steps[-1], progress.iteration + len(chunk.steps)
+            progress = Progress(states, steps, iteration, chunk.seconds)
+            chunks.append(chunk)
+            if report is not None:
+                report(chunk)
+            if save is not None:
+                save(_of_rows(progress))
+    train_seconds = time.perf_counter() - started
+    metrics = {name: np.concatenate([c.metrics[name] for c in chunks]) for name in (chunks and chunks[0].metrics)}
+    steps = np.concatenate([np.zeros((0, num_rows), np.int64), *(chunk.steps for chunk in chunks)])
+    return RunResult(_of_rows(progress).states, metrics, steps, compile_seconds, train_seconds)
+
+
+def _on_the_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
+    """What a chunk made; the iterations after the last row stopped are none."""
+    metrics = {name: np.asarray(value)[: len(before.steps)].T for name, value in metrics.items()}
+    made = metrics["environment/steps"].astype(np.int64)
+    num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
+    return Chunk(
+        metrics={name: value[:num_made] for name, value in metrics.items()},
+        steps=before.steps + np.cumsum(made[:num_made], axis=0),
+        iteration=before.iteration,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _of_rows(progress: Progress) -> Progress:
+    """Without the rows that only pad; of several processes, to which that would be communication, with them."""
+    num_rows = len(progress.steps)
+    if jax.process_count() > 1:
+        return progress
+    return progress._replace(
+        states=jax.tree.map(lambda leaf: leaf if len(leaf) == num_rows else leaf[:num_rows], progress.states)
+    )
+
+
+def _within_budget(state: TrainState, limit: budget.Budget) -> jax.Array:
+    return budget.allows_another(limit, state.steps, state.episodes)
+
+
+def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, budget.Budget]], tuple]:
+    """Iterations of a row, a state and its budget, which change nothing once the budget is spent."""
+    train_step = make_train_step(config)
+
+    def stay(state):
+        _, metrics = jax.eval_shape(train_step, state)
+
+        def nothing(metric):
+            is_real = jnp.issubdtype(metric.dtype, jnp.floating)
+            return jnp.full(metric.shape, jnp.nan if is_real else 0, metric.dtype)
+
+        return state, jax.tree.map(nothing, metrics)
+
+    def chunk(row):
+        state, limit = row
+        # XLA unrolls a loop of one iteration, and what it then fuses with is rounded differently: none is of one.
+        is_asked = np.arange(max(length, 2)) < length
+
+        def step(state, is_asked):
+            return jax.lax.cond(is_asked & _within_budget(state, limit), train_step, stay, state)
+
+        return jax.lax.scan(step, state, is_asked)
+
+    return chunk

@@ -1,0 +1,135 @@
+"""The train step, whole: one iteration, a pure function from state to state."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.config.acting import acting_policy
+from grpo_jax.config.config import Config
+from grpo_jax.environments import EnvParams, parameters_of_groups
+from grpo_jax.errors import ConfigError
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.policies.normalization import initial_normalizer, merge_rollout, scaled_rewards
+from grpo_jax.rollouts.groups import one_carry_per_group, reset_groups
+from grpo_jax.training import budget
+from grpo_jax.training.experience import collect, most_varied_groups
+from grpo_jax.training.metrics import rollout_metrics
+from grpo_jax.types import Metrics, PyTree, TrainState
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.epochs import Learner, learning_rate, make_optimizer, update_epochs
+
+
+def make_init(config: Config) -> Callable[..., TrainState]:
+    """`init(key, hyperparams, env_params=None, params=None) -> TrainState`, pure: `vmap` it over all four.
+
+    `env_params` are parameters of the environment by name, in place of the config's: one value for all groups, or an
+    array `[num_groups]`, one for each. Rollouts keep them, and `evaluate` plays under them. `params` are the policy's,
+    and those of a reference policy, in place of random ones.
+    """
+
+    def init(
+        key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None, params: PyTree = None
+    ) -> TrainState:
+        # Copies, and no array twice: the state is to be donated, and the caller's arrays must outlive it.
+        hyperparams = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), hyperparams)
+        if any(leaf.ndim for leaf in jax.tree.leaves(hyperparams)):
+            raise ConfigError("init makes one state, of scalar hyperparameters; for arrays of them use jax.vmap(init)")
+        key, key_params, key_reset = jax.random.split(key, 3)
+        params = config.policy.init(key_params) if params is None else jax.tree.map(jnp.array, params)
+        environment_params = parameters_of_groups(config.env, env_params, config.num_groups, config.group_size)
+        rollout = reset_groups(config.policy, params, config.env, environment_params, key_reset, config.num_envs, 1)
+        return TrainState(
+            params=params,
+            reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
+            optimizer=make_optimizer(hyperparams, progress=0.0).init(params),
+            rollout=config.algorithm.start.keep(rollout, rollout),
+            normalizer=initial_normalizer(
+                rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards
+            ),
+            key=key,
+            kl_coef=jnp.array(hyperparams.kl_coef),
+            iteration=jnp.zeros((), jnp.int32),
+            steps=budget.zero(),
+            episodes=budget.zero(),
+            hyperparams=hyperparams,
+        )
+
+    return init
+
+
+def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
+    """`train_step(state) -> (state, metrics)`: one iteration, pure. Compose it with `jit`, `vmap` and `lax.scan`."""
+    algorithm = config.algorithm
+
+    def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
+        hyperparams = state.hyperparams
+        if algorithm.kl_controller is not None:
+            hyperparams = hyperparams.replace(kl_coef=state.kl_coef)
+        progress = budget.share(state.steps, config.steps_per_iteration, hyperparams.total_steps)
+        key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
+        # The same statistics throughout the iteration: the update sees what the behaviour policy saw.
+        policy = acting_policy(config, state.normalizer, hyperparams)
+
+        rollout, trajectory = collect(config, policy, state.params, state.rollout, hyperparams, key_start, key_rollout)
+        normalizer = merge_rollout(state.normalizer, trajectory)
+        learnt = trajectory
+        if config.num_kept_groups is not None:
+            learnt = most_varied_groups(learnt, config.group_size, config.num_kept_groups)
+        if config.share_prompts:
+            learnt = one_carry_per_group(learnt, config.group_size)
+        learnt = scaled_rewards(normalizer, learnt, hyperparams.reward_clip)
+        batch = make_batch(
+            algorithm,
+            policy,
+            state.params,
+            learnt,
+            state.reference_params,
+            hyperparams,
+            config.group_size,
+            config.num_windows,
+        )
+
+        learner, update_metrics = update_epochs(
+            algorithm,
+            policy,
+            make_optimizer(hyperparams, progress),
+            Learner(state.params, state.optimizer),
+            batch,
+            hyperparams,
+            key_update,
+            num_epochs=config.num_epochs,
+            num_minibatches=config.num_minibatches,
+            num_microbatches=config.num_microbatches,
+        )
+
+        iteration = state.iteration + 1
+        reference_params = state.reference_params
+        if algorithm.reference is not None:
+            reference_params = algorithm.reference(reference_params, learner.params, iteration, hyperparams)
+
+        metrics = rollout_metrics(trajectory, batch, config.group_size) | update_metrics
+        metrics["environment/steps"] += config.trunk_steps
+        metrics["optim/learning_rate"] = learning_rate(hyperparams, progress)
+
+        kl_coef = state.kl_coef
+        if algorithm.kl_controller is not None:
+            kl = metrics["policy/kl_behaviour" if algorithm.reference is None else "policy/kl_reference"]
+            kl_coef = algorithm.kl_controller(kl_coef, kl, hyperparams)
+            metrics["policy/kl_coef"] = kl_coef
+        state = TrainState(
+            params=learner.params,
+            reference_params=reference_params,
+            optimizer=learner.optimizer,
+            rollout=rollout,
+            normalizer=normalizer,
+            key=key,
+            kl_coef=kl_coef,
+            iteration=iteration,
+            steps=budget.add(state.steps, metrics["environment/steps"], config.steps_per_iteration),
+            episodes=budget.add(state.episodes, jnp.sum(trajectory.ended), config.steps_per_iteration),
+            hyperparams=state.hyperparams,
+        )
+        return state, metrics
+
+    return train_step

@@ -1,0 +1,1 @@
+"""From a trajectory to new parameters: batch, loss, minibatches, epochs."""

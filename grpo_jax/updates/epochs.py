@@ -1,0 +1,90 @@
+"""Epochs of minibatches that descend the loss, and the optimiser that does."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from grpo_jax.algorithms import Algorithm
+from grpo_jax.devices.mesh import on_every_device
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.policies import Policy
+from grpo_jax.types import Batch, Metrics, PyTree
+from grpo_jax.updates.loss import RATIO_MAX
+from grpo_jax.updates.minibatches import members_per_carry, minibatch_gradient
+from grpo_jax.updates.shuffle import shuffled_order
+
+
+class Learner(NamedTuple):
+    """What a gradient step changes."""
+
+    params: PyTree
+    optimizer: Any
+
+
+def learning_rate(hyperparams: Hyperparams, progress: jax.Array) -> jax.Array:
+    """Linear from `learning_rate` to `final_learning_rate` as `progress` goes from 0 to 1, constant after."""
+    start, end = hyperparams.learning_rate, hyperparams.final_learning_rate
+    return start + (end - start) * jnp.minimum(progress, 1.0)
+
+
+def make_optimizer(hyperparams: Hyperparams, progress: jax.Array) -> optax.GradientTransformation:
+    """Adam behind a limit on the gradient's global norm. Rebuilt in each step, as all its settings are traced."""
+    return optax.chain(
+        optax.clip_by_global_norm(hyperparams.max_grad_norm),
+        optax.scale_by_adam(eps=hyperparams.adam_eps),
+        optax.scale_by_learning_rate(learning_rate(hyperparams, progress)),
+    )
+
+
+def update_epochs(
+    algorithm: Algorithm,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    learner: Learner,
+    batch: Batch,
+    hyperparams: Hyperparams,
+    key: jax.Array,
+    *,
+    num_epochs: int,
+    num_minibatches: int,
+    num_microbatches: int | None = None,
+) -> tuple[Learner, Metrics]:
+    """Descends the loss for `num_epochs` passes over the batch, each in another random order.
+
+    The valid samples of a pass are dealt out evenly over its minibatches, as whole groups where those share a carry. An
+    update whose loss or gradient is not finite changes nothing and is counted in `optim/skipped_updates`; one without a
+    valid sample, or after the KL to the behaviour policy exceeded `kl_limit`, changes nothing either. The other metrics
+    are means over the updates that were applied, `policy/ratio_max` their maximum.
+    """
+
+    def update(carry, indices):
+        learner, within_limit = carry
+        total, metrics, gradient = minibatch_gradient(
+            algorithm, policy, learner.params, batch, indices, hyperparams, num_microbatches
+        )
+        grad_norm = optax.global_norm(gradient)
+        steps, optimizer_state = optimizer.update(gradient, learner.optimizer, learner.params)
+        updated = Learner(optax.apply_updates(learner.params, steps), optimizer_state)
+        finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
+        within_limit &= ~(metrics["policy/kl_behaviour"] > hyperparams.kl_limit)
+        applied = finite & within_limit & jnp.any(batch.mask[:, indices])
+        learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), updated, learner)
+        return (learner, within_limit), (applied, finite, metrics | {"optim/grad_norm": grad_norm})
+
+    def epoch(carry, key):
+        order = shuffled_order(key, jnp.any(batch.mask.reshape(-1, num_units, together), axis=(0, 2)))
+        members = order.reshape(-1, num_minibatches, 1) * together + jnp.arange(together)
+        return jax.lax.scan(update, carry, jnp.swapaxes(members, 0, 1).reshape(num_minibatches, -1))
+
+    together = members_per_carry(policy, batch)
+    num_units = batch.mask.shape[1] // together
+    # Minibatches mix all environments: gathered once, rather than communicated in each update.
+    batch = on_every_device(batch)
+    start = (learner, jnp.array(True))
+    (learner, _), (applied, finite, metrics) = jax.lax.scan(epoch, start, jax.random.split(key, num_epochs))
+    summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}
+    summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
+    summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)
+    return learner, summary

@@ -1,0 +1,84 @@
+"""The loss that an algorithm's slots compose."""
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.algorithms import Algorithm
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives import losses
+from grpo_jax.policies import Policy
+from grpo_jax.policies.sampling import mask_actions
+from grpo_jax.types import Batch, Metrics, Prediction, PyTree
+from grpo_jax.updates.batch import _shaped
+
+RATIO_MAX = "policy/ratio_max"  # the one metric that is a maximum, not a mean
+
+
+def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
+    """What `params` say of the samples; parts that no slot and no metric reads are never computed."""
+    family = policy.distribution
+    carry = jax.tree.map(lambda leaf: leaf[0], batch.carry)
+    distribution, value = policy.sequence(params, batch.observation, carry, batch.is_first)
+    distribution = mask_actions(distribution, batch.action_mask)
+    reference = batch.reference_distribution
+    return Prediction(
+        log_prob=family.log_prob(distribution, batch.action),
+        entropy=family.entropy(distribution),
+        value=value,
+        kl_behaviour=family.kl(batch.distribution, distribution),
+        kl_reference=None if reference is None else family.kl(distribution, reference),
+        reference_log_prob=None if reference is None else family.log_prob(reference, batch.action),
+    )
+
+
+def loss(
+    algorithm: Algorithm,
+    policy: Policy,
+    params: PyTree,
+    batch: Batch,
+    per_step: jax.Array,
+    hyperparams: Hyperparams,
+) -> tuple[jax.Array, Metrics]:
+    """Σ weight · (−surrogate + penalties + value_coef · value loss), and what to report of it.
+
+    The weights are in the batch, from the algorithm's reduction of the whole rollout: losses of parts add up.
+    `policy/clip_fraction_low` and `_high` are the shares of steps whose advantage, negative or positive, has no effect
+    on the gradient: 0 where no slot clips, or what is clipped is a weight (CISPO).
+
+    Args:
+      algorithm, policy, params: whose slots, which network, at which parameters.
+      batch: the samples.
+      per_step: `[S, N]` of each sample in the metrics, which are means over valid steps.
+      hyperparams: every coefficient.
+    """
+    prediction = predict(policy, params, batch)
+
+    def surrogate_loss(step_log_ratio):
+        log_ratio = _shaped("ratio", algorithm.ratio(step_log_ratio, batch, hyperparams), batch.mask)
+        objective = _shaped("surrogate", algorithm.surrogate(log_ratio, batch.advantage, hyperparams), batch.mask)
+        return losses.weighted_sum(-objective, batch.weight), log_ratio
+
+    step_log_ratio = prediction.log_prob - batch.log_prob
+    policy_loss, log_ratio = surrogate_loss(step_log_ratio)
+    total = policy_loss
+    for penalty in algorithm.penalties:
+        cost = _shaped("penalties", penalty(prediction, batch, hyperparams), batch.mask)
+        total += losses.weighted_sum(cost, batch.weight)
+
+    slope, _ = jax.grad(surrogate_loss, has_aux=True)(jax.lax.stop_gradient(step_log_ratio))
+    clipped = (slope == 0) & (batch.weight != 0)  # whichever slot clips, and however
+    metrics = {
+        "loss/policy": policy_loss,
+        "policy/entropy": losses.weighted_sum(prediction.entropy, per_step),
+        "policy/kl_behaviour": losses.weighted_sum(prediction.kl_behaviour, per_step),
+        "policy/clip_fraction_low": losses.weighted_sum(clipped & (batch.advantage < 0), per_step),
+        "policy/clip_fraction_high": losses.weighted_sum(clipped & (batch.advantage > 0), per_step),
+        RATIO_MAX: jnp.max(losses.importance_ratio(log_ratio), where=batch.mask, initial=0.0),
+    }
+    if algorithm.reference is not None:
+        metrics["policy/kl_reference"] = losses.weighted_sum(prediction.kl_reference, per_step)
+    if algorithm.critic is not None:
+        value_loss = losses.weighted_sum(algorithm.critic(prediction.value, batch, hyperparams), batch.weight)
+        total += hyperparams.value_coef * value_loss
+        metrics["loss/value"] = value_loss
+    return total, metrics

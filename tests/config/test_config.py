@@ -1,0 +1,188 @@
+"""What a `Config` resolves, and every mistake told at construction, with what to write instead."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from probes import Echo, Probe, copy_task
+
+from grpo_jax import GRPO, PPO, Config
+from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, with_reference
+from grpo_jax.objectives.slots import (
+    exact_kl_to_reference,
+    frozen_reference,
+    gae_advantage,
+    group_normalized_advantage,
+    kl_to_reference,
+    sequence_ratio,
+)
+from grpo_jax.rollouts.starts import CONTINUE, FRESH, forked
+
+
+def test_what_is_left_out_becomes_what_suits_the_algorithm():
+    grpo, ppo = Config(), Config(algorithm="ppo")
+    assert (grpo.algorithm, grpo.num_envs, grpo.group_size, grpo.num_groups) == (GRPO, 128, 16, 8)
+    assert (grpo.num_steps, grpo.steps_per_iteration) == (500, 64_000)
+    assert (ppo.algorithm, ppo.group_size, ppo.num_steps, ppo.steps_per_iteration) == (PPO, 1, 128, 16_384)
+    assert not grpo.policy.has_critic and ppo.policy.has_critic
+    assert Config(num_envs=8, num_minibatches=1).group_size == 8
+    assert Config(environment="Acrobot-v1", env_params={"max_steps_in_episode": 100}).num_steps == 100
+
+
+def test_a_prompt_asks_for_a_transformer():
+    tokens = {"environment": copy_task(), "num_envs": 8, "group_size": 4, "num_layers": 1}
+    config = Config(**tokens, num_minibatches=2)
+    assert config.is_transformer and config.share_prompts and config.policy.max_steps == 4
+    # Two groups cannot be dealt out over four minibatches, but eight completions can.
+    assert not Config(**tokens, num_minibatches=4).share_prompts
+    alone = tokens | {"group_size": 1, "num_minibatches": 2}
+    assert not Config(**alone, algorithm=PPO._replace(start=FRESH)).share_prompts
+    assert not Config().is_transformer
+
+
+@pytest.mark.parametrize("name", ["grpo", "GRPO", "grpo-return-to-go", "grpo_return_to_go", "PPO"])
+def test_algorithms_have_names(name):
+    assert Config(algorithm=name).algorithm in (GRPO, GRPO_RETURN_TO_GO, PPO)
+
+
+def test_configs_are_values():
+    config = Config(env_params={"gravity": 9.0, "length": 0.4}, hidden_sizes=[32])
+    same = Config(env_params=(("length", 0.4), ("gravity", 9.0)), hidden_sizes=(32,), algorithm=GRPO, group_size=16)
+    assert config == same and hash(config) == hash(same) and len({config, same}) == 1
+    assert config != Config(env_params={"gravity": 9.0}, hidden_sizes=(32,))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.num_envs = 4
+    probe = Probe()
+    assert Config(environment=probe) == Config(environment=probe)
+
+
+def test_counts_of_numpy_are_those_of_python():
+    sizes = {"num_envs": 8, "group_size": 4, "num_steps": 16, "num_epochs": 2, "num_minibatches": 2, "num_heads": 2}
+    fields = {"algorithm": "grpo", "cut_episodes": True, "env_params": {"max_steps_in_episode": 20}}
+    config = Config(**sizes, **fields, hidden_sizes=(8, 4))
+    numpy = {name: np.int64(size) for name, size in sizes.items()}
+    for widths in ((np.int32(8), np.int64(4)), np.array([8, 4])):
+        same = Config(**numpy, **fields | {"env_params": {"max_steps_in_episode": np.int64(20)}}, hidden_sizes=widths)
+        assert same == config and hash(same) == hash(config) and repr(same) == repr(config)
+        assert all(type(getattr(same, name)) is int for name in sizes)
+    assert forked(np.int64(3)) == forked(3) and type(forked(np.int64(3)).trunk_steps) is int
+
+
+def test_replace_checks_again_and_makes_the_environment_anew():
+    config = Config()
+    assert config.env.max_steps == 500
+    shorter = dataclasses.replace(config, env_params={"max_steps_in_episode": 100}, num_steps=100)
+    assert (shorter.env.max_steps, shorter.num_steps, shorter.num_envs) == (100, 100, config.num_envs)
+    assert dataclasses.replace(config) == config
+    with pytest.raises(ValueError, match="num_minibatches=0 is not a positive integer"):
+        dataclasses.replace(config, num_minibatches=0)
+
+
+def test_rollouts_may_be_cut_on_request_or_longer_than_an_episode():
+    assert Config(num_steps=100, cut_episodes=True).num_steps == 100
+    assert Config(num_steps=512).num_steps == 512
+    assert Config(algorithm="ppo", num_steps=8).num_steps == 8
+
+
+WITHOUT_CRITIC = GRPO._replace(advantage=gae_advantage)
+MISTAKES = {
+    "unknown environment": ({"environment": "CartPole-v2"}, "unknown environment 'CartPole-v2'.*'CartPole-v1'"),
+    "not an environment": ({"environment": 3}, "environment=3 .*name.*'CartPole-v1'"),
+    "unknown parameter": ({"env_params": {"max_steps": 9}}, "'max_steps': did you mean 'max_steps_in_episode'"),
+    "unknown algorithm": ({"algorithm": "gpro"}, "unknown algorithm 'gpro': did you mean .*'grpo'"),
+    "not an algorithm": ({"algorithm": 7}, "unknown algorithm '7'"),
+    "no environments": ({"num_envs": 0}, "num_envs=0 .*positive integer"),
+    "negative group": ({"group_size": -4}, "group_size=-4 .*positive integer"),
+    "half a step": ({"num_steps": 0.5}, "num_steps=0.5 .*positive integer"),
+    "a float of steps": ({"num_steps": 500.0}, r"num_steps=500.0 .*positive integer"),
+    "a number in words": ({"num_epochs": "4"}, "num_epochs='4' .*positive integer"),
+    "a truth value": ({"num_envs": True}, "num_envs=True .*positive integer"),
+    "a truth value of heads": ({"num_heads": True}, "num_heads=True .*positive integer"),
+    "a float of NumPy": ({"num_envs": np.float32(8)}, "num_envs=.*8.0.* is not a positive integer"),
+    "no epochs": ({"num_epochs": 0}, "num_epochs=0 .*positive integer"),
+    "no minibatches": ({"num_minibatches": 0}, "num_minibatches=0 .*positive integer"),
+    "no episode": ({"env_params": {"max_steps_in_episode": 0}}, "max_steps_in_episode|num_steps=0"),
+    "negative layer": ({"hidden_sizes": (64, -1)}, r"hidden_sizes=\(64, -1\) .*such as \(64, 64\)"),
+    "float layer": ({"hidden_sizes": (64.0,)}, r"hidden_sizes=\(64.0,\) .*such as \(64, 64\)"),
+    "one layer": ({"hidden_sizes": 64}, r"hidden_sizes=64 .*such as \(64, 64\)"),
+    "unknown activation": ({"activation": "rellu"}, "unknown activation 'rellu': did you mean 'relu'"),
+    "a module as activation": ({"activation": "Dense"}, "unknown activation 'Dense'"),
+    "a function as activation": ({"activation": np.tanh}, "unknown activation"),
+    "incomplete group": ({"num_envs": 100, "group_size": 16}, "not a multiple of group_size=16.*num_envs=96 or 112"),
+    "group too large": ({"num_envs": 8, "group_size": 12}, "not a multiple of group_size=12.*num_envs=12"),
+    "more than can be shuffled": (
+        {"algorithm": "ppo", "num_envs": 2**20, "num_steps": 65},
+        r"num_envs \* num_steps = 68157440 .*67108864 \(2\^26\); use fewer num_envs or num_steps",
+    ),
+    "uneven minibatches": ({"num_minibatches": 30}, "num_envs . num_steps = 64000 .*=30,.* use num_minibatches=32"),
+    "more minibatches than samples": (
+        {"algorithm": "ppo", "num_envs": 2, "num_steps": 4},
+        "num_minibatches=16.*use num_minibatches=8",
+    ),
+    "uneven sequences": (
+        {"algorithm": GRPO._replace(whole_sequences=True), "num_minibatches": 100},
+        "whole sequences.* = 128 .*use num_minibatches=128",
+    ),
+    "members cut": ({"num_steps": 200}, "episode limit of CartPole-v1, 500.*num_steps=500, or cut_episodes=True"),
+    "group of one": ({"group_size": 1}, "group_size is 1.*Use group_size >= 2"),
+    "group of one at the same step": ({"group_size": 1, "algorithm": GRPO_RETURN_TO_GO}, "Use group_size >= 2"),
+    "groups that continue": (
+        {"algorithm": PPO._replace(advantage=group_normalized_advantage), "num_envs": 32},
+        "Use group_size >= 2",
+    ),
+    "gae without a critic": ({"algorithm": WITHOUT_CRITIC}, "set critic=clipped_value_loss"),
+    "k3 without a reference": (
+        {"algorithm": GRPO._replace(penalties=(kl_to_reference,))},
+        r"no reference policy; set the slot reference, or write with_reference\(algorithm\)",
+    ),
+    "exact kl without a reference": (
+        {"algorithm": GRPO._replace(penalties=(exact_kl_to_reference,))},
+        r"write with_reference\(algorithm\)",
+    ),
+    "sequence ratio of loose steps": ({"algorithm": GRPO._replace(ratio=sequence_ratio)}, "set whole_sequences=True"),
+    "real actions": ({"action_distribution": "gaussian"}, "real numbers, and the actions are Discrete.*use 'auto'"),
+    "a transformer of rollouts that go on": (
+        {"environment": copy_task(), "algorithm": "ppo"},
+        r"rollouts must begin with episodes.*algorithm=PPO._replace\(start=FRESH\)",
+    ),
+    "a transformer of real observations": ({"network": "transformer"}, "observes a token .*float32.*network='mlp'"),
+    "a transformer with another memory": ({"environment": copy_task(), "recurrent": "gru"}, "leave out recurrent"),
+    "odd heads": ({"width": 12}, "heads of size 3, and rotary positions turn pairs"),
+    "uneven heads": ({"num_heads": 4, "num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
+    "width of no heads": ({"width": 30}, "width=30 is not a multiple of num_heads=4"),
+    "unknown precision": ({"compute_dtype": "float8"}, "compute_dtype='float8'; use one of float32, bfloat16"),
+    "prompts without a transformer": ({"share_prompts": True}, "share_prompts=True is for transformers"),
+    "groups not dealt out evenly": (
+        {"environment": copy_task(), "share_prompts": True},
+        "whole groups, .* = 8 is not divisible by num_minibatches=16.*use num_minibatches=8",
+    ),
+    "nothing to truncate": ({"truncate_sampling": True}, "truncate_sampling=True is for transformers"),
+    "windows without overlong episodes": (
+        {"algorithm": PPO._replace(filter_overlong=True)},
+        r"one-episode groups \(start=FRESH\)",
+    ),
+    "nobody beside the greedy member": ({"algorithm": REMAX, "group_size": 1}, "group_size=1 .*use group_size=2"),
+}
+
+
+@pytest.mark.parametrize("arguments, message", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_told_at_construction(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Config(**arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"algorithm": with_reference(GRPO, frozen_reference)},
+        {"algorithm": with_reference(PPO, frozen_reference, exact_kl_to_reference)},
+        {"algorithm": GRPO._replace(start=CONTINUE), "group_size": 16},
+        {"algorithm": GSPO},
+        {"environment": Echo(), "num_minibatches": 1},
+        {"hidden_sizes": (), "activation": "gelu"},
+        {"algorithm": "ppo", "num_envs": 2**20, "num_steps": 64},
+    ],
+    ids=["reference", "ppo with a reference", "groups that continue", "sequences", "object", "linear", "2^26 samples"],
+)
+def test_what_fits_together_is_accepted(arguments):
+    Config(**arguments)

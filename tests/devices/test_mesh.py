@@ -1,0 +1,222 @@
+"""Rows and environments over devices: the same numbers, to rounding, wherever they are computed."""
+
+import dataclasses
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compilation import CHEAP_XLA_FLAGS
+
+from grpo_jax import make_train_step, run
+from grpo_jax.devices.mesh import ENVS, ROWS, along_envs, make_mesh, mesh_of_rows, over_rows, pad_rows, state_shardings
+
+
+def row(state):
+    """Something with a carry of its own, whose length depends on the row."""
+    x, number = state
+    return jax.lax.fori_loop(0, number, lambda i, x: jnp.tanh(x) + i, x), x.sum()
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 4])
+def test_rows_are_what_they_are_alone(num_rows):
+    states = jax.random.normal(jax.random.key(0), (num_rows, 5)), jnp.arange(num_rows)
+    mesh = mesh_of_rows(num_rows)
+    assert dict(mesh.shape) == {ROWS: min(num_rows, 2)}
+    together = jax.jit(over_rows(row, mesh))(states)
+    assert together[0].shape == (num_rows, 5)
+    for i in range(num_rows):
+        alone = row(jax.tree.map(lambda leaf, i=i: leaf[i], states))
+        for a, b in zip(together, alone, strict=True):
+            np.testing.assert_allclose(a[i], b, rtol=1e-6)
+
+
+def test_rows_that_the_mesh_does_not_divide_are_padded_with_the_last():
+    mesh = make_mesh(seeds=2)
+    padded = pad_rows((jnp.arange(3), jax.random.split(jax.random.key(0), 3)), mesh)
+    assert padded[0].tolist() == [0, 1, 2, 2] and (padded[1][2] == padded[1][3]).all()
+    assert pad_rows(jnp.arange(4), mesh).tolist() == [0, 1, 2, 3]
+    laid_out = jax.device_put(padded[0], jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(ROWS)))
+    assert [shard.data.tolist() for shard in laid_out.addressable_shards] == [[0, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("sizes", [{"seeds": 3}, {"seeds": 2, "envs": 2}, {"envs": 4}, {"seeds": 0}, {"envs": 0}])
+def test_a_mesh_of_more_devices_than_there_are_is_an_error(sizes):
+    with pytest.raises(ValueError, match="does not fit 2 devices.*product is 2"):
+        make_mesh(**sizes)
+
+
+def test_environments_must_divide(grpo):
+    odd = dataclasses.replace(grpo.config, num_envs=7, group_size=7, num_minibatches=1)
+    with pytest.raises(ValueError, match="num_envs=7 .*split evenly over envs=2 devices; use num_envs=8"):
+        run(odd, grpo.hyperparams, jax.random.split(jax.random.key(0), 1), mesh=make_mesh(seeds=1, envs=2))
+
+
+def test_without_a_mesh_nothing_is_constrained():
+    x = jnp.ones(3)
+    assert along_envs(x, axis=0) is x
+
+
+def test_environments_on_two_devices_are_as_on_one(grpo):
+    """Groups of four on each device; gradients, and the order of the minibatches, are those of all eight."""
+    mesh = make_mesh(seeds=1, envs=2)
+    train_step = make_train_step(grpo.config)
+    ten = over_rows(lambda state: jax.lax.scan(lambda state, _: train_step(state), state, length=10), mesh)
+    start = jax.tree.map(lambda leaf: leaf[None], grpo.start)
+    end, metrics = jax.jit(ten)(jax.device_put(start, state_shardings(mesh, start)))
+    assert end.rollout.observation.sharding.spec[1] == ENVS
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value[0], grpo.metrics[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    for one, other in zip(jax.tree.leaves(grpo.end.params), jax.tree.leaves(end.params), strict=True):
+        np.testing.assert_allclose(other[0], one, rtol=1e-5, atol=1e-5)
+
+
+EIGHT_DEVICES = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_num_cpu_devices", 8)
+from grpo_jax import Config, Hyperparams, run
+from grpo_jax.algorithms import GRPO, SAME_STEP_GAE
+from grpo_jax.rollouts.starts import forked
+from grpo_jax.devices.mesh import make_mesh
+from grpo_jax.objectives.slots import all_actions_advantage
+
+windows = {"group_size": 4, "num_steps": 16, "regroup_every": 8}
+catch = {"environment": "Catch-bsuite", "env_params": {"max_steps_in_episode": 9}}
+all_actions = GRPO._replace(start=forked(3, all_actions=True), advantage=all_actions_advantage)
+settings = {
+    "grpo": {"algorithm": "grpo", "group_size": 4, "env_params": {"max_steps_in_episode": 32}},
+    "ppo": {"algorithm": "ppo", "num_steps": 16, "normalize_observations": True, "normalize_rewards": True},
+    "gru": {"algorithm": "ppo", "num_steps": 16, "recurrent": "gru", "recurrent_size": 8},
+    "kernel": {"algorithm": "kernel_gae"} | windows,
+    "same step": {"algorithm": "same_step_gae"} | windows,
+    "critic": {"algorithm": "same_step_critic", "normalize_rewards": True} | windows,
+    "hash": {"algorithm": "state_hash"} | windows | catch,
+    "forks": {"algorithm": GRPO._replace(start=forked(3)), "group_size": 4, "num_steps": 16, "num_kept_groups": 2},
+    "forks and baseline": {"algorithm": SAME_STEP_GAE._replace(start=forked(3)), "group_size": 4, "num_steps": 16},
+    "actions": {"algorithm": all_actions, "group_size": 2, "num_steps": 16},
+}[sys.argv[1]]
+config = Config(num_envs=16, num_epochs=2, num_minibatches=4, hidden_sizes=(8,), **settings)
+# Budgets differ, so that some rows stop while others still have to communicate.
+hyperparams = Hyperparams(total_steps=jnp.array([3.0, 5.0, 2.0]) * config.steps_per_iteration, entropy_coef=0.01)
+keys = jax.random.split(jax.random.key(0), 3)
+
+def result(seeds, envs):
+    done = run(config, hyperparams, keys, num_chunks=2, mesh=make_mesh(seeds=seeds, envs=envs))
+    state = done.states.replace(key=jax.random.key_data(done.states.key))
+    return jax.tree.map(np.asarray, (state, done.metrics))
+
+one = jax.tree.leaves(result(1, 1))
+for seeds, envs, tolerance in [(2, 1, 1e-6), (4, 1, 1e-6), (8, 1, 1e-6), (1, 2, 1e-5), (1, 8, 1e-5), (2, 4, 1e-5)]:
+    for a, b in zip(one, jax.tree.leaves(result(seeds, envs)), strict=True):
+        np.testing.assert_allclose(b, a, rtol=tolerance, atol=tolerance, err_msg=f"seeds={seeds} envs={envs}")
+"""
+
+
+MODEL_OF_PARTS = """
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_num_cpu_devices", 4)
+from grpo_jax import Config, Hyperparams, run
+from grpo_jax.algorithms import GRPO, with_reference
+from grpo_jax.devices.mesh import make_mesh
+
+config = Config(environment="tokens:sort-3", algorithm=with_reference(GRPO), num_envs=16, group_size=4,
+                num_minibatches=2, num_epochs=1, width=32, num_layers=2, num_heads=2)
+# The entropy is all that it learns from: random policies are not rewarded.
+hyperparams = Hyperparams(learning_rate=1e-3, total_steps=3 * config.steps_per_iteration, entropy_coef=-1.0)
+keys = jax.random.split(jax.random.key(0), 2)
+
+def result(**sizes):
+    done = run(config, hyperparams, keys, num_chunks=2, mesh=make_mesh(**sizes))
+    block = done.states.params["actor"]["block_0"]
+    parts = [block[name]["kernel"].addressable_shards[0].data.shape for name in ("qkv", "out", "gate_up", "down")]
+    return jax.tree.map(np.asarray, (done.states.params, done.metrics)), parts
+
+one, whole = result(seeds=1)
+for sizes in ({"seeds": 1, "model": 2}, {"seeds": 1, "model": 2, "envs": 2}, {"seeds": 2, "model": 2}):
+    other, parts = result(**sizes)
+    rows = 2 // sizes["seeds"]
+    assert [np.prod(part) for part in parts] == [np.prod(w) * rows // 4 for w in whole], (whole, parts)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5, err_msg=str(sizes))
+"""
+
+
+def finish(process: subprocess.Popen) -> None:
+    _, errors = process.communicate(timeout=1800)
+    assert process.returncode == 0, errors[-3000:]
+
+
+def start(*arguments: str, num_devices: int | None = None) -> subprocess.Popen:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": CHEAP_XLA_FLAGS}
+    if num_devices is not None:
+        environment["JAX_NUM_CPU_DEVICES"] = str(num_devices)
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    ["grpo", "ppo", "gru", "kernel", "same step", "critic", "hash", "forks", "forks and baseline", "actions"],
+)
+def test_eight_devices_are_as_one(case):
+    finish(start("-c", EIGHT_DEVICES, case))
+
+
+@pytest.mark.slow
+def test_a_policy_in_parts_is_as_one_whole():
+    """Each device holds half of every large kernel, and of its moments; a group's tokens are sampled by all of them."""
+    finish(start("-c", MODEL_OF_PARTS))
+
+
+@pytest.mark.slow
+def test_two_processes_of_two_devices_are_as_one_of_one(tmp_path):
+    """Both layouts of four devices, over gloo; process 0 alone writes. Three seeds: the fourth place is padding."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = ["-m", "experiments.train", "--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4"]
+    command += ["--num-steps", "16", "--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
+    command += ["--num-seeds", "3", "--no-compilation-cache"]
+    finish(start(*command, "--out", str(tmp_path / "one"), num_devices=1))
+    for mesh in (["seeds=4"], ["seeds=2", "envs=2"]):
+        out = tmp_path / mesh[-1]
+        hosts = ["--mesh", *mesh, "--coordinator", f"localhost:{port}", "--num-processes", "2", "--out", str(out)]
+        both = [start(*command, *hosts, "--process-id", str(i), num_devices=2) for i in range(2)]
+        for process in both:
+            finish(process)
+        assert {"summary.json", "metrics.jsonl", "learning_curves.png"} <= {path.name for path in out.iterdir()}
+        one, two = (
+            [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            for folder in (tmp_path / "one", out)
+        )
+        assert len(one) == len(two) == 3
+        for line, other in zip(one, two, strict=True):
+            for name in line.keys() - {"run"}:
+                expected, values = (np.array(entry[name], float) for entry in (line, other))
+                np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5, err_msg=name)
+        finals = [json.loads((folder / "summary.json").read_text()) for folder in (tmp_path / "one", out)]
+        assert finals[0]["runs"][0]["final_return"] == finals[1]["runs"][0]["final_return"]
+
+
+@pytest.mark.slow
+def test_the_page_about_devices_runs_as_printed():
+    page = (Path(__file__).parents[2] / "docs" / "many_devices.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names = {}
+    exec(compile(block, "many_devices.md", "exec"), names)
+    assert (names["result"].steps[-1] > 600).all()

@@ -1,0 +1,188 @@
+"""The parameters of environments, traced: of each group its own, kept through resets and rollouts, swept by vmap."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from gymnax.environments import spaces
+from probes import Probe, ProbeParams, difference, known_params, known_policy
+
+from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, run
+from grpo_jax.environments import make_environment, parameters_of_groups, parameters_of_rows
+from grpo_jax.rollouts.groups import reset_groups
+from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.starts import fresh_groups
+
+GRAVITY = jnp.array([1.0, 9.8, 30.0])
+
+
+def test_each_environment_has_its_own_physics():
+    env = make_environment("CartPole-v1")
+    key, params = jax.random.key(0), known_params((-jnp.inf, 0.0), weights=jnp.zeros(4))
+
+    @jax.jit
+    def play(gravity):
+        start = reset_groups(known_policy, None, env, parameters_of_groups(env, {"gravity": gravity}, 3, 1), key, 3, 1)
+        # The same start for all, so that only the physics differ.
+        start = start._replace(**jax.tree.map(lambda leaf: leaf.at[:].set(leaf[0]), {
+            "environment": start.environment, "observation": start.observation,
+        }))  # fmt: skip
+        return start, unroll(known_policy, env, params, start, key, num_steps=8, auto_reset=False)[1]
+
+    start, together = play(GRAVITY)
+    assert not difference(play(GRAVITY), (start, together))
+    for b, gravity in enumerate(GRAVITY.tolist()):
+        alone = make_environment("CartPole-v1", {"gravity": gravity})
+        state = jax.tree.map(lambda leaf, b=b: leaf[b], start.environment)
+        for t in range(8):
+            np.testing.assert_allclose(together.observation[t, b], [state.x, state.x_dot, state.theta, state.theta_dot],
+                                       rtol=1e-5, atol=1e-6)  # fmt: skip
+            state = alone.step(key, state, 1, alone.params).environment
+    ends = np.asarray(together.observation[-1, :, 3])
+    assert len(set(ends.tolist())) == 3
+
+
+probe = make_environment(Probe(), {"max_steps_in_episode": 6})
+LIFETIMES = jnp.array([1, 2, 3, 99])
+
+
+def test_start_states_drawn_during_a_rollout_are_of_the_environments_own_parameters():
+    params = parameters_of_groups(probe, {"lifetime": LIFETIMES}, 4, 1)
+    start = reset_groups(known_policy, None, probe, params, jax.random.key(0), 4, 1)
+    state, trajectory = unroll(
+        known_policy, probe, known_params((0.0, 0.0)), start, jax.random.key(1), num_steps=12, auto_reset=True
+    )
+    steps = 1 + np.arange(12)[:, None]
+    assert np.array_equal(trajectory.terminated, (steps % LIFETIMES == 0))
+    assert np.array_equal(trajectory.truncated, (steps % 6 == 0) & (np.asarray(LIFETIMES) == 99))
+    assert not difference(state.environment_params, start.environment_params)
+
+
+def test_members_of_a_group_share_their_world_and_keep_it():
+    params = parameters_of_groups(probe, {"lifetime": LIFETIMES, "bonus": 0.25}, 4, 3)
+    assert params["lifetime"].tolist() == [1] * 3 + [2] * 3 + [3] * 3 + [99] * 3
+    assert params["bonus"].tolist() == [0.25] * 12
+    assert {name: leaf.dtype for name, leaf in params.items()} == {
+        "lifetime": jnp.int32, "bonus": jnp.float32, "nan_below": jnp.float32
+    }  # fmt: skip
+    state = reset_groups(known_policy, None, probe, params, jax.random.key(0), 12, 3)
+    again = fresh_groups(state, known_policy, None, probe, jax.random.key(1), 12, 3)
+    for start in (state, again):
+        assert start.environment.lifetime.tolist() == params["lifetime"].tolist()
+        assert start.environment_params["lifetime"].tolist() == params["lifetime"].tolist()
+    assert not np.array_equal(state.observation, again.observation)
+
+
+def config(algorithm="grpo", **settings):
+    return Config(
+        environment=Probe(), algorithm=algorithm, num_envs=8, num_epochs=1, num_minibatches=1, hidden_sizes=(4,),
+        env_params={"max_steps_in_episode": 4}, **settings,
+    )  # fmt: skip
+
+
+def test_a_run_keeps_its_parameters_and_is_evaluated_under_them():
+    settings = config(group_size=2)
+    init, train_step = make_init(settings), jax.jit(make_train_step(settings))
+    state = init(jax.random.key(0), Hyperparams(), {"lifetime": jnp.array([1, 2, 3, 4])})
+    for _ in range(2):
+        state, metrics = train_step(state)
+        assert (metrics["episode/length_min"], metrics["episode/length_max"]) == (1, 4)
+        assert metrics["environment/steps"] == 2 * (1 + 2 + 3 + 4)
+    for num_episodes, lengths in ((4, [1, 2, 3, 4]), (16, [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4)):
+        played = evaluate(settings, state, jax.random.key(1), num_episodes=num_episodes)
+        assert played.lengths.tolist() == lengths
+
+
+@pytest.mark.slow
+def test_rows_of_a_run_have_parameters_of_their_own():
+    settings, keys = config("ppo", num_steps=8), jax.random.split(jax.random.key(0), 2)
+    hyperparams = Hyperparams(total_steps=128.0)
+    together = run(settings, hyperparams, keys, env_params={"lifetime": jnp.array([1, 3]), "bonus": 2.0})
+    assert together.metrics["episode/length_mean"].tolist() == [[1.0, 3.0]] * 2
+    assert together.metrics["episode/return_max"].tolist() == [[3.0, 9.0]] * 2
+    assert together.states.rollout.environment_params["lifetime"].tolist() == [[1] * 8, [3] * 8]
+
+
+def test_parameters_of_rows_are_for_all_or_each_row_or_each_group():
+    given = {"bonus": 2.0, "lifetime": jnp.array([1, 3]), "nan_below": jnp.array([[0.0, 1.0], [2.0, 3.0]])}
+    rows = parameters_of_rows(probe, given, 2)
+    assert {name: value.tolist() for name, value in rows.items()} == {
+        "bonus": [2.0, 2.0], "lifetime": [1, 3], "nan_below": [[0.0, 1.0], [2.0, 3.0]]
+    }  # fmt: skip
+    acrobot = make_environment("Acrobot-v1")
+    assert parameters_of_rows(acrobot, {"available_torque": jnp.arange(3.0)}, 2)["available_torque"].shape == (2, 3)
+
+
+def test_no_value_of_the_callers_is_donated():
+    lifetime = jnp.full(8, 2)
+    settings = config("ppo", num_steps=8)
+    state = jax.jit(make_init(settings))(jax.random.key(0), Hyperparams(), {"lifetime": lifetime})
+    jax.jit(lambda state: state, donate_argnums=0)(state)
+    assert lifetime.tolist() == [2] * 8
+
+
+@struct.dataclass
+class SizedParams(ProbeParams):
+    width: int = 3  # a shape
+    twice: bool = True  # a branch
+    label: str = "a label"
+    scale: float = 1.0
+    fixed: float = struct.field(pytree_node=False, default=2.0)
+
+
+class Sized(Probe):
+    @property
+    def default_params(self):
+        return SizedParams()
+
+    def reset_env(self, key, params):
+        _, state = super().reset_env(key, params)
+        return self.look(state, params), state
+
+    def step_env(self, key, state, action, params):
+        _, state, *rest = super().step_env(key, state, action, params)
+        return self.look(state, params), state, *rest
+
+    def look(self, state, params):
+        return jnp.full(params.width, state.time * params.scale * params.fixed * (2 if params.twice else 1))
+
+    def action_space(self, params):
+        return spaces.Discrete(params.width)
+
+
+def test_parameters_that_decide_shapes_or_branches_are_static():
+    env = make_environment(Sized(), {"width": 5.0, "label": "another"})
+    assert set(env.params) == {"lifetime", "bonus", "nan_below", "scale"}
+    assert env.observation.shape == (5,) and env.action_space.num_actions == 5
+    state, _ = env.reset(jax.random.key(0), env.params)
+    moved = jax.jit(env.step)(jax.random.key(0), state, 0, env.params | {"scale": jnp.float32(3.0)})
+    assert moved.observation.tolist() == [12.0] * 5
+
+
+def test_overrides_of_integers_are_whole_numbers():
+    with pytest.raises(ValueError, match="lifetime=1.5 must be a whole number"):
+        make_environment(Probe(), {"lifetime": 1.5})
+    with pytest.raises(ValueError, match="twice=0.5 must be 0 or 1"):
+        make_environment(Sized(), {"twice": 0.5})
+    assert make_environment(Sized(), {"twice": 0.0}).reset(jax.random.key(0), {"scale": 1.0})[1].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    "env_params, message",
+    [
+        ({"lifetim": 2}, "no traced parameter 'lifetim': did you mean 'lifetime'"),
+        ({"max_steps_in_episode": 2}, r"the time limit.*is static: Config\(env_params=...\)"),
+        ({"lifetime": 1.5}, "'lifetime' is of int32, and was given float32"),
+        ({"lifetime": jnp.ones(3, jnp.int32)}, r"shape \(3,\); give \(\) for all groups, or \(8,\), one for each"),
+    ],
+)
+def test_mistakes_are_told_with_what_was_meant(env_params, message):
+    with pytest.raises(ValueError, match=message):
+        make_init(config("ppo", num_steps=8))(jax.random.key(0), Hyperparams(), env_params)
+
+
+def test_another_number_of_rows_is_an_error():
+    with pytest.raises(ValueError, match="'lifetime' has 3 rows in place of 2"):
+        keys = jax.random.split(jax.random.key(0), 2)
+        run(config(), Hyperparams(), keys, env_params={"lifetime": jnp.array([1, 2, 3])})

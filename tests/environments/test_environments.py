@@ -1,0 +1,269 @@
+"""Environments by name: gymnax's own numbers behind one interface, of one type from step to step."""
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments import spaces
+from probes import Probe, ProbeParams, difference, random_policy
+
+from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
+from grpo_jax.rollouts.groups import reset_groups
+from grpo_jax.rollouts.rollout import unroll
+
+
+def test_cartpole_is_gymnax_cartpole_bitwise():
+    env, (original, params) = make_environment("CartPole-v1"), gymnax.make("CartPole-v1")
+    key = jax.random.key(3)
+    state, observation = env.reset(key, env.params)
+    expected_observation, expected = original.reset_env(key, params)
+    assert np.array_equal(observation, expected_observation)
+    for t in range(60):
+        key, action = jax.random.key(t), t % 3 // 2
+        moved = env.step(key, state, action, env.params)
+        expected_observation, expected, reward, terminated, _ = original.step_env(key, expected, action, params)
+        assert np.array_equal(moved.observation, expected_observation)
+        assert np.array_equal(jax.tree.leaves(moved.environment), jax.tree.leaves(expected))
+        assert (float(moved.reward), bool(moved.terminated)) == (float(reward), bool(terminated))
+        assert not moved.truncated
+        state = moved.environment
+        if moved.terminated:
+            break
+    assert moved.terminated, "the actions were chosen to drop the pole"
+
+
+def test_the_time_limit_truncates_at_its_step_and_can_be_overridden():
+    assert make_environment("CartPole-v1").max_steps == 500
+    # A command line makes floats of all numbers; the limit stays an integer.
+    env = make_environment("CartPole-v1", {"max_steps_in_episode": 3.0, "gravity": 1})
+    assert env.max_steps == 3 and isinstance(env.max_steps, int)
+    state, _ = env.reset(jax.random.key(0), env.params)
+    flags = []
+    for t in range(3):
+        moved = env.step(jax.random.key(t), state, t % 2, env.params)
+        flags.append((bool(moved.terminated), bool(moved.truncated)))
+        state = moved.environment
+    assert flags == [(False, False), (False, False), (False, True)]
+
+
+def test_overrides_reach_the_physics():
+    light, heavy = (make_environment("CartPole-v1", {"gravity": g}) for g in (1.0, 20.0))
+    state, _ = light.reset(jax.random.key(0), light.params)
+    speeds = [env.step(jax.random.key(0), state, 0, env.params).environment.theta_dot for env in (light, heavy)]
+    assert speeds[0] != speeds[1]
+
+
+def test_an_object_with_gymnax_interface_is_an_environment():
+    env = make_environment(Probe(), {"lifetime": 2})
+    assert (env.name, env.action_space, env.max_steps, env.observation.shape) == ("Probe", Discrete(2), 3, (2,))
+    state, _ = env.reset(jax.random.key(0), env.params)
+    assert not env.step(jax.random.key(0), state, 0, env.params).terminated
+    assert env.step(jax.random.key(0), state.replace(time=jnp.int32(1)), 0, env.params).terminated
+
+
+LIMIT, NUM_ENVS, NUM_STEPS = 7, 4, 20
+COMPILE_SLOWLY = {"Asterix-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar"}
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in COMPILE_SLOWLY))
+    for name in gymnax.registered_envs
+    if name != "MNISTBandit-bsuite"  # downloads its images
+]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def played(request):
+    """Any environment of gymnax, at random: its functions, where it stood before and after, and the trajectory."""
+    env = make_environment(request.param, {"max_steps_in_episode": LIMIT})
+    policy = random_policy(env.action_space)
+
+    @jax.jit
+    def play(key):
+        params = parameters_of_groups(env, None, NUM_ENVS, 1)
+        start = reset_groups(policy, None, env, params, key, NUM_ENVS, 1)
+        return start, *unroll(policy, env, (), start, key, num_steps=NUM_STEPS, auto_reset=True)
+
+    return env, play, play(jax.random.key(1))
+
+
+def test_every_gymnax_environment_plays_by_name(played):
+    env, play, (before, after, trajectory) = played
+    assert trajectory.observation.shape == (NUM_STEPS, NUM_ENVS, *env.observation.shape)
+    assert trajectory.observation.dtype == env.observation.dtype
+    # UmbrellaChain and BernoulliBandit pay in integers.
+    assert (trajectory.reward.dtype, trajectory.truncated.dtype) == (jnp.float32, bool)
+    assert trajectory.reward.shape == (NUM_STEPS, NUM_ENVS)
+    for leaf in jax.tree.leaves((before, after, trajectory)):
+        assert not leaf.weak_type
+    assert np.isfinite(trajectory.observation).all() and np.isfinite(trajectory.reward).all()
+    assert not difference(play(jax.random.key(1)), (before, after, trajectory)), "the same key, the same episodes"
+
+
+def test_every_gymnax_environment_is_truncated_at_its_limit_alone(played):
+    _, _, (_, _, trajectory) = played
+    at_limit = trajectory.episode_length == LIMIT
+    assert at_limit.any() or trajectory.terminated.any()
+    assert np.array_equal(trajectory.ended & ~trajectory.terminated, at_limit & ~trajectory.terminated)
+    assert (trajectory.episode_length <= LIMIT).all()
+    assert not (trajectory.terminated & trajectory.truncated).any(), "both at once is a termination"
+
+
+def test_every_number_of_gymnax_is_traced(played):
+    env, _, _ = played
+    _, params = gymnax.make(env.name)
+    assert set(env.params) == set(vars(params)) - {"max_steps_in_episode"}
+
+
+def test_deep_sea_terminates_where_its_limit_is_reached():
+    env = make_environment("DeepSea-bsuite")
+    state, _ = env.reset(jax.random.key(0), env.params)
+    flags = []
+    for t in range(8):
+        moved = env.step(jax.random.key(t), state, t % 2, env.params)
+        flags.append((bool(moved.terminated), bool(moved.truncated)))
+        state = moved.environment
+    assert flags == [(False, False)] * 7 + [(True, False)]
+
+
+def test_a_state_that_is_named_by_a_number_is_observed_one_hot():
+    env = make_environment("FrozenLake-misc")
+    state, observation = env.reset(jax.random.key(0), env.params)
+    assert np.array_equal(observation, np.eye(16)[0]) and observation.dtype == jnp.float32
+    for t in range(3):
+        moved = env.step(jax.random.key(t), state, 1, env.params)
+        state = moved.environment
+        assert np.array_equal(moved.observation, np.eye(16)[int(state.position)])
+    assert int(state.position) > 0
+
+
+class Shaped(Probe):
+    """Observes the sum of its action, of whatever shape, which it wants as its space says."""
+
+    def __init__(self, space):
+        self.space = space
+
+    def action_space(self, params):
+        return self.space
+
+    def step_env(self, key, state, action, params):
+        parts = action if isinstance(action, tuple) else (action,)
+        assert [part.shape for part in parts] == ([()] * 3 if isinstance(action, tuple) else [self.space.shape])
+        _, state, reward, terminated, info = super().step_env(key, state, 0, params)
+        return jnp.stack([sum(jnp.sum(part) for part in parts), 0.0]), state, reward, terminated, info
+
+
+@pytest.mark.parametrize(
+    "space, expected, action",
+    [
+        (spaces.Box(-2.0, 2.0, ()), Box((-2.0,), (2.0,)), [1.5]),
+        (spaces.Box(-1.0, jnp.array([1.0, 2.0]), (2,)), Box((-1.0, -1.0), (1.0, 2.0)), [0.5, 1.0]),
+        (spaces.Box(0.0, jnp.inf, (2, 2)), Box((0.0,) * 4, (np.inf,) * 4), [0.5, 1.0, 0.0, 0.0]),
+        (spaces.Tuple([spaces.Discrete(n) for n in (2, 3, 4)]), MultiDiscrete((2, 3, 4)), [1, 0, 2]),
+    ],
+)
+def test_an_action_arrives_in_the_shape_of_its_space(space, expected, action):
+    env = make_environment(Shaped(space))
+    assert env.action_space == expected
+    state, _ = env.reset(jax.random.key(0), env.params)
+    moved = env.step(jax.random.key(0), state, jnp.array(action), env.params)
+    assert moved.observation[0] == sum(action)
+
+
+def test_reset_is_a_function_of_its_key():
+    env = make_environment("CartPole-v1")
+    assert not difference(env.reset(jax.random.key(1), env.params), env.reset(jax.random.key(1), env.params))
+    assert difference(env.reset(jax.random.key(1), env.params), env.reset(jax.random.key(2), env.params))
+
+
+class Dictionary(Probe):
+    def reset_env(self, key, params):
+        observation, state = super().reset_env(key, params)
+        return {"here": observation}, state
+
+
+class Masked(Shaped):
+    def action_mask(self, state, params):
+        return jnp.ones(2, bool)
+
+
+@pytest.mark.parametrize("path", ["probes:Probe", "test_environments:a_probe", "test_environments:make_probe"])
+def test_an_environment_of_ones_own_is_named_by_its_path(path):
+    env = make_environment(path, {"lifetime": 2})
+    assert (env.name, env.action_space, env.params["lifetime"]) == (path, Discrete(2), 2)
+
+
+class Counting:
+    """Observes an integer and does not bound it."""
+
+    default_params = ProbeParams()
+
+    def action_space(self, params):
+        return Discrete(2)
+
+    def reset_env(self, key, params):
+        return jnp.int32(0), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        return state + 1, state + 1, 1.0, False, {}
+
+    def is_truncated(self, state, params):
+        return state >= params.max_steps_in_episode
+
+
+class Faulty(Probe):
+    """Makes a mistake while it is made."""
+
+    def __init__(self):
+        raise TypeError("a mistake of its own")
+
+
+def test_a_mistake_of_an_environments_own_is_not_taken_for_a_wrong_name():
+    with pytest.raises(TypeError, match="a mistake of its own"):
+        make_environment("test_environments:Faulty")
+
+
+a_probe = Probe()
+
+
+def make_probe():
+    return Probe()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("CartPole-v2",), "unknown environment 'CartPole-v2': did you mean 'CartPole-v1'"),
+        (("cartpole",), "did you mean 'CartPole-v1'"),
+        (("breakout-minatar",), "did you mean 'Breakout-MinAtar'"),
+        (("???",), "known: .*CartPole-v1"),
+        (("CartPole-v1", {"max_steps": 20}), "no parameter 'max_steps': did you mean 'max_steps_in_episode'"),
+        (("CartPole-v1", {"Gravity": 20}), "did you mean 'gravity'"),
+        (("Acrobot-v1", {"available_torque": (1.0, 2.0)}), "available_torque has shape .3,., and was given"),
+        (("CartPole-v1", {"max_steps_in_episode": 0}), "leaves no step"),
+        ((3,), "does not have gymnax's interface: it lacks default_params"),
+        ((Shaped(spaces.Dict({"a": spaces.Discrete(2)})),), "known are Discrete, Box and Tuples of Discrete"),
+        ((Dictionary(),), "must be one array"),
+        ((Masked(spaces.Box(-1.0, 1.0, (2,))),), "action_mask, which only Discrete actions can have"),
+        ((Counting(),), "observes an integer, and does not say of how many"),
+        ((".relative:Name",), "cannot import '.relative'.*no module's name"),
+        (("no_such_module:Name",), "cannot import 'no_such_module'.*No module named"),
+        (("probes:Prob",), "'probes' has no 'Prob': did you mean 'Probe'"),
+        (("test_environments:Shaped",), "cannot make one without arguments.*'space'"),
+        (("MNISTBandit-bsuite",), "needs data that could not be downloaded"),
+    ],
+)
+def test_mistakes_are_told_with_what_was_meant(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_environment(*arguments)
+
+
+def test_minatar_is_observed_in_bytes_that_lose_nothing():
+    env, original = make_environment("Breakout-MinAtar"), gymnax.make("Breakout-MinAtar")[0]
+    state, observation = env.reset(jax.random.key(0), env.params)
+    moved = env.step(jax.random.key(1), state, 1, env.params)
+    first, *_ = original.reset_env(jax.random.key(0), original.default_params)
+    second, *_ = original.step_env(jax.random.key(1), state, 1, original.default_params)
+    for ours, theirs in ((observation, first), (moved.observation, second)):
+        assert ours.dtype == jnp.uint8 and ours.any()
+        np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))

@@ -1,0 +1,128 @@
+"""Other suites, where they are installed: the same interface, the same promises."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import difference, random_policy
+
+from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.environments.spaces import Discrete
+from grpo_jax.rollouts.groups import reset_groups
+from grpo_jax.rollouts.rollout import unroll
+
+LIMIT, NUM_ENVS, NUM_STEPS = 6, 3, 14
+BRAX = {
+    "ant": (27,),
+    "fast": (2,),
+    "halfcheetah": (17,),
+    "hopper": (11,),
+    "humanoid": (244,),
+    "humanoidstandup": (244,),
+    "inverted_double_pendulum": (8,),
+    "inverted_pendulum": (4,),
+    "pusher": (23,),
+    "reacher": (11,),
+    "walker2d": (17,),
+}
+NOT_BY_BRAX = {"swimmer"}  # its own step calls jax.numpy.clip by names of arguments that JAX 0.10 no longer has
+NAMES = {
+    **{f"brax:{name}": shape for name, shape in BRAX.items()},
+    "craftax:Craftax-Classic-Symbolic-v1": (1345,),
+    "pgx:minatar-breakout": (10, 10, 4),
+    "pgx:2048": (4, 4, 31),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_an_environment_of_another_suite_plays_and_is_truncated_at_its_limit(name):
+    pytest.importorskip(name.partition(":")[0])
+    env = make_environment(name, {"max_steps_in_episode": LIMIT})
+    policy = random_policy(env.action_space)
+    assert (env.name, env.observation.shape, env.max_steps) == (name, NAMES[name], LIMIT)
+
+    @jax.jit
+    def play(key):
+        params = parameters_of_groups(env, None, NUM_ENVS, 1)
+        start = reset_groups(policy, None, env, params, key, NUM_ENVS, 1)
+        return start, *unroll(policy, env, (), start, key, num_steps=NUM_STEPS, auto_reset=True)
+
+    before, after, trajectory = play(jax.random.key(0))
+    assert not difference(play(jax.random.key(0)), (before, after, trajectory))
+    assert not any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves((before, after, trajectory)))
+    assert np.isfinite(trajectory.observation.astype(jnp.float32)).all() and np.isfinite(trajectory.reward).all()
+    at_limit = trajectory.episode_length == LIMIT
+    assert np.array_equal(trajectory.truncated, at_limit & ~trajectory.terminated) and trajectory.truncated.any()
+
+
+def test_steps_of_brax_that_write_into_their_state_leave_it_as_it_was():
+    pytest.importorskip("brax")
+    env = make_environment("brax:ant")
+    state, _ = jax.eval_shape(env.reset, jax.random.key(0), env.params)
+    action = jnp.zeros(len(env.action_space.low))
+    after = jax.eval_shape(lambda state: env.step(jax.random.key(0), state, action, env.params).environment, state)
+    assert after == state and "reward_survive" in state.inner.metrics  # which it writes a float for
+
+
+def test_every_environment_of_brax_is_played_or_known_not_to_be():
+    envs = pytest.importorskip("brax.envs")
+    assert {*BRAX} | NOT_BY_BRAX == {*envs._envs}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOT_BY_BRAX)
+def test_what_brax_itself_cannot_step(name):
+    env = pytest.importorskip("brax.envs").get_environment(name)
+    with pytest.raises(TypeError, match="a_min"):
+        jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(env.action_size)), jax.random.key(0))
+
+
+def test_moves_of_2048_that_change_nothing_are_illegal():
+    pytest.importorskip("pgx")
+    env = make_environment("pgx:2048")
+    assert env.action_space == Discrete(4)
+    state, _ = env.reset(jax.random.key(0), env.params)
+    mask = jax.jit(env.action_mask)
+    for t in range(20):
+        legal = mask(state, env.params)
+        assert legal.any()
+        moved = jax.jit(env.step)(jax.random.key(t), state, jnp.argmax(legal), env.params)
+        assert moved.reward >= 0 and not moved.terminated
+        state = moved.environment
+    assert make_environment("pgx:minatar-breakout").action_mask is None
+
+
+@pytest.mark.slow
+def test_the_parameters_of_craftax_are_traced_and_its_own_limit_is_no_death():
+    pytest.importorskip("craftax")
+    env = make_environment("craftax:Craftax-Classic-Symbolic-v1")
+    assert env.max_steps == 10_000 and {"zombie_health", "spawn_cow_chance"} <= set(env.params)
+    state, _ = env.reset(jax.random.key(0), env.params)
+    state = state.replace(timestep=jnp.asarray(9_999, state.timestep.dtype))
+    moved = env.step(jax.random.key(0), state, 0, env.params)
+    assert moved.truncated and not moved.terminated
+
+
+@pytest.mark.parametrize(
+    "suite, name, message",
+    [
+        ("brax", "ants", "brax has no environment 'ants': did you mean 'ant'"),
+        ("craftax", "Craftax-v1", "did you mean 'Craftax-Pixels-v1'|did you mean 'Craftax-Symbolic-v1'"),
+        ("pgx", "chess", "'pgx:chess' is a game of 2 players"),
+    ],
+)
+def test_mistakes_are_told(suite, name, message):
+    pytest.importorskip(suite)
+    with pytest.raises(ValueError, match=message):
+        make_environment(f"{suite}:{name}")
+
+
+@pytest.mark.parametrize("suite", ["brax", "craftax", "pgx"])
+def test_a_suite_that_is_not_installed_is_named(suite, monkeypatch):
+    for module in (suite, "craftax.craftax_env"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=rf"needs {suite}: pip install 'grpo-jax\[envs\]'"):
+        make_environment(f"{suite}:any")

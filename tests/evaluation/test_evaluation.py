@@ -1,0 +1,89 @@
+"""Evaluation plays whole episodes of known return, and changes nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import FOREVER, Probe, bits
+
+from grpo_jax import Config, Hyperparams, evaluate, make_init
+from grpo_jax.evaluation.episodes import record_episode
+
+BONUS, LIFETIME, NUM_EPISODES = 0.5, 5, 64
+
+
+def make(lifetime):
+    config = Config(
+        environment=Probe(),
+        num_envs=4,
+        num_minibatches=1,
+        hidden_sizes=(),
+        env_params={"bonus": BONUS, "lifetime": lifetime, "max_steps_in_episode": 8},
+    )
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    # Action 1, which pays the bonus, has probability 3/4.
+    params = jax.tree.map(jnp.zeros_like, state.params)
+    params["actor"]["Dense_0"]["bias"] = jnp.array([0.0, np.log(3.0)], jnp.float32)
+    return config, state.replace(params=params)
+
+
+@pytest.fixture(scope="module")
+def probe():
+    return make(LIFETIME)
+
+
+@pytest.fixture(scope="module")
+def sampled(probe):
+    config, _ = probe
+    return jax.jit(lambda state, key: evaluate(config, state, key, num_episodes=NUM_EPISODES))
+
+
+def test_greedy_episodes_have_the_known_return(probe):
+    config, state = probe
+    result = evaluate(config, state, jax.random.key(0), num_episodes=8, greedy=True)
+    assert result.returns.tolist() == [LIFETIME * (1 + BONUS)] * 8
+    assert result.lengths.tolist() == [LIFETIME] * 8
+
+
+def test_the_time_limit_ends_episodes_too():
+    config, state = make(FOREVER)
+    result = evaluate(config, state, jax.random.key(0), num_episodes=8, greedy=True)
+    assert result.returns.tolist() == [8 * (1 + BONUS)] * 8 and result.lengths.tolist() == [8] * 8
+
+
+def test_sampled_episodes_have_it_in_the_mean(probe, sampled):
+    _, state = probe
+    result = sampled(state, jax.random.key(0))
+    assert result.returns.shape == result.lengths.shape == (NUM_EPISODES,)
+    assert result.lengths.dtype == jnp.int32 and (result.lengths == LIFETIME).all()
+    bonuses = (result.returns - LIFETIME) / BONUS
+    assert np.array_equal(bonuses, np.round(bonuses)) and len(set(bonuses.tolist())) > 2
+    deviation = np.sqrt(LIFETIME * 3 / 16 / NUM_EPISODES)
+    assert abs(bonuses.mean() - LIFETIME * 3 / 4) < 4 * deviation
+
+
+def test_it_is_a_function_of_state_and_key_and_leaves_the_state(probe, sampled):
+    _, state = probe
+    before = bits(state)
+    one, same, other = (sampled(state, jax.random.key(seed)) for seed in (0, 0, 1))
+    assert bits(one) == bits(same) != bits(other)
+    assert bits(state) == before
+
+
+def test_it_vmaps_over_states_and_keys(probe, sampled):
+    _, state = probe
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
+    better = states.params["actor"]["Dense_0"]["bias"].at[1].set(jnp.array([0.0, 1e3]))
+    states = states.replace(params={"actor": {"Dense_0": states.params["actor"]["Dense_0"] | {"bias": better}}})
+    keys = jax.random.split(jax.random.key(2), 2)
+    result = jax.jit(jax.vmap(sampled))(states, keys)
+    assert np.array_equal(result.returns[0], sampled(state, keys[0]).returns)
+    assert (result.returns[1] == LIFETIME * (1 + BONUS)).all()
+
+
+def test_a_recorded_episode_is_whole_and_no_longer(probe):
+    config, state = probe
+    episode = record_episode(config, state, jax.random.key(0), greedy=True)
+    assert [int(s.time) for s in episode.states] == list(range(LIFETIME))
+    assert len({float(s.mark) for s in episode.states}) == 1
+    assert episode.rewards.tolist() == [1 + BONUS] * LIFETIME

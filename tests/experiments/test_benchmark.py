@@ -1,0 +1,74 @@
+"""The benchmark's structure on its smallest run; no time is asserted."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import benchmark
+from experiments.harness import peers, workloads
+
+
+def test_flops_of_the_matrix_products():
+    """By hand: 4480 weights of the actor, 4416 of the critic, thrice for a gradient less the first layer."""
+    for environment, critic, whole in (("CartPole-v1", True, 227_200), ("CartPole-v1", False, 114_432)):
+        config = workloads.make_config(environment, 8, critic)
+        assert workloads.forward_flops(config) + 4 * workloads.gradient_flops(config) == whole
+
+
+@pytest.mark.slow
+def test_plain_reference_takes_finite_steps():
+    init, step = peers.plain_ppo("CartPole-v1", 4)
+    state = jax.jit(init)(jax.random.key(0))
+    after, metrics = jax.jit(step)(state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    moved = jax.tree.map(lambda a, b: jnp.any(a != b), after.params, state.params)
+    assert all(bool(leaf) for leaf in jax.tree.leaves(moved))
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(after.params))
+    assert 5 < float(metrics["episode/return_mean"]) < 100
+
+
+@pytest.mark.slow
+def test_ours_and_the_reference_make_the_same_number_of_gradient_steps():
+    for critic in (True, False):
+        config = workloads.make_config("CartPole-v1", 8, critic)
+        assert config.num_epochs * config.num_minibatches == peers.NUM_EPOCHS * peers.NUM_MINIBATCHES
+        state, metrics = jax.jit(workloads.ours(config).step)(workloads.ours(config).init(jax.random.key(0)))
+        count = [leaf for leaf in jax.tree.leaves(state.optimizer) if jnp.issubdtype(leaf.dtype, jnp.integer)]
+        assert [int(leaf) for leaf in count] == [16]
+        assert float(metrics["environment/steps"]) == 8 * peers.NUM_STEPS
+
+
+def test_a_mistake_costs_nothing(tmp_path):
+    out = tmp_path / "speed.json"
+    with pytest.raises(ValueError, match="positive"):
+        benchmark.main(benchmark.Arguments(num_envs=(0,), out=out))
+    out.write_text("kept")
+    with pytest.raises(FileExistsError, match="--out"):
+        benchmark.main(benchmark.Arguments(out=out))
+    assert out.read_text() == "kept"
+
+
+@pytest.mark.slow
+def test_smallest_run(tmp_path):
+    out, plot = tmp_path / "results" / "speed.json", tmp_path / "speed.png"
+    benchmark.main(
+        benchmark.Arguments(
+            environments=("CartPole-v1",), num_envs=(4,), num_seeds=(1, 2), repeats=2, seconds=0.0, out=out, plot=plot
+        )
+    )
+    record = json.loads(out.read_text())
+    assert {"hardware", "versions", "commit", "cores_used", "arguments", "results"} <= set(record)
+    assert plot.stat().st_size > 1000
+    names = [row["implementation"] for row in record["results"] if row["num_seeds"] == 1]
+    expected = [name for name in workloads.WHOLE if name != "rejax PPO" or peers.rejax_version()]
+    assert names == [*expected, "PPO, random actions", "PPO, rollout alone", "PPO, update alone"]
+    assert [row["implementation"] for row in record["results"] if row["num_seeds"] == 2] == expected
+    for row in record["results"]:
+        assert len(row["seconds_per_train_step"]) == 2
+        low, middle, high = (row[f"steps_per_second{end}"] for end in ("_low", "", "_high"))
+        assert 0 < low <= middle <= high
+        assert row["memory_bytes"] > 0
+        assert row["roofline_fraction"] is None or np.isfinite(row["roofline_fraction"])

@@ -1,0 +1,79 @@
+"""The small processes are what they say, and the estimators of their gradients are measured right."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import estimators
+from experiments.harness import tabular as mdps
+from grpo_jax import Config, Hyperparams, make_init
+from grpo_jax.rollouts.starts import monte_carlo_values
+
+
+def known(make_process):
+    process = make_process()
+    policy = Config(environment=process, hidden_sizes=(), actor_scale=1.0, num_envs=32).policy
+    params = policy.init(jax.random.key(0))
+    return process, policy, params, *mdps.exact_gradient(process, policy, params)
+
+
+@pytest.fixture(scope="module", params=mdps.PROCESSES, ids=lambda make: make.__name__)
+def process(request):
+    return known(request.param)
+
+
+def expected_return(process, logits):
+    """By following the distribution over states for 400 steps, in float64."""
+    transitions, rewards, starts = (np.array(part) for part in (process.transitions, process.rewards, process.starts))
+    policy = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    onward = np.concatenate([transitions, 1 - transitions.sum(-1, keepdims=True)], axis=-1)
+    at, total, length = starts, 0.0, 0.0
+    for _ in range(400):
+        total += np.einsum("s,sa,sat,sat->", at, policy, onward, rewards)
+        length += at.sum()
+        at = np.einsum("s,sa,sat->t", at, policy, transitions)
+    return total, length
+
+
+def test_the_gradient_is_that_of_finite_differences(process):
+    process, policy, params, gradient, exact = process
+    (layer,) = params["actor"].values()
+    logits = np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"], np.float64)
+    total, length = expected_return(process, logits)
+    np.testing.assert_allclose(exact.expected_return, total, rtol=1e-4)
+    np.testing.assert_allclose(exact.episode_length, length, rtol=1e-4)
+    (ours,) = gradient["actor"].values()
+    for s, a in np.ndindex(logits.shape):
+        step = np.zeros_like(logits)
+        step[s, a] = 1e-5
+        slope = (expected_return(process, logits + step)[0] - expected_return(process, logits - step)[0]) / 2e-5
+        np.testing.assert_allclose(ours["kernel"][s, a], slope, rtol=2e-3, atol=1e-5)
+
+
+def test_states_are_worth_what_branches_from_them_are_paid():
+    process, policy, params, _, exact = known(mdps.garnet)
+    config = Config(environment=process, hidden_sizes=(), num_envs=32)
+    state = jax.jit(make_init(config))(jax.random.key(1), Hyperparams()).rollout._replace(policy_carry={"actor": ()})
+    play = functools.partial(monte_carlo_values, num_branches=256, num_steps=50, discount=1.0)
+    values = jax.jit(lambda key: play(state, policy, params, config.env, key))(jax.random.key(2))
+    expected = exact.values[state.environment.at]
+    spread = 3.0 / np.sqrt(256)  # returns of some seven rewards of deviation 1
+    assert np.abs(values - expected).max() < 4 * spread and np.abs(values - expected).mean() < spread
+
+
+COMPARED = ("RLOO, fresh", "all actions, forked", "GAE, exact critic", "GAE, critic of half the value")
+
+
+@pytest.mark.slow
+def test_means_are_the_truth_where_no_bias_is_expected():
+    process, _, params, gradient, exact = known(mdps.lottery)
+    arguments = estimators.Arguments(num_groups=20_000)
+    rows = [
+        estimators.measured(process, estimator, params, gradient, exact, arguments)
+        for estimator in estimators.estimators(process, exact)
+        if estimator.label in COMPARED
+    ]
+    assert [row["largest_z"] < 4 for row in rows] == [True, True, True, False]
+    assert rows[2]["noise_to_signal"] < rows[0]["noise_to_signal"], "the values of states are known"

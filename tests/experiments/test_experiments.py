@@ -1,0 +1,291 @@
+"""The experiments end to end, as small as they go: what they write, and what they refuse."""
+
+import dataclasses
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, tokens, train
+from experiments.harness import token_runs
+from experiments.harness.figures import solved_after
+from experiments.harness.runs import Run, summarise
+from grpo_jax import Config, Hyperparams
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording.files import write_json
+from grpo_jax.training.run import Progress, RunResult
+
+
+@pytest.fixture(autouse=True)
+def keep_the_cache():
+    """Experiments choose a compilation cache for themselves; the tests go on with theirs."""
+    before = jax.config.jax_compilation_cache_dir
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def summary_of(directory: Path) -> dict:
+    assert {path.name for path in directory.iterdir()} >= {"summary.json", "metrics.jsonl", "learning_curves.png"}
+    assert (directory / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+    return json.loads((directory / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("path", sorted(Path(train.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+def test_every_script_can_be_imported(path):
+    importlib.import_module(f"experiments.{path.stem}")
+
+
+def test_the_main_job_writes_its_results(tmp_path, capsys):
+    grpo_vs_ppo.main(
+        grpo_vs_ppo.Arguments(environments=("Catch-bsuite",), num_seeds=2, total_steps=9000, out=tmp_path / "out")
+    )
+    summary = summary_of(tmp_path / "out")
+    assert [run["algorithm"] for run in summary["runs"]] == ["GRPO", "PPO"]
+    for run in summary["runs"]:
+        assert run["environment"] == "Catch-bsuite"
+        assert run["num_seeds"] == len(run["final_return"]["per_seed"]) == len(run["environment_steps"]) == 2
+        assert max(run["environment_steps"]) <= 9000
+        low, high = run["final_return"]["ci95"]
+        assert -1 <= low <= run["final_return"]["iqm"] <= high <= 1
+        assert run["hyperparams"]["total_steps"] == 9000
+        assert run["steps_per_second"] > 0 and run["wall_seconds"] > run["compile_seconds"] > 0
+    assert {"jax", "gymnax", "python"} <= summary["versions"].keys() and summary["hardware"]
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert {line["run"] for line in lines} == {"GRPO on Catch-bsuite", "PPO on Catch-bsuite"}
+    assert len(lines[0]["episode/return_mean"]) == 2
+    printed = capsys.readouterr().out
+    assert "Catch-bsuite" in printed and "final return" in printed
+
+    # A mistake is found before the folder is made.
+    with pytest.raises(ValueError, match="does not allow one iteration"):
+        grpo_vs_ppo.main(grpo_vs_ppo.Arguments(total_steps=100, out=tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(FileExistsError, match="--out"):
+        grpo_vs_ppo.main(grpo_vs_ppo.Arguments(num_seeds=2, out=tmp_path / "out"))
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300
+    )
+
+
+def test_train_has_every_field_as_a_flag_with_help():
+    done = run_command("experiments.train", "--help")
+    assert done.returncode == 0
+    fields = [*Config.__dataclass_fields__, *Hyperparams.__dataclass_fields__, "num_seeds", "seed", "out", "render"]
+    for field in fields:
+        assert f"--{field.replace('_', '-')}" in done.stdout, field
+    assert "Parallel environments." in done.stdout and "0.0025" in done.stdout
+
+
+def test_a_mistake_is_one_line_and_exit_code_2():
+    """All others, and that nothing is lost: tests/experiments/test_refusals.py."""
+    done = run_command("experiments.train", "--num-envs", "10", "--group-size", "4")
+    assert done.returncode == 2
+    assert "use num_envs=8 or 12" in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
+def test_tuned_settings_are_defaults_however_flags_are_written():
+    def config(*flags):
+        return train.parse(train.Arguments, list(flags)).config
+
+    for flags in (["--algorithm", "dapo"], ["--algorithm=DAPO"], ["--algorithm", "ppo", "--algorithm=dapo"]):
+        tuned = train.parse(train.Arguments, flags)
+        assert (tuned.config.num_envs, tuned.config.num_minibatches, tuned.hyperparams.clip_high) == (128, 16, 0.28)
+    assert config().group_size == 16 and config("--num_envs", "8").group_size == 8, "chosen once the flags are known"
+    assert config("--num-envs=8").num_minibatches == 16
+    overridden = config("--env-params", "max_steps_in_episode=50", "gravity=1")
+    assert overridden.env.max_steps == 50 and dict(overridden.env_params)["gravity"] == 1.0
+    # Parameters of the environment are merged one by one.
+    for environment in (["--environment", "MemoryChain-bsuite"], ["--environment=MemoryChain-bsuite"]):
+        for override in (["--env-params", "memory_length=3"], ["--env_params", "memory_length=3"]):
+            merged = config(*environment, *override)
+            assert dict(merged.env_params) == {"memory_length": 3, "max_steps_in_episode": 12}
+    assert config("--environment", "Catch-bsuite").env.max_steps == 9
+
+
+@pytest.mark.parametrize(
+    "override, message", [("gravity", "there is no '='"), ("gravity=low", "'low' is not a number")]
+)
+def test_an_override_that_is_none_is_told(override, message, capsys):
+    with pytest.raises(SystemExit):
+        train.parse(train.Arguments, ["--env-params", override])
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.mark.slow
+def test_train_runs_and_draws(tmp_path):
+    arguments = train.Arguments(
+        config=Config(
+            environment="Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=16, num_minibatches=2, hidden_sizes=(8,)
+        ),
+        hyperparams=Hyperparams(total_steps=200.0),
+        out=tmp_path / "out",
+        render=tmp_path / "episode.gif",
+    )
+    train.main(arguments)
+    run = summary_of(tmp_path / "out")["runs"][0]
+    assert run["algorithm"] == "ppo" and run["environment_steps"] == [192]
+    assert run["config"]["hidden_sizes"] == [8]
+    assert (tmp_path / "episode.gif").read_bytes().startswith(b"GIF8")
+
+
+def test_what_cannot_be_drawn_is_refused_before_training(tmp_path):
+    arguments = train.Arguments(
+        config=Config(environment="DeepSea-bsuite"),
+        hyperparams=Hyperparams(),
+        out=tmp_path / "out",
+        render=tmp_path / "episode.gif",
+    )
+    with pytest.raises(ValueError, match="cannot draw 'DeepSea-bsuite'"):
+        train.main(arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_last_episodes_are_weighted_by_iteration():
+    counts = np.array([[4.0, 1.0], [4.0, 1.0], [2.0, 1.0], [0.0, np.nan]])
+    returns = np.array([[1.0, 10.0], [2.0, 20.0], [5.0, 30.0], [np.nan, np.nan]])
+    result = RunResult(None, {"episode/count": counts, "episode/return_mean": returns}, None, 0.0, 0.0)
+    run = Run("", None, None, result, np.zeros(2), 0.0, 0.0)
+    # Seed 0: the last 2 episodes are those of one iteration, the last 3 reach into the one before.
+    np.testing.assert_allclose(published_cartpole.last_episodes(run, 2), [5.0, 25.0])
+    np.testing.assert_allclose(published_cartpole.last_episodes(run, 3), [(2 * 5 + 4 * 2) / 6, 20.0])
+
+
+def test_a_run_without_a_limit_of_steps_is_told_in_strict_json(tmp_path):
+    config = Config(environment="Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=16, num_minibatches=2)
+    names = ("episode/count", "episode/return_mean", "optim/skipped_updates")
+    steps = 64 * np.arange(1, 101)[:, None]
+    result = RunResult(None, {name: np.full((100, 1), 1.0) for name in names}, steps, 1.0, 1.0)
+    run = Run("ppo", config, Hyperparams(total_steps=np.inf), result, np.ones(1), 2.0, 1.0)
+    write_json(tmp_path / "summary.json", summarise(run))
+    summary = (tmp_path / "summary.json").read_text()
+    assert json.loads(summary)["hyperparams"]["total_steps"] is None and "Infinity" not in summary
+    assert solved_after(run) == 128, "of two iterations, 2% of those made"
+
+
+@pytest.mark.slow
+def test_the_published_comparison_runs(tmp_path, capsys):
+    published_cartpole.main(published_cartpole.Arguments(num_episodes=20, num_seeds=2, out=tmp_path / "out"))
+    summary = summary_of(tmp_path / "out")
+    assert [run["algorithm"][:3] for run in summary["runs"]] == ["(a)", "(b)", "(c)", "(c)", "(d)"]
+    assert "417.8" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_family_runs(tmp_path, capsys):
+    family.main(
+        family.Arguments(algorithms=("grpo", "grpo_process"), num_seeds=2, total_steps=130_000, out=tmp_path / "out")
+    )
+    assert len(summary_of(tmp_path / "out")["runs"]) == 2
+    assert (tmp_path / "out" / "family.png").exists()
+    assert "grpo_process: cannot learn" in capsys.readouterr().out
+
+
+def suite_entry(ppo, grpo, algorithm="grpo"):
+    curve = {"steps": [10, 20], "mean": [0.0, 1.0], "low": [0.0, 0.5], "high": [0.0, 1.5]}
+    runs = {"PPO": (ppo, "ppo"), "GRPO": (grpo, algorithm)}
+    return {"steps": 1000, "random": 0.25, "num_seeds": 5, "hardware": "", "runs": {
+        label: {"algorithm": name, "iqm": value, "ci95": [value - 1, value + 1], "core_seconds": 7.0, "curve": curve}
+        for label, (value, name) in runs.items()
+    }}  # fmt: skip
+
+
+def test_the_suites_table_says_which_goals_are_missed(tmp_path):
+    results = {
+        "Pendulum-v1": suite_entry(-240.0, -500.0, "grpo_return_to_go"),
+        "Acrobot-v1": suite_entry(-95.0, -91.0),
+        "Swimmer-misc": suite_entry(3.0, 4.0),
+    }
+    gymnax_suite.write_results(results, tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text()) == results
+    lines = [line.strip("| ").split(" | ") for line in (tmp_path / "table.md").read_text().splitlines()[2:]]
+    assert lines[0][2:] == ["-240 [-241, -239]", "-500 [-501, -499] `grpo_return_to_go`", "0.25", "-130", "-250", "7 s"]
+    assert [line[-2] for line in lines] == ["-250", "-90 (missed)", ""]
+    assert (tmp_path / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_suite_adds_an_environment_to_its_results(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for environment in ("SimpleBandit-bsuite", "Catch-bsuite"):
+        arguments = gymnax_suite.Arguments(
+            environments=(environment,), num_seeds=2, steps_factor=0.1, out=tmp_path / "out"
+        )
+        gymnax_suite.main(arguments)
+    results = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert list(results) == ["Catch-bsuite", "SimpleBandit-bsuite"]  # in the table's order
+    assert -1.0 < results["Catch-bsuite"]["random"] < -0.5
+    assert results["SimpleBandit-bsuite"]["runs"]["PPO"]["algorithm"] == "ppo"
+    assert "Catch-bsuite" in capsys.readouterr().out
+
+
+def test_accuracies_go_on_where_a_checkpoint_was(tmp_path, monkeypatch):
+    """Of 20 points of a run to 4000 tokens, one each 200: killed after 700, resumed from a checkpoint at 500."""
+    plan = SimpleNamespace(
+        label="grpo", config=SimpleNamespace(steps_per_iteration=100), hyperparams=SimpleNamespace(total_steps=4000)
+    )
+
+    def answers(config, params, key, *, greedy=False, **others):
+        return SimpleNamespace(**dict.fromkeys(("correct", "well_formed"), jnp.full((4, 8), params)))
+
+    monkeypatch.setattr(token_runs, "answer", answers)
+
+    def watched(out, *steps):
+        watch = token_runs.Watch(out, jax.random.key(0))
+        for step in steps:
+            states = SimpleNamespace(params=jnp.array([step / 4000, 0.0]))
+            watch(plan, Progress(states, np.array([step, step // 2]), step // 100, 0.0))
+        return (out / "accuracy.json").read_text()
+
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    whole = watched(tmp_path / "whole", *range(0, 4100, 100))
+    assert [point["steps"][0] for point in json.loads(whole)["grpo"]] == list(range(0, 4001, 200))
+    watched(tmp_path / "killed", *range(0, 800, 100))
+    assert watched(tmp_path / "killed", *range(500, 4100, 100)) == whole
+    assert watched(tmp_path / "killed", 4000) == whole
+
+
+@pytest.mark.slow
+def test_token_tasks_are_warmed_up_trained_and_shown(tmp_path, capsys):
+    kept = tmp_path / "start.msgpack"
+    out = tmp_path / "out"
+    arguments = tokens.Arguments(
+        task="sort-2", num_seeds=2, total_steps=3200, target=0.05, warm_start=kept, out=out, checkpoint_every=1
+    )
+    tokens.main(arguments)
+    run = summary_of(out)["runs"][0]
+    assert run["environment"] == "tokens:sort-2" and all(0 <= score <= 1 for score in run["final_return"]["per_seed"])
+    curve = json.loads((out / "accuracy.json").read_text())["grpo"]
+    assert [len(point["sampled"]) for point in curve] == [2] * 3 and curve[0]["steps"] == [0, 0]
+    assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert "after the warm start" in printed and "after training" in printed and "exact match" in printed
+
+    before = kept.read_bytes()
+    assert (out / "warm_start.msgpack").read_bytes() == before
+    with pytest.raises(ConfigError, match="target is 0.5 here, and 0.05 in the warm start"):
+        tokens.main(dataclasses.replace(arguments, target=0.5, out=tmp_path / "other"))
+    tokens.main(dataclasses.replace(arguments, resume=True))
+    assert kept.read_bytes() == before
+    assert json.loads((out / "accuracy.json").read_text())["grpo"] == curve
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plans", [tokens.comparison, tokens.reward_hacking])
+def test_comparisons_are_of_equal_samples(plans):
+    made = plans(tokens.Arguments())
+    assert len({plan.label for plan in made}) == len(made) >= 5
+    assert len({plan.config.steps_per_iteration for plan in made}) == 1
+    assert len({float(plan.hyperparams.total_steps) for plan in made}) == 1
+    assert not any(plan.config.algorithm.start.auto_reset for plan in made)

@@ -1,0 +1,445 @@
+"""Baselines against plain loops in float64: who tells what about whom, and that nobody tells about itself."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import FOREVER, Probe, Recall, copy_task, known_params, known_policy, standing
+
+from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
+from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
+from grpo_jax.environments import make_environment
+from grpo_jax.errors import ConfigError
+from grpo_jax.objectives import advantages, slots
+from grpo_jax.objectives.baseline_slots import kernel_baseline, policy_features
+from grpo_jax.objectives.baselines import (
+    bootstrapped_returns,
+    kernel_values,
+    same_step_leave_one_out,
+    state_hash_values,
+)
+from grpo_jax.policies.normalization import initial_statistics, normalized
+from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.updates.batch import make_batch
+
+T, N, F, E = 6, 5, 3, 4  # steps, rollouts, final states of each, elements of a state
+DISCOUNT = 0.9
+
+
+def window(seed=0):
+    """Random numbers; some rollouts terminate, some are truncated, once or twice; one is over early."""
+    rng = np.random.default_rng(seed)
+    terminated, truncated, mask = np.zeros((T, N), bool), np.zeros((T, N), bool), np.ones((T, N), bool)
+    terminated[2, 0] = truncated[1, 1] = truncated[4, 1] = truncated[5, 2] = terminated[3, 4] = True
+    mask[4:, 4] = False
+    return {
+        "features": rng.normal(size=(T, N, E)).astype(np.float32),
+        "final_features": rng.normal(size=(F, N, E)).astype(np.float32),
+        "rewards": np.where(mask, rng.normal(size=(T, N)), 0).astype(np.float32),
+        "terminated": terminated,
+        "truncated": truncated,
+        "mask": mask,
+    }
+
+
+def oracle_return(data, t, n, final):
+    """Of rollout n from step t on; `final(f)` is what its final state f is worth."""
+    total, factor = 0.0, 1.0
+    for s in range(t, T):
+        total += factor * float(data["rewards"][s, n])
+        factor *= DISCOUNT
+        if data["terminated"][s, n]:
+            return total
+        if data["truncated"][s, n]:
+            return total + factor * final(int(data["truncated"][:s, n].sum()))
+    return total + factor * final(F - 1)
+
+
+def oracle_kernel(data, bandwidth, reach=0):
+    x, final_x = (np.asarray(data[name], np.float64) for name in ("features", "final_features"))
+
+    def mean(state, steps, itself, depth):
+        others = [(s, j) for s in steps for j in range(N) if j != itself and data["mask"][s, j]]
+        if not others:
+            return 0.0
+        distances = np.array([np.sum((state - x[s, j]) ** 2) for s, j in others])
+        near = np.exp(-(distances - distances.min()) / bandwidth)
+        worth = [oracle_return(data, s, j, lambda f, j=j: final(f, j, depth)) for s, j in others]
+        return float(near @ np.array(worth) / near.sum())
+
+    @functools.cache
+    def final(f, j, depth):
+        return mean(final_x[f, j], range(T // 2), j, depth - 1) if depth else 0.0
+
+    within = lambda t: range(max(t - reach, 0), min(t + reach + 1, T))  # noqa: E731
+    values = [[mean(x[t, i], within(t), i, 2) for i in range(N)] for t in range(T)]
+    return np.array(values), np.array([[final(f, j, 2) for j in range(N)] for f in range(F)])
+
+
+@functools.partial(jax.jit, static_argnames=("relative", "standardize", "reach"))
+def kernel(data, bandwidth, **options):
+    return kernel_values(**data, discount=DISCOUNT, bandwidth=bandwidth, **options)
+
+
+def assert_values(actual, expected, mask):
+    np.testing.assert_allclose(np.where(mask, actual[0], 0), np.where(mask, expected[0], 0), atol=2e-5, rtol=2e-5)
+    np.testing.assert_allclose(actual[1], expected[1], atol=2e-5, rtol=2e-5)
+
+
+# --- kernel ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bandwidth", [1e-2, 1.5, 1e6])
+def test_kernel_values_are_those_of_loops(bandwidth):
+    data = window()
+    assert_values(kernel(data, bandwidth), oracle_kernel(data, bandwidth), data["mask"])
+
+
+def test_neighbours_in_time_and_units_of_the_batch():
+    data = window(1)
+    data["features"][..., 1] = 1e4  # never varies
+    data["final_features"][..., 1] = 1e4
+    data["features"][..., 2] *= 100
+    actual = kernel(data, 0.2, reach=1, relative=True, standardize=True)
+    deviation = np.asarray(data["features"], np.float64)[data["mask"]].std(0)
+    plain = {
+        name: np.delete(data[name] / np.where(deviation > 0, deviation, 1), 1, axis=-1)
+        for name in ("features", "final_features")
+    }
+    mean_distance = 2.0 * (E - 1)  # of two states, whose every element has variance 1
+    assert_values(actual, oracle_kernel(data | plain, 0.2 * mean_distance, reach=1), data["mask"])
+
+
+def test_a_kernel_takes_bytes_and_images():
+    data = window(2)
+    bytes_ = lambda x: (x > 0).astype(np.uint8) * 255  # noqa: E731
+    data |= {name: bytes_(data[name]) for name in ("features", "final_features")}
+    expected = oracle_kernel(data, 1e5)
+    images = {name: data[name].reshape(*data[name].shape[:2], 2, 2) for name in ("features", "final_features")}
+    assert_values(kernel(data | images, 1e5), expected, data["mask"])
+
+
+def test_bandwidths_of_zero_and_infinity():
+    data = window(3)
+    data["mask"][:] = True
+    data["terminated"][-1] = True  # so that no return is bootstrapped
+    data["truncated"][:] = False
+    returns = np.array([[oracle_return(data, t, n, None) for n in range(N)] for t in range(T)])
+    nearest = np.sum((data["features"][:, :, None] - data["features"][:, None]) ** 2, -1)
+    nearest = np.argmin(nearest + np.where(np.eye(N), np.inf, 0), axis=2)
+    np.testing.assert_allclose(kernel(data, 0.0)[0], np.take_along_axis(returns, nearest, 1), atol=1e-5)
+    everyone = (returns.sum(1, keepdims=True) - returns) / (N - 1)
+    np.testing.assert_allclose(kernel(data, np.inf)[0], everyone, atol=1e-5)
+    data["features"][:, 1] = data["features"][:, 0]
+    np.testing.assert_allclose(kernel(data, 0.0)[0][:, 0], returns[:, 1], atol=1e-5)
+
+
+@pytest.mark.parametrize("rollout", [0, 1, 4])
+def test_no_rollout_has_a_part_in_its_own_values(rollout):
+    data = window() | {"truncated": np.zeros((T, N), bool), "terminated": np.zeros((T, N), bool)}
+    data["terminated"][-1] = True  # no return is bootstrapped, by what others may have learnt from it
+    values, final_values = kernel(data, 1.5)
+    rewarded = data | {"rewards": data["rewards"].copy()}
+    rewarded["rewards"][:, rollout] += 3.0
+    elsewhere = data | {name: data[name].copy() for name in ("features", "final_features")}
+    elsewhere["features"][3:, rollout] += 2.0
+    elsewhere["final_features"][:, rollout] += 2.0
+    others = np.arange(N) != rollout
+    for changed, number in ((rewarded, T), (elsewhere, 3)):
+        new, new_final = kernel(changed, 1.5)
+        np.testing.assert_allclose(new[:number, rollout], values[:number, rollout], atol=1e-6)
+        assert np.abs(new - values)[:, others].max() > 1e-2
+        if changed is rewarded:
+            np.testing.assert_allclose(new_final[:, rollout], final_values[:, rollout], atol=1e-6)
+
+
+def test_what_is_not_finite_stays_where_it_is():
+    data = window() | {"truncated": np.zeros((T, N), bool)}
+    data["terminated"][-1] = True
+    data["rewards"][4, 3] = np.nan
+    values, final_values = kernel(data, 1.5)
+    assert np.isfinite(values).all() and np.isfinite(final_values).all()
+    clean = data | {"rewards": np.nan_to_num(data["rewards"], nan=1.0)}
+    np.testing.assert_allclose(values[:, 3], kernel(clean, 1.5)[0][:, 3], atol=1e-6)
+    values = same_step_leave_one_out(jnp.array([[1.0, np.nan, 3.0, 5.0]]), jnp.ones((1, 4), bool), 4)
+    np.testing.assert_array_equal(values, [[4.0, 3.0, 3.0, 2.0]])
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("options", [{}, {"relative": True, "standardize": True}], ids=["plain", "relative"])
+def test_a_state_that_is_not_finite_says_nothing_of_others(broken, options):
+    data = window() | {name: window()[name].copy() for name in ("features", "final_features")}
+    without = data | {"mask": data["mask"].copy(), "features": data["features"].copy()}
+    for t, n in ((0, 0), (2, 3), (5, 1)):
+        without["mask"][t, n], without["features"][t, n], data["features"][t, n, 1] = False, 0.0, broken
+    data["final_features"][1, 2, 0] = broken
+    (values, final_values), (others, final_others) = kernel(data, 1.5, **options), kernel(without, 1.5, **options)
+    assert np.isfinite(values).all() and np.isfinite(final_values).all()
+    assert values[0, 0] == values[2, 3] == values[5, 1] == final_values[1, 2] == 0
+    compared = data["mask"] & without["mask"]
+    same_final = np.ones((F, N), bool)
+    same_final[1, 2] = False
+    np.testing.assert_allclose(values[compared], others[compared], atol=1e-6)
+    np.testing.assert_allclose(final_values[same_final], final_others[same_final], atol=1e-6)
+
+
+def test_constant_returns_are_the_value():
+    data = window()
+    data["rewards"] = np.where(data["mask"], 2.0, 0.0).astype(np.float32)
+    data["terminated"] = np.ones((T, N), bool)
+    data["truncated"] = np.zeros((T, N), bool)
+    values, final_values = kernel(data, 1.5)
+    np.testing.assert_allclose(values[data["mask"]], 2.0, rtol=1e-6)
+    np.testing.assert_allclose(final_values, 2.0, rtol=1e-6)
+    third = jnp.full((T, 8), 100 / 3)
+    assert (same_step_leave_one_out(third, jnp.ones((T, 8), bool), 4) == third).all()
+    states = jnp.zeros((T + 1, 8, 2))
+    found, final = state_hash_values(states[:T], states[T:], third, jnp.ones((T, 8), bool), third)
+    np.testing.assert_allclose(found, third, rtol=1e-6)
+    np.testing.assert_allclose(final, third[:1], rtol=1e-6)
+
+
+# --- returns, same step, state hash ----------------------------------------------------------------------------------
+
+
+def test_returns_are_continued_where_they_were_cut():
+    data, final_values = window(), np.random.default_rng(5).normal(size=(F, N)).astype(np.float32)
+    expected = [[oracle_return(data, t, n, lambda f, n=n: final_values[f, n]) for n in range(N)] for t in range(T)]
+    arguments = (data["rewards"], final_values, data["terminated"], jnp.asarray(data["truncated"]))
+    np.testing.assert_allclose(bootstrapped_returns(*arguments, discount=DISCOUNT), expected, rtol=1e-5, atol=1e-6)
+    # Where nothing follows an episode, one final value is for all the ends that it may have had.
+    single = bootstrapped_returns(arguments[0], final_values[:1], *arguments[2:], discount=DISCOUNT)
+    expected = [[oracle_return(data, t, n, lambda f, n=n: final_values[0, n]) for n in range(N)] for t in range(T)]
+    np.testing.assert_allclose(single, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_group_at_the_same_step():
+    rng = np.random.default_rng(0)
+    returns, mask = rng.normal(size=(T, 6)).astype(np.float32), rng.random((T, 6)) < 0.6
+    actual = same_step_leave_one_out(jnp.asarray(returns), jnp.asarray(mask), 3)
+    for t in range(T):
+        for n in range(6):
+            others = [returns[t, j] for j in range(6) if j // 3 == n // 3 and j != n and mask[t, j]]
+            np.testing.assert_allclose(actual[t, n], np.mean(others) if others else 0.0, atol=1e-6)
+    advantage = advantages.time_aligned_leave_one_out(jnp.asarray(returns), jnp.asarray(mask), 3)
+    np.testing.assert_allclose(np.where(mask, returns - actual, 0), advantage, atol=1e-6)
+    with pytest.raises(ValueError, match="group_size is 1"):
+        same_step_leave_one_out(jnp.asarray(returns), jnp.asarray(mask), 1)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_visits_to_the_same_state(dtype):
+    rng = np.random.default_rng(1)
+    states = rng.integers(0, 3, (T + F, N, 2)).astype(dtype)
+    returns, mask = rng.normal(size=(T, N)).astype(np.float32), rng.random((T, N)) < 0.8
+    states[2, 3] = 7  # nobody else comes here
+    returns[1, 0], mask[1, 0] = np.nan, True
+    fallback = rng.normal(size=(T, N)).astype(np.float32)
+    actual = state_hash_values(*(jnp.asarray(x) for x in (states[:T], states[T:], returns, mask, fallback)))
+
+    def visits(state, n, steps):
+        return [
+            returns[s, j]
+            for s in range(steps)
+            for j in range(N)
+            if j != n and mask[s, j] and np.isfinite(returns[s, j]) and (states[s, j] == state).all()
+        ]
+
+    for t in range(T):
+        for n in range(N):
+            found = visits(states[t, n], n, T)
+            np.testing.assert_allclose(actual[0][t, n], np.mean(found) if found else fallback[t, n], atol=1e-5)
+    assert actual[0][2, 3] == fallback[2, 3]
+    for f in range(F):
+        for n in range(N):
+            found = visits(states[T + f, n], n, T // 2)
+            np.testing.assert_allclose(actual[1][f, n], np.mean(found) if found else 0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_the_sign_of_a_zero_makes_no_other_state(dtype):
+    states = jnp.asarray([[[0.0], [-0.0], [1.0]]], dtype)
+    returns, fallback = jnp.asarray([[1.0, 2.0, 3.0]]), jnp.full((1, 3), 7.0)
+    values, _ = jax.jit(state_hash_values)(states, states, returns, jnp.ones((1, 3), bool), fallback)
+    np.testing.assert_array_equal(values, [[2.0, 1.0, 7.0]])
+
+
+def test_states_of_doubles_and_long_integers_differ_by_all_of_their_bits():
+    with jax.enable_x64(True):
+        for states in (jnp.asarray([0.1, 0.1, 0.1 + 1e-12]), jnp.asarray([5, 5, 5 + 2**40])):
+            returns, fallback = jnp.asarray([[1.0, 2.0, 3.0]]), jnp.full((1, 3), 7.0)
+            states = states.reshape(1, 3, 1)
+            values, _ = state_hash_values(states, states, returns, jnp.ones((1, 3), bool), fallback)
+            np.testing.assert_array_equal(values, [[2.0, 1.0, 7.0]])
+
+
+# --- in a rollout and in a batch -------------------------------------------------------------------------------------
+
+HYPERPARAMS = Hyperparams(discount=0.5, gae_lambda=0.7, kernel_bandwidth=2.0)
+probe = make_environment(Probe(), {"bonus": 0.5})  # truncated at the age of 3
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    state = standing(probe, known_policy, jax.random.key(0), ages=[0, 1, 2, 0], lifetimes=[FOREVER] * 3 + [2])
+    play = jax.jit(functools.partial(unroll, known_policy, probe, num_steps=7, auto_reset=True, keep_final=True))
+    return play(known_params((0.0, 0.0)), state, jax.random.key(1))
+
+
+def test_final_observations_are_those_of_truncated_episodes_and_of_the_end(rollout):
+    end, trajectory = rollout
+    assert trajectory.final_observation.shape == (4, 4, 2) and trajectory.final_value.shape == (4, 4)
+    number = trajectory.truncated.sum(0)
+    assert number.tolist() == [2, 2, 3, 1]
+    for b in range(4):
+        steps = np.flatnonzero(trajectory.truncated[:, b])
+        assert (trajectory.final_observation[: len(steps), b, 0] == 3).all()
+        assert (trajectory.final_observation[: len(steps), b, 1] == trajectory.observation[steps, b, 1]).all()
+        assert (trajectory.final_carry[: len(steps), b] == 3).all()
+    assert np.array_equal(trajectory.final_observation[-1], end.observation)
+    assert np.array_equal(trajectory.final_carry[-1], end.policy_carry)
+    np.testing.assert_array_equal(trajectory.final_value, 10 + 2 * trajectory.final_observation[..., 0])
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def batches(trajectory, algorithm):
+    """What the baseline says, and the batch with GAE at lambda 0, at lambda 1, and with plain returns-to-go."""
+    make = functools.partial(make_batch, policy=known_policy, params=None, trajectory=trajectory, reference_params=None)
+    algorithm = algorithm._replace(advantage=slots.gae_advantage, whole_sequences=True)
+    plain = algorithm._replace(advantage=slots.return_minus_value_advantage)
+    return (
+        algorithm.baseline(trajectory, known_policy, None, HYPERPARAMS, 4),
+        *(make(algorithm, hyperparams=HYPERPARAMS.replace(gae_lambda=x), group_size=4) for x in (0.0, 1.0)),
+        make(plain, hyperparams=HYPERPARAMS, group_size=4),
+    )
+
+
+@pytest.mark.parametrize("algorithm", [KERNEL_GAE, SAME_STEP_GAE, STATE_HASH], ids=["kernel", "same step", "hash"])
+def test_a_baseline_composes_with_gae_and_with_return_to_go(rollout, algorithm):
+    trajectory = rollout[1]._replace(value=None, next_value=None, final_value=None)
+    (value, final_value), one_step, whole, plain = batches(trajectory, algorithm)
+    following = np.concatenate([value[1:], final_value[-1:]])
+    for b in range(4):
+        steps = np.flatnonzero(trajectory.truncated[:, b])
+        following[steps, b] = final_value[: len(steps), b]
+    expected = trajectory.reward + 0.5 * np.where(trajectory.terminated, 0, following) - value
+    np.testing.assert_allclose(one_step.advantage, expected, atol=1e-5)
+    np.testing.assert_allclose(one_step.value, value, atol=1e-5)
+    np.testing.assert_allclose(one_step.target, expected + value, atol=1e-5)
+    returns = returns_of(trajectory, final_value)
+    np.testing.assert_allclose(whole.advantage, returns - value, atol=1e-5)
+    np.testing.assert_allclose(plain.advantage, returns - value, atol=1e-5)
+
+
+def returns_of(trajectory, final_value):
+    """At discount 1/2, in a loop."""
+    returns, after = np.zeros((7, 4)), np.asarray(final_value[-1])
+    number = np.asarray(trajectory.truncated).sum(0)
+    for t in reversed(range(7)):
+        number = number - trajectory.truncated[t]
+        after = np.where(trajectory.truncated[t], np.asarray(final_value)[number, range(4)], after)
+        after = returns[t] = trajectory.reward[t] + 0.5 * np.where(trajectory.terminated[t], 0, after)
+    return returns
+
+
+def test_a_critic_beside_a_baseline_values_what_ends_a_window(rollout):
+    trajectory = rollout[1]
+    _, _, batch, _ = batches(trajectory, SAME_STEP_CRITIC)
+    returns = returns_of(trajectory, trajectory.final_value)
+    expected = returns - (returns.sum(1, keepdims=True) - returns) / 3
+    np.testing.assert_allclose(batch.advantage, expected, atol=1e-5)
+    np.testing.assert_allclose(batch.target, returns, atol=1e-5)
+    assert np.array_equal(batch.value, trajectory.value), "the critic's own predictions"
+
+
+def test_scaling_by_the_root_mean_square_keeps_signs():
+    advantage, mask = jnp.array([3.0, -4.0, 0.0, np.nan]), jnp.array([True, True, True, False])
+    actual = advantages.scale_by_rms(advantage, mask)
+    np.testing.assert_allclose(actual, [3 / np.sqrt(25 / 3), -4 / np.sqrt(25 / 3), 0.0, 0.0], rtol=1e-6)
+    assert (advantages.scale_by_rms(jnp.zeros(3)) == 0).all()
+    np.testing.assert_allclose(advantages.scale_by_rms(jnp.full(3, 1e30)), 1.0, rtol=1e-6)
+
+
+# --- features, train steps, refusals ---------------------------------------------------------------------------------
+
+BY_FEATURES = KERNEL_GAE._replace(
+    baseline=functools.partial(kernel_baseline, metric=policy_features, relative=True, standardize=True)
+)
+SIZES = {
+    **{"num_envs": 8, "num_steps": 6, "num_epochs": 1, "num_minibatches": 1},
+    **{"hidden_sizes": (4,), "recurrent_size": 3},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["gru", "none"])
+def test_features_are_what_the_actors_head_reads(memory):
+    config = Config(environment=Recall(), algorithm=PPO, recurrent=memory, **SIZES)
+    statistics = initial_statistics(jnp.array([1.0, 0.5]))
+    policy = normalized(config.policy, statistics._replace(variance=jnp.array([4.0, 0.25])), jnp.float32(10))
+    params = policy.init(jax.random.key(0))
+    observation = jax.random.normal(jax.random.key(1), (5, 2, 2))
+    starts = jnp.zeros((5, 2), bool).at[3, 0].set(True)
+    carry = policy.initial_carry(params, 2)
+    features = policy.features(params, observation, carry, starts)
+    assert features.shape == (5, 2, 3 if memory == "gru" else 4)
+    head = params["actor"]["Dense_1"]
+    expected, _ = policy.sequence(params, observation, carry, starts)
+    np.testing.assert_allclose(features @ head["kernel"] + head["bias"], expected, atol=1e-6)
+
+
+def trained(algorithm, **fields):
+    config = Config(environment=Recall(), algorithm=algorithm, group_size=4, **SIZES, **fields)
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(kernel_bandwidth=0.1))
+    step = jax.jit(make_train_step(config))
+    for _ in range(2):
+        before, (state, metrics) = state, step(state)
+    assert metrics["optim/skipped_updates"] == 0 and np.isfinite(metrics["loss/policy"])
+    changed = jax.tree.map(lambda new, old: bool(jnp.any(new != old)), state.params, before.params)
+    assert any(jax.tree.leaves(changed))
+    return metrics
+
+
+@pytest.mark.slow
+def test_a_train_step_with_memory_and_normalised_observations():
+    trained(BY_FEATURES, recurrent="gru", normalize_observations=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize(
+    "algorithm", [KERNEL_GAE, BY_FEATURES, SAME_STEP_GAE, SAME_STEP_CRITIC, STATE_HASH],
+    ids=["kernel", "features", "same step", "critic", "state hash"],
+)  # fmt: skip
+def test_train_steps(algorithm, memory):
+    metrics = trained(algorithm, recurrent=memory)
+    assert ("loss/value" in metrics) == (algorithm.critic is not None)
+    assert "value/explained_variance" in metrics
+
+
+def test_no_gradient_flows_into_values(rollout):
+    policy = known_policy._replace(features=lambda params, observation, carry, starts: observation * params.bias)
+    trajectory = rollout[1]._replace(value=None, next_value=None, final_value=None)
+
+    def total(params):
+        batch = make_batch(BY_FEATURES, policy, params, trajectory, None, HYPERPARAMS, 4)
+        return jnp.sum(batch.advantage + batch.value + batch.target)
+
+    gradient = jax.jit(jax.grad(total))(known_params((0.0, 0.0)))
+    assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
+
+
+def test_what_cannot_be_compared_is_refused():
+    small = SIZES | {"environment": Recall()}
+    with pytest.raises(ConfigError, match="group_size is 1"):
+        Config(algorithm=SAME_STEP_GAE, group_size=1, **small)
+    with pytest.raises(ConfigError, match="num_envs=2"):
+        Config(algorithm=KERNEL_GAE, **small | {"num_envs": 1})
+    with pytest.raises(ConfigError, match="policy_features"):
+        tokens = {"environment": copy_task(), "num_envs": 8, "num_minibatches": 1, "num_layers": 1}
+        Config(algorithm=BY_FEATURES._replace(start=GRPO.start), **tokens)
+    with pytest.raises(ConfigError, match="or of a baseline"):
+        Config(algorithm=KERNEL_GAE._replace(baseline=None), **small)
+    Config(algorithm=KERNEL_GAE, group_size=1, **small)

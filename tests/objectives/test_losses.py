@@ -1,0 +1,438 @@
+"""Ratios, surrogates, selections and reductions, and the whole losses of GRPO and PPO."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from grpo_jax.objectives import divergences, losses
+
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+LENGTHS = np.array([1, 4, 6, 2, 6, 3, 0, 5])
+MASK = np.arange(6)[:, None] < LENGTHS
+RNG = np.random.default_rng(0)
+LOG_PROB, BEHAVIOUR, REFERENCE = RNG.normal(-1.2, 0.3, (3, *MASK.shape)).astype(np.float32)
+ADVANTAGES = RNG.normal(size=MASK.shape).astype(np.float32)
+
+SURROGATES = {
+    "clipped": functools.partial(losses.clipped_surrogate, **CLIP),
+    "dual-clipped": functools.partial(losses.clipped_surrogate, **CLIP, dual_clip=3.0),
+    "policy gradient": losses.policy_gradient_surrogate,
+    "cispo": functools.partial(losses.cispo_surrogate, **CLIP),
+    "sapo": losses.sapo_surrogate,
+}
+RATIOS = {
+    "step": lambda log_ratio, advantages: log_ratio,
+    "sequence": lambda log_ratio, advantages: losses.sequence_log_ratio(log_ratio, MASK),
+    "sequence token": lambda log_ratio, advantages: losses.sequence_token_log_ratio(log_ratio, MASK),
+    "geometric mean": lambda log_ratio, advantages: losses.geometric_mean(log_ratio, advantages, MASK, **CLIP),
+}
+REDUCTIONS = {
+    "mean_over_steps": losses.mean_over_steps,
+    "mean_of_sequence_means": losses.mean_of_sequence_means,
+    "mean_of_sequence_sums": losses.mean_of_sequence_sums,
+    "sum_over_horizon": losses.sum_over_horizon,
+    "sum_over_horizon, 200 steps": functools.partial(losses.sum_over_horizon, horizon=200),
+}
+every_surrogate = pytest.mark.parametrize("surrogate", SURROGATES.values(), ids=SURROGATES)
+every_reduction = pytest.mark.parametrize("reduce", REDUCTIONS.values(), ids=REDUCTIONS)
+
+
+def close(actual, expected, tolerance=2e-6):
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def slope(function, x, *args, **kwargs):
+    """The derivative of an elementwise function, at each element."""
+    return jax.grad(lambda x: jnp.sum(function(x, *args, **kwargs)))(jnp.asarray(x, jnp.float32))
+
+
+# --- ratios ----------------------------------------------------------------------------------------------------------
+
+
+def test_sequence_ratio_is_the_geometric_mean_of_the_valid_steps():
+    log_ratio = np.where(MASK, LOG_PROB - BEHAVIOUR, np.nan)
+    for i, length in enumerate(LENGTHS):
+        expected = log_ratio[:length, i].mean() if length else 0.0
+        for function in (losses.sequence_log_ratio, losses.sequence_token_log_ratio):
+            result = function(jnp.asarray(log_ratio), jnp.asarray(MASK))[:, i]
+            close(result[:length], np.full(length, expected))
+        assert np.all(losses.sequence_token_log_ratio(jnp.asarray(log_ratio), jnp.asarray(MASK))[length:, i] == 0.0)
+
+
+def test_gradients_of_the_sequence_ratios():
+    log_ratio, weights = jnp.asarray(LOG_PROB - BEHAVIOUR), jnp.asarray(ADVANTAGES)
+    sequence = jax.grad(lambda x: jnp.sum(weights * losses.sequence_log_ratio(x, MASK)))(log_ratio)
+    total = ADVANTAGES.sum(0) / np.maximum(LENGTHS, 1)
+    close(sequence, np.where(MASK, total, 0.0))
+    token = jax.grad(lambda x: jnp.sum(weights * losses.sequence_token_log_ratio(x, MASK)))(log_ratio)
+    close(token, np.where(MASK, ADVANTAGES, 0.0))
+
+
+def test_geometric_mean_clips_log_ratios_on_the_pessimistic_side():
+    log_ratio = jnp.asarray([[0.5, 0.5], [-0.5, -0.5]])
+    advantages = jnp.asarray([[1.0, -1.0], [1.0, -1.0]])
+    result = losses.geometric_mean(log_ratio, advantages, jnp.ones((2, 2)), clip_low=0.1, clip_high=0.3)
+    close(result[0], [(0.3 - 0.5) / 2, (0.5 - 0.1) / 2])
+
+
+@pytest.mark.parametrize("extreme", [-np.inf, -100.0, 100.0, np.inf])
+@pytest.mark.parametrize("surrogate", [s for n, s in SURROGATES.items() if n in ("clipped", "dual-clipped", "sapo")])
+def test_extreme_log_ratios_stay_finite(surrogate, extreme):
+    for sign in (-1.0, 1.0):
+        assert np.isfinite(surrogate(jnp.float32(extreme), jnp.float32(sign)))
+        assert slope(surrogate, extreme, jnp.float32(sign)) == 0.0  # beyond the clamp, or the clip
+
+
+@pytest.mark.parametrize("extreme", [-100.0, 100.0])
+def test_linear_surrogates_pull_even_from_far_away(extreme):
+    close(slope(losses.policy_gradient_surrogate, extreme, jnp.float32(2.0)), 2.0)
+    close(slope(losses.cispo_surrogate, extreme, jnp.float32(2.0), **CLIP), 1.6 if extreme < 0 else 2.56)
+
+
+# --- surrogates ------------------------------------------------------------------------------------------------------
+
+
+def test_clipped_surrogate_by_hand():
+    ratio = jnp.asarray([0.5, 1.5, 0.5, 1.5, 5.0, 1.1])
+    advantages = jnp.asarray([2.0, 2.0, -2.0, -2.0, -2.0, 2.0])
+    result = functools.partial(losses.clipped_surrogate, jnp.log(ratio), advantages, clip_low=0.2, clip_high=0.3)
+    close(result(), [1.0, 2.6, -1.6, -3.0, -10.0, 2.2])
+    close(result(dual_clip=3.0), [1.0, 2.6, -1.6, -3.0, -6.0, 2.2])
+
+
+def test_gradient_is_exactly_zero_where_the_clip_holds():
+    ratio = jnp.asarray([0.5, 0.5, 1.5, 1.5, 5.0, 1.0])
+    advantages = jnp.asarray([-2.0, 2.0, 2.0, -2.0, -2.0, -2.0])
+    derivative = functools.partial(slope, losses.clipped_surrogate, jnp.log(ratio), advantages, **CLIP)
+    close(derivative(), [0.0, 1.0, 0.0, -3.0, -10.0, -2.0])
+    assert np.all(np.asarray(derivative())[[0, 2]] == 0.0)
+    assert np.asarray(derivative(dual_clip=3.0))[4] == 0.0
+    # CISPO bounds the weight instead, and drops nothing.
+    close(slope(losses.cispo_surrogate, jnp.log(ratio), advantages, **CLIP), [-1.6, 1.6, 2.56, -2.56, -2.56, -2])
+
+
+def test_clip_fractions_are_where_the_gradient_is_zero():
+    log_ratio, advantages = jnp.asarray(LOG_PROB - BEHAVIOUR), jnp.asarray(ADVANTAGES)
+    low, high = losses.clip_fractions(log_ratio, advantages, **CLIP)
+    assert low.any() and high.any() and not np.any(low & high)
+    np.testing.assert_array_equal(low | high, slope(losses.clipped_surrogate, log_ratio, advantages, **CLIP) == 0.0)
+
+
+def test_sapo_gate():
+    for ratio, advantage in [(0.4, 1.0), (1.7, 1.0), (0.4, -1.0), (1.7, -1.0)]:
+        tau = 1.0 if advantage > 0 else 1.05
+        gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
+        log_ratio, advantage_ = jnp.log(jnp.float32(ratio)), jnp.float32(advantage)
+        close(losses.sapo_surrogate(log_ratio, advantage_), 4 / tau * gate * advantage)
+        close(slope(losses.sapo_surrogate, log_ratio, advantage_), 4 * gate * (1 - gate) * ratio * advantage)
+
+
+@pytest.mark.parametrize("ratio", RATIOS.values(), ids=RATIOS)
+@every_surrogate
+def test_on_policy_every_surrogate_is_the_plain_policy_gradient(surrogate, ratio):
+    # Sequence ratios share a gradient along a sequence, so the advantage is that of the sequence.
+    advantages = jnp.broadcast_to(jnp.asarray(ADVANTAGES[:1]), MASK.shape)
+
+    def loss(log_prob):
+        log_ratio = log_prob - LOG_PROB
+        return losses.weighted_sum(surrogate(ratio(log_ratio, advantages), advantages), losses.mean_over_steps(MASK))
+
+    close(jax.grad(loss)(jnp.asarray(LOG_PROB)), np.where(MASK, advantages, 0.0) / MASK.sum())
+
+
+@every_surrogate
+def test_no_gradient_through_the_advantages(surrogate):
+    log_ratio = jnp.asarray(LOG_PROB - BEHAVIOUR)
+    np.testing.assert_array_equal(slope(lambda a: surrogate(log_ratio, a), ADVANTAGES), 0.0)
+
+
+@pytest.mark.parametrize("surrogate", [losses.policy_gradient_surrogate, SURROGATES["cispo"]])
+def test_log_prob_changes_the_value_only(surrogate):
+    log_ratio, advantages = jnp.asarray(LOG_PROB - BEHAVIOUR), jnp.asarray(ADVANTAGES)
+    given = functools.partial(surrogate, log_prob=jnp.asarray(LOG_PROB))
+    close(given(log_ratio, advantages) * log_ratio, surrogate(log_ratio, advantages) * LOG_PROB, 1e-5)
+    close(slope(given, log_ratio, advantages), slope(surrogate, log_ratio, advantages))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        SURROGATES["clipped"],
+        SURROGATES["dual-clipped"],
+        SURROGATES["policy gradient"],
+        SURROGATES["sapo"],
+        lambda x, a: losses.importance_ratio(losses.sequence_log_ratio(x, np.ones(x.shape))) * a,
+        lambda x, a: losses.geometric_mean(x, a, np.ones(x.shape), clip_low=0.05, clip_high=0.07),
+        lambda x, a: losses.value_loss(x, a),
+        lambda x, a: losses.clipped_value_loss(x, 0.3 * a, a, clip=0.1),
+    ],
+)
+def test_gradients_against_finite_differences(function):
+    with jax.enable_x64(True):
+        x = jnp.asarray([[-0.9, -0.1, 0.15], [0.4, 0.05, 1.3]], jnp.float64)
+        a = jnp.asarray([[1.0, -2.0, 0.5], [1.5, -1.0, -0.7]], jnp.float64)
+        check_grads(lambda x: function(x, a), (x,), order=1, modes=["rev"])
+
+
+def test_truncated_importance_weights():
+    weights = losses.truncated_importance_weights(jnp.log(jnp.asarray([0.1, 0.5, 0.9])), jnp.log(0.2), limit=2.0)
+    close(weights, [0.5, 2.0, 2.0])
+    np.testing.assert_array_equal(
+        slope(lambda x: losses.truncated_importance_weights(x, 0.5 * x, limit=2.0), LOG_PROB), 0.0
+    )
+
+
+# --- selections ------------------------------------------------------------------------------------------------------
+
+
+def covariances():
+    products = (ADVANTAGES - ADVANTAGES[MASK].mean()) * (LOG_PROB - LOG_PROB[MASK].mean())
+    return np.where(MASK, products, np.nan)
+
+
+@pytest.mark.parametrize("fraction, number", [(0.0, 1), (0.2, 5), (1.0, 27)])
+def test_covariance_kl_selects_the_largest(fraction, number):
+    garbage = [jnp.asarray(np.where(MASK, x, np.nan)) for x in (LOG_PROB, ADVANTAGES)]
+    selected = np.asarray(losses.covariance_kl(*garbage, jnp.asarray(MASK), fraction=fraction))
+    assert MASK.sum() == 27 and selected.sum() == number and not np.any(selected & ~MASK)
+    cov = covariances()
+    assert number == 27 or cov[selected].min() > np.nanmax(np.where(selected, np.nan, cov))
+
+
+def test_covariance_clip_draws_from_the_band():
+    cov = covariances()
+    band = (cov > 0.05) & (cov < 0.5)
+    pick = jax.jit(functools.partial(losses.covariance_clip, low=0.05, high=0.5))
+    arrays = [jnp.asarray(x) for x in (LOG_PROB, ADVANTAGES, MASK)]
+    few = [np.asarray(pick(*arrays, jax.random.key(i), fraction=0.1)) for i in range(20)]
+    assert all(s.sum() == 2 and not np.any(s & ~band) for s in few)
+    assert len({s.tobytes() for s in few}) > 5  # another key, another draw
+    every = pick(*arrays, jax.random.key(0), fraction=1.0)
+    np.testing.assert_array_equal(every, band)
+    excluded = band & (np.arange(MASK.shape[1]) < 4)
+    np.testing.assert_array_equal(pick(*arrays, jax.random.key(0), fraction=1.0, excluded=excluded), band & ~excluded)
+    assert not losses.covariance_clip(*arrays, jax.random.key(0), low=1e3, high=1e4).any()
+
+
+def test_top_entropy_mask():
+    entropy = np.abs(ADVANTAGES)
+    for quantile in (0.0, 0.5, 0.8, 1.0):
+        expected = MASK & (entropy >= np.quantile(entropy[MASK], quantile))
+        garbage = jnp.asarray(np.where(MASK, entropy, np.nan))
+        np.testing.assert_array_equal(losses.top_entropy_mask(garbage, jnp.asarray(MASK), quantile=quantile), expected)
+
+
+def test_selections_of_nothing_are_empty():
+    x, mask = jnp.asarray(LOG_PROB), jnp.zeros(MASK.shape)
+    with jax.debug_nans(True):
+        assert not losses.top_entropy_mask(x, mask, quantile=0.8).any()
+        assert not losses.covariance_kl(x, x, mask).any()
+        assert not losses.covariance_clip(x, x, mask, jax.random.key(0)).any()
+
+
+# --- reductions ------------------------------------------------------------------------------------------------------
+
+
+def test_reductions_against_loops():
+    values = RNG.normal(size=MASK.shape)
+    sequences = [values[:n, i] for i, n in enumerate(LENGTHS)]
+    counted = [s for s in sequences if len(s)]  # a sequence without a valid step has no mean
+    expected = {
+        "mean_over_steps": np.concatenate(sequences).mean(),
+        "mean_of_sequence_means": np.mean([s.mean() for s in counted]),
+        "mean_of_sequence_sums": np.mean([s.sum() for s in counted]),
+        "sum_over_horizon": np.sum([s.sum() for s in sequences]) / (8 * 6),
+        "sum_over_horizon, 200 steps": np.sum([s.sum() for s in sequences]) / (8 * 200),
+    }
+    for name, reduce in REDUCTIONS.items():
+        garbage = jnp.asarray(np.where(MASK, values, np.nan), jnp.float32)
+        for mask in (jnp.asarray(MASK), jnp.asarray(MASK, jnp.float32)):
+            close(losses.weighted_sum(garbage, reduce(mask)), expected[name])
+
+
+@every_reduction
+def test_an_empty_mask_weighs_nothing(reduce):
+    with jax.debug_nans(True):
+        np.testing.assert_array_equal(reduce(jnp.zeros(MASK.shape, bool)), 0.0)
+
+
+def test_weighted_sum_passes_no_gradient_into_what_it_ignores():
+    weights = jnp.asarray([0.5, 0.0, 0.0, 0.0])
+    values = jnp.asarray([2.0, jnp.nan, jnp.inf, -jnp.inf])
+    value, gradient = jax.value_and_grad(losses.weighted_sum)(values, weights)
+    assert value == 1.0
+    np.testing.assert_array_equal(gradient, [0.5, 0.0, 0.0, 0.0])
+
+
+@every_reduction
+def test_microbatches_leave_the_gradient_unchanged(reduce):
+    """Weights of the whole minibatch, split with it: the accumulated gradient is that of the whole."""
+    features = jnp.asarray(RNG.normal(size=(*MASK.shape, 3)), jnp.float32)
+    params = jnp.asarray([0.3, -0.2, 0.5])
+
+    def loss(params, features, behaviour, advantages, weights):
+        log_ratio = jax.nn.log_sigmoid(features @ params) - behaviour
+        return -losses.weighted_sum(losses.clipped_surrogate(log_ratio, advantages, **CLIP), weights)
+
+    behaviour = jax.nn.log_sigmoid(features @ (params + 0.3))
+    data = (features, behaviour, jnp.asarray(ADVANTAGES), reduce(jnp.asarray(MASK)))
+    gradient = jax.jit(jax.grad(loss))
+    whole = gradient(params, *data)
+    parts = [gradient(params, *(x[:, i : i + 2] for x in data)) for i in range(0, 8, 2)]
+    assert np.abs(whole).max() > 1e-3
+    close(sum(parts), whole, 1e-6)
+
+
+# --- value loss ------------------------------------------------------------------------------------------------------
+
+
+def test_value_losses_by_hand():
+    values, old, targets = jnp.asarray([1.0, 1.0, 3.0]), jnp.asarray([0.0, 0.9, 1.0]), jnp.asarray([2.0, 2.0, 2.0])
+    close(losses.value_loss(values, targets), [0.5, 0.5, 0.5])
+    # Moved by more than 0.2, from far away: clipped to 0.2 and 1.2, and the larger error counts.
+    clipped = functools.partial(losses.clipped_value_loss, behaviour_values=old, targets=targets, clip=0.2)
+    close(clipped(values), [0.5 * 1.8**2, 0.5, 0.5])
+    close(slope(clipped, values), [0.0, -1.0, 1.0])
+    for constant in ({"behaviour_values": old}, {"targets": targets}):
+        name, array = next(iter(constant.items()))
+        gradient = jax.grad(lambda x, name=name: jnp.sum(clipped(values, **{name: x})))(array)
+        np.testing.assert_array_equal(gradient, 0.0)
+
+
+# --- whole losses ----------------------------------------------------------------------------------------------------
+
+
+def grpo_arguments():
+    return [jnp.asarray(x) for x in (LOG_PROB, BEHAVIOUR, ADVANTAGES)]
+
+
+@every_reduction
+def test_grpo_loss_is_its_formula(reduce):
+    loss, metrics = jax.jit(
+        functools.partial(losses.grpo_loss, reference_log_prob=REFERENCE, kl_coef=0.1, reduce=reduce, **CLIP)
+    )(*grpo_arguments(), jnp.asarray(MASK))
+    arrays = LOG_PROB, BEHAVIOUR, ADVANTAGES, REFERENCE
+    log_prob, behaviour, advantages, reference = (x.astype(np.float64) for x in arrays)
+    ratio, gap = np.exp(log_prob - behaviour), reference - log_prob
+    surrogate = np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.28) * advantages)
+    weights = np.asarray(reduce(jnp.asarray(MASK)), np.float64)
+    close(loss, np.sum(weights * (-surrogate + 0.1 * (np.exp(gap) - 1 - gap))))
+    close(metrics["loss/policy"], -np.sum(weights * surrogate))
+    close(metrics["policy/kl_reference"], (np.exp(gap) - 1 - gap)[MASK].mean())
+    close(metrics["policy/kl_behaviour"], (ratio - 1 - np.log(ratio))[MASK].mean())
+    close(metrics["policy/ratio_max"], ratio[MASK].max())
+    close(metrics["policy/clip_fraction_low"], ((ratio < 0.8) & (advantages < 0))[MASK].mean())
+    close(metrics["policy/clip_fraction_high"], ((ratio > 1.28) & (advantages > 0))[MASK].mean())
+    close(metrics["advantage/abs_mean"], np.abs(advantages[MASK]).mean())
+
+
+def test_grpo_loss_gives_a_gradient_to_the_policy_only():
+    def loss(log_prob, behaviour, advantages, reference):
+        return losses.grpo_loss(
+            log_prob, behaviour, advantages, jnp.asarray(MASK), reference_log_prob=reference, kl_coef=0.1
+        )[0]
+
+    policy, *others = jax.grad(loss, (0, 1, 2, 3))(*grpo_arguments(), jnp.asarray(REFERENCE))
+    assert np.abs(policy[MASK]).max() > 0 and np.all(policy[~MASK] == 0)
+    for gradient in others:
+        np.testing.assert_array_equal(gradient, 0.0)
+
+
+def garbage_where_masked(x):
+    return jnp.asarray(np.where(MASK, x, np.nan))
+
+
+def ppo_arguments(fill=jnp.asarray):
+    rng = np.random.default_rng(7)
+    values, behaviour_values, targets = rng.normal(size=(3, *MASK.shape)).astype(np.float32)
+    entropy = np.abs(rng.normal(size=MASK.shape)).astype(np.float32)
+    return [fill(x) for x in (LOG_PROB, BEHAVIOUR, ADVANTAGES, values, behaviour_values, targets, entropy)]
+
+
+def test_what_is_masked_changes_nothing():
+    for function, number in [(losses.grpo_loss, 3), (losses.ppo_loss, 7)]:
+        differentiated = jax.jit(jax.value_and_grad(function, has_aux=True))
+        clean = differentiated(*ppo_arguments()[:number], jnp.asarray(MASK))
+        spoilt = differentiated(*ppo_arguments(garbage_where_masked)[:number], jnp.asarray(MASK))
+        jax.tree.map(np.testing.assert_array_equal, clean, spoilt)
+
+
+def test_masked_garbage_meets_no_arithmetic():
+    """Not even in between, so that `jax_debug_nans` can be left on over padded batches."""
+    arguments = [garbage_where_masked(x) for x in (LOG_PROB, BEHAVIOUR, ADVANTAGES)]
+    penalty = {"reference_log_prob": garbage_where_masked(REFERENCE), "kl_coef": 0.1}
+    with jax.debug_nans(True):
+        loss, _ = losses.grpo_loss(*arguments, jnp.asarray(MASK), **penalty)
+    assert np.isfinite(loss)
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.2])
+def test_ppo_loss_is_its_formula(value_clip):
+    arguments = ppo_arguments()
+    loss, metrics = losses.ppo_loss(
+        *arguments, jnp.asarray(MASK), value_clip=value_clip, value_coef=0.7, entropy_coef=0.03, **CLIP
+    )
+    policy_loss, _ = losses.grpo_loss(*arguments[:3], jnp.asarray(MASK), **CLIP)
+    values, old, targets, entropy = (np.asarray(x, np.float64)[MASK] for x in arguments[3:])
+    errors = (values - targets) ** 2
+    if value_clip is not None:
+        errors = np.maximum(errors, (old + np.clip(values - old, -0.2, 0.2) - targets) ** 2)
+    close(metrics["loss/value"], 0.5 * errors.mean())
+    close(metrics["policy/entropy"], entropy.mean())
+    close(metrics["value/explained_variance"], 1 - np.var(targets - old) / np.var(targets), 1e-5)
+    close(loss, policy_loss + 0.7 * 0.5 * errors.mean() - 0.03 * entropy.mean())
+
+
+@pytest.mark.parametrize("constant", [0.0, 100 / 3, -1e6 / 3, 1e30])
+def test_explained_variance_of_constant_targets_is_zero(constant):
+    arguments = ppo_arguments()
+    arguments[5] = jnp.full(MASK.shape, constant)
+    with jax.debug_nans(True):
+        metrics = losses.ppo_loss(*arguments, jnp.asarray(MASK))[1]
+    assert metrics["value/explained_variance"] == 0.0
+
+
+@pytest.mark.parametrize("function, number", [(losses.grpo_loss, 3), (losses.ppo_loss, 7)])
+def test_nothing_valid_gives_zero_loss_and_gradient(function, number):
+    with jax.debug_nans(True):
+        (loss, metrics), gradient = jax.value_and_grad(function, has_aux=True)(
+            *ppo_arguments()[:number], jnp.zeros(MASK.shape, bool)
+        )
+    assert loss == 0.0 and all(np.isfinite(x) for x in metrics.values())
+    np.testing.assert_array_equal(gradient, 0.0)
+
+
+@pytest.mark.parametrize("distance", [-100.0, 100.0])
+def test_whole_loss_stays_finite_far_from_the_behaviour_policy(distance):
+    log_prob, behaviour, advantages = grpo_arguments()
+    with jax.debug_nans(True):
+        (loss, metrics), gradient = jax.value_and_grad(losses.grpo_loss, has_aux=True)(
+            log_prob, log_prob - distance, advantages, reference_log_prob=behaviour - distance, kl_coef=0.1
+        )
+    assert np.isfinite(loss) and np.isfinite(gradient).all() and all(np.isfinite(x) for x in metrics.values())
+
+
+def test_every_coefficient_can_be_traced_and_swept():
+    def loss(clip, kl_coef):
+        return losses.grpo_loss(
+            *grpo_arguments(), jnp.asarray(MASK), clip_low=clip, clip_high=clip, kl_coef=kl_coef,
+            reference_log_prob=jnp.asarray(REFERENCE),
+        )[0]  # fmt: skip
+
+    swept = jax.jit(jax.vmap(loss))(jnp.asarray([0.1, 0.2, 0.4]), jnp.asarray([0.0, 0.1, 1.0]))
+    close(swept, [loss(0.1, 0.0), loss(0.2, 0.1), loss(0.4, 1.0)])
+
+
+def test_mask_may_be_left_out():
+    close(losses.grpo_loss(*grpo_arguments())[0], losses.grpo_loss(*grpo_arguments(), jnp.ones(MASK.shape))[0])
+
+
+def test_penalty_is_k3_to_the_reference():
+    arguments = grpo_arguments()
+    penalized, _ = losses.grpo_loss(*arguments, reference_log_prob=jnp.asarray(REFERENCE), kl_coef=0.5)
+    plain, _ = losses.grpo_loss(*arguments)
+    close(penalized - plain, 0.5 * divergences.k3(arguments[0], REFERENCE).mean())

@@ -1,0 +1,205 @@
+"""Discrete distributions against NumPy in float64, by frequency, and with impossible actions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
+from grpo_jax.errors import ConfigError
+from grpo_jax.policies import distributions
+
+INF = np.inf
+categorical = distributions.categorical(4)
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(0, 2, (5, 3, 6)).astype(np.float32)
+OTHER = RNG.normal(0, 2, (5, 3, 6)).astype(np.float32)
+IMPOSSIBLE = {
+    "first": [-INF, 0.3, -0.2, 1.0],
+    "middle": [0.3, -INF, -0.2, 1.0],
+    "last": [0.3, -0.2, 1.0, -INF],
+    "all but one": [-INF, -INF, 0.0, -INF],
+}
+impossible = pytest.mark.parametrize("logits", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+
+
+def log_softmax(logits):
+    shifted = np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def draws(logits, number, seed=0):
+    logits = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (number, len(logits)))
+    return np.asarray(categorical.sample(logits, jax.random.key(seed)))
+
+
+# The last column: chi-square that is exceeded once in a thousand, for that many degrees of freedom.
+@pytest.mark.parametrize(
+    "logits, limit",
+    [([0.0, 0.0], 10.83), ([1.0, -1.0, 0.5], 13.82), (list(LOGITS[0, 0]), 20.52), ([-INF, 2.0, -INF, 1.0, 0.0], 13.82)],
+)
+def test_actions_occur_as_often_as_they_should(logits, limit):
+    number = 40_000
+    counts = np.bincount(draws(logits, number), minlength=len(logits))
+    expected = number * np.exp(log_softmax(logits))
+    possible = expected > 0
+    assert np.sum((counts - expected)[possible] ** 2 / expected[possible]) < limit
+
+
+def test_each_draw_of_a_batch_has_its_own_distribution():
+    logits = np.full((50, 7, 4), -INF, np.float32)
+    only = RNG.integers(0, 4, (50, 7))
+    np.put_along_axis(logits, only[..., None], 0.0, axis=-1)
+    actions = categorical.sample(jnp.asarray(logits), jax.random.key(0))
+    assert np.array_equal(actions, only) and np.array_equal(categorical.mode(logits), only)
+    assert actions.dtype == jnp.int32
+    assert not categorical.entropy(logits).any()
+
+
+@impossible
+def test_an_impossible_action_never_occurs(logits):
+    assert not np.isneginf(np.array(logits)[draws(logits, 200_000)]).any()
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24], ids=["smallest", "middle", "largest"])
+@pytest.mark.parametrize("num_actions", [2, 3, 8, 17, 256])
+def test_not_even_at_the_ends_of_the_unit_interval(uniform, num_actions):
+    logits = RNG.normal(0, 2, (2000, num_actions)).astype(np.float32)
+    for column in (0, num_actions // 2, num_actions - 1):
+        masked = logits.copy()
+        masked[:, column] = -INF
+        assert not (categorical.from_noise(jnp.asarray(masked), jnp.full(2000, uniform, jnp.float32)) == column).any()
+
+
+@pytest.mark.parametrize("family", [categorical, distributions.multi_categorical((2, 3))], ids=["one", "several"])
+def test_an_action_that_there_is_not_has_no_probability(family):
+    logits = jnp.zeros((4, family.num_parameters))
+    action = jnp.full(family.noise(jax.random.key(0), (4,)).shape, 1)
+    action = action.at[0].set(-1).at[1].set(6)
+    assert np.array_equal(np.isnan(family.log_prob(logits, action)), [True, True, False, False])
+
+
+def test_values_agree_with_float64():
+    log_p, log_q = log_softmax(LOGITS), log_softmax(OTHER)
+    action = RNG.integers(0, 6, LOGITS.shape[:-1])
+    of_action = np.take_along_axis(log_p, action[..., None], -1)[..., 0]
+    expected = {
+        "log_prob": (categorical.log_prob(LOGITS, jnp.asarray(action)), of_action),
+        "entropy": (categorical.entropy(LOGITS), -np.sum(np.exp(log_p) * log_p, -1)),
+        "kl": (categorical.kl(LOGITS, OTHER), np.sum(np.exp(log_p) * (log_p - log_q), -1)),
+    }
+    for name, (actual, value) in expected.items():
+        assert actual.shape == (5, 3)
+        np.testing.assert_allclose(actual, value, rtol=2e-6, atol=2e-6, err_msg=name)
+    np.testing.assert_allclose(categorical.entropy(jnp.zeros((1, 6))), np.log(6), rtol=1e-6)
+    np.testing.assert_allclose(categorical.kl(LOGITS, LOGITS), 0.0, atol=1e-6)
+
+
+@impossible
+def test_impossible_actions_add_nothing(logits):
+    possible = [logit for logit in logits if logit > -INF]
+    ours, theirs = jnp.asarray(logits), jnp.asarray(logits) + jnp.asarray([0.1, 0.2, 0.3, 0.4])
+    reference = log_softmax(possible)
+    np.testing.assert_allclose(categorical.entropy(ours), -np.sum(np.exp(reference) * reference), rtol=1e-6, atol=1e-7)
+    moved = log_softmax(np.array(theirs)[np.array(logits) > -INF])
+    np.testing.assert_allclose(
+        categorical.kl(ours, theirs), np.sum(np.exp(reference) * (reference - moved)), rtol=1e-5, atol=1e-7
+    )
+
+
+@impossible
+def test_gradients_stay_finite_beside_impossible_actions(logits):
+    logits = jnp.asarray(logits)
+    action = jnp.argmax(logits)
+    functions = {
+        "log_prob": lambda x: categorical.log_prob(x, action),
+        "entropy": categorical.entropy,
+        "kl": lambda x: categorical.kl(x, logits + 0.1 * jnp.arange(4)),
+        "kl to": lambda x: categorical.kl(logits + 0.1 * jnp.arange(4), x),
+    }
+    for name, function in functions.items():
+        gradient = jax.grad(function)(logits)
+        assert jnp.isfinite(gradient).all(), name
+        assert not gradient[jnp.isneginf(logits)].any(), name
+
+
+def test_gradients_are_those_of_finite_differences():
+    other = OTHER[0, 1]
+    for function in (categorical.entropy, lambda x: categorical.kl(x, other), lambda x: categorical.kl(other, x)):
+        check_grads(function, (LOGITS[0, 0],), order=1, modes=["rev"], rtol=2e-2, atol=2e-3)
+
+
+def test_large_logits_do_not_overflow():
+    logits = jnp.array([1e4, 0.0, -1e4])
+    values = [f(logits) for f in (categorical.entropy, lambda x: categorical.kl(x, x), categorical.mode)]
+    values += [categorical.log_prob(logits, jnp.int32(0)), categorical.sample(logits, jax.random.key(0))]
+    assert values == [0.0, 0.0, 0, 0.0, 0]
+
+
+# --- several dimensions, and the choice of a family ------------------------------------------------------------------
+
+SIZES = (2, 3, 4)
+several = distributions.multi_categorical(SIZES)
+
+
+def test_several_dimensions_are_independent_ones():
+    logits, other = LOGITS[..., [0, 1, 2, 3, 4, 5, 0, 2, 4]], OTHER[..., [5, 4, 3, 2, 1, 0, 1, 3, 5]]
+    parts = [(logits[..., a:b], other[..., a:b]) for a, b in [(0, 2), (2, 5), (5, 9)]]
+    action = several.sample(logits, jax.random.key(0))
+    assert several.num_parameters == 9 and action.shape == (5, 3, 3) and action.dtype == jnp.int32
+    assert np.array_equal(several.mode(logits), np.stack([categorical.mode(p) for p, _ in parts], -1))
+    expected = {
+        "log_prob": (several.log_prob(logits, action), lambda d, p, q: categorical.log_prob(p, action[..., d])),
+        "entropy": (several.entropy(logits), lambda d, p, q: categorical.entropy(p)),
+        "kl": (several.kl(logits, other), lambda d, p, q: categorical.kl(p, q)),
+    }
+    for name, (actual, of_part) in expected.items():
+        total = sum(of_part(d, *pair) for d, pair in enumerate(parts))
+        np.testing.assert_allclose(actual, total, atol=1e-5, err_msg=name)
+
+
+def test_several_dimensions_occur_together_as_often_as_they_should():
+    number = 60_000
+    logits = jnp.asarray(LOGITS[0].reshape(-1)[:9] / 2)
+    actions = np.asarray(several.sample(jnp.broadcast_to(logits, (number, 9)), jax.random.key(0)))
+    counts = np.bincount(np.ravel_multi_index(actions.T, SIZES), minlength=24)
+    all_actions = jnp.stack(jnp.unravel_index(jnp.arange(24), SIZES), axis=-1)
+    log_prob = np.asarray(several.log_prob(jnp.broadcast_to(logits, (24, 9)), all_actions), np.float64)
+    np.testing.assert_allclose(np.exp(log_prob).sum(), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(several.entropy(logits), -np.sum(np.exp(log_prob) * log_prob), rtol=1e-5)
+    expected = number * np.exp(log_prob)
+    assert np.sum((counts - expected) ** 2 / expected) < 49.73, "once in a thousand, for 23 degrees of freedom"
+
+
+def test_impossible_actions_of_one_dimension_add_nothing():
+    logits = jnp.asarray([-INF, 0.5, 0.1, -INF, 0.3, -INF, -INF, 0.2, 0.0])
+    actions = several.sample(jnp.broadcast_to(logits, (20_000, 9)), jax.random.key(0))
+    assert [sorted(set(column.tolist())) for column in actions.T] == [[1], [0, 2], [2, 3]]
+    with jax.debug_nans(True):
+        log_prob, kl = (lambda x: several.log_prob(x, actions[0])), (lambda x: several.kl(x, logits + 0.1))
+        for function in (several.entropy, log_prob, kl):
+            value, gradient = jax.value_and_grad(function)(logits)
+            assert jnp.isfinite(value) and jnp.isfinite(gradient).all()
+
+
+def test_auto_takes_what_suits_the_space():
+    cases = {Discrete(4): (4, 0), MultiDiscrete(SIZES): (9, 0), Box((-1.0, -1.0), (1.0, 1.0)): (4, 2)}
+    for space, sizes in cases.items():
+        family = distributions.make_distribution(space)
+        assert (family.num_parameters, family.num_free) == sizes
+
+
+@pytest.mark.parametrize(
+    "space, name, message",
+    [
+        (Discrete(2), "gaussian", "is over real numbers, and the actions are Discrete.num_actions=2.; use 'auto'"),
+        (MultiDiscrete(SIZES), "squashed_gaussian", "use 'auto'"),
+        (Box((-INF,), (INF,)), "squashed_gaussian", "use action_distribution='gaussian'"),
+        (Box((0.0,), (1.0,)), "squashed", "unknown action_distribution 'squashed': did you mean 'squashed_gaussian'"),
+        (None, "auto", "no policy exists for actions in None"),
+    ],
+)
+def test_what_does_not_suit_it_is_an_error(space, name, message):
+    with pytest.raises(ConfigError, match=message):
+        distributions.make_distribution(space, name)

@@ -1,0 +1,195 @@
+"""Distributions over real actions: densities against numerical integration, expectations by sampling, and the ends."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax.environments.spaces import Box
+from grpo_jax.errors import ConfigError
+from grpo_jax.policies.distributions import diagonal_gaussian, make_distribution, squashed_gaussian
+from grpo_jax.policies.distributions.gaussian import LOG_STD_RANGE
+
+LOW, HIGH = (-2.0, 0.0, -1.0), (2.0, 0.5, 3.0)
+FAMILIES = {"gaussian": diagonal_gaussian(LOW, HIGH), "squashed": squashed_gaussian(LOW, HIGH)}
+each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+ONE = squashed_gaussian((-0.5,), (1.5,))
+NUM_DRAWS = 100_000
+RNG = np.random.default_rng(0)
+PARAMETERS = RNG.normal(0, 0.7, (4, 6)).astype(np.float32)
+OTHER = RNG.normal(0, 0.7, (4, 6)).astype(np.float32)
+
+
+def expectation(function, family, parameters, seed=0):
+    """Mean and standard error of a function of an action, by sampling."""
+    repeated = jnp.broadcast_to(parameters, (NUM_DRAWS, *parameters.shape))
+    values = np.asarray(function(family.sample(repeated, jax.random.key(seed))), np.float64)
+    return values.mean(0), values.std(0) / np.sqrt(NUM_DRAWS)
+
+
+def normal_pdf(x, mean, std):
+    return np.exp(-((x - mean) ** 2) / (2 * std**2)) / (std * np.sqrt(2 * np.pi))
+
+
+@each_family
+def test_shapes_are_those_of_whole_actions(family):
+    parameters = jnp.asarray(PARAMETERS)[None]
+    action = family.sample(parameters, jax.random.key(0))
+    assert action.shape == family.mode(parameters).shape == family.to_environment(action).shape == (1, 4, 3)
+    values = family.log_prob(parameters, action), family.entropy(parameters), family.kl(parameters, parameters)
+    assert [value.shape for value in values] == [(1, 4)] * 3
+    assert action.dtype == family.to_environment(action).dtype == jnp.float32
+    assert (family.num_parameters, family.num_free) == (6, 3)
+
+
+@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.7, -1.5), (-1.0, 0.8), (2.0, 0.3)])
+def test_the_squashed_density_is_that_of_the_environments_action(mean, log_std):
+    """It integrates to 1 over the environment's interval, and to the Gaussian's probability over a part of it."""
+    u = np.linspace(mean - 7 * np.exp(log_std), mean + 7 * np.exp(log_std), 40_001)
+    u = u[np.abs(u) < 15]  # beyond, not even float64 resolves the distance to the bound
+    action = np.asarray(ONE.to_environment(jnp.asarray(u, jnp.float32)[:, None]), np.float64)[:, 0]
+    exact = -0.5 + (np.tanh(u) + 1)
+    np.testing.assert_allclose(action, exact, atol=3e-7)
+    parameters = jnp.array([mean, log_std], jnp.float32)
+    density = np.exp(np.asarray(ONE.log_prob(parameters, jnp.asarray(u, jnp.float32)[:, None]), np.float64))
+    np.testing.assert_allclose(np.trapezoid(density, exact), 1.0, atol=2e-4)
+    half = exact < 0.5
+    pdf = normal_pdf(u[half], mean, np.exp(log_std))
+    np.testing.assert_allclose(np.trapezoid(density[half], exact[half]), np.trapezoid(pdf, u[half]), atol=2e-4)
+
+
+@each_family
+def test_log_prob_agrees_with_float64(family):
+    action = RNG.normal(0, 1, (4, 3))
+    mean, log_std = np.split(PARAMETERS.astype(np.float64), 2, axis=-1)
+    expected = np.log(normal_pdf(action, mean, np.exp(log_std)))
+    if family is FAMILIES["squashed"]:
+        expected -= np.log((np.array(HIGH) - LOW) / 2 * (1 - np.tanh(action) ** 2))
+    actual = family.log_prob(jnp.asarray(PARAMETERS), jnp.asarray(action, jnp.float32))
+    np.testing.assert_allclose(actual, expected.sum(-1), rtol=1e-5)
+
+
+@each_family
+def test_entropy_and_kl_are_the_means_of_their_samples(family):
+    parameters, other = jnp.asarray(PARAMETERS), jnp.asarray(OTHER)
+    entropy, error = expectation(lambda a: -family.log_prob(parameters, a), family, parameters)
+    assert (abs(family.entropy(parameters) - entropy) < 3 * error).all()
+    kl, error = expectation(lambda a: family.log_prob(parameters, a) - family.log_prob(other, a), family, parameters)
+    assert (abs(family.kl(parameters, other) - kl) < 3 * error).all() and (kl > 0.1).all()
+
+
+@pytest.mark.parametrize("log_std, tolerance", [(-9.0, 1e-5), (-2.0, 1e-5), (0.0, 1e-5), (1.0, 1e-4), (3.0, 2e-2)])
+def test_the_squashed_entropy_and_its_gradient_are_the_integrals(log_std, tolerance):
+    mean = np.array([-6.0, -1.0, 0.0, 0.3, 4.0])
+    std = np.exp(np.clip(log_std, *LOG_STD_RANGE))
+    z = np.linspace(-9, 9, 20_001)
+    weight = normal_pdf(z, 0, 1) * (z[1] - z[0])
+    u = mean[:, None] + std * z
+    slope = 2 * (np.log(2) - u - np.logaddexp(0, -2 * u))
+    expected = np.log(std) + 0.5 * np.log(2 * np.pi * np.e) + slope @ weight  # half the interval's width is 1
+    by_mean = (-2 * np.tanh(u)) @ weight
+    by_log_std = (1 + (-2 * np.tanh(u) * std * z) @ weight) * (LOG_STD_RANGE[0] < log_std < LOG_STD_RANGE[1])
+
+    def entropy(mean, log_std):
+        return ONE.entropy(jnp.stack([mean, log_std], axis=-1))
+
+    inputs = jnp.asarray(mean, jnp.float32), jnp.full(5, log_std, jnp.float32)
+    scale = 1 + abs(expected)
+    np.testing.assert_array_less(abs(entropy(*inputs) - expected) / scale, tolerance)
+    gradients = jax.vmap(jax.grad(entropy, argnums=(0, 1)))(*inputs)
+    np.testing.assert_allclose(gradients[0], by_mean, atol=20 * tolerance)
+    np.testing.assert_allclose(gradients[1], by_log_std, atol=20 * tolerance)
+
+
+def test_squashing_changes_no_divergence():
+    ours, plain = FAMILIES["squashed"], FAMILIES["gaussian"]
+    assert np.array_equal(ours.kl(PARAMETERS, OTHER), plain.kl(PARAMETERS, OTHER))
+    assert not ours.kl(PARAMETERS, PARAMETERS).any()
+
+
+def test_the_divergence_of_a_small_step_is_not_rounded_away():
+    step = 1e-3
+    moved = PARAMETERS + np.float32(step)
+    mean, log_std, other_mean, other_log_std = (
+        half for p in (PARAMETERS, moved) for half in np.split(p.astype(np.float64), 2, axis=-1)
+    )
+    ratio = np.exp(2 * (log_std - other_log_std))
+    distance = ((mean - other_mean) / np.exp(other_log_std)) ** 2
+    expected = 0.5 * np.sum(ratio - 1 - np.log(ratio) + distance, axis=-1)
+    np.testing.assert_allclose(FAMILIES["gaussian"].kl(PARAMETERS, moved), expected, rtol=2e-3)
+
+
+@each_family
+def test_actions_stay_within_the_bounds(family):
+    far = jnp.array([[-100.0] * 3, [-9.0] * 3, [0.0] * 3, [9.0] * 3, [100.0] * 3])
+    action = np.asarray(family.to_environment(far))
+    assert (action >= np.float32(LOW)).all() and (action <= np.float32(HIGH)).all()
+    assert np.array_equal(action[0], np.float32(LOW)) and np.array_equal(action[-1], np.float32(HIGH))
+
+
+def test_unbounded_actions_are_neither_scaled_nor_clipped():
+    family = make_distribution(Box((-np.inf, -4.0, 3.0, -3.4e38), (np.inf, 2.0, np.inf, 3.4e38)))
+    assert family.to_environment(jnp.zeros(4)).tolist() == [0.0, -1.0, 3.0, 0.0]
+    assert family.to_environment(jnp.full(4, 0.5)).tolist() == [0.5, 0.5, 3.5, 0.5]
+    assert family.to_environment(jnp.full(4, 1e6)).tolist() == [1e6, 2.0, 1e6 + 3, 1e6]
+
+
+@pytest.mark.parametrize("make, inside", [(diagonal_gaussian, 0.683), (squashed_gaussian, 1.0)])
+def test_at_the_start_a_policy_covers_the_bounds_however_far_apart_they_lie(make, inside):
+    low, high = np.float32((-0.1, 100.0)), np.float32((0.1, 500.0))
+    family = make(tuple(low), tuple(high))
+    parameters = jnp.zeros((20_000, 4))
+    action = family.to_environment(family.sample(parameters, jax.random.key(0)))
+    np.testing.assert_allclose(np.mean((action > low) & (action < high), axis=0), inside, atol=0.015)
+    np.testing.assert_allclose(np.mean((action - low) / (high - low), axis=0), 0.5, atol=0.01)
+    # In the environment's units: densities fall, and entropies rise, by the log of the volume.
+    one = make((-1.0, -1.0), (1.0, 1.0))
+    volume = np.log(0.1 * 200.0)
+    x = jnp.array([[0.3, -2.0]])
+    np.testing.assert_allclose(family.log_prob(parameters, x) + volume, one.log_prob(parameters, x), rtol=1e-5)
+    np.testing.assert_allclose(family.entropy(parameters[0]) - volume, one.entropy(parameters[0]), rtol=1e-5)
+
+
+@each_family
+@pytest.mark.parametrize("u", [20.0, -20.0, 100.0, -100.0])
+def test_values_and_gradients_are_finite_at_saturated_actions(family, u):
+    with jax.debug_nans(True):
+        for mean, log_std in [(0.0, -1.0), (u, 0.0), (0.0, -50.0), (u, 50.0)]:
+            parameters = jnp.repeat(jnp.array([mean, log_std]), 3)
+            functions = (
+                lambda p: family.log_prob(p, jnp.full(3, u)),
+                family.entropy,
+                lambda p: family.kl(p, jnp.zeros(6)),
+                lambda p: family.kl(jnp.zeros(6), p),
+                lambda p, parameters=parameters: family.log_prob(parameters, jnp.full(3, u) + p[:3]),
+                lambda p: family.to_environment(p[:3]).sum(),
+            )
+            for i, function in enumerate(functions):
+                value, gradient = jax.value_and_grad(function)(parameters)
+                assert jnp.isfinite(value) and jnp.isfinite(gradient).all(), (i, mean, log_std)
+
+
+def test_the_stored_action_is_before_the_squash_and_its_probability_ratio_that_of_the_gaussians():
+    parameters, other = jnp.asarray(PARAMETERS), jnp.asarray(OTHER)
+    squashed, plain = FAMILIES["squashed"], FAMILIES["gaussian"]
+    action = squashed.sample(parameters, jax.random.key(0))
+    assert np.array_equal(action, plain.sample(parameters, jax.random.key(0)))
+    ratios = [f.log_prob(other, action) - f.log_prob(parameters, action) for f in (squashed, plain)]
+    np.testing.assert_allclose(*ratios, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "squashed_gaussian"])
+def test_standard_deviations_are_free_or_the_networks(name):
+    box = Box(LOW, HIGH)
+    assert make_distribution(box, name).num_free == 3
+    family = make_distribution(box, name, state_dependent_std=True)
+    assert (family.num_parameters, family.num_free) == (6, 0)
+
+
+@pytest.mark.parametrize(
+    "low, high",
+    [((-np.inf,), (1.0,)), ((-1.0,), (np.inf,)), ((1.0,), (1.0,)), ((1.0,), (0.0,)), ((0.0,), (1.0, 2.0)), ((), ())],
+)
+def test_bounds_without_a_squashed_gaussian_are_errors(low, high):
+    with pytest.raises(ConfigError, match="use action_distribution='gaussian'|low below high"):
+        squashed_gaussian(low, high)

@@ -1,0 +1,271 @@
+"""Networks: how they start, which observations they take, and that one pass equals many steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import bits
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.policies import make_policy
+from grpo_jax.policies.distributions import categorical, diagonal_gaussian
+from grpo_jax.policies.layers import orthogonal, patches, side_by_side
+
+SETTINGS = {
+    "network": "auto",
+    "recurrent": "none",
+    "hidden_sizes": (16, 12),
+    "conv_channels": 5,
+    "recurrent_size": 6,
+    "activation": "tanh",
+    "hidden_scale": 2**0.5,
+    "actor_scale": 0.01,
+    "critic_scale": 1.0,
+    "critic": True,
+    "shared_critic": False,
+}
+IMAGE = (6, 5, 2)
+GRU = {"recurrent": "gru"}
+TYPES = {"mlp": {}, "cnn": {"shape": IMAGE}, "gru": GRU, "cnn and gru": {"shape": IMAGE} | GRU}
+# The last has all that the two before it have.
+each_type = pytest.mark.parametrize(
+    "settings",
+    [pytest.param(TYPES[name], id=name, marks=[pytest.mark.slow] * (name in ("cnn", "gru"))) for name in TYPES],
+)
+
+
+def make(shape=(4,), dtype=jnp.float32, distribution=None, **settings):
+    observation = jax.ShapeDtypeStruct(shape, dtype)
+    policy = make_policy(observation, distribution or categorical(3), **(SETTINGS | settings))
+    # Compiled, as operation by operation takes longer.
+    return policy._replace(init=jax.jit(policy.init), step=jax.jit(policy.step), sequence=jax.jit(policy.sequence))
+
+
+def sequence(policy, params, observations, starts=None):
+    """From the initial carry; nothing starts within it unless told."""
+    starts = jnp.zeros(observations.shape[:2], bool) if starts is None else jnp.asarray(starts)
+    return policy.sequence(params, observations, policy.initial_carry(params, observations.shape[1]), starts)
+
+
+def test_weights_start_orthogonal_with_the_usual_gains():
+    params = make().init(jax.random.key(0))
+    for name, gains in {"actor": [2**0.5, 2**0.5, 0.01], "critic": [2**0.5, 2**0.5, 1.0]}.items():
+        for layer, gain in zip(("Dense_0", "Dense_1", "Dense_2"), gains, strict=True):
+            assert_orthogonal(params[name][layer]["kernel"], gain)
+            assert not params[name][layer]["bias"].any()
+
+
+def assert_orthogonal(kernel, gain):
+    gram = kernel.T @ kernel if kernel.shape[0] >= kernel.shape[1] else kernel @ kernel.T
+    np.testing.assert_allclose(gram, gain**2 * np.eye(gram.shape[0]), atol=1e-5 * gain**2)
+
+
+def test_gains_are_as_asked():
+    params = make(IMAGE, recurrent="gru", hidden_scale=3.0, actor_scale=0.5, critic_scale=2.0).init(jax.random.key(0))
+    for name, gain in {"actor": 0.5, "critic": 2.0}.items():
+        for layer in ("Conv_0", "Dense_0", "Dense_1"):
+            assert_orthogonal(params[name][layer]["kernel"], 3.0)
+        assert_orthogonal(params[name]["Dense_2"]["kernel"], gain)
+        gru = params[name]["GRU_0"]
+        for kernel in (gru["input"]["kernel"], gru["recurrent_kernel"]):
+            for gate in jnp.split(kernel, 3, axis=1):
+                assert_orthogonal(gate, 1.0)
+
+
+def test_a_separate_critic_shares_neither_weights_nor_draws():
+    policy = make()
+    params = policy.init(jax.random.key(0))
+    assert not np.array_equal(params["actor"]["Dense_0"]["kernel"], params["critic"]["Dense_0"]["kernel"])
+    observation = jnp.ones((1, 2, 4))
+    value = jax.grad(lambda p: sequence(policy, p, observation)[1].sum())(params)
+    logits = jax.grad(lambda p: sequence(policy, p, observation)[0].var())(params)
+    assert not any(leaf.any() for leaf in jax.tree.leaves((value["actor"], logits["critic"])))
+    assert all(leaf.any() for leaf in (value["critic"]["Dense_0"]["kernel"], logits["actor"]["Dense_0"]["kernel"]))
+
+
+def test_a_shared_critic_is_a_head_of_the_actor():
+    policy = make(shared_critic=True, recurrent="gru")
+    params = policy.init(jax.random.key(0))
+    assert set(params) == set(policy.initial_carry(params, 2)) == {"actor_critic"}
+    shapes = [params["actor_critic"][f"Dense_{i}"]["kernel"].shape for i in range(4)]
+    assert shapes == [(4, 16), (16, 12), (6, 3), (6, 1)]
+    observation = jnp.ones((1, 2, 4))
+    value = jax.grad(lambda p: sequence(policy, p, observation)[1].sum())(params)["actor_critic"]
+    logits = jax.grad(lambda p: sequence(policy, p, observation)[0].var())(params)["actor_critic"]
+    assert value["Dense_0"]["kernel"].any() and logits["Dense_0"]["kernel"].any()
+    assert not value["Dense_2"]["kernel"].any() and not logits["Dense_3"]["kernel"].any()
+    assert set(make(shared_critic=True, critic=False).init(jax.random.key(0))) == {"actor"}
+
+
+def test_without_a_critic_none_of_it_exists():
+    policy = make(critic=False)
+    params = policy.init(jax.random.key(0))
+    assert set(params) == {"actor"} and not policy.has_critic
+    assert sequence(policy, params, jnp.ones((2, 5, 4)))[1] is None
+    assert policy.step(params, jnp.ones((5, 4)), policy.initial_carry(params, 5))[1] is None
+
+
+def test_free_parameters_are_learnt_beside_the_network():
+    policy = make(distribution=diagonal_gaussian((-1.0,) * 3, (1.0,) * 3)._replace(initial_free=-0.5))
+    params = policy.init(jax.random.key(0))
+    assert params["actor"]["Dense_2"]["kernel"].shape == (12, 3)
+    params["free"] += jnp.array([0.0, 1.0, 2.0])
+    parameters, _ = sequence(policy, params, jax.random.normal(jax.random.key(1), (2, 5, 4)))
+    assert parameters.shape == (2, 5, 6)
+    assert np.array_equal(parameters[..., 3:], np.broadcast_to([-0.5, 0.5, 1.5], (2, 5, 3)))
+    gradient = jax.grad(lambda p: sequence(policy, p, jnp.ones((2, 5, 4)))[0][..., 4].sum())(params)
+    assert gradient["free"].tolist() == [0.0, 10.0, 0.0]
+
+
+# --- sequences -------------------------------------------------------------------------------------------------------
+
+STARTS = np.array([[1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 1]], bool).T
+
+
+@each_type
+@pytest.mark.parametrize("shared_critic", [False, True], ids=["separate", "shared"])
+def test_a_sequence_is_its_steps(settings, shared_critic):
+    policy = make(**settings, shared_critic=shared_critic)
+    params = policy.init(jax.random.key(0))
+    observations = jax.random.normal(jax.random.key(1), (*STARTS.shape, *settings.get("shape", (4,))))
+    # What was remembered before a start must not matter: the carry is far from the initial one.
+    carry = before = jax.tree.map(lambda leaf: leaf + 0.7, policy.initial_carry(params, 3))
+    logits, values = policy.sequence(params, observations, before, jnp.asarray(STARTS))
+    assert (logits.shape, values.shape) == ((7, 3, 3), (7, 3))
+    for t, starts in enumerate(STARTS):
+        fresh = policy.initial_carry(params, 3)
+        carry = jax.tree.map(lambda new, old, starts=starts: jnp.where(starts[:, None], new, old), fresh, carry)
+        step_logits, step_value, carry = policy.step(params, observations[t], carry)
+        np.testing.assert_allclose(step_logits, logits[t], atol=1e-6)
+        np.testing.assert_allclose(step_value, values[t], atol=1e-5)
+    assert policy.has_carry == bool(jax.tree.leaves(carry)) == ("recurrent" in settings)
+    if policy.has_carry:
+        _, shifted = policy.sequence(params, observations, before, jnp.roll(STARTS, 1, axis=0))
+        _, late = policy.sequence(params, observations, before, jnp.roll(STARTS, -1, axis=0))
+        assert min(jnp.max(jnp.abs(shifted - values)), jnp.max(jnp.abs(late - values))) > 0.05
+
+
+def test_memory_reaches_back_to_the_start_of_the_episode_and_no_further():
+    policy = make(recurrent="gru")
+    params = policy.init(jax.random.key(0))
+    observations = jax.random.normal(jax.random.key(1), (*STARTS.shape, 4))
+    last = jax.grad(lambda x: sequence(policy, params, x, STARTS)[1][-1].sum())(observations)
+    reached = np.abs(last).max(-1).T > 0
+    assert reached.tolist() == [[True] * 7, [False] * 5 + [True] * 2, [False] * 6 + [True]]
+
+
+def test_a_gru_follows_its_formula():
+    policy = make(recurrent="gru", hidden_sizes=(), critic=False)
+    params = jax.tree.map(lambda leaf: leaf + 0.1, policy.init(jax.random.key(0)))
+    observations = np.asarray(jax.random.normal(jax.random.key(1), (5, 2, 4)), np.float64)
+    logits, _ = sequence(policy, params, jnp.asarray(observations, jnp.float32))
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
+
+    actor = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["actor"])
+    gru, head = actor["GRU_0"], actor["Dense_0"]
+    w, b = np.split(gru["input"]["kernel"], 3, axis=1), np.split(gru["input"]["bias"], 3)
+    u = np.split(gru["recurrent_kernel"], 3, axis=1)
+    h = np.zeros((2, 6))
+    for t, x in enumerate(observations):
+        r, z = (sigmoid(x @ w[i] + b[i] + h @ u[i]) for i in range(2))
+        n = np.tanh(x @ w[2] + b[2] + r * (h @ u[2] + gru["recurrent_bias"]))
+        h = (1 - z) * n + z * h
+        np.testing.assert_allclose(logits[t], h @ head["kernel"] + head["bias"], atol=1e-5)
+
+
+# --- observations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape, dtype", [((), jnp.int32), ((2, 2, 2), jnp.bool)])
+def test_an_mlp_flattens_observations_of_any_shape_and_type(shape, dtype):
+    policy = make(shape, dtype, network="mlp")
+    params = policy.init(jax.random.key(0))
+    logits, values = sequence(policy, params, jnp.ones((3, 2, *shape), dtype))
+    assert (logits.shape, logits.dtype, values.shape) == ((3, 2, 3), jnp.float32, (3, 2))
+    assert params["actor"]["Dense_0"]["kernel"].shape[0] == int(np.prod(shape))
+
+
+@pytest.mark.parametrize(
+    "shape, features",
+    [((), None), ((7,), None), ((1, 1), None), ((2, 9), None), ((10, 5), 8 * 3), ((10, 10, 4), 8 * 8)]
+    + [((3, 3, 2, 2), 1), ((30, 40, 3), 10 * 14)],
+)
+def test_images_get_a_convolution(shape, features):
+    layers = jax.eval_shape(make(shape, jnp.uint8).init, jax.random.key(0))["actor"]
+    if features is None:
+        assert "Conv_0" not in layers and layers["Dense_0"]["kernel"].shape == (int(np.prod(shape)), 16)
+    else:
+        assert layers["Conv_0"]["kernel"].shape == (9 * int(np.prod(shape[2:])), 5)
+        assert layers["Dense_0"]["kernel"].shape == (features * 5, 16)
+
+
+@pytest.mark.parametrize(
+    "shape, stride", [((10, 10, 4), 1), ((17, 20, 3), 2), pytest.param((30, 40, 3), 3, marks=pytest.mark.slow)]
+)
+def test_the_convolution_is_a_convolution(shape, stride):
+    images = jax.random.randint(jax.random.key(0), (2, *shape), 0, 3).astype(jnp.uint8)
+    kernel = jax.random.normal(jax.random.key(1), (3, 3, shape[2], 5))
+    ours = patches(images, stride) @ kernel.reshape(-1, 5)
+    spare = [(0, -(side - 3) % stride) for side in shape[:2]]
+    expected = jax.lax.conv_general_dilated(
+        images.astype(jnp.float32), kernel, (stride, stride), spare, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    np.testing.assert_allclose(ours, expected, atol=1e-4)
+    sums = jax.grad(lambda x: patches(x, stride).sum())(images.astype(jnp.float32))
+    assert (sums >= 1).all(), "every pixel is in some patch"
+
+
+def test_only_images_take_a_cnn():
+    with pytest.raises(ConfigError, match=r"images.* shape \(4,\); use network='mlp'"):
+        make(network="cnn")
+    with pytest.raises(ConfigError, match="unknown network 'cn': did you mean 'cnn'"):
+        make(network="cn")
+    with pytest.raises(ConfigError, match="unknown recurrent layer 'lstm'"):
+        make(recurrent="lstm")
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_and_activation_are_as_asked():
+    params = make(hidden_sizes=(7,)).init(jax.random.key(0))
+    shapes = {name: layer["kernel"].shape for name, layer in params["actor"].items()}
+    assert shapes == {"Dense_0": (4, 7), "Dense_1": (7, 3)}
+    assert list(make(hidden_sizes=()).init(jax.random.key(0))["actor"]) == ["Dense_0"]
+    observation = jnp.linspace(-1, 1, 4)[None, None]
+    policies = [make(hidden_sizes=(7,), activation=name) for name in ("tanh", "relu")]
+    values = [sequence(policy, params, observation)[1] for policy in policies]
+    hidden = observation[0, 0] @ params["critic"]["Dense_0"]["kernel"]
+    head = params["critic"]["Dense_1"]["kernel"][:, 0]
+    for value, activation in zip(values, (np.tanh, lambda x: np.maximum(x, 0)), strict=True):
+        np.testing.assert_allclose(value[0, 0], activation(hidden) @ head, rtol=1e-5)
+
+
+@each_type
+def test_init_is_a_function_of_its_key(settings):
+    init = make(**settings).init
+    assert bits(init(jax.random.key(0))) == bits(init(jax.random.key(0)))
+    assert bits(init(jax.random.key(0))) != bits(init(jax.random.key(1)))
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (4, 64), (64, 2), (1, 3)])
+def test_initial_kernels_are_orthogonal_and_uniform(shape):
+    kernels = jax.jit(jax.vmap(lambda key: orthogonal(2.0)(key, shape)))(jax.random.split(jax.random.key(0), 500))
+    kernels = np.asarray(kernels, np.float64)
+    short = kernels if shape[0] >= shape[1] else kernels.transpose(0, 2, 1)
+    gram = np.einsum("nij,nik->njk", short, short)
+    np.testing.assert_allclose(gram, np.broadcast_to(4 * np.eye(min(shape)), gram.shape), atol=2e-5)
+    # Uniform: every entry has mean 0 and variance scale² / longest side.
+    entries = kernels.reshape(500, -1)
+    assert np.max(np.abs(entries.mean(0))) < 5 * 2 / np.sqrt(500 * max(shape))
+    np.testing.assert_allclose(np.mean(entries**2), 4 / max(shape), rtol=1e-5)
+
+
+def test_kernels_side_by_side_are_drawn_apart():
+    kernel = side_by_side(orthogonal(2.0), 3)(jax.random.key(0), (4, 15))
+    assert kernel.shape == (4, 15)
+    for gate in jnp.split(kernel, 3, axis=1):
+        assert_orthogonal(gate, 2.0)
+    assert not np.array_equal(kernel[:, :5], kernel[:, 5:10])

@@ -1,0 +1,240 @@
+"""Running statistics against NumPy in float64 over the whole history, and what they do to a run."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Echo, Probe, bits, known_params, known_policy
+
+from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, run
+from grpo_jax.policies.normalization import (
+    Normalizer,
+    Statistics,
+    initial_statistics,
+    merge,
+    normalized,
+    scaled_rewards,
+)
+from grpo_jax.types import Trajectory
+
+RNG = np.random.default_rng(0)
+T, B, D = 16, 8, 3
+
+
+def history(num_rollouts, offset, scale):
+    """Observations whose mean and spread drift, and which of them are valid."""
+    drift = np.linspace(0.5, 2.0, num_rollouts)[:, None, None, None]
+    x = offset + scale * (drift + drift * RNG.standard_normal((num_rollouts, T, B, D)))
+    valid = np.arange(T)[:, None] < RNG.integers(1, T + 1, (num_rollouts, 1, B))
+    return x.astype(np.float32), valid
+
+
+def trajectory(**fields):
+    return Trajectory(**(dict.fromkeys(Trajectory._fields) | fields))
+
+
+# --- statistics ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset, scale", [(0.0, 1.0), (1e6, 1e4), (-1e6, 1.0), (3.0, 1e-4), (0.0, 1e12)])
+def test_they_are_those_of_the_whole_history(offset, scale):
+    xs, valid = history(50, offset, scale)
+    start = initial_statistics(xs[0, 0, 0])
+    end, _ = jax.jit(lambda *a: jax.lax.scan(lambda s, x: (merge(s, *x), None), *a))(start, (xs, valid))
+    seen = xs.astype(np.float64)[valid]
+    mean = np.asarray(end.origin, np.float64) + np.asarray(end.mean, np.float64)
+    np.testing.assert_allclose((mean - seen.mean(0)) / seen.std(0), 0.0, atol=1e-5)
+    np.testing.assert_allclose(end.variance, seen.var(0), rtol=1e-5)
+    np.testing.assert_allclose(end.count, valid.mean() * 50, rtol=1e-6)
+
+
+def test_they_still_move_after_many_steps():
+    """A thousand million steps, and a thousand rollouts of another kind."""
+    count = 1e9 / (T * B)
+    before = Statistics(*(jnp.full(shape, v, jnp.float32) for shape, v in [(D, 1e6), (D, 0.0), (D, 1.0), (D, count)]))
+    x = (1e6 + 100.0 * RNG.choice([-1.0, 3.0], (T, B, D))).astype(np.float32)
+    valid = np.ones((T, B), bool)
+    after = jax.jit(lambda s: jax.lax.fori_loop(0, 1000, lambda i, s: merge(s, x, valid), s))(before)
+    new = x.astype(np.float64).reshape(-1, D) - 1e6
+    weight = 1000 / (count + 1000)
+    assert (after.count == np.float32(count) + 1000).all()
+    np.testing.assert_allclose(after.mean, weight * new.mean(0), rtol=1e-4)
+    variance = (1 - weight) + weight * (new.var(0) + (1 - weight) * new.mean(0) ** 2)
+    np.testing.assert_allclose(after.variance, variance, rtol=1e-4)
+
+
+def test_what_is_not_finite_or_not_valid_changes_nothing():
+    xs, _ = history(1, 0.0, 1.0)
+    start = merge(initial_statistics(xs[0, 0, 0]), xs[0], np.ones((T, B), bool))
+    valid = np.ones((T, B), bool)
+    valid[3:, 2] = False
+    hidden = xs[0].copy()
+    hidden[3:, 2] = np.nan
+    without = np.where(valid[..., None], xs[0], 7.0)
+    assert bits(merge(start, hidden, valid)) == bits(merge(start, without, valid)) != bits(start)
+    hidden[0, 0, 1], hidden[1:4, 0, 1] = np.inf, np.nan
+    after, expected = merge(start, hidden, valid), merge(start, without, valid)
+    assert bits([leaf[::2] for leaf in after]) == bits([leaf[::2] for leaf in expected])
+    seen = [xs[0][..., 1].ravel(), hidden[..., 1][np.isfinite(hidden[..., 1])]]
+    np.testing.assert_allclose(after.origin[1] + after.mean[1], np.concatenate(seen).mean(dtype=np.float64), atol=1e-5)
+    np.testing.assert_allclose(after.variance[1], np.concatenate(seen).var(dtype=np.float64), rtol=1e-5)
+    assert bits(merge(start, np.full_like(hidden, np.nan), valid)) == bits(start)
+    assert bits(merge(start, xs[0], np.zeros((T, B), bool))) == bits(start)
+
+
+def test_integers_and_flags_have_statistics_too():
+    x = np.zeros((2, 4, 3), np.uint8)
+    x[..., 0], x[0, :, 1] = 255, 1
+    after = merge(initial_statistics(x[0, 0]), x, np.ones((2, 4), bool))
+    np.testing.assert_allclose(after.origin + after.mean, [255, 0.5, 0])
+    np.testing.assert_allclose(after.variance, [0, 0.25, 0])
+    flags = merge(initial_statistics(x[0, 0] > 0), x > 0, np.ones((2, 4), bool))
+    np.testing.assert_allclose(flags.variance, [0, 0.25, 0])
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_num_cpu_devices", 4)
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from grpo_jax.policies.normalization import initial_normalizer, merge_rollout
+from test_normalization import T, history, trajectory
+
+xs, valid = history(3, 1e6, 1e4)
+rollouts = [trajectory(observation=x, valid=v, discounted_return=x[..., 0] / 1e5) for x, v in zip(xs, valid)]
+start = initial_normalizer(jnp.asarray(xs[0, 0]), observations=True, rewards=True)
+step, both = jax.jit(merge_rollout), jax.jit(jax.vmap(merge_rollout, in_axes=(0, None)))
+mesh = jax.make_mesh((4,), ("envs",), axis_types=(AxisType.Auto,))
+over_envs = NamedSharding(mesh, P(None, "envs"))
+
+single, rows, sharded = start, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), start), start
+for rollout in rollouts:
+    single, rows = step(single, rollout), both(rows, rollout)
+    sharded = step(sharded, jax.tree.map(lambda leaf: jax.device_put(leaf, over_envs), rollout))
+for one, row, parts in zip(*map(jax.tree.leaves, (single, rows, sharded)), strict=True):
+    np.testing.assert_allclose(row[0], one, rtol=2e-6)
+    np.testing.assert_allclose(parts, one, rtol=5e-6)
+"""
+
+
+def test_single_vmapped_and_sharded_are_the_same():
+    path = os.pathsep.join([os.getcwd(), "tests", "tests/policies"])
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# --- what is normalised ----------------------------------------------------------------------------------------------
+
+
+def test_a_normalized_policy_sees_deviations_clipped():
+    statistics = Statistics(*(jnp.asarray(v, jnp.float32) for v in ([1e6, 0.0], [5.0, 0.0], [4.0, 0.0], 1.0)))
+    policy = normalized(known_policy, statistics, jnp.float32(3.0))
+    params = known_params([0.0, 1.0], weights=(1.0, 100.0), bias=0.0)
+    observations = jnp.array([[1e6 + 5, 0.0], [1e6 + 7, 0.0], [1e6, 0.0], [2e6, 1.0], [-2e6, -1.0]])
+    expected = [0.0, 1.0, -2.5, 3.0 + 300.0, -3.0 - 300.0]
+    nothing = jnp.zeros(5, jnp.int32)
+    logits, values, carry = policy.step(params, observations, nothing)
+    np.testing.assert_allclose(values, expected, rtol=1e-6)
+    _, values = policy.sequence(params, observations[None], nothing, jnp.zeros((1, 5), bool))
+    np.testing.assert_allclose(values[0], expected, rtol=1e-6)
+    assert carry.tolist() == [1] * 5 and logits.shape == (5, 2)
+    assert normalized(known_policy, None, jnp.float32(3.0)) is known_policy
+
+
+def test_further_arguments_reach_the_policy():
+    seen = []
+    policy = known_policy._replace(sequence=lambda *arguments: seen.append(arguments))
+    policy = normalized(policy, initial_statistics(np.zeros(2)), jnp.float32(1.0))
+    policy.sequence("params", jnp.ones(2), "carry", "starts")
+    assert seen[0][0] == "params" and seen[0][2:] == ("carry", "starts")
+
+
+def test_rewards_are_scaled_then_clipped_and_not_centred():
+    reward = jnp.array([[-8.0, 0.0, 2.0, 8.0]])
+    statistics = Statistics(*map(jnp.float32, (0.0, 100.0, 4.0, 1.0)))
+    scaled = Normalizer(None, statistics)
+    plain = Normalizer(None, None)
+    cases = [(scaled, jnp.inf, [-4, 0, 1, 4]), (scaled, 1.5, [-1.5, 0, 1, 1.5]), (plain, 1.0, [-1, 0, 1, 1])]
+    for normalizer, clip, expected in cases:
+        learnt = scaled_rewards(normalizer, trajectory(reward=reward), jnp.float32(clip))
+        np.testing.assert_allclose(learnt.reward, [expected], rtol=1e-6)
+    assert bits(scaled_rewards(plain, trajectory(reward=reward), jnp.float32(jnp.inf)).reward) == bits(reward)
+
+
+# --- in a run --------------------------------------------------------------------------------------------------------
+
+BOTH = {"normalize_observations": True, "normalize_rewards": True, "num_minibatches": 1, "num_epochs": 1}
+DISCOUNT, ITERATIONS = 0.8, 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "algorithm, num_steps, limits, ages",
+    [
+        # Episodes of three steps go on across rollouts of four.
+        ("ppo", 4, {"max_steps_in_episode": 3}, np.arange(4 * ITERATIONS) % 3),
+        # Of the three steps of a one-episode rollout, two are valid, and none is continued.
+        ("grpo", 3, {"max_steps_in_episode": 3, "lifetime": 2}, np.tile([0, 1], ITERATIONS)),
+    ],
+)
+def test_a_run_remembers_all_that_it_saw(algorithm, num_steps, limits, ages):
+    config = Config(
+        environment=Probe(), algorithm=algorithm, num_envs=4, num_steps=num_steps, env_params=limits, **BOTH
+    )
+    hyperparams = Hyperparams(discount=DISCOUNT, reward_clip=0.25)
+    start = jax.jit(make_init(config))(jax.random.key(0), hyperparams)
+    end, metrics = jax.jit(lambda s: jax.lax.scan(lambda s, _: make_train_step(config)(s), s, length=ITERATIONS))(start)
+    observation, discounted_return = end.normalizer
+    np.testing.assert_allclose(observation.origin[0] + observation.mean[0], ages.mean(), rtol=1e-5)
+    np.testing.assert_allclose(observation.variance[0], ages.var(), rtol=1e-5)
+    returns = (1 - DISCOUNT ** (ages + 1)) / (1 - DISCOUNT)  # of steps that pay 1 each
+    np.testing.assert_allclose(discounted_return.mean, returns.mean(), rtol=1e-5)
+    np.testing.assert_allclose(discounted_return.variance, returns.var(), rtol=1e-5)
+    # What is reported is what the environment paid.
+    assert set(metrics["episode/return_mean"].tolist()) == {max(ages) + 1.0}
+
+
+def test_nothing_is_remembered_without():
+    config = Config(environment=Probe(), num_envs=4, num_minibatches=1)
+    state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
+    assert not jax.tree.leaves(state.normalizer)
+
+
+def test_evaluation_uses_the_statistics_of_the_state_and_keeps_them():
+    config = Config(environment=Echo(), num_envs=4, num_minibatches=1, hidden_sizes=(), normalize_observations=True)
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    # Greedy action 1 where the normalised mark is positive: right if the mean is known to be a half.
+    kernel = jnp.array([[0.0, 0.0], [-1.0, 1.0]])
+    params = {"actor": {"Dense_0": {"kernel": kernel, "bias": jnp.zeros(2)}}}
+    returns = []
+    for mean in (0.5, 0.9, -1.0):
+        statistics = Statistics(jnp.zeros(2), jnp.array([0.0, mean]), jnp.ones(2), jnp.float32(1))
+        known = state.replace(params=params, normalizer=state.normalizer._replace(observation=statistics))
+        before = bits(known)
+        returns.append(evaluate(config, known, jax.random.key(1), num_episodes=200, greedy=True).returns.mean())
+        assert bits(known) == before
+    assert returns[0] == 1.0 and abs(returns[1] - 0.6) < 0.1 and abs(returns[2] - 0.5) < 0.1
+
+
+class FarEcho(Echo):
+    """Its observations are far from 0, and far apart."""
+
+    def get_obs(self, state, params=None, key=None):
+        return 1e6 + 1e4 * super().get_obs(state)
+
+
+@pytest.mark.slow
+def test_far_observations_can_be_learnt_from_if_normalized():
+    sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (16,)}
+    hyperparams = Hyperparams(learning_rate=0.02, final_learning_rate=0.02, total_steps=60 * 64.0)
+    keys = jax.random.split(jax.random.key(0), 2)
+    answers = []
+    for normalize in (True, False):
+        flags = {"normalize_observations": normalize, "normalize_rewards": normalize}
+        config = Config(environment=FarEcho(), algorithm="ppo", **flags, **sizes)
+        answers.append(run(config, hyperparams, keys, num_chunks=1).metrics["episode/return_mean"][-10:].mean(0))
+    assert (answers[0] > 0.85).all() and (answers[1] < 0.65).all(), "half of the answers are right by chance"

@@ -1,0 +1,201 @@
+"""Policies with memory through rollouts, bootstraps, updates and evaluation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Probe, Recall, bits
+
+from grpo_jax import GRPO, Config, Hyperparams, evaluate, make_init, run
+from grpo_jax.algorithms import PPO, with_reference
+from grpo_jax.objectives.slots import exact_kl_to_reference, sequence_ratio
+from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.minibatches import default_microbatches, minibatch_gradient
+
+# The actor's head is as large as the others, so that what is remembered can be read off the probabilities.
+NETWORK = {"recurrent": "gru", "hidden_sizes": (8,), "recurrent_size": 4, "actor_scale": 1.0}
+
+
+def windows(config, num_windows):
+    """A policy's parameters and consecutive rollouts of it."""
+    start = config.algorithm.start
+
+    @jax.jit
+    def play(key):
+        state = make_init(config)(key, Hyperparams())
+        rollout = start.begin(
+            state.rollout, config.policy, state.params, config.env, key, config.num_envs, config.group_size
+        )
+
+        def window(rollout, key):
+            return unroll(
+                config.policy,
+                config.env,
+                state.params,
+                rollout,
+                key,
+                num_steps=config.num_steps,
+                auto_reset=start.auto_reset,
+            )
+
+        return state, jax.lax.scan(window, rollout, jax.random.split(key, num_windows))[1]
+
+    # Under this key every environment of the second window has something to remember.
+    state, trajectories = play(jax.random.key(1))
+    return state, [jax.tree.map(lambda leaf, i=i: leaf[i], trajectories) for i in range(num_windows)]
+
+
+# --- episodes that follow each other ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def continued():
+    """Two windows of seven steps, episodes of three: the second begins in the middle of an episode."""
+    config = Config(
+        environment=Probe(), algorithm=with_reference(PPO), num_envs=6, num_steps=7, num_minibatches=1, **NETWORK
+    )
+    return config, *windows(config, 2)
+
+
+def test_the_update_sees_what_the_rollout_saw(continued):
+    config, state, trajectories = continued
+    sequence = jax.jit(config.policy.sequence)
+    for trajectory in trajectories:
+        carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
+        recorded = (trajectory.distribution, trajectory.value)
+        for actual, expected in zip(
+            sequence(state.params, trajectory.observation, carry, trajectory.is_first), recorded, strict=True
+        ):
+            np.testing.assert_allclose(actual, expected, atol=1e-5)
+        for shift in (-1, 1):
+            starts = jnp.roll(trajectory.is_first, shift, axis=0)
+            shifted, _ = sequence(state.params, trajectory.observation, carry, starts)
+            assert jnp.max(jnp.abs(shifted - trajectory.distribution)) > 1e-2
+    assert not trajectories[1].is_first[0].any()
+    forgotten = config.policy.initial_carry(None, 6)
+    first, _ = sequence(state.params, trajectory.observation, forgotten, trajectory.is_first)
+    assert jnp.min(jnp.max(jnp.abs(first[0] - trajectory.distribution[0]), axis=-1)) > 1e-3
+    np.testing.assert_allclose(first[2:], trajectory.distribution[2:], atol=1e-5)
+
+
+def test_bootstraps_use_the_memory_of_that_moment(continued):
+    config, state, trajectories = continued
+    step = jax.jit(config.policy.step)
+    for trajectory in trajectories:
+        assert trajectory.truncated.any() and not trajectory.terminated.any()
+        carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
+        for t, (observation, ended) in enumerate(zip(trajectory.observation, trajectory.ended, strict=True)):
+            _, value, carry = step(state.params, observation, carry)
+            np.testing.assert_allclose(trajectory.value[t], value, atol=1e-5)
+            # The next observation of a `Probe` is one step older.
+            _, next_value, _ = step(state.params, observation + jnp.array([1.0, 0.0]), carry)
+            np.testing.assert_allclose(trajectory.next_value[t], next_value, atol=1e-5)
+            carry = jax.tree.map(lambda leaf, ended=ended: jnp.where(ended[:, None], 0.0, leaf), carry)
+
+
+def test_the_first_gradient_is_on_policy_and_that_of_its_parts(continued):
+    config, state, (_, trajectory) = continued
+    params = state.params
+    batch = make_batch(config.algorithm, config.policy, params, trajectory, params, state.hyperparams, 1)
+    assert batch.mask.shape == (7, 6) and batch.carry["actor"].shape == (1, 6, 4)
+
+    @jax.jit
+    def gradients(batch):
+        order = jnp.array([3, 0, 5, 1, 4, 2])
+        return [
+            minibatch_gradient(config.algorithm, config.policy, state.params, batch, order, state.hyperparams, parts)
+            for parts in (1, 3)
+        ]
+
+    (_, metrics, whole), (_, _, accumulated) = gradients(batch)
+    np.testing.assert_allclose(metrics["policy/ratio_max"], 1.0, atol=1e-5)
+    np.testing.assert_allclose(metrics["policy/kl_behaviour"], 0.0, atol=1e-6)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(accumulated), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+        assert a.any()
+    (_, shifted, _), _ = gradients(batch._replace(is_first=jnp.roll(batch.is_first, 1, axis=0)))
+    assert shifted["policy/ratio_max"] > 1.01
+    # The reference has not seen the beginning of the episodes that the window begins in, and knows all others.
+    kl = config.policy.distribution.kl(batch.distribution, batch.reference_distribution)
+    assert (kl[0] > 0).all()
+    np.testing.assert_allclose(kl[2:], 0.0, atol=1e-6)
+
+
+# --- one episode each ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one_episode():
+    config = Config(
+        algorithm=with_reference(GRPO, kl=exact_kl_to_reference),
+        num_envs=8,
+        group_size=4,
+        num_minibatches=1,
+        env_params={"max_steps_in_episode": 16},
+        **NETWORK,
+    )
+    state, (trajectory,) = windows(config, 1)
+    return config, state, trajectory
+
+
+def test_what_follows_the_end_of_an_episode_is_not_learnt_from(one_episode):
+    config, state, trajectory = one_episode
+    valid = trajectory.valid[..., None]
+    assert not valid.all()
+
+    @jax.jit
+    def gradient(trajectory):
+        params = state.params
+        batch = make_batch(config.algorithm, config.policy, params, trajectory, params, state.hyperparams, 4)
+        return minibatch_gradient(
+            config.algorithm, config.policy, state.params, batch, jnp.arange(8), state.hyperparams
+        )
+
+    clean = gradient(trajectory)
+    spoilt = gradient(trajectory._replace(observation=jnp.where(valid, trajectory.observation, 41.0)))
+    assert bits(clean) == bits(spoilt)
+    assert all(leaf.any() for leaf in jax.tree.leaves(clean[2]))
+    # The reference is the policy itself, and both begin where the episode does.
+    for metric in ("policy/kl_behaviour", "policy/kl_reference"):
+        np.testing.assert_allclose(clean[1][metric], 0.0, atol=1e-6)
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_a_memory_has_minibatches_of_whole_sequences():
+    assert Config(recurrent="gru", algorithm="ppo", num_envs=32, num_steps=8).policy.has_carry
+    with pytest.raises(ValueError, match="whole sequences.* = 8 .*use num_minibatches=8"):
+        Config(recurrent="gru", algorithm="ppo", num_envs=8)
+    loose = GRPO._replace(ratio=sequence_ratio)
+    with pytest.raises(ValueError, match="set whole_sequences=True"):
+        Config(algorithm=loose)
+    Config(algorithm=loose, recurrent="gru")
+
+
+@pytest.mark.parametrize("shape, parts", [((1, 4096), 8), ((128, 64), 8), ((128, 6), 1), ((16, 64), 2), ((500, 12), 2)])
+def test_parts_of_a_minibatch_are_of_whole_sequences(shape, parts):
+    assert default_microbatches(GRPO, *shape) == parts or jax.default_backend() != "cpu"
+    assert default_microbatches(GRPO._replace(whole_minibatches=True), *shape) == 1
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_gru_learns_to_recall():
+    config = Config(
+        environment=Recall(),
+        algorithm="ppo",
+        num_envs=64,
+        num_steps=6,
+        num_minibatches=4,
+        recurrent="gru",
+        hidden_sizes=(16,),
+        recurrent_size=8,
+    )
+    hyperparams = Hyperparams(learning_rate=0.02, total_steps=20.0 * config.steps_per_iteration)
+    states = run(config, hyperparams, jax.random.split(jax.random.key(0), 2), num_chunks=1).states
+    play = jax.jit(jax.vmap(lambda state: evaluate(config, state, jax.random.key(1)).returns.mean()))
+    assert (play(states) > 0.9).all(), "half of the answers are right by chance"

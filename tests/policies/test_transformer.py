@@ -1,0 +1,291 @@
+"""The transformer as a policy: neither its cache nor padding changes anything, and groups share their prompts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import END, EQUALS, NUM_TOKENS, bits, copy_task
+
+from grpo_jax import GRPO, PPO, Config, Hyperparams, generate, make_init, make_train_step
+from grpo_jax.config.acting import acting_policy
+from grpo_jax.environments import parameters_of_groups
+from grpo_jax.policies import Architecture, make_token_policy
+from grpo_jax.policies.distributions import categorical
+from grpo_jax.policies.sampling import most_probable
+from grpo_jax.rollouts.groups import one_carry_per_group, reset_groups
+from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.starts import FRESH
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.minibatches import minibatch_gradient
+
+SMALL = {"width": 16, "num_heads": 4, "num_kv_heads": 2, "num_layers": 1}
+RUN = {"environment": copy_task(), "num_envs": 8, "group_size": 4, "num_epochs": 1, "num_minibatches": 2, **SMALL}
+PPO_FRESH = PPO._replace(start=FRESH)
+
+
+@jax.jit
+def lively(params):
+    """Weights far from their initial scale, so that distributions are far from uniform and values from 0."""
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    return unravel(1.5 * flat + 0.2 * jax.random.normal(jax.random.key(7), flat.shape))
+
+
+def make(**settings):
+    policy = make_token_policy(Architecture(**SMALL | settings), categorical(NUM_TOKENS), max_steps=5)
+    return policy, lively(jax.jit(policy.init)(jax.random.key(0)))
+
+
+# --- one network, three ways through it ------------------------------------------------------------------------------
+
+PROMPTS = jnp.array([[3, 1, 4, 1], [-1, -1, 2, 0], [2, 0, -1, -1], [-1, 2, -1, 0], [-1, -1, -1, -1]])
+TOKENS = jax.random.randint(jax.random.key(3), (5, 5), 0, NUM_TOKENS).at[:, 1:4].set(jnp.array([[5, 0, 2, 6, 1]]).T)
+
+
+def decoded(policy, params):
+    """Logits `[S, N, V]`, step by step from the cache."""
+
+    def step(carry, tokens):
+        logits, _, carry = policy.step(params, tokens, carry)
+        return carry, logits
+
+    return jax.lax.scan(step, policy.initial_carry(params, 5, PROMPTS), TOKENS)[1]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def both(policy, params):
+    carry = policy.sequence_carry(policy.initial_carry(params, 5, PROMPTS))
+    return decoded(policy, params), policy.sequence(params, TOKENS, carry, None)[0]
+
+
+EVERYTHING = {"num_layers": 2, "tie_embeddings": True, "qk_norm": True, "attention_bias": True}
+
+
+@pytest.fixture(scope="module")
+def full():
+    return both(*make(**EVERYTHING))
+
+
+def test_the_cache_changes_nothing_and_padding_changes_nothing(full):
+    cached, parallel = full
+    assert cached.shape == (5, 5, NUM_TOKENS) and cached.std() > 0.3
+    np.testing.assert_allclose(cached, parallel, atol=1e-5)
+    # Rows 1 to 3 are one prompt, padded on the left, on the right and in between; their completions are the same.
+    np.testing.assert_allclose(cached[:, 1:4], jnp.repeat(cached[:, 1:2], 3, axis=1), atol=1e-5)
+    assert jnp.max(jnp.abs(cached[:, 1] - cached[:, 4])) > 0.1, "the prompt is read"
+
+
+def test_half_precision_is_close_and_its_weights_and_logits_are_not_half(full):
+    half, params = make(**EVERYTHING, compute_dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    carry = jax.eval_shape(lambda: half.initial_carry(params, 5, PROMPTS))
+    assert {leaf.dtype for leaf in jax.tree.leaves(carry.cache)} == {jnp.dtype("bfloat16")}
+    cached, parallel = both(half, params)
+    assert cached.dtype == parallel.dtype == jnp.float32
+    assert 0 < jnp.max(jnp.abs(parallel - full[1])) < 0.05 * jnp.max(jnp.abs(full[1]))
+    np.testing.assert_allclose(cached, parallel, atol=0.03)
+
+
+# --- through rollouts and updates ------------------------------------------------------------------------------------
+
+
+def rolled_out(config, hyperparams=None, key=1):
+    """A state with lively parameters, the policy as it acts, and a rollout of it."""
+    state = jax.jit(make_init(config))(jax.random.key(0), hyperparams or Hyperparams())
+    state = state.replace(params=lively(state.params))
+    policy = acting_policy(config, state.normalizer, state.hyperparams)
+    env_params = parameters_of_groups(config.env, None, config.num_groups, config.group_size)
+
+    @jax.jit
+    def play(params, key):
+        start = reset_groups(policy, params, config.env, env_params, key, config.num_envs, config.group_size)
+        return unroll(policy, config.env, params, start, key, num_steps=config.num_steps, auto_reset=False)[1]
+
+    return state, policy, play(state.params, jax.random.key(key))
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    """GRPO on the copy task at another temperature, from the four most probable tokens."""
+    config = Config(**RUN, truncate_sampling=True)
+    return config, *rolled_out(config, Hyperparams(temperature=0.7, top_k=4.0))
+
+
+@pytest.fixture(scope="module")
+def gradient(rollout):
+    """`(trajectory, algorithm) -> metrics and gradient` of one minibatch of everything."""
+    config, state, policy, _ = rollout
+
+    @functools.partial(jax.jit, static_argnames="algorithm")
+    def of(trajectory, algorithm=GRPO):
+        batch = make_batch(algorithm, policy, None, trajectory, None, state.hyperparams, config.group_size)
+        batch = batch._replace(advantage=jnp.where(batch.mask, jnp.arange(8.0) - 3.0, 0.0))
+        return minibatch_gradient(algorithm, policy, state.params, batch, jnp.arange(8), state.hyperparams)[1:]
+
+    return of
+
+
+def test_the_update_begins_at_ratio_one(rollout, gradient):
+    """Temperature and truncation are those of the rollout, and the cached log-probabilities those of the update."""
+    config, state, policy, trajectory = rollout
+    assert config.share_prompts and trajectory.action_mask.sum(-1).max() == 4
+    metrics, _ = gradient(trajectory)
+    np.testing.assert_allclose(metrics["policy/ratio_max"], 1.0, atol=1e-5)
+    assert abs(metrics["policy/kl_behaviour"]) < 1e-6
+
+
+def test_a_prompt_shared_by_its_group_has_the_same_gradient(rollout, gradient):
+    config, _, _, trajectory = rollout
+    assert [leaf.shape for leaf in jax.tree.leaves(trajectory.carry)] == [(1, 8, 3)], "the prompt, and no cache"
+    shared = one_carry_per_group(trajectory, config.group_size)
+    assert [leaf.shape for leaf in jax.tree.leaves(shared.carry)] == [(1, 2, 3)]
+    (_, alone), (_, together) = gradient(trajectory), gradient(shared)
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(alone))
+    assert largest > 1e-2
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-5), alone, together)
+
+
+def test_no_part_with_a_valid_member_is_skipped(rollout):
+    config, state, policy, trajectory = rollout
+    shared = one_carry_per_group(trajectory, config.group_size)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradient(num_parts):
+        batch = make_batch(GRPO, policy, None, shared, None, state.hyperparams, config.group_size)
+        mask = batch.mask & (jnp.arange(8) % 4 == 3)  # one member of each group
+        # Their own advantages may be 0, and so would both gradients be.
+        batch = batch._replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.0, 0.0))
+        order = jnp.arange(8)
+        return minibatch_gradient(GRPO, policy, state.params, batch, order, state.hyperparams, num_parts)[2]
+
+    whole, parts = gradient(1), gradient(2)
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(whole))
+    assert largest > 1e-2
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-4), whole, parts)
+
+
+def test_completions_cut_by_length_are_filtered_on_request(rollout, gradient):
+    config, state, policy, trajectory = rollout
+    cut = trajectory.truncated.any(0)
+    assert 0 < cut.sum() < 8
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def mask(algorithm):
+        return make_batch(algorithm, policy, None, trajectory, None, state.hyperparams, config.group_size).mask
+
+    assert np.array_equal(mask(GRPO), trajectory.valid)
+    assert np.array_equal(mask(GRPO._replace(filter_overlong=True)), trajectory.valid & ~cut)
+
+
+def test_temperature_divides_the_logits_of_the_policy(rollout):
+    config, state, policy, trajectory = rollout
+    carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
+    logits, _ = jax.jit(config.policy.sequence)(state.params, trajectory.observation, carry, trajectory.is_first)
+    logits = np.where(trajectory.action_mask, np.float64(logits) / 0.7, -np.inf)
+    taken = np.take_along_axis(logits, np.asarray(trajectory.action)[..., None], -1)[..., 0]
+    log_prob = taken - np.log(np.sum(np.exp(logits), axis=-1))
+    valid = np.asarray(trajectory.valid)
+    np.testing.assert_allclose(log_prob[valid], np.asarray(trajectory.log_prob)[valid], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_critic_values_the_last_token_of_a_cut_completion():
+    config = Config(**RUN, algorithm=PPO_FRESH)
+    state, policy, trajectory = rolled_out(config)
+    assert set(state.params) == {"actor", "critic"}
+    carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
+    # A completion that was cut goes on: the value of what follows is that of one more observation.
+    longer = jnp.concatenate([trajectory.observation, trajectory.action[-1:]])
+    _, values = jax.jit(policy.sequence)(state.params, longer, carry, None)
+    valid, cut = np.asarray(trajectory.valid), np.flatnonzero(trajectory.truncated[-1])
+    assert np.std(values[:-1][valid]) > 0.1 and len(cut)
+    np.testing.assert_allclose(trajectory.value[valid], values[:-1][valid], atol=1e-5)
+    np.testing.assert_allclose(trajectory.next_value[-1][cut], values[-1][cut], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_train_step_with_a_critic_in_the_actor_keeps_no_cache():
+    config = Config(**RUN, algorithm=PPO_FRESH, shared_critic=True)
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(entropy_coef=0.1))
+    assert set(state.params) == {"actor_critic"}
+    after, metrics = jax.jit(make_train_step(config))(state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert after.rollout.policy_carry == ()
+    assert metrics["optim/skipped_updates"] == 0 and bits(after.params) != bits(state.params)
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+
+def test_the_most_probable_tokens_are_the_fewest_with_the_mass():
+    probabilities = jnp.array([[0.1, 0.4, 0.2, 0.25, 0.05], [0.2, 0.2, 0.2, 0.2, 0.2], [0.0, 1.0, 0.0, 0.0, 0.0]])
+    logits = jnp.log(probabilities)
+
+    def kept(top_k=np.inf, top_p=1.0):
+        return [np.flatnonzero(row).tolist() for row in most_probable(logits, top_k, top_p)]
+
+    assert kept() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1]]
+    assert kept(top_p=0.0) == kept(top_k=1) == [[1], [0], [1]]
+    assert kept(top_p=0.6) == [[1, 3], [0, 1, 2], [1]]
+    assert kept(top_p=0.7) == [[1, 2, 3], [0, 1, 2, 3], [1]]
+    assert kept(top_k=2) == [[1, 3], [0, 1], [1]]
+    # The mass is of the top k: 0.4 / 0.85 is short of 0.6, and 0.65 / 0.85 is not.
+    assert kept(top_k=3, top_p=0.6) == [[1, 3], [0, 1], [1]]
+    draws = jax.random.normal(jax.random.key(0), (200, 30)) * 3
+    probabilities = jax.nn.softmax(draws)
+    mask = most_probable(draws, np.inf, 0.8)
+    mass = jnp.sum(probabilities, axis=1, where=mask)
+    least = jnp.min(probabilities, axis=1, where=mask, initial=1.0)
+    assert (mass >= 0.8 - 1e-6).all() and (mass - least < 0.8).all()
+
+
+@pytest.fixture(scope="module")
+def policy_and_params():
+    return make()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def sequence(policy, params, text):
+    carry = policy.sequence_carry(policy.initial_carry(params, 1))
+    return policy.sequence(params, text[:, None], carry, None)[0][:, 0]
+
+
+def read(policy, params, text):
+    """Logits `[S, V]` after each token of one text."""
+    return sequence(policy, params, jnp.array(text + [0] * (8 - len(text))))[: len(text)]
+
+
+RAGGED = jnp.array([[3, 1, 4], [-1, 2, EQUALS], [2, EQUALS, -1]])
+
+
+def test_generated_log_probs_are_those_of_the_text(policy_and_params):
+    policy, params = policy_and_params
+    sample = functools.partial(generate, policy, params, RAGGED, num_samples=6, end_token=END, temperature=1.5)
+    made = jax.jit(sample)(jax.random.key(1))
+    assert made.tokens.shape == made.log_probs.shape == (3, 6, 5) and made.lengths.shape == (3, 6)
+    there = np.arange(5) < np.asarray(made.lengths)[..., None]
+    assert np.array_equal(np.asarray(made.tokens) >= 0, there) and (made.log_probs[~there] == 0).all()
+    ended = np.any(made.tokens == END, axis=-1)
+    assert 0 < ended.sum() < 18 and (made.lengths[~ended] == 5).all()
+    assert np.array_equal(np.argmax(made.tokens == END, axis=-1)[ended] + 1, made.lengths[ended])
+    # Teacher-forced, each text as one sequence, without a prompt or padding before it.
+    for prompt, tokens, log_probs in zip(RAGGED, made.tokens[:, 0], made.log_probs[:, 0], strict=True):
+        text, number = [int(token) for token in (*prompt, *tokens) if token >= 0], int((tokens >= 0).sum())
+        log_p = jax.nn.log_softmax(read(policy, params, text[:-1]) / 1.5)[-number:]
+        np.testing.assert_allclose(log_probs[:number], log_p[jnp.arange(number), text[-number:]], atol=1e-5)
+
+
+def test_temperature_zero_is_greedy_whatever_the_padding(policy_and_params):
+    policy, params = policy_and_params
+    sample = jax.jit(functools.partial(generate, policy, params, RAGGED, num_samples=3, num_steps=4, end_token=END))
+    cold = sample(key=jax.random.key(0), temperature=0.0)
+    assert bits(cold.tokens) == bits(sample(key=jax.random.key(1), temperature=0.0).tokens)
+    assert bits(cold.tokens[:, :1].repeat(3, 1)) == bits(cold.tokens)
+    assert bits(cold.tokens[1]) == bits(cold.tokens[2])
+    assert bits(cold.tokens) == bits(sample(key=jax.random.key(2), top_k=1).tokens)
+    np.testing.assert_allclose(cold.log_probs, 0.0, atol=1e-6)
+    text = [3, 1, 4]
+    for token in cold.tokens[0, 0][: cold.lengths[0, 0]].tolist():
+        assert token == jnp.argmax(read(policy, params, text)[-1])
+        text.append(token)

@@ -1,0 +1,265 @@
+"""Checkpoints: what is read is what was saved, bitwise; damaged ones are passed over, those of other runs refused."""
+
+import functools
+import json
+import logging
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Probe, bits
+
+from grpo_jax import GRPO, Config, Hyperparams, run
+from grpo_jax.algorithms import GSPO
+from grpo_jax.devices.mesh import make_mesh
+from grpo_jax.errors import ConfigError
+from grpo_jax.objectives.slots import adaptive_kl
+from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run, describe
+from grpo_jax.training.run import Progress, initial_states
+
+# Nothing that reads or writes goes on behind a test's back.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+KEYS = jax.random.split(jax.random.key(5), 3)
+ABOUT = {"name": "a", "config": {"num_envs": 8, "algorithm": {"start": "fresh_groups"}}}
+
+
+def state(value=1.0):
+    """Not a training state, but with all the kinds of leaves that those have."""
+    return {
+        "params": {"kernel": jnp.full((3, 2), value), "bias": jnp.array([np.nan, -0.0, np.inf])},
+        "none": None,
+        "empty": jnp.zeros((3, 0)),
+        "key": jax.random.split(jax.random.key(int(value)), 3),
+        "other": jax.random.split(jax.random.key(2, impl="rbg"), 3),
+        "flags": jnp.array([True, False, True]),
+        "bytes": jnp.arange(3, dtype=jnp.uint8),
+        "half": jnp.ones(3, jnp.bfloat16),
+    }
+
+
+def progress(iteration):
+    return Progress(state(float(iteration)), np.array([2**40 + iteration, 1, 2]), iteration, seconds=iteration / 8)
+
+
+def saved_at(path, iterations, scores=None, every=1):
+    with Checkpoints(path, ABOUT, every=every) as checkpoints:
+        for iteration in iterations:
+            checkpoints.update(progress(iteration), (scores or {}).get(iteration, np.nan))
+    return sorted(int(folder.name) for folder in path.iterdir() if folder.name.isdigit())
+
+
+def restored(path, **arguments):
+    with Checkpoints(path, ABOUT, every=1) as checkpoints:
+        return checkpoints.restore(jax.eval_shape(state), **arguments)
+
+
+def test_what_is_read_is_what_was_saved(tmp_path):
+    assert restored(tmp_path) is None
+    saved_at(tmp_path, [3])
+    found, expected = restored(tmp_path), progress(3)
+    assert bits(found.states) == bits(expected.states)
+    assert jax.tree.structure(found.states) == jax.tree.structure(expected.states)
+    assert (found.iteration, found.seconds, found.steps.dtype) == (3, 3 / 8, np.int64)
+    assert np.array_equal(found.steps, expected.steps)
+
+
+def test_the_latest_and_the_best_are_kept(tmp_path):
+    assert saved_at(tmp_path, range(8), scores={2: 9.0, 3: np.inf, 5: 1.0}) == [2, 6, 7] and KEPT == 2
+    assert saved_at(tmp_path, [8, 9], scores={8: 3.0}) == [2, 8, 9], "also those of an earlier process"
+    assert saved_at(tmp_path, [10, 11, 12], scores={10: 10.0}) == [10, 11, 12]
+
+
+def test_it_saves_the_first_the_last_and_what_passes_a_multiple(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_jax.recording.checkpoint.KEPT", 99)
+    assert saved_at(tmp_path, range(0, 36, 3), every=10) == [0, 12, 21, 30, 33]
+
+
+def test_buffers_may_be_donated_while_it_writes(tmp_path):
+    overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+    with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
+        states = state(4.0) | {"params": {"kernel": jnp.full((3, 512, 512), 4.0)}}
+        checkpoints.save(Progress(states, np.zeros(3, np.int64), 4, 0.0))
+        after = overwrite(states["params"]["kernel"]).block_until_ready()
+        assert states["params"]["kernel"].is_deleted() and (after == -1).all()
+    with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
+        found = checkpoints.restore(jax.eval_shape(lambda: state() | {"params": {"kernel": jnp.zeros((3, 512, 512))}}))
+    assert (found.states["params"]["kernel"] == 4).all()
+
+
+def cut_in_half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def damage(checkpoint, how):
+    data = max((checkpoint / "arrays").rglob("d/*"), key=lambda path: path.stat().st_size)
+    match how:
+        case "half of the data":
+            cut_in_half(data)
+        case "a flipped bit":
+            flip_a_bit(data)
+        case "no data":
+            data.unlink()
+        case "half of the metadata":
+            cut_in_half(checkpoint / "run" / "metadata")
+
+
+@pytest.mark.parametrize("how", ["half of the data", "a flipped bit", "no data", "half of the metadata"])
+def test_a_damaged_one_is_passed_over(how, tmp_path, caplog):
+    saved_at(tmp_path, [1, 2, 3])
+    damage(tmp_path / "3", how)
+    with caplog.at_level(logging.WARNING, "grpo_jax.recording.checkpoint"):
+        assert check_same_run(tmp_path, ABOUT) == {}
+        found = restored(tmp_path)
+    assert found.iteration == 2 and bits(found.states) == bits(progress(2).states)
+    assert "checkpoint of iteration 3 is damaged" in caplog.text
+    assert 3 in saved_at(tmp_path, [3]), "its number is free again"
+
+
+def test_if_none_can_be_read_all_are_left_alone(tmp_path):
+    saved_at(tmp_path, [1, 2])
+    for step in "12":
+        damage(tmp_path / step, "half of the data")
+    with pytest.raises(ConfigError, match="none of the checkpoints.*can be used.*another folder"):
+        restored(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path, monkeypatch):
+    """As tensorstore says it of a save in the background."""
+    said = "RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']"
+    with pytest.raises(OSError, match="a checkpoint cannot be written: .*No space left on device"):
+        with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
+            checkpoints.save(progress(1))
+            checkpoints.wait()
+            monkeypatch.setattr(checkpoints._manager, "save", lambda *_, **__: (_ for _ in ()).throw(ValueError(said)))
+            checkpoints.save(progress(2))
+    assert restored(tmp_path).iteration == 1
+
+
+def test_none_after_what_the_metrics_reach(tmp_path):
+    saved_at(tmp_path, [1, 4])
+    assert restored(tmp_path, at_most=3).iteration == 1
+
+
+def test_a_save_that_was_not_finished_does_not_count(tmp_path):
+    saved_at(tmp_path, [1, 2])
+    (tmp_path / "2" / "commit_success.txt").unlink(missing_ok=True)
+    (tmp_path / "2").rename(tmp_path / "2.orbax-checkpoint-tmp")
+    assert restored(tmp_path).iteration == 1
+
+
+def test_another_state_is_refused_by_the_name_of_the_leaf(tmp_path):
+    saved_at(tmp_path, [1])
+    with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
+        with pytest.raises(ConfigError, match=r"state.params/kernel is \[\[3, 5\], 'float32'\] here, and \[\[3, 2\]"):
+            checkpoints.restore(state() | {"params": {"kernel": jnp.zeros((3, 5)), "bias": jnp.zeros(3)}})
+
+
+def test_another_run_is_refused_by_the_name_of_the_field(tmp_path):
+    assert check_same_run(tmp_path / "nothing", ABOUT) is None
+    saved_at(tmp_path, [1])
+    assert check_same_run(tmp_path, ABOUT) == {}
+    other = {"name": "a", "config": {"num_envs": 16, "algorithm": {"start": "fresh_groups"}}}
+    with pytest.raises(ConfigError, match="config.num_envs is 16 here, and 8 in the checkpoints"):
+        check_same_run(tmp_path, other)
+    with pytest.raises(ConfigError, match="config.algorithm.start is 'x' here"):
+        check_same_run(tmp_path, {"name": "a", "config": {"num_envs": 8, "algorithm": {"start": "x"}}})
+
+
+@pytest.mark.parametrize("limit", [math.inf, -math.inf, math.nan])
+def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(limit, tmp_path):
+    about = {"hyperparams": {"kl_limit": limit, "top_k": [1.0, limit]}}
+    with Checkpoints(tmp_path, about, every=1, notes={"most": limit}) as checkpoints:
+        checkpoints.save(progress(1))
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    for path in (path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes().startswith(b"{")):
+        json.loads(path.read_text(), parse_constant=refuse)
+    assert check_same_run(tmp_path, about) == {"most": str(limit)}
+    with pytest.raises(ConfigError, match=f"hyperparams.kl_limit is 0.5 here, and '{limit}' in the checkpoints"):
+        check_same_run(tmp_path, {"hyperparams": {"kl_limit": 0.5, "top_k": [1.0, limit]}})
+
+
+def test_configs_are_told_apart_by_their_slots():
+    grpo, gspo = (describe(Config(environment=Probe(), algorithm=algorithm)) for algorithm in (GRPO, GSPO))
+    assert {field for field in grpo if grpo[field] != gspo[field]} == {"algorithm"}
+    assert (grpo["environment"], grpo["algorithm"]["ratio"], gspo["algorithm"]["ratio"]) == (
+        *("Probe", "step_ratio", "sequence_ratio"),
+    )
+
+
+def small_run(**fields):
+    sizes = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+    config = Config(environment=Probe(), algorithm="ppo", **sizes, **fields)
+    return config, Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3])), KEYS[:2]
+
+
+def test_a_coefficient_that_adapts_goes_on(tmp_path):
+    algorithm = GRPO._replace(kl_controller=adaptive_kl)
+    sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "hidden_sizes": (4,)}
+    config = Config(environment=Probe(), algorithm=algorithm, **sizes)
+    hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1)
+    with Checkpoints(tmp_path, ABOUT, every=2) as checkpoints:
+        whole = run(config, hyperparams, KEYS[:2], save=checkpoints.update, num_chunks=3)
+    with Checkpoints(tmp_path, ABOUT, every=2) as checkpoints:
+        like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, KEYS[:2])
+        start = checkpoints.restore(like, at_most=5)
+    coefficients = whole.metrics["policy/kl_coef"]
+    assert start.iteration == 4 and (start.states.kl_coef == coefficients[3]).all()
+    assert (np.diff([np.full(2, 0.1), *coefficients], axis=0) != 0).all(), "it adapts in every iteration"
+    rest = run(config, hyperparams, KEYS[:2], resume_from=start, num_chunks=3)
+    assert bits(rest.states) == bits(whole.states)
+    assert bits(rest.metrics) == bits({name: values[4:] for name, values in whole.metrics.items()})
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_bitwise_where_it_was_saved(tmp_path):
+    """As tests/recording/test_resume.py, in one process: the program is the same, the states are read."""
+    config, hyperparams, keys = small_run(normalize_observations=True, normalize_rewards=True)
+    middle = []
+
+    def save(progress):
+        checkpoints.update(progress)
+        middle.append(progress.iteration)
+
+    with Checkpoints(tmp_path, ABOUT, every=4) as checkpoints:
+        whole = run(config, hyperparams, keys, save=save, num_chunks=5)
+    assert middle == [0, 2, 4, 6, 8, 10]
+    with Checkpoints(tmp_path, ABOUT, every=4) as checkpoints:
+        like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
+        start = checkpoints.restore(like, at_most=9)
+    assert start.iteration == 8
+    rest = run(config, hyperparams, keys, resume_from=start, num_chunks=5)
+    assert bits(rest.states) == bits(whole.states)
+    assert bits(rest.metrics) == bits({name: values[8:] for name, values in whole.metrics.items()})
+    assert np.array_equal(rest.steps, whole.steps[8:])
+    end = start._replace(states=rest.states, steps=rest.steps[-1], iteration=10)
+    done = run(config, hyperparams, keys, resume_from=end)
+    assert bits(done.states) == bits(whole.states) and len(done.steps) == 0 and done.compile_seconds == 0
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_devices(tmp_path):
+    config, hyperparams, keys = small_run()
+    like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
+    for before, after in ((2, 1), (1, 2)):
+        folder = tmp_path / str(before)
+        with Checkpoints(folder, ABOUT, every=4) as checkpoints:
+            whole = run(config, hyperparams, keys, save=checkpoints.update, num_chunks=5, mesh=make_mesh(seeds=before))
+        with Checkpoints(folder, ABOUT, every=4) as checkpoints:
+            start = checkpoints.restore(like, at_most=9)
+        rest = run(config, hyperparams, keys, resume_from=start, num_chunks=5, mesh=make_mesh(seeds=after))
+        assert start.iteration == 8 and len(jax.tree.leaves(rest.states)[0].devices()) == after
+        for one, other in zip(jax.tree.leaves(whole.states.params), jax.tree.leaves(rest.states.params), strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)

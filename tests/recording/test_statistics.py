@@ -1,0 +1,221 @@
+import numpy as np
+import pytest
+from scipy.stats import trim_mean
+
+from grpo_jax.recording.statistics import (
+    bootstrap_interval,
+    iqm,
+    learning_curve,
+    performance_profile,
+    probability_of_improvement,
+    steps_to_reach,
+)
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([7.0], 7.0),
+        ([1.0, 2.0, 9.0], 4.0),  # fewer than four: nothing is cut
+        ([100.0, 1.0, 2.0, -50.0], 1.5),
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 1000.0], 4.5),
+        ([-9.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 99.0, 999.0], 3.5),  # 10 / 4 = 2.5: two are cut at each end
+        ([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 1000.0]], 4.5),  # runs and tasks together
+    ],
+)
+def test_iqm_by_hand(scores, expected):
+    assert iqm(scores) == expected
+
+
+@pytest.mark.parametrize("n", range(1, 24))
+def test_iqm_is_scipys_trimmed_mean(n):
+    scores = np.random.default_rng(n).standard_cauchy((5, n))
+    np.testing.assert_allclose(iqm(scores, axis=1), trim_mean(scores, 0.25, axis=1), rtol=1e-12)
+    np.testing.assert_allclose(iqm(scores), trim_mean(scores, 0.25, axis=None), rtol=1e-12)
+
+
+def test_iqm_shows_a_failed_run():
+    assert np.isnan(iqm([1.0, 2.0, 3.0, np.nan]))
+    np.testing.assert_array_equal(iqm([[1.0, np.nan], [1.0, 3.0]], axis=1), [np.nan, 2.0])
+
+
+def test_iqm_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="at least one score"):
+        iqm([])
+
+
+@pytest.mark.parametrize(
+    ("confidence", "expected"),
+    # Means of three draws from {0, 0, 3}: 0, 1, 2, 3 with probability 8, 12, 6, 1 of 27.
+    [(0.95, (0.0, 3.0)), (0.90, (0.0, 2.0)), (0.45, (0.0, 1.0)), (0.2, (1.0, 1.0))],
+)
+def test_bootstrap_interval_by_hand(confidence, expected):
+    assert bootstrap_interval([0.0, 0.0, 3.0], statistic=np.mean, confidence=confidence) == expected
+
+
+def test_bootstrap_is_stratified():
+    # Every task gives the same score in every run: without strata the mean would move.
+    assert bootstrap_interval([[0.0, 10.0], [0.0, 10.0]], statistic=np.mean) == (5.0, 5.0)
+    # Tasks are redrawn independently: both at their worst has probability 1/16, so it is outside an 80% interval.
+    assert bootstrap_interval([[0.0, 0.0], [1.0, 1.0]], statistic=np.mean, confidence=0.8) == (0.25, 0.75)
+
+
+def test_bootstrap_interval_covers_the_mean():
+    rng = np.random.default_rng(1)
+    intervals = [bootstrap_interval(rng.normal(3.0, 1.0, 40), statistic=np.mean, num_resamples=400) for _ in range(300)]
+    covered = np.mean([low <= 3.0 <= high for low, high in intervals])
+    assert 0.90 <= covered <= 0.98
+
+
+def test_bootstrap_interval_is_reproducible():
+    scores = np.random.default_rng(0).normal(size=(16, 3))
+    assert bootstrap_interval(scores) == bootstrap_interval(scores)
+    assert bootstrap_interval(scores) != bootstrap_interval(scores, seed=1)
+    low, high = bootstrap_interval(scores)
+    assert low < iqm(scores) < high
+
+
+def test_bootstrap_interval_of_degenerate_scores():
+    assert bootstrap_interval([5.0]) == (5.0, 5.0)
+    assert bootstrap_interval([500.0] * 16) == (500.0, 500.0)
+    assert np.isnan(bootstrap_interval([1.0, np.nan, 3.0])).all()
+
+
+@pytest.mark.parametrize(
+    ("scores", "options", "message"),
+    [
+        ([], {}, "not empty"),
+        (np.zeros((0, 3)), {}, "not empty"),
+        (np.zeros((2, 2, 2)), {}, "num_tasks"),
+        ([1.0], {"confidence": 95}, "between 0 and 1"),
+        ([1.0], {"num_resamples": 0}, "at least 1"),
+    ],
+)
+def test_bootstrap_interval_errors(scores, options, message):
+    with pytest.raises(ValueError, match=message):
+        bootstrap_interval(scores, **options)
+
+
+def test_learning_curve_interpolates_each_seed_on_its_own_steps():
+    steps = [[10, 20], [20, 40], [30, 60]]
+    returns = [[0.0, 10.0], [10.0, 30.0], [20.0, 50.0]]
+    curve = learning_curve(steps, returns, num_points=6)
+    np.testing.assert_array_equal(curve.steps, [10, 20, 30, 40, 50, 60])
+    # Seed 0 reads 0 10 20 and then holds 20; seed 1 holds 10, then 10 20 30 40 50.
+    np.testing.assert_array_equal(curve.mean, [5, 10, 20, 25, 30, 35])
+    np.testing.assert_array_equal(curve.low, [0, 10, 20, 20, 20, 20])
+    np.testing.assert_array_equal(curve.high, [10, 10, 20, 30, 40, 50])
+
+
+def test_learning_curve_leaves_out_padding_and_iterations_without_episodes():
+    steps = [[10], [20], [30], [40], [40], [40]]
+    returns = [[np.nan], [2.0], [np.nan], [4.0], [99.0], [np.nan]]
+    curve = learning_curve(steps, returns, num_points=5, total_steps=60)
+    np.testing.assert_array_equal(curve.steps, [20, 30, 40, 50, 60])
+    np.testing.assert_array_equal(curve.mean, [2, 3, 4, 4, 4])
+    np.testing.assert_array_equal(curve.low, curve.mean)
+    np.testing.assert_array_equal(curve.high, curve.mean)
+
+
+def test_learning_curve_resists_an_outlying_seed():
+    steps = np.tile([[100], [200]], 8)
+    returns = np.tile([[1.0], [2.0]], 8)
+    returns[:, 3] = -1e6
+    np.testing.assert_array_equal(learning_curve(steps, returns, num_points=2).mean, [1, 2])
+
+
+def test_learning_curve_of_all_episodes_of_each_part():
+    """Nine short episodes and a long one are ten, in whichever iterations they end."""
+    steps = [[10], [20], [30], [40], [50]]
+    returns, counts = [[2.0], [30.0], [np.nan], [5.0], [7.0]], [[9], [1], [0], [1], [3]]
+    curve = learning_curve(steps, returns, counts, num_points=2)
+    np.testing.assert_array_equal(curve.steps, [10, 50])
+    # Up to 25 (18 + 30) / 10, known at 20; up to 50 (5 + 21) / 4.
+    np.testing.assert_allclose(curve.mean, [4.8, 6.5])
+    one_each = learning_curve(steps, returns, counts, num_points=5)
+    np.testing.assert_array_equal(one_each.mean, learning_curve(steps, returns, num_points=5).mean)
+
+
+def test_learning_curve_without_returns():
+    steps = [[10, 10], [20, 20]]
+    curve = learning_curve(steps, np.full((2, 2), np.nan), num_points=3)
+    np.testing.assert_array_equal(curve.steps, [10, 15, 20])
+    assert np.isnan([curve.mean, curve.low, curve.high]).all()
+    one_silent = learning_curve(steps, [[np.nan, 1.0], [np.nan, 3.0]], num_points=3)
+    np.testing.assert_array_equal(one_silent.mean, [1, 2, 3])
+
+
+def test_learning_curve_ends_at_a_budget_below_the_last_step():
+    curve = learning_curve([[10], [30]], [[0.0], [20.0]], num_points=3, total_steps=20)
+    np.testing.assert_array_equal(curve.steps, [10, 15, 20])
+    np.testing.assert_array_equal(curve.mean, [0, 5, 10])
+
+
+@pytest.mark.parametrize(
+    ("steps", "returns", "options", "message"),
+    [
+        (np.zeros((0, 2)), np.zeros((0, 2)), {}, "not empty"),
+        ([1, 2], [1.0, 2.0], {}, "num_iterations, num_seeds"),
+        ([[1], [2]], [[1.0]], {}, "num_iterations, num_seeds"),
+        ([[2], [1]], [[1.0], [1.0]], {}, "cumulative"),
+        ([[0], [0]], [[1.0], [1.0]], {}, "no seed made"),
+        ([[1]], [[1.0]], {"num_points": 0}, "at least 1"),
+        ([[1]], [[1.0]], {"total_steps": 0}, "at least 1"),
+        ([[1]], [[1.0]], {"counts": [1.0]}, "counts must be"),
+    ],
+)
+def test_learning_curve_errors(steps, returns, options, message):
+    with pytest.raises(ValueError, match=message):
+        learning_curve(steps, returns, **options)
+
+
+def test_steps_to_reach_by_hand():
+    steps = [[10, 10, 10], [20, 25, 20], [30, 40, 20], [40, 60, 20]]
+    returns = [[1.0, 5.0, 1.0], [3.0, np.nan, 2.0], [5.0, 1.0, 9.0], [7.0, 7.0, 9.0]]
+    # Seed 2 stops after 20 steps: its 9s are padding.
+    np.testing.assert_array_equal(steps_to_reach(steps, returns, 4.0), [30, 10, np.inf])
+    np.testing.assert_array_equal(steps_to_reach(steps, returns, 4.0, window=2), [30, 60, np.inf])
+    np.testing.assert_array_equal(steps_to_reach(steps, returns, 4.0, window=3), [40, 60, np.inf])
+    np.testing.assert_array_equal(steps_to_reach(steps, returns, 0.0, window=4), [40, np.inf, np.inf])
+
+
+def test_steps_to_reach_without_returns_is_never():
+    np.testing.assert_array_equal(steps_to_reach([[5, 5]], [[np.nan, 0.0]], 0.0), [np.inf, 5])
+
+
+def test_steps_to_reach_errors():
+    with pytest.raises(ValueError, match="window"):
+        steps_to_reach([[1]], [[1.0]], 0.0, window=0)
+    with pytest.raises(ValueError, match="not empty"):
+        steps_to_reach(np.zeros((0, 1)), np.zeros((0, 1)), 0.0)
+
+
+# --- comparisons -----------------------------------------------------------------------------------------------------
+
+
+def test_probability_of_improvement_by_hand():
+    assert probability_of_improvement([1.0, 3.0], [2.0, 3.0])[0] == (0 + 0 + 1 + 0.5) / 4
+    assert probability_of_improvement([5.0, 6.0, 7.0], [1.0, 2.0]) == (1.0, 1.0, 1.0)
+    assert probability_of_improvement([2.0, 2.0], [2.0]) == (0.5, 0.5, 0.5)
+    assert np.isnan(probability_of_improvement([1.0, np.nan], [2.0])).all()
+    with pytest.raises(ValueError, match="needs runs of both"):
+        probability_of_improvement([], [1.0])
+
+
+def test_probability_of_improvement_has_the_interval_of_redrawn_runs():
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(0.7, 1, 12), generator.normal(0, 1, 9)
+    redrawn = [(generator.choice(x, x.size)[:, None] > generator.choice(y, y.size)).mean() for _ in range(4000)]
+    probability, low, high = probability_of_improvement(x, y, num_resamples=4000)
+    assert low < probability == (x[:, None] > y).mean() < high
+    np.testing.assert_allclose([low, high], np.quantile(redrawn, [0.025, 0.975]), atol=0.02)
+
+
+def test_performance_profile_by_hand():
+    share, low, high = performance_profile([1.0, 2.0, 2.0, 4.0], [0.0, 1.0, 2.0, 3.0, 4.0])
+    assert share.tolist() == [1.0, 0.75, 0.25, 0.25, 0.0]
+    assert (low <= share).all() and (share <= high).all()
+    assert low[0] == high[0] == 1.0 and low[-1] == high[-1] == 0.0 and low[2] == 0.0 and high[2] == 0.75
+    assert performance_profile([np.nan, 1.0], [0.0])[0] == 0.5
+    with pytest.raises(ValueError, match="at least one run"):
+        performance_profile([], [0.0])

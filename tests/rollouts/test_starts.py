@@ -1,0 +1,68 @@
+"""Where groups start: members from the same bits, groups apart, actions of their own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import bits, known_params, known_policy
+
+from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.rollouts.groups import reset_groups
+from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.starts import CONTINUE, FRESH, continue_episodes, fresh_groups
+
+NUM_GROUPS, GROUP_SIZE, NUM_STEPS = 6, 4, 16
+env = make_environment("CartPole-v1", {"max_steps_in_episode": NUM_STEPS})
+
+
+def fresh(key, num_groups, group_size, env_params=None):
+    params = parameters_of_groups(env, env_params, num_groups, group_size)
+    return reset_groups(known_policy, None, env, params, key, num_groups * group_size, group_size)
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    """The start of a rollout, and the rollout."""
+
+    @jax.jit
+    def play(key):
+        start = fresh(key, NUM_GROUPS, GROUP_SIZE)
+        params = known_params((0.0, 0.0), weights=jnp.zeros(4))
+        return start, unroll(known_policy, env, params, start, key, num_steps=NUM_STEPS, auto_reset=False)[1]
+
+    return play(jax.random.key(5))
+
+
+def test_members_start_bitwise_equal_and_groups_do_not(rollout):
+    start, _ = rollout
+    members = [jax.tree.map(lambda leaf, b=b: leaf[b], start) for b in range(NUM_GROUPS * GROUP_SIZE)]
+    for b, member in enumerate(members):
+        assert bits(member) == bits(members[b // GROUP_SIZE * GROUP_SIZE])
+    assert len({str(bits(member)) for member in members}) == NUM_GROUPS
+
+
+def test_a_group_starts_with_nothing_behind_it(rollout):
+    start, _ = rollout
+    for leaf in (start.episode_return, start.episode_length, start.policy_carry, start.environment.time):
+        assert leaf.shape == (NUM_GROUPS * GROUP_SIZE,) and not leaf.any()
+    assert np.array_equal(start.observation[:, 0], start.environment.x)
+
+
+def test_actions_differ_between_members(rollout):
+    _, trajectory = rollout
+    actions = trajectory.action.T.reshape(NUM_GROUPS, GROUP_SIZE, NUM_STEPS)
+    for group in actions:
+        assert len({member.tobytes() for member in np.asarray(group)}) == GROUP_SIZE
+    assert np.array_equal(trajectory.observation[0], rollout[0].observation)
+
+
+def test_groups_of_one_are_independent_resets():
+    start = fresh(jax.random.key(0), 32, 1)
+    assert len(set(start.observation[:, 0].tolist())) == 32
+
+
+def test_environments_that_continue_stay_where_they_are(rollout):
+    start, _ = rollout
+    assert continue_episodes(start, known_policy, None, env, jax.random.key(0), 24, 4) is start
+    assert (CONTINUE.auto_reset, FRESH.auto_reset) == (True, False)
+    assert (CONTINUE.begin, FRESH.begin) == (continue_episodes, fresh_groups)

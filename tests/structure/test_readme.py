@@ -1,0 +1,57 @@
+"""The README: its code runs as printed, its table of algorithms is that of the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from grpo_jax.algorithms import ALGORITHMS, GRPO, PAPERS
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_code_blocks_run(block):
+    block = block.replace("length=10", "length=1")  # one train step of the 64 runs tells as much as ten
+    exec(compile(block, "README.md", "exec"), {})
+
+
+def test_commands_name_modules_that_exist():
+    for module in re.findall(r"python -m (experiments\.\w+)", README):
+        assert (Path(__file__).parents[2] / (module.replace(".", "/") + ".py")).exists(), module
+
+
+def table() -> str:
+    """The algorithms as Markdown: name, slots in which they differ from GRPO, paper."""
+
+    def shown(value):
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            return "(" + ", ".join(shown(part) for part in value) + ")"
+        if hasattr(value, "begin"):
+            return value.begin.__name__
+        return getattr(value, "__name__", str(value))
+
+    rows = ["| algorithm | slots | paper |", "|---|---|---|"]
+    for name, algorithm in ALGORITHMS.items():
+        differing = {
+            slot: value
+            for slot, value in algorithm._asdict().items()
+            if (name == "grpo" or value != getattr(GRPO, slot)) and value not in (None, False)
+        }
+        slots = ", ".join(f"`{slot}={shown(value)}`" for slot, value in differing.items())
+        paper = f"[{PAPERS[name]}](https://arxiv.org/abs/{PAPERS[name]})"
+        rows.append(f"| `{name}` | {slots} | {paper} |")
+    return "\n".join(rows)
+
+
+def test_table_of_algorithms_is_that_of_the_code():
+    assert table() in README, "the README's table should be:\n" + table()
+
+
+def test_every_algorithm_has_a_paper():
+    assert PAPERS.keys() == ALGORITHMS.keys()
+
+
+def test_is_short():
+    assert len(README.splitlines()) <= 128

@@ -1,0 +1,380 @@
+"""Groups at any state: where they start, what they share, and which of them are learnt from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Probe, bits, counted, known_params, known_policy
+
+from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step
+from grpo_jax.algorithms import DAPO, GRPO, GRPO_RETURN_TO_GO, PPO, REMAX, SAME_STEP_GAE, with_reference
+from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.errors import ConfigError
+from grpo_jax.objectives.advantages import whiten
+from grpo_jax.objectives.slots import all_actions_advantage
+from grpo_jax.rollouts.groups import reset_groups
+from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, anchored_groups, forked
+from grpo_jax.training.experience import collect, most_varied_groups
+from grpo_jax.updates.batch import live_groups, make_batch
+
+CARTPOLE = {"environment": "CartPole-v1", "hidden_sizes": (4,), "num_epochs": 1, "num_minibatches": 1}
+ALL_ACTIONS = GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage)
+ANCHORED_GRPO = GRPO_RETURN_TO_GO._replace(start=ANCHORED)
+
+
+def playing(algorithm, **settings):
+    """A configuration, and the third of three rollouts that follow each other: where it ended, and what it saw."""
+    config = Config(algorithm=algorithm, **CARTPOLE | settings)
+
+    @jax.jit
+    def play(key):
+        state = make_init(config)(key, Hyperparams(discount=0.9))
+
+        def iteration(rollout, key):
+            keys = jax.random.split(key)
+            return collect(config, config.policy, state.params, rollout, state.hyperparams, *keys)
+
+        return jax.lax.scan(iteration, state.rollout, jax.random.split(key, 3))
+
+    end, trajectories = play(jax.random.key(3))
+    return config, end, jax.tree.map(lambda leaf: leaf[-1], trajectories)
+
+
+@pytest.fixture(scope="module")
+def anchored():
+    """Two windows of eight steps with a memory: 4 groups of 4, regrouped in mid-episode."""
+    sizes = {"num_envs": 16, "group_size": 4, "num_steps": 16, "regroup_every": 8}
+    return playing(ANCHORED_GRPO, **sizes, recurrent="gru", recurrent_size=3)
+
+
+@pytest.fixture(scope="module")
+def vine():
+    """Forks after every 5 steps, branches of 12."""
+    return playing(GRPO._replace(start=forked(5)), num_envs=16, group_size=4, num_steps=12)
+
+
+def members(tree, axis, group_size=4):
+    """Each leaf with its environments as [num_groups, group_size] in front."""
+    return jax.tree.map(
+        lambda leaf: np.moveaxis(np.asarray(leaf), axis, 0).reshape(-1, group_size, *np.delete(leaf.shape, axis)), tree
+    )
+
+
+@pytest.mark.parametrize("kind", ["anchored", "vine"])
+def test_members_start_bitwise_equal_in_mid_episode(kind, request):
+    config, _, trajectory = request.getfixturevalue(kind)
+    assert trajectory.reward.shape == (config.window_steps, config.num_windows * 16)
+    first = jax.tree.map(lambda leaf: leaf[0], (trajectory.observation, trajectory.episode_length, trajectory.carry))
+    for leaf in jax.tree.leaves(members(first, axis=0)):
+        assert np.array_equal(leaf, np.broadcast_to(leaf[:, :1], leaf.shape))
+    assert (trajectory.episode_length[0] > 1).any(), "in the middle of an episode"
+    assert len(np.unique(trajectory.observation[0], axis=0)) == config.num_windows * 4
+    actions = members(trajectory.action, axis=1)
+    assert all(len({member.tobytes() for member in group}) > 1 for group in actions)
+
+
+def test_a_memory_is_that_of_the_member_whose_place_is_taken(anchored):
+    _, _, trajectory = anchored
+    (carry,) = jax.tree.leaves(trajectory.carry)
+    mid_episode = np.asarray(trajectory.episode_length[0] > 1)
+    assert (np.abs(carry[0]).sum(-1) > 0).tolist() == mid_episode.tolist()
+
+
+def test_windows_follow_each_other(anchored):
+    """The second window of a group begins where the first one of a member ended."""
+    config, end, trajectory = anchored
+    first, second = (jax.tree.map(lambda leaf, w=w: leaf[:, 16 * w : 16 * w + 16], trajectory) for w in (0, 1))
+    last = members(np.where(first.ended[-1], 0, first.episode_length[-1]), axis=0)
+    begun = members(second.episode_length[0] - 1, axis=0)[:, 0]
+    assert all(age in ages for age, ages in zip(begun, last, strict=True))
+    assert np.array_equal(end.episode_length, np.where(second.ended[-1], 0, second.episode_length[-1]))
+
+
+def test_anchors_are_drawn_uniformly_and_whole():
+    """The place of each member is taken equally often: the marginal distribution of states is that of going on."""
+    env = make_environment("CartPole-v1")
+    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 12, 1), jax.random.key(0), 12, 1)
+    state = state._replace(episode_length=jnp.arange(12), discounted_return=jnp.arange(12.0))
+    draw = jax.jit(jax.vmap(lambda key: anchored_groups(state, known_policy, None, env, key, 12, 4)))
+    taken = draw(jax.random.split(jax.random.key(1), 4000))
+    ages = np.asarray(taken.episode_length).reshape(4000, 3, 4)
+    assert np.array_equal(ages, np.broadcast_to(ages[..., :1], ages.shape))
+    assert np.array_equal(taken.discounted_return, taken.episode_length)
+    assert np.array_equal(taken.observation, state.observation[taken.episode_length])
+    counts = np.stack([np.bincount(ages[:, g, 0] - 4 * g, minlength=4) for g in range(3)])
+    assert ((counts - 1000) ** 2 / 1000).sum() < 27.9, "chi-square of 9 degrees of freedom, p = 0.001"
+
+
+def test_anchored_starts_have_the_distribution_of_going_on():
+    """Ages at which rollouts begin, of many short episodes, by a two-sample chi-square test."""
+    limits = {"max_steps_in_episode": 6, "lifetime": 5}
+    counts = []
+    for start in (CONTINUE, ANCHORED):
+        # A window of 3 steps in episodes of 5: the first step is at any of 5 ages, in turn.
+        def ages(key, start=start):
+            env = make_environment(Probe(), limits)
+            state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 8, 1), key, 8, 1)
+            shift = jax.random.randint(key, (8,), 0, 5)
+            state = state._replace(
+                environment=state.environment.replace(time=shift), episode_length=shift, policy_carry=shift
+            )
+
+            def window(state, key):
+                begun = start.begin(state, known_policy, None, env, key, 8, 4)
+                params = known_params((0.0, 0.0))
+                end, _ = unroll(known_policy, env, params, begun, key, num_steps=3, auto_reset=True)
+                return end, begun.episode_length[::4]
+
+            return jax.lax.scan(window, state, jax.random.split(key, 4))[1][-1]
+
+        drawn = jax.jit(jax.vmap(ages))(jax.random.split(jax.random.key(7), 1500))
+        counts.append(np.bincount(np.asarray(drawn).ravel(), minlength=5))
+    a, b = counts
+    assert ((a - b) ** 2 / (a + b)).sum() < 18.5, "4 degrees of freedom, p = 0.001"
+
+
+def test_forks_count_their_lead_and_the_trunk_goes_on_from_the_fork(vine):
+    config, end, trajectory = vine
+    assert config.steps_per_iteration == 16 * 12 + 4 * 5
+    assert np.array_equal(end.episode_length + 1, trajectory.episode_length[0])
+    assert np.array_equal(end.observation, trajectory.observation[0])
+    alive = np.cumprod(~np.asarray(trajectory.ended), axis=0)
+    assert np.array_equal(trajectory.valid[1:], alive[:-1]), "branches end with their episode"
+
+
+def test_the_trunk_moves_by_the_lead():
+    start = forked(3)
+    env = make_environment(Probe(), {"max_steps_in_episode": 50})
+    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 4, 1), jax.random.key(0), 4, 1)
+    begun = start.begin(state, known_policy, known_params((0.0, 0.0)), env, jax.random.key(1), 4, 2, discount=0.5)
+    assert begun.episode_length.tolist() == [3] * 4
+    assert begun.discounted_return.tolist() == [1.75] * 4
+    assert np.array_equal(begun.observation[:, 1], state.observation[jnp.array([0, 0, 2, 2]), 1])
+
+
+@pytest.mark.parametrize("trunk_steps", [0, -1, 2.5])
+def test_a_fork_without_a_lead_is_an_error(trunk_steps):
+    with pytest.raises(ConfigError, match="for ever"):
+        forked(trunk_steps)
+
+
+# --- actions at one state --------------------------------------------------------------------------------------------
+
+
+def test_a_group_of_actions_has_the_gradient_of_their_expectation():
+    """On a bandit of known returns: sum_a pi(a) (Q(a) - V) grad log pi(a) = grad sum_a pi(a) Q(a)."""
+    algorithm = GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage, penalties=())
+    settings = CARTPOLE | {"environment": Probe(), "env_params": {"bonus": 3.0, "max_steps_in_episode": 2}}
+    config = Config(algorithm=algorithm, num_envs=8, group_size=2, num_steps=2, **settings)
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(discount=0.0))
+    params = known_params((0.3, -0.4))
+    _, trajectory = collect(
+        config, known_policy, params, state.rollout._replace(policy_carry=state.rollout.episode_length),
+        state.hyperparams, *jax.random.split(jax.random.key(1)),
+    )  # fmt: skip
+    assert trajectory.action[0].tolist() == [0, 1] * 4
+    batch = make_batch(algorithm, known_policy, params, trajectory, None, state.hyperparams, 2)
+    weight, advantage = np.asarray(batch.weight), np.asarray(batch.advantage)
+    logits = np.array([0.3, -0.4])
+    probability = np.exp(logits) / np.exp(logits).sum()
+    value = probability @ np.array([1.0, 4.0])
+    score = np.eye(2) - probability  # grad log pi(a) over the logits
+    ours = (weight * advantage).reshape(2, 8)[0] @ score[np.asarray(trajectory.action[0])]
+    np.testing.assert_allclose(ours, probability * (np.array([1.0, 4.0]) - value), rtol=1e-5)
+
+
+# --- common random numbers -------------------------------------------------------------------------------------------
+
+
+def test_members_can_share_all_randomness_but_that_of_their_actions():
+    env = make_environment("FrozenLake-misc")
+    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 64, 1), jax.random.key(0), 64, 64)
+    always = known_params((30.0, 0.0), weights=jnp.zeros(env.observation.shape[0]))
+
+    def ends(num_sharing):
+        _, trajectory = unroll(
+            known_policy, env, always, state, jax.random.key(2), num_steps=6, auto_reset=True, num_sharing=num_sharing
+        )
+        return {np.asarray(trajectory.observation[:, b]).tobytes() for b in range(64)}
+
+    assert len(ends(1)) > 4, "the ice is slippery"
+    assert len(ends(64)) == 1, "the same actions on the same ice"
+    assert 2 <= len(ends(8)) <= 8
+
+
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+def test_members_share_the_starts_of_all_their_episodes_under_any_generator(generator):
+    env = make_environment(Probe(), {"max_steps_in_episode": 2})
+    keys = jax.random.split(jax.random.key(0, impl=generator))
+    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 2, 4), keys[0], 8, 4)
+    _, trajectory = unroll(
+        known_policy, env, known_params((0.0, 0.0)), state, keys[1], num_steps=60, auto_reset=True, num_sharing=4
+    )
+    marks = trajectory.observation[::2, :, 1].reshape(30, 2, 4)
+    assert (marks == marks[:, :, :1]).all() and len(np.unique(marks)) == 60
+
+
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+def test_rows_start_where_they_would_alone_under_any_generator(generator):
+    config = Config(environment=Probe(), num_envs=8, group_size=4, num_minibatches=1, hidden_sizes=(2,))
+    keys = jax.random.split(jax.random.key(0, impl=generator), 3)
+    init = make_init(config)
+    together = jax.jit(jax.vmap(lambda key: init(key, Hyperparams()).rollout.observation))(keys)
+    for key, observation in zip(keys, together, strict=True):
+        assert np.array_equal(jax.jit(init)(key, Hyperparams()).rollout.observation, observation)
+
+
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+def test_evaluation_needs_no_jit_under_any_generator(generator):
+    config = Config(environment=Probe(), num_envs=8, group_size=4, num_minibatches=1, hidden_sizes=(2,))
+    keys = jax.random.split(jax.random.key(0, impl=generator))
+    state = make_init(config)(keys[0], Hyperparams())
+    assert evaluate(config, state, keys[1], num_episodes=4).returns.tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+def test_environments_may_keep_their_keys(make_key, generator):
+    """Resets and steps agree in what a key is, so that a state may hold those of either."""
+    config = Config(
+        environment=KeepsKeys(), algorithm="ppo", num_envs=4, num_steps=4, hidden_sizes=(2,), num_minibatches=1
+    )
+    with jax.default_prng_impl(generator):
+        state = make_init(config)(make_key(0), Hyperparams())
+        state, metrics = make_train_step(config)(state)
+    assert metrics["episode/count"] == 4
+    kept = jax.tree.leaves(state.rollout.environment.mark)
+    assert [str(jax.random.key_impl(key)) for key in kept] == ["threefry2x32"] * 2
+    assert all(len({key.tobytes() for key in np.asarray(jax.random.key_data(keys))}) == 4 for keys in kept)
+
+
+class KeepsKeys(Probe):
+    """In its state the keys of the reset and of the last step."""
+
+    def reset_env(self, key, params):
+        observation, state = super().reset_env(key, params)
+        return observation, state.replace(mark=(key, key))
+
+    def step_env(self, key, state, action, params):
+        of_reset, _ = state.mark
+        state = state.replace(mark=(of_reset, key), time=state.time + 1)
+        return self.get_obs(state), state, 1.0, False, {}
+
+    def get_obs(self, state, params=None, key=None):
+        return jnp.ones(1)
+
+
+def test_a_baseline_sees_one_window_at_a_time(anchored):
+    """What is paid in the second window moves no value of the first, not even of another environment."""
+    _, _, trajectory = anchored
+    algorithm = SAME_STEP_GAE._replace(baseline=mean_of_others)
+
+    def advantages(trajectory):
+        return make_batch(algorithm, known_policy, None, trajectory, None, Hyperparams(), 4, num_windows=2).advantage
+
+    trajectory = trajectory._replace(final_observation=trajectory.observation[:1], carry=())
+    before = advantages(trajectory).reshape(8, 2, 16)
+    after = advantages(trajectory._replace(reward=trajectory.reward.at[:, 16:].add(5.0))).reshape(8, 2, 16)
+    assert np.array_equal(before[:, 0], after[:, 0]) and not np.allclose(before[:, 1], after[:, 1])
+
+
+def mean_of_others(trajectory, policy, params, hyperparams, group_size):
+    """Of all environments that it is shown."""
+    value = jnp.full(trajectory.reward.shape, jnp.mean(trajectory.reward))
+    return value, value[:1]
+
+
+# --- which groups are learnt from ------------------------------------------------------------------------------------
+
+
+def test_groups_are_kept_by_how_much_their_members_differ():
+    _, _, trajectory = playing(GRPO, num_envs=16, group_size=4, env_params={"max_steps_in_episode": 20})
+    scores = jnp.zeros((20, 16)).at[0].set(jnp.array([5.0] * 4 + [0, 0, 0, 9] + [1, 0, 1, 0] + [0, 4, 0, 4]))
+    kept = most_varied_groups(trajectory._replace(reward=scores, valid=jnp.ones_like(scores, bool)), 4, 2)
+    assert kept.reward[0].tolist() == [0, 0, 0, 9, 0, 4, 0, 4]
+    assert np.array_equal(kept.observation, trajectory.observation[:, np.r_[4:8, 12:16]])
+    lost = scores.at[0, 5].set(jnp.nan).at[0, :4].set(3e5 + 1 / 3)
+    kept = most_varied_groups(trajectory._replace(reward=lost, valid=jnp.ones_like(scores, bool)), 4, 2)
+    assert kept.reward[0].tolist() == [0, 4, 0, 4, 1, 0, 1, 0], "neither what is not finite nor what is all the same"
+
+
+def test_dynamic_sampling_counts_all_steps_and_learns_from_some():
+    fields = {"num_envs": 32, "group_size": 4, "num_kept_groups": 3, "num_minibatches": 3, "num_steps": 20}
+    config = Config(algorithm=DAPO._replace(start=forked(5)), **CARTPOLE | fields)
+    state, metrics = jax.jit(make_train_step(config))(jax.jit(make_init(config))(jax.random.key(0), Hyperparams()))
+    assert config.num_training_steps == 3 * 4 * 20 < config.steps_per_iteration == 32 * 20 + 8 * 5
+    played = 20 * (32 - metrics["episode/count"]) + metrics["episode/count"] * metrics["episode/length_mean"]
+    # Episodes have the steps of their trunk, too.
+    np.testing.assert_allclose(metrics["environment/steps"], played - 5 * metrics["episode/count"] + 8 * 5)
+    assert np.isfinite(metrics["loss/policy"]) and metrics["environment/steps"] > 3 * 4 * 20
+    assert counted(state.steps, config.steps_per_iteration) == metrics["environment/steps"]
+
+
+def test_live_groups_have_an_advantage_somewhere():
+    advantage = jnp.zeros((3, 6)).at[1, 2].set(1.0).at[2, 5].set(1.0)
+    mask = jnp.ones((3, 6), bool).at[2, 5].set(False)
+    assert live_groups(advantage, mask, 2).tolist() == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("live_groups_only", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_without_a_live_group_the_parameters_stay_bitwise(live_groups_only):
+    """The reference pulls at every group otherwise, and Adam's momentum at every update."""
+    algorithm = with_reference(GRPO)._replace(live_groups_only=live_groups_only)
+    settings = CARTPOLE | {"environment": Probe()}
+    config = Config(algorithm=algorithm, num_envs=8, group_size=4, **settings)
+    step = jax.jit(make_train_step(config))
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(kl_coef=1.0))
+    moved = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
+    momentum = jax.tree.map(
+        lambda leaf: leaf + 0.1 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, state.optimizer
+    )
+    after, metrics = step(state.replace(params=moved, optimizer=momentum))
+    assert metrics["group/zero_variance_fraction"] == 1
+    assert (bits(after.params) == bits(moved)) is live_groups_only
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["kernel_gae", GRPO._replace(start=forked(3))], ids=["anchored", "forked"])
+def test_a_row_of_a_vmapped_run_is_the_single_run(algorithm):
+    regrouped = {"regroup_every": 8} if algorithm == "kernel_gae" else {"num_kept_groups": 1}
+    config = Config(algorithm=algorithm, num_envs=8, group_size=4, num_steps=16, **CARTPOLE | regrouped)
+    train_step, init = make_train_step(config), make_init(config)
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    def five(key):
+        return jax.lax.scan(lambda state, _: train_step(state), init(key, Hyperparams()), length=5)
+
+    together = jax.jit(jax.vmap(five))(keys)
+    alone = jax.jit(five)
+    for row, key in enumerate(keys):
+        end, metrics = alone(key)
+        of_row, metrics_of_row = jax.tree.map(lambda leaf, row=row: leaf[row], together)
+        assert bits(of_row.rollout.environment.time) == bits(end.rollout.environment.time)
+        for one, other in ((metrics, metrics_of_row), (end.params, of_row.params)):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5), one, other)
+
+
+# --- what cannot be --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"algorithm": "grpo", "regroup_every": 100}, "anchored groups"),
+        ({"algorithm": PPO, "regroup_every": 32}, "anchored groups"),
+        ({"algorithm": ANCHORED_GRPO, "num_steps": 100, "regroup_every": 32}, "num_steps=96"),
+        ({"algorithm": "grpo", "num_kept_groups": 9}, "at most 8"),
+        ({"algorithm": "ppo", "num_kept_groups": 4}, "2 members or more"),
+        ({"algorithm": "ppo", "common_random_numbers": True}, "common_random_numbers is for groups"),
+        ({"algorithm": ALL_ACTIONS}, "use group_size=2"),
+        ({"algorithm": ALL_ACTIONS, "environment": "Pendulum-v1"}, "Discrete actions"),
+        ({"algorithm": PPO._replace(live_groups_only=True)}, "live_groups_only is for groups"),
+        ({"algorithm": REMAX._replace(start=ANCHORED)}, "whole episodes"),
+        ({"algorithm": ALL_ACTIONS._replace(normalize=whiten), "group_size": 2}, "normalize means nothing"),
+        ({"algorithm": GRPO._replace(start=forked(2)), "environment": "tokens:sort-3"}, "transformer"),
+    ],
+)
+def test_what_does_not_go_together_is_an_error(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Config(**{"num_envs": 128} | settings)

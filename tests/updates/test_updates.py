@@ -1,0 +1,167 @@
+"""From trajectories to parameters: what is masked or not finite leaves no trace, and every sample is used."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from probes import FOREVER, Probe, bits, known_params, known_policy, standing
+
+from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
+from grpo_jax.environments import make_environment
+from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.epochs import Learner, learning_rate, make_optimizer, update_epochs
+
+probe = make_environment(Probe(), {"bonus": 0.5, "max_steps_in_episode": 4})
+LIFETIMES = [1, FOREVER, 2, 3, 2, 1, FOREVER, FOREVER]
+GROUP_SIZE = 4
+HYPERPARAMS = Hyperparams(learning_rate=0.05, entropy_coef=0.01)
+PARAMS = known_params((0.2, 0.0))
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    """Eight one-episode members in a window of eight steps: at least half of it is masked."""
+    state = standing(probe, known_policy, jax.random.key(0), ages=[0] * 8, lifetimes=LIFETIMES)
+    return unroll(known_policy, probe, PARAMS, state, jax.random.key(1), num_steps=8, auto_reset=False)[1]
+
+
+def batch_of(rollout, algorithm):
+    return make_batch(algorithm, known_policy, PARAMS, rollout, None, HYPERPARAMS, GROUP_SIZE)
+
+
+@functools.partial(jax.jit, static_argnames=("algorithm", "num_minibatches", "num_microbatches"))
+def learn(rollout, key, algorithm=GRPO, num_minibatches=4, num_microbatches=2, scale=None):
+    """Two epochs; `scale` multiplies the advantages."""
+    optimizer = make_optimizer(HYPERPARAMS, jnp.zeros(()))
+    batch = batch_of(rollout, algorithm)
+    if scale is not None:
+        batch = batch._replace(advantage=batch.advantage * scale.reshape(1, -1))
+    return update_epochs(
+        algorithm,
+        known_policy,
+        optimizer,
+        Learner(PARAMS, optimizer.init(PARAMS)),
+        batch,
+        HYPERPARAMS,
+        key,
+        num_epochs=2,
+        num_minibatches=num_minibatches,
+        num_microbatches=num_microbatches,
+    )
+
+
+def test_what_is_masked_leaves_no_trace(rollout):
+    def poison(leaf):
+        mask = rollout.valid.reshape(rollout.valid.shape + (1,) * (leaf.ndim - 2))
+        garbage = 1 - leaf if leaf.dtype == rollout.action.dtype else 3.7 * leaf + 41.0
+        return jnp.where(mask, leaf, garbage.astype(leaf.dtype))
+
+    fields = ("observation", "action", "reward", "log_prob", "distribution", "value", "next_value")
+    poisoned = rollout._replace(**{name: poison(getattr(rollout, name)) for name in fields})
+    assert (~rollout.valid).mean() > 0.5
+    assert all(bits(getattr(poisoned, name)) != bits(getattr(rollout, name)) for name in fields)
+    for seed in range(3):
+        clean, spoilt = (learn(r, jax.random.key(seed)) for r in (rollout, poisoned))
+        assert bits(clean) == bits(spoilt)
+        assert bits(clean[0].params) != bits(PARAMS)
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_counted(rollout):
+    scale = jnp.ones((8, 8)).at[0, 1].set(jnp.nan)
+    learner, metrics = learn(rollout, jax.random.key(0), scale=scale)
+    # The NaN is in one of the four minibatches of each of the two epochs.
+    assert metrics["optim/skipped_updates"] == 2
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((learner, metrics)))
+    assert learner.optimizer[1].count == 6
+    assert bits(learner.params) != bits(PARAMS)
+    assert learn(rollout, jax.random.key(0), scale=jnp.ones((8, 8)))[1]["optim/skipped_updates"] == 0
+
+
+def test_updates_that_are_all_skipped_change_nothing_and_have_no_metrics(rollout):
+    learner, metrics = learn(rollout, jax.random.key(0), scale=jnp.full((8, 8), jnp.nan))
+    assert metrics.pop("optim/skipped_updates") == 8
+    assert metrics.pop("policy/ratio_max") == 0
+    assert bits(learner.params) == bits(PARAMS)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(learner.optimizer))
+    assert all(jnp.isnan(value) for value in metrics.values())
+
+
+def test_infinite_advantages_are_skipped_too(rollout):
+    scale = jnp.ones((8, 8)).at[0, 1].set(jnp.inf)
+    learner, metrics = learn(rollout, jax.random.key(0), scale=scale)
+    assert metrics["optim/skipped_updates"] == 2
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(learner))
+
+
+def test_an_epoch_uses_every_valid_sample_once(rollout):
+    """With plain descent on a loss that is linear in the bias, the order of the samples cannot matter to it."""
+    seen = GRPO._replace(
+        surrogate=lambda log_ratio, advantage, hyperparams: 0.0 * log_ratio,
+        penalties=(),
+        critic=lambda values, batch, hyperparams: values * 2.0 ** (batch.observation[..., 0]),
+        reduce=lambda mask: mask.astype(float),
+    )
+    batch = batch_of(rollout, seen)
+    for seed in range(4):
+        learner, _ = update_epochs(
+            seen,
+            known_policy,
+            optax.sgd(1.0),
+            Learner(PARAMS, optax.sgd(1.0).init(PARAMS)),
+            batch,
+            HYPERPARAMS,
+            jax.random.key(seed),
+            num_epochs=1,
+            num_minibatches=4,
+            num_microbatches=1,
+        )
+        ages = np.asarray(rollout.observation[..., 0])[np.asarray(rollout.valid)]
+        # The bias has the gradient value_coef Σ 2^age over a minibatch, which stands for the batch, 4 times as large.
+        moved = PARAMS.bias - learner.params.bias
+        np.testing.assert_allclose(moved, 4 * 0.5 * np.sum(2.0**ages), rtol=1e-6)
+
+
+def test_the_order_is_the_keys(rollout):
+    one, same, other = (learn(rollout, jax.random.key(seed))[0].params for seed in (0, 0, 1))
+    assert bits(one) == bits(same) != bits(other)
+
+
+def test_the_learning_rate_is_linear_and_then_constant():
+    hyperparams = Hyperparams(learning_rate=0.4, final_learning_rate=0.1)
+    rates = [float(learning_rate(hyperparams, progress)) for progress in (0.0, 0.25, 0.5, 1.0, 1.5)]
+    np.testing.assert_allclose(rates, [0.4, 0.325, 0.25, 0.1, 0.1], rtol=1e-6)
+
+
+def test_gradients_are_clipped_before_adam():
+    gradient = {"a": jnp.array([30.0, -40.0])}
+    hyperparams = Hyperparams(learning_rate=0.1, max_grad_norm=0.5, adam_eps=0.5)
+    optimizer = make_optimizer(hyperparams, jnp.zeros(()))
+    steps, _ = optimizer.update(gradient, optimizer.init(gradient))
+    clipped = np.array([0.3, -0.4])
+    np.testing.assert_allclose(steps["a"], -0.1 * clipped / (np.abs(clipped) + 0.5), rtol=1e-5)
+
+
+# --- NaN rewards through whole train steps ---------------------------------------------------------------------------
+
+
+def test_nan_rewards_leave_the_parameters_bitwise():
+    config = Config(
+        environment=Probe(),
+        algorithm="grpo",
+        num_envs=8,
+        group_size=4,
+        num_steps=3,
+        num_epochs=2,
+        num_minibatches=2,
+        hidden_sizes=(),
+        env_params={"nan_below": 2.0},  # every mark is
+    )
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    after, metrics = jax.jit(make_train_step(config))(state)
+    assert metrics["optim/skipped_updates"] == 4
+    assert bits((after.params, after.optimizer)) == bits((state.params, state.optimizer))
+    assert metrics["environment/steps"] == 24 and after.iteration == 1
