@@ -23,13 +23,11 @@ from experiments.harness.command import command, hardware, versions
 from experiments.harness.console import make_console
 from experiments.harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
 from experiments.harness.workloads import commit
-from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init
+from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.devices.mesh import mesh_of_rows, over_rows
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import slots
-from grpo_jax.objectives.baseline_slots import kernel_baseline
-from grpo_jax.objectives.losses import mean_of_sequence_sums, mean_over_steps
+from grpo_jax.objectives import kernel_baseline, mean_of_sequence_sums, mean_over_steps
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.training.experience import collect
@@ -87,13 +85,13 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
     """All that are compared."""
     critic = functools.partial(exact_values, known=tuple(known.values.tolist()))
     with_values = PPO._replace(critic=None)
-    return_to_go = SAME_STEP_GAE._replace(advantage=slots.return_minus_value_advantage)
+    return_to_go = SAME_STEP_GAE._replace(advantage=objectives.return_minus_value_advantage)
     kernel_gae = KERNEL_GAE._replace(baseline=functools.partial(kernel_baseline, relative=False))
-    kernel = kernel_gae._replace(advantage=slots.return_minus_value_advantage)
-    vine = RLOO._replace(advantage=slots.return_to_go_advantage)
+    kernel = kernel_gae._replace(advantage=objectives.return_minus_value_advantage)
+    vine = RLOO._replace(advantage=objectives.return_to_go_advantage)
     cut = "the window cuts returns"
     num_actions = len(process.transitions[0])
-    actions = GRPO._replace(advantage=slots.all_actions_advantage)
+    actions = GRPO._replace(advantage=objectives.all_actions_advantage)
     return [
         Estimator("GRPO, fresh", of_episodes(GRPO), "divided by the group's standard deviation"),
         Estimator("Dr. GRPO, fresh", of_episodes(DR_GRPO), "shorter by 1/G: its mean contains the member itself"),
@@ -210,7 +208,7 @@ def common_noise(environment: str, seed: int) -> dict:
     for shared in (False, True):
         config = Config(
             environment=environment,
-            algorithm=of_steps(SAME_STEP_GAE._replace(advantage=slots.return_minus_value_advantage), ANCHORED),
+            algorithm=of_steps(SAME_STEP_GAE._replace(advantage=objectives.return_minus_value_advantage), ANCHORED),
             num_envs=NUM_ENVS,
             group_size=GROUP_SIZE,
             num_steps=NOISE_STEPS,

@@ -17,7 +17,7 @@ from experiments.harness.study import Study, StudyArguments
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import KERNEL_GAE
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.objectives.baseline_slots import policy_features
+from grpo_jax.objectives import policy_features
 from grpo_jax.rollouts.starts import CONTINUE
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")

@@ -17,14 +17,14 @@ from experiments.harness.runs import Plan, Run
 from experiments.harness.settings import OF_ALGORITHMS
 from experiments.harness.study import Study, StudyArguments
 from grpo_jax import GRPO, Config, Hyperparams
-from grpo_jax.objectives.slots import kl_to_behaviour, whitened_return_advantage
+from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
 from grpo_jax.recording.statistics import bootstrap_interval, iqm
 from grpo_jax.rollouts.starts import CONTINUE
 
 PUBLISHED = {"(a) single trajectory": "417.8 / 418.6", "(b) window": "417.8 / 418.6", "(d) PPO": "500"}
 """Mean return of the last ten episodes, as published (for GRPO, two figures that do not say of which recipe)."""
 
-SINGLE_TRAJECTORY = GRPO._replace(advantage=whitened_return_advantage, penalties=(kl_to_behaviour,))
+SINGLE_TRAJECTORY = GRPO._replace(advantage=whitened(returns_to_go), penalties=(kl_to_behaviour,))
 WINDOW = SINGLE_TRAJECTORY._replace(start=CONTINUE)
 
 CONFIG_FIELDS = {

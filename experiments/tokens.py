@@ -13,11 +13,10 @@ from experiments.harness.runs import Plan
 from experiments.harness.settings import REWARD_HACKING, TokenTask, settings, token_task
 from experiments.harness.study import Study, StudyArguments
 from experiments.harness.token_runs import EXACT_MATCH, Watch, as_started, plot_accuracies, show_samples, warm_started
-from grpo_jax import Config, Hyperparams
+from grpo_jax import Config, Hyperparams, objectives
 from grpo_jax.algorithms import by_name, with_reference
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, Task, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import slots
 from grpo_jax.rollouts.starts import FRESH
 
 
@@ -64,7 +63,7 @@ def make_plan(
     of_config = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
     of_hyperparams = {name: value for name, value in fields.items() if name not in of_config}
     started = by_name(algorithm)._replace(start=FRESH, **variant or {})
-    if slots.kl_to_behaviour in started.penalties or started.critic is not None:
+    if objectives.kl_to_behaviour in started.penalties or started.critic is not None:
         started = with_reference(started)
     total_steps = arguments.total_steps or preparation(arguments).total_steps
     config = Config(environment=task or f"tokens:{arguments.task}", algorithm=started, **of_config)
@@ -98,8 +97,15 @@ def reward_hacking(arguments: Arguments) -> list[Plan]:
         "accuracy alone": (task, {}),
         "format added": (added, {}),
         "format as a gate": (gate, {}),
-        "format added, no std": (added, {"advantage": slots.group_centered_advantage}),
-        "format added, decoupled": (added, {"advantage": slots.decoupled_advantage}),
+        "format added, no std": (added, {"advantage": objectives.outcome(objectives.group_centered)}),
+        "format added, decoupled": (
+            added,
+            {
+                "advantage": objectives.outcome(
+                    objectives.decoupled_normalized, objectives.reward_part_scores, objectives.reward_part_weights
+                )
+            },
+        ),
     }
     return [make_plan(arguments, label, "grpo", variant, task) for label, (task, variant) in plans.items()]
 

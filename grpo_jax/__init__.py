@@ -1,15 +1,13 @@
 """GRPO and PPO as pure functions in JAX."""
 
-from grpo_jax import algorithms
+from grpo_jax import algorithms, environments, objectives, policies, recording
 from grpo_jax.algorithms import GRPO, PPO, Algorithm, with_reference
 from grpo_jax.config.config import Config
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.evaluation.generation import generate
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives import advantages, divergences, losses, slots
-from grpo_jax.objectives.losses import grpo_loss, ppo_loss
-from grpo_jax.policies import distributions
+from grpo_jax.objectives import grpo_loss, ppo_loss
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.training.run import run
 from grpo_jax.training.train_step import make_init, make_train_step
@@ -27,20 +25,24 @@ __all__ = [
     "Config",
     "Hyperparams",
     "TrainState",
-    "advantages",
+    "__version__",
     "algorithms",
-    "distributions",
-    "divergences",
+    "environments",
     "evaluate",
     "forked",
     "generate",
     "grpo_loss",
-    "losses",
     "make_init",
     "make_mesh",
     "make_train_step",
+    "objectives",
+    "policies",
     "ppo_loss",
+    "recording",
     "run",
-    "slots",
     "with_reference",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,6 +1,6 @@
 """Algorithms as values: a tuple of pure functions, one for each decision. A variant replaces a slot.
 
-DR_GRPO = GRPO._replace(advantage=group_centered_advantage, reduce=sum_over_horizon)
+DR_GRPO = GRPO._replace(advantage=outcome(group_centered), reduce=sum_over_horizon)
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -9,10 +9,49 @@ import jax
 
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives import slots
-from grpo_jax.objectives.advantages import scale_by_rms, whiten
-from grpo_jax.objectives.baseline_slots import kernel_baseline, same_step_baseline, state_hash_baseline
-from grpo_jax.objectives.losses import mean_of_sequence_means, mean_over_steps, sum_over_horizon
+from grpo_jax.objectives import (
+    KL_PENALTIES,
+    cispo_surrogate,
+    clipped_surrogate,
+    covariance_clipped_ratio,
+    covariance_kl,
+    entropy_bonus,
+    episode_lengths,
+    episode_scores,
+    frozen_reference,
+    gae_advantage,
+    geometric_mean_ratio,
+    greedy_baseline,
+    greedy_scores,
+    group_centered,
+    group_normalized,
+    kernel_baseline,
+    kl_to_behaviour,
+    kl_to_reference,
+    leave_one_out,
+    length_weighted,
+    mean_of_sequence_means,
+    mean_over_steps,
+    outcome,
+    pass_at_k,
+    policy_gradient_surrogate,
+    process_supervised_advantage,
+    return_minus_value_advantage,
+    return_to_go_advantage,
+    returns_to_go,
+    same_step_baseline,
+    sapo_surrogate,
+    scale_by_rms,
+    sequence_ratio,
+    state_hash_baseline,
+    step_ratio,
+    sum_over_horizon,
+    tuned,
+    unclipped_surrogate,
+    value_loss,
+    whiten,
+    whitened,
+)
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
 
@@ -71,8 +110,10 @@ class Reduce(Protocol):
 class Critic(Protocol):
     """The loss of the critic's predictions."""
 
-    def __call__(self, values: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-        """`[S, N]` to `[S, N]`; targets and the behaviour critic's values are in the batch."""
+    def __call__(
+        self, values: jax.Array, targets: jax.Array, behaviour_values: jax.Array, hyperparams: Hyperparams
+    ) -> jax.Array:
+        """Each `[S, N]`, to `[S, N]`; the behaviour critic's values are those predicted during the rollout."""
 
 
 class Reference(Protocol):
@@ -97,7 +138,7 @@ class KLController(Protocol):
 
 
 class Algorithm(NamedTuple):
-    """The slots: their signatures are above, and `slots` and `baseline_slots` of `objectives` can fill them."""
+    """The slots: their signatures are above, and what can fill them is in `grpo_jax.objectives`."""
 
     start: Start  # where rollouts begin, and whether episodes follow each other
     advantage: Advantage
@@ -120,68 +161,70 @@ class Algorithm(NamedTuple):
 
 def with_reference(
     algorithm: Algorithm,
-    reference: Reference = slots.frozen_reference,
-    kl: Penalty = slots.kl_to_reference,
+    reference: Reference = frozen_reference,
+    kl: Penalty = kl_to_reference,
 ) -> Algorithm:
-    """The algorithm with a reference policy and a KL penalty to it, in place of those in `slots.KL_PENALTIES`."""
-    others = tuple(penalty for penalty in algorithm.penalties if penalty not in slots.KL_PENALTIES)
+    """The algorithm with a reference policy and a KL penalty to it, in place of those in `KL_PENALTIES`."""
+    others = tuple(penalty for penalty in algorithm.penalties if penalty not in KL_PENALTIES)
     return algorithm._replace(penalties=(kl, *others), reference=reference)
 
 
 GRPO = Algorithm(
     start=FRESH,
-    advantage=slots.group_normalized_advantage,
+    advantage=outcome(group_normalized),
     normalize=None,
-    ratio=slots.step_ratio,
-    surrogate=slots.clipped_surrogate,
-    penalties=(slots.kl_to_behaviour, slots.entropy_bonus),
+    ratio=step_ratio,
+    surrogate=tuned(clipped_surrogate, "clip_low", "clip_high"),
+    penalties=(kl_to_behaviour, entropy_bonus),
     reduce=mean_over_steps,
     critic=None,
 )
 """Group relative policy optimisation: one-episode groups, outcome supervision, a mean over all valid steps."""
 
-GRPO_PROCESS = GRPO._replace(advantage=slots.process_supervised_advantage)
-GRPO_RETURN_TO_GO = GRPO._replace(advantage=slots.return_to_go_advantage, normalize=whiten)
-DR_GRPO = GRPO._replace(advantage=slots.group_centered_advantage, reduce=sum_over_horizon)
-RLOO = GRPO._replace(advantage=slots.leave_one_out_advantage)
-REINFORCE_PLUS_PLUS = GRPO._replace(advantage=slots.whitened_return_advantage)
-REINFORCE_PLUS_PLUS_BASELINE = GRPO._replace(advantage=slots.whitened_score_advantage)
-REMAX = GRPO._replace(advantage=slots.greedy_baseline_advantage, greedy_member=True)
-OPO = GRPO._replace(advantage=slots.length_weighted_advantage)
-PASS_AT_K = GRPO._replace(advantage=slots.pass_at_k_advantage)
-GPG = GRPO._replace(advantage=slots.group_centered_advantage, surrogate=slots.policy_gradient_surrogate)
-DAPO = GRPO._replace(penalties=(slots.entropy_bonus,), live_groups_only=True)
-GSPO = GRPO._replace(ratio=slots.sequence_ratio, reduce=mean_of_sequence_means, whole_sequences=True)
+GRPO_PROCESS = GRPO._replace(advantage=process_supervised_advantage)
+GRPO_RETURN_TO_GO = GRPO._replace(advantage=return_to_go_advantage, normalize=whiten)
+DR_GRPO = GRPO._replace(advantage=outcome(group_centered), reduce=sum_over_horizon)
+RLOO = GRPO._replace(advantage=outcome(leave_one_out))
+REINFORCE_PLUS_PLUS = GRPO._replace(advantage=whitened(returns_to_go))
+REINFORCE_PLUS_PLUS_BASELINE = GRPO._replace(advantage=whitened(outcome(group_centered)))
+REMAX = GRPO._replace(advantage=outcome(greedy_baseline, episode_scores, greedy_scores), greedy_member=True)
+OPO = GRPO._replace(advantage=outcome(length_weighted, episode_scores, episode_lengths))
+PASS_AT_K = GRPO._replace(advantage=outcome(pass_at_k))
+GPG = GRPO._replace(advantage=outcome(group_centered), surrogate=tuned(policy_gradient_surrogate))
+DAPO = GRPO._replace(penalties=(entropy_bonus,), live_groups_only=True)
+GSPO = GRPO._replace(ratio=sequence_ratio, reduce=mean_of_sequence_means, whole_sequences=True)
 GMPO = GRPO._replace(
-    ratio=slots.geometric_mean_ratio,
-    surrogate=slots.unclipped_surrogate,
+    ratio=geometric_mean_ratio,
+    surrogate=tuned(unclipped_surrogate),
     reduce=mean_of_sequence_means,
     whole_sequences=True,
 )
-CISPO = GRPO._replace(surrogate=slots.cispo_surrogate)
-SAPO = GRPO._replace(surrogate=slots.sapo_surrogate)
-CLIP_COV = GRPO._replace(ratio=slots.covariance_clipped_ratio, whole_minibatches=True)
+CISPO = GRPO._replace(surrogate=tuned(cispo_surrogate, "clip_low", "clip_high"))
+SAPO = GRPO._replace(
+    surrogate=tuned(sapo_surrogate, tau_positive="sapo_tau_positive", tau_negative="sapo_tau_negative")
+)
+CLIP_COV = GRPO._replace(ratio=covariance_clipped_ratio, whole_minibatches=True)
 KL_COV = GRPO._replace(
-    surrogate=slots.unclipped_surrogate,
-    penalties=(slots.covariance_kl, slots.entropy_bonus),
+    surrogate=tuned(unclipped_surrogate),
+    penalties=(covariance_kl, entropy_bonus),
     whole_minibatches=True,
 )
 
 PPO = GRPO._replace(
     start=CONTINUE,
-    advantage=slots.gae_advantage,
+    advantage=gae_advantage,
     normalize=whiten,
-    penalties=(slots.entropy_bonus,),
-    critic=slots.clipped_value_loss,
+    penalties=(entropy_bonus,),
+    critic=tuned(value_loss, clip="value_clip"),
 )
 """Proximal policy optimisation with GAE and a clipped critic."""
 
 KERNEL_GAE = PPO._replace(start=ANCHORED, critic=None, baseline=kernel_baseline, normalize=scale_by_rms)
 """PPO without a critic: values of states are returns of similar ones in other environments."""
 SAME_STEP_GAE = KERNEL_GAE._replace(baseline=same_step_baseline)
-SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=slots.plain_value_loss)
+SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=tuned(value_loss))
 """The critic bootstraps where the window ends, and nowhere else."""
-STATE_HASH = KERNEL_GAE._replace(advantage=slots.return_minus_value_advantage, baseline=state_hash_baseline)
+STATE_HASH = KERNEL_GAE._replace(advantage=return_minus_value_advantage, baseline=state_hash_baseline)
 
 _TABLE = {
     "grpo": (GRPO, "2402.03300"),

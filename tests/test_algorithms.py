@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from probes import Echo, bits, known_params, known_policy
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, grpo_loss, make_init, make_train_step, ppo_loss
+from grpo_jax import GRPO, PPO, Config, Hyperparams, grpo_loss, make_init, make_train_step, objectives, ppo_loss
 from grpo_jax.algorithms import ALGORITHMS, GRPO_RETURN_TO_GO, name_of, with_reference
-from grpo_jax.objectives import advantages, losses
-from grpo_jax.objectives.slots import (
+from grpo_jax.objectives import (
     averaged_reference,
     exact_kl_to_reference,
     frozen_reference,
@@ -92,7 +91,7 @@ def test_grpo_with_a_reference_composes_to_grpo_loss():
     algorithm = algorithm._replace(penalties=(kl_to_reference,), **WHOLE)
     batch, total, metrics, gradient = composed(algorithm, rollout)
     scores = rollout.reward.sum(0).reshape(-1, GROUP_SIZE)
-    advantage = jnp.broadcast_to(advantages.group_normalized(scores).reshape(-1), rollout.valid.shape)
+    advantage = jnp.broadcast_to(objectives.group_normalized(scores).reshape(-1), rollout.valid.shape)
     whole_loss = functools.partial(
         grpo_loss,
         behaviour_log_prob=rollout.log_prob,
@@ -110,7 +109,7 @@ def test_grpo_with_a_reference_composes_to_grpo_loss():
 def test_ppo_composes_to_ppo_loss():
     rollout = trajectory()
     _, total, metrics, gradient = composed(PPO._replace(**WHOLE), rollout)
-    advantage = advantages.gae(
+    advantage = objectives.gae(
         rollout.reward,
         rollout.value,
         rollout.next_value,
@@ -125,7 +124,7 @@ def test_ppo_composes_to_ppo_loss():
         return ppo_loss(
             log_probs(params, rollout),
             rollout.log_prob,
-            advantages.whiten(advantage, rollout.valid),
+            objectives.whiten(advantage, rollout.valid),
             values,
             rollout.value,
             advantage + rollout.value,
@@ -143,14 +142,14 @@ def test_ppo_composes_to_ppo_loss():
 
 def test_penalties_weigh_exact_divergences_and_entropy():
     rollout = trajectory()
-    family, weights = known_policy.distribution, losses.mean_over_steps(rollout.valid)
+    family, weights = known_policy.distribution, objectives.mean_over_steps(rollout.valid)
     policy, reference = (
         known_policy.sequence(p, rollout.observation, rollout.carry, rollout.is_first)[0] for p in (PARAMS, REFERENCE)
     )
-    entropy = losses.weighted_sum(family.entropy(policy), weights)
+    entropy = objectives.weighted_sum(family.entropy(policy), weights)
     costs = {
-        GRPO: losses.weighted_sum(family.kl(rollout.distribution, policy), weights),
-        with_reference(GRPO, frozen_reference, exact_kl_to_reference): losses.weighted_sum(
+        GRPO: objectives.weighted_sum(family.kl(rollout.distribution, policy), weights),
+        with_reference(GRPO, frozen_reference, exact_kl_to_reference): objectives.weighted_sum(
             family.kl(policy, reference), weights
         ),
     }

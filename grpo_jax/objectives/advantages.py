@@ -15,7 +15,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.whitening import centred, std
 from grpo_jax.precision import at_least_float32
+from grpo_jax.types import Trajectory
 
 
 def group_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> jax.Array:
@@ -35,8 +38,8 @@ def group_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> 
       `[num_groups, group_size]`; exactly 0 for a group of equal scores.
     """
     _check_groups(scores.shape[-1], "group_normalized")
-    centred = _centred(scores)
-    return centred / (_std(centred, ddof=ddof) + eps)
+    deviations = centred(scores)
+    return deviations / (std(deviations, ddof=ddof) + eps)
 
 
 def group_centered(scores: jax.Array) -> jax.Array:
@@ -54,7 +57,7 @@ def group_centered(scores: jax.Array) -> jax.Array:
       `[num_groups, group_size]`, in the units of the scores; exactly 0 for a group of equal scores.
     """
     _check_groups(scores.shape[-1], "group_centered")
-    return _centred(scores)
+    return centred(scores)
 
 
 def leave_one_out(scores: jax.Array) -> jax.Array:
@@ -72,7 +75,7 @@ def leave_one_out(scores: jax.Array) -> jax.Array:
     """
     group_size = scores.shape[-1]
     _check_groups(group_size, "leave_one_out")
-    return _centred(scores) * (group_size / (group_size - 1))
+    return centred(scores) * (group_size / (group_size - 1))
 
 
 def batch_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> jax.Array:
@@ -91,48 +94,7 @@ def batch_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> 
       `[num_groups, group_size]`; exactly 0 for a group of equal scores. One NaN makes the whole batch NaN.
     """
     _check_groups(scores.shape[-1], "batch_normalized")
-    return _centred(scores) / (_std(_centred(scores, axis=None), axis=None, ddof=ddof) + eps)
-
-
-def reinforce_plus_plus(returns: jax.Array, mask: jax.Array, *, eps: float = 1e-8, ddof: int = 0) -> jax.Array:
-    """Returns-to-go, whitened over the valid steps of the batch.
-
-        A_t = (R_t - mean(R)) / (std(R) + eps),  R_t = r_t + discount R_{t+1}
-
-    REINFORCE++ (https://arxiv.org/abs/2501.03262). No groups are needed: the baseline is one number for the batch.
-
-    Args:
-      returns: `[T, N]` discounted returns-to-go (`discounted_returns`).
-      mask: `[T, N]`, true on the valid steps.
-      eps: floor of the standard deviation, in the units of the returns.
-      ddof: as in `group_normalized`.
-
-    Returns:
-      `[T, N]`; exactly 0 if all valid returns are equal, and on invalid steps.
-    """
-    return whiten(returns, mask, eps=eps, ddof=ddof)
-
-
-def reinforce_plus_plus_baseline(scores: jax.Array, mask: jax.Array, *, eps: float = 1e-8, ddof: int = 0) -> jax.Array:
-    """Scores centred in their group, spread over the steps of their rollout and whitened over all valid steps.
-
-        A_t = (a - mean(a)) / (std(a) + eps),  a_gi = r_gi - mean(r_g),  mean and std over valid steps
-
-    REINFORCE++-baseline (https://arxiv.org/abs/2501.03262). A long rollout weighs more in mean and std than a short
-    one.
-
-    Args:
-      scores: `[num_groups, group_size]`.
-      mask: `[T, num_groups * group_size]`, true on the valid steps.
-      eps: floor of the standard deviation, in the units of the scores.
-      ddof: as in `group_normalized`.
-
-    Returns:
-      `[T, num_groups * group_size]`. A group of equal scores gets minus the batch's mean, which is 0 only where all
-      rollouts are equally long; 0 on invalid steps.
-    """
-    _check_groups(scores.shape[-1], "reinforce_plus_plus_baseline")
-    return whiten(jnp.broadcast_to(_centred(scores).reshape(-1), mask.shape), mask, eps=eps, ddof=ddof)
+    return centred(scores) / (std(centred(scores, axis=None), axis=None, ddof=ddof) + eps)
 
 
 def greedy_baseline(scores: jax.Array, greedy_scores: jax.Array) -> jax.Array:
@@ -172,8 +134,8 @@ def length_weighted(scores: jax.Array, lengths: jax.Array) -> jax.Array:
     lengths = at_least_float32(lengths)
     weights = jnp.where(jnp.sum(lengths, axis=-1, keepdims=True) > 0, lengths, 1)
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-    centred = _centred(scores)
-    return centred - jnp.sum(weights * centred, axis=-1, keepdims=True)
+    deviations = centred(scores)
+    return deviations - jnp.sum(weights * deviations, axis=-1, keepdims=True)
 
 
 def pass_at_k(scores: jax.Array, *, normalize: bool = True, eps: float = 1e-6, ddof: int = 0) -> jax.Array:
@@ -198,7 +160,7 @@ def pass_at_k(scores: jax.Array, *, normalize: bool = True, eps: float = 1e-6, d
     (best, second), (index, _) = (jnp.moveaxis(x, -1, 0)[..., None] for x in jax.lax.top_k(scores, 2))
     lead = best - second
     if normalize:
-        lead = lead / (_std(_centred(scores), ddof=ddof) + eps)
+        lead = lead / (std(centred(scores), ddof=ddof) + eps)
     return jnp.where(jnp.arange(group_size) == index, lead, 0.0)
 
 
@@ -234,33 +196,15 @@ def process_supervised(
     rewards, valid = _by_group(rewards, group_size), _by_group(mask, group_size).astype(bool)
     rewarded = valid if judged is None else valid & _by_group(judged, group_size).astype(bool)
     over_group = (0, 2)
-    centred = _centred(rewards, rewarded, axis=over_group)
-    normalised = centred / (_std(centred, rewarded, axis=over_group, ddof=ddof) + eps)
+    deviations = centred(rewards, rewarded, axis=over_group)
+    normalised = deviations / (std(deviations, rewarded, axis=over_group, ddof=ddof) + eps)
     to_go = jax.lax.cumsum(normalised, axis=0, reverse=True)
     return jnp.where(valid, to_go, 0.0).reshape(mask.shape)
 
 
-def time_aligned_leave_one_out(returns_to_go: jax.Array, mask: jax.Array, group_size: int) -> jax.Array:
-    """Return-to-go minus the mean of the other members at the same step.
-
-        A_it = R_it - mean_{j != i, j valid at t} R_jt
-
-    For windows of longer episodes, where the return of the whole rollout would credit a step with what came before it.
-
-    Args:
-      returns_to_go: `[T, N]` (`discounted_returns`).
-      mask: `[T, N]`, true on the valid steps.
-      group_size: members of a group; divides `N`. Static.
-
-    Returns:
-      `[T, N]`, in the units of the returns: exactly 0 where all valid members are equal, and on invalid steps; the
-      return itself where no other member is valid.
-    """
-    returns, valid = at_least_float32(_by_group(returns_to_go, group_size)), _by_group(mask, group_size).astype(bool)
-    _check_groups(group_size, "time_aligned_leave_one_out")
-    others = jnp.sum(valid, axis=-1, keepdims=True) - 1
-    advantages = _centred(returns, valid) * (1 + 1 / jnp.maximum(others, 1))
-    return jnp.where(valid, jnp.where(others > 0, advantages, returns), 0.0).reshape(mask.shape)
+def process_supervised_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Step rewards, standardised over the group and summed to go."""
+    return process_supervised(trajectory.reward, trajectory.valid, group_size)
 
 
 def decoupled_normalized(
@@ -275,164 +219,42 @@ def decoupled_normalized(
 
     Args:
       scores_per_reward: `[num_rewards, num_groups, group_size]`.
-      weights: `[num_rewards]`.
+      weights: `[num_rewards]`, or `[num_rewards, num_groups]` where they differ between groups.
       eps: floor of each standard deviation, in the units of its reward.
       ddof: as in `group_normalized`.
 
     Returns:
       `[num_groups, group_size]`; a component that is constant in a group adds exactly 0 there.
     """
-    return jnp.tensordot(at_least_float32(weights), group_normalized(scores_per_reward, eps=eps, ddof=ddof), axes=1)
+    normalized = group_normalized(scores_per_reward, eps=eps, ddof=ddof)
+    weights = at_least_float32(weights)
+    weights = weights.reshape(weights.shape + (1,) * (normalized.ndim - weights.ndim))
+    return jnp.sum(weights * normalized, axis=0)
 
 
-def whiten(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float = 1e-8, ddof: int = 0) -> jax.Array:
-    """Advantages in standard deviations from their mean, over all valid entries: PPO's normalisation of a minibatch.
+def same_step_leave_one_out(returns: jax.Array, mask: jax.Array, group_size: int) -> jax.Array:
+    """The mean return-to-go of the other members of the group at the same step.
 
-        (A - mean(A)) / (std(A) + eps)
-
-    Args:
-      advantages: any shape.
-      mask: the same shape, true on the valid entries; all of them without it.
-      eps: floor of the standard deviation, in the units of the advantages.
-      ddof: as in `group_normalized`.
-
-    Returns:
-      The same shape; exactly 0 if all valid entries are equal, and on invalid ones.
-    """
-    valid = None if mask is None else mask.astype(bool)
-    centred = _centred(advantages, valid, axis=None)
-    return centred / (_std(centred, valid, axis=None, ddof=ddof) + eps)
-
-
-def scale_by_rms(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float = 1e-8) -> jax.Array:
-    """Advantages over their root mean square, over all valid entries: signs stay as they are.
-
-        A / (sqrt(mean(A^2)) + eps)
-
-    For advantages relative to a baseline, which say by themselves what was better than expected.
+        V_it = mean_{j != i, j valid at t} R_jt
 
     Args:
-      advantages: any shape.
-      mask: the same shape, true on the valid entries; all of them without it.
-      eps: floor of the root mean square, in the units of the advantages.
+      returns: `[T, N]` returns-to-go, groups one after the other along `N`.
+      mask: `[T, N]`, true on the valid steps.
+      group_size: members of a group, at least 2; divides `N`. Static.
 
     Returns:
-      The same shape; exactly 0 if all valid entries are 0, and on invalid ones.
+      `[T, N]`, in the units of the returns; exactly that of the others where they are equal, 0 where there are none.
     """
-    valid = jnp.ones(advantages.shape, bool) if mask is None else mask.astype(bool)
-    valued = jnp.where(valid, at_least_float32(advantages), 0.0)
-    return valued / (_std(valued, valid, axis=None, ddof=0) + eps)
-
-
-def gae(
-    rewards: jax.Array,
-    values: jax.Array,
-    next_values: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    *,
-    discount: float,
-    gae_lambda: float,
-) -> jax.Array:
-    """Generalised advantage estimation, with termination and truncation kept apart.
-
-        delta_t = r_t + discount (1 - terminated_t) V(s'_t) - V(s_t)
-        A_t = delta_t + discount lambda (1 - terminated_t)(1 - truncated_t) A_{t+1}
-
-    https://arxiv.org/abs/1506.02438. Termination stops the bootstrap; truncation does not, but both end the trace.
-    Targets for the values are `A + V`.
-
-    Args:
-      rewards: `[T, ...]`.
-      values: `[T, ...]`, of the observation before the step.
-      next_values: `[T, ...]`, of the true observation after the step: the final one of its episode where the step
-        ended it, never the first one of the next. Ignored where terminated.
-      terminated: `[T, ...]`, true where the task ended the episode.
-      truncated: `[T, ...]`, true where a limit cut it.
-      discount: in [0, 1].
-      gae_lambda: in [0, 1]; 0 is the one-step error, 1 is return minus value.
-
-    Returns:
-      `[T, ...]`, in the units of the values.
-    """
-    chex.assert_equal_shape([rewards, values, next_values, terminated, truncated])
-    rewards, values, next_values = map(at_least_float32, (rewards, values, next_values))
-    terminated, ended = terminated.astype(bool), jnp.logical_or(terminated, truncated)
-    deltas = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
-    return _accumulate(deltas, ended, discount * gae_lambda)
-
-
-def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array) -> jax.Array:
-    """Values of the true next observations, for `gae`: of the next step, or where a limit cut the episode of its end.
-
-    Args:
-      values: `[T, N]`, of the observation before each step.
-      final_values: `[F, N]`, of observations that no step begins with: in the order of truncation of the final ones of
-        truncated episodes, and last of what stands after the window. `F` = 1 where nothing follows an episode, whose
-        final observation then stands until the next step.
-      truncated: `[T, N]` bool.
-
-    Returns:
-      `[T, N]`; NaN where a rollout was truncated more often than there are values for.
-    """
-    values, final_values = at_least_float32(values), at_least_float32(final_values)
-    following = jnp.concatenate([values[1:], final_values[-1:]])
-    if len(final_values) == 1:
-        return following
-    num_before = jnp.cumsum(truncated, axis=0) - truncated
-    for number, final_value in enumerate(final_values[:-1]):
-        following = jnp.where(truncated & (num_before == number), final_value, following)
-    return jnp.where(truncated & (num_before >= len(final_values) - 1), jnp.nan, following)
-
-
-def discounted_returns(rewards: jax.Array, ended: jax.Array, *, discount: float) -> jax.Array:
-    """Discounted return-to-go of every step, within its episode and the window.
-
-        R_t = r_t + discount (1 - ended_t) R_{t+1},  R_T = 0
-
-    Args:
-      rewards: `[T, ...]`.
-      ended: `[T, ...]`, true on the last step of an episode.
-      discount: in [0, 1].
-
-    Returns:
-      `[T, ...]`, in the units of the rewards.
-    """
-    chex.assert_equal_shape([rewards, ended])
-    return _accumulate(at_least_float32(rewards), ended.astype(bool), discount)
-
-
-def _accumulate(terms: jax.Array, ended: jax.Array, decay: float) -> jax.Array:
-    """x_t = terms_t + decay (1 - ended_t) x_{t+1}, backwards over the first axis."""
-
-    def step(later: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        term, end = now
-        total = term + decay * jnp.where(end, 0.0, later)
-        return total, total
-
-    nothing = jnp.zeros(terms.shape[1:], jnp.result_type(terms, decay))
-    return jax.lax.scan(step, nothing, (terms, ended), reverse=True)[1]
-
-
-def _centred(x: jax.Array, valid: jax.Array | None = None, axis=-1) -> jax.Array:
-    """Minus the mean over `axis`; 0 where not valid."""
-    x = at_least_float32(x)
-    # float32 means are off by an ulp, so the mean of equal numbers need not equal them; the mean of zeros does.
-    valid = jnp.ones(x.shape, bool) if valid is None else valid
-    lowest = jnp.min(x, axis, keepdims=True, where=valid, initial=jnp.inf)
-    shifted = jnp.where(valid, x - lowest, 0.0)
-    mean = jnp.sum(shifted, axis, keepdims=True) / jnp.maximum(jnp.sum(valid, axis, keepdims=True), 1)
-    return jnp.where(valid, shifted - mean, 0.0)
-
-
-def _std(centred: jax.Array, valid: jax.Array | None = None, axis=-1, *, ddof: int) -> jax.Array:
-    """Standard deviation over `axis`, which is kept, of what `_centred` returns."""
-    # Squares of 1e30 overflow float32 and those of 1e-30 vanish: take the largest deviation out first.
-    largest = jnp.max(jnp.abs(centred), axis, keepdims=True, initial=0.0)
-    scale = jnp.where(largest == 0, 1.0, largest)
-    count = jnp.sum(jnp.ones(centred.shape, bool) if valid is None else valid, axis, keepdims=True)
-    squares = jnp.sum(jnp.square(centred / scale), axis, keepdims=True)
-    return scale * jnp.sqrt(squares / jnp.maximum(count - ddof, 1))
+    _check_groups(group_size, "same_step_leave_one_out")
+    returns = _by_group(at_least_float32(returns), group_size)
+    counted = _by_group(mask, group_size).astype(bool) & jnp.isfinite(returns)
+    returns = jnp.where(counted, returns, 0.0)
+    others = counted[..., None, :] & ~jnp.eye(group_size, dtype=bool)
+    # Less the return of a neighbour, so that the mean of equal numbers is their number to the last bit.
+    neighbour = jnp.roll(returns, -1, axis=-1)
+    excess = jnp.sum(returns[..., None, :] - neighbour[..., None], axis=-1, where=others)
+    number = jnp.sum(others, axis=-1)
+    return jnp.where(number > 0, neighbour + excess / jnp.maximum(number, 1), 0.0).reshape(mask.shape)
 
 
 def _by_group(x: jax.Array, group_size: int) -> jax.Array:
@@ -450,6 +272,6 @@ def _check_groups(group_size: int, name: str) -> None:
     if group_size < 2:
         raise ValueError(
             f"{name} compares the members of a group, but group_size is {group_size}: one rollout has nothing to be "
-            f"compared with. Use group_size >= 2, or an estimator without groups: reinforce_plus_plus, "
-            f"greedy_baseline, gae."
+            f"compared with. Use group_size >= 2, or an estimator without groups: greedy_baseline, gae, "
+            f"kernel_values, or whitened(returns_to_go)."
         )

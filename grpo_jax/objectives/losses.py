@@ -1,10 +1,4 @@
-"""Losses: masked reductions, value loss, entropy, and GRPO's and PPO's losses whole, on plain arrays.
-
-Ratios and surrogates live in `surrogates` and are names of this module too.
-
-A reduction maps a mask `[T, N]` to weights `[T, N]`, so that `loss = sum(weights * x)`. Weights know the whole
-minibatch: computed once and split along with it, they make the accumulated gradient of its parts equal the gradient of
-the whole, under every reduction.
+"""GRPO's and PPO's losses whole, on plain arrays, and the value loss.
 
 Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
@@ -16,192 +10,51 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.objectives.divergences import k3
+from grpo_jax.objectives.ratios import (
+    importance_ratio,
+)
+from grpo_jax.objectives.reductions import (
+    mean_over_steps,
+    weighted_sum,
+)
 from grpo_jax.objectives.surrogates import (
-    cispo_surrogate,
     clip_fractions,
     clipped_surrogate,
-    covariance_clip,
-    covariance_kl,
-    geometric_mean,
-    importance_ratio,
-    policy_gradient_surrogate,
-    sapo_surrogate,
-    sequence_log_ratio,
-    sequence_token_log_ratio,
-    truncated_importance_weights,
 )
 from grpo_jax.precision import at_least_float32
 
-__all__ = [
-    "cispo_surrogate",
-    "clip_fractions",
-    "clipped_surrogate",
-    "clipped_value_loss",
-    "covariance_clip",
-    "covariance_kl",
-    "explained_variance",
-    "geometric_mean",
-    "grpo_loss",
-    "importance_ratio",
-    "mean_of_sequence_means",
-    "mean_of_sequence_sums",
-    "mean_over_steps",
-    "policy_gradient_surrogate",
-    "ppo_loss",
-    "sapo_surrogate",
-    "sequence_log_ratio",
-    "sequence_token_log_ratio",
-    "sum_over_horizon",
-    "top_entropy_mask",
-    "truncated_importance_weights",
-    "value_loss",
-    "weighted_sum",
-]
 
-
-def mean_over_steps(mask: jax.Array) -> jax.Array:
-    """Weights of the mean over all valid steps of the batch: every step counts the same.
-
-        w_it = m_it / sum(m)
-
-    DAPO (https://arxiv.org/abs/2503.14476).
-
-    Args:
-      mask: `[T, N]`, true on the valid steps.
-
-    Returns:
-      `[T, N]`; all 0 if no step is valid.
-    """
-    steps = mask.astype(float)
-    return steps / jnp.maximum(jnp.sum(steps), 1.0)
-
-
-def mean_of_sequence_means(mask: jax.Array) -> jax.Array:
-    """Weights of the mean over sequences of their means: every sequence counts the same, a step of a short one more.
-
-        w_it = m_it / (|y_i| * number of sequences)
-
-    GRPO (https://arxiv.org/abs/2402.03300). Where length is reward it favours what ends early: see Dr. GRPO
-    (https://arxiv.org/abs/2503.20783).
-
-    Args:
-      mask: `[T, N]`, true on the valid steps.
-
-    Returns:
-      `[T, N]`; all 0 if no step is valid. Sequences without a valid step are not counted.
-    """
-    steps = mask.astype(float)
-    return mean_of_sequence_sums(mask) / jnp.maximum(jnp.sum(steps, axis=0, keepdims=True), 1.0)
-
-
-def mean_of_sequence_sums(mask: jax.Array) -> jax.Array:
-    """Weights of the mean over sequences of their sums: the policy gradient of the episode.
-
-        w_it = m_it / number of sequences
-
-    Args:
-      mask: `[T, N]`, true on the valid steps.
-
-    Returns:
-      `[T, N]`; all 0 if no step is valid. Sequences without a valid step are not counted.
-    """
-    steps = mask.astype(float)
-    return steps / jnp.maximum(jnp.sum(jnp.max(steps, axis=0)), 1.0)
-
-
-def sum_over_horizon(mask: jax.Array, *, horizon: float | None = None) -> jax.Array:
-    """Weights of the sum over steps divided by a constant: no weight depends on any length.
-
-        w_it = m_it / (N horizon)
-
-    Dr. GRPO (https://arxiv.org/abs/2503.20783).
-
-    Args:
-      mask: `[T, N]`, true on the valid steps.
-      horizon: in steps; `T` without it.
-
-    Returns:
-      `[T, N]`; all 0 if no step is valid. Sequences without a valid step are counted.
-    """
-    num_steps, num_rollouts = mask.shape
-    return mask.astype(float) / (num_rollouts * (num_steps if horizon is None else horizon))
-
-
-def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """The sum of weighted values, which ignores values of weight 0, even those that are not finite.
-
-    The gradient into an ignored value is exactly 0. If that value came from a NaN, the chain rule beyond it may still
-    give NaN: replace masked *inputs*, as `grpo_loss` does.
-
-    Args:
-      values: any shape.
-      weights: the same shape, without gradient.
-
-    Returns:
-      Scalar.
-    """
-    chex.assert_equal_shape([values, weights])
-    values, weights = at_least_float32(values), at_least_float32(weights)
-    return jnp.sum(weights * jnp.where(weights == 0, 0.0, values))
-
-
-def value_loss(values: jax.Array, targets: jax.Array) -> jax.Array:
-    """Half the squared error.
+def value_loss(
+    values: jax.Array, targets: jax.Array, behaviour_values: jax.Array | None = None, *, clip: float | None = None
+) -> jax.Array:
+    """Half the squared error of values; with a clip, at least that of the values clipped around their old ones.
 
         (V - target)^2 / 2
+        and, with `clip`, at least (V_old + clip(V - V_old, -clip, clip) - target)^2 / 2
+
+    The clip is of PPO's reference implementation.
 
     Args:
       values: any shape.
       targets: the same shape; constants.
-
-    Returns:
-      The same shape.
-    """
-    return 0.5 * jnp.square(at_least_float32(values) - jax.lax.stop_gradient(at_least_float32(targets)))
-
-
-def clipped_value_loss(values: jax.Array, behaviour_values: jax.Array, targets: jax.Array, *, clip: float) -> jax.Array:
-    """The larger of the squared errors of the value and of the value clipped around its old one.
-
-        max((V - target)^2, (V_old + clip(V - V_old, -clip, clip) - target)^2) / 2
-
-    PPO's reference implementation.
-
-    Args:
-      values: any shape.
-      behaviour_values: the same shape, as predicted during the rollout; constants.
-      targets: the same shape; constants.
-      clip: width, in the units of the values.
+      behaviour_values: the same shape, as predicted during the rollout; constants, read only with a clip.
+      clip: width, in the units of the values; None for the plain error.
 
     Returns:
       The same shape; its gradient is exactly 0 where the clipped error is the larger.
+
+    Raises:
+      ValueError: a clip without the values to clip around.
     """
-    values, behaviour_values = at_least_float32(values), jax.lax.stop_gradient(at_least_float32(behaviour_values))
+    values, targets = at_least_float32(values), jax.lax.stop_gradient(at_least_float32(targets))
+    error = 0.5 * jnp.square(values - targets)
+    if clip is None:
+        return error
+    if behaviour_values is None:
+        raise ValueError("clip limits how far values move from those of the rollout: pass behaviour_values too")
+    behaviour_values = jax.lax.stop_gradient(at_least_float32(behaviour_values))
     near = behaviour_values + jnp.clip(values - behaviour_values, -clip, clip)
-    return jnp.maximum(value_loss(values, targets), value_loss(near, targets))
-
-
-def top_entropy_mask(entropy: jax.Array, mask: jax.Array, *, quantile: float) -> jax.Array:
-    """The valid steps whose entropy is in the top of the batch.
-
-        m_it and H_it >= quantile(H over valid steps)
-
-    https://arxiv.org/abs/2506.01939 (quantile 0.8: the 20% of the steps at which the policy decides something). Reduce
-    with it in place of the mask.
-
-    Args:
-      entropy: `[T, N]`, in nats.
-      mask: `[T, N]`, true on the valid steps.
-      quantile: in [0, 1]; 0 keeps every valid step, 1 the largest alone.
-
-    Returns:
-      `[T, N]`, boolean; all false if no step is valid.
-    """
-    valid = mask.astype(bool)
-    entropy = at_least_float32(entropy)
-    ascending = jnp.sort(jnp.where(valid, entropy, jnp.inf), axis=None)
-    index = jnp.ceil(quantile * (jnp.sum(valid) - 1)).astype(int)
-    return valid & (entropy >= ascending[jnp.clip(index, 0, entropy.size - 1)])
+    return jnp.maximum(error, 0.5 * jnp.square(near - targets))
 
 
 def grpo_loss(
@@ -294,7 +147,7 @@ def ppo_loss(
 
         -reduce(clipped_surrogate(log_ratio, A)) + value_coef reduce(value loss) - entropy_coef reduce(entropy)
 
-    https://arxiv.org/abs/1707.06347. Normalise the advantages before, if at all (`advantages.whiten`).
+    https://arxiv.org/abs/1707.06347. Normalise the advantages before, if at all (`whiten`).
 
     Args:
       log_prob: `[T, N]`, of the actions under the policy.
@@ -323,10 +176,7 @@ def ppo_loss(
     values, behaviour_values, targets, entropy = (
         jnp.where(mask, at_least_float32(x), 0.0) for x in (values, behaviour_values, targets, entropy)
     )
-    if value_clip is None:
-        errors = value_loss(values, targets)
-    else:
-        errors = clipped_value_loss(values, behaviour_values, targets, clip=value_clip)
+    errors = value_loss(values, targets, behaviour_values, clip=value_clip)
     weights = reduce(mask)
     critic_loss, bonus = weighted_sum(errors, weights), weighted_sum(entropy, weights)
     metrics |= {

@@ -1,7 +1,7 @@
-"""Ratios and surrogates: how far the policy has moved, and the objective that the next update increases.
+"""Surrogates: the objective that the next update increases.
 
 A surrogate is `surrogate(log_ratio, advantages, *, ...)`, elementwise, to be *maximised*, and is reduced elsewhere
-(`losses.mean_over_steps`, ...). The log-ratio, `log_prob - behaviour_log_prob`, is what a gradient flows through;
+(`mean_over_steps`, ...). The log-ratio, `log_prob - behaviour_log_prob`, is what a gradient flows through;
 advantages are constants. What changes the unit over which ratios are taken (a step, a sequence) is a function from
 log-ratio to log-ratio, and composes with every surrogate:
 
@@ -12,90 +12,11 @@ At ratio 1 every surrogate has the gradient of the plain policy gradient, `advan
 Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
 
-import chex
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.objectives.divergences import MAX_LOG_RATIO
+from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.precision import at_least_float32
-
-
-def importance_ratio(log_ratio: jax.Array) -> jax.Array:
-    """The likelihood ratio, kept finite.
-
-        exp(clip(log_ratio, -20, 20))
-
-    Args:
-      log_ratio: any shape, in nats.
-
-    Returns:
-      The same shape, in [2e-9, 5e8]; its gradient is 0 beyond the clamp.
-    """
-    return jnp.exp(jnp.clip(at_least_float32(log_ratio), -MAX_LOG_RATIO, MAX_LOG_RATIO))
-
-
-def sequence_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array:
-    """The log of the geometric mean of a sequence's ratios, on each of its steps.
-
-        s_i = 1/|y_i| sum_t log_ratio_it
-
-    GSPO (https://arxiv.org/abs/2507.18071). The gradient of each step reaches all steps of its sequence.
-
-    Args:
-      log_ratio: `[T, N]`, in nats.
-      mask: `[T, N]`, true on the valid steps.
-
-    Returns:
-      `[T, N]`, the same number along a sequence; 0 for a sequence without a valid step.
-    """
-    valid = mask.astype(bool)
-    total = jnp.sum(jnp.where(valid, at_least_float32(log_ratio), 0.0), axis=0, keepdims=True)
-    return jnp.broadcast_to(total / jnp.maximum(jnp.sum(valid, axis=0, keepdims=True), 1), log_ratio.shape)
-
-
-def sequence_token_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array:
-    """The sequence's log-ratio in value, the step's own in gradient.
-
-        sg(s_i) + log_ratio_it - sg(log_ratio_it)
-
-    GSPO-token (https://arxiv.org/abs/2507.18071, section 4.3): for advantages that differ along a sequence.
-
-    Args:
-      log_ratio: `[T, N]`, in nats.
-      mask: `[T, N]`, true on the valid steps.
-
-    Returns:
-      `[T, N]`; 0 on invalid steps.
-    """
-    valid = mask.astype(bool)
-    log_ratio = jnp.where(valid, at_least_float32(log_ratio), 0.0)
-    constant = jax.lax.stop_gradient(sequence_log_ratio(log_ratio, mask) - log_ratio)
-    return jnp.where(valid, log_ratio + constant, 0.0)
-
-
-def geometric_mean(
-    log_ratio: jax.Array, advantages: jax.Array, mask: jax.Array, *, clip_low: float, clip_high: float
-) -> jax.Array:
-    """GMPO's sequence log-ratio: the mean of log-ratios that are clipped step by step, on the side that is pessimistic.
-
-        1/|y_i| sum_t (min(log_ratio_it, clip_high) if A_it > 0 else max(log_ratio_it, -clip_low))
-
-    https://arxiv.org/abs/2507.20673. Its objective is `exp(.) * advantage`, reduced by `mean_of_sequence_means`, for
-    advantages that are constant along a sequence.
-
-    Args:
-      log_ratio: `[T, N]`, in nats.
-      advantages: `[T, N]`; only their sign is used.
-      mask: `[T, N]`, true on the valid steps.
-      clip_low: width in nats, >= 0 (the paper: 0.4); it clips the log-ratio, not the ratio.
-      clip_high: width in nats, >= 0 (the paper: 0.4).
-
-    Returns:
-      `[T, N]`, the same number along a sequence; 0 for a sequence without a valid step.
-    """
-    log_ratio = at_least_float32(log_ratio)
-    clipped = jnp.where(advantages > 0, jnp.minimum(log_ratio, clip_high), jnp.maximum(log_ratio, -clip_low))
-    return sequence_log_ratio(clipped, mask)
 
 
 def clipped_surrogate(
@@ -151,6 +72,21 @@ def clip_fractions(
     """
     ratio = importance_ratio(log_ratio)
     return (ratio < 1.0 - clip_low) & (advantages < 0), (ratio > 1.0 + clip_high) & (advantages > 0)
+
+
+def unclipped_surrogate(log_ratio: jax.Array, advantages: jax.Array) -> jax.Array:
+    """The plain objective of importance sampling.
+
+        ratio A
+
+    Args:
+      log_ratio: any shape, in nats.
+      advantages: the same shape.
+
+    Returns:
+      The same shape, in the units of the advantages.
+    """
+    return importance_ratio(log_ratio) * jax.lax.stop_gradient(at_least_float32(advantages))
 
 
 def policy_gradient_surrogate(
@@ -224,109 +160,7 @@ def sapo_surrogate(
     return 4.0 / tau * jax.nn.sigmoid(tau * (importance_ratio(log_ratio) - 1.0)) * advantages
 
 
-def truncated_importance_weights(
-    behaviour_log_prob: jax.Array, rollout_log_prob: jax.Array, *, limit: float
-) -> jax.Array:
-    """Weights that correct for samples from another policy than the behaviour policy that the loss believes in.
-
-        min(exp(behaviour_log_prob - rollout_log_prob), limit)
-
-    For a sampler that is stale, or that rounds differently; they multiply a surrogate. Truncation as in IMPALA
-    (https://arxiv.org/abs/1802.01561).
-
-    Args:
-      behaviour_log_prob: any shape, under the policy that the ratio is taken to.
-      rollout_log_prob: the same shape, under the policy that chose the actions.
-      limit: of the weights, > 0 (2 is common).
-
-    Returns:
-      The same shape, in (0, limit], without gradient.
-    """
-    log_ratio = at_least_float32(behaviour_log_prob) - at_least_float32(rollout_log_prob)
-    return jax.lax.stop_gradient(jnp.minimum(importance_ratio(log_ratio), limit))
-
-
-def covariance_clip(
-    log_prob: jax.Array,
-    advantages: jax.Array,
-    mask: jax.Array,
-    key: jax.Array,
-    *,
-    fraction: float = 2e-4,
-    low: float = 1.0,
-    high: float = 5.0,
-    excluded: jax.Array | None = None,
-) -> jax.Array:
-    """Steps whose objective is to be dropped, drawn from those that drive the entropy down.
-
-        cov_t = (A_t - mean(A)) (log pi_t - mean(log pi));  at random, of the steps with low < cov_t < high
-
-    Clip-Cov (https://arxiv.org/abs/2505.22617).
-
-    Args:
-      log_prob: `[T, N]`, of the policy, in nats.
-      advantages: `[T, N]`.
-      mask: `[T, N]`, true on the valid steps, which means and number are taken over.
-      key: of the draw.
-      fraction: of the valid steps that are selected, rounded down, at least one.
-      low: covariance above which a step may be drawn.
-      high: covariance below which a step may be drawn.
-      excluded: `[T, N]`, true on steps that are not to be drawn: the paper excludes those that PPO clips already.
-
-    Returns:
-      `[T, N]`, boolean; all false where no step qualifies.
-    """
-    covariance = _covariance(log_prob, advantages, mask)
-    eligible = mask.astype(bool) & (covariance > low) & (covariance < high)
-    if excluded is not None:
-        eligible &= ~excluded.astype(bool)
-    return _first(jax.random.uniform(key, mask.shape), eligible, _share(mask, fraction))
-
-
-def covariance_kl(log_prob: jax.Array, advantages: jax.Array, mask: jax.Array, *, fraction: float = 2e-4) -> jax.Array:
-    """Steps to be penalised with a KL to the behaviour policy: those that drive the entropy down the most.
-
-        the fraction * (valid steps) with the largest (A_t - mean(A)) (log pi_t - mean(log pi))
-
-    KL-Cov (https://arxiv.org/abs/2505.22617): on them the objective is `ratio A - coef |log_ratio|`
-    (`divergences.abs_k1`).
-
-    Args:
-      log_prob: `[T, N]`, of the policy, in nats.
-      advantages: `[T, N]`.
-      mask: `[T, N]`, true on the valid steps.
-      fraction: of the valid steps that are selected, rounded down, at least one.
-
-    Returns:
-      `[T, N]`, boolean; all false where no step is valid.
-    """
-    return _first(-_covariance(log_prob, advantages, mask), mask.astype(bool), _share(mask, fraction))
-
-
 def _with_value(log_ratio: jax.Array, log_prob: jax.Array | None) -> jax.Array:
     """The gradient of the log-ratio with the value of the log-probability."""
     log_ratio = at_least_float32(log_ratio)
     return log_ratio if log_prob is None else log_ratio + jax.lax.stop_gradient(log_prob - log_ratio)
-
-
-def _covariance(log_prob: jax.Array, advantages: jax.Array, mask: jax.Array) -> jax.Array:
-    chex.assert_equal_shape([log_prob, advantages, mask])
-    valid = mask.astype(bool)
-    count = jnp.maximum(jnp.sum(valid), 1)
-
-    def deviation(x: jax.Array) -> jax.Array:
-        x = jnp.where(valid, jax.lax.stop_gradient(at_least_float32(x)), 0.0)
-        return x - jnp.sum(x) / count
-
-    return deviation(advantages) * deviation(log_prob)
-
-
-def _share(mask: jax.Array, fraction: float) -> jax.Array:
-    """How many steps are that fraction of the valid ones: a traced number, at least 1."""
-    return jnp.maximum(jnp.floor(fraction * jnp.sum(mask.astype(bool))), 1)
-
-
-def _first(order: jax.Array, eligible: jax.Array, number: jax.Array) -> jax.Array:
-    """The first `number` of the eligible entries in ascending order."""
-    ranks = jnp.argsort(jnp.argsort(jnp.where(eligible, order, jnp.inf), axis=None))
-    return eligible & (ranks.reshape(order.shape) < number)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from grpo_jax.devices.mesh import envs_are_split
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import threefry
-from grpo_jax.objectives.advantages import next_values
+from grpo_jax.objectives.returns import next_values
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.types import PyTree, RolloutState, Trajectory

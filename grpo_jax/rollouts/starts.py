@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from grpo_jax.environments import Environment
 from grpo_jax.errors import as_count
-from grpo_jax.objectives.advantages import discounted_returns
+from grpo_jax.objectives.returns import discounted_returns
 from grpo_jax.policies import Policy
 from grpo_jax.rollouts.groups import copied, reset_groups
 from grpo_jax.rollouts.rollout import unroll
@@ -115,7 +115,7 @@ def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
     Args:
       trunk_steps: of each trunk between two forks; 1 or more.
       all_actions: the group is one of *actions at one state*: member i begins with action i, so `group_size` is the
-        number of actions. See `slots.all_actions_advantage`.
+        number of actions. See `all_actions_advantage`.
     """
     trunk_steps = as_count("trunk_steps", trunk_steps, "without a lead the same state is forked for ever")
     return Start(

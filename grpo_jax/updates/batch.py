@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import divergences
-from grpo_jax.objectives.advantages import next_values
-from grpo_jax.objectives.slots import gae_advantage
+from grpo_jax.objectives.returns import gae_advantage, next_values
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.types import Batch, PyTree, Trajectory, Whole

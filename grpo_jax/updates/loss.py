@@ -5,7 +5,8 @@ import jax.numpy as jnp
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives import losses
+from grpo_jax.objectives.ratios import importance_ratio
+from grpo_jax.objectives.reductions import weighted_sum
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree
@@ -56,29 +57,31 @@ def loss(
     def surrogate_loss(step_log_ratio):
         log_ratio = _shaped("ratio", algorithm.ratio(step_log_ratio, batch, hyperparams), batch.mask)
         objective = _shaped("surrogate", algorithm.surrogate(log_ratio, batch.advantage, hyperparams), batch.mask)
-        return losses.weighted_sum(-objective, batch.weight), log_ratio
+        return weighted_sum(-objective, batch.weight), log_ratio
 
     step_log_ratio = prediction.log_prob - batch.log_prob
     policy_loss, log_ratio = surrogate_loss(step_log_ratio)
     total = policy_loss
     for penalty in algorithm.penalties:
         cost = _shaped("penalties", penalty(prediction, batch, hyperparams), batch.mask)
-        total += losses.weighted_sum(cost, batch.weight)
+        total += weighted_sum(cost, batch.weight)
 
     slope, _ = jax.grad(surrogate_loss, has_aux=True)(jax.lax.stop_gradient(step_log_ratio))
     clipped = (slope == 0) & (batch.weight != 0)  # whichever slot clips, and however
     metrics = {
         "loss/policy": policy_loss,
-        "policy/entropy": losses.weighted_sum(prediction.entropy, per_step),
-        "policy/kl_behaviour": losses.weighted_sum(prediction.kl_behaviour, per_step),
-        "policy/clip_fraction_low": losses.weighted_sum(clipped & (batch.advantage < 0), per_step),
-        "policy/clip_fraction_high": losses.weighted_sum(clipped & (batch.advantage > 0), per_step),
-        RATIO_MAX: jnp.max(losses.importance_ratio(log_ratio), where=batch.mask, initial=0.0),
+        "policy/entropy": weighted_sum(prediction.entropy, per_step),
+        "policy/kl_behaviour": weighted_sum(prediction.kl_behaviour, per_step),
+        "policy/clip_fraction_low": weighted_sum(clipped & (batch.advantage < 0), per_step),
+        "policy/clip_fraction_high": weighted_sum(clipped & (batch.advantage > 0), per_step),
+        RATIO_MAX: jnp.max(importance_ratio(log_ratio), where=batch.mask, initial=0.0),
     }
     if algorithm.reference is not None:
-        metrics["policy/kl_reference"] = losses.weighted_sum(prediction.kl_reference, per_step)
+        metrics["policy/kl_reference"] = weighted_sum(prediction.kl_reference, per_step)
     if algorithm.critic is not None:
-        value_loss = losses.weighted_sum(algorithm.critic(prediction.value, batch, hyperparams), batch.weight)
+        value_loss = weighted_sum(
+            algorithm.critic(prediction.value, batch.target, batch.value, hyperparams), batch.weight
+        )
         total += hyperparams.value_coef * value_loss
         metrics["loss/value"] = value_loss
     return total, metrics

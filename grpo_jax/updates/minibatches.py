@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.mesh import along_envs
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives import losses
+from grpo_jax.objectives.reductions import mean_over_steps
 from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree
 from grpo_jax.updates.gathering import make_gather
@@ -55,7 +55,7 @@ def minibatch_gradient(
     if algorithm.normalize is not None:
         advantage = algorithm.normalize(advantage, mask)
     weight *= batch.mask.shape[1] / indices.shape[0]
-    per_step = losses.mean_over_steps(mask)
+    per_step = mean_over_steps(mask)
 
     size = indices.shape[0] // num_microbatches
     # The same in all minibatches, so that compilers make it once, before the loops over them.

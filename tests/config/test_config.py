@@ -8,12 +8,13 @@ from probes import Echo, Probe, copy_task
 
 from grpo_jax import GRPO, PPO, Config
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, with_reference
-from grpo_jax.objectives.slots import (
+from grpo_jax.objectives import (
     exact_kl_to_reference,
     frozen_reference,
     gae_advantage,
-    group_normalized_advantage,
+    group_normalized,
     kl_to_reference,
+    outcome,
     sequence_ratio,
 )
 from grpo_jax.rollouts.starts import CONTINUE, FRESH, forked
@@ -127,10 +128,10 @@ MISTAKES = {
     "group of one": ({"group_size": 1}, "group_size is 1.*Use group_size >= 2"),
     "group of one at the same step": ({"group_size": 1, "algorithm": GRPO_RETURN_TO_GO}, "Use group_size >= 2"),
     "groups that continue": (
-        {"algorithm": PPO._replace(advantage=group_normalized_advantage), "num_envs": 32},
+        {"algorithm": PPO._replace(advantage=outcome(group_normalized)), "num_envs": 32},
         "Use group_size >= 2",
     ),
-    "gae without a critic": ({"algorithm": WITHOUT_CRITIC}, "set critic=clipped_value_loss"),
+    "gae without a critic": ({"algorithm": WITHOUT_CRITIC}, "set critic="),
     "k3 without a reference": (
         {"algorithm": GRPO._replace(penalties=(kl_to_reference,))},
         r"no reference policy; set the slot reference, or write with_reference\(algorithm\)",

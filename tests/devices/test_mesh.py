@@ -86,7 +86,7 @@ from grpo_jax import Config, Hyperparams, run
 from grpo_jax.algorithms import GRPO, SAME_STEP_GAE
 from grpo_jax.rollouts.starts import forked
 from grpo_jax.devices.mesh import make_mesh
-from grpo_jax.objectives.slots import all_actions_advantage
+from grpo_jax.objectives import all_actions_advantage
 
 windows = {"group_size": 4, "num_steps": 16, "regroup_every": 8}
 catch = {"environment": "Catch-bsuite", "env_params": {"max_steps_in_episode": 9}}

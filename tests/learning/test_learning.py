@@ -8,8 +8,7 @@ import pytest
 from experiments.harness.runs import Run
 from experiments.published_cartpole import CONFIG_FIELDS, HYPERPARAM_FIELDS, last_episodes
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
-from grpo_jax.objectives.advantages import group_normalized
-from grpo_jax.objectives.slots import episode_scores
+from grpo_jax.objectives import episode_scores, group_normalized
 
 pytestmark = pytest.mark.slow
 

@@ -7,24 +7,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import objectives
 from grpo_jax.environments.tokens import rewards
-from grpo_jax.objectives import advantages
 
 MAGNITUDES = [1e-3, 1.0, 100 / 3, 1e30]
 SCORES = np.random.default_rng(0).normal(3.0, 2.0, (5, 4)).astype(np.float32)
 LENGTHS = np.random.default_rng(1).integers(1, 9, (5, 4))
 GROUPWISE = {
-    "group_normalized": advantages.group_normalized,
-    "group_centered": advantages.group_centered,
-    "leave_one_out": advantages.leave_one_out,
-    "length_weighted": lambda scores: advantages.length_weighted(
+    "group_normalized": objectives.group_normalized,
+    "group_centered": objectives.group_centered,
+    "leave_one_out": objectives.leave_one_out,
+    "length_weighted": lambda scores: objectives.length_weighted(
         scores, jnp.resize(jnp.asarray(LENGTHS), scores.shape)
     ),
-    "pass_at_k": advantages.pass_at_k,
-    "pass_at_k, not normalised": functools.partial(advantages.pass_at_k, normalize=False),
-    "decoupled_normalized": lambda scores: advantages.decoupled_normalized(scores[None], jnp.ones(1)),
+    "pass_at_k": objectives.pass_at_k,
+    "pass_at_k, not normalised": functools.partial(objectives.pass_at_k, normalize=False),
+    "decoupled_normalized": lambda scores: objectives.decoupled_normalized(scores[None], jnp.ones(1)),
 }
-IN_GROUPS = GROUPWISE | {"batch_normalized": advantages.batch_normalized}
+IN_GROUPS = GROUPWISE | {"batch_normalized": objectives.batch_normalized}
 
 
 def steps(lengths, num_steps=8):
@@ -54,9 +54,9 @@ def test_groups_of_equal_scores_give_exactly_zero(estimator, group_size):
 def test_normalisation_is_free_of_scale(magnitude):
     # The squares of 1e30 overflow float32, and those of 1e-30 vanish.
     scores = jnp.asarray(SCORES)
-    expected = advantages.group_normalized(scores, eps=0.0)
-    close(advantages.group_normalized(scores * magnitude, eps=0.0), expected, 1e-5)
-    close(advantages.whiten(scores * magnitude, eps=0.0), advantages.whiten(scores, eps=0.0), 1e-5)
+    expected = objectives.group_normalized(scores, eps=0.0)
+    close(objectives.group_normalized(scores * magnitude, eps=0.0), expected, 1e-5)
+    close(objectives.whiten(scores * magnitude, eps=0.0), objectives.whiten(scores, eps=0.0), 1e-5)
 
 
 @pytest.mark.parametrize("estimator", GROUPWISE.values(), ids=GROUPWISE)
@@ -76,7 +76,7 @@ def test_one_rollout_is_no_group(estimator):
 
 def test_step_estimators_refuse_groups_that_do_not_fit():
     x = jnp.ones((2, 6))
-    for estimator in (advantages.process_supervised, advantages.time_aligned_leave_one_out):
+    for estimator in (objectives.process_supervised, objectives.same_step_leave_one_out):
         with pytest.raises(ValueError, match="group_size >= 2"):
             estimator(x, x, 1)
         with pytest.raises(ValueError, match="6 rollouts do not split into groups of 4"):
@@ -88,36 +88,36 @@ def test_step_estimators_refuse_groups_that_do_not_fit():
 
 def test_group_of_four_by_hand():
     scores = jnp.asarray([[0.0, 0.0, 0.0, 4.0]])
-    close(advantages.group_centered(scores), [[-1, -1, -1, 3]])
-    close(advantages.leave_one_out(scores), [[-4 / 3, -4 / 3, -4 / 3, 4]])
-    close(advantages.group_normalized(scores, eps=0.0), np.array([[-1, -1, -1, 3]]) / np.sqrt(3))
-    close(advantages.group_normalized(scores, eps=0.0, ddof=1), np.array([[-1, -1, -1, 3]]) / 2)
-    close(advantages.group_normalized(scores, eps=1.0, ddof=1), np.array([[-1, -1, -1, 3]]) / 3)
-    close(advantages.pass_at_k(scores, normalize=False), [[0, 0, 0, 4]])
-    close(advantages.length_weighted(scores, jnp.asarray([[2, 2, 2, 6]])), [[-2, -2, -2, 2]])
-    close(advantages.greedy_baseline(scores, jnp.asarray([3.0])), [[-3, -3, -3, 1]])
+    close(objectives.group_centered(scores), [[-1, -1, -1, 3]])
+    close(objectives.leave_one_out(scores), [[-4 / 3, -4 / 3, -4 / 3, 4]])
+    close(objectives.group_normalized(scores, eps=0.0), np.array([[-1, -1, -1, 3]]) / np.sqrt(3))
+    close(objectives.group_normalized(scores, eps=0.0, ddof=1), np.array([[-1, -1, -1, 3]]) / 2)
+    close(objectives.group_normalized(scores, eps=1.0, ddof=1), np.array([[-1, -1, -1, 3]]) / 3)
+    close(objectives.pass_at_k(scores, normalize=False), [[0, 0, 0, 4]])
+    close(objectives.length_weighted(scores, jnp.asarray([[2, 2, 2, 6]])), [[-2, -2, -2, 2]])
+    close(objectives.greedy_baseline(scores, jnp.asarray([3.0])), [[-3, -3, -3, 1]])
 
 
 def test_a_best_score_reached_twice_leads_nobody():
-    np.testing.assert_array_equal(advantages.pass_at_k(jnp.asarray([[1.0, 5.0, 2.0, 5.0]])), 0.0)
+    np.testing.assert_array_equal(objectives.pass_at_k(jnp.asarray([[1.0, 5.0, 2.0, 5.0]])), 0.0)
 
 
 def test_groupless_lengths_weigh_evenly():
     scores = jnp.asarray(SCORES)
-    close(advantages.length_weighted(scores, jnp.zeros(scores.shape)), advantages.group_centered(scores))
+    close(objectives.length_weighted(scores, jnp.zeros(scores.shape)), objectives.group_centered(scores))
 
 
 def test_leave_one_out_is_centred_by_its_factor():
     scores = jnp.asarray(SCORES)
-    close(advantages.leave_one_out(scores), 4 / 3 * advantages.group_centered(scores))
+    close(objectives.leave_one_out(scores), 4 / 3 * objectives.group_centered(scores))
     others = (SCORES.sum(1, keepdims=True, dtype=np.float64) - SCORES) / 3
-    close(advantages.leave_one_out(scores), SCORES - others)
+    close(objectives.leave_one_out(scores), SCORES - others)
 
 
 def test_batch_normalized():
     x = SCORES.astype(np.float64)
     expected = (x - x.mean(1, keepdims=True)) / (x.std() + 1e-6)
-    close(advantages.batch_normalized(jnp.asarray(SCORES)), expected)
+    close(objectives.batch_normalized(jnp.asarray(SCORES)), expected)
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
@@ -127,7 +127,7 @@ def test_whiten_ignores_what_is_masked(ddof):
     valid = values[mask]
     expected = np.where(mask, (values - valid.mean()) / valid.std(ddof=ddof), 0.0)
     garbage = jnp.asarray(np.where(mask, values, np.nan), jnp.float32)
-    close(advantages.whiten(garbage, jnp.asarray(mask), ddof=ddof), expected, 1e-5)
+    close(objectives.whiten(garbage, jnp.asarray(mask), ddof=ddof), expected, 1e-5)
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
@@ -135,16 +135,7 @@ def test_whiten_ignores_what_is_masked(ddof):
 def test_whiten_with_hardly_a_valid_step(valid, ddof):
     mask = jnp.arange(6).reshape(3, 2) < valid
     with jax.debug_nans(True):
-        np.testing.assert_array_equal(advantages.whiten(jnp.arange(6.0).reshape(3, 2), mask, ddof=ddof), 0.0)
-
-
-def test_reinforce_plus_plus_baseline_whitens_over_steps():
-    mask = steps(LENGTHS)
-    centred = (SCORES - SCORES.mean(1, keepdims=True, dtype=np.float64)).reshape(1, -1)
-    spread = np.broadcast_to(centred, mask.shape)
-    valid = spread[np.asarray(mask)]
-    expected = np.where(mask, (spread - valid.mean()) / valid.std(), 0.0)
-    close(advantages.reinforce_plus_plus_baseline(jnp.asarray(SCORES), mask), expected, 5e-6)
+        np.testing.assert_array_equal(objectives.whiten(jnp.arange(6.0).reshape(3, 2), mask, ddof=ddof), 0.0)
 
 
 def test_process_supervised_against_loops():
@@ -157,43 +148,42 @@ def test_process_supervised_against_loops():
         normalised = np.where(mask[:, members], (rewards_[:, members] - valid.mean()) / (valid.std() + 1e-6), 0)
         expected[:, members] = np.cumsum(normalised[::-1], axis=0)[::-1] * mask[:, members]
     garbage = jnp.asarray(np.where(mask, rewards_, np.nan), jnp.float32)
-    close(advantages.process_supervised(garbage, jnp.asarray(mask), group_size), expected, 1e-5)
+    close(objectives.process_supervised(garbage, jnp.asarray(mask), group_size), expected, 1e-5)
 
 
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
 def test_process_supervised_learns_nothing_from_constant_rewards(magnitude):
     mask = steps(LENGTHS)
-    result = advantages.process_supervised(jnp.full(mask.shape, magnitude, jnp.float32), mask, 4)
+    result = objectives.process_supervised(jnp.full(mask.shape, magnitude, jnp.float32), mask, 4)
     np.testing.assert_array_equal(result, 0.0)
 
 
-def test_time_aligned_leave_one_out_against_loops():
+def test_same_step_leave_one_out_against_loops():
     mask, group_size = np.asarray(steps(LENGTHS)), 4
     returns = np.random.default_rng(4).normal(5, 2, mask.shape)
     expected = np.zeros(mask.shape)
     for t, i in np.argwhere(mask):
         first = i // group_size * group_size
         others = [returns[t, j] for j in range(first, first + group_size) if j != i and mask[t, j]]
-        expected[t, i] = returns[t, i] - (np.mean(others) if others else 0.0)
+        expected[t, i] = np.mean(others) if others else 0.0
     garbage = jnp.asarray(np.where(mask, returns, np.nan), jnp.float32)
-    result = advantages.time_aligned_leave_one_out(garbage, jnp.asarray(mask), group_size)
-    close(result, expected, 5e-6)
+    result = objectives.same_step_leave_one_out(garbage, jnp.asarray(mask), group_size)
+    close(np.where(mask, result, 0.0), expected, 5e-6)
     alone = (mask.reshape(8, 5, 4).sum(-1, keepdims=True) == 1) & mask.reshape(8, 5, 4)
     assert alone.any(), "the case of the last member left must occur"
 
 
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
-def test_time_aligned_leave_one_out_of_equal_returns(magnitude):
-    mask = jnp.ones((3, 8), bool)
-    result = advantages.time_aligned_leave_one_out(jnp.full((3, 8), magnitude, jnp.float32), mask, 4)
-    np.testing.assert_array_equal(result, 0.0)
+def test_same_step_leave_one_out_of_equal_returns(magnitude):
+    returns = jnp.full((3, 8), magnitude, jnp.float32)
+    np.testing.assert_array_equal(objectives.same_step_leave_one_out(returns, jnp.ones((3, 8), bool), 4), returns)
 
 
 def test_decoupled_normalisation_keeps_small_components_alive():
     large, small = np.array([[0.0, 0, 1000, 1000]]), np.array([[0.0, 1, 0, 1]])
     components = jnp.asarray(np.stack([large, small]), jnp.float32)
-    close(advantages.decoupled_normalized(components, jnp.asarray([1.0, 2.0])), [[-3, 1, -1, 3]], 1e-5)
-    summed = advantages.group_normalized(rewards.weighted(components, jnp.asarray([1.0, 2.0])))
+    close(objectives.decoupled_normalized(components, jnp.asarray([1.0, 2.0])), [[-3, 1, -1, 3]], 1e-5)
+    summed = objectives.group_normalized(rewards.weighted(components, jnp.asarray([1.0, 2.0])))
     close(summed, [[-1, -1, 1, 1]], 5e-3)  # the small one has drowned
 
 
@@ -224,7 +214,7 @@ def test_gae_against_float64_on_random_draws():
     @jax.jit
     @jax.vmap
     def estimate(r, v, nv, te, tr, discount, gae_lambda):
-        return advantages.gae(r, v, nv, te, tr, discount=discount, gae_lambda=gae_lambda)
+        return objectives.gae(r, v, nv, te, tr, discount=discount, gae_lambda=gae_lambda)
 
     arrays = [jnp.asarray(x, bool if x.dtype == bool else jnp.float32) for x in draws]
     close(estimate(*arrays), expected, 1e-5)
@@ -234,8 +224,8 @@ def test_gae_at_lambda_one_is_return_minus_value():
     r, v, nv, te, _, _, _ = (jnp.asarray(x[0]) for x in gae_draws(1))
     te = te.at[-1].set(True)  # so that nothing is bootstrapped
     nv = jnp.concatenate([v[1:], nv[-1:]])
-    result = advantages.gae(r, v, nv, te, jnp.zeros_like(te), discount=0.9, gae_lambda=1.0)
-    close(result, advantages.discounted_returns(r, te, discount=0.9) - v, 1e-5)
+    result = objectives.gae(r, v, nv, te, jnp.zeros_like(te), discount=0.9, gae_lambda=1.0)
+    close(result, objectives.discounted_returns(r, te, discount=0.9) - v, 1e-5)
 
 
 def test_truncation_bootstraps_and_termination_does_not():
@@ -243,7 +233,7 @@ def test_truncation_bootstraps_and_termination_does_not():
 
     def first(terminated, truncated):
         ended = [jnp.asarray([False, x, False]) for x in (terminated, truncated)]
-        return float(advantages.gae(one, 0 * one, 10 * one, *ended, discount=0.5, gae_lambda=1.0)[1])
+        return float(objectives.gae(one, 0 * one, 10 * one, *ended, discount=0.5, gae_lambda=1.0)[1])
 
     assert first(terminated=True, truncated=False) == 1.0
     assert first(terminated=False, truncated=True) == 6.0  # 1 + 0.5 * 10, and no trace beyond
@@ -254,11 +244,11 @@ def test_truncation_bootstraps_and_termination_does_not():
 def test_gae_ignores_the_value_beyond_termination():
     one, terminated = jnp.ones(2), jnp.asarray([False, True])
     next_values = jnp.asarray([1.0, jnp.nan])
-    close(advantages.gae(one, one, next_values, terminated, ~terminated & False, discount=1.0, gae_lambda=1.0), [1, 0])
+    close(objectives.gae(one, one, next_values, terminated, ~terminated & False, discount=1.0, gae_lambda=1.0), [1, 0])
 
 
 def test_discounted_returns_stop_at_the_end_of_an_episode():
-    result = advantages.discounted_returns(
+    result = objectives.discounted_returns(
         jnp.asarray([1.0, 2.0, 4.0, 8.0]), jnp.asarray([False, True, False, False]), discount=0.5
     )
     close(result, [2, 2, 8, 8])
@@ -270,8 +260,8 @@ def test_discounted_returns_stop_at_the_end_of_an_episode():
 def test_jit_and_vmap_change_nothing():
     scores = jnp.asarray(np.random.default_rng(6).normal(size=(3, 5, 4)), jnp.float32)
     eps = jnp.asarray([1e-6, 1e-3, 1.0])
-    batched = jax.jit(jax.vmap(lambda s, e: advantages.group_normalized(s, eps=e)))(scores, eps)
-    close(batched, jnp.stack([advantages.group_normalized(s, eps=e) for s, e in zip(scores, eps, strict=True)]))
+    batched = jax.jit(jax.vmap(lambda s, e: objectives.group_normalized(s, eps=e)))(scores, eps)
+    close(batched, jnp.stack([objectives.group_normalized(s, eps=e) for s, e in zip(scores, eps, strict=True)]))
 
 
 # --- rewards ---------------------------------------------------------------------------------------------------------
@@ -295,5 +285,5 @@ def test_process_supervision_with_rewards_on_some_steps_only():
     # Judged and valid: 1, 3 and 2; mean 2, standard deviation sqrt(2/3).
     unit = 1 / np.sqrt(2 / 3)
     expected = [[-unit, unit], [-unit, unit], [0, 0], [0, 0]]
-    actual = advantages.process_supervised(rewards, mask, 2, judged=judged)
+    actual = objectives.process_supervised(rewards, mask, 2, judged=judged)
     np.testing.assert_allclose(actual, expected, atol=1e-5)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from probes import FOREVER, Probe, Recall, copy_task, known_params, known_policy, standing
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
+from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import advantages, slots
-from grpo_jax.objectives.baseline_slots import kernel_baseline, policy_features
-from grpo_jax.objectives.baselines import (
+from grpo_jax.objectives import (
     bootstrapped_returns,
+    kernel_baseline,
     kernel_values,
+    policy_features,
     same_step_leave_one_out,
     state_hash_values,
 )
@@ -215,20 +215,6 @@ def test_returns_are_continued_where_they_were_cut():
     np.testing.assert_allclose(single, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_group_at_the_same_step():
-    rng = np.random.default_rng(0)
-    returns, mask = rng.normal(size=(T, 6)).astype(np.float32), rng.random((T, 6)) < 0.6
-    actual = same_step_leave_one_out(jnp.asarray(returns), jnp.asarray(mask), 3)
-    for t in range(T):
-        for n in range(6):
-            others = [returns[t, j] for j in range(6) if j // 3 == n // 3 and j != n and mask[t, j]]
-            np.testing.assert_allclose(actual[t, n], np.mean(others) if others else 0.0, atol=1e-6)
-    advantage = advantages.time_aligned_leave_one_out(jnp.asarray(returns), jnp.asarray(mask), 3)
-    np.testing.assert_allclose(np.where(mask, returns - actual, 0), advantage, atol=1e-6)
-    with pytest.raises(ValueError, match="group_size is 1"):
-        same_step_leave_one_out(jnp.asarray(returns), jnp.asarray(mask), 1)
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_visits_to_the_same_state(dtype):
     rng = np.random.default_rng(1)
@@ -307,8 +293,8 @@ def test_final_observations_are_those_of_truncated_episodes_and_of_the_end(rollo
 def batches(trajectory, algorithm):
     """What the baseline says, and the batch with GAE at lambda 0, at lambda 1, and with plain returns-to-go."""
     make = functools.partial(make_batch, policy=known_policy, params=None, trajectory=trajectory, reference_params=None)
-    algorithm = algorithm._replace(advantage=slots.gae_advantage, whole_sequences=True)
-    plain = algorithm._replace(advantage=slots.return_minus_value_advantage)
+    algorithm = algorithm._replace(advantage=objectives.gae_advantage, whole_sequences=True)
+    plain = algorithm._replace(advantage=objectives.return_minus_value_advantage)
     return (
         algorithm.baseline(trajectory, known_policy, None, HYPERPARAMS, 4),
         *(make(algorithm, hyperparams=HYPERPARAMS.replace(gae_lambda=x), group_size=4) for x in (0.0, 1.0)),
@@ -356,10 +342,10 @@ def test_a_critic_beside_a_baseline_values_what_ends_a_window(rollout):
 
 def test_scaling_by_the_root_mean_square_keeps_signs():
     advantage, mask = jnp.array([3.0, -4.0, 0.0, np.nan]), jnp.array([True, True, True, False])
-    actual = advantages.scale_by_rms(advantage, mask)
+    actual = objectives.scale_by_rms(advantage, mask)
     np.testing.assert_allclose(actual, [3 / np.sqrt(25 / 3), -4 / np.sqrt(25 / 3), 0.0, 0.0], rtol=1e-6)
-    assert (advantages.scale_by_rms(jnp.zeros(3)) == 0).all()
-    np.testing.assert_allclose(advantages.scale_by_rms(jnp.full(3, 1e30)), 1.0, rtol=1e-6)
+    assert (objectives.scale_by_rms(jnp.zeros(3)) == 0).all()
+    np.testing.assert_allclose(objectives.scale_by_rms(jnp.full(3, 1e30)), 1.0, rtol=1e-6)
 
 
 # --- features, train steps, refusals ---------------------------------------------------------------------------------

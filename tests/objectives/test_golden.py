@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax.objectives import advantages, divergences, losses
+from grpo_jax import objectives
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "reference_implementations.npz")
 CASES = sorted({name.rsplit("/", 1)[0] for name in GOLDEN.files})
@@ -45,11 +45,11 @@ def scores_of(arrays):
 
 # The published trainers take the unbiased standard deviation where the papers, and our default, take the population's.
 GROUP_ESTIMATORS = {
-    "grpo": lambda scores, lengths: advantages.group_normalized(scores, ddof=1),
-    "dr_grpo": lambda scores, lengths: advantages.group_centered(scores),
-    "rloo": lambda scores, lengths: advantages.leave_one_out(scores),
-    "opo": advantages.length_weighted,
-    "grpo_passk": lambda scores, lengths: advantages.pass_at_k(scores, ddof=1),
+    "grpo": lambda scores, lengths: objectives.group_normalized(scores, ddof=1),
+    "dr_grpo": lambda scores, lengths: objectives.group_centered(scores),
+    "rloo": lambda scores, lengths: objectives.leave_one_out(scores),
+    "opo": objectives.length_weighted,
+    "grpo_passk": lambda scores, lengths: objectives.pass_at_k(scores, ddof=1),
 }
 ESTIMATOR_CASES = cases(*GROUP_ESTIMATORS)
 
@@ -72,12 +72,13 @@ def test_reinforce_plus_plus(case):
     arrays, settings = load(case)
     mask = arrays["response_mask"]
     if "baseline" in case:
-        result = advantages.reinforce_plus_plus_baseline(scores_of(arrays), jnp.asarray(mask), ddof=1)
+        centred = objectives.group_centered(scores_of(arrays)).reshape(1, -1)
+        result = objectives.whiten(jnp.broadcast_to(centred, mask.shape), jnp.asarray(mask), ddof=1)
     else:
         rewards, ended = jnp.asarray(arrays["token_level_rewards"]), last_valid(mask)
-        returns = advantages.discounted_returns(rewards, ended, discount=settings["gamma"])
+        returns = objectives.discounted_returns(rewards, ended, discount=settings["gamma"])
         assert_close(returns * mask, arrays["returns"] * mask)
-        result = advantages.reinforce_plus_plus(returns, jnp.asarray(mask), ddof=1)
+        result = objectives.whiten(returns, jnp.asarray(mask), ddof=1)
     assert_close(result, arrays["advantages"])
 
 
@@ -89,7 +90,7 @@ def test_greedy_baseline(case):
     arrays, _ = load(case)
     # Every rollout has its own greedy score here: groups of one.
     scores = jnp.asarray(arrays["token_level_rewards"].sum(0))[:, None]
-    result = advantages.greedy_baseline(scores, jnp.asarray(arrays["reward_baselines"]))
+    result = objectives.greedy_baseline(scores, jnp.asarray(arrays["reward_baselines"]))
     assert_close(result.reshape(1, -1) * arrays["response_mask"], arrays["advantages"])
 
 
@@ -107,13 +108,13 @@ def test_gae(case):
     mask, values = arrays["response_mask"], jnp.asarray(arrays["values"])
     ended = last_valid(mask)
     next_values = jnp.concatenate([values[1:], jnp.full_like(values[:1], jnp.nan)])  # ignored: all end before
-    result = advantages.gae(
+    result = objectives.gae(
         jnp.asarray(arrays["token_level_rewards"]), values, next_values, ended, jnp.zeros_like(ended),
         discount=settings["gamma"], gae_lambda=settings["lam"],
     )  # fmt: skip
     valid = mask == 1
     assert_close((result + values)[valid], arrays["returns"][valid])
-    whitened = advantages.whiten(result, jnp.asarray(mask), ddof=1)
+    whitened = objectives.whiten(result, jnp.asarray(mask), ddof=1)
     # On purpose: theirs is -mean/std on invalid steps, which their loss masks; ours is 0.
     assert_close(whitened[valid], arrays["advantages"][valid])
     np.testing.assert_array_equal(whitened[~valid], 0.0)
@@ -122,14 +123,14 @@ def test_gae(case):
 # --- losses ----------------------------------------------------------------------------------------------------------
 
 REDUCTIONS = {
-    "token-mean": losses.mean_over_steps,
-    "token": losses.mean_over_steps,
-    "seq-mean-token-sum": losses.mean_of_sequence_sums,
-    "seq-mean-token-mean": losses.mean_of_sequence_means,
-    "seq": losses.mean_of_sequence_means,
+    "token-mean": objectives.mean_over_steps,
+    "token": objectives.mean_over_steps,
+    "seq-mean-token-sum": objectives.mean_of_sequence_sums,
+    "seq-mean-token-mean": objectives.mean_of_sequence_means,
+    "seq": objectives.mean_of_sequence_means,
     # On purpose: verl divides the sum over the whole batch by the padded length only. Ours also divides by the number
     # of sequences, as the Dr. GRPO paper does, so that the loss does not grow with the batch.
-    "seq-mean-token-sum-norm": lambda mask: losses.sum_over_horizon(mask) * mask.shape[1],
+    "seq-mean-token-sum-norm": lambda mask: objectives.sum_over_horizon(mask) * mask.shape[1],
 }
 # Three of verl's losses reduce by the mean of sequence means whatever mode is asked for.
 ALWAYS_SEQUENCES = {"verl/loss_gspo", "verl/loss_sapo", "verl/loss_geo_mean"}
@@ -141,29 +142,29 @@ def objective(kind, log_prob, log_ratio, batch_advantages, mask, settings):
     dual_clip = settings.get("clip_ratio_c", settings.get("clip_ratio_dual"))
     match kind:
         case "verl/loss_clip" | "easyr1/loss_default":
-            return losses.clipped_surrogate(log_ratio, batch_advantages, dual_clip=dual_clip, **clip)
+            return objectives.clipped_surrogate(log_ratio, batch_advantages, dual_clip=dual_clip, **clip)
         case "verl/loss_gspo":
-            sequence = losses.sequence_token_log_ratio(log_ratio, mask)
-            return losses.clipped_surrogate(sequence, batch_advantages, **clip)
+            sequence = objectives.sequence_token_log_ratio(log_ratio, mask)
+            return objectives.clipped_surrogate(sequence, batch_advantages, **clip)
         case "easyr1/loss_gspo":
-            sequence = losses.sequence_log_ratio(log_ratio, mask)
-            return losses.clipped_surrogate(sequence, batch_advantages, dual_clip=dual_clip, **clip)
+            sequence = objectives.sequence_log_ratio(log_ratio, mask)
+            return objectives.clipped_surrogate(sequence, batch_advantages, dual_clip=dual_clip, **clip)
         case "easyr1/loss_gspo_token":
-            sequence = losses.sequence_token_log_ratio(log_ratio, mask)
-            return losses.clipped_surrogate(sequence, batch_advantages, dual_clip=dual_clip, **clip)
+            sequence = objectives.sequence_token_log_ratio(log_ratio, mask)
+            return objectives.clipped_surrogate(sequence, batch_advantages, dual_clip=dual_clip, **clip)
         case "verl/loss_geo_mean":
-            sequence = losses.geometric_mean(log_ratio, batch_advantages, mask, **clip)
-            return losses.importance_ratio(sequence) * batch_advantages
+            sequence = objectives.geometric_mean_log_ratio(log_ratio, batch_advantages, mask, **clip)
+            return objectives.importance_ratio(sequence) * batch_advantages
         case "verl/loss_cispo" | "easyr1/loss_cispo":
-            return losses.cispo_surrogate(log_ratio, batch_advantages, log_prob=log_prob, **clip)
+            return objectives.cispo_surrogate(log_ratio, batch_advantages, log_prob=log_prob, **clip)
         case "verl/loss_sapo" | "easyr1/loss_sapo":
-            return losses.sapo_surrogate(
+            return objectives.sapo_surrogate(
                 log_ratio, batch_advantages,
                 tau_positive=settings.get("tau_pos", settings.get("tau_positive")),
                 tau_negative=settings.get("tau_neg", settings.get("tau_negative")),
             )  # fmt: skip
         case "verl/loss_gpg":
-            return losses.policy_gradient_surrogate(log_ratio, batch_advantages, log_prob=log_prob)
+            return objectives.policy_gradient_surrogate(log_ratio, batch_advantages, log_prob=log_prob)
 
 
 LOSS_CASES = cases(*{c.split("/")[1] for c in CASES if "/loss_" in c})
@@ -175,12 +176,12 @@ def test_policy_losses(case):
     kind = f"{source}/{function}"
     arrays, settings = load(case)
     mask = jnp.asarray(arrays["response_mask"])
-    reduce = losses.mean_of_sequence_means if kind in ALWAYS_SEQUENCES else REDUCTIONS[mode]
+    reduce = objectives.mean_of_sequence_means if kind in ALWAYS_SEQUENCES else REDUCTIONS[mode]
 
     def loss(log_prob):
         log_ratio = log_prob - arrays["old_log_prob"]
         values = objective(kind, log_prob, log_ratio, jnp.asarray(arrays["advantages"]), mask, settings)
-        return -losses.weighted_sum(values, reduce(mask))
+        return -objectives.weighted_sum(values, reduce(mask))
 
     value, gradient = jax.value_and_grad(loss)(jnp.asarray(arrays["log_prob"]))
     assert_close(value, arrays["loss"])
@@ -193,11 +194,11 @@ VALUE_CASES = cases("value_loss")
 @VALUE_CASES
 def test_clipped_value_loss(case):
     arrays, settings = load(case)
-    weights = losses.mean_over_steps(jnp.asarray(arrays["response_mask"]))
+    weights = objectives.mean_over_steps(jnp.asarray(arrays["response_mask"]))
 
     def loss(values):
-        return losses.weighted_sum(
-            losses.clipped_value_loss(values, arrays["values"], arrays["returns"], clip=settings["cliprange_value"]),
+        return objectives.weighted_sum(
+            objectives.value_loss(values, arrays["returns"], arrays["values"], clip=settings["cliprange_value"]),
             weights,
         )
 
@@ -209,10 +210,10 @@ def test_clipped_value_loss(case):
 # --- divergences -----------------------------------------------------------------------------------------------------
 
 ESTIMATES = {
-    "kl_kl": divergences.k1,
-    "kl_abs": divergences.abs_k1,
-    "kl_mse": divergences.k2,
-    "kl_low_var_kl": divergences.k3,
+    "kl_kl": objectives.k1,
+    "kl_abs": objectives.abs_k1,
+    "kl_mse": objectives.k2,
+    "kl_low_var_kl": objectives.k3,
 }
 KL_CASES = cases(*ESTIMATES)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from grpo_jax.objectives import divergences, losses
+from grpo_jax import objectives
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 LENGTHS = np.array([1, 4, 6, 2, 6, 3, 0, 5])
@@ -18,24 +18,26 @@ LOG_PROB, BEHAVIOUR, REFERENCE = RNG.normal(-1.2, 0.3, (3, *MASK.shape)).astype(
 ADVANTAGES = RNG.normal(size=MASK.shape).astype(np.float32)
 
 SURROGATES = {
-    "clipped": functools.partial(losses.clipped_surrogate, **CLIP),
-    "dual-clipped": functools.partial(losses.clipped_surrogate, **CLIP, dual_clip=3.0),
-    "policy gradient": losses.policy_gradient_surrogate,
-    "cispo": functools.partial(losses.cispo_surrogate, **CLIP),
-    "sapo": losses.sapo_surrogate,
+    "clipped": functools.partial(objectives.clipped_surrogate, **CLIP),
+    "dual-clipped": functools.partial(objectives.clipped_surrogate, **CLIP, dual_clip=3.0),
+    "policy gradient": objectives.policy_gradient_surrogate,
+    "cispo": functools.partial(objectives.cispo_surrogate, **CLIP),
+    "sapo": objectives.sapo_surrogate,
 }
 RATIOS = {
     "step": lambda log_ratio, advantages: log_ratio,
-    "sequence": lambda log_ratio, advantages: losses.sequence_log_ratio(log_ratio, MASK),
-    "sequence token": lambda log_ratio, advantages: losses.sequence_token_log_ratio(log_ratio, MASK),
-    "geometric mean": lambda log_ratio, advantages: losses.geometric_mean(log_ratio, advantages, MASK, **CLIP),
+    "sequence": lambda log_ratio, advantages: objectives.sequence_log_ratio(log_ratio, MASK),
+    "sequence token": lambda log_ratio, advantages: objectives.sequence_token_log_ratio(log_ratio, MASK),
+    "geometric mean": lambda log_ratio, advantages: objectives.geometric_mean_log_ratio(
+        log_ratio, advantages, MASK, **CLIP
+    ),
 }
 REDUCTIONS = {
-    "mean_over_steps": losses.mean_over_steps,
-    "mean_of_sequence_means": losses.mean_of_sequence_means,
-    "mean_of_sequence_sums": losses.mean_of_sequence_sums,
-    "sum_over_horizon": losses.sum_over_horizon,
-    "sum_over_horizon, 200 steps": functools.partial(losses.sum_over_horizon, horizon=200),
+    "mean_over_steps": objectives.mean_over_steps,
+    "mean_of_sequence_means": objectives.mean_of_sequence_means,
+    "mean_of_sequence_sums": objectives.mean_of_sequence_sums,
+    "sum_over_horizon": objectives.sum_over_horizon,
+    "sum_over_horizon, 200 steps": functools.partial(objectives.sum_over_horizon, horizon=200),
 }
 every_surrogate = pytest.mark.parametrize("surrogate", SURROGATES.values(), ids=SURROGATES)
 every_reduction = pytest.mark.parametrize("reduce", REDUCTIONS.values(), ids=REDUCTIONS)
@@ -57,25 +59,25 @@ def test_sequence_ratio_is_the_geometric_mean_of_the_valid_steps():
     log_ratio = np.where(MASK, LOG_PROB - BEHAVIOUR, np.nan)
     for i, length in enumerate(LENGTHS):
         expected = log_ratio[:length, i].mean() if length else 0.0
-        for function in (losses.sequence_log_ratio, losses.sequence_token_log_ratio):
+        for function in (objectives.sequence_log_ratio, objectives.sequence_token_log_ratio):
             result = function(jnp.asarray(log_ratio), jnp.asarray(MASK))[:, i]
             close(result[:length], np.full(length, expected))
-        assert np.all(losses.sequence_token_log_ratio(jnp.asarray(log_ratio), jnp.asarray(MASK))[length:, i] == 0.0)
+        assert np.all(objectives.sequence_token_log_ratio(jnp.asarray(log_ratio), jnp.asarray(MASK))[length:, i] == 0.0)
 
 
 def test_gradients_of_the_sequence_ratios():
     log_ratio, weights = jnp.asarray(LOG_PROB - BEHAVIOUR), jnp.asarray(ADVANTAGES)
-    sequence = jax.grad(lambda x: jnp.sum(weights * losses.sequence_log_ratio(x, MASK)))(log_ratio)
+    sequence = jax.grad(lambda x: jnp.sum(weights * objectives.sequence_log_ratio(x, MASK)))(log_ratio)
     total = ADVANTAGES.sum(0) / np.maximum(LENGTHS, 1)
     close(sequence, np.where(MASK, total, 0.0))
-    token = jax.grad(lambda x: jnp.sum(weights * losses.sequence_token_log_ratio(x, MASK)))(log_ratio)
+    token = jax.grad(lambda x: jnp.sum(weights * objectives.sequence_token_log_ratio(x, MASK)))(log_ratio)
     close(token, np.where(MASK, ADVANTAGES, 0.0))
 
 
 def test_geometric_mean_clips_log_ratios_on_the_pessimistic_side():
     log_ratio = jnp.asarray([[0.5, 0.5], [-0.5, -0.5]])
     advantages = jnp.asarray([[1.0, -1.0], [1.0, -1.0]])
-    result = losses.geometric_mean(log_ratio, advantages, jnp.ones((2, 2)), clip_low=0.1, clip_high=0.3)
+    result = objectives.geometric_mean_log_ratio(log_ratio, advantages, jnp.ones((2, 2)), clip_low=0.1, clip_high=0.3)
     close(result[0], [(0.3 - 0.5) / 2, (0.5 - 0.1) / 2])
 
 
@@ -89,8 +91,8 @@ def test_extreme_log_ratios_stay_finite(surrogate, extreme):
 
 @pytest.mark.parametrize("extreme", [-100.0, 100.0])
 def test_linear_surrogates_pull_even_from_far_away(extreme):
-    close(slope(losses.policy_gradient_surrogate, extreme, jnp.float32(2.0)), 2.0)
-    close(slope(losses.cispo_surrogate, extreme, jnp.float32(2.0), **CLIP), 1.6 if extreme < 0 else 2.56)
+    close(slope(objectives.policy_gradient_surrogate, extreme, jnp.float32(2.0)), 2.0)
+    close(slope(objectives.cispo_surrogate, extreme, jnp.float32(2.0), **CLIP), 1.6 if extreme < 0 else 2.56)
 
 
 # --- surrogates ------------------------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ def test_linear_surrogates_pull_even_from_far_away(extreme):
 def test_clipped_surrogate_by_hand():
     ratio = jnp.asarray([0.5, 1.5, 0.5, 1.5, 5.0, 1.1])
     advantages = jnp.asarray([2.0, 2.0, -2.0, -2.0, -2.0, 2.0])
-    result = functools.partial(losses.clipped_surrogate, jnp.log(ratio), advantages, clip_low=0.2, clip_high=0.3)
+    result = functools.partial(objectives.clipped_surrogate, jnp.log(ratio), advantages, clip_low=0.2, clip_high=0.3)
     close(result(), [1.0, 2.6, -1.6, -3.0, -10.0, 2.2])
     close(result(dual_clip=3.0), [1.0, 2.6, -1.6, -3.0, -6.0, 2.2])
 
@@ -107,19 +109,19 @@ def test_clipped_surrogate_by_hand():
 def test_gradient_is_exactly_zero_where_the_clip_holds():
     ratio = jnp.asarray([0.5, 0.5, 1.5, 1.5, 5.0, 1.0])
     advantages = jnp.asarray([-2.0, 2.0, 2.0, -2.0, -2.0, -2.0])
-    derivative = functools.partial(slope, losses.clipped_surrogate, jnp.log(ratio), advantages, **CLIP)
+    derivative = functools.partial(slope, objectives.clipped_surrogate, jnp.log(ratio), advantages, **CLIP)
     close(derivative(), [0.0, 1.0, 0.0, -3.0, -10.0, -2.0])
     assert np.all(np.asarray(derivative())[[0, 2]] == 0.0)
     assert np.asarray(derivative(dual_clip=3.0))[4] == 0.0
     # CISPO bounds the weight instead, and drops nothing.
-    close(slope(losses.cispo_surrogate, jnp.log(ratio), advantages, **CLIP), [-1.6, 1.6, 2.56, -2.56, -2.56, -2])
+    close(slope(objectives.cispo_surrogate, jnp.log(ratio), advantages, **CLIP), [-1.6, 1.6, 2.56, -2.56, -2.56, -2])
 
 
 def test_clip_fractions_are_where_the_gradient_is_zero():
     log_ratio, advantages = jnp.asarray(LOG_PROB - BEHAVIOUR), jnp.asarray(ADVANTAGES)
-    low, high = losses.clip_fractions(log_ratio, advantages, **CLIP)
+    low, high = objectives.clip_fractions(log_ratio, advantages, **CLIP)
     assert low.any() and high.any() and not np.any(low & high)
-    np.testing.assert_array_equal(low | high, slope(losses.clipped_surrogate, log_ratio, advantages, **CLIP) == 0.0)
+    np.testing.assert_array_equal(low | high, slope(objectives.clipped_surrogate, log_ratio, advantages, **CLIP) == 0.0)
 
 
 def test_sapo_gate():
@@ -127,8 +129,8 @@ def test_sapo_gate():
         tau = 1.0 if advantage > 0 else 1.05
         gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
         log_ratio, advantage_ = jnp.log(jnp.float32(ratio)), jnp.float32(advantage)
-        close(losses.sapo_surrogate(log_ratio, advantage_), 4 / tau * gate * advantage)
-        close(slope(losses.sapo_surrogate, log_ratio, advantage_), 4 * gate * (1 - gate) * ratio * advantage)
+        close(objectives.sapo_surrogate(log_ratio, advantage_), 4 / tau * gate * advantage)
+        close(slope(objectives.sapo_surrogate, log_ratio, advantage_), 4 * gate * (1 - gate) * ratio * advantage)
 
 
 @pytest.mark.parametrize("ratio", RATIOS.values(), ids=RATIOS)
@@ -139,7 +141,9 @@ def test_on_policy_every_surrogate_is_the_plain_policy_gradient(surrogate, ratio
 
     def loss(log_prob):
         log_ratio = log_prob - LOG_PROB
-        return losses.weighted_sum(surrogate(ratio(log_ratio, advantages), advantages), losses.mean_over_steps(MASK))
+        return objectives.weighted_sum(
+            surrogate(ratio(log_ratio, advantages), advantages), objectives.mean_over_steps(MASK)
+        )
 
     close(jax.grad(loss)(jnp.asarray(LOG_PROB)), np.where(MASK, advantages, 0.0) / MASK.sum())
 
@@ -150,7 +154,7 @@ def test_no_gradient_through_the_advantages(surrogate):
     np.testing.assert_array_equal(slope(lambda a: surrogate(log_ratio, a), ADVANTAGES), 0.0)
 
 
-@pytest.mark.parametrize("surrogate", [losses.policy_gradient_surrogate, SURROGATES["cispo"]])
+@pytest.mark.parametrize("surrogate", [objectives.policy_gradient_surrogate, SURROGATES["cispo"]])
 def test_log_prob_changes_the_value_only(surrogate):
     log_ratio, advantages = jnp.asarray(LOG_PROB - BEHAVIOUR), jnp.asarray(ADVANTAGES)
     given = functools.partial(surrogate, log_prob=jnp.asarray(LOG_PROB))
@@ -165,10 +169,10 @@ def test_log_prob_changes_the_value_only(surrogate):
         SURROGATES["dual-clipped"],
         SURROGATES["policy gradient"],
         SURROGATES["sapo"],
-        lambda x, a: losses.importance_ratio(losses.sequence_log_ratio(x, np.ones(x.shape))) * a,
-        lambda x, a: losses.geometric_mean(x, a, np.ones(x.shape), clip_low=0.05, clip_high=0.07),
-        lambda x, a: losses.value_loss(x, a),
-        lambda x, a: losses.clipped_value_loss(x, 0.3 * a, a, clip=0.1),
+        lambda x, a: objectives.importance_ratio(objectives.sequence_log_ratio(x, np.ones(x.shape))) * a,
+        lambda x, a: objectives.geometric_mean_log_ratio(x, a, np.ones(x.shape), clip_low=0.05, clip_high=0.07),
+        lambda x, a: objectives.value_loss(x, a),
+        lambda x, a: objectives.value_loss(x, a, 0.3 * a, clip=0.1),
     ],
 )
 def test_gradients_against_finite_differences(function):
@@ -176,14 +180,6 @@ def test_gradients_against_finite_differences(function):
         x = jnp.asarray([[-0.9, -0.1, 0.15], [0.4, 0.05, 1.3]], jnp.float64)
         a = jnp.asarray([[1.0, -2.0, 0.5], [1.5, -1.0, -0.7]], jnp.float64)
         check_grads(lambda x: function(x, a), (x,), order=1, modes=["rev"])
-
-
-def test_truncated_importance_weights():
-    weights = losses.truncated_importance_weights(jnp.log(jnp.asarray([0.1, 0.5, 0.9])), jnp.log(0.2), limit=2.0)
-    close(weights, [0.5, 2.0, 2.0])
-    np.testing.assert_array_equal(
-        slope(lambda x: losses.truncated_importance_weights(x, 0.5 * x, limit=2.0), LOG_PROB), 0.0
-    )
 
 
 # --- selections ------------------------------------------------------------------------------------------------------
@@ -197,7 +193,7 @@ def covariances():
 @pytest.mark.parametrize("fraction, number", [(0.0, 1), (0.2, 5), (1.0, 27)])
 def test_covariance_kl_selects_the_largest(fraction, number):
     garbage = [jnp.asarray(np.where(MASK, x, np.nan)) for x in (LOG_PROB, ADVANTAGES)]
-    selected = np.asarray(losses.covariance_kl(*garbage, jnp.asarray(MASK), fraction=fraction))
+    selected = np.asarray(objectives.most_covariant_steps(*garbage, jnp.asarray(MASK), fraction=fraction))
     assert MASK.sum() == 27 and selected.sum() == number and not np.any(selected & ~MASK)
     cov = covariances()
     assert number == 27 or cov[selected].min() > np.nanmax(np.where(selected, np.nan, cov))
@@ -206,7 +202,7 @@ def test_covariance_kl_selects_the_largest(fraction, number):
 def test_covariance_clip_draws_from_the_band():
     cov = covariances()
     band = (cov > 0.05) & (cov < 0.5)
-    pick = jax.jit(functools.partial(losses.covariance_clip, low=0.05, high=0.5))
+    pick = jax.jit(functools.partial(objectives.random_covariant_steps, low=0.05, high=0.5))
     arrays = [jnp.asarray(x) for x in (LOG_PROB, ADVANTAGES, MASK)]
     few = [np.asarray(pick(*arrays, jax.random.key(i), fraction=0.1)) for i in range(20)]
     assert all(s.sum() == 2 and not np.any(s & ~band) for s in few)
@@ -215,23 +211,14 @@ def test_covariance_clip_draws_from_the_band():
     np.testing.assert_array_equal(every, band)
     excluded = band & (np.arange(MASK.shape[1]) < 4)
     np.testing.assert_array_equal(pick(*arrays, jax.random.key(0), fraction=1.0, excluded=excluded), band & ~excluded)
-    assert not losses.covariance_clip(*arrays, jax.random.key(0), low=1e3, high=1e4).any()
-
-
-def test_top_entropy_mask():
-    entropy = np.abs(ADVANTAGES)
-    for quantile in (0.0, 0.5, 0.8, 1.0):
-        expected = MASK & (entropy >= np.quantile(entropy[MASK], quantile))
-        garbage = jnp.asarray(np.where(MASK, entropy, np.nan))
-        np.testing.assert_array_equal(losses.top_entropy_mask(garbage, jnp.asarray(MASK), quantile=quantile), expected)
+    assert not objectives.random_covariant_steps(*arrays, jax.random.key(0), low=1e3, high=1e4).any()
 
 
 def test_selections_of_nothing_are_empty():
     x, mask = jnp.asarray(LOG_PROB), jnp.zeros(MASK.shape)
     with jax.debug_nans(True):
-        assert not losses.top_entropy_mask(x, mask, quantile=0.8).any()
-        assert not losses.covariance_kl(x, x, mask).any()
-        assert not losses.covariance_clip(x, x, mask, jax.random.key(0)).any()
+        assert not objectives.most_covariant_steps(x, x, mask).any()
+        assert not objectives.random_covariant_steps(x, x, mask, jax.random.key(0)).any()
 
 
 # --- reductions ------------------------------------------------------------------------------------------------------
@@ -251,7 +238,7 @@ def test_reductions_against_loops():
     for name, reduce in REDUCTIONS.items():
         garbage = jnp.asarray(np.where(MASK, values, np.nan), jnp.float32)
         for mask in (jnp.asarray(MASK), jnp.asarray(MASK, jnp.float32)):
-            close(losses.weighted_sum(garbage, reduce(mask)), expected[name])
+            close(objectives.weighted_sum(garbage, reduce(mask)), expected[name])
 
 
 @every_reduction
@@ -263,7 +250,7 @@ def test_an_empty_mask_weighs_nothing(reduce):
 def test_weighted_sum_passes_no_gradient_into_what_it_ignores():
     weights = jnp.asarray([0.5, 0.0, 0.0, 0.0])
     values = jnp.asarray([2.0, jnp.nan, jnp.inf, -jnp.inf])
-    value, gradient = jax.value_and_grad(losses.weighted_sum)(values, weights)
+    value, gradient = jax.value_and_grad(objectives.weighted_sum)(values, weights)
     assert value == 1.0
     np.testing.assert_array_equal(gradient, [0.5, 0.0, 0.0, 0.0])
 
@@ -276,7 +263,7 @@ def test_microbatches_leave_the_gradient_unchanged(reduce):
 
     def loss(params, features, behaviour, advantages, weights):
         log_ratio = jax.nn.log_sigmoid(features @ params) - behaviour
-        return -losses.weighted_sum(losses.clipped_surrogate(log_ratio, advantages, **CLIP), weights)
+        return -objectives.weighted_sum(objectives.clipped_surrogate(log_ratio, advantages, **CLIP), weights)
 
     behaviour = jax.nn.log_sigmoid(features @ (params + 0.3))
     data = (features, behaviour, jnp.asarray(ADVANTAGES), reduce(jnp.asarray(MASK)))
@@ -292,15 +279,17 @@ def test_microbatches_leave_the_gradient_unchanged(reduce):
 
 def test_value_losses_by_hand():
     values, old, targets = jnp.asarray([1.0, 1.0, 3.0]), jnp.asarray([0.0, 0.9, 1.0]), jnp.asarray([2.0, 2.0, 2.0])
-    close(losses.value_loss(values, targets), [0.5, 0.5, 0.5])
+    close(objectives.value_loss(values, targets), [0.5, 0.5, 0.5])
     # Moved by more than 0.2, from far away: clipped to 0.2 and 1.2, and the larger error counts.
-    clipped = functools.partial(losses.clipped_value_loss, behaviour_values=old, targets=targets, clip=0.2)
+    clipped = functools.partial(objectives.value_loss, behaviour_values=old, targets=targets, clip=0.2)
     close(clipped(values), [0.5 * 1.8**2, 0.5, 0.5])
     close(slope(clipped, values), [0.0, -1.0, 1.0])
     for constant in ({"behaviour_values": old}, {"targets": targets}):
         name, array = next(iter(constant.items()))
         gradient = jax.grad(lambda x, name=name: jnp.sum(clipped(values, **{name: x})))(array)
         np.testing.assert_array_equal(gradient, 0.0)
+    with pytest.raises(ValueError, match="pass behaviour_values"):
+        objectives.value_loss(values, targets, clip=0.2)
 
 
 # --- whole losses ----------------------------------------------------------------------------------------------------
@@ -313,7 +302,7 @@ def grpo_arguments():
 @every_reduction
 def test_grpo_loss_is_its_formula(reduce):
     loss, metrics = jax.jit(
-        functools.partial(losses.grpo_loss, reference_log_prob=REFERENCE, kl_coef=0.1, reduce=reduce, **CLIP)
+        functools.partial(objectives.grpo_loss, reference_log_prob=REFERENCE, kl_coef=0.1, reduce=reduce, **CLIP)
     )(*grpo_arguments(), jnp.asarray(MASK))
     arrays = LOG_PROB, BEHAVIOUR, ADVANTAGES, REFERENCE
     log_prob, behaviour, advantages, reference = (x.astype(np.float64) for x in arrays)
@@ -332,7 +321,7 @@ def test_grpo_loss_is_its_formula(reduce):
 
 def test_grpo_loss_gives_a_gradient_to_the_policy_only():
     def loss(log_prob, behaviour, advantages, reference):
-        return losses.grpo_loss(
+        return objectives.grpo_loss(
             log_prob, behaviour, advantages, jnp.asarray(MASK), reference_log_prob=reference, kl_coef=0.1
         )[0]
 
@@ -354,7 +343,7 @@ def ppo_arguments(fill=jnp.asarray):
 
 
 def test_what_is_masked_changes_nothing():
-    for function, number in [(losses.grpo_loss, 3), (losses.ppo_loss, 7)]:
+    for function, number in [(objectives.grpo_loss, 3), (objectives.ppo_loss, 7)]:
         differentiated = jax.jit(jax.value_and_grad(function, has_aux=True))
         clean = differentiated(*ppo_arguments()[:number], jnp.asarray(MASK))
         spoilt = differentiated(*ppo_arguments(garbage_where_masked)[:number], jnp.asarray(MASK))
@@ -366,17 +355,17 @@ def test_masked_garbage_meets_no_arithmetic():
     arguments = [garbage_where_masked(x) for x in (LOG_PROB, BEHAVIOUR, ADVANTAGES)]
     penalty = {"reference_log_prob": garbage_where_masked(REFERENCE), "kl_coef": 0.1}
     with jax.debug_nans(True):
-        loss, _ = losses.grpo_loss(*arguments, jnp.asarray(MASK), **penalty)
+        loss, _ = objectives.grpo_loss(*arguments, jnp.asarray(MASK), **penalty)
     assert np.isfinite(loss)
 
 
 @pytest.mark.parametrize("value_clip", [None, 0.2])
 def test_ppo_loss_is_its_formula(value_clip):
     arguments = ppo_arguments()
-    loss, metrics = losses.ppo_loss(
+    loss, metrics = objectives.ppo_loss(
         *arguments, jnp.asarray(MASK), value_clip=value_clip, value_coef=0.7, entropy_coef=0.03, **CLIP
     )
-    policy_loss, _ = losses.grpo_loss(*arguments[:3], jnp.asarray(MASK), **CLIP)
+    policy_loss, _ = objectives.grpo_loss(*arguments[:3], jnp.asarray(MASK), **CLIP)
     values, old, targets, entropy = (np.asarray(x, np.float64)[MASK] for x in arguments[3:])
     errors = (values - targets) ** 2
     if value_clip is not None:
@@ -392,11 +381,11 @@ def test_explained_variance_of_constant_targets_is_zero(constant):
     arguments = ppo_arguments()
     arguments[5] = jnp.full(MASK.shape, constant)
     with jax.debug_nans(True):
-        metrics = losses.ppo_loss(*arguments, jnp.asarray(MASK))[1]
+        metrics = objectives.ppo_loss(*arguments, jnp.asarray(MASK))[1]
     assert metrics["value/explained_variance"] == 0.0
 
 
-@pytest.mark.parametrize("function, number", [(losses.grpo_loss, 3), (losses.ppo_loss, 7)])
+@pytest.mark.parametrize("function, number", [(objectives.grpo_loss, 3), (objectives.ppo_loss, 7)])
 def test_nothing_valid_gives_zero_loss_and_gradient(function, number):
     with jax.debug_nans(True):
         (loss, metrics), gradient = jax.value_and_grad(function, has_aux=True)(
@@ -410,7 +399,7 @@ def test_nothing_valid_gives_zero_loss_and_gradient(function, number):
 def test_whole_loss_stays_finite_far_from_the_behaviour_policy(distance):
     log_prob, behaviour, advantages = grpo_arguments()
     with jax.debug_nans(True):
-        (loss, metrics), gradient = jax.value_and_grad(losses.grpo_loss, has_aux=True)(
+        (loss, metrics), gradient = jax.value_and_grad(objectives.grpo_loss, has_aux=True)(
             log_prob, log_prob - distance, advantages, reference_log_prob=behaviour - distance, kl_coef=0.1
         )
     assert np.isfinite(loss) and np.isfinite(gradient).all() and all(np.isfinite(x) for x in metrics.values())
@@ -418,7 +407,7 @@ def test_whole_loss_stays_finite_far_from_the_behaviour_policy(distance):
 
 def test_every_coefficient_can_be_traced_and_swept():
     def loss(clip, kl_coef):
-        return losses.grpo_loss(
+        return objectives.grpo_loss(
             *grpo_arguments(), jnp.asarray(MASK), clip_low=clip, clip_high=clip, kl_coef=kl_coef,
             reference_log_prob=jnp.asarray(REFERENCE),
         )[0]  # fmt: skip
@@ -428,11 +417,11 @@ def test_every_coefficient_can_be_traced_and_swept():
 
 
 def test_mask_may_be_left_out():
-    close(losses.grpo_loss(*grpo_arguments())[0], losses.grpo_loss(*grpo_arguments(), jnp.ones(MASK.shape))[0])
+    close(objectives.grpo_loss(*grpo_arguments())[0], objectives.grpo_loss(*grpo_arguments(), jnp.ones(MASK.shape))[0])
 
 
 def test_penalty_is_k3_to_the_reference():
     arguments = grpo_arguments()
-    penalized, _ = losses.grpo_loss(*arguments, reference_log_prob=jnp.asarray(REFERENCE), kl_coef=0.5)
-    plain, _ = losses.grpo_loss(*arguments)
-    close(penalized - plain, 0.5 * divergences.k3(arguments[0], REFERENCE).mean())
+    penalized, _ = objectives.grpo_loss(*arguments, reference_log_prob=jnp.asarray(REFERENCE), kl_coef=0.5)
+    plain, _ = objectives.grpo_loss(*arguments)
+    close(penalized - plain, 0.5 * objectives.k3(arguments[0], REFERENCE).mean())

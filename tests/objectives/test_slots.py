@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from flax import struct
 
-from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
+from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import ALGORITHMS, with_reference
 from grpo_jax.environments.tokens.rewards import overlong_punishment
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import losses, slots
-from grpo_jax.objectives.losses import mean_of_sequence_sums
+from grpo_jax.objectives import mean_of_sequence_sums
 from grpo_jax.rollouts.rollout import unroll
 from grpo_jax.rollouts.starts import forked
 from grpo_jax.training.experience import collect
@@ -143,7 +142,9 @@ def test_the_greedy_member_acts_greedily_and_is_not_learnt_from():
     most_probable = jnp.argmax(trajectory.distribution, axis=-1)
     assert jnp.all(trajectory.action[:, greedy] == most_probable[:, greedy])
     assert not jnp.all(trajectory.action[:, ~greedy] == most_probable[:, ~greedy])
-    advantage = slots.greedy_baseline_advantage(trajectory, state.hyperparams, 4)
+    advantage = objectives.outcome(objectives.greedy_baseline, objectives.episode_scores, objectives.greedy_scores)(
+        trajectory, state.hyperparams, 4
+    )
     scores = np.asarray(trajectory.reward.sum(0)).reshape(2, 4)
     np.testing.assert_allclose(advantage[0].reshape(2, 4), scores - scores[:, :1])
 
@@ -152,40 +153,64 @@ def test_the_greedy_member_acts_greedily_and_is_not_learnt_from():
 
 ALL_ACTIONS = forked(1, all_actions=True)
 NEEDS = {
-    "values": ({"advantage": slots.gae_advantage}, {"critic": slots.plain_value_loss}, "set critic="),
+    "values": (
+        {"advantage": objectives.gae_advantage},
+        {"critic": objectives.tuned(objectives.value_loss)},
+        "set critic=",
+    ),
     "values of another advantage": (
-        {"advantage": slots.return_minus_value_advantage},
-        {"critic": slots.plain_value_loss},
+        {"advantage": objectives.return_minus_value_advantage},
+        {"critic": objectives.tuned(objectives.value_loss)},
         "set critic=",
     ),
     "a greedy member": (
-        {"advantage": slots.greedy_baseline_advantage},
+        {
+            "advantage": objectives.outcome(
+                objectives.greedy_baseline, objectives.episode_scores, objectives.greedy_scores
+            )
+        },
         {"greedy_member": True},
         "set greedy_member=True",
     ),
-    "all actions": ({"advantage": slots.all_actions_advantage}, {"start": ALL_ACTIONS}, "all_actions=True"),
+    "all actions": ({"advantage": objectives.all_actions_advantage}, {"start": ALL_ACTIONS}, "all_actions=True"),
     "sequences": (
-        {"ratio": slots.sequence_ratio},
+        {"ratio": objectives.sequence_ratio},
         {"whole_sequences": True},
         "sequence_ratio .*set whole_sequences=True",
     ),
-    "sequences of tokens": ({"ratio": slots.sequence_token_ratio}, {"whole_sequences": True}, "whole_sequences=True"),
-    "sequences for a mean": ({"ratio": slots.geometric_mean_ratio}, {"whole_sequences": True}, "whole_sequences=True"),
-    "minibatches": ({"ratio": slots.covariance_clipped_ratio}, {"whole_minibatches": True}, "set whole_minibatches="),
+    "sequences of tokens": (
+        {"ratio": objectives.sequence_token_ratio},
+        {"whole_sequences": True},
+        "whole_sequences=True",
+    ),
+    "sequences for a mean": (
+        {"ratio": objectives.geometric_mean_ratio},
+        {"whole_sequences": True},
+        "whole_sequences=True",
+    ),
+    "minibatches": (
+        {"ratio": objectives.covariance_clipped_ratio},
+        {"whole_minibatches": True},
+        "set whole_minibatches=",
+    ),
     "minibatches for a penalty": (
-        {"penalties": (slots.covariance_kl,)},
+        {"penalties": (objectives.covariance_kl,)},
         {"whole_minibatches": True},
         "set whole_minibatches=True",
     ),
-    "a reference": ({"penalties": (slots.kl_to_reference,)}, {"reference": slots.frozen_reference}, "with_reference"),
+    "a reference": (
+        {"penalties": (objectives.kl_to_reference,)},
+        {"reference": objectives.frozen_reference},
+        "with_reference",
+    ),
     "a reference's distribution": (
-        {"penalties": (slots.exact_kl_to_reference,)},
-        {"reference": slots.frozen_reference},
+        {"penalties": (objectives.exact_kl_to_reference,)},
+        {"reference": objectives.frozen_reference},
         "with_reference",
     ),
     "a reference for the reward": (
-        {"reward": slots.kl_penalized_reward},
-        {"reference": slots.frozen_reference},
+        {"reward": objectives.kl_penalized_reward},
+        {"reference": objectives.frozen_reference},
         "with_reference",
     ),
 }
@@ -203,8 +228,8 @@ def wrapped(function):
 @pytest.mark.parametrize("slot, need, message", NEEDS.values(), ids=NEEDS)
 def test_what_a_slot_needs_is_told_at_construction(slot, need, message, given):
     ((name, value),) = slot.items()
-    value = tuple(map(given, value)) if isinstance(value, tuple) else given(value)
-    algorithm = GRPO._replace(penalties=(), **{name: value}) if name != "penalties" else GRPO._replace(penalties=value)
+    value = tuple(map(given, value)) if name == "penalties" else given(value)
+    algorithm = GRPO._replace(**{"penalties": (), name: value})
     size = {"num_minibatches": 1} | ({"group_size": 2} if "start" in need else {})
     with pytest.raises(ConfigError, match=message):
         Config(algorithm=algorithm, **SMALL | size)
@@ -221,7 +246,7 @@ def test_a_slot_of_ones_own_that_reads_what_is_not_there_is_told_at_construction
 
 @pytest.mark.parametrize("parts", [None, 1, 2])
 def test_what_compares_a_minibatch_is_not_given_parts_of_it(parts):
-    algorithm = GRPO._replace(ratio=wrapped(slots.covariance_clipped_ratio))
+    algorithm = GRPO._replace(ratio=wrapped(objectives.covariance_clipped_ratio))
     with pytest.raises(ConfigError, match="set whole_minibatches=True"):
         Config(algorithm=algorithm, num_microbatches=parts, **SMALL)
     if parts == 2:
@@ -239,7 +264,7 @@ def clip_fractions(algorithm, hyperparams):
     order = jnp.arange(batch.mask.shape[1])
     _, metrics, _ = minibatch_gradient(config.algorithm, config.policy, params, batch, order, hyperparams, 1)
     prediction = predict(config.policy, params, batch)
-    low, high = losses.clip_fractions(
+    low, high = objectives.clip_fractions(
         prediction.log_prob - batch.log_prob,
         batch.advantage,
         clip_low=hyperparams.clip_low,
@@ -290,7 +315,7 @@ def test_updates_stop_once_the_kl_limit_is_exceeded():
 
 @pytest.mark.parametrize("target, direction", [(1e-6, 1), (10.0, -1)])
 def test_the_kl_coefficient_follows_the_measured_kl(target, direction):
-    algorithm = GRPO._replace(kl_controller=slots.adaptive_kl)
+    algorithm = GRPO._replace(kl_controller=objectives.tuned(objectives.adaptive_coefficient, target="kl_target"))
     states, metrics = trained(algorithm, Hyperparams(kl_coef=0.1, kl_target=target, learning_rate=0.01), 3)
     coefficients = [float(state.kl_coef) for state in states]
     expected = [0.1 * (1 + direction * 0.1 * 0.2) ** i for i in range(4)]  # the error is clipped at ±0.2, gain 0.1
@@ -300,7 +325,7 @@ def test_the_kl_coefficient_follows_the_measured_kl(target, direction):
 
 
 def test_the_kl_penalty_moves_into_the_reward():
-    algorithm = with_reference(GRPO)._replace(reward=slots.kl_penalized_reward, penalties=())
+    algorithm = with_reference(GRPO)._replace(reward=objectives.kl_penalized_reward, penalties=())
     config, state, trajectory, _ = rolled_out(algorithm)
     reference = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
     hyperparams = state.hyperparams.replace(kl_coef=jnp.float32(50.0))
@@ -336,7 +361,7 @@ def test_a_reward_slot_needs_no_reference():
 @pytest.mark.parametrize(
     "slot, function",
     [
-        ("advantage", lambda trajectory, hyperparams, group_size: slots.episode_scores(trajectory, group_size)),
+        ("advantage", lambda trajectory, hyperparams, group_size: objectives.episode_scores(trajectory, group_size)),
         ("reduce", jnp.mean),
         ("ratio", lambda log_ratio, batch, hyperparams: log_ratio.sum()),
         ("surrogate", lambda log_ratio, advantage, hyperparams: log_ratio[0]),

@@ -8,7 +8,7 @@ from probes import Probe, Recall, bits
 
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, make_init, run
 from grpo_jax.algorithms import PPO, with_reference
-from grpo_jax.objectives.slots import exact_kl_to_reference, sequence_ratio
+from grpo_jax.objectives import exact_kl_to_reference, sequence_ratio
 from grpo_jax.rollouts.rollout import unroll
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import default_microbatches, minibatch_gradient

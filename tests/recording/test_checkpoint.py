@@ -15,7 +15,7 @@ from grpo_jax import GRPO, Config, Hyperparams, run
 from grpo_jax.algorithms import GSPO
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives.slots import adaptive_kl
+from grpo_jax.objectives import adaptive_coefficient, tuned
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run, describe
 from grpo_jax.training.run import Progress, initial_states
 
@@ -206,7 +206,7 @@ def small_run(**fields):
 
 
 def test_a_coefficient_that_adapts_goes_on(tmp_path):
-    algorithm = GRPO._replace(kl_controller=adaptive_kl)
+    algorithm = GRPO._replace(kl_controller=tuned(adaptive_coefficient, target="kl_target"))
     sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "hidden_sizes": (4,)}
     config = Config(environment=Probe(), algorithm=algorithm, **sizes)
     hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1)

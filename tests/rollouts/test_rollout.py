@@ -10,9 +10,8 @@ from gymnax.environments.environment import Environment, EnvParams
 from gymnax.environments.spaces import Discrete
 from probes import FOREVER, OneOrThirty, Probe, bits, known_params, known_policy, standing
 
-from grpo_jax import PPO, Config, Hyperparams, make_init
+from grpo_jax import PPO, Config, Hyperparams, make_init, objectives
 from grpo_jax.environments import make_environment
-from grpo_jax.objectives import advantages
 from grpo_jax.rollouts import rollout
 from grpo_jax.rollouts.rollout import block_length, unroll
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE
@@ -71,7 +70,7 @@ def test_truncation_bootstraps_from_the_true_final_observation(window, name):
     expected = 12.0 + 2 * np.array(ages)
     assert trajectory.next_value[bootstraps, column].tolist() == expected[bootstraps].tolist()
 
-    actual = advantages.gae(*(x[:, column] for x in trajectory_for_gae(trajectory)), discount=0.5, gae_lambda=0.5)
+    actual = objectives.gae(*(x[:, column] for x in trajectory_for_gae(trajectory)), discount=0.5, gae_lambda=0.5)
     np.testing.assert_allclose(actual, advantage, rtol=0, atol=1e-6)
 
 
@@ -318,7 +317,7 @@ class TwoLifetimes(Environment):
 def test_truncation_more_often_than_the_limit_allows_is_not_a_number():
     values, final_values = jnp.arange(10.0, 18.0)[:, None], jnp.array([[20.0], [18.0]])  # one slot, and the end
     truncated = jnp.isin(jnp.arange(8), jnp.array([1, 4, 7]))[:, None]
-    actual = advantages.next_values(values, final_values, truncated)
+    actual = objectives.next_values(values, final_values, truncated)
     np.testing.assert_array_equal(actual[:, 0], [11, 20, 13, 14, np.nan, 16, 17, np.nan])
 
 

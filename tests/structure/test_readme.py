@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import grpo_jax
 from grpo_jax.algorithms import ALGORITHMS, GRPO, PAPERS
+from grpo_jax.rollouts.starts import Start
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -26,10 +28,10 @@ def table() -> str:
     """The algorithms as Markdown: name, slots in which they differ from GRPO, paper."""
 
     def shown(value):
-        if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            return "(" + ", ".join(shown(part) for part in value) + ")"
-        if hasattr(value, "begin"):
-            return value.begin.__name__
+        if type(value) is tuple:
+            return "(" + ", ".join(map(shown, value)) + ")"
+        if isinstance(value, Start):
+            return next(name for name in ("FRESH", "CONTINUE", "ANCHORED") if getattr(grpo_jax, name) == value)
         return getattr(value, "__name__", str(value))
 
     rows = ["| algorithm | slots | paper |", "|---|---|---|"]

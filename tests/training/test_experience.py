@@ -10,8 +10,7 @@ from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step
 from grpo_jax.algorithms import DAPO, GRPO, GRPO_RETURN_TO_GO, PPO, REMAX, SAME_STEP_GAE, with_reference
 from grpo_jax.environments import make_environment, parameters_of_groups
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives.advantages import whiten
-from grpo_jax.objectives.slots import all_actions_advantage
+from grpo_jax.objectives import all_actions_advantage, whiten
 from grpo_jax.rollouts.groups import reset_groups
 from grpo_jax.rollouts.rollout import unroll
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, anchored_groups, forked

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from probes import difference
 
-from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
+from grpo_jax import GRPO, Config, Hyperparams, evaluate, objectives, run
 from grpo_jax.algorithms import with_reference
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, make_task, text
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
-from grpo_jax.objectives import slots
-from grpo_jax.objectives.advantages import decoupled_normalized
+from grpo_jax.objectives import decoupled_normalized
 from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.training.imitation import imitation_loss, warm_start
 from grpo_jax.training.run import initial_states
@@ -76,14 +75,23 @@ def test_each_part_of_a_reward_is_normalised_by_itself():
     weights = jnp.broadcast_to(jnp.array([[1, 0.1], [1, 0.1], [2, 0.5], [2, 0.5]]), values.shape)
     valid = jnp.array([[True] * 4, [True, True, False, True]])
     trajectory = SimpleNamespace(valid=valid, reward_parts=RewardParts(values, weights))
-    advantage = slots.decoupled_advantage(trajectory, Hyperparams(), 2)
+    advantage = objectives.outcome(
+        objectives.decoupled_normalized, objectives.reward_part_scores, objectives.reward_part_weights
+    )(trajectory, Hyperparams(), 2)
     first = decoupled_normalized(jnp.array([[[1.0, 1.0]], [[1.0, 2.0]]]), jnp.array([1, 0.1]))
     second = decoupled_normalized(jnp.array([[[0.0, 0.0]], [[3.0, 5.0]]]), jnp.array([2, 0.5]))
     np.testing.assert_allclose(advantage[0], [*first[0], *second[0]])
     np.testing.assert_allclose(advantage[0], [-0.1, 0.1, -0.5, 0.5], rtol=1e-4)
     np.testing.assert_allclose(advantage[1], [-0.1, 0.1, 0.0, 0.5], rtol=1e-4)
     with pytest.raises(ConfigError, match="parts of the reward"):
-        Config(environment="Catch-bsuite", algorithm=GRPO._replace(advantage=slots.decoupled_advantage))
+        Config(
+            environment="Catch-bsuite",
+            algorithm=GRPO._replace(
+                advantage=objectives.outcome(
+                    objectives.decoupled_normalized, objectives.reward_part_scores, objectives.reward_part_weights
+                )
+            ),
+        )
 
 
 def test_pass_at_k_counts_choices():

@@ -1,0 +1,121 @@
+"""Clip-Cov and KL-Cov (https://arxiv.org/abs/2505.22617): restrain the steps that drive the entropy down."""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.divergences import abs_k1
+from grpo_jax.objectives.ratios import check_whole
+from grpo_jax.objectives.surrogates import clip_fractions
+from grpo_jax.precision import at_least_float32
+from grpo_jax.types import Batch, Prediction
+
+
+def random_covariant_steps(
+    log_prob: jax.Array,
+    advantages: jax.Array,
+    mask: jax.Array,
+    key: jax.Array,
+    *,
+    fraction: float = 2e-4,
+    low: float = 1.0,
+    high: float = 5.0,
+    excluded: jax.Array | None = None,
+) -> jax.Array:
+    """Steps whose objective is to be dropped, drawn from those that drive the entropy down.
+
+        cov_t = (A_t - mean(A)) (log pi_t - mean(log pi));  at random, of the steps with low < cov_t < high
+
+    Clip-Cov (https://arxiv.org/abs/2505.22617).
+
+    Args:
+      log_prob: `[T, N]`, of the policy, in nats.
+      advantages: `[T, N]`.
+      mask: `[T, N]`, true on the valid steps, which means and number are taken over.
+      key: of the draw.
+      fraction: of the valid steps that are selected, rounded down, at least one.
+      low: covariance above which a step may be drawn.
+      high: covariance below which a step may be drawn.
+      excluded: `[T, N]`, true on steps that are not to be drawn: the paper excludes those that PPO clips already.
+
+    Returns:
+      `[T, N]`, boolean; all false where no step qualifies.
+    """
+    covariance = _covariance(log_prob, advantages, mask)
+    eligible = mask.astype(bool) & (covariance > low) & (covariance < high)
+    if excluded is not None:
+        eligible &= ~excluded.astype(bool)
+    return _first(jax.random.uniform(key, mask.shape), eligible, _share(mask, fraction))
+
+
+def most_covariant_steps(
+    log_prob: jax.Array, advantages: jax.Array, mask: jax.Array, *, fraction: float = 2e-4
+) -> jax.Array:
+    """Steps to be penalised with a KL to the behaviour policy: those that drive the entropy down the most.
+
+        the fraction * (valid steps) with the largest (A_t - mean(A)) (log pi_t - mean(log pi))
+
+    KL-Cov (https://arxiv.org/abs/2505.22617): on them the objective is `ratio A - coef |log_ratio|`
+    (`abs_k1`).
+
+    Args:
+      log_prob: `[T, N]`, of the policy, in nats.
+      advantages: `[T, N]`.
+      mask: `[T, N]`, true on the valid steps.
+      fraction: of the valid steps that are selected, rounded down, at least one.
+
+    Returns:
+      `[T, N]`, boolean; all false where no step is valid.
+    """
+    return _first(-_covariance(log_prob, advantages, mask), mask.astype(bool), _share(mask, fraction))
+
+
+def _covariance(log_prob: jax.Array, advantages: jax.Array, mask: jax.Array) -> jax.Array:
+    chex.assert_equal_shape([log_prob, advantages, mask])
+    valid = mask.astype(bool)
+    count = jnp.maximum(jnp.sum(valid), 1)
+
+    def deviation(x: jax.Array) -> jax.Array:
+        x = jnp.where(valid, jax.lax.stop_gradient(at_least_float32(x)), 0.0)
+        return x - jnp.sum(x) / count
+
+    return deviation(advantages) * deviation(log_prob)
+
+
+def _share(mask: jax.Array, fraction: float) -> jax.Array:
+    """How many steps are that fraction of the valid ones: a traced number, at least 1."""
+    return jnp.maximum(jnp.floor(fraction * jnp.sum(mask.astype(bool))), 1)
+
+
+def _first(order: jax.Array, eligible: jax.Array, number: jax.Array) -> jax.Array:
+    """The first `number` of the eligible entries in ascending order."""
+    ranks = jnp.argsort(jnp.argsort(jnp.where(eligible, order, jnp.inf), axis=None))
+    return eligible & (ranks.reshape(order.shape) < number)
+
+
+def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Each step's own ratio, without gradient where log-probability and advantage vary together most."""
+    check_whole(batch.whole.minibatches, "covariance_clipped_ratio", "the samples of a minibatch", "whole_minibatches")
+    low, high = clip_fractions(
+        log_ratio, batch.advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
+    )
+    selected = random_covariant_steps(
+        batch.log_prob + log_ratio,
+        batch.advantage,
+        batch.mask,
+        jax.random.key(0),  # the samples of a minibatch come in random order already
+        fraction=hyperparams.covariance_fraction,
+        excluded=low | high,
+    )
+    return jnp.where(selected, jax.lax.stop_gradient(log_ratio), log_ratio)
+
+
+def covariance_kl(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """|log-ratio| to the behaviour policy, only where log-probability and advantage vary together most."""
+    check_whole(batch.whole.minibatches, "covariance_kl", "the samples of a minibatch", "whole_minibatches")
+    selected = most_covariant_steps(
+        prediction.log_prob, batch.advantage, batch.mask, fraction=hyperparams.covariance_fraction
+    )
+    cost = hyperparams.covariance_kl_coef * abs_k1(prediction.log_prob, batch.log_prob)
+    return jnp.where(selected, cost, 0.0)

@@ -1,0 +1,214 @@
+"""The kernel baseline: the value of a state is the mean return of similar states in other environments."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.returns import bootstrapped_returns
+from grpo_jax.precision import at_least_float32
+from grpo_jax.types import PyTree, Trajectory
+
+FAR = 1e30  # a squared distance beyond any
+CLOSEST = 1e-30  # bandwidths are no smaller
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def kernel_values(
+    features: jax.Array,
+    final_features: jax.Array,
+    rewards: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    mask: jax.Array,
+    *,
+    discount: float,
+    bandwidth: float,
+    relative: bool = False,
+    standardize: bool = False,
+    reach: int = 0,
+) -> tuple[jax.Array, jax.Array]:
+    """Values of states as means of the returns of other rollouts, weighted by similarity.
+
+        V(x_t^i) = sum_{j != i, |s - t| <= reach} w_sj R_s^j,  w = softmax(-||x_t^i - x_s^j||^2 / bandwidth)
+
+    R are discounted returns-to-go, bootstrapped where a limit or the window cut them. The value of such a final state
+    is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped likewise:
+    two iterations from 0. A rollout is compared with others alone; only through what bootstraps theirs can its own
+    rewards have a part in its values, a small one. Kernelised advantage estimation is related
+    (https://arxiv.org/abs/2604.28005).
+
+    Args:
+      features: `[T, N, ...]`, any dtype: what states are compared by.
+      final_features: `[F, N, ...]`, of what no step begins with (see `next_values`).
+      rewards: `[T, N]`.
+      terminated, truncated: `[T, N]` bool.
+      mask: `[T, N]`, true on the valid steps.
+      discount: in [0, 1].
+      bandwidth: squared distance at which a weight falls to 1/e. At 0 the nearest counts alone, at infinity all alike.
+      relative: the bandwidth is in units of the mean squared distance of two states of the batch. Static.
+      standardize: divide each element by its standard deviation over the batch. Static.
+      reach: how many steps earlier and later the others' states may be. Static.
+
+    Returns:
+      Values `[T, N]` and `[F, N]`, in the units of the returns; 0 where there is no other to learn from. A state that
+      is not finite, or whose square is not, is compared with none: its value is 0, and those of others are as if it
+      were not valid. With `relative` or `standardize` a rollout has a part in its own values, through the scale alone.
+    """
+    (num_steps, num_envs), num_finals = rewards.shape, len(final_features)
+    rewards = at_least_float32(rewards)
+    features, final_features = (x.reshape(*x.shape[:2], -1) for x in (features, final_features))
+    comparable, finally_comparable = map(_comparable, (features, final_features))
+    features = jnp.where(comparable[..., None], features, 0)
+    final_features = jnp.where(finally_comparable[..., None], final_features, 0)
+    mask = mask.astype(bool) & comparable
+    origin = at_least_float32(features[0, 0])  # differences of integers stay exact
+    scale = 1.0
+    if relative or standardize:
+        variance = _variance(at_least_float32(features) - origin, mask[..., None])
+        if standardize:
+            scale = jnp.where(variance > 0, jax.lax.rsqrt(variance), 0.0)
+        if relative:
+            bandwidth = bandwidth * 2.0 * jnp.sum(variance * scale**2)
+    bandwidth = jnp.maximum(bandwidth, CLOSEST)
+
+    def embed(x):
+        return ((at_least_float32(x) - origin) * scale).reshape(-1, x.shape[-1])
+
+    # A return is linear in the final values: what it is without them, and the factor of each.
+    unit = jnp.broadcast_to(jnp.eye(num_finals)[..., None], (num_finals, num_finals, num_envs))
+    returns_of = functools.partial(bootstrapped_returns, terminated=terminated, truncated=truncated, discount=discount)
+    own_part = returns_of(rewards, jnp.zeros((num_finals, num_envs)))
+    factors = jax.vmap(lambda one: returns_of(jnp.zeros_like(rewards), one))(unit)
+    counted = mask & jnp.isfinite(own_part)
+    terms = jnp.where(counted[..., None], jnp.stack([own_part, *factors], axis=-1), 0.0)  # [T, N, 1 + F]
+
+    half = max(num_steps // 2, 1)
+    log_weights, means = _of_each_rollout(embed(final_features), embed, features, terms, counted, bandwidth, half)
+    weights = _softmax(log_weights, ~jnp.tile(jnp.eye(num_envs, dtype=bool), (num_finals, 1)))
+    final_values = jnp.zeros((num_finals, num_envs))
+    for _ in range(2):
+        returns = means[..., 0] + jnp.sum(means[..., 1:] * final_values.T, axis=-1)
+        final_values = jnp.sum(weights * returns, axis=1).reshape(num_finals, num_envs)
+        final_values = jnp.where(finally_comparable, final_values, 0.0)
+    returns = terms[..., 0] + jnp.sum(terms[..., 1:] * final_values.T, axis=-1)
+
+    padded = [jnp.pad(x, ((reach, reach), *((0, 0),) * (x.ndim - 1))) for x in (features, returns, counted)]
+    not_own = jnp.tile(~jnp.eye(num_envs, dtype=bool), (1, 2 * reach + 1))
+
+    def value(now):
+        step, x = now
+        others, returns, counted = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, step, 2 * reach + 1), padded
+        )
+        weights = _similarity(_squared_distances(embed(x), embed(others)), not_own & counted.reshape(-1), bandwidth)
+        return jnp.matmul(weights, returns.reshape(-1), precision=HIGHEST)
+
+    values = jax.lax.map(value, (jnp.arange(num_steps), features))
+    return jnp.where(comparable, values, 0.0), final_values
+
+
+def _of_each_rollout(queries, embed, features, terms, counted, bandwidth, num_steps):
+    """What the first steps of each rollout say of `queries` `[Q, E]`.
+
+    Returns:
+      The logarithm of each rollout's weight, `[Q, N]`, and the weighted means of its terms, `[Q, N, C]`.
+    """
+
+    def step(carry, now):
+        nearest, total, sums = carry
+        x, terms, counted = now
+        distances = jnp.where(counted, _squared_distances(queries, embed(x)), FAR)
+        closest = jnp.minimum(nearest, distances)
+        before, here = jnp.exp((closest - nearest) / bandwidth), jnp.exp((closest - distances) / bandwidth)
+        here = jnp.where(counted, here, 0.0)
+        sums = sums * before[..., None] + here[..., None] * terms
+        return (closest, total * before + here, sums), None
+
+    shape = (queries.shape[0], counted.shape[1])
+    start = (jnp.full(shape, FAR), jnp.zeros(shape), jnp.zeros((*shape, terms.shape[-1])))
+    xs = jax.tree.map(lambda leaf: leaf[:num_steps], (features, terms, counted))
+    (nearest, total, sums), _ = jax.lax.scan(step, start, xs)
+    nearest = nearest - jnp.min(nearest, axis=1, keepdims=True)  # large numbers over a small bandwidth overflow
+    return jnp.log(total) - nearest / bandwidth, sums / jnp.maximum(total, CLOSEST)[..., None]
+
+
+def _similarity(distances, allowed, bandwidth):
+    """Weights of what is allowed, `[Q, K]`: rows sum to 1, or to 0 where nothing is."""
+    nearest = jnp.min(distances, axis=1, keepdims=True, where=allowed, initial=FAR)
+    return _softmax((nearest - distances) / bandwidth, allowed)
+
+
+def _softmax(logits, allowed):
+    weights = jax.nn.softmax(jnp.where(allowed, logits, -jnp.inf), axis=1, where=allowed)
+    return jnp.where(jnp.any(allowed & jnp.isfinite(logits), axis=1, keepdims=True), weights, 0.0)
+
+
+def _squared_distances(a, b):
+    """Between the rows of `[Q, E]` and `[K, E]`."""
+    products = jnp.matmul(a, b.T, precision=HIGHEST)
+    return jnp.maximum(jnp.sum(a**2, axis=1)[:, None] + jnp.sum(b**2, axis=1) - 2.0 * products, 0.0)
+
+
+def _comparable(x):
+    """`[T, N]` bool: the distances of the states `[T, N, E]` from others are finite."""
+    return jnp.isfinite(jnp.sum(jnp.square(at_least_float32(x)), axis=-1))
+
+
+def _variance(x, valid):
+    """Of each element over valid steps, `[E]`; exactly 0 for one that is 0 throughout."""
+    return jnp.var(x, axis=(0, 1), where=valid)
+
+
+def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
+    """States are compared by what is observed of them."""
+    return trajectory.observation, trajectory.final_observation
+
+
+def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
+    """States are compared by what the actor's head reads."""
+    if policy.features is None:
+        raise ValueError("policy_features are not told by this policy, a transformer; compare what is observed")
+    carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
+    begins = jnp.zeros((1, trajectory.valid.shape[1]), bool)
+    of_final = jax.vmap(lambda observation, carry: policy.features(params, observation[None], carry, begins)[0])
+    return (
+        policy.features(params, trajectory.observation, carry, trajectory.is_first),
+        of_final(trajectory.final_observation, trajectory.final_carry),
+    )
+
+
+def kernel_baseline(
+    trajectory: Trajectory,
+    policy: Any,
+    params: PyTree,
+    hyperparams: Hyperparams,
+    group_size: int,
+    *,
+    metric: Callable = observed,
+    standardize: bool = False,
+    relative: bool = True,
+    reach: int = 0,
+) -> tuple[jax.Array, jax.Array]:
+    """The mean return-to-go of all other environments at the same step, weighted by similarity.
+
+    Options by `functools.partial`: the metric, `observed` or `policy_features`; the others are those of
+    `kernel_values`. The bandwidth is `kernel_bandwidth`.
+    """
+    if trajectory.valid.shape[1] < 2:
+        raise ValueError("kernel_baseline compares environments, and there is one; use num_envs=2 or more, best 64")
+    return kernel_values(
+        *metric(trajectory, policy, params),
+        trajectory.reward,
+        trajectory.terminated,
+        trajectory.truncated,
+        trajectory.valid,
+        discount=hyperparams.discount,
+        bandwidth=hyperparams.kernel_bandwidth,
+        standardize=standardize,
+        relative=relative,
+        reach=reach,
+    )

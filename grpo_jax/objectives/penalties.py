@@ -1,0 +1,140 @@
+"""Penalties: KL to the behaviour or a reference policy and entropy, their coefficients, and how a reference moves."""
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.divergences import k3
+from grpo_jax.precision import at_least_float32
+from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
+
+
+def penalized_rewards(rewards: jax.Array, kl: jax.Array, mask: jax.Array | None = None, *, kl_coef: float) -> jax.Array:
+    """The penalty in the reward instead of the loss: it is then credited to the actions that led there.
+
+        r'_t = r_t - kl_coef kl_t
+
+    RLHF (https://arxiv.org/abs/1909.08593), with `kl = k1(...)`.
+
+    Args:
+      rewards: `[T, N]`.
+      kl: `[T, N]`, an estimate at each step, in nats.
+      mask: `[T, N]`, true on the valid steps; all of them without it.
+      kl_coef: units of reward for each nat.
+
+    Returns:
+      `[T, N]`, without gradient; 0 on invalid steps.
+    """
+    penalized = jax.lax.stop_gradient(at_least_float32(rewards) - kl_coef * at_least_float32(kl))
+    return penalized if mask is None else jnp.where(mask.astype(bool), penalized, 0.0)
+
+
+def adaptive_coefficient(
+    coefficient: jax.Array, kl: jax.Array, *, target: float, rate: float = 0.1, max_error: float = 0.2
+) -> jax.Array:
+    """One step of the proportional controller that holds the KL at a target.
+
+        coefficient' = coefficient (1 + rate clip(kl / target - 1, -max_error, max_error))
+
+    https://arxiv.org/abs/1909.08593, section 2.2 (rate 0.1, error clipped at 0.2); trainers that give a horizon use
+    `rate = num_samples / horizon`.
+
+    Args:
+      coefficient: scalar, > 0 (0 stays 0).
+      kl: scalar, measured since the last step, in nats.
+      target: the KL to hold, in nats, > 0.
+      rate: gain of the controller.
+      max_error: limit of the relative error.
+
+    Returns:
+      The new coefficient, scalar; unchanged if the measured KL, or what it would become, is not finite.
+    """
+    coefficient, kl = at_least_float32(coefficient), at_least_float32(kl)
+    error = jnp.clip(kl / target - 1.0, -max_error, max_error)
+    return _unless_not_finite(kl, coefficient * (1.0 + rate * error), coefficient)
+
+
+def doubling_coefficient(
+    coefficient: jax.Array, kl: jax.Array, *, target: float, tolerance: float = 1.5, factor: float = 2.0
+) -> jax.Array:
+    """One step of PPO's own controller: doubled where the KL is far above its target, halved where far below.
+
+        coefficient * factor if kl > target * tolerance;  coefficient / factor if kl < target / tolerance
+
+    https://arxiv.org/abs/1707.06347, section 4.
+
+    Args:
+      coefficient: scalar, > 0 (0 stays 0).
+      kl: scalar, measured since the last step, in nats.
+      target: the KL to hold, in nats, > 0.
+      tolerance: how far from the target counts as far, a ratio > 1.
+      factor: of the change.
+
+    Returns:
+      The new coefficient, scalar; unchanged if the measured KL, or what it would become, is not finite.
+    """
+    coefficient, kl = at_least_float32(coefficient), at_least_float32(kl)
+    step = jnp.where(kl > target * tolerance, factor, jnp.where(kl < target / tolerance, 1.0 / factor, 1.0))
+    return _unless_not_finite(kl, coefficient * step, coefficient)
+
+
+def _unless_not_finite(kl: jax.Array, following: jax.Array, coefficient: jax.Array) -> jax.Array:
+    """The following coefficient, if that and the KL are finite: what is not would stay so for ever."""
+    return jnp.where(jnp.isfinite(kl) & jnp.isfinite(following), following, coefficient)
+
+
+def _check_reference(of_reference: jax.Array | None) -> None:
+    if of_reference is None:
+        raise ValueError(
+            "the algorithm has a KL penalty to a reference policy, but no reference policy; set the slot reference, or "
+            "write with_reference(algorithm), which sets both"
+        )
+
+
+def kl_to_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Exact KL(behaviour || policy), a trust region around the parameters that acted."""
+    return hyperparams.kl_coef * prediction.kl_behaviour
+
+
+def kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Low-variance estimate k3 of KL(policy || reference), as DeepSeekMath has it."""
+    _check_reference(prediction.reference_log_prob)
+    return hyperparams.kl_coef * k3(prediction.log_prob, prediction.reference_log_prob)
+
+
+def exact_kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Exact KL(policy || reference) over the action distribution."""
+    _check_reference(prediction.kl_reference)
+    return hyperparams.kl_coef * prediction.kl_reference
+
+
+KL_PENALTIES = (kl_to_behaviour, kl_to_reference, exact_kl_to_reference)
+"""Of which an algorithm has one at most."""
+
+
+def entropy_bonus(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Entropy as a negative cost."""
+    return -hyperparams.entropy_coef * prediction.entropy
+
+
+def frozen_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
+    """The initial parameters, for ever."""
+    return reference
+
+
+def refreshed_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
+    """The current parameters, taken every `reference_interval` iterations."""
+    refresh = jnp.mod(iteration, hyperparams.reference_interval) == 0
+    return jax.tree.map(lambda old, new: jnp.where(refresh, new, old), reference, params)
+
+
+def averaged_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
+    """An exponential moving average of the parameters, of decay `reference_decay` per iteration."""
+    decay = hyperparams.reference_decay
+    return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, reference, params)
+
+
+def kl_penalized_reward(trajectory: Trajectory, kl: jax.Array | None, hyperparams: Hyperparams) -> jax.Array:
+    """The KL penalty in the reward, in place of the loss: `kl` is the k1 estimate of the KL to the reference."""
+    _check_reference(kl)
+    return penalized_rewards(trajectory.reward, kl, trajectory.valid, kl_coef=hyperparams.kl_coef)

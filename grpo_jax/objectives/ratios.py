@@ -1,0 +1,118 @@
+"""Probability ratios: of a step, of a sequence, and kept finite."""
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.divergences import MAX_LOG_RATIO
+from grpo_jax.precision import at_least_float32
+from grpo_jax.types import Batch
+
+
+def importance_ratio(log_ratio: jax.Array) -> jax.Array:
+    """The likelihood ratio, kept finite.
+
+        exp(clip(log_ratio, -20, 20))
+
+    Args:
+      log_ratio: any shape, in nats.
+
+    Returns:
+      The same shape, in [2e-9, 5e8]; its gradient is 0 beyond the clamp.
+    """
+    return jnp.exp(jnp.clip(at_least_float32(log_ratio), -MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def sequence_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array:
+    """The log of the geometric mean of a sequence's ratios, on each of its steps.
+
+        s_i = 1/|y_i| sum_t log_ratio_it
+
+    GSPO (https://arxiv.org/abs/2507.18071). The gradient of each step reaches all steps of its sequence.
+
+    Args:
+      log_ratio: `[T, N]`, in nats.
+      mask: `[T, N]`, true on the valid steps.
+
+    Returns:
+      `[T, N]`, the same number along a sequence; 0 for a sequence without a valid step.
+    """
+    valid = mask.astype(bool)
+    total = jnp.sum(jnp.where(valid, at_least_float32(log_ratio), 0.0), axis=0, keepdims=True)
+    return jnp.broadcast_to(total / jnp.maximum(jnp.sum(valid, axis=0, keepdims=True), 1), log_ratio.shape)
+
+
+def sequence_token_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array:
+    """The sequence's log-ratio in value, the step's own in gradient.
+
+        sg(s_i) + log_ratio_it - sg(log_ratio_it)
+
+    GSPO-token (https://arxiv.org/abs/2507.18071, section 4.3): for advantages that differ along a sequence.
+
+    Args:
+      log_ratio: `[T, N]`, in nats.
+      mask: `[T, N]`, true on the valid steps.
+
+    Returns:
+      `[T, N]`; 0 on invalid steps.
+    """
+    valid = mask.astype(bool)
+    log_ratio = jnp.where(valid, at_least_float32(log_ratio), 0.0)
+    constant = jax.lax.stop_gradient(sequence_log_ratio(log_ratio, mask) - log_ratio)
+    return jnp.where(valid, log_ratio + constant, 0.0)
+
+
+def geometric_mean_log_ratio(
+    log_ratio: jax.Array, advantages: jax.Array, mask: jax.Array, *, clip_low: float, clip_high: float
+) -> jax.Array:
+    """GMPO's sequence log-ratio: the mean of log-ratios that are clipped step by step, on the side that is pessimistic.
+
+        1/|y_i| sum_t (min(log_ratio_it, clip_high) if A_it > 0 else max(log_ratio_it, -clip_low))
+
+    https://arxiv.org/abs/2507.20673. Its objective is `exp(.) * advantage`, reduced by `mean_of_sequence_means`, for
+    advantages that are constant along a sequence.
+
+    Args:
+      log_ratio: `[T, N]`, in nats.
+      advantages: `[T, N]`; only their sign is used.
+      mask: `[T, N]`, true on the valid steps.
+      clip_low: width in nats, >= 0 (the paper: 0.4); it clips the log-ratio, not the ratio.
+      clip_high: width in nats, >= 0 (the paper: 0.4).
+
+    Returns:
+      `[T, N]`, the same number along a sequence; 0 for a sequence without a valid step.
+    """
+    log_ratio = at_least_float32(log_ratio)
+    clipped = jnp.where(advantages > 0, jnp.minimum(log_ratio, clip_high), jnp.maximum(log_ratio, -clip_low))
+    return sequence_log_ratio(clipped, mask)
+
+
+def step_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Each step has its own ratio."""
+    return log_ratio
+
+
+def check_whole(is_whole: bool, slot: str, what: str, field: str) -> None:
+    """Raises ValueError unless what a slot compares stays together in the batch (see `types.Whole`)."""
+    if not is_whole:
+        raise ValueError(f"{slot} compares {what}, which are not kept together here; set {field}=True in the algorithm")
+
+
+def sequence_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """The length-normalised ratio of the whole sequence, at each of its steps."""
+    check_whole(batch.whole.sequences, "sequence_ratio", "the steps of a sequence", "whole_sequences")
+    return sequence_log_ratio(log_ratio, batch.mask)
+
+
+def sequence_token_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """The value of `sequence_ratio`, with each step's own gradient (GSPO-token)."""
+    check_whole(batch.whole.sequences, "sequence_token_ratio", "the steps of a sequence", "whole_sequences")
+    return sequence_token_log_ratio(log_ratio, batch.mask)
+
+
+def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """The geometric mean of the sequence's ratios, each clipped by itself, at each of its steps."""
+    check_whole(batch.whole.sequences, "geometric_mean_ratio", "the steps of a sequence", "whole_sequences")
+    return geometric_mean_log_ratio(
+        log_ratio, batch.advantage, batch.mask, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
+    )

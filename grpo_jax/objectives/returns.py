@@ -1,0 +1,183 @@
+"""Returns-to-go, and advantages relative to the values of states."""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.advantages import same_step_leave_one_out
+from grpo_jax.precision import at_least_float32
+from grpo_jax.types import Trajectory
+
+
+def gae(
+    rewards: jax.Array,
+    values: jax.Array,
+    next_values: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    *,
+    discount: float,
+    gae_lambda: float,
+) -> jax.Array:
+    """Generalised advantage estimation, with termination and truncation kept apart.
+
+        delta_t = r_t + discount (1 - terminated_t) V(s'_t) - V(s_t)
+        A_t = delta_t + discount lambda (1 - terminated_t)(1 - truncated_t) A_{t+1}
+
+    https://arxiv.org/abs/1506.02438. Termination stops the bootstrap; truncation does not, but both end the trace.
+    Targets for the values are `A + V`.
+
+    Args:
+      rewards: `[T, ...]`.
+      values: `[T, ...]`, of the observation before the step.
+      next_values: `[T, ...]`, of the true observation after the step: the final one of its episode where the step
+        ended it, never the first one of the next. Ignored where terminated.
+      terminated: `[T, ...]`, true where the task ended the episode.
+      truncated: `[T, ...]`, true where a limit cut it.
+      discount: in [0, 1].
+      gae_lambda: in [0, 1]; 0 is the one-step error, 1 is return minus value.
+
+    Returns:
+      `[T, ...]`, in the units of the values.
+    """
+    chex.assert_equal_shape([rewards, values, next_values, terminated, truncated])
+    rewards, values, next_values = map(at_least_float32, (rewards, values, next_values))
+    terminated, ended = terminated.astype(bool), jnp.logical_or(terminated, truncated)
+    deltas = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
+    return _accumulate(deltas, ended, discount * gae_lambda)
+
+
+def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array) -> jax.Array:
+    """Values of the true next observations, for `gae`: of the next step, or where a limit cut the episode of its end.
+
+    Args:
+      values: `[T, N]`, of the observation before each step.
+      final_values: `[F, N]`, of observations that no step begins with: in the order of truncation of the final ones of
+        truncated episodes, and last of what stands after the window. `F` = 1 where nothing follows an episode, whose
+        final observation then stands until the next step.
+      truncated: `[T, N]` bool.
+
+    Returns:
+      `[T, N]`; NaN where a rollout was truncated more often than there are values for.
+    """
+    values, final_values = at_least_float32(values), at_least_float32(final_values)
+    following = jnp.concatenate([values[1:], final_values[-1:]])
+    if len(final_values) == 1:
+        return following
+    num_before = jnp.cumsum(truncated, axis=0) - truncated
+    for number, final_value in enumerate(final_values[:-1]):
+        following = jnp.where(truncated & (num_before == number), final_value, following)
+    return jnp.where(truncated & (num_before >= len(final_values) - 1), jnp.nan, following)
+
+
+def discounted_returns(rewards: jax.Array, ended: jax.Array, *, discount: float) -> jax.Array:
+    """Discounted return-to-go of every step, within its episode and the window.
+
+        R_t = r_t + discount (1 - ended_t) R_{t+1},  R_T = 0
+
+    Args:
+      rewards: `[T, ...]`.
+      ended: `[T, ...]`, true on the last step of an episode.
+      discount: in [0, 1].
+
+    Returns:
+      `[T, ...]`, in the units of the rewards.
+    """
+    chex.assert_equal_shape([rewards, ended])
+    return _accumulate(at_least_float32(rewards), ended.astype(bool), discount)
+
+
+def _accumulate(terms: jax.Array, ended: jax.Array, decay: float) -> jax.Array:
+    """x_t = terms_t + decay (1 - ended_t) x_{t+1}, backwards over the first axis."""
+
+    def step(later: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        term, end = now
+        total = term + decay * jnp.where(end, 0.0, later)
+        return total, total
+
+    nothing = jnp.zeros(terms.shape[1:], jnp.result_type(terms, decay))
+    return jax.lax.scan(step, nothing, (terms, ended), reverse=True)[1]
+
+
+def bootstrapped_returns(
+    rewards: jax.Array, final_values: jax.Array, terminated: jax.Array, truncated: jax.Array, *, discount: float
+) -> jax.Array:
+    """Discounted return-to-go of every step, continued where a limit or the window cut it by the value of what follows.
+
+        R_t = r_t + discount (1 - terminated_t) R_{t+1},  with V(s') for R_{t+1} where truncated and at the window's end
+
+    Args:
+      rewards: `[T, N]`.
+      final_values: `[F, N]`, as `next_values` takes them.
+      terminated, truncated: `[T, N]` bool.
+      discount: in [0, 1].
+
+    Returns:
+      `[T, N]`, in the units of the rewards.
+    """
+    after_window = jnp.broadcast_to(final_values[-1], rewards.shape)
+    bootstraps = next_values(after_window, final_values, truncated)
+    bootstraps = jnp.where(truncated.at[-1].set(True), bootstraps, 0.0)
+    nothing = jnp.zeros_like(rewards)
+    return gae(rewards, nothing, bootstraps, terminated, truncated, discount=discount, gae_lambda=1.0)
+
+
+def returns_to_go(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """The discounted return-to-go itself, compared with nothing."""
+    return discounted_returns(trajectory.reward, trajectory.ended, discount=hyperparams.discount)
+
+
+def return_to_go_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Discounted return-to-go minus the mean of the group's others at the same step."""
+    returns = returns_to_go(trajectory, hyperparams, group_size)
+    others = same_step_leave_one_out(returns, trajectory.valid, group_size)
+    return jnp.where(trajectory.valid, returns - others, 0.0)
+
+
+def all_actions_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """The exact mean over the actions at one state, of forked groups whose member i begins with action i.
+
+        A_i = Q_i - sum_j pi(a_j | s) Q_j
+
+    With Q_i the member's discounted return, and as `make_batch` weighs such members by pi(a_i | s), the gradient is
+    sum_a pi(a | s) A(s, a) grad log pi(a | s): actions are weighed, not sampled. Only the first step has one.
+    """
+    if trajectory.given is None:
+        raise ValueError(
+            "all_actions_advantage compares all actions of a state; use it with start=forked(trunk_steps, "
+            "all_actions=True), whose groups begin with them"
+        )
+    returns = returns_to_go(trajectory, hyperparams, group_size)[0].reshape(-1, group_size)
+    probability = jnp.exp(trajectory.log_prob[0]).reshape(-1, group_size)
+    # Less the first before the mean, which makes equal returns exactly 0.
+    relative = returns - returns[:, :1]
+    advantage = relative - jnp.sum(probability * relative, axis=1, keepdims=True)
+    return jnp.zeros_like(trajectory.reward).at[0].set(advantage.reshape(-1))
+
+
+def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Generalised advantage estimation on the values of the baseline, or else of the critic."""
+    if trajectory.value is None:
+        raise ValueError(
+            "the advantage is relative to the values of a critic or of a baseline, and the algorithm has neither; set "
+            "critic=PPO.critic or baseline=kernel_baseline, or use an advantage without, such as "
+            "return_to_go_advantage"
+        )
+    return gae(
+        trajectory.reward,
+        trajectory.value,
+        trajectory.next_value,
+        trajectory.terminated,
+        trajectory.truncated,
+        discount=hyperparams.discount,
+        gae_lambda=hyperparams.gae_lambda,
+    )
+
+
+def return_minus_value_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Discounted return-to-go minus the value of the baseline, or else of the critic.
+
+    Where a limit or the window cut a return, what follows is worth what the baseline says of it.
+    """
+    return gae_advantage(trajectory, hyperparams.replace(gae_lambda=1.0), group_size)
