@@ -24,7 +24,7 @@ from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.recording.files import write_json
-from grpo_jax.rollouts.groups import one_carry_per_group, reset_groups
+from grpo_jax.rollouts.groups import reset_groups
 from grpo_jax.rollouts.rollout import unroll
 from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.updates.batch import make_batch
@@ -148,8 +148,10 @@ def update(config: Config, state, name: str) -> Case:
     def make(params, key):
         start = reset_groups(policy, params, config.env, {}, key, config.num_envs, config.group_size)
         _, made = unroll(policy, config.env, params, start, key, num_steps=config.num_steps, auto_reset=False)
-        made = one_carry_per_group(made, config.group_size) if config.share_prompts else made
-        return make_batch(config.algorithm, policy, state.params, made, None, state.hyperparams, config.group_size)
+        return make_batch(
+            *(config.algorithm, policy, state.params, made, None, state.hyperparams, config.group_size),
+            share_prompts=config.share_prompts,
+        )
 
     def step(carry, batch):
         learner, key = carry

@@ -72,10 +72,11 @@ class Trajectory(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """What stays together in a batch, so that a slot may compare its parts. Static: a tree without leaves."""
+    """What stays together when a batch is shuffled and split, so that a slot may compare its parts. Static."""
 
     sequences: bool = False  # the steps of a rollout, which lie along S in order
-    minibatches: bool = False  # the samples of a gradient step, which are never processed in parts
+    members: int = 1  # neighbouring sequences that have one carry between them: a group with one prompt, or 1
+    minibatches: bool = False  # the samples of a gradient step, which is never accumulated over parts
 
 
 class Batch(NamedTuple):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from grpo_jax.config.fields import Fields
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, as_count, nearest
-from grpo_jax.updates.batch import of_whole_sequences
+from grpo_jax.updates.batch import kept_whole
 from grpo_jax.updates.shuffle import MAX_SAMPLES
 
 _COUNTS = (
@@ -56,11 +56,11 @@ def check_numbers(config: Fields) -> None:
     if config.truncate_sampling and not config.is_transformer:
         raise ConfigError("truncate_sampling=True is for transformers; leave it out")
     of_kept = config.num_kept_groups is not None
-    num_samples, what = config.num_training_steps, "num_envs * num_steps"
+    whole = kept_whole(config.algorithm, config.policy, config.group_size, share_prompts=config.share_prompts)
+    num_samples = config.num_training_steps // ((config.window_steps if whole.sequences else 1) * whole.members)
+    what = "num_envs (whole sequences)" if whole.sequences else "num_envs * num_steps"
     if config.share_prompts:
-        num_samples, what = config.num_training_groups, "num_envs / group_size (whole groups, share_prompts=True)"
-    elif of_whole_sequences(config.algorithm, config.policy):
-        num_samples, what = num_samples // config.window_steps, "num_envs (whole sequences)"
+        what = "num_envs / group_size (whole groups, share_prompts=True)"
     if of_kept or config.num_windows > 1:
         what = "samples of all windows" if not of_kept else "samples of num_kept_groups"
     if num_samples > MAX_SAMPLES:
@@ -75,7 +75,7 @@ def check_numbers(config: Fields) -> None:
             f"{what} = {num_samples} is not divisible by num_minibatches={config.num_minibatches}, so minibatches "
             f"would differ in size; use num_minibatches={best}"
         )
-    if config.algorithm.whole_minibatches and config.num_microbatches not in (None, 1):
+    if whole.minibatches and config.num_microbatches not in (None, 1):
         raise ConfigError(
             f"num_microbatches={config.num_microbatches}, but a slot of the algorithm compares the samples of a "
             "minibatch with each other; leave it out"

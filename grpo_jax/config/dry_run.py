@@ -7,7 +7,6 @@ from grpo_jax.config.fields import Fields
 from grpo_jax.environments import Environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.rollouts.groups import one_carry_per_group
 from grpo_jax.rollouts.rollout import num_finals
 from grpo_jax.types import RewardParts, Trajectory
 from grpo_jax.updates.batch import make_batch
@@ -53,7 +52,9 @@ def check_slots(config: Fields) -> None:
         trajectory = _trajectory(config, params)
         hyperparams = _AnyHyperparams()
         batch = make_batch(
-            algorithm, policy, params, trajectory, params, hyperparams, config.group_size, config.num_windows
+            *(algorithm, policy, params, trajectory, params, hyperparams, config.group_size),
+            num_windows=config.num_windows,
+            share_prompts=config.share_prompts,
         )
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
         return minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams, config.num_microbatches)
@@ -91,7 +92,7 @@ def _trajectory(config: Fields, params) -> Trajectory:
     if config.env.task is not None:
         parts = jnp.zeros((*shape, len(config.env.task.rewards)))
         trajectory = trajectory._replace(reward_parts=RewardParts(values=parts, weights=parts))
-    return one_carry_per_group(trajectory, config.group_size) if config.share_prompts else trajectory
+    return trajectory
 
 
 def _prompts(env: Environment, num_envs: int) -> jax.Array | None:

@@ -33,7 +33,8 @@ def greedy_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
     """
     if trajectory.greedy is None:
         raise ValueError(
-            "greedy_scores are those of a greedy first member of each group, and here it samples; set greedy_member=True"
+            "greedy_scores are those of the greedy first member of each group, and here all sample; set "
+            "greedy_member=True"
         )
     return episode_scores(trajectory, group_size)[:, 0]
 

@@ -11,7 +11,7 @@ from grpo_jax.environments import EnvParams, parameters_of_groups
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout, scaled_rewards
-from grpo_jax.rollouts.groups import one_carry_per_group, reset_groups
+from grpo_jax.rollouts.groups import reset_groups
 from grpo_jax.training import budget
 from grpo_jax.training.experience import collect, most_varied_groups
 from grpo_jax.training.metrics import rollout_metrics
@@ -76,8 +76,6 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         learnt = trajectory
         if config.num_kept_groups is not None:
             learnt = most_varied_groups(learnt, config.group_size, config.num_kept_groups)
-        if config.share_prompts:
-            learnt = one_carry_per_group(learnt, config.group_size)
         learnt = scaled_rewards(normalizer, learnt, hyperparams.reward_clip)
         batch = make_batch(
             algorithm,
@@ -87,7 +85,8 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             state.reference_params,
             hyperparams,
             config.group_size,
-            config.num_windows,
+            num_windows=config.num_windows,
+            share_prompts=config.share_prompts,
         )
 
         learner, update_metrics = update_epochs(

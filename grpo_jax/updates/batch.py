@@ -11,12 +11,17 @@ from grpo_jax.objectives import divergences
 from grpo_jax.objectives.returns import gae_advantage, next_values
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions
+from grpo_jax.rollouts.groups import one_carry_per_group
 from grpo_jax.types import Batch, PyTree, Trajectory, Whole
 
 
-def of_whole_sequences(algorithm: Algorithm, policy: Policy) -> bool:
-    """Whether minibatches are of whole rollouts (S = T): for a slot that compares their steps, or a memory."""
-    return algorithm.whole_sequences or policy.has_carry
+def kept_whole(algorithm: Algorithm, policy: Policy, group_size: int, *, share_prompts: bool) -> Whole:
+    """What no minibatch tears apart: what a slot compares, and the steps and members that one carry is for."""
+    return Whole(
+        sequences=algorithm.whole_sequences or policy.has_carry,
+        members=group_size if share_prompts else 1,
+        minibatches=algorithm.whole_minibatches,
+    )
 
 
 def make_batch(
@@ -27,7 +32,9 @@ def make_batch(
     reference_params: PyTree,
     hyperparams: Hyperparams,
     group_size: int,
+    *,
     num_windows: int = 1,
+    share_prompts: bool = False,
 ) -> Batch:
     """The samples of a trajectory; all that stays fixed during the epochs is computed here, once.
 
@@ -37,6 +44,9 @@ def make_batch(
     A reference policy with memory starts each rollout from its initial carry: in a window that begins in the middle of
     an episode it has not seen what came before.
     """
+    whole = kept_whole(algorithm, policy, group_size, share_prompts=share_prompts)
+    if whole.members > 1:
+        trajectory = one_carry_per_group(trajectory, whole.members)
     reference_distribution = None
     if algorithm.reference is not None:
         reference_distribution, _ = policy.sequence(
@@ -78,7 +88,6 @@ def make_batch(
     if trajectory.given is not None:
         # One member of the group took each action, which the policy takes with its probability.
         weight *= group_size * jnp.exp(trajectory.log_prob)
-    whole_sequences = of_whole_sequences(algorithm, policy)
     batch = Batch(
         observation=trajectory.observation,
         action=trajectory.action,
@@ -93,9 +102,9 @@ def make_batch(
         action_mask=trajectory.action_mask,
         is_first=trajectory.is_first,
         carry=trajectory.carry,
-        whole=Whole(sequences=whole_sequences, minibatches=algorithm.whole_minibatches),
+        whole=whole,
     )
-    if not whole_sequences:
+    if not whole.sequences:
         batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
     return jax.lax.stop_gradient(batch)
 

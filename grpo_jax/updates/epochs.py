@@ -12,7 +12,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree
 from grpo_jax.updates.loss import RATIO_MAX
-from grpo_jax.updates.minibatches import members_per_carry, minibatch_gradient
+from grpo_jax.updates.minibatches import minibatch_gradient
 from grpo_jax.updates.shuffle import shuffled_order
 
 
@@ -74,12 +74,12 @@ def update_epochs(
         return (learner, within_limit), (applied, finite, metrics | {"optim/grad_norm": grad_norm})
 
     def epoch(carry, key):
-        order = shuffled_order(key, jnp.any(batch.mask.reshape(-1, num_units, together), axis=(0, 2)))
-        members = order.reshape(-1, num_minibatches, 1) * together + jnp.arange(together)
-        return jax.lax.scan(update, carry, jnp.swapaxes(members, 0, 1).reshape(num_minibatches, -1))
+        order = shuffled_order(key, jnp.any(batch.mask.reshape(-1, num_units, members), axis=(0, 2)))
+        samples = order.reshape(-1, num_minibatches, 1) * members + jnp.arange(members)
+        return jax.lax.scan(update, carry, jnp.swapaxes(samples, 0, 1).reshape(num_minibatches, -1))
 
-    together = members_per_carry(policy, batch)
-    num_units = batch.mask.shape[1] // together
+    members = batch.whole.members
+    num_units = batch.mask.shape[1] // members
     # Minibatches mix all environments: gathered once, rather than communicated in each update.
     batch = on_every_device(batch)
     start = (learner, jnp.array(True))

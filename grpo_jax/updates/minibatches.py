@@ -8,27 +8,21 @@ from grpo_jax.devices.mesh import along_envs
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import mean_over_steps
 from grpo_jax.policies import Policy
-from grpo_jax.types import Batch, Metrics, PyTree
+from grpo_jax.types import Batch, Metrics, PyTree, Whole
 from grpo_jax.updates.gathering import make_gather
 from grpo_jax.updates.loss import RATIO_MAX, loss
 
 
-def members_per_carry(policy: Policy, batch: Batch) -> int:
-    """How many neighbours in a batch have one carry between them, and so stay together: a group, or 1."""
-    leaves = jax.tree.leaves(batch.carry) if policy.has_carry else []
-    return batch.mask.shape[1] // leaves[0].shape[1] if leaves else 1
-
-
-def default_microbatches(algorithm: Algorithm, num_steps: int, num_sequences: int, together: int = 1) -> int:
+def default_microbatches(whole: Whole, num_steps: int, num_sequences: int) -> int:
     """Parts of a minibatch `[S, n]`: as many as keep one small enough for a core's cache, or an accelerator's memory.
 
-    Sequences are never cut, nor groups of `together`, and eight stay together where there are as many: a memory goes
+    Sequences are never cut, nor `whole.members` of them, and eight stay together where there are as many: a memory goes
     through a part step by step, and narrower steps waste a processor's vector units.
     """
-    if algorithm.whole_minibatches:
+    if whole.minibatches:
         return 1
     most = max(8, (512 if jax.default_backend() == "cpu" else 65_536) // num_steps)
-    num_units = num_sequences // together
+    num_units = num_sequences // whole.members
     fewest = min(-(-num_sequences // most), num_units)
     return next((n for n in range(fewest, 4 * fewest) if num_units % n == 0), 1)
 
@@ -48,9 +42,9 @@ def minibatch_gradient(
     for rounding. Valid samples come first in `indices`, and parts without any are skipped: steps after the end of a
     one-episode member cost nothing. Without `num_microbatches` it is chosen by size (`default_microbatches`).
     """
-    together = members_per_carry(policy, batch)
+    members = batch.whole.members
     if num_microbatches is None:
-        num_microbatches = default_microbatches(algorithm, batch.mask.shape[0], indices.shape[0], together)
+        num_microbatches = default_microbatches(batch.whole, batch.mask.shape[0], indices.shape[0])
     advantage, mask, weight = make_gather((batch.advantage, batch.mask, batch.weight))(indices)
     if algorithm.normalize is not None:
         advantage = algorithm.normalize(advantage, mask)
@@ -66,7 +60,7 @@ def minibatch_gradient(
             jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis=-1)
             for leaf in (indices, advantage, mask, weight, per_step)
         )
-        carry = jax.tree.map(lambda leaf: jnp.take(leaf, here[::together] // together, axis=1), batch.carry)
+        carry = jax.tree.map(lambda leaf: jnp.take(leaf, here[::members] // members, axis=1), batch.carry)
         samples = take(here)._replace(advantage=advantage_here, mask=mask_here, weight=weight_here, carry=carry)
         samples = along_envs(samples, axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
@@ -84,7 +78,7 @@ def minibatch_gradient(
     if num_microbatches == 1:
         return part(0)
     # Units of neighbours come whole, those with a valid sample first.
-    num_valid = together * jnp.sum(jnp.any(mask.reshape(mask.shape[0], -1, together), axis=(0, 2)))
+    num_valid = members * jnp.sum(jnp.any(mask.reshape(mask.shape[0], -1, members), axis=(0, 2)))
     num_parts = (num_valid + size - 1) // size
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
     return jax.lax.fori_loop(0, num_parts, accumulate, nothing)

@@ -10,6 +10,7 @@ from grpo_jax import GRPO, Config, Hyperparams, evaluate, make_init, run
 from grpo_jax.algorithms import PPO, with_reference
 from grpo_jax.objectives import exact_kl_to_reference, sequence_ratio
 from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.types import Whole
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import default_microbatches, minibatch_gradient
 
@@ -176,8 +177,8 @@ def test_a_memory_has_minibatches_of_whole_sequences():
 
 @pytest.mark.parametrize("shape, parts", [((1, 4096), 8), ((128, 64), 8), ((128, 6), 1), ((16, 64), 2), ((500, 12), 2)])
 def test_parts_of_a_minibatch_are_of_whole_sequences(shape, parts):
-    assert default_microbatches(GRPO, *shape) == parts or jax.default_backend() != "cpu"
-    assert default_microbatches(GRPO._replace(whole_minibatches=True), *shape) == 1
+    assert default_microbatches(Whole(sequences=True), *shape) == parts or jax.default_backend() != "cpu"
+    assert default_microbatches(Whole(minibatches=True), *shape) == 1
 
 
 # --- learning --------------------------------------------------------------------------------------------------------

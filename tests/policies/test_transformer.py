@@ -114,14 +114,15 @@ def rollout():
 
 @pytest.fixture(scope="module")
 def gradient(rollout):
-    """`(trajectory, algorithm) -> metrics and gradient` of one minibatch of everything."""
+    """`(trajectory, share_prompts) -> metrics and gradient` of one minibatch of everything."""
     config, state, policy, _ = rollout
 
-    @functools.partial(jax.jit, static_argnames="algorithm")
-    def of(trajectory, algorithm=GRPO):
-        batch = make_batch(algorithm, policy, None, trajectory, None, state.hyperparams, config.group_size)
+    @functools.partial(jax.jit, static_argnames="share_prompts")
+    def of(trajectory, share_prompts=False):
+        settings = None, state.hyperparams, config.group_size
+        batch = make_batch(GRPO, policy, None, trajectory, *settings, share_prompts=share_prompts)
         batch = batch._replace(advantage=jnp.where(batch.mask, jnp.arange(8.0) - 3.0, 0.0))
-        return minibatch_gradient(algorithm, policy, state.params, batch, jnp.arange(8), state.hyperparams)[1:]
+        return minibatch_gradient(GRPO, policy, state.params, batch, jnp.arange(8), state.hyperparams)[1:]
 
     return of
 
@@ -140,7 +141,7 @@ def test_a_prompt_shared_by_its_group_has_the_same_gradient(rollout, gradient):
     assert [leaf.shape for leaf in jax.tree.leaves(trajectory.carry)] == [(1, 8, 3)], "the prompt, and no cache"
     shared = one_carry_per_group(trajectory, config.group_size)
     assert [leaf.shape for leaf in jax.tree.leaves(shared.carry)] == [(1, 2, 3)]
-    (_, alone), (_, together) = gradient(trajectory), gradient(shared)
+    (_, alone), (_, together) = gradient(trajectory), gradient(trajectory, share_prompts=True)
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(alone))
     assert largest > 1e-2
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-5), alone, together)
@@ -148,11 +149,11 @@ def test_a_prompt_shared_by_its_group_has_the_same_gradient(rollout, gradient):
 
 def test_no_part_with_a_valid_member_is_skipped(rollout):
     config, state, policy, trajectory = rollout
-    shared = one_carry_per_group(trajectory, config.group_size)
 
     @functools.partial(jax.jit, static_argnums=0)
     def gradient(num_parts):
-        batch = make_batch(GRPO, policy, None, shared, None, state.hyperparams, config.group_size)
+        settings = None, state.hyperparams, config.group_size
+        batch = make_batch(GRPO, policy, None, trajectory, *settings, share_prompts=True)
         mask = batch.mask & (jnp.arange(8) % 4 == 3)  # one member of each group
         # Their own advantages may be 0, and so would both gradients be.
         batch = batch._replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.0, 0.0))

@@ -101,8 +101,8 @@ def test_an_epoch_uses_every_valid_sample_once(rollout):
     """With plain descent on a loss that is linear in the bias, the order of the samples cannot matter to it."""
     seen = GRPO._replace(
         surrogate=lambda log_ratio, advantage, hyperparams: 0.0 * log_ratio,
-        penalties=(),
-        critic=lambda values, batch, hyperparams: values * 2.0 ** (batch.observation[..., 0]),
+        penalties=(lambda prediction, batch, hyperparams: prediction.value * 2.0 ** (batch.observation[..., 0]),),
+        critic=lambda values, targets, behaviour_values, hyperparams: 0.0 * values,
         reduce=lambda mask: mask.astype(float),
     )
     batch = batch_of(rollout, seen)
@@ -120,9 +120,9 @@ def test_an_epoch_uses_every_valid_sample_once(rollout):
             num_microbatches=1,
         )
         ages = np.asarray(rollout.observation[..., 0])[np.asarray(rollout.valid)]
-        # The bias has the gradient value_coef Σ 2^age over a minibatch, which stands for the batch, 4 times as large.
+        # The bias has the gradient Σ 2^age over a minibatch, which stands for the batch, 4 times as large.
         moved = PARAMS.bias - learner.params.bias
-        np.testing.assert_allclose(moved, 4 * 0.5 * np.sum(2.0**ages), rtol=1e-6)
+        np.testing.assert_allclose(moved, 4 * np.sum(2.0**ages), rtol=1e-6)
 
 
 def test_the_order_is_the_keys(rollout):
