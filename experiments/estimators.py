@@ -29,6 +29,7 @@ from grpo_jax.devices.mesh import mesh_of_rows, over_rows
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import kernel_baseline, mean_of_sequence_sums, mean_over_steps
 from grpo_jax.recording.files import write_json
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.training.experience import collect
 from grpo_jax.updates.batch import make_batch
@@ -133,11 +134,12 @@ def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> M
     hyperparams = Hyperparams(discount=1.0, gae_lambda=0.95, kernel_bandwidth=0.5)
     key, key_init = jax.random.split(key)
     state = make_init(config)(key_init, hyperparams, params=params)
+    simulator = Simulator(config.env, policy, params, hyperparams.discount)
 
     def rollout(carry, _):
         state, key = carry
         key, *keys = jax.random.split(key, 3)
-        state, trajectory = collect(config, policy, params, state, hyperparams, *keys)
+        state, trajectory = collect(config, simulator, state, *keys)
         batch = make_batch(algorithm, policy, params, trajectory, None, hyperparams, config.group_size)
         everything = jnp.arange(batch.mask.shape[1])
         _, _, gradient = minibatch_gradient(algorithm, policy, params, batch, everything, hyperparams, 1)

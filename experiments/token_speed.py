@@ -24,8 +24,7 @@ from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.recording.files import write_json
-from grpo_jax.rollouts.groups import reset_groups
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import Learner, make_optimizer, update_epochs
@@ -108,22 +107,23 @@ def forward_flops(config: Config, params) -> float:
 
 def rollouts(config: Config, state) -> list[Case]:
     """Generation by the rollout, and by a loop of nothing but the policy and the sampling."""
-    policy, env, num_steps = config.policy, config.env, config.num_steps
+    policy, num_steps = config.policy, config.num_steps
     num_samples = config.num_envs * num_steps
     flops = num_samples * forward_flops(config, state.params)
 
     def start(params, key):
-        return reset_groups(policy, params, env, {}, key, config.num_envs, config.group_size)
+        simulator = Simulator(config.env, policy, params)
+        return simulator, simulator.reset({}, key, config.num_envs, group_size=config.group_size)
 
     def rollout(key, params):
         key, key_start, key_steps = jax.random.split(key, 3)
-        begun = start(params, key_start)
-        _, trajectory = unroll(policy, env, params, begun, key_steps, num_steps=num_steps, auto_reset=False)
+        simulator, begun = start(params, key_start)
+        _, trajectory = simulator.unroll(begun, key_steps, num_steps=num_steps, auto_reset=False)
         return key, (trajectory.action, trajectory.log_prob, jnp.sum(trajectory.reward))
 
     def loop(key, params):
         key, key_start, key_steps = jax.random.split(key, 3)
-        begun = start(params, key_start)
+        _, begun = start(params, key_start)
 
         def step(carry, key):
             token, memory = carry
@@ -146,8 +146,9 @@ def update(config: Config, state, name: str) -> Case:
 
     @jax.jit
     def make(params, key):
-        start = reset_groups(policy, params, config.env, {}, key, config.num_envs, config.group_size)
-        _, made = unroll(policy, config.env, params, start, key, num_steps=config.num_steps, auto_reset=False)
+        simulator = Simulator(config.env, policy, params)
+        start = simulator.reset({}, key, config.num_envs, group_size=config.group_size)
+        _, made = simulator.unroll(start, key, num_steps=config.num_steps, auto_reset=False)
         return make_batch(
             *(config.algorithm, policy, state.params, made, None, state.hyperparams, config.group_size),
             share_prompts=config.share_prompts,

@@ -16,7 +16,7 @@ from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.policies import Policy
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.rollouts.groups import reset_groups
+from grpo_jax.rollouts.rollout import Simulator
 
 FOREVER = 99
 
@@ -289,7 +289,7 @@ def standing(env, policy, key, *, ages, lifetimes):
     """Where `Probe` environments of the given ages stand, each with its own lifetime in the current episode."""
     ages, lifetimes = jnp.asarray(ages, jnp.int32), jnp.asarray(lifetimes, jnp.int32)
     params = parameters_of_groups(env, None, ages.size, 1)
-    state = reset_groups(policy, None, env, params, key, ages.size, 1)
+    state = Simulator(env, policy, None).reset(params, key, ages.size)
     return state._replace(
         environment=state.environment.replace(time=ages, lifetime=lifetimes),
         observation=state.observation.at[:, 0].set(ages),

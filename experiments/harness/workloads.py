@@ -14,7 +14,7 @@ from experiments.harness import peers
 from experiments.harness.peers import Implementation
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.devices.mesh import mesh_of_rows, over_rows
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import CONTINUE
 from grpo_jax.types import TrainState
 from grpo_jax.updates.batch import make_batch
@@ -124,8 +124,8 @@ def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case
     def rollout(policy, carry, params):
         rollout_state, key = carry
         key, key_rollout = jax.random.split(key)
-        rollout_state, trajectory = unroll(
-            policy, config.env, params, rollout_state, key_rollout, num_steps=config.num_steps, auto_reset=True
+        rollout_state, trajectory = Simulator(config.env, policy, params).unroll(
+            rollout_state, key_rollout, num_steps=config.num_steps, auto_reset=True
         )
         return (rollout_state, key), trajectory
 

@@ -7,7 +7,7 @@ from grpo_jax.config.fields import Fields
 from grpo_jax.environments import Environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.rollouts.rollout import num_finals
+from grpo_jax.rollouts.finals import num_finals
 from grpo_jax.types import RewardParts, Trajectory
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient

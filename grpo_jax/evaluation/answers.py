@@ -9,8 +9,7 @@ from grpo_jax.config.config import Config
 from grpo_jax.environments import EnvParams, parameters_of_groups
 from grpo_jax.environments.tokens import accuracy, well_formed
 from grpo_jax.errors import ConfigError
-from grpo_jax.rollouts.groups import reset_groups
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree
 
 
@@ -49,12 +48,11 @@ def answer(
     env, task = config.env, config.env.task
     if task is None:
         raise ConfigError(f"{env.name!r} is no token task, so its answers are neither right nor wrong; use evaluate")
-    num_texts = num_prompts * num_samples
     key_reset, key_rollout = jax.random.split(key)
     environment_params = parameters_of_groups(env, env_params, num_prompts, num_samples)
-    policy = config.policy._replace(has_critic=False)
-    start = reset_groups(policy, params, env, environment_params, key_reset, num_texts, num_samples)
-    end, _ = unroll(policy, env, params, start, key_rollout, num_steps=env.max_steps, auto_reset=False, greedy=greedy)
+    simulator = Simulator(env, config.policy._replace(has_critic=False), params)
+    start = simulator.reset(environment_params, key_reset, num_prompts * num_samples, group_size=num_samples)
+    end, _ = simulator.unroll(start, key_rollout, num_steps=env.max_steps, auto_reset=False, greedy=greedy)
     problem, tokens = end.environment.problem, end.environment.tokens
     correct, formed = (
         (jax.vmap(functools.partial(judge, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)

@@ -9,9 +9,8 @@ import numpy as np
 from grpo_jax.config.acting import acting_policy
 from grpo_jax.config.config import Config
 from grpo_jax.environments import EnvParams, parameters_of_groups
-from grpo_jax.rollouts.groups import reset_groups
-from grpo_jax.rollouts.rollout import unroll
-from grpo_jax.types import PyTree, RolloutState, TrainState
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.types import PyTree, TrainState
 
 
 class Evaluation(NamedTuple):
@@ -43,8 +42,9 @@ def evaluate(
       env_params: parameters of the environment by name, in place of the state's: one value for all episodes.
     """
     key_reset, key_rollout = jax.random.split(key)
-    start = _start(config, state, key_reset, num_episodes, env_params)
-    end, _ = _play(config, state, start, key_rollout, num_steps=config.env.max_steps, greedy=greedy)
+    simulator = _simulator(config, state)
+    start = simulator.reset(_environment_params(config, state, num_episodes, env_params), key_reset, num_episodes)
+    end, _ = simulator.unroll(start, key_rollout, num_steps=config.env.max_steps, auto_reset=False, greedy=greedy)
     return Evaluation(returns=end.episode_return, lengths=end.episode_length)
 
 
@@ -61,10 +61,11 @@ def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy:
     @jax.jit
     def play(state, key):
         key_reset, key_rollout = jax.random.split(key)
-        start = _start(config, state, key_reset, 1)
+        simulator = _simulator(config, state)
+        start = simulator.reset(_environment_params(config, state, num_episodes=1), key_reset, num_envs=1)
 
         def step(rollout, key):
-            after, trajectory = _play(config, state, rollout, key, num_steps=1, greedy=greedy)
+            after, trajectory = simulator.unroll(rollout, key, num_steps=1, auto_reset=False, greedy=greedy)
             return after, (rollout.environment, trajectory.reward[0, 0], trajectory.ended[0, 0])
 
         return jax.lax.scan(step, start, jax.random.split(key_rollout, config.env.max_steps))[1]
@@ -75,16 +76,16 @@ def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy:
     return Episode([structure.unflatten(leaf[t, 0] for leaf in leaves) for t in range(length)], rewards[:length])
 
 
-def _start(
-    config: Config, state: TrainState, key: jax.Array, num_episodes: int, env_params: EnvParams = None
-) -> RolloutState:
+def _simulator(config: Config, state: TrainState) -> Simulator:
+    policy = acting_policy(config, state.normalizer, state.hyperparams)
+    return Simulator(config.env, policy, state.params)
+
+
+def _environment_params(
+    config: Config, state: TrainState, num_episodes: int, env_params: EnvParams = None
+) -> dict[str, jax.Array]:
+    """Those of the state's environments, spread evenly over the episodes, and `env_params` in place of some."""
     which = jnp.arange(num_episodes) * config.num_envs // num_episodes
     environment_params = jax.tree.map(lambda leaf: leaf[which], state.rollout.environment_params)
     replaced = parameters_of_groups(config.env, env_params, num_episodes, 1)
-    environment_params |= {name: replaced[name] for name in env_params or {}}
-    return reset_groups(config.policy, state.params, config.env, environment_params, key, num_episodes, group_size=1)
-
-
-def _play(config: Config, state: TrainState, rollout: RolloutState, key: jax.Array, *, num_steps: int, greedy: bool):
-    policy = acting_policy(config, state.normalizer, state.hyperparams)
-    return unroll(policy, config.env, state.params, rollout, key, num_steps=num_steps, auto_reset=False, greedy=greedy)
+    return environment_params | {name: replaced[name] for name in env_params or {}}

@@ -12,8 +12,7 @@ from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import tempered, truncated
-from grpo_jax.rollouts.groups import reset_groups
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree
 
 
@@ -69,8 +68,9 @@ def generate(
     key_reset, key_steps = jax.random.split(key)
     num_texts = prompts.shape[0] * num_samples
     texts = {"text": jnp.repeat(jnp.asarray(prompts, jnp.int32), num_samples, axis=0)}
-    start = reset_groups(policy, params, environment, texts, key_reset, num_texts, num_samples)
-    end, trajectory = unroll(policy, environment, params, start, key_steps, num_steps=num_steps, auto_reset=False)
+    simulator = Simulator(environment, policy, params)
+    start = simulator.reset(texts, key_reset, num_texts, group_size=num_samples)
+    end, trajectory = simulator.unroll(start, key_steps, num_steps=num_steps, auto_reset=False)
 
     def of_prompts(leaf):
         return leaf.T.reshape(-1, num_samples, *leaf.shape[:-1])

@@ -1,9 +1,9 @@
-"""Where the groups of a rollout start: at a reset, or at any state that the policy itself came to.
+"""Where the groups of a rollout start: at a reset, or at a state that the policy itself reached.
 
-FRESH      one reset for each group; its members play one episode
-CONTINUE   no groups: every environment goes on from where it stands
-ANCHORED   environments go on, the members of a group from the state of one of them
-forked(8)  a trunk for each group goes on by 8 steps and splits; its branches are played and forgotten
+FRESH      at a reset, one for each group; each member plays one episode
+CONTINUE   nowhere: there are no groups, and every environment goes on from where it stands
+ANCHORED   where one of the members stands; all members of the group go on from there
+forked(8)  where the group's trunk stands after 8 more steps; its branches are played and forgotten
 """
 
 from collections.abc import Callable
@@ -12,96 +12,59 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.environments import Environment
 from grpo_jax.errors import as_count
 from grpo_jax.objectives.returns import discounted_returns
-from grpo_jax.policies import Policy
-from grpo_jax.rollouts.groups import copied, reset_groups
-from grpo_jax.rollouts.rollout import unroll
-from grpo_jax.types import PyTree, RolloutState
+from grpo_jax.rollouts.groups import copy_to_members
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.types import RolloutState
 
 
 class Start(NamedTuple):
-    """How a rollout begins, what follows an episode's end in it, and what is kept for the next."""
+    """Where a rollout begins, whether another episode follows the end of one, and where the next rollout begins."""
 
-    begin: Callable  # (state, policy, params, environment, key, num_envs, group_size, discount) -> RolloutState
-    keep: Callable  # (where the rollout began, where it ended) -> where the next one begins from
+    begin: (
+        Callable  # (simulator, state, key, group_size) -> RolloutState: where the rollout begins, given what was kept
+    )
+    keep: Callable  # (begun, ended) -> RolloutState: what is kept for the next rollout, given both ends of this one
     auto_reset: bool  # False: one episode a rollout, masked after its end
     grouped: bool  # members of a group start from the same state
     trunk_steps: int = 0  # environment steps that `begin` makes for each group
     all_actions: bool = False  # member i of a group begins with action i
 
 
-def fresh_groups(
-    state: RolloutState,
-    policy: Policy,
-    params: PyTree,
-    environment: Environment,
-    key: jax.Array,
-    num_envs: int,
-    group_size: int,
-    discount: jax.Array | float = 1.0,
-) -> RolloutState:
-    """Every group starts anew, under its own environment parameters. Nothing else of `state` is kept."""
-    return reset_groups(policy, params, environment, state.environment_params, key, num_envs, group_size)
+def fresh_groups(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
+    """Every group starts from a reset of its own. Of `state` only the environments' parameters are kept."""
+    num_envs = state.episode_length.shape[0]
+    return simulator.reset(state.environment_params, key, num_envs, group_size=group_size)
 
 
-def continue_episodes(
-    state: RolloutState,
-    policy: Policy,
-    params: PyTree,
-    environment: Environment,
-    key: jax.Array,
-    num_envs: int,
-    group_size: int,
-    discount: jax.Array | float = 1.0,
-) -> RolloutState:
+def continue_episodes(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
     """Every environment goes on from where it stands."""
     return state
 
 
-def anchored_groups(
-    state: RolloutState,
-    policy: Policy,
-    params: PyTree,
-    environment: Environment,
-    key: jax.Array,
-    num_envs: int,
-    group_size: int,
-    discount: jax.Array | float = 1.0,
-) -> RolloutState:
-    """Every member of a group goes on from where one of them stands, which is drawn uniformly.
+def anchored_groups(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
+    """Every member of a group goes on from where one of them, drawn uniformly, stands.
 
-    Each member's place is as likely to be taken, so that the states at which groups start have the distribution of
-    those at which environments stand that just go on: the policy's own.
+    All members are equally likely to be drawn, so the states that groups start from keep the policy's own state
+    distribution: the one of environments that simply go on.
     """
+    num_envs = state.episode_length.shape[0]
     anchor = jax.random.randint(key, (num_envs // group_size,), 0, group_size)
     taken = jnp.repeat(jnp.arange(0, num_envs, group_size) + anchor, group_size)
     return jax.tree.map(lambda leaf: leaf[taken], state)
 
 
 class Forks(NamedTuple):
-    """`begin` of forked groups: the first environment of each is its trunk, which goes on and splits."""
+    """`begin` of forked groups: the first environment of each group is its trunk, which goes on and splits."""
 
     trunk_steps: int
 
-    def __call__(
-        self,
-        state: RolloutState,
-        policy: Policy,
-        params: PyTree,
-        environment: Environment,
-        key: jax.Array,
-        num_envs: int,
-        group_size: int,
-        discount: jax.Array | float = 1.0,
-    ) -> RolloutState:
+    def __call__(self, simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
         """The trunks' states after `trunk_steps`, copied to their groups."""
         trunks = jax.tree.map(lambda leaf: leaf[::group_size], state)
-        trunks, _ = unroll(
-            policy, environment, params, trunks, key, num_steps=self.trunk_steps, auto_reset=True, discount=discount
-        )
-        return copied(trunks, group_size)
+        trunks, _ = simulator.unroll(trunks, key, num_steps=self.trunk_steps, auto_reset=True)
+        return copy_to_members(trunks, group_size)
 
 
 def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
@@ -129,35 +92,26 @@ def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
 
 
 def monte_carlo_values(
-    state: RolloutState,
-    policy: Policy,
-    params: PyTree,
-    environment: Environment,
-    key: jax.Array,
-    *,
-    num_branches: int,
-    num_steps: int,
-    discount: jax.Array | float,
+    simulator: Simulator, state: RolloutState, key: jax.Array, *, num_branches: int, num_steps: int
 ) -> jax.Array:
-    """What it is worth to stand somewhere, by playing on from there: V(s) = mean over branches of sum_t discount^t r_t.
+    """Values of states, estimated by playing on from each: V(s) = mean over branches of sum_t discount^t r_t.
 
-    No bias but what `num_steps` cuts off, and no critic (VinePPO, https://arxiv.org/abs/2410.01679). It costs
-    `num_branches * num_steps` environment steps for each state.
+    Unbiased but for what `num_steps` cuts off, and without a critic (VinePPO, https://arxiv.org/abs/2410.01679). It
+    costs `num_branches * num_steps` environment steps for each state.
 
     Args:
+      simulator: what plays on, with its discount.
       state: where `B` environments stand; it stays as it is.
-      policy, params, environment: what acts, with which parameters, and where.
       key: of all randomness.
-      num_branches, num_steps: how often each state is played on from, and for how long at most.
-      discount: in [0, 1].
+      num_branches: how often each state is played on from.
+      num_steps: the most steps of a branch, which ends with its episode.
 
     Returns:
       `[B]`, in the units of the rewards.
     """
-    _, branches = unroll(
-        policy, environment, params, copied(state, num_branches), key, num_steps=num_steps, auto_reset=False
-    )
-    returns = discounted_returns(branches.reward, branches.ended, discount=discount)[0]
+    branches = copy_to_members(state, num_branches)
+    _, trajectory = simulator.unroll(branches, key, num_steps=num_steps, auto_reset=False)
+    returns = discounted_returns(trajectory.reward, trajectory.ended, discount=simulator.discount)[0]
     return jnp.mean(returns.reshape(-1, num_branches), axis=1)
 
 
@@ -170,7 +124,7 @@ def _where_it_ended(begun: RolloutState, ended: RolloutState) -> RolloutState:
 
 
 def _without_memory(begun: RolloutState, ended: RolloutState) -> RolloutState:
-    """One-episode groups start anew, so nothing of what the policy remembers."""
+    """The policy's memory is not kept, since every rollout starts from a reset."""
     return ended._replace(policy_carry=())
 
 

@@ -5,27 +5,25 @@ import jax.numpy as jnp
 
 from grpo_jax.config.config import Config
 from grpo_jax.devices.mesh import along_envs
-from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.slots import episode_scores
-from grpo_jax.policies import Policy
 from grpo_jax.rollouts.groups import first_members
-from grpo_jax.rollouts.rollout import unroll
-from grpo_jax.types import PyTree, RolloutState, Trajectory
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.types import RolloutState, Trajectory
 
 
 def collect(
-    config: Config,
-    policy: Policy,
-    params: PyTree,
-    state: RolloutState,
-    hyperparams: Hyperparams,
-    key_start: jax.Array,
-    key_rollout: jax.Array,
+    config: Config, simulator: Simulator, state: RolloutState, key_start: jax.Array, key_rollout: jax.Array
 ) -> tuple[RolloutState, Trajectory]:
-    """Groups start, are played for a window, and start again where they stand, until `num_steps` are made.
+    """Plays windows of `window_steps`, each of which starts its groups anew, until `num_steps` are made.
+
+    Args:
+      config: how many environments, and how the algorithm's groups start.
+      simulator: what plays.
+      state: what was kept of the last rollout.
+      key_start, key_rollout: of where groups start, and of what they play.
 
     Returns:
-      Where the next rollout begins from, and the windows side by side, as if they were environments: `[T, B]` with
+      What is kept for the next rollout, and the windows side by side, as if they were environments: `[T, B]` with
       `T = window_steps` and `B = num_windows * num_envs`.
     """
     start = config.algorithm.start
@@ -33,20 +31,8 @@ def collect(
 
     def window(state, keys):
         key_start, key_rollout = keys
-        begun = start.begin(
-            state,
-            policy,
-            params,
-            config.env,
-            key_start,
-            config.num_envs,
-            config.group_size,
-            hyperparams.discount,
-        )
-        ended, trajectory = unroll(
-            policy,
-            config.env,
-            params,
+        begun = start.begin(simulator, state, key_start, config.group_size)
+        ended, trajectory = simulator.unroll(
             along_envs(begun, axis=0),
             key_rollout,
             num_steps=config.window_steps,
@@ -54,7 +40,6 @@ def collect(
             greedy=config.algorithm.greedy_member and first_members(config.num_envs, config.group_size),
             first_action=first_action,
             num_sharing=config.group_size if config.common_random_numbers else 1,
-            discount=hyperparams.discount,
             keep_final=config.algorithm.baseline is not None,
         )
         return start.keep(begun, ended), along_envs(trajectory, axis=1)

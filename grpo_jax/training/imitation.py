@@ -13,7 +13,7 @@ from grpo_jax.devices.mesh import mesh_of_rows, over_rows
 from grpo_jax.environments import parameters_of_groups
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
-from grpo_jax.rollouts.groups import reset_groups
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree
 
 NUM_ANSWERS = 512  # that a sampled accuracy is measured on
@@ -114,7 +114,7 @@ def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: i
     """
     env, policy = config.env, config.policy
     environment_params = parameters_of_groups(env, None, batch_size, 1)
-    start = reset_groups(policy, params, env, environment_params, key, batch_size, 1)
+    start = Simulator(env, policy, params).reset(environment_params, key, batch_size)
     solution = jax.vmap(env.task.solution)(start.environment.problem).T  # [max_steps, N]
     there = solution >= 0
     solution = jnp.where(there, solution, 0)

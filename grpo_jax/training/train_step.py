@@ -11,7 +11,7 @@ from grpo_jax.environments import EnvParams, parameters_of_groups
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout, scaled_rewards
-from grpo_jax.rollouts.groups import reset_groups
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training import budget
 from grpo_jax.training.experience import collect, most_varied_groups
 from grpo_jax.training.metrics import rollout_metrics
@@ -38,7 +38,8 @@ def make_init(config: Config) -> Callable[..., TrainState]:
         key, key_params, key_reset = jax.random.split(key, 3)
         params = config.policy.init(key_params) if params is None else jax.tree.map(jnp.array, params)
         environment_params = parameters_of_groups(config.env, env_params, config.num_groups, config.group_size)
-        rollout = reset_groups(config.policy, params, config.env, environment_params, key_reset, config.num_envs, 1)
+        simulator = Simulator(config.env, config.policy, params)
+        rollout = simulator.reset(environment_params, key_reset, config.num_envs)
         return TrainState(
             params=params,
             reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
@@ -71,7 +72,8 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         # The same statistics throughout the iteration: the update sees what the behaviour policy saw.
         policy = acting_policy(config, state.normalizer, hyperparams)
 
-        rollout, trajectory = collect(config, policy, state.params, state.rollout, hyperparams, key_start, key_rollout)
+        simulator = Simulator(config.env, policy, state.params, hyperparams.discount)
+        rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout)
         normalizer = merge_rollout(state.normalizer, trajectory)
         learnt = trajectory
         if config.num_kept_groups is not None:

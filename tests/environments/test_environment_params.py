@@ -10,8 +10,7 @@ from probes import Probe, ProbeParams, difference, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, run
 from grpo_jax.environments import make_environment, parameters_of_groups, parameters_of_rows
-from grpo_jax.rollouts.groups import reset_groups
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import fresh_groups
 
 GRAVITY = jnp.array([1.0, 9.8, 30.0])
@@ -23,12 +22,13 @@ def test_each_environment_has_its_own_physics():
 
     @jax.jit
     def play(gravity):
-        start = reset_groups(known_policy, None, env, parameters_of_groups(env, {"gravity": gravity}, 3, 1), key, 3, 1)
+        simulator = Simulator(env, known_policy, params)
+        start = simulator.reset(parameters_of_groups(env, {"gravity": gravity}, 3, 1), key, 3)
         # The same start for all, so that only the physics differ.
         start = start._replace(**jax.tree.map(lambda leaf: leaf.at[:].set(leaf[0]), {
             "environment": start.environment, "observation": start.observation,
         }))  # fmt: skip
-        return start, unroll(known_policy, env, params, start, key, num_steps=8, auto_reset=False)[1]
+        return start, simulator.unroll(start, key, num_steps=8, auto_reset=False)[1]
 
     start, together = play(GRAVITY)
     assert not difference(play(GRAVITY), (start, together))
@@ -49,10 +49,9 @@ LIFETIMES = jnp.array([1, 2, 3, 99])
 
 def test_start_states_drawn_during_a_rollout_are_of_the_environments_own_parameters():
     params = parameters_of_groups(probe, {"lifetime": LIFETIMES}, 4, 1)
-    start = reset_groups(known_policy, None, probe, params, jax.random.key(0), 4, 1)
-    state, trajectory = unroll(
-        known_policy, probe, known_params((0.0, 0.0)), start, jax.random.key(1), num_steps=12, auto_reset=True
-    )
+    simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)))
+    start = simulator.reset(params, jax.random.key(0), 4)
+    state, trajectory = simulator.unroll(start, jax.random.key(1), num_steps=12, auto_reset=True)
     steps = 1 + np.arange(12)[:, None]
     assert np.array_equal(trajectory.terminated, (steps % LIFETIMES == 0))
     assert np.array_equal(trajectory.truncated, (steps % 6 == 0) & (np.asarray(LIFETIMES) == 99))
@@ -66,8 +65,9 @@ def test_members_of_a_group_share_their_world_and_keep_it():
     assert {name: leaf.dtype for name, leaf in params.items()} == {
         "lifetime": jnp.int32, "bonus": jnp.float32, "nan_below": jnp.float32
     }  # fmt: skip
-    state = reset_groups(known_policy, None, probe, params, jax.random.key(0), 12, 3)
-    again = fresh_groups(state, known_policy, None, probe, jax.random.key(1), 12, 3)
+    simulator = Simulator(probe, known_policy, None)
+    state = simulator.reset(params, jax.random.key(0), 12, group_size=3)
+    again = fresh_groups(simulator, state, jax.random.key(1), 3)
     for start in (state, again):
         assert start.environment.lifetime.tolist() == params["lifetime"].tolist()
         assert start.environment_params["lifetime"].tolist() == params["lifetime"].tolist()

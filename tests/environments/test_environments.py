@@ -10,8 +10,7 @@ from probes import Probe, ProbeParams, difference, random_policy
 
 from grpo_jax.environments import make_environment, parameters_of_groups
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
-from grpo_jax.rollouts.groups import reset_groups
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 
 
 def test_cartpole_is_gymnax_cartpole_bitwise():
@@ -81,8 +80,9 @@ def played(request):
     @jax.jit
     def play(key):
         params = parameters_of_groups(env, None, NUM_ENVS, 1)
-        start = reset_groups(policy, None, env, params, key, NUM_ENVS, 1)
-        return start, *unroll(policy, env, (), start, key, num_steps=NUM_STEPS, auto_reset=True)
+        simulator = Simulator(env, policy, ())
+        start = simulator.reset(params, key, NUM_ENVS)
+        return start, *simulator.unroll(start, key, num_steps=NUM_STEPS, auto_reset=True)
 
     return env, play, play(jax.random.key(1))
 

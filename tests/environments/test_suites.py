@@ -10,8 +10,7 @@ from probes import difference, random_policy
 
 from grpo_jax.environments import make_environment, parameters_of_groups
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.rollouts.groups import reset_groups
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 
 LIMIT, NUM_ENVS, NUM_STEPS = 6, 3, 14
 BRAX = {
@@ -47,8 +46,9 @@ def test_an_environment_of_another_suite_plays_and_is_truncated_at_its_limit(nam
     @jax.jit
     def play(key):
         params = parameters_of_groups(env, None, NUM_ENVS, 1)
-        start = reset_groups(policy, None, env, params, key, NUM_ENVS, 1)
-        return start, *unroll(policy, env, (), start, key, num_steps=NUM_STEPS, auto_reset=True)
+        simulator = Simulator(env, policy, ())
+        start = simulator.reset(params, key, NUM_ENVS)
+        return start, *simulator.unroll(start, key, num_steps=NUM_STEPS, auto_reset=True)
 
     before, after, trajectory = play(jax.random.key(0))
     assert not difference(play(jax.random.key(0)), (before, after, trajectory))

@@ -9,6 +9,7 @@ import pytest
 from experiments import estimators
 from experiments.harness import tabular as mdps
 from grpo_jax import Config, Hyperparams, make_init
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import monte_carlo_values
 
 
@@ -56,8 +57,9 @@ def test_states_are_worth_what_branches_from_them_are_paid():
     process, policy, params, _, exact = known(mdps.garnet)
     config = Config(environment=process, hidden_sizes=(), num_envs=32)
     state = jax.jit(make_init(config))(jax.random.key(1), Hyperparams()).rollout._replace(policy_carry={"actor": ()})
-    play = functools.partial(monte_carlo_values, num_branches=256, num_steps=50, discount=1.0)
-    values = jax.jit(lambda key: play(state, policy, params, config.env, key))(jax.random.key(2))
+    simulator = Simulator(config.env, policy, params)
+    play = functools.partial(monte_carlo_values, simulator, num_branches=256, num_steps=50)
+    values = jax.jit(play)(state, jax.random.key(2))
     expected = exact.values[state.environment.at]
     spread = 3.0 / np.sqrt(256)  # returns of some seven rewards of deviation 1
     assert np.abs(values - expected).max() < 4 * spread and np.abs(values - expected).mean() < spread

@@ -21,7 +21,7 @@ from grpo_jax.objectives import (
     state_hash_values,
 )
 from grpo_jax.policies.normalization import initial_statistics, normalized
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 
 T, N, F, E = 6, 5, 3, 4  # steps, rollouts, final states of each, elements of a state
@@ -270,8 +270,9 @@ probe = make_environment(Probe(), {"bonus": 0.5})  # truncated at the age of 3
 @pytest.fixture(scope="module")
 def rollout():
     state = standing(probe, known_policy, jax.random.key(0), ages=[0, 1, 2, 0], lifetimes=[FOREVER] * 3 + [2])
-    play = jax.jit(functools.partial(unroll, known_policy, probe, num_steps=7, auto_reset=True, keep_final=True))
-    return play(known_params((0.0, 0.0)), state, jax.random.key(1))
+    simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)))
+    play = jax.jit(functools.partial(simulator.unroll, num_steps=7, auto_reset=True, keep_final=True))
+    return play(state, jax.random.key(1))
 
 
 def test_final_observations_are_those_of_truncated_episodes_and_of_the_end(rollout):

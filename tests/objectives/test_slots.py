@@ -11,7 +11,7 @@ from grpo_jax.algorithms import ALGORITHMS, with_reference
 from grpo_jax.environments.tokens.rewards import overlong_punishment
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import mean_of_sequence_sums
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import forked
 from grpo_jax.training.experience import collect
 from grpo_jax.types import Batch
@@ -28,7 +28,8 @@ def rolled_out(algorithm, **fields):
     config = Config(algorithm=algorithm, num_minibatches=1, num_steps=16, **SMALL, **fields)
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     keys = jax.random.split(jax.random.key(1))
-    _, trajectory = collect(config, config.policy, state.params, state.rollout, state.hyperparams, *keys)
+    simulator = Simulator(config.env, config.policy, state.params, state.hyperparams.discount)
+    _, trajectory = collect(config, simulator, state.rollout, *keys)
     params, hyperparams = state.params, state.hyperparams
     batch = make_batch(config.algorithm, config.policy, params, trajectory, params, hyperparams, config.group_size)
     return config, state, trajectory, batch
@@ -133,12 +134,10 @@ def test_the_greedy_member_acts_greedily_and_is_not_learnt_from():
     config, state, _, batch = rolled_out("remax")
     assert not batch.mask.reshape(16, 8)[:, [0, 4]].any()
     assert batch.mask.reshape(16, 8)[0, [1, 2, 3, 5, 6, 7]].all()
-    begin = config.algorithm.start.begin
-    start = begin(state.rollout, config.policy, state.params, config.env, jax.random.key(1), 8, 4)
+    simulator = Simulator(config.env, config.policy, state.params)
+    start = config.algorithm.start.begin(simulator, state.rollout, jax.random.key(1), 4)
     greedy = jnp.arange(8) % 4 == 0
-    _, trajectory = unroll(
-        config.policy, config.env, state.params, start, jax.random.key(2), num_steps=16, auto_reset=False, greedy=greedy
-    )
+    _, trajectory = simulator.unroll(start, jax.random.key(2), num_steps=16, auto_reset=False, greedy=greedy)
     most_probable = jnp.argmax(trajectory.distribution, axis=-1)
     assert jnp.all(trajectory.action[:, greedy] == most_probable[:, greedy])
     assert not jnp.all(trajectory.action[:, ~greedy] == most_probable[:, ~greedy])

@@ -12,7 +12,7 @@ from grpo_jax.algorithms import with_reference
 from grpo_jax.environments import make_environment
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.policies.sampling import mask_actions
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 
 RNG = np.random.default_rng(0)
 
@@ -97,9 +97,9 @@ def test_the_trajectory_says_what_was_legal():
     for environment, masked in ((Forbidding(), True), (Tempting(), False)):
         settings = config(environment, "grpo", group_size=8)
         state = jax.jit(make_init(settings))(jax.random.key(0), Hyperparams())
-        begin, key = settings.algorithm.start.begin, jax.random.key(1)
-        start = begin(state.rollout, settings.policy, state.params, settings.env, key, 8, 8)
-        _, trajectory = unroll(settings.policy, settings.env, state.params, start, key, num_steps=6, auto_reset=False)
+        simulator, key = Simulator(settings.env, settings.policy, state.params), jax.random.key(1)
+        start = settings.algorithm.start.begin(simulator, state.rollout, key, 8)
+        _, trajectory = simulator.unroll(start, key, num_steps=6, auto_reset=False)
         illegal = np.arange(3) == (np.arange(6) % 3)[:, None, None]
         if masked:
             assert np.array_equal(trajectory.action_mask, np.broadcast_to(~illegal, (6, 8, 3)))

@@ -9,7 +9,7 @@ from probes import Probe, Recall, bits
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, make_init, run
 from grpo_jax.algorithms import PPO, with_reference
 from grpo_jax.objectives import exact_kl_to_reference, sequence_ratio
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import Whole
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import default_microbatches, minibatch_gradient
@@ -25,20 +25,11 @@ def windows(config, num_windows):
     @jax.jit
     def play(key):
         state = make_init(config)(key, Hyperparams())
-        rollout = start.begin(
-            state.rollout, config.policy, state.params, config.env, key, config.num_envs, config.group_size
-        )
+        simulator = Simulator(config.env, config.policy, state.params)
+        rollout = start.begin(simulator, state.rollout, key, config.group_size)
 
         def window(rollout, key):
-            return unroll(
-                config.policy,
-                config.env,
-                state.params,
-                rollout,
-                key,
-                num_steps=config.num_steps,
-                auto_reset=start.auto_reset,
-            )
+            return simulator.unroll(rollout, key, num_steps=config.num_steps, auto_reset=start.auto_reset)
 
         return state, jax.lax.scan(window, rollout, jax.random.split(key, num_windows))[1]
 

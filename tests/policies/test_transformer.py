@@ -14,8 +14,8 @@ from grpo_jax.environments import parameters_of_groups
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.policies.sampling import most_probable
-from grpo_jax.rollouts.groups import one_carry_per_group, reset_groups
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.groups import one_carry_per_group
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
@@ -99,8 +99,9 @@ def rolled_out(config, hyperparams=None, key=1):
 
     @jax.jit
     def play(params, key):
-        start = reset_groups(policy, params, config.env, env_params, key, config.num_envs, config.group_size)
-        return unroll(policy, config.env, params, start, key, num_steps=config.num_steps, auto_reset=False)[1]
+        simulator = Simulator(config.env, policy, params)
+        start = simulator.reset(env_params, key, config.num_envs, group_size=config.group_size)
+        return simulator.unroll(start, key, num_steps=config.num_steps, auto_reset=False)[1]
 
     return state, policy, play(state.params, jax.random.key(key))
 

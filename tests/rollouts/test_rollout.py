@@ -12,14 +12,18 @@ from probes import FOREVER, OneOrThirty, Probe, bits, known_params, known_policy
 
 from grpo_jax import PPO, Config, Hyperparams, make_init, objectives
 from grpo_jax.environments import make_environment
-from grpo_jax.rollouts import rollout
-from grpo_jax.rollouts.rollout import block_length, unroll
+from grpo_jax.rollouts import randomness, resets
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE
 from grpo_jax.training.experience import collect
 
 ONLY_ACTION_0 = (0.0, -np.inf)
 probe = make_environment(Probe(), {"bonus": 0.5})
-play = jax.jit(functools.partial(unroll, known_policy, probe), static_argnames=("num_steps", "auto_reset", "greedy"))
+
+
+@functools.partial(jax.jit, static_argnames=("num_steps", "auto_reset", "greedy"))
+def play(params, state, key, **settings):
+    return Simulator(probe, known_policy, params).unroll(state, key, **settings)
 
 
 def starting(ages, lifetimes, seed=0):
@@ -93,8 +97,8 @@ def test_without_a_critic_there_are_no_values():
         has_critic=False,
         step=lambda params, observations, carry: (jnp.zeros((observations.shape[0], 2)), None, carry),
     )
-    run = functools.partial(unroll, policy, probe, num_steps=4, auto_reset=True)
-    _, trajectory = jax.eval_shape(run, None, starting([0, 0], [FOREVER, 2]), jax.random.key(0))
+    run = functools.partial(Simulator(probe, policy, None).unroll, num_steps=4, auto_reset=True)
+    _, trajectory = jax.eval_shape(run, starting([0, 0], [FOREVER, 2]), jax.random.key(0))
     assert trajectory.value is None and trajectory.next_value is None
 
 
@@ -154,9 +158,10 @@ def test_short_episodes_are_no_more_frequent_than_their_starts(start, generator)
         environment=OneOrThirty(), algorithm=PPO._replace(start=start), num_envs=64, group_size=1, hidden_sizes=(2,)
     )
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    simulator = Simulator(config.env, config.policy, state.params)
 
     def iteration(rollout, key):
-        rollout, trajectory = collect(config, config.policy, state.params, rollout, state.hyperparams, key, key)
+        rollout, trajectory = collect(config, simulator, rollout, key, key)
         return rollout, (trajectory.ended.sum(), trajectory.ended & (trajectory.episode_length == 1))
 
     keys = jax.random.split(jax.random.key(1, impl=generator), 60)
@@ -169,12 +174,13 @@ def test_short_episodes_are_no_more_frequent_than_their_starts(start, generator)
 @pytest.mark.parametrize("draw_ahead", [1, 40, "none"])
 def test_how_many_start_states_are_drawn_ahead_changes_nothing(long, draw_ahead, monkeypatch):
     if draw_ahead == "none":
-        monkeypatch.setattr(rollout, "envs_are_split", lambda: True)
+        monkeypatch.setattr(resets, "envs_are_split", lambda: True)
     else:
-        monkeypatch.setattr(rollout, "NUM_RESET_DRAWS", draw_ahead)
+        monkeypatch.setattr(resets, "NUM_RESET_DRAWS", draw_ahead)
     before, *expected = long
-    fresh = jax.jit(functools.partial(unroll, known_policy, probe, num_steps=NUM_STEPS, auto_reset=True))
-    assert bits(fresh(known_params((0.0, 0.0)), before, jax.random.key(2))) == bits(tuple(expected))
+    simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)))
+    traced_again = jax.jit(functools.partial(simulator.unroll, num_steps=NUM_STEPS, auto_reset=True))
+    assert bits(traced_again(before, jax.random.key(2))) == bits(tuple(expected))
 
 
 def test_an_episode_ends_as_its_lifetime_or_the_limit_says(long):
@@ -242,11 +248,11 @@ def test_raw_keys_play_as_typed_ones():
 
 @pytest.mark.parametrize("num_steps, length", [(1, 1), (128, 128), (500, 125), (254, 127), (131, 1)])
 def test_randomness_is_drawn_in_equal_blocks(num_steps, length):
-    assert block_length(num_steps) == length
+    assert randomness.block_length(num_steps) == length
 
 
 def test_in_each_block_other_actions_and_another_environment(monkeypatch):
-    monkeypatch.setattr(rollout, "MAX_BLOCK", 20)
+    monkeypatch.setattr(randomness, "MAX_BLOCK", 20)
     params, state = known_params((0.0, 0.0)), starting([0] * 4, [FOREVER] * 4)
     _, trajectory = play(params, state, jax.random.key(0), num_steps=40, auto_reset=True)
     action = np.asarray(trajectory.action).reshape(2, 20, 4)
@@ -271,14 +277,8 @@ def test_a_long_evaluation_keeps_no_more_randomness_than_a_short_one():
 def test_noise_without_a_number_for_each_step_is_refused():
     family = known_policy.distribution._replace(noise=lambda key, shape: jax.random.uniform(key, shape[1:]))
     with pytest.raises(ValueError, match=r"noise\(key, \(4, 4\)\) returned shape \(4,\)"):
-        unroll(
-            known_policy._replace(distribution=family),
-            probe,
-            known_params((0.0, 0.0)),
-            starting([0] * 4, [FOREVER] * 4),
-            jax.random.key(0),
-            num_steps=4,
-            auto_reset=True,
+        Simulator(probe, known_policy._replace(distribution=family), known_params((0.0, 0.0))).unroll(
+            starting([0] * 4, [FOREVER] * 4), jax.random.key(0), num_steps=4, auto_reset=True
         )
 
 
@@ -325,8 +325,8 @@ def test_start_states_do_not_depend_on_how_long_earlier_episodes_were():
     config = Config(environment=TwoLifetimes(), algorithm="ppo", num_envs=4096, num_steps=48, hidden_sizes=(2,))
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     _, trajectory = jax.jit(
-        lambda state, key: unroll(
-            config.policy, config.env, state.params, state.rollout, key, num_steps=48, auto_reset=True
+        lambda state, key: Simulator(config.env, config.policy, state.params).unroll(
+            state.rollout, key, num_steps=48, auto_reset=True
         )
     )(state, jax.random.key(1))
     kinds, ended = np.asarray(trajectory.observation[..., 0]), np.asarray(trajectory.ended)

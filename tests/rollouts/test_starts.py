@@ -7,8 +7,7 @@ import pytest
 from probes import bits, known_params, known_policy
 
 from grpo_jax.environments import make_environment, parameters_of_groups
-from grpo_jax.rollouts.groups import reset_groups
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import CONTINUE, FRESH, continue_episodes, fresh_groups
 
 NUM_GROUPS, GROUP_SIZE, NUM_STEPS = 6, 4, 16
@@ -17,7 +16,7 @@ env = make_environment("CartPole-v1", {"max_steps_in_episode": NUM_STEPS})
 
 def fresh(key, num_groups, group_size, env_params=None):
     params = parameters_of_groups(env, env_params, num_groups, group_size)
-    return reset_groups(known_policy, None, env, params, key, num_groups * group_size, group_size)
+    return Simulator(env, known_policy, None).reset(params, key, num_groups * group_size, group_size=group_size)
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +26,8 @@ def rollout():
     @jax.jit
     def play(key):
         start = fresh(key, NUM_GROUPS, GROUP_SIZE)
-        params = known_params((0.0, 0.0), weights=jnp.zeros(4))
-        return start, unroll(known_policy, env, params, start, key, num_steps=NUM_STEPS, auto_reset=False)[1]
+        simulator = Simulator(env, known_policy, known_params((0.0, 0.0), weights=jnp.zeros(4)))
+        return start, simulator.unroll(start, key, num_steps=NUM_STEPS, auto_reset=False)[1]
 
     return play(jax.random.key(5))
 
@@ -63,6 +62,6 @@ def test_groups_of_one_are_independent_resets():
 
 def test_environments_that_continue_stay_where_they_are(rollout):
     start, _ = rollout
-    assert continue_episodes(start, known_policy, None, env, jax.random.key(0), 24, 4) is start
+    assert continue_episodes(Simulator(env, known_policy, None), start, jax.random.key(0), 4) is start
     assert (CONTINUE.auto_reset, FRESH.auto_reset) == (True, False)
     assert (CONTINUE.begin, FRESH.begin) == (continue_episodes, fresh_groups)

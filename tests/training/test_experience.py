@@ -11,8 +11,7 @@ from grpo_jax.algorithms import DAPO, GRPO, GRPO_RETURN_TO_GO, PPO, REMAX, SAME_
 from grpo_jax.environments import make_environment, parameters_of_groups
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import all_actions_advantage, whiten
-from grpo_jax.rollouts.groups import reset_groups
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, anchored_groups, forked
 from grpo_jax.training.experience import collect, most_varied_groups
 from grpo_jax.updates.batch import live_groups, make_batch
@@ -32,7 +31,8 @@ def playing(algorithm, **settings):
 
         def iteration(rollout, key):
             keys = jax.random.split(key)
-            return collect(config, config.policy, state.params, rollout, state.hyperparams, *keys)
+            simulator = Simulator(config.env, config.policy, state.params, state.hyperparams.discount)
+            return collect(config, simulator, rollout, *keys)
 
         return jax.lax.scan(iteration, state.rollout, jax.random.split(key, 3))
 
@@ -93,9 +93,10 @@ def test_windows_follow_each_other(anchored):
 def test_anchors_are_drawn_uniformly_and_whole():
     """The place of each member is taken equally often: the marginal distribution of states is that of going on."""
     env = make_environment("CartPole-v1")
-    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 12, 1), jax.random.key(0), 12, 1)
+    simulator = Simulator(env, known_policy, None)
+    state = simulator.reset(parameters_of_groups(env, None, 12, 1), jax.random.key(0), 12)
     state = state._replace(episode_length=jnp.arange(12), discounted_return=jnp.arange(12.0))
-    draw = jax.jit(jax.vmap(lambda key: anchored_groups(state, known_policy, None, env, key, 12, 4)))
+    draw = jax.jit(jax.vmap(lambda key: anchored_groups(simulator, state, key, 4)))
     taken = draw(jax.random.split(jax.random.key(1), 4000))
     ages = np.asarray(taken.episode_length).reshape(4000, 3, 4)
     assert np.array_equal(ages, np.broadcast_to(ages[..., :1], ages.shape))
@@ -113,16 +114,16 @@ def test_anchored_starts_have_the_distribution_of_going_on():
         # A window of 3 steps in episodes of 5: the first step is at any of 5 ages, in turn.
         def ages(key, start=start):
             env = make_environment(Probe(), limits)
-            state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 8, 1), key, 8, 1)
+            simulator = Simulator(env, known_policy, known_params((0.0, 0.0)))
+            state = simulator.reset(parameters_of_groups(env, None, 8, 1), key, 8)
             shift = jax.random.randint(key, (8,), 0, 5)
             state = state._replace(
                 environment=state.environment.replace(time=shift), episode_length=shift, policy_carry=shift
             )
 
             def window(state, key):
-                begun = start.begin(state, known_policy, None, env, key, 8, 4)
-                params = known_params((0.0, 0.0))
-                end, _ = unroll(known_policy, env, params, begun, key, num_steps=3, auto_reset=True)
+                begun = start.begin(simulator, state, key, 4)
+                end, _ = simulator.unroll(begun, key, num_steps=3, auto_reset=True)
                 return end, begun.episode_length[::4]
 
             return jax.lax.scan(window, state, jax.random.split(key, 4))[1][-1]
@@ -145,8 +146,9 @@ def test_forks_count_their_lead_and_the_trunk_goes_on_from_the_fork(vine):
 def test_the_trunk_moves_by_the_lead():
     start = forked(3)
     env = make_environment(Probe(), {"max_steps_in_episode": 50})
-    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 4, 1), jax.random.key(0), 4, 1)
-    begun = start.begin(state, known_policy, known_params((0.0, 0.0)), env, jax.random.key(1), 4, 2, discount=0.5)
+    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), discount=0.5)
+    state = simulator.reset(parameters_of_groups(env, None, 4, 1), jax.random.key(0), 4)
+    begun = start.begin(simulator, state, jax.random.key(1), 2)
     assert begun.episode_length.tolist() == [3] * 4
     assert begun.discounted_return.tolist() == [1.75] * 4
     assert np.array_equal(begun.observation[:, 1], state.observation[jnp.array([0, 0, 2, 2]), 1])
@@ -168,10 +170,9 @@ def test_a_group_of_actions_has_the_gradient_of_their_expectation():
     config = Config(algorithm=algorithm, num_envs=8, group_size=2, num_steps=2, **settings)
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(discount=0.0))
     params = known_params((0.3, -0.4))
-    _, trajectory = collect(
-        config, known_policy, params, state.rollout._replace(policy_carry=state.rollout.episode_length),
-        state.hyperparams, *jax.random.split(jax.random.key(1)),
-    )  # fmt: skip
+    rollout = state.rollout._replace(policy_carry=state.rollout.episode_length)
+    simulator = Simulator(config.env, known_policy, params, state.hyperparams.discount)
+    _, trajectory = collect(config, simulator, rollout, *jax.random.split(jax.random.key(1)))
     assert trajectory.action[0].tolist() == [0, 1] * 4
     batch = make_batch(algorithm, known_policy, params, trajectory, None, state.hyperparams, 2)
     weight, advantage = np.asarray(batch.weight), np.asarray(batch.advantage)
@@ -188,12 +189,13 @@ def test_a_group_of_actions_has_the_gradient_of_their_expectation():
 
 def test_members_can_share_all_randomness_but_that_of_their_actions():
     env = make_environment("FrozenLake-misc")
-    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 64, 1), jax.random.key(0), 64, 64)
     always = known_params((30.0, 0.0), weights=jnp.zeros(env.observation.shape[0]))
+    simulator = Simulator(env, known_policy, always)
+    state = simulator.reset(parameters_of_groups(env, None, 1, 64), jax.random.key(0), 64, group_size=64)
 
     def ends(num_sharing):
-        _, trajectory = unroll(
-            known_policy, env, always, state, jax.random.key(2), num_steps=6, auto_reset=True, num_sharing=num_sharing
+        _, trajectory = simulator.unroll(
+            state, jax.random.key(2), num_steps=6, auto_reset=True, num_sharing=num_sharing
         )
         return {np.asarray(trajectory.observation[:, b]).tobytes() for b in range(64)}
 
@@ -206,10 +208,9 @@ def test_members_can_share_all_randomness_but_that_of_their_actions():
 def test_members_share_the_starts_of_all_their_episodes_under_any_generator(generator):
     env = make_environment(Probe(), {"max_steps_in_episode": 2})
     keys = jax.random.split(jax.random.key(0, impl=generator))
-    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 2, 4), keys[0], 8, 4)
-    _, trajectory = unroll(
-        known_policy, env, known_params((0.0, 0.0)), state, keys[1], num_steps=60, auto_reset=True, num_sharing=4
-    )
+    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)))
+    state = simulator.reset(parameters_of_groups(env, None, 2, 4), keys[0], 8, group_size=4)
+    _, trajectory = simulator.unroll(state, keys[1], num_steps=60, auto_reset=True, num_sharing=4)
     marks = trajectory.observation[::2, :, 1].reshape(30, 2, 4)
     assert (marks == marks[:, :, :1]).all() and len(np.unique(marks)) == 60
 

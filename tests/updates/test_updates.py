@@ -11,7 +11,7 @@ from probes import FOREVER, Probe, bits, known_params, known_policy, standing
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.environments import make_environment
-from grpo_jax.rollouts.rollout import unroll
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import Learner, learning_rate, make_optimizer, update_epochs
 
@@ -26,7 +26,7 @@ PARAMS = known_params((0.2, 0.0))
 def rollout():
     """Eight one-episode members in a window of eight steps: at least half of it is masked."""
     state = standing(probe, known_policy, jax.random.key(0), ages=[0] * 8, lifetimes=LIFETIMES)
-    return unroll(known_policy, probe, PARAMS, state, jax.random.key(1), num_steps=8, auto_reset=False)[1]
+    return Simulator(probe, known_policy, PARAMS).unroll(state, jax.random.key(1), num_steps=8, auto_reset=False)[1]
 
 
 def batch_of(rollout, algorithm):

@@ -1,0 +1,53 @@
+"""Final observations: those that no step of a rollout starts from, for a critic or a baseline to value.
+
+They are the true final observation of each truncated episode, and the ones where the environments stand after the last
+step. An episode is truncated at `max_steps` and no earlier, so within `num_steps` that happens at most
+ceil(num_steps / max_steps) times. That many are kept for each environment, with the policy's memory, and valued in one
+pass after the rollout. Should an environment truncate more often, the missing values are NaN: better no update than a
+wrong one.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.environments import Environment
+from grpo_jax.rollouts.resets import select
+from grpo_jax.types import PyTree, RolloutState
+
+
+def num_finals(environment: Environment, num_steps: int, auto_reset: bool) -> int:
+    """The most final observations that an environment has in a rollout.
+
+    One after the last step and, where episodes follow each other, one for each episode that can be truncated. Where
+    nothing follows an episode, its final observation stays, and the next step starts from it.
+    """
+    return 1 + (-(-num_steps // environment.max_steps) if auto_reset else 0)
+
+
+class Truncations(NamedTuple):
+    """The final observations of the episodes that were truncated so far in a rollout; `S` slots an environment."""
+
+    slots: PyTree  # (observation, memory of the policy), each leaf [S, B, ...], in the order of truncation
+    count: jax.Array  # [B] int32; truncations beyond the last slot are counted, and lost
+
+    @classmethod
+    def none(cls, num_slots: int, state: RolloutState) -> "Truncations":
+        """Empty slots for observations and memories as in `state`."""
+        slots = jax.tree.map(
+            lambda leaf: jnp.zeros((num_slots, *leaf.shape), leaf.dtype), (state.observation, state.policy_carry)
+        )
+        return cls(slots, jnp.zeros(state.episode_length.shape[0], jnp.int32))
+
+    def add(self, truncated: jax.Array, state: RolloutState) -> "Truncations":
+        """Adds the observations in `state` of the environments that are `truncated` at this step, `[B]` bool."""
+        num_slots = len(jax.tree.leaves(self.slots)[0])
+        is_next = truncated & (self.count == jnp.arange(num_slots)[:, None])
+        slots = select(is_next, (state.observation, state.policy_carry), self.slots)
+        return Truncations(slots, self.count + truncated)
+
+    def and_last(self, state: RolloutState) -> PyTree:
+        """Observations and memories, each leaf `[S + 1, B, ...]`: the slots, and then those in `state`."""
+        last = (state.observation, state.policy_carry)
+        return jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), self.slots, last)

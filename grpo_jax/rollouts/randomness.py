@@ -1,0 +1,77 @@
+"""The randomness of a rollout's steps, drawn a block of steps at a time.
+
+A generator is many small operations, which on a CPU cost as much for one step as for many. The randomness of a long
+episode all at once, though, would be most of the memory that an evaluation takes.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.environments.environment import threefry
+from grpo_jax.policies.distributions import Distribution
+from grpo_jax.types import PyTree
+
+MAX_BLOCK = 128
+"""The most steps in a block."""
+
+
+def block_length(num_steps: int) -> int:
+    """The largest divisor of `num_steps` up to `MAX_BLOCK`."""
+    return max(length for length in range(1, min(num_steps, MAX_BLOCK) + 1) if num_steps % length == 0)
+
+
+def scan_in_blocks(
+    step: Callable, start: PyTree, key: jax.Array, num_steps: int, draw: Callable[[jax.Array, int], PyTree]
+) -> tuple[PyTree, PyTree]:
+    """`lax.scan` with a random input to each step.
+
+    Args:
+      step: `(carry, (randomness, is_first)) -> (carry, output)`; `is_first` is true at the first of all steps.
+      start: the carry before the first step.
+      key: of all randomness.
+      num_steps: `T`.
+      draw: `(key, length) -> randomness` of a block of steps, each leaf `[length, ...]`.
+
+    Returns:
+      The last carry, and the outputs, each leaf `[T, ...]`.
+    """
+    length = block_length(num_steps)
+    num_blocks = num_steps // length
+
+    def block(carry, now):
+        key, is_first = now
+        return jax.lax.scan(step, carry, (draw(key, length), is_first & (jnp.arange(length) == 0)))
+
+    blocks = jax.random.split(key, num_blocks), jnp.arange(num_blocks) == 0
+    end, outputs = jax.lax.scan(block, start, blocks, unroll=num_blocks == 1)
+    return end, jax.tree.map(lambda leaf: leaf.reshape(num_steps, *leaf.shape[2:]), outputs)
+
+
+def step_randomness(
+    distribution: Distribution, key: jax.Array, num_steps: int, num_envs: int, num_sharing: int
+) -> tuple[PyTree, jax.Array]:
+    """The noise of actions, each leaf `[T, B, ...]`, and the keys of environments, `[T, B // num_sharing]`.
+
+    Args:
+      distribution: of the actions.
+      key: of all of it.
+      num_steps, num_envs: `T` and `B`.
+      num_sharing: neighbouring environments that share a key.
+    """
+    shape = num_steps, num_envs
+    key_actions, key_environment = jax.random.split(key)
+    noise = distribution.noise(key_actions, shape)
+    for leaf in jax.tree.leaves(noise):
+        if jnp.shape(leaf)[:2] != shape:  # some steps or environments would share their noise unnoticed
+            raise ValueError(
+                f"the distribution's noise(key, {shape}) returned shape {jnp.shape(leaf)}, and each array should begin "
+                f"with {shape}; noise=jax.random.split gives a key for each sample"
+            )
+    return noise, jax.random.split(threefry(key_environment), (num_steps, num_envs // num_sharing))
+
+
+def shared_keys(key: jax.Array, num_envs: int, num_sharing: int) -> jax.Array:
+    """`[B]` keys of environments, of which `num_sharing` neighbours have the same."""
+    return jnp.repeat(jax.random.split(threefry(key), num_envs // num_sharing), num_sharing, axis=0)

@@ -1,0 +1,89 @@
+"""New episodes within a rollout: start states drawn for every environment whose episode ends."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.devices.mesh import envs_are_split
+from grpo_jax.environments import Environment
+from grpo_jax.types import PyTree, RolloutState
+
+NUM_RESET_DRAWS = 8
+"""Start states that a CPU draws ahead for each environment of a rollout: see `make_start_states`."""
+
+
+def make_start_states(
+    environment: Environment, environment_params: PyTree, keys: jax.Array, num_steps: int
+) -> Callable[[jax.Array, jax.Array], tuple[PyTree, jax.Array]]:
+    """Where episodes start that follow others: `start_states(ended, num_ended) -> states, observations`.
+
+    The start state after the n-th end of an environment is a function of its key and n alone. Few episodes end at any
+    one step, so drawing a start state for every environment at every step is mostly wasted. A CPU therefore draws the
+    first `NUM_RESET_DRAWS` of each environment before the rollout, and later ones only at a step that needs one.
+    Everything else draws at every step: accelerators, where a branch makes the host wait; environments that are split
+    over devices, which would have to agree on the branch; and a CPU under `vmap`, which computes both sides of it
+    (`over_rows` maps there instead). The numbers are the same.
+
+    Args:
+      environment, environment_params: what to reset, and its parameters, each leaf `[B, ...]`.
+      keys: `[B]`; environments with equal keys get equal start states.
+      num_steps: of the rollout; no environment needs more start states than that.
+
+    Returns:
+      A function of `ended`, `[B]` bool, the environments whose episode ends at this step, and `num_ended`, `[B]` int32,
+      their episodes that ended before. It returns states and observations, each leaf `[B, ...]`; those of the other
+      environments are not to be used.
+    """
+
+    def draw(num_ended):
+        return jax.vmap(environment.reset)(jax.vmap(jax.random.fold_in)(keys, num_ended), environment_params)
+
+    if jax.default_backend() != "cpu" or envs_are_split():
+        return lambda ended, num_ended: draw(num_ended)
+
+    num_draws = min(NUM_RESET_DRAWS, num_steps)
+    drawn = jax.vmap(draw)(jnp.broadcast_to(jnp.arange(num_draws)[:, None], (num_draws, keys.shape[0])))
+    take = jax.vmap(lambda draws, n: jax.tree.map(lambda leaf: leaf.at[n].get(mode="clip"), draws), in_axes=(1, 0))
+
+    def start_states(ended, num_ended):
+        needs_more = jnp.any(ended & (num_ended >= num_draws))
+        return jax.lax.cond(needs_more, draw, functools.partial(take, drawn), num_ended)
+
+    return start_states
+
+
+def new_episodes(
+    environment: PyTree, observation: jax.Array, policy_carry: PyTree, environment_params: PyTree = None
+) -> RolloutState:
+    """Environments in these start states, before their first step."""
+    zeros = jnp.zeros(observation.shape[0])
+    return RolloutState(
+        environment=environment,
+        observation=observation,
+        policy_carry=policy_carry,
+        episode_return=zeros,
+        episode_length=zeros.astype(jnp.int32),
+        discounted_return=zeros,
+        environment_params=environment_params,
+    )
+
+
+def advance_where(alive: jax.Array, before: RolloutState, after: RolloutState) -> RolloutState:
+    """`after` in environments whose episode was not over, `[B]` bool; the others stay as they were, `before`.
+
+    All but the policy's memory, which is that of `after` everywhere: nothing reads it once an episode is over, and a
+    transformer's cache is not to be copied at every step.
+    """
+    moved = select(alive, after._replace(policy_carry=()), before._replace(policy_carry=()))
+    return moved._replace(policy_carry=after.policy_carry)
+
+
+def select(condition: jax.Array, when_true: PyTree, when_false: PyTree) -> PyTree:
+    """`where` on every leaf, `[..., B, ...]`, by a condition `[..., B]`."""
+
+    def pick(a, b):
+        return jnp.where(condition.reshape(condition.shape + (1,) * (b.ndim - condition.ndim)), a, b)
+
+    return jax.tree.map(pick, when_true, when_false)
