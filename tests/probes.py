@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
-from grpo_jax.environments import Environment, parameters_of_groups
+from grpo_jax.environments import Environment, group_parameters
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.policies import Policy
@@ -288,7 +288,7 @@ def known_params(logits, *, weights=(2.0, 0.0), bias=10.0):
 def standing(env, policy, key, *, ages, lifetimes):
     """Where `Probe` environments of the given ages stand, each with its own lifetime in the current episode."""
     ages, lifetimes = jnp.asarray(ages, jnp.int32), jnp.asarray(lifetimes, jnp.int32)
-    params = parameters_of_groups(env, None, ages.size, 1)
+    params = group_parameters(env, None, ages.size, 1)
     state = reset_groups(policy, None, env, params, key, ages.size, 1)
     return state._replace(
         environment=state.environment.replace(time=ages, lifetime=lifetimes),

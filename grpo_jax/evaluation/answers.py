@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 
 from grpo_jax.config.config import Config
-from grpo_jax.environments import EnvParams, parameters_of_groups
+from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.tokens import accuracy, well_formed
 from grpo_jax.errors import ConfigError
 from grpo_jax.rollouts.groups import reset_groups
@@ -51,7 +51,7 @@ def answer(
         raise ConfigError(f"{env.name!r} is no token task, so its answers are neither right nor wrong; use evaluate")
     num_texts = num_prompts * num_samples
     key_reset, key_rollout = jax.random.split(key)
-    environment_params = parameters_of_groups(env, env_params, num_prompts, num_samples)
+    environment_params = group_parameters(env, env_params, num_prompts, num_samples)
     policy = config.policy._replace(has_critic=False)
     start = reset_groups(policy, params, env, environment_params, key_reset, num_texts, num_samples)
     end, _ = unroll(policy, env, params, start, key_rollout, num_steps=env.max_steps, auto_reset=False, greedy=greedy)

@@ -8,7 +8,7 @@ import numpy as np
 
 from grpo_jax.config.acting import acting_policy
 from grpo_jax.config.config import Config
-from grpo_jax.environments import EnvParams, parameters_of_groups
+from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.rollouts.groups import reset_groups
 from grpo_jax.rollouts.rollout import unroll
 from grpo_jax.types import PyTree, RolloutState, TrainState
@@ -80,7 +80,7 @@ def _start(
 ) -> RolloutState:
     which = jnp.arange(num_episodes) * config.num_envs // num_episodes
     environment_params = jax.tree.map(lambda leaf: leaf[which], state.rollout.environment_params)
-    replaced = parameters_of_groups(config.env, env_params, num_episodes, 1)
+    replaced = group_parameters(config.env, env_params, num_episodes, 1)
     environment_params |= {name: replaced[name] for name in env_params or {}}
     return reset_groups(config.policy, state.params, config.env, environment_params, key, num_episodes, group_size=1)
 

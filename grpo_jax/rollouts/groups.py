@@ -23,7 +23,7 @@ def reset_groups(
 
     Args:
       policy, params, environment: what will act, with which parameters, and where.
-      environment_params: each leaf `[num_envs, ...]`, equal within a group (see `parameters_of_groups`).
+      environment_params: each leaf `[num_envs, ...]`, equal within a group (see `group_parameters`).
       key: of all resets.
       num_envs, group_size: how many environments, and how many of them start from each reset.
     """

@@ -246,7 +246,7 @@ def _step(
     )
     reward = jnp.where(alive, moved.reward, 0.0)
     after = state._replace(
-        environment=moved.environment,
+        environment=moved.state,
         observation=moved.observation,
         policy_carry=policy_carry,
         episode_return=state.episode_return + reward,

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from grpo_jax.config.config import Config
-from grpo_jax.devices.mesh import mesh_of_rows, over_rows
-from grpo_jax.environments import parameters_of_groups
+from grpo_jax.devices.mesh import make_row_mesh, over_rows
+from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.rollouts.groups import reset_groups
@@ -95,7 +95,7 @@ def warm_start(
     def chunk(learner: _Learner) -> _Learner:
         return jax.lax.cond(unfinished(learner), go_on, lambda same: same, learner)
 
-    chunk = jax.jit(over_rows(chunk, mesh_of_rows(len(keys))), donate_argnums=0)
+    chunk = jax.jit(over_rows(chunk, make_row_mesh(len(keys))), donate_argnums=0)
     while unfinished(learners).any():
         learners = chunk(learners)
         if report is not None:
@@ -113,7 +113,7 @@ def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: i
       batch_size: how many, from the training prompts.
     """
     env, policy = config.env, config.policy
-    environment_params = parameters_of_groups(env, None, batch_size, 1)
+    environment_params = group_parameters(env, None, batch_size, 1)
     start = reset_groups(policy, params, env, environment_params, key, batch_size, 1)
     solution = jax.vmap(env.task.solution)(start.environment.problem).T  # [max_steps, N]
     there = solution >= 0

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from grpo_jax.config.acting import acting_policy
 from grpo_jax.config.config import Config
-from grpo_jax.environments import EnvParams, parameters_of_groups
+from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout, scaled_rewards
@@ -37,7 +37,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
             raise ConfigError("init makes one state, of scalar hyperparameters; for arrays of them use jax.vmap(init)")
         key, key_params, key_reset = jax.random.split(key, 3)
         params = config.policy.init(key_params) if params is None else jax.tree.map(jnp.array, params)
-        environment_params = parameters_of_groups(config.env, env_params, config.num_groups, config.group_size)
+        environment_params = group_parameters(config.env, env_params, config.num_groups, config.group_size)
         rollout = reset_groups(config.policy, params, config.env, environment_params, key_reset, config.num_envs, 1)
         return TrainState(
             params=params,

@@ -147,7 +147,7 @@ MISTAKES = {
     ),
     "a transformer of real observations": ({"network": "transformer"}, "observes a token .*float32.*network='mlp'"),
     "a transformer with another memory": ({"environment": copy_task(), "recurrent": "gru"}, "leave out recurrent"),
-    "odd heads": ({"width": 12}, "heads of size 3, and rotary positions turn pairs"),
+    "odd heads": ({"width": 12}, "heads of size 3, but rotary positions need an even size"),
     "uneven heads": ({"num_heads": 4, "num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
     "width of no heads": ({"width": 30}, "width=30 is not a multiple of num_heads=4"),
     "unknown precision": ({"compute_dtype": "float8"}, "compute_dtype='float8'; use one of float32, bfloat16"),

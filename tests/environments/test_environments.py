@@ -1,4 +1,4 @@
-"""Environments by name: gymnax's own numbers behind one interface, of one type from step to step."""
+"""Environments by name: the same numbers as gymnax, behind one interface with fixed dtypes."""
 
 import gymnax
 import jax
@@ -8,7 +8,7 @@ import pytest
 from gymnax.environments import spaces
 from probes import Probe, ProbeParams, difference, random_policy
 
-from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.rollouts.groups import reset_groups
 from grpo_jax.rollouts.rollout import unroll
@@ -25,10 +25,10 @@ def test_cartpole_is_gymnax_cartpole_bitwise():
         moved = env.step(key, state, action, env.params)
         expected_observation, expected, reward, terminated, _ = original.step_env(key, expected, action, params)
         assert np.array_equal(moved.observation, expected_observation)
-        assert np.array_equal(jax.tree.leaves(moved.environment), jax.tree.leaves(expected))
+        assert np.array_equal(jax.tree.leaves(moved.state), jax.tree.leaves(expected))
         assert (float(moved.reward), bool(moved.terminated)) == (float(reward), bool(terminated))
         assert not moved.truncated
-        state = moved.environment
+        state = moved.state
         if moved.terminated:
             break
     assert moved.terminated, "the actions were chosen to drop the pole"
@@ -36,7 +36,7 @@ def test_cartpole_is_gymnax_cartpole_bitwise():
 
 def test_the_time_limit_truncates_at_its_step_and_can_be_overridden():
     assert make_environment("CartPole-v1").max_steps == 500
-    # A command line makes floats of all numbers; the limit stays an integer.
+    # The command line parses every number as a float; the limit stays an integer.
     env = make_environment("CartPole-v1", {"max_steps_in_episode": 3.0, "gravity": 1})
     assert env.max_steps == 3 and isinstance(env.max_steps, int)
     state, _ = env.reset(jax.random.key(0), env.params)
@@ -44,14 +44,14 @@ def test_the_time_limit_truncates_at_its_step_and_can_be_overridden():
     for t in range(3):
         moved = env.step(jax.random.key(t), state, t % 2, env.params)
         flags.append((bool(moved.terminated), bool(moved.truncated)))
-        state = moved.environment
+        state = moved.state
     assert flags == [(False, False), (False, False), (False, True)]
 
 
 def test_overrides_reach_the_physics():
     light, heavy = (make_environment("CartPole-v1", {"gravity": g}) for g in (1.0, 20.0))
     state, _ = light.reset(jax.random.key(0), light.params)
-    speeds = [env.step(jax.random.key(0), state, 0, env.params).environment.theta_dot for env in (light, heavy)]
+    speeds = [env.step(jax.random.key(0), state, 0, env.params).state.theta_dot for env in (light, heavy)]
     assert speeds[0] != speeds[1]
 
 
@@ -74,13 +74,13 @@ NAMES = [
 
 @pytest.fixture(scope="module", params=NAMES)
 def played(request):
-    """Any environment of gymnax, at random: its functions, where it stood before and after, and the trajectory."""
+    """An environment of gymnax; the function that plays it at random; and its results: states and trajectory."""
     env = make_environment(request.param, {"max_steps_in_episode": LIMIT})
     policy = random_policy(env.action_space)
 
     @jax.jit
     def play(key):
-        params = parameters_of_groups(env, None, NUM_ENVS, 1)
+        params = group_parameters(env, None, NUM_ENVS, 1)
         start = reset_groups(policy, None, env, params, key, NUM_ENVS, 1)
         return start, *unroll(policy, env, (), start, key, num_steps=NUM_STEPS, auto_reset=True)
 
@@ -91,7 +91,7 @@ def test_every_gymnax_environment_plays_by_name(played):
     env, play, (before, after, trajectory) = played
     assert trajectory.observation.shape == (NUM_STEPS, NUM_ENVS, *env.observation.shape)
     assert trajectory.observation.dtype == env.observation.dtype
-    # UmbrellaChain and BernoulliBandit pay in integers.
+    # The rewards of UmbrellaChain and BernoulliBandit are integers in gymnax.
     assert (trajectory.reward.dtype, trajectory.truncated.dtype) == (jnp.float32, bool)
     assert trajectory.reward.shape == (NUM_STEPS, NUM_ENVS)
     for leaf in jax.tree.leaves((before, after, trajectory)):
@@ -122,23 +122,23 @@ def test_deep_sea_terminates_where_its_limit_is_reached():
     for t in range(8):
         moved = env.step(jax.random.key(t), state, t % 2, env.params)
         flags.append((bool(moved.terminated), bool(moved.truncated)))
-        state = moved.environment
+        state = moved.state
     assert flags == [(False, False)] * 7 + [(True, False)]
 
 
-def test_a_state_that_is_named_by_a_number_is_observed_one_hot():
+def test_an_integer_observation_becomes_one_hot():
     env = make_environment("FrozenLake-misc")
     state, observation = env.reset(jax.random.key(0), env.params)
     assert np.array_equal(observation, np.eye(16)[0]) and observation.dtype == jnp.float32
     for t in range(3):
         moved = env.step(jax.random.key(t), state, 1, env.params)
-        state = moved.environment
+        state = moved.state
         assert np.array_equal(moved.observation, np.eye(16)[int(state.position)])
     assert int(state.position) > 0
 
 
 class Shaped(Probe):
-    """Observes the sum of its action, of whatever shape, which it wants as its space says."""
+    """Observes the sum of its action, and asserts that the action has the shape of its space."""
 
     def __init__(self, space):
         self.space = space
@@ -194,7 +194,7 @@ def test_an_environment_of_ones_own_is_named_by_its_path(path):
 
 
 class Counting:
-    """Observes an integer and does not bound it."""
+    """Observes an integer of unknown range."""
 
     default_params = ProbeParams()
 
@@ -212,13 +212,13 @@ class Counting:
 
 
 class Faulty(Probe):
-    """Makes a mistake while it is made."""
+    """Its constructor raises an error."""
 
     def __init__(self):
         raise TypeError("a mistake of its own")
 
 
-def test_a_mistake_of_an_environments_own_is_not_taken_for_a_wrong_name():
+def test_an_error_in_a_constructor_is_not_hidden():
     with pytest.raises(TypeError, match="a mistake of its own"):
         make_environment("test_environments:Faulty")
 
@@ -239,26 +239,26 @@ def make_probe():
         (("???",), "known: .*CartPole-v1"),
         (("CartPole-v1", {"max_steps": 20}), "no parameter 'max_steps': did you mean 'max_steps_in_episode'"),
         (("CartPole-v1", {"Gravity": 20}), "did you mean 'gravity'"),
-        (("Acrobot-v1", {"available_torque": (1.0, 2.0)}), "available_torque has shape .3,., and was given"),
+        (("Acrobot-v1", {"available_torque": (1.0, 2.0)}), "available_torque has shape .3,., but was given"),
         (("CartPole-v1", {"max_steps_in_episode": 0}), "leaves no step"),
         ((3,), "does not have gymnax's interface: it lacks default_params"),
-        ((Shaped(spaces.Dict({"a": spaces.Discrete(2)})),), "known are Discrete, Box and Tuples of Discrete"),
+        ((Shaped(spaces.Dict({"a": spaces.Discrete(2)})),), "use Discrete, Box or a Tuple of Discrete"),
         ((Dictionary(),), "must be one array"),
         ((Masked(spaces.Box(-1.0, 1.0, (2,))),), "action_mask, which only Discrete actions can have"),
-        ((Counting(),), "observes an integer, and does not say of how many"),
-        ((".relative:Name",), "cannot import '.relative'.*no module's name"),
+        ((Counting(),), "observes an integer of unknown range"),
+        ((".relative:Name",), "cannot import '.relative'.*not a module name"),
         (("no_such_module:Name",), "cannot import 'no_such_module'.*No module named"),
         (("probes:Prob",), "'probes' has no 'Prob': did you mean 'Probe'"),
-        (("test_environments:Shaped",), "cannot make one without arguments.*'space'"),
+        (("test_environments:Shaped",), "cannot call 'Shaped' without arguments.*'space'"),
         (("MNISTBandit-bsuite",), "needs data that could not be downloaded"),
     ],
 )
-def test_mistakes_are_told_with_what_was_meant(arguments, message):
+def test_errors_name_the_nearest_correct_value(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_environment(*arguments)
 
 
-def test_minatar_is_observed_in_bytes_that_lose_nothing():
+def test_minatar_observations_are_bytes_without_loss():
     env, original = make_environment("Breakout-MinAtar"), gymnax.make("Breakout-MinAtar")[0]
     state, observation = env.reset(jax.random.key(0), env.params)
     moved = env.step(jax.random.key(1), state, 1, env.params)

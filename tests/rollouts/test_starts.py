@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from probes import bits, known_params, known_policy
 
-from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.rollouts.groups import reset_groups
 from grpo_jax.rollouts.rollout import unroll
 from grpo_jax.rollouts.starts import CONTINUE, FRESH, continue_episodes, fresh_groups
@@ -16,7 +16,7 @@ env = make_environment("CartPole-v1", {"max_steps_in_episode": NUM_STEPS})
 
 
 def fresh(key, num_groups, group_size, env_params=None):
-    params = parameters_of_groups(env, env_params, num_groups, group_size)
+    params = group_parameters(env, env_params, num_groups, group_size)
     return reset_groups(known_policy, None, env, params, key, num_groups * group_size, group_size)
 
 

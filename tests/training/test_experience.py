@@ -8,7 +8,7 @@ from probes import Probe, bits, counted, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step
 from grpo_jax.algorithms import DAPO, GRPO, GRPO_RETURN_TO_GO, PPO, REMAX, SAME_STEP_GAE, with_reference
-from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives.advantages import whiten
 from grpo_jax.objectives.slots import all_actions_advantage
@@ -94,7 +94,7 @@ def test_windows_follow_each_other(anchored):
 def test_anchors_are_drawn_uniformly_and_whole():
     """The place of each member is taken equally often: the marginal distribution of states is that of going on."""
     env = make_environment("CartPole-v1")
-    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 12, 1), jax.random.key(0), 12, 1)
+    state = reset_groups(known_policy, None, env, group_parameters(env, None, 12, 1), jax.random.key(0), 12, 1)
     state = state._replace(episode_length=jnp.arange(12), discounted_return=jnp.arange(12.0))
     draw = jax.jit(jax.vmap(lambda key: anchored_groups(state, known_policy, None, env, key, 12, 4)))
     taken = draw(jax.random.split(jax.random.key(1), 4000))
@@ -114,7 +114,7 @@ def test_anchored_starts_have_the_distribution_of_going_on():
         # A window of 3 steps in episodes of 5: the first step is at any of 5 ages, in turn.
         def ages(key, start=start):
             env = make_environment(Probe(), limits)
-            state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 8, 1), key, 8, 1)
+            state = reset_groups(known_policy, None, env, group_parameters(env, None, 8, 1), key, 8, 1)
             shift = jax.random.randint(key, (8,), 0, 5)
             state = state._replace(
                 environment=state.environment.replace(time=shift), episode_length=shift, policy_carry=shift
@@ -146,7 +146,7 @@ def test_forks_count_their_lead_and_the_trunk_goes_on_from_the_fork(vine):
 def test_the_trunk_moves_by_the_lead():
     start = forked(3)
     env = make_environment(Probe(), {"max_steps_in_episode": 50})
-    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 4, 1), jax.random.key(0), 4, 1)
+    state = reset_groups(known_policy, None, env, group_parameters(env, None, 4, 1), jax.random.key(0), 4, 1)
     begun = start.begin(state, known_policy, known_params((0.0, 0.0)), env, jax.random.key(1), 4, 2, discount=0.5)
     assert begun.episode_length.tolist() == [3] * 4
     assert begun.discounted_return.tolist() == [1.75] * 4
@@ -189,7 +189,7 @@ def test_a_group_of_actions_has_the_gradient_of_their_expectation():
 
 def test_members_can_share_all_randomness_but_that_of_their_actions():
     env = make_environment("FrozenLake-misc")
-    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 64, 1), jax.random.key(0), 64, 64)
+    state = reset_groups(known_policy, None, env, group_parameters(env, None, 64, 1), jax.random.key(0), 64, 64)
     always = known_params((30.0, 0.0), weights=jnp.zeros(env.observation.shape[0]))
 
     def ends(num_sharing):
@@ -207,7 +207,7 @@ def test_members_can_share_all_randomness_but_that_of_their_actions():
 def test_members_share_the_starts_of_all_their_episodes_under_any_generator(generator):
     env = make_environment(Probe(), {"max_steps_in_episode": 2})
     keys = jax.random.split(jax.random.key(0, impl=generator))
-    state = reset_groups(known_policy, None, env, parameters_of_groups(env, None, 2, 4), keys[0], 8, 4)
+    state = reset_groups(known_policy, None, env, group_parameters(env, None, 2, 4), keys[0], 8, 4)
     _, trajectory = unroll(
         known_policy, env, known_params((0.0, 0.0)), state, keys[1], num_steps=60, auto_reset=True, num_sharing=4
     )
