@@ -31,10 +31,10 @@ def make_mesh(*, seeds: int | None = None, envs: int = 1, model: int = 1) -> Mes
     Raises:
       ConfigError: if there are too few devices, or the devices of several processes are not all used.
     """
-    num_devices, alone = jax.device_count(), jax.process_count() == 1
+    num_devices, one_process = jax.device_count(), jax.process_count() == 1
     seeds = num_devices // max(envs * model, 1) if seeds is None else seeds
     size = seeds * envs * model
-    if min(seeds, envs, model) < 1 or not (size <= num_devices if alone else size == num_devices):
+    if min(seeds, envs, model) < 1 or not (size <= num_devices if one_process else size == num_devices):
         raise ConfigError(
             f"a mesh of seeds={seeds} × envs={envs} × model={model} does not fit {num_devices} devices of "
             f"{jax.process_count()} process(es); use sizes whose product is {num_devices} (JAX_NUM_CPU_DEVICES=8 "
@@ -44,7 +44,7 @@ def make_mesh(*, seeds: int | None = None, envs: int = 1, model: int = 1) -> Mes
     return jax.make_mesh(
         tuple(shape.values()),
         tuple(shape),
-        devices=jax.devices()[:size] if alone else None,
+        devices=jax.devices()[:size] if one_process else None,
         axis_types=(AxisType.Auto,) * len(shape),
     )
 

@@ -60,7 +60,7 @@ def as_dtype(name: str, value: Any, dtype: Any) -> jax.Array:
 
 
 def row_parameters(environment: Environment, env_params: EnvParams, num_rows: int) -> dict[str, jax.Array]:
-    """The parameters with a leading axis of rows (seeds × hyperparameters); each row is input of `group_parameters`.
+    """The given parameters with a leading axis of rows (seeds × hyperparameters), for `vmap` of `group_parameters`.
 
     Args:
       environment: has the shapes of the parameters.

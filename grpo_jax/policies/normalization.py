@@ -14,9 +14,9 @@ EPS = 1e-8  # added to variances
 class RunningStatistics(NamedTuple):
     """Elementwise mean and variance of all values of x so far, in float32.
 
-    The mean is that of x - origin, where origin is one value of x: float32 then resolves the spread of x however far
-    from 0 x lies. The count is in rollouts, and a rollout of which a share is valid counts as that share. A float32
-    count of steps would soon be too large to grow by 1.
+    The mean is that of x - origin, where origin is one value of x, so that float32 resolves the spread of x even if x
+    is far from 0. The count is in rollouts, and a rollout counts as the share of it that is valid: a float32 count of
+    steps would soon be too large to grow.
     """
 
     origin: jax.Array  # [...] fixed

@@ -72,7 +72,7 @@ class Architecture:
 
     @property
     def sizes(self) -> "Sizes":
-        """The sizes with defaults in place of None."""
+        """The sizes, with defaults instead of None."""
         return Sizes(
             heads=self.num_heads,
             kv_heads=self.num_kv_heads or self.num_heads,

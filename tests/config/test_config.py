@@ -140,7 +140,7 @@ MISTAKES = {
         r"write with_reference\(algorithm\)",
     ),
     "sequence ratio of loose steps": ({"algorithm": GRPO._replace(ratio=sequence_ratio)}, "set whole_sequences=True"),
-    "real actions": ({"action_distribution": "gaussian"}, "real numbers, and the actions are Discrete.*use 'auto'"),
+    "real actions": ({"action_distribution": "gaussian"}, "real numbers, but the actions are Discrete.*use 'auto'"),
     "a transformer of rollouts that go on": (
         {"environment": copy_task(), "algorithm": "ppo"},
         r"rollouts must begin with episodes.*algorithm=PPO._replace\(start=FRESH\)",

@@ -1,4 +1,4 @@
-"""Illegal actions: never taken, without gradient, and masked in the same way in rollout and update."""
+"""Illegal actions in a run: never taken, and masked in the same way in rollout and update."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,7 @@ from probes import Probe
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
 from grpo_jax.environments import make_environment
-from grpo_jax.policies.distributions import categorical
-from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.rollouts.rollout import unroll
-
-RNG = np.random.default_rng(0)
 
 
 class Tempting(Probe):
@@ -34,36 +30,6 @@ class Forbidding(Tempting):
 
     def action_mask(self, state, params):
         return jnp.arange(3) != state.time % 3
-
-
-def test_an_illegal_action_has_no_probability_and_no_gradient():
-    logits = jnp.asarray(RNG.normal(size=(50, 4)), jnp.float32)
-    mask = jnp.asarray(RNG.random((50, 4)) < 0.6).at[:, 0].set(True)
-    family = categorical(4)
-    masked = mask_actions(logits, mask)
-    action = family.sample(masked, jax.random.key(0))
-    assert np.asarray(mask)[np.arange(50), action].all()
-    assert np.asarray(mask)[np.arange(50), family.mode(masked)].all()
-
-    def total(logits):
-        masked = mask_actions(logits, mask)
-        other = mask_actions(jnp.zeros_like(logits), mask)
-        kl = family.kl(masked, other) + family.kl(other, masked)
-        return jnp.sum(family.log_prob(masked, action) + family.entropy(masked) + kl)
-
-    gradient = jax.grad(total)(logits)
-    assert np.isfinite(total(logits)) and np.isfinite(gradient).all()
-    assert not gradient[~mask].any() and gradient[mask].any()
-    legal = np.where(mask, np.exp(np.asarray(logits, np.float64)), 0.0)
-    expected = np.log((legal / legal.sum(1, keepdims=True))[np.arange(50), action])
-    np.testing.assert_allclose(family.log_prob(masked, action), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_neither_a_state_without_legal_actions_nor_one_without_a_mask_is_masked():
-    logits = jnp.ones((2, 3))
-    assert mask_actions(logits, None) is logits
-    masked = mask_actions(logits, jnp.array([[False] * 3, [True, False, True]]))
-    assert masked.tolist() == [[1.0, 1.0, 1.0], [1.0, -np.inf, 1.0]]
 
 
 def config(environment, algorithm, **settings):

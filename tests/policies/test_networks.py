@@ -9,7 +9,6 @@ from probes import bits
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import make_policy
 from grpo_jax.policies.distributions import categorical, diagonal_gaussian
-from grpo_jax.policies.layers import orthogonal, patches, side_by_side
 
 SETTINGS = {
     "network": "auto",
@@ -201,22 +200,6 @@ def test_images_get_a_convolution(shape, features):
         assert layers["Dense_0"]["kernel"].shape == (features * 5, 16)
 
 
-@pytest.mark.parametrize(
-    "shape, stride", [((10, 10, 4), 1), ((17, 20, 3), 2), pytest.param((30, 40, 3), 3, marks=pytest.mark.slow)]
-)
-def test_the_convolution_is_a_convolution(shape, stride):
-    images = jax.random.randint(jax.random.key(0), (2, *shape), 0, 3).astype(jnp.uint8)
-    kernel = jax.random.normal(jax.random.key(1), (3, 3, shape[2], 5))
-    ours = patches(images, stride) @ kernel.reshape(-1, 5)
-    spare = [(0, -(side - 3) % stride) for side in shape[:2]]
-    expected = jax.lax.conv_general_dilated(
-        images.astype(jnp.float32), kernel, (stride, stride), spare, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    np.testing.assert_allclose(ours, expected, atol=1e-4)
-    sums = jax.grad(lambda x: patches(x, stride).sum())(images.astype(jnp.float32))
-    assert (sums >= 1).all(), "every pixel is in some patch"
-
-
 def test_only_images_take_a_cnn():
     with pytest.raises(ConfigError, match=r"images.* shape \(4,\); use network='mlp'"):
         make(network="cnn")
@@ -248,24 +231,3 @@ def test_init_is_a_function_of_its_key(settings):
     init = make(**settings).init
     assert bits(init(jax.random.key(0))) == bits(init(jax.random.key(0)))
     assert bits(init(jax.random.key(0))) != bits(init(jax.random.key(1)))
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (4, 64), (64, 2), (1, 3)])
-def test_initial_kernels_are_orthogonal_and_uniform(shape):
-    kernels = jax.jit(jax.vmap(lambda key: orthogonal(2.0)(key, shape)))(jax.random.split(jax.random.key(0), 500))
-    kernels = np.asarray(kernels, np.float64)
-    short = kernels if shape[0] >= shape[1] else kernels.transpose(0, 2, 1)
-    gram = np.einsum("nij,nik->njk", short, short)
-    np.testing.assert_allclose(gram, np.broadcast_to(4 * np.eye(min(shape)), gram.shape), atol=2e-5)
-    # Uniform: every entry has mean 0 and variance scale² / longest side.
-    entries = kernels.reshape(500, -1)
-    assert np.max(np.abs(entries.mean(0))) < 5 * 2 / np.sqrt(500 * max(shape))
-    np.testing.assert_allclose(np.mean(entries**2), 4 / max(shape), rtol=1e-5)
-
-
-def test_kernels_side_by_side_are_drawn_apart():
-    kernel = side_by_side(orthogonal(2.0), 3)(jax.random.key(0), (4, 15))
-    assert kernel.shape == (4, 15)
-    for gate in jnp.split(kernel, 3, axis=1):
-        assert_orthogonal(gate, 2.0)
-    assert not np.array_equal(kernel[:, :5], kernel[:, 5:10])

@@ -13,7 +13,6 @@ from grpo_jax.config.acting import acting_policy
 from grpo_jax.environments import group_parameters
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.policies.sampling import most_probable
 from grpo_jax.rollouts.groups import one_carry_per_group, reset_groups
 from grpo_jax.rollouts.rollout import unroll
 from grpo_jax.rollouts.starts import FRESH
@@ -215,29 +214,7 @@ def test_a_train_step_with_a_critic_in_the_actor_keeps_no_cache():
     assert metrics["optim/skipped_updates"] == 0 and bits(after.params) != bits(state.params)
 
 
-# --- sampling --------------------------------------------------------------------------------------------------------
-
-
-def test_top_k_and_top_p_keep_the_fewest_tokens_with_the_mass():
-    probabilities = jnp.array([[0.1, 0.4, 0.2, 0.25, 0.05], [0.2, 0.2, 0.2, 0.2, 0.2], [0.0, 1.0, 0.0, 0.0, 0.0]])
-    logits = jnp.log(probabilities)
-
-    def kept(top_k=np.inf, top_p=1.0):
-        return [np.flatnonzero(row).tolist() for row in most_probable(logits, top_k, top_p)]
-
-    assert kept() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1]]
-    assert kept(top_p=0.0) == kept(top_k=1) == [[1], [0], [1]]
-    assert kept(top_p=0.6) == [[1, 3], [0, 1, 2], [1]]
-    assert kept(top_p=0.7) == [[1, 2, 3], [0, 1, 2, 3], [1]]
-    assert kept(top_k=2) == [[1, 3], [0, 1], [1]]
-    # Top-p renormalises over the top k: 0.4 / 0.85 < 0.6 <= 0.65 / 0.85.
-    assert kept(top_k=3, top_p=0.6) == [[1, 3], [0, 1], [1]]
-    draws = jax.random.normal(jax.random.key(0), (200, 30)) * 3
-    probabilities = jax.nn.softmax(draws)
-    mask = most_probable(draws, np.inf, 0.8)
-    mass = jnp.sum(probabilities, axis=1, where=mask)
-    least = jnp.min(probabilities, axis=1, where=mask, initial=1.0)
-    assert (mass >= 0.8 - 1e-6).all() and (mass - least < 0.8).all()
+# --- generation ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

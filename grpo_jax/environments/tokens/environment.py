@@ -54,8 +54,8 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
         def is_on_wrong_side(carry):
             return is_held_out(carry[1]) != (params["held_out"] > 0)
 
-        # Under vmap some generators draw from the first key alone. They would draw the same problem forever once the
-        # first row is done, and the loop would not end.
+        # Under vmap some generators draw only from the first key, which no longer changes once the first row is done.
+        # The other rows would then draw the same problem forever.
         _, problem = jax.lax.while_loop(is_on_wrong_side, draw_again, draw_again((threefry(key), None)))
         no_tokens = jnp.full(task.max_length, PAD, jnp.int32)
         return Completion(problem, no_tokens, jnp.zeros((), jnp.int32)), jnp.full((), ASK, jnp.int32)
