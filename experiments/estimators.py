@@ -25,7 +25,7 @@ from experiments.harness.tabular import PROCESSES, Exact, Tabular, exact_gradien
 from experiments.harness.workloads import commit
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
-from grpo_jax.devices.mesh import mesh_of_rows, over_rows
+from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import kernel_baseline, mean_of_sequence_sums, mean_over_steps
 from grpo_jax.recording.files import write_json
@@ -159,7 +159,7 @@ def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> M
 
 def chains(config: Config, params: Any, keys: jax.Array, num_rollouts: int) -> Moments:
     """Of a chain for each key, over all devices."""
-    of_chain = over_rows(lambda key: moments(config, params, key, num_rollouts), mesh_of_rows(len(keys)))
+    of_chain = over_rows(lambda key: moments(config, params, key, num_rollouts), make_row_mesh(len(keys)))
     return jax.jit(of_chain)(keys)
 
 

@@ -14,7 +14,7 @@ from experiments.harness.command import command
 from experiments.harness.console import make_console
 from experiments.harness.runs import make_plan
 from grpo_jax import TrainState, make_init, make_train_step
-from grpo_jax.devices.mesh import mesh_of_rows, over_rows
+from grpo_jax.devices.mesh import make_row_mesh, over_rows
 
 
 @dataclasses.dataclass
@@ -67,7 +67,7 @@ def main(arguments: Arguments) -> None:
     def some_steps(state):
         return jax.lax.scan(lambda state, _: train_step(state), state, length=arguments.iterations)
 
-    chunk = jax.jit(over_rows(some_steps, mesh_of_rows(num_rows)), donate_argnums=0)
+    chunk = jax.jit(over_rows(some_steps, make_row_mesh(num_rows)), donate_argnums=0)
     console = make_console()
     for i, key in enumerate(jax.random.split(key_select, arguments.rounds), start=1):
         states, metrics = chunk(states)

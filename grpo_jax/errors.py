@@ -1,4 +1,4 @@
-"""What mistakes in a configuration have in common."""
+"""The error for configurations that cannot run, and helpers for its message."""
 
 import difflib
 import operator
@@ -7,11 +7,15 @@ from typing import Any
 
 
 class ConfigError(ValueError):
-    """A run that cannot be as it was asked for: says what is wrong, why, and what to write instead."""
+    """A configuration that cannot run. The message says what is wrong, why, and what to write instead."""
 
 
 def as_count(name: str, value: Any, why: str = "") -> int:
-    """The value as Python's int, if it is a positive integer, of Python or of NumPy; else a ConfigError."""
+    """A positive integer (Python's or NumPy's) as an int.
+
+    Raises:
+      ConfigError: for any other value; the message has `name` and the reason `why`.
+    """
     try:
         count = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -26,7 +30,7 @@ def as_count(name: str, value: Any, why: str = "") -> int:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The part of a message about an unknown name that says what was probably meant."""
+    """For messages about an unknown name: the known names that are most similar to it, or all if none is."""
     known = sorted(known)
     folded = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.4)

@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
-from grpo_jax.environments import Environment, parameters_of_groups
+from grpo_jax.environments import Environment, group_parameters
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.policies import Policy

@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from experiments.harness.grid import Sweep
 from experiments.harness.runs import PROGRAMS, Plan
 from grpo_jax import Config, Hyperparams, make_train_step
-from grpo_jax.devices.memory import Memory, memory_of_a_device
-from grpo_jax.devices.mesh import mesh_of_rows, over_rows, replicated, state_shardings
-from grpo_jax.devices.processes import from_process_zero, of_every_process
+from grpo_jax.devices.memory import Memory, device_memory
+from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_shardings
+from grpo_jax.devices.processes import from_every_process, from_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.recorded_run import Subject
 from grpo_jax.training.run import initial_states
@@ -54,8 +54,8 @@ def make_programs(
 
 
 def _split(sweep: Sweep, num_seeds: int, mesh: Mesh | None, memory_gib: float | None) -> list[list[Plan]]:
-    available = 0.8 * (memory_of_a_device() or math.inf) if memory_gib is None else memory_gib * 2**30
-    available = of_every_process(available).min()
+    available = 0.8 * (device_memory() or math.inf) if memory_gib is None else memory_gib * 2**30
+    available = from_every_process(available).min()
     parts = []
     for config, group in itertools.groupby(sweep.plans, key=lambda plan: plan.config):
         plans = list(group)
@@ -90,7 +90,7 @@ def plans_at_once(config: Config, num_plans: int, num_seeds: int, mesh: Mesh | N
     """
     count = num_plans
     # Of all processes the most, so that they agree.
-    while (needed := of_every_process(_bytes_needed(config, count * num_seeds, mesh)).max()) > available:
+    while (needed := from_every_process(_bytes_needed(config, count * num_seeds, mesh)).max()) > available:
         if count == 1:
             raise ConfigError(
                 f"the {num_seeds} seeds of one configuration need {needed / 2**30:.3g} GiB on a device, and there are "
@@ -103,7 +103,7 @@ def plans_at_once(config: Config, num_plans: int, num_seeds: int, mesh: Mesh | N
 
 def _bytes_needed(config: Config, num_rows: int, mesh: Mesh | None) -> int:
     """On each device, by a train step of so many rows."""
-    mesh = mesh_of_rows(num_rows) if mesh is None else mesh
+    mesh = make_row_mesh(num_rows) if mesh is None else mesh
     keys, init = jax.random.split(jax.random.key(0), num_rows), functools.partial(initial_states, config, mesh=mesh)
     states = jax.eval_shape(init, Hyperparams().broadcast(num_rows), keys)
     layout = state_shardings(mesh, states)
@@ -114,5 +114,5 @@ def _bytes_needed(config: Config, num_rows: int, mesh: Mesh | None) -> int:
         donate_argnums=0,
     )
     memory = Memory(num_rows)
-    memory.of(step.lower(states).compile())
+    memory.measure(step.lower(states).compile())
     return memory.needed

@@ -19,7 +19,7 @@ from experiments.harness.console import make_console
 from experiments.harness.figures import plot_curves, table
 from experiments.harness.runs import PROGRAMS, SAMPLED_RETURN, Plan, Run, Score, summarise
 from grpo_jax import Config, TrainState
-from grpo_jax.devices.mesh import mesh_of_rows, over_rows, pad_rows, replicated
+from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated
 from grpo_jax.devices.processes import from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import given_back_if_unused, write_json
@@ -198,7 +198,7 @@ def evaluate_rows(
     score: Score = SAMPLED_RETURN,
 ) -> np.ndarray:
     """`[R]` score of each row's final policy; one key each."""
-    num_rows, mesh = len(keys), mesh_of_rows(len(keys)) if mesh is None else mesh
+    num_rows, mesh = len(keys), make_row_mesh(len(keys)) if mesh is None else mesh
     of_rows = over_rows(lambda row: score.of(config, *row), mesh)
 
     def of_all(*rows):  # states of several processes come padded

@@ -101,7 +101,7 @@ def make_cases(
         init, step = ours(config) if peer is None else peer(environment, num_envs, hidden_sizes)
         if num_seeds > 1:
             # Ours as `run` lays out its rows; of the others, all seeds at once, as their authors have it.
-            of_rows = over_rows(step, mesh_of_rows(num_seeds)) if name in ("PPO", "GRPO") else jax.vmap(step)
+            of_rows = over_rows(step, make_row_mesh(num_seeds)) if name in ("PPO", "GRPO") else jax.vmap(step)
             init, step = jax.vmap(init), of_rows
         key = jax.random.key(0) if num_seeds == 1 else jax.random.split(jax.random.key(0), num_seeds)
         state = jax.tree.map(_strong, jax.jit(init)(key))
@@ -199,7 +199,7 @@ def final_returns(implementation: Implementation, num_seeds: int, num_iterations
         _, metrics = jax.lax.scan(lambda state, _: implementation.step(state), state, length=num_iterations)
         return metrics["episode/return_mean"][-(num_iterations // 10) :]
 
-    return np.nanmean(jax.jit(over_rows(train, mesh_of_rows(num_seeds)))(states), axis=1)
+    return np.nanmean(jax.jit(over_rows(train, make_row_mesh(num_seeds)))(states), axis=1)
 
 
 def _layers(config: Config) -> list[tuple[int, int]]:

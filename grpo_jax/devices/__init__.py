@@ -1,1 +1,1 @@
-"""Which device does what: meshes, processes, memory."""
+"""Devices: meshes, processes and memory."""

@@ -1,9 +1,9 @@
-"""How the rows of a run (seeds × hyperparameters), and the environments of each, are laid over devices and hosts.
+"""Meshes: how the rows of a run (seeds × hyperparameters) and their environments are split over devices and hosts.
 
-A mesh has an axis `"seeds"` for the rows, and may have an axis `"envs"` for the environments of each row, and one,
-`"model"`, for the weights of each policy. Rows know nothing of each other. Environments do (groups, minibatches,
-running statistics), and so do the parts of a policy: there XLA's partitioner keeps the meaning of the program and puts
-in the communication, and what is here only says which arrays to split.
+A mesh has an axis `"seeds"` for the rows. It may also have an axis `"envs"` for the environments of each row, and an
+axis `"model"` for the weights of each policy. Rows are independent of each other. Environments are not (they share
+groups, minibatches and normaliser statistics), nor are the parts of a policy: here this module only says which arrays
+to split, and XLA's partitioner adds the communication.
 """
 
 from collections.abc import Callable
@@ -17,45 +17,45 @@ from grpo_jax.types import PyTree, TrainState
 
 ROWS, ENVS, MODEL = "seeds", "envs", "model"
 
-_TAKE_PARTS = ("down", "out")  # layers of a transformer whose inputs are the split outputs of the layer before
+_SPLIT_BY_INPUT = ("down", "out")  # layers of a transformer that read the split outputs of another layer
 
 
 def make_mesh(*, seeds: int | None = None, envs: int = 1, model: int = 1) -> Mesh:
-    """The devices of all processes as `seeds` × `envs` × `model`; without the axes of size 1 but the first.
+    """A mesh `seeds` × `envs` × `model` of the devices of all processes; it omits `envs` or `model` of size 1.
 
     Args:
-      seeds: devices along the rows; by default all that there are, over `envs` and `model`.
+      seeds: devices along the rows; by default the number of devices divided by `envs` and `model`.
       envs: devices along the environments of each row.
-      model: devices along the weights of each policy, for one that is too large for a device.
+      model: devices along the weights of each policy, for a policy too large for one device.
 
     Raises:
-      ConfigError: there are not as many devices, or several processes and more devices than that.
+      ConfigError: if there are too few devices, or the devices of several processes are not all used.
     """
-    num_devices, alone = jax.device_count(), jax.process_count() == 1
+    num_devices, one_process = jax.device_count(), jax.process_count() == 1
     seeds = num_devices // max(envs * model, 1) if seeds is None else seeds
     size = seeds * envs * model
-    if min(seeds, envs, model) < 1 or not (size <= num_devices if alone else size == num_devices):
+    if min(seeds, envs, model) < 1 or not (size <= num_devices if one_process else size == num_devices):
         raise ConfigError(
             f"a mesh of seeds={seeds} × envs={envs} × model={model} does not fit {num_devices} devices of "
-            f"{jax.process_count()} process(es); use sizes whose product is {num_devices} (JAX_NUM_CPU_DEVICES=8 makes "
-            "8 of a CPU)"
+            f"{jax.process_count()} process(es); use sizes whose product is {num_devices} (JAX_NUM_CPU_DEVICES=8 "
+            "splits a CPU into 8 devices)"
         )
     shape = {ROWS: seeds} | {axis: size for axis, size in ((ENVS, envs), (MODEL, model)) if size > 1}
     return jax.make_mesh(
         tuple(shape.values()),
         tuple(shape),
-        devices=jax.devices()[:size] if alone else None,
+        devices=jax.devices()[:size] if one_process else None,
         axis_types=(AxisType.Auto,) * len(shape),
     )
 
 
-def mesh_of_rows(num_rows: int) -> Mesh:
-    """Every device on the rows, or as many as there are rows; the devices of several processes all take part."""
+def make_row_mesh(num_rows: int) -> Mesh:
+    """A mesh that splits rows over all devices. A single process uses at most one device for each row."""
     return make_mesh(seeds=min(num_rows, jax.device_count()) if jax.process_count() == 1 else None)
 
 
 def pad_rows(rows: PyTree, mesh: Mesh) -> PyTree:
-    """The rows, each leaf `[R, ...]`, and the last one again until the mesh divides their number."""
+    """Repeats the last row until the mesh divides the number of rows; each leaf is `[R, ...]`."""
     num_rows = jax.tree.leaves(rows)[0].shape[0]
     missing = -num_rows % mesh.shape[ROWS]
     if not missing:
@@ -64,39 +64,38 @@ def pad_rows(rows: PyTree, mesh: Mesh) -> PyTree:
 
 
 def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyTree], PyTree]:
-    """The function of one row, made one of any number of rows (each leaf `[R, ...]`), split over the mesh.
+    """Maps a function of one row over any number of rows (each leaf `[R, ...]`), split over the mesh.
 
-    On each device an accelerator takes its rows all at once (`vmap`); a CPU takes one after the other (`lax.map`), so
-    that what a row works on stays in the cache, and a row that has nothing more to do costs nothing. Where the mesh
-    does not divide `R`, some devices compute a row more, in vain.
+    An accelerator computes all its rows at once (`vmap`). A CPU computes one row after another (`lax.map`): the data of
+    a row then stays in the cache, and a finished row costs nothing. If the mesh does not divide `R`, rows are padded.
 
-    With as many devices, and rows on each, a row has the same bits again. Otherwise XLA makes another program of it
-    (alone or in a loop, partitioned or not), with other operations fused and hence rounded together.
+    Results are bitwise reproducible for the same number of devices and of rows on each. For other numbers XLA compiles
+    another program, which fuses other operations, and results agree to rounding.
     """
     on_cpu = mesh.devices.flat[0].platform == "cpu"
 
-    def of_device(rows):
+    def on_one_device(rows):
         return jax.lax.map(function, rows) if on_cpu else jax.vmap(function)(rows)
 
     if mesh.size == 1:
-        return of_device
-    # Along the environments the partitioner works, inside what each device of the seeds axis runs by itself.
+        return on_one_device
+    # Only the seeds axis is mapped by hand; the partitioner splits the other axes inside the mapped function.
     spec = PartitionSpec(ROWS)
-    sharded = jax.shard_map(of_device, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={ROWS}, check_vma=False)
+    sharded = jax.shard_map(on_one_device, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={ROWS}, check_vma=False)
 
-    def of_all(rows):
+    def on_all_devices(rows):
         num_rows = jax.tree.leaves(rows)[0].shape[0]
         out = sharded(pad_rows(rows, mesh))
         return out if num_rows % mesh.shape[ROWS] == 0 else jax.tree.map(lambda leaf: leaf[:num_rows], out)
 
-    return of_all
+    return on_all_devices
 
 
 def state_shardings(mesh: Mesh, states: TrainState) -> TrainState:
-    """Where the parts of rows of states, or of their shapes, go, as a prefix of their tree.
+    """The shardings of rows of train states (or of their shapes), as a prefix of their tree.
 
-    Environments go along the rows and the environments; weights, with their moments, along the rows and the model, the
-    outputs of a layer split or the inputs, where the mesh divides them; the rest by row.
+    The state of the rollout is split by row and environment. Weights and their optimiser moments are split by row and
+    along the outputs or the inputs of a layer, if the mesh divides these. Everything else is split by row.
     """
     by_row = NamedSharding(mesh, PartitionSpec(ROWS))
     layout = TrainState(**dict.fromkeys(TrainState.__dataclass_fields__, by_row))
@@ -105,37 +104,37 @@ def state_shardings(mesh: Mesh, states: TrainState) -> TrainState:
     if MODEL not in mesh.shape:
         return layout
 
-    def of_weights(path, leaf):
-        inputs = any(f"'{name}'" in jax.tree_util.keystr(path) for name in _TAKE_PARTS)
-        axis = leaf.ndim - 2 if inputs else leaf.ndim - 1
+    def weight_sharding(path, leaf):
+        by_input = any(f"'{name}'" in jax.tree_util.keystr(path) for name in _SPLIT_BY_INPUT)
+        axis = leaf.ndim - 2 if by_input else leaf.ndim - 1
         if leaf.ndim < 3 or leaf.shape[axis] % mesh.shape[MODEL]:
             return by_row
         return NamedSharding(mesh, PartitionSpec(ROWS, *(None,) * (axis - 1), MODEL))
 
     weights = {name: getattr(states, name) for name in ("params", "reference_params", "optimizer")}
-    return layout.replace(**jax.tree_util.tree_map_with_path(of_weights, weights))
+    return layout.replace(**jax.tree_util.tree_map_with_path(weight_sharding, weights))
 
 
-def lay_out(states: TrainState, mesh: Mesh) -> TrainState:
-    """A copy of rows of states that come from elsewhere, padded to what the mesh divides, over its devices.
+def shard_states(states: TrainState, mesh: Mesh) -> TrainState:
+    """Pads rows of states to a number that the mesh divides, and copies them to its devices.
 
-    In several processes each has them all.
+    With several processes, each of them passes all rows.
     """
     states = pad_rows(states, mesh)
     layout = state_shardings(mesh, states)
     if jax.process_count() == 1:
         return jax.device_put(jax.tree.map(jnp.copy, states), layout)
-    # There device_put compares what the processes have, and would find that NaN is not NaN.
+    # With several processes device_put checks that their values are equal, which fails for NaN.
     return jax.jit(lambda states: jax.tree.map(jnp.copy, states), out_shardings=layout)(states)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The whole of an array on every device, hence readable by every process."""
+    """The sharding of an array that every device holds whole, so that every process can read it."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def along_envs(tree: PyTree, axis: int) -> PyTree:
-    """The same values, with this axis of each leaf split over the devices of the environments, if there are such.
+    """Splits this axis of each leaf over the devices of the environments; no change if the mesh has no such axis.
 
     The mesh is that of the surrounding `over_rows` or `jax.set_mesh`.
     """
@@ -143,12 +142,12 @@ def along_envs(tree: PyTree, axis: int) -> PyTree:
 
 
 def on_every_device(tree: PyTree) -> PyTree:
-    """The same values, whole on each device of the environments, if there are such: gathered here, and not later."""
+    """Replicates each leaf over the devices of the environments, so that they communicate here and not later."""
     return _constrained(tree, PartitionSpec())
 
 
 def envs_are_split() -> bool:
-    """Whether the environments of a row are split over devices, by the mesh of the surrounding `over_rows`."""
+    """Whether the mesh of the surrounding `over_rows` splits the environments of a row over devices."""
     return ENVS in jax.sharding.get_abstract_mesh().axis_names
 
 

@@ -1,4 +1,4 @@
-"""Host: what the processes of one run tell each other; every process makes these calls, in the same order."""
+"""Communication between the processes of one run, on the host. All must make these calls in the same order."""
 
 import pickle
 from collections.abc import Callable
@@ -12,51 +12,52 @@ from grpo_jax.errors import ConfigError
 
 T = TypeVar("T")
 
-_PIECE = 2**28  # bytes that are sent at once, of which each device holds some copies meanwhile
+_PIECE = 2**28  # bytes that are sent at once; meanwhile each device holds some copies of them
 
 
 def is_process_zero() -> bool:
-    """Whether this is process 0, which alone reads, writes and prints."""
+    """Whether this is process 0, the only one that reads, writes and prints."""
     return jax.process_index() == 0
 
 
 def from_process_zero(call: Callable[[], T]) -> T:
-    """What `call()` gives in process 0, which alone calls it; in every process.
+    """Calls `call()` in process 0 alone and returns its value in every process.
 
-    The value goes as bytes, so its arrays (NumPy's) arrive bit by bit, and nobody else needs to see the files.
+    The value is pickled, so NumPy arrays arrive bitwise equal, and only process 0 needs access to files.
 
     Raises:
-      ConfigError: where the call raises an exception, with its message; process 0 raises the exception itself.
+      ConfigError: in the other processes if the call raises an exception, with its message; process 0 raises the
+        exception itself.
     """
     if jax.process_count() == 1:
         return call()
     if not is_process_zero():
-        value, problem = pickle.loads(_broadcast(b""))
-        if problem is not None:
-            raise ConfigError(problem)
+        value, error = pickle.loads(_broadcast(b""))
+        if error is not None:
+            raise ConfigError(error)
         return value
     try:
         value = call()
-    except Exception as error:  # whatever it is, the others must not wait for a value
+    except Exception as error:  # any exception: the other processes must not wait forever
         _broadcast(pickle.dumps((None, str(error))))
         raise
     _broadcast(pickle.dumps((value, None)))
     return value
 
 
-def of_every_process(number: float) -> np.ndarray:
-    """`[num_processes]`, the number that each of them has; a float in float32."""
+def from_every_process(number: float) -> np.ndarray:
+    """Gathers one number from each process: `[num_processes]`, the same in all of them; floats become float32."""
     return np.ravel(process_allgather(np.asarray(number)))
 
 
 def whole_array(array: jax.Array) -> np.ndarray:
-    """A copy of all of an array, whichever processes have the parts of it."""
-    # On a CPU np.asarray shows the very buffer, which may be donated later.
+    """A copy of a whole array, whose parts may be on several processes."""
+    # A copy, as on a CPU np.asarray is a view of the buffer, which may be donated later.
     return np.array(array if array.is_fully_addressable else process_allgather(array, tiled=True))
 
 
 def _broadcast(message: bytes) -> bytes:
-    """Process 0's message."""
+    """The message of process 0, in every process."""
     sent = np.frombuffer(message, np.uint8)
     size = int(broadcast_one_to_all(np.array([len(sent)], np.uint64).view(np.uint8)).view(np.uint64)[0])
     pieces = []

@@ -1,14 +1,25 @@
-"""Environments as pure functions of one state: gymnax's and other suites' by name, your own by object or path."""
+"""Environments as pure functions: gymnax's and other suites' by name, your own as an object or by its path.
 
-from grpo_jax.environments.environment import Environment, Transition
-from grpo_jax.environments.parameters import EnvParams, parameters_of_groups, parameters_of_rows
+`tokens` holds the token tasks, their rewards and all that a task of your own needs.
+"""
+
+from grpo_jax.environments import tokens
+from grpo_jax.environments.environment import Environment, Transition, transition
+from grpo_jax.environments.parameters import EnvParams, group_parameters, row_parameters
 from grpo_jax.environments.registry import make_environment
+from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 
 __all__ = [
+    "ActionSpace",
+    "Box",
+    "Discrete",
     "EnvParams",
     "Environment",
+    "MultiDiscrete",
     "Transition",
+    "group_parameters",
     "make_environment",
-    "parameters_of_groups",
-    "parameters_of_rows",
+    "row_parameters",
+    "tokens",
+    "transition",
 ]

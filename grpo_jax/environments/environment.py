@@ -1,4 +1,4 @@
-"""The one interface of every environment: a state is a value, and nothing resets by itself."""
+"""The interface of every environment: pure functions of an explicit state, without automatic resets."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,38 +11,38 @@ from grpo_jax.types import RewardParts
 
 
 class Transition(NamedTuple):
-    """Where one step leads, before any reset."""
+    """The result of one step, before any reset."""
 
-    environment: Any  # the new state
-    observation: jax.Array  # of the new state, also when it is a final one
+    state: Any  # the new state
+    observation: jax.Array  # of the new state, even if the episode has ended
     reward: jax.Array  # float32 scalar
-    terminated: jax.Array  # bool: nothing follows this state
-    truncated: jax.Array  # bool: only the time limit ends the episode here
-    reward_parts: RewardParts | None = None  # each [K]: what the reward is the weighted sum of, if it is of parts
+    terminated: jax.Array  # bool: the new state is terminal
+    truncated: jax.Array  # bool: the time limit ends the episode, and the new state is not terminal
+    reward_parts: RewardParts | None = None  # each [K]: the reward is the weighted sum of K parts; None: it has none
 
 
 class Environment(NamedTuple):
-    """Pure functions of a single environment; `vmap` makes many of it."""
+    """Pure functions of a single environment; `vmap` runs many in parallel."""
 
     name: str
     reset: Callable  # (key, params) -> state, observation
     step: Callable  # (key, state, action, params) -> Transition
     params: Mapping[str, Any]  # default value of each traced parameter, a NumPy array
-    observation: jax.ShapeDtypeStruct  # of one observation
+    observation: jax.ShapeDtypeStruct  # shape and dtype of one observation
     action_space: ActionSpace
-    action_mask: Callable | None  # (state, params) -> bool [num_actions]: the legal actions; None if all always are
-    max_steps: int  # the time limit: an episode is truncated at this length, and never earlier
-    # (state, params) -> int32 [P]: tokens that a policy reads at the start of an episode, -1 where there is none
+    action_mask: Callable | None  # (state, params) -> bool [num_actions]: the legal actions; None: all always are
+    max_steps: int  # the time limit: an episode is truncated at this length and never earlier
+    # (state, params) -> int32 [P]: the tokens that a policy reads before the first observation, padded with -1
     prompt: Callable | None = None
-    task: Any = None  # of a token environment: its `tokens.Task`
+    task: Any = None  # the `tokens.Task` of a token environment
 
 
 def threefry(key: jax.Array) -> jax.Array:
-    """A key of the generator threefry, which environments draw by, made of one of any generator.
+    """Converts a key of any generator to one of threefry, the generator for environments.
 
-    What others (rbg) draw under `vmap` depends on the other keys of the batch: equal keys would not draw equally, and
-    different ones not always differently. One of threefry stays as it is, raw or not: environments may keep it in their
-    states, and all resets and steps of a run then agree in what it is.
+    Under `vmap` the random numbers of rbg keys depend on the other keys of the batch: equal keys may draw different
+    numbers, and different keys equal ones. A threefry key is returned unchanged, raw or typed: an environment may keep
+    it in its state, whose type must not change.
     """
     if str(jax.random.key_impl(key)) == "threefry2x32":
         return key
@@ -52,10 +52,10 @@ def threefry(key: jax.Array) -> jax.Array:
 def transition(
     state: Any, observation: jax.Array, reward: jax.Array, terminated: jax.Array, truncated: jax.Array
 ) -> Transition:
-    """A transition of the promised types; an end that is both at once is a termination, as nothing follows it."""
+    """A `Transition` with the right dtypes. A step that is both terminated and truncated counts as terminated."""
     terminated = jnp.asarray(terminated, bool)
     return Transition(
-        environment=state,
+        state=state,
         observation=observation,
         reward=jnp.asarray(reward, jnp.float32),
         terminated=terminated,

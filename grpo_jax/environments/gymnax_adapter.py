@@ -1,4 +1,4 @@
-"""gymnax behind `Environment`. gymnax itself is imported only when one of its own environments is asked for."""
+"""Adapts gymnax's interface to `Environment`. Imports gymnax only when one of its environments is requested."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,48 +14,49 @@ from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscre
 from grpo_jax.errors import ConfigError, nearest
 
 LIMIT = "max_steps_in_episode"
-"""The parameter that is an environment's time limit; it sizes rollouts, so it is static."""
+"""Name of the parameter with the time limit. It is static, as the length of rollouts depends on it."""
 
 _INTERFACE = ("default_params", "action_space", "reset_env", "step_env", "is_truncated")
 
 
 def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
-    """Any object with gymnax's interface.
+    """The `Environment` of an object with gymnax's interface.
 
-    Every numeric field of its parameters is traced, but for the time limit and those that the environment uses as
-    Python values, in shapes, loops or branches.
+    Every numeric field of its parameters is traced, except for the time limit and for fields that the environment uses
+    as Python values, in shapes, loops or branches.
 
     Args:
-      env: has `default_params`, a dataclass with `max_steps_in_episode`; `action_space(params)`, one of gymnax's or of
-        ours; `reset_env(key, params) -> observation, state`; `is_truncated(state, params)`; and
+      env: has `default_params`, a dataclass with `max_steps_in_episode`; `action_space(params)`, a space of gymnax or
+        an `ActionSpace`; `reset_env(key, params) -> observation, state`; `is_truncated(state, params)`; and
         `step_env(key, state, action, params) -> observation, state, reward, terminated, info`, which neither resets
-        nor looks at the limit. Where some actions are illegal, `action_mask(state, params) -> bool [num_actions]`.
-      overrides: fields of the parameters with other default values.
+        nor checks the time limit. Optional: `action_mask(state, params) -> bool [num_actions]`, the legal actions.
+      overrides: new default values for fields of the parameters.
 
     Raises:
-      ConfigError: for missing parts of the interface, and for spaces, parameters and limits that are of no use.
+      ConfigError: if part of the interface is missing, or for unsupported spaces, parameters or limits.
     """
+    name = env_name(env)
     defaults = overridden_params(env, overrides)
-    max_steps = _of_type(0, getattr(defaults, LIMIT), LIMIT)  # a float in some of gymnax's
+    max_steps = _cast(getattr(defaults, LIMIT), 0, LIMIT)  # in some of gymnax's environments it is a float
     if max_steps < 1:
-        raise ConfigError(f"{LIMIT}={max_steps} of {name_of(env)!r} leaves no step; use at least 1")
-    action_space, act = _actions(env.action_space(defaults), name_of(env))
+        raise ConfigError(f"{LIMIT}={max_steps} of {name!r} leaves no step; use at least 1")
+    action_space, to_gymnax = _actions(env.action_space(defaults), name)
     encode = _encoder(env, defaults)
     mask = getattr(env, "action_mask", None)
     if mask is not None and not isinstance(action_space, Discrete):
-        raise ConfigError(f"{name_of(env)!r} has an action_mask, which only Discrete actions can have")
+        raise ConfigError(f"{name!r} has an action_mask, which only Discrete actions can have")
 
     def full(params):
         return dataclasses.replace(defaults, **params)
 
     def reset(key, params):
         observation, state = env.reset_env(key, full(params))
-        return jax.tree.map(_strong, state), encode(observation)
+        return jax.tree.map(_without_weak_type, state), encode(observation)
 
     def step(key, state, action, params):
         params = full(params)
-        observation, after, reward, terminated, _ = env.step_env(key, state, act(action), params)
-        # Some environments change dtypes from reset to step, which a scan refuses: what reset gives holds.
+        observation, after, reward, terminated, _ = env.step_env(key, state, to_gymnax(action), params)
+        # In some environments the dtypes after a step differ from those after reset, which a scan does not allow.
         after = jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), after, state)
         return transition(after, encode(observation), reward, terminated, env.is_truncated(after, params))
 
@@ -65,12 +66,14 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
     def play(params):
         state, observation = reset(jax.random.key(0), params)
         step(jax.random.key(0), state, _some_action(action_space), params)
-        return observation if mask is None else (action_mask(state, params), observation)[1]
+        if mask is not None:
+            action_mask(state, params)
+        return observation
 
     params = _traceable(play, defaults)
     observation = jax.eval_shape(play, params)
     return Environment(
-        name=name_of(env),
+        name=name,
         reset=reset,
         step=step,
         params=params,
@@ -82,12 +85,12 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
 
 
 def registered(name: str) -> Any:
-    """The object that gymnax has under a name."""
-    import gymnax  # takes seconds, so not before it is needed
+    """The environment that gymnax registers under a name."""
+    import gymnax  # only here, as it takes seconds
 
     if name not in gymnax.registered_envs:
         raise ConfigError(
-            f"unknown environment {name!r}: {nearest(name, gymnax.registered_envs)} (one of your own is written "
+            f"unknown environment {name!r}: {nearest(name, gymnax.registered_envs)} (for your own, write "
             "'package.module:Name')"
         )
     try:
@@ -96,31 +99,31 @@ def registered(name: str) -> Any:
         raise ConfigError(f"{name!r} needs data that could not be downloaded: {error}") from error
 
 
-def name_of(env: Any) -> str:
-    """What an object with gymnax's interface is called."""
+def env_name(env: Any) -> str:
+    """The name of an object with gymnax's interface."""
     return getattr(env, "name", type(env).__name__)
 
 
 def overridden_params(env: Any, overrides: Mapping[str, Any]) -> Any:
-    """The parameters of an object with gymnax's interface, with the overrides in place."""
+    """The default parameters of an object with gymnax's interface, with some fields overridden."""
     missing = [part for part in _INTERFACE if not hasattr(env, part)]
     if missing:
         raise ConfigError(
-            f"environment={env!r} does not have gymnax's interface: it lacks {', '.join(missing)}; give a name such as "
-            "'CartPole-v1', or an object as docs/environments.md describes it"
+            f"environment={env!r} does not have gymnax's interface: it lacks {', '.join(missing)}; use a name such as "
+            "'CartPole-v1', or an object with the interface in docs/environments.md"
         )
     params = env.default_params
     fields = {field.name for field in dataclasses.fields(params)} if dataclasses.is_dataclass(params) else set()
     if LIMIT not in fields:
-        raise ConfigError(f"default_params of {name_of(env)!r} must be a dataclass with a field {LIMIT}")
+        raise ConfigError(f"default_params of {env_name(env)!r} must be a dataclass with a field {LIMIT}")
     for field in overrides:
         if field not in fields:
-            raise ConfigError(f"environment {name_of(env)!r} has no parameter {field!r}: {nearest(field, fields)}")
-    return dataclasses.replace(params, **{k: _of_type(getattr(params, k), v, k) for k, v in overrides.items()})
+            raise ConfigError(f"environment {env_name(env)!r} has no parameter {field!r}: {nearest(field, fields)}")
+    return dataclasses.replace(params, **{k: _cast(v, getattr(params, k), k) for k, v in overrides.items()})
 
 
-def _of_type(default: Any, value: Any, field: str) -> Any:
-    """An override as the default is: integers stay integers, whatever a command line made of them."""
+def _cast(value: Any, default: Any, field: str) -> Any:
+    """The value with the default's type, as the command line parses every number as a float."""
     if isinstance(default, (bool, int, float, str)):
         kind = type(default)
         if kind is bool and value not in (0, 1) or kind is int and not float(value).is_integer():
@@ -130,38 +133,38 @@ def _of_type(default: Any, value: Any, field: str) -> Any:
         return value
     value = as_dtype(field, value, default.dtype)
     if value.shape != default.shape:
-        raise ConfigError(f"{field} has shape {default.shape}, and was given shape {value.shape}")
+        raise ConfigError(f"{field} has shape {default.shape}, but was given shape {value.shape}")
     return value
 
 
 def _traceable(play: Callable, defaults: Any) -> dict[str, np.ndarray]:
-    """The numeric fields that `play(params)` takes traced, with their default values."""
+    """The numeric fields for which `play(params)` accepts traced values, with their default values."""
     values = {
         field.name: getattr(defaults, field.name)
         for field in dataclasses.fields(defaults)
         if field.name != LIMIT and field.metadata.get("pytree_node", True)
     }
-    # NumPy arrays, as these are made wherever an environment is, also while something is being traced.
+    # NumPy arrays: an environment may be made while JAX is tracing, and a JAX array would then be a tracer.
     numeric = {
         name: np.asarray(value, jnp.result_type(value))
         for name, value in values.items()
         if isinstance(value, (bool, int, float, np.generic, np.ndarray, jax.Array))
     }
 
-    def takes(params):
+    def can_trace(params):
         try:
             jax.eval_shape(play, params)
-        except (TypeError, IndexError):  # what JAX raises where a traced value stands for a Python one
+        except (TypeError, IndexError):  # JAX raises these where a Python value is required
             return False
         return True
 
-    if takes(numeric):
+    if can_trace(numeric):
         return numeric
-    return {name: value for name, value in numeric.items() if takes({name: value})}
+    return {name: value for name, value in numeric.items() if can_trace({name: value})}
 
 
 def _actions(space: Any, name: str) -> tuple[ActionSpace, Callable]:
-    """The space in our words, and what makes an action of it into one that gymnax takes."""
+    """The `ActionSpace` of a space of gymnax, and the function from its actions to gymnax's."""
     if isinstance(space, ActionSpace):
         return space, lambda action: action
     if hasattr(space, "n"):
@@ -172,7 +175,7 @@ def _actions(space: Any, name: str) -> tuple[ActionSpace, Callable]:
     parts = getattr(space, "spaces", None)
     if isinstance(parts, (tuple, list)) and all(hasattr(part, "n") for part in parts):
         return MultiDiscrete(tuple(int(part.n) for part in parts)), lambda action: tuple(action)
-    raise ConfigError(f"environment {name!r} has actions in {space}; known are Discrete, Box and Tuples of Discrete")
+    raise ConfigError(f"environment {name!r} has actions in {space}; use Discrete, Box or a Tuple of Discrete")
 
 
 def _some_action(space: ActionSpace) -> jax.Array:
@@ -185,24 +188,26 @@ def _some_action(space: ActionSpace) -> jax.Array:
 
 
 def _encoder(env: Any, defaults: Any) -> Callable:
-    """What makes gymnax's observation into ours: one array of one dtype; an integer that names a state is one-hot."""
+    """The function that makes an observation one array with a fixed dtype; an integer scalar becomes one-hot."""
     first = jax.eval_shape(lambda key: env.reset_env(key, defaults)[0], jax.random.key(0))
     if not isinstance(first, jax.ShapeDtypeStruct):
-        raise ConfigError(f"{name_of(env)!r} observes {first}; an observation must be one array: concatenate its parts")
+        raise ConfigError(
+            f"{env_name(env)!r} observes {first}; an observation must be one array: concatenate its parts"
+        )
     if first.shape == () and jnp.issubdtype(first.dtype, jnp.integer):
         if not hasattr(env, "observation_space"):
             raise ConfigError(
-                f"{name_of(env)!r} observes an integer, and does not say of how many; give it an "
-                "observation_space(params) with n, or observe an array"
+                f"{env_name(env)!r} observes an integer of unknown range; give it an observation_space(params) with n, "
+                "or observe an array"
             )
         num_states = int(env.observation_space(defaults).n)
         return lambda observation: jax.nn.one_hot(observation, num_states)
-    # MinAtar's observations are 0 or 1: a byte holds them, at a quarter of the memory traffic.
-    dtype = jnp.uint8 if name_of(env).endswith("-MinAtar") else first.dtype
+    # MinAtar's observations are 0 or 1: bytes need a quarter of the memory traffic.
+    dtype = jnp.uint8 if env_name(env).endswith("-MinAtar") else first.dtype
     return lambda observation: jnp.asarray(observation, dtype)
 
 
-def _strong(leaf: Any) -> jax.Array:
-    """The leaf without a weak type, which would trigger a second compile."""
+def _without_weak_type(leaf: Any) -> jax.Array:
+    """The leaf without JAX's weak type, which would trigger a second compile."""
     leaf = jnp.asarray(leaf)
     return jnp.asarray(leaf, leaf.dtype)

@@ -1,4 +1,4 @@
-"""The traced parameters of many environments: physics, sizes of rewards, chances."""
+"""Values for the traced parameters of environments, such as physical constants and reward sizes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,69 +11,69 @@ from grpo_jax.environments.environment import Environment
 from grpo_jax.errors import ConfigError, nearest
 
 EnvParams = Mapping[str, Any] | None
-"""Values of an environment's traced parameters, by name, in place of the defaults."""
+"""Values by name for an environment's traced parameters; parameters that are not named keep their default."""
 
 
-def parameters_of_groups(
+def group_parameters(
     environment: Environment, env_params: EnvParams, num_groups: int, group_size: int
 ) -> dict[str, jax.Array]:
-    """Every parameter, `[num_groups * group_size, ...]`: members of a group share their world.
+    """All traced parameters of every environment, each `[num_groups * group_size, ...]`; groups share their values.
 
     Args:
-      environment: whose defaults hold where nothing else is said.
-      env_params: a value for all groups, or an array `[num_groups, ...]` with one for each.
-      num_groups, group_size: how many.
+      environment: has the default values.
+      env_params: for each name a value for all groups, or an array `[num_groups, ...]` with a value for each.
+      num_groups, group_size: number of groups, and of environments in each.
 
     Raises:
-      ConfigError: for a name that is no traced parameter, or a value of another shape.
+      ConfigError: for a name that is not a traced parameter, or a value with the wrong shape or dtype.
     """
     env_params = env_params or {}
     for name in env_params:
         if name not in environment.params:
             raise ConfigError(
                 f"{environment.name!r} has no traced parameter {name!r}: {nearest(name, environment.params)}; the time "
-                "limit, and what decides shapes or branches, is static: Config(env_params=...)"
+                "limit, and parameters that decide shapes or branches, are static: Config(env_params=...)"
             )
 
-    def of_all(name, default):
+    def repeated(name, default):
         value = as_dtype(name, env_params.get(name, default), default.dtype)
         if value.shape not in (default.shape, (num_groups, *default.shape)):
             raise ConfigError(
-                f"the environment parameter {name!r} has shape {value.shape}; give {default.shape} for all groups, or "
-                f"{(num_groups, *default.shape)}, one for each"
+                f"the environment parameter {name!r} has shape {value.shape}; use {default.shape} for all groups, or "
+                f"{(num_groups, *default.shape)} with a value for each"
             )
         return jnp.repeat(jnp.broadcast_to(value, (num_groups, *default.shape)), group_size, axis=0)
 
-    return {name: of_all(name, default) for name, default in environment.params.items()}
+    return {name: repeated(name, default) for name, default in environment.params.items()}
 
 
 def as_dtype(name: str, value: Any, dtype: Any) -> jax.Array:
-    """A copy of a parameter's value, as a train state is to be donated.
+    """A parameter's value as an array. It is a copy, since the train state that gets it may be donated.
 
     Raises:
-      ConfigError: for a value of another kind, such as reals where integers are wanted, which would be truncated.
+      ConfigError: for a real number where the parameter is an integer, as the conversion would truncate it.
     """
     value = jnp.asarray(value)
     if jnp.issubdtype(value.dtype, jnp.floating) and not jnp.issubdtype(dtype, jnp.floating):
-        raise ConfigError(f"the environment parameter {name!r} is of {dtype}, and was given {value.dtype}; convert it")
+        raise ConfigError(f"the environment parameter {name!r} is {dtype}, but was given {value.dtype}; convert it")
     return jnp.array(value, dtype)
 
 
-def parameters_of_rows(environment: Environment, env_params: EnvParams, num_rows: int) -> dict[str, jax.Array]:
-    """The given parameters with an axis of rows in front, each row's value as `parameters_of_groups` takes it.
+def row_parameters(environment: Environment, env_params: EnvParams, num_rows: int) -> dict[str, jax.Array]:
+    """The given parameters with a leading axis of rows (seeds × hyperparameters), for `vmap` of `group_parameters`.
 
     Args:
-      environment: whose parameters.
-      env_params: a value for all rows, or an array `[num_rows]` or `[num_rows, num_groups]`.
-      num_rows: how many.
+      environment: has the shapes of the parameters.
+      env_params: for each name a value for all rows, or an array `[num_rows]` or `[num_rows, num_groups]`.
+      num_rows: number of rows.
 
     Raises:
-      ConfigError: for another number of rows.
+      ConfigError: for an array with another number of rows.
     """
     rows = {name: jnp.asarray(value) for name, value in (env_params or {}).items()}
     for name, value in rows.items():
         if value.ndim == np.ndim(environment.params.get(name)):
             rows[name] = jnp.broadcast_to(value, (num_rows, *value.shape))
         elif value.shape[0] != num_rows:
-            raise ConfigError(f"the environment parameter {name!r} has {value.shape[0]} rows in place of {num_rows}")
+            raise ConfigError(f"the environment parameter {name!r} has {value.shape[0]} rows instead of {num_rows}")
     return rows

@@ -1,4 +1,4 @@
-"""Environments by name, by import path or as they are."""
+"""Finds environments by name or import path."""
 
 import importlib
 import inspect
@@ -16,19 +16,19 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
     """The pure functions of an environment.
 
     Args:
-      environment: see `environment_object`; or a value of `Environment`, which is taken as it is.
+      environment: a name, a path or an object (see `environment_object`); an `Environment` is returned unchanged.
       params: fields of the environment's parameters to override, such as `{"max_steps_in_episode": 200}`.
 
     Raises:
-      ConfigError: an unknown name or parameter (with the nearest known ones), or an object that will not do.
+      ConfigError: for an unknown name or parameter (names the nearest ones), or an object without the interface.
     """
     if isinstance(environment, Environment):
         if params:
-            raise ConfigError(f"env_params override those of a name; give {environment.name!r} other params itself")
+            raise ConfigError(f"env_params cannot override those of an Environment; change {environment.name!r} itself")
         return environment
     found = environment_object(environment)
     made = token_environment(found, params or {}) if isinstance(found, Task) else from_gymnax(found, params or {})
-    # What was asked for: gymnax's DiscountingChain-bsuite, for one, calls itself otherwise.
+    # The requested name: that of gymnax's DiscountingChain-bsuite, for example, is another.
     return made._replace(name=environment) if isinstance(environment, str) else made
 
 
@@ -36,27 +36,27 @@ def environment_object(environment: str | Any) -> Any:
     """An object with gymnax's interface, or a token task.
 
     Args:
-      environment: a name in gymnax, such as "CartPole-v1"; one in another suite, such as "brax:ant"; one of your own,
-        "package.module:Name", an object or what makes one without arguments; or the object itself.
+      environment: a name in gymnax, such as "CartPole-v1"; a name in another suite, such as "brax:ant"; a path
+        "package.module:Name" of an object, or of a class or function that makes one without arguments; or the object.
     """
     if not isinstance(environment, str):
         return environment
-    before, colon, after = environment.partition(":")
+    source, colon, name = environment.partition(":")
     if not colon:
         return registered(environment)
-    return from_suite(before, after) if before in SUITES else _imported(before, after)
+    return from_suite(source, name) if source in SUITES else _imported(source, name)
 
 
 def _imported(module: str, name: str) -> Any:
     where = f"environment '{module}:{name}'"
     try:
         if not all(part.isidentifier() for part in module.split(".")):
-            raise ImportError("this is no module's name")
+            raise ImportError("not a module name")
         found = importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"{where}: cannot import {module!r} ({error}); the part before the colon is a module on Python's path or "
-            f"one of the suites {', '.join(SUITES)}"
+            f"{where}: cannot import {module!r} ({error}); before the colon write a module on Python's path or one of "
+            f"the suites {', '.join(SUITES)}"
         ) from error
     if not hasattr(found, name):
         known = [public for public in vars(found) if not public.startswith("_")]
@@ -66,6 +66,9 @@ def _imported(module: str, name: str) -> Any:
         try:
             inspect.signature(found).bind()
         except TypeError as error:
-            raise ConfigError(f"{where}: cannot make one without arguments ({error}); name what can") from error
+            raise ConfigError(
+                f"{where}: cannot call {name!r} without arguments ({error}); name an object, or a function without "
+                "required arguments that makes one"
+            ) from error
         found = found()
     return found

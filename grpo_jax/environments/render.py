@@ -1,4 +1,4 @@
-"""Drawing episodes, through gymnax's own visualiser."""
+"""Draws episodes with gymnax's visualiser."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from grpo_jax.environments.registry import environment_object
 from grpo_jax.errors import ConfigError, nearest
 
 CLASSIC_CONTROL = {"Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"}
-"""Environments that gymnax draws with gymnasium and pygame."""
+"""Environments for which gymnax needs gymnasium and pygame."""
 
 RENDERABLE = CLASSIC_CONTROL | {
     "Asterix-MinAtar",
@@ -30,16 +30,15 @@ RENDERABLE = CLASSIC_CONTROL | {
 }
 """Environments that gymnax can draw."""
 
-
 VIDEOS = (".mp4", ".mov", ".mkv", ".avi")
-"""What ffmpeg makes; a .gif needs no program."""
+"""Formats that need ffmpeg; .gif does not."""
 
 
 def check_renderable(name: str, path: Path) -> None:
-    """Raises ConfigError if an environment of this name, or a file of this one's suffix, cannot be drawn here."""
+    """Raises ConfigError if the environment or the file format cannot be drawn on this machine."""
     suffix = path.suffix.lower()
     if suffix not in (".gif", *VIDEOS):
-        raise ConfigError(f"{path} is no file that an episode can be drawn in: use one such as episode.gif")
+        raise ConfigError(f"{path} has no format for animations: use a name such as episode.gif")
     if suffix in VIDEOS and shutil.which("ffmpeg") is None:
         raise ConfigError(f"drawing {path} needs ffmpeg, which is not installed; use {path.with_suffix('.gif')}")
     if name not in RENDERABLE:
@@ -53,19 +52,19 @@ def render(environment: str | Any, params: Mapping[str, float], states: list, re
 
     Args:
       environment, params: as for `make_environment`.
-      states: of the environment, one for each frame.
-      rewards: `[len(states)]`, whose running sum is the title's return.
-      path: of the picture; its suffix chooses the format.
+      states: states of the environment, one for each frame.
+      rewards: `[len(states)]`; the title shows their running sum, the return.
+      path: file to write; its suffix chooses the format.
 
     Raises:
-      ConfigError: if gymnax cannot draw this environment, or not into such a file.
+      ConfigError: if gymnax cannot draw this environment or write this format.
     """
     import matplotlib
 
     env = environment_object(environment)
     env_params = overridden_params(env, params)
     check_renderable(env.name, path)
-    # pygame draws into memory: it needs neither a screen nor a sound card.
+    # Let pygame draw off-screen, without a display or a sound card.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     matplotlib.use("Agg")

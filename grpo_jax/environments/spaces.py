@@ -1,4 +1,4 @@
-"""What an action can be. Static and hashable; sizes and bounds alone."""
+"""Action spaces: static, hashable values with sizes and bounds."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class MultiDiscrete(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A real vector `[len(low)]` between bounds, which may be infinite."""
+    """A real vector `[len(low)]` between bounds that may be infinite."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""Other suites by "suite:name": token tasks, and objects with gymnax's interface, which come with the extra `envs`."""
+"""Environments named "suite:name": token tasks, and brax, craftax and pgx, which need the extra `envs`."""
 
 import dataclasses
 import warnings
@@ -15,7 +15,7 @@ from grpo_jax.errors import ConfigError, nearest
 
 @struct.dataclass
 class TimedState:
-    """The state of an environment that does not count its steps itself."""
+    """The state of an environment that does not count its own steps, and the count."""
 
     inner: Any
     time: int
@@ -23,13 +23,13 @@ class TimedState:
 
 @struct.dataclass
 class TimeLimit:
-    """The one parameter of such an environment."""
+    """The only parameter of an environment with a `TimedState`."""
 
     max_steps_in_episode: int
 
 
 class _Timed:
-    """What environments with a `TimedState` have in common."""
+    """Base class of environments with a `TimedState`."""
 
     def __init__(self, inner: Any, max_steps: int):
         self.inner, self.default_params = inner, TimeLimit(max_steps)
@@ -39,7 +39,7 @@ class _Timed:
 
 
 class Brax(_Timed):
-    """A brax task, such as "brax:ant": episodes of 1000 steps, as brax trains on them."""
+    """A brax task, such as "brax:ant", with episodes of 1000 steps as in brax's own training."""
 
     def __init__(self, name: str):
         with warnings.catch_warnings():
@@ -50,24 +50,24 @@ class Brax(_Timed):
             super().__init__(envs.get_environment(name), 1000)
 
     def action_space(self, params):
-        """Torques in [-1, 1], as brax's own policies give."""
+        """Actions in [-1, 1], like those of brax's own policies."""
         size = self.inner.action_size
         return Box((-1.0,) * size, (1.0,) * size)
 
     def reset_env(self, key, params):
-        """As gymnax has it."""
+        """As in gymnax."""
         inner = self.inner.reset(key)
         return inner.obs, TimedState(inner, 0)
 
     def step_env(self, key, state, action, params):
-        """As gymnax has it; brax's dynamics are deterministic."""
-        before = jax.tree.map(lambda leaf: leaf, state.inner)  # a copy: brax writes into its dictionaries in place
+        """As in gymnax; brax's dynamics are deterministic."""
+        before = jax.tree.map(lambda leaf: leaf, state.inner)  # a copy, as brax modifies dictionaries of the state
         inner = self.inner.step(before, action)
         return inner.obs, TimedState(inner, state.time + 1), inner.reward, inner.done, {}
 
 
 class Pgx(_Timed):
-    """A game of one player, such as "pgx:2048" or "pgx:minatar-breakout"; without end in itself, cut at 2000 steps."""
+    """A single-player game, such as "pgx:2048" or "pgx:minatar-breakout", truncated at 2000 steps."""
 
     def __init__(self, name: str):
         import pgx
@@ -75,28 +75,28 @@ class Pgx(_Timed):
         _check_known("pgx", name, pgx.available_envs())
         inner = pgx.make(name)
         if inner.num_players != 1:
-            raise ConfigError(f"'pgx:{name}' is a game of {inner.num_players} players; take one of a single player")
+            raise ConfigError(f"'pgx:{name}' is a game of {inner.num_players} players; use a single-player game")
         super().__init__(inner, 2000)
-        if not name.startswith("minatar"):  # there every action is legal
+        if not name.startswith("minatar"):  # in MinAtar every action is legal
             self.action_mask = lambda state, params: state.inner.legal_action_mask
 
     def action_space(self, params):
-        """The moves."""
+        """As in gymnax."""
         return Discrete(self.inner.num_actions)
 
     def reset_env(self, key, params):
-        """As gymnax has it."""
+        """As in gymnax."""
         inner = self.inner.init(key)
         return inner.observation, TimedState(inner, 0)
 
     def step_env(self, key, state, action, params):
-        """As gymnax has it."""
+        """As in gymnax."""
         inner = self.inner.step(state.inner, action, key)
         return inner.observation, TimedState(inner, state.time + 1), inner.rewards[0], inner.terminated, {}
 
 
 class Craftax:
-    """A Craftax game, such as "craftax:Craftax-Classic-Symbolic-v1". Its time limit truncates, and its deaths end."""
+    """A Craftax game, such as "craftax:Craftax-Classic-Symbolic-v1". The time limit truncates, death terminates."""
 
     NAMES = tuple(f"Craftax-{kind}-v1" for kind in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels"))
 
@@ -109,23 +109,23 @@ class Craftax:
         params = inner.default_params
         limited = [("max_steps_in_episode", int, params.max_timesteps)]
         limited = dataclasses.make_dataclass("CraftaxParams", limited, bases=(type(params),), frozen=True)
-        # Its own limit counts as a death, so that one is out of reach.
+        # Craftax's own time limit terminates, so it is moved out of reach.
         self.default_params = limited(max_timesteps=np.iinfo(np.int32).max)
 
     def is_truncated(self, state, params):
-        """As gymnax has it."""
+        """As in gymnax."""
         return state.timestep >= params.max_steps_in_episode
 
 
 SUITES = {"brax": Brax, "craftax": Craftax, "pgx": Pgx, "tokens": make_task}
-"""What stands before the colon."""
+"""Functions from the name after the colon to an environment, by the suite before the colon."""
 
 
 def from_suite(suite: str, name: str) -> Any:
     """An object with gymnax's interface, or a token task.
 
     Raises:
-      ConfigError: if the suite is not installed, or does not have the name.
+      ConfigError: if the suite is not installed or has no such environment.
     """
     try:
         return SUITES[suite](name)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 
 from grpo_jax.config.config import Config
-from grpo_jax.environments import EnvParams, parameters_of_groups
+from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.tokens import accuracy, well_formed
 from grpo_jax.errors import ConfigError
 from grpo_jax.rollouts.rollout import Simulator

@@ -1,8 +1,33 @@
-"""Policies: an actor with an optional critic behind one interface, with or without memory."""
+"""Policies: an actor and an optional critic behind one interface, feed-forward, recurrent or transformer.
 
+`distributions` holds the families of action distributions, `pretrained` loads published language models.
+"""
+
+from grpo_jax.policies import distributions, pretrained
 from grpo_jax.policies.actor_critic import make_policy
+from grpo_jax.policies.distributions import (
+    Distribution,
+    categorical,
+    diagonal_gaussian,
+    make_distribution,
+    multi_categorical,
+    squashed_gaussian,
+)
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.token_policy import make_token_policy
 from grpo_jax.policies.transformer import Architecture
 
-__all__ = ["Architecture", "Policy", "make_policy", "make_token_policy"]
+__all__ = [
+    "Architecture",
+    "Distribution",
+    "Policy",
+    "categorical",
+    "diagonal_gaussian",
+    "distributions",
+    "make_distribution",
+    "make_policy",
+    "make_token_policy",
+    "multi_categorical",
+    "pretrained",
+    "squashed_gaussian",
+]

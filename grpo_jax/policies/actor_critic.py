@@ -1,4 +1,4 @@
-"""An actor, and a critic beside it or on top of it: hidden layers, memory and heads."""
+"""Actor-critics: hidden layers, an optional recurrent layer, and a head each for the actor and the critic."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -30,23 +30,23 @@ def make_policy(
     critic: bool,
     shared_critic: bool,
 ) -> Policy:
-    """An actor, and a critic that shares either nothing with it or all but its head.
+    """An actor and an optional critic, which is either a network of its own or a second head of the actor's.
 
     Args:
-      observation: shape and dtype of one observation; it becomes float32 in the first layer.
-      distribution: the family of action distributions; its free parameters are learnt as a vector of their own.
-      network: "mlp", "cnn", or "auto": a CNN for images, which are observations of rank 2 and more.
-      recurrent: "none", or a layer, "gru", between the hidden layers and the heads.
+      observation: shape and dtype of one observation; the first layer converts it to float32.
+      distribution: the family of action distributions; its free parameters are one trainable vector.
+      network: "mlp", "cnn", or "auto": a CNN for images (see `layers.is_image`), else an MLP.
+      recurrent: "none", or "gru" for a GRU between the hidden layers and the heads.
       hidden_sizes: widths of the dense hidden layers.
-      conv_channels: of a CNN's convolution.
-      recurrent_size: of a GRU.
+      conv_channels: channels of a CNN's convolution.
+      recurrent_size: units of the GRU.
       activation: name of a function in `flax.linen`, such as "tanh" or "relu".
       hidden_scale, actor_scale, critic_scale: gain of the initial weights of hidden layers and of the heads.
-      critic: whether to make one. Without, no parameter and no operation of it exists.
-      shared_critic: one network with two heads in place of two networks.
+      critic: whether to make a critic. Without one, it has no parameters and costs nothing.
+      shared_critic: one network with two heads instead of two networks.
 
     Raises:
-      ConfigError: an unknown network or recurrent layer, or a CNN for observations that are not images.
+      ConfigError: for an unknown network or recurrent layer, or a CNN for observations that are not images.
     """
     if recurrent not in ("none", "gru"):
         raise ConfigError(f"unknown recurrent layer {recurrent!r}: {nearest(recurrent, ('none', 'gru'))}")
@@ -60,8 +60,8 @@ def make_policy(
     forward = functools.partial(_forward, networks, distribution)
 
     def step(params, observation, carry):
-        within = jnp.zeros((1, observation.shape[0]), bool)
-        parameters, value, carry = forward(params, observation[None], carry, within)
+        is_first = jnp.zeros((1, observation.shape[0]), bool)  # the caller has reset the carry where it is
+        parameters, value, carry = forward(params, observation[None], carry, is_first)
         return parameters[0], value[0] if critic else None, carry
 
     return Policy(
@@ -77,7 +77,7 @@ def make_policy(
 
 
 def _init(networks, distribution, observation, key):
-    """Parameters of each network, by its name, and the distribution's free ones."""
+    """Parameters of each network, by name, and the distribution's free parameters."""
     x, is_first = jnp.zeros((1, 1, *observation.shape), observation.dtype), jnp.zeros((1, 1), bool)
     params = {
         name: net.init(k, x, net.initial_carry(1), is_first)["params"]
@@ -89,7 +89,7 @@ def _init(networks, distribution, observation, key):
 
 
 def _initial_carry(networks, params, num_envs, prompt=None):
-    """Of each network, by its name."""
+    """The initial carry of each network, by name."""
     return {name: net.initial_carry(num_envs) for name, net in networks.items()}
 
 
@@ -107,19 +107,19 @@ def _forward(networks, distribution, params, observations, carry, is_first):
 
 
 def _features(networks, params, observations, carry, is_first):
-    """What the head of the actor reads, whose network is the first."""
+    """The input of the actor's head, `[S, N, F]`; the actor's network comes first."""
     name, net = next(iter(networks.items()))
     return net.apply({"params": params[name]}, observations, carry[name], is_first)[1]
 
 
 def _make_torso(shape, network, hidden_sizes, conv_channels, activation, scale) -> Callable:
-    """The function `[N, ...]` to `[N, features]` that suits observations of this shape."""
+    """The hidden layers for observations of this shape: a function from `[N, ...]` to `[N, features]`."""
     dense = functools.partial(mlp, hidden_sizes=tuple(hidden_sizes), activation=activation, scale=scale)
     if network not in ("auto", "mlp", "cnn"):
         raise ConfigError(f"unknown network {network!r}: {nearest(network, ('auto', 'mlp', 'cnn'))}")
     if network == "cnn" and not is_image(shape):
         raise ConfigError(
-            f"network='cnn' takes images, [height, width, ...] of at least {KERNEL} by {KERNEL}, and observations "
+            f"network='cnn' needs images, [height, width, ...] of at least {KERNEL} by {KERNEL}, but observations "
             f"have the shape {shape}; use network='mlp'"
         )
     if network == "mlp" or not is_image(shape):
@@ -136,24 +136,24 @@ class Head(NamedTuple):
 
 
 class Network(nn.Module):
-    """A torso, a GRU if there is memory, and linear heads."""
+    """Hidden layers (the torso), an optional GRU, and linear heads."""
 
-    torso: Callable  # (x [N, ...]) -> [N, features]; makes its layers in this module
-    recurrent_size: int  # 0 without memory
+    torso: Callable  # (x [N, ...]) -> [N, features]; creates its layers inside this module
+    recurrent_size: int  # units of the GRU; 0: no GRU
     heads: tuple[Head, ...]
 
     @nn.compact
     def __call__(self, x: jax.Array, carry: Any, is_first: jax.Array) -> tuple[list[jax.Array], jax.Array, Any]:
-        """Runs over a sequence; only the memory goes step by step.
+        """Processes a sequence. Only the GRU runs step by step; all other layers take the steps as one flat batch.
 
         Args:
           x: `[S, N, ...]` observations.
-          carry: `[N, recurrent_size]` before the first step; anything without memory.
-          is_first: `[S, N]` bool: the first observation of an episode; anything without memory.
+          carry: `[N, recurrent_size]` before the first step; ignored without a GRU.
+          is_first: `[S, N]` bool: the first observation of an episode; ignored without a GRU.
 
         Returns:
-          The output of each head, `[S, N, num_outputs]`, what the heads read, `[S, N, features]`, and the carry after
-          the last step.
+          The output of each head, `[S, N, num_outputs]`; the input of the heads, `[S, N, features]`; and the carry
+          after the last step.
         """
         batch_shape = x.shape[:2]
         x = self.torso(x.reshape(-1, *x.shape[2:]))
@@ -164,5 +164,5 @@ class Network(nn.Module):
         return [output.reshape(*batch_shape, -1) for output in outputs], x.reshape(*batch_shape, -1), carry
 
     def initial_carry(self, num_envs: int) -> Any:
-        """`[num_envs, recurrent_size]` of zeros; () without memory."""
+        """Zeros `[num_envs, recurrent_size]`; () without a GRU."""
         return jnp.zeros((num_envs, self.recurrent_size), jnp.float32) if self.recurrent_size else ()

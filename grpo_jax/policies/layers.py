@@ -1,4 +1,4 @@
-"""Layers: dense, convolutional and recurrent, and how their weights begin."""
+"""Dense, convolutional and recurrent layers, and their initial weights."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -12,12 +12,13 @@ from jax.lax import optimization_barrier
 def orthogonal(scale: float) -> Callable:
     """Orthogonal matrices, uniformly distributed, times `scale` (https://arxiv.org/abs/1312.6120).
 
-    The polar factor of a Gaussian matrix by Newton and Schulz's iteration: matrix products alone. The usual QR
-    decomposition under `vmap` can deadlock on a CPU with few cores (jaxlib 0.10: each of two batched factorisations
-    holds a thread of the pool while it waits for the other's), and leaves an accelerator idle.
+    The Newton-Schulz iteration computes the polar factor of a Gaussian matrix, from matrix products alone. The usual QR
+    decomposition leaves an accelerator idle, and under `vmap` it can deadlock on a CPU with few cores (jaxlib 0.10: two
+    batched factorisations each hold a thread of the pool and wait for the other's).
 
     Returns:
-      `init(key, shape, dtype)` for kernels `[inputs, outputs]`; the longer side's vectors are orthonormal.
+      `init(key, shape, dtype)` for kernels `[inputs, outputs]`, whose columns (or rows, if there are fewer of them) are
+      orthogonal vectors of length `scale`.
     """
 
     def init(key, shape, dtype=jnp.float32):
@@ -27,7 +28,7 @@ def orthogonal(scale: float) -> Callable:
             gram = jnp.matmul(x.T, x, precision="highest")
             return jnp.matmul(x, 1.5 * jnp.eye(min(shape), dtype=dtype) - 0.5 * gram, precision="highest")
 
-        # Singular values below 1 grow by half in each step until they settle at 1: 60 steps lift those of 1e-9.
+        # A small singular value grows by half in each step until it converges to 1. 60 steps suffice from 1e-9.
         factor = jax.lax.fori_loop(0, 60, closer, tall / jnp.linalg.norm(tall))
         return scale * (factor if shape[0] >= shape[1] else factor.T)
 
@@ -35,7 +36,7 @@ def orthogonal(scale: float) -> Callable:
 
 
 def side_by_side(init: Callable, number: int) -> Callable:
-    """`number` kernels in one, `[inputs, number * outputs]`, each drawn by `init` on its own."""
+    """An initialiser of `number` kernels in one array, `[inputs, number * outputs]`; `init` draws each separately."""
 
     def init_all(key, shape, dtype=jnp.float32):
         keys = jax.random.split(key, number)
@@ -45,11 +46,11 @@ def side_by_side(init: Callable, number: int) -> Callable:
 
 
 def dot_general(inputs: jax.Array, kernel: jax.Array, dimension_numbers, precision=None, **_) -> jax.Array:
-    """`inputs @ kernel`, in the signature that `flax.linen.Dense` calls.
+    """`inputs @ kernel`, with the signature of `flax.linen.Dense`'s argument `dot_general`.
 
     The gradient of the kernel contracts the first axis of both operands, for which XLA's CPU backend has no fast
-    kernel. There it is computed by one ordinary product, of the smaller operand's transpose: a tenth of the whole
-    train step. That is a rule for reverse mode, so on a CPU `jax.jvp` does not pass through it.
+    routine. On a CPU this function transposes the smaller operand and takes an ordinary product instead, which saves a
+    tenth of the whole train step. The custom rule is for reverse mode only: on a CPU `jax.jvp` raises an error.
     """
     assert dimension_numbers == (((inputs.ndim - 1,), (0,)), ((), ()))
     if jax.default_backend() == "cpu":
@@ -72,7 +73,7 @@ def _backward(residuals, gradient):
 
 
 def _kernel_gradient(inputs: jax.Array, gradient: jax.Array) -> jax.Array:
-    """`inputs.T @ gradient`. The barriers keep XLA from folding a transpose back into the product."""
+    """`inputs.T @ gradient`. The barriers stop XLA from merging the transpose into the product again."""
     if gradient.shape[1] < inputs.shape[1]:
         return optimization_barrier(optimization_barrier(gradient.T) @ inputs).T
     return optimization_barrier(inputs.T) @ gradient
@@ -82,16 +83,16 @@ _product.defvjp(_forward, _backward)
 
 
 Dense = functools.partial(nn.Dense, dot_general=dot_general)
-"""flax's dense layer with this product."""
+"""flax's dense layer with the faster gradient of `dot_general`."""
 
 
 def mlp(x: jax.Array, *, hidden_sizes: Sequence[int], activation: Callable, scale: float) -> jax.Array:
-    """Dense layers with orthogonal weights of gain `scale` and zero biases, made in the flax module that calls this.
+    """Dense layers with orthogonal weights and zero biases, created inside the flax module that calls this function.
 
     Args:
-      x: `[N, ...]`, of any dtype; each sample is flattened and taken as float32.
-      hidden_sizes: widths; none gives the flat sample itself.
-      activation: after each layer.
+      x: `[N, ...]`, of any dtype; each sample is flattened and converted to float32.
+      hidden_sizes: widths of the layers; an empty sequence returns the flat samples.
+      activation: applied after each layer.
       scale: gain of the initial weights.
 
     Returns:
@@ -104,24 +105,24 @@ def mlp(x: jax.Array, *, hidden_sizes: Sequence[int], activation: Callable, scal
 
 
 KERNEL = 3
-"""Height and width of the convolution's kernel, and the smallest image it takes."""
+"""Height and width of the convolution's kernel, and the smallest height and width of an image."""
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Whether observations of this shape have a height and a width that a kernel fits into."""
+    """Whether observations of this shape have a height and a width that the convolution's kernel fits into."""
     return len(shape) >= 2 and min(shape[:2]) >= KERNEL
 
 
 def convolution(x: jax.Array, *, channels: int, activation: Callable, scale: float) -> jax.Array:
-    """One 3×3 convolution with orthogonal weights of gain `scale`, made in the flax module that calls this.
+    """One 3×3 convolution with orthogonal weights, created inside the flax module that calls this function.
 
-    The stride is 1 on images of up to 16 pixels a side, as in MinAtar's paper (https://arxiv.org/abs/1903.03176), and
-    grows to 3 on larger ones, which bounds what the dense layers cost; every pixel is in some patch.
+    The stride is 1 for images of up to 16 pixels a side, as in MinAtar's paper (https://arxiv.org/abs/1903.03176). It
+    grows to 3 for larger images, to limit the cost of the dense layers. Every pixel is in some patch.
 
     Args:
-      x: `[N, height, width, ...]`, of any dtype; what follows the width are channels, one if nothing does.
-      channels: of the output.
-      activation: after the convolution.
+      x: `[N, height, width, ...]`, of any dtype; all axes after the width are flattened into channels.
+      channels: number of output channels.
+      activation: applied after the convolution.
       scale: gain of the initial weights.
 
     Returns:
@@ -134,13 +135,13 @@ def convolution(x: jax.Array, *, channels: int, activation: Callable, scale: flo
 
 
 def patches(x: jax.Array, stride: int) -> jax.Array:
-    """The 3×3 neighbourhoods of an image: a convolution is a matrix product with them.
+    """The 3×3 patches of an image; their product with a kernel is a convolution.
 
-    Written so because a convolution under `vmap` over its kernels is a grouped one, which is slow on a CPU.
+    Under `vmap` over the kernels XLA turns an ordinary convolution into a grouped one, which is slow on a CPU.
 
     Args:
-      x: `[N, height, width, channels]`; padded with zeros at the end where a stride would leave pixels out.
-      stride: between neighbourhoods.
+      x: `[N, height, width, channels]`; padded with zeros at the end where the stride would leave out pixels.
+      stride: distance between patches.
 
     Returns:
       `[N, 1 + ceil((height - 3) / stride), 1 + ceil((width - 3) / stride), 9 * channels]`, row by row.
@@ -154,36 +155,36 @@ def patches(x: jax.Array, stride: int) -> jax.Array:
 
 
 class GRU(nn.Module):
-    """Gated recurrent units (https://arxiv.org/abs/1406.1078), the reset gate after the product, as cuDNN has it.
+    """Gated recurrent units (https://arxiv.org/abs/1406.1078), with the reset gate after the product, as in cuDNN.
 
         r = σ(W_r x + U_r h),  z = σ(W_z x + U_z h),  n = tanh(W_n x + r (U_n h + b)),  h' = (1 - z) n + z h
 
-    Every W and U starts orthogonal, every bias at 0.
+    Initially every W and U is orthogonal and every bias is 0.
     """
 
     size: int
 
     @nn.compact
     def __call__(self, x: jax.Array, carry: jax.Array, is_first: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Runs over a sequence.
+        """Processes a sequence.
 
         Args:
           x: `[S, N, features]`.
           carry: `[N, size]`, before the first step.
-          is_first: `[S, N]` bool: the carry is 0 before this step, whatever was before.
+          is_first: `[S, N]` bool: reset the carry to 0 before this step.
 
         Returns:
-          The carry after each step, `[S, N, size]`, and after the last.
+          The carry after each step, `[S, N, size]`, and after the last one, `[N, size]`.
         """
         gates = side_by_side(orthogonal(1.0), 3)
-        # One matrix product for the inputs of all steps: only what depends on the carry is left for the scan.
+        # One matrix product for the inputs of all steps; the scan computes only what depends on the carry.
         inputs = Dense(3 * self.size, kernel_init=gates, name="input")(x)
         kernel = self.param("recurrent_kernel", gates, (self.size, 3 * self.size), jnp.float32)
         bias = self.param("recurrent_bias", nn.initializers.zeros, (self.size,), jnp.float32)
 
         def cell(h, step):
-            x, start = step
-            h = jnp.where(start[:, None], 0.0, h)
+            x, first = step
+            h = jnp.where(first[:, None], 0.0, h)
             x_gates, x_new = jnp.split(x, [2 * self.size], axis=-1)
             h_gates, h_new = jnp.split(dot_general(h, kernel, (((1,), (0,)), ((), ()))), [2 * self.size], axis=-1)
             r, z = jnp.split(nn.sigmoid(x_gates + h_gates), 2, axis=-1)

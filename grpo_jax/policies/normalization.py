@@ -1,22 +1,22 @@
-"""Running statistics of observations and returns, merged once per rollout, and what is normalised by them."""
+"""Normalisation of observations and rewards by running statistics, which are updated once per rollout."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.policies import Policy
+from grpo_jax.policies.policy import Policy
 from grpo_jax.types import Trajectory
 
 EPS = 1e-8  # added to variances
 
 
-class Statistics(NamedTuple):
-    """Elementwise mean and variance of all that was seen of x, in float32.
+class RunningStatistics(NamedTuple):
+    """Elementwise mean and variance of all values of x so far, in float32.
 
-    They are of x - origin, where origin is one value that x had: what is resolved is then the spread of x, however far
-    from 0 it lies. The count is in whole rollouts, of which a partly valid one is that part: rollouts, unlike steps,
-    are too few for float32 to stop counting.
+    The mean is that of x - origin, where origin is one value of x, so that float32 resolves the spread of x even if x
+    is far from 0. The count is in rollouts, and a rollout counts as the share of it that is valid: a float32 count of
+    steps would soon be too large to grow.
     """
 
     origin: jax.Array  # [...] fixed
@@ -26,29 +26,30 @@ class Statistics(NamedTuple):
 
 
 class Normalizer(NamedTuple):
-    """What normalisation remembers between rollouts; None where it is off."""
+    """The running statistics of observations and of discounted returns; None where normalisation is off."""
 
-    observation: Statistics | None
-    discounted_return: Statistics | None
+    observation: RunningStatistics | None
+    discounted_return: RunningStatistics | None
 
 
-def initial_statistics(origin: jax.Array) -> Statistics:
-    """Of nothing seen yet: mean at the origin, variance 1."""
+def initial_statistics(origin: jax.Array) -> RunningStatistics:
+    """Statistics before the first rollout: mean at the origin, variance 1, count 0."""
     origin = jnp.array(origin, jnp.float32)
-    return Statistics(origin, jnp.zeros_like(origin), jnp.ones_like(origin), jnp.zeros_like(origin))
+    return RunningStatistics(origin, jnp.zeros_like(origin), jnp.ones_like(origin), jnp.zeros_like(origin))
 
 
-def merge(statistics: Statistics, x: jax.Array, valid: jax.Array) -> Statistics:
-    """The statistics of what was seen before and of one rollout, by Chan, Golub and LeVeque's parallel formula.
+def merge(statistics: RunningStatistics, x: jax.Array, valid: jax.Array) -> RunningStatistics:
+    """The statistics with one more rollout in them, by the parallel formula of Chan, Golub and LeVeque.
 
-    With w the new rollout's share of the total, and d the difference of the means,
-    mean <- mean + w d, variance <- (1 - w) variance + w (new variance + (1 - w) d^2).
+        mean <- mean + w d,  variance <- (1 - w) variance + w (new variance + (1 - w) d^2)
+
+    where w is the new rollout's share of the count, and d the new mean minus the old one.
 
     Args:
       statistics: of rollouts of the same size.
       x: `[T, B, ...]`, any dtype.
-      valid: `[T, B]` bool: what counts. A value that is not finite does not, and where nothing does, or the variance
-        overflows, nothing changes: element by element, so that one gone wrong leaves the others as they should be.
+      valid: `[T, B]` bool: the steps that count. Values that are not finite do not count. An element of the statistics
+        stays as it is if none of its values counts or its variance overflows; the other elements still change.
     """
     x = x.astype(jnp.float32) - statistics.origin
     mask = valid.reshape(valid.shape + (1,) * (x.ndim - valid.ndim)) & jnp.isfinite(x)
@@ -63,7 +64,7 @@ def merge(statistics: Statistics, x: jax.Array, valid: jax.Array) -> Statistics:
     count = statistics.count + share
     weight = share / count
     difference = new_mean - statistics.mean
-    merged = Statistics(
+    merged = RunningStatistics(
         origin=statistics.origin,
         mean=statistics.mean + weight * difference,
         variance=(1 - weight) * statistics.variance + weight * (new_variance + (1 - weight) * difference**2),
@@ -73,10 +74,10 @@ def merge(statistics: Statistics, x: jax.Array, valid: jax.Array) -> Statistics:
     return jax.tree.map(lambda new, old: jnp.where(usable, new, old), merged, statistics)
 
 
-def normalized(policy: Policy, statistics: Statistics | None, clip: jax.Array) -> Policy:
-    """The policy, seeing (x - mean) / std clipped to +-clip in place of observations x; itself, without statistics.
+def normalized(policy: Policy, statistics: RunningStatistics | None, clip: jax.Array) -> Policy:
+    """The policy on normalised observations, clip((x - mean) / std, -clip, clip); unchanged without statistics.
 
-    Observations of any dtype are taken as float32. An element that never varied is seen as 0.
+    Observations of any dtype are converted to float32. An element that never varied becomes 0.
     """
     if statistics is None:
         return policy
@@ -98,11 +99,11 @@ def normalized(policy: Policy, statistics: Statistics | None, clip: jax.Array) -
 
 
 def initial_normalizer(observation: jax.Array, *, observations: bool, rewards: bool) -> Normalizer:
-    """Of nothing seen yet but where the environments start.
+    """The normaliser before the first rollout.
 
     Args:
-      observation: `[B, ...]` of the reset states, whose first is taken for the origin of the statistics.
-      observations, rewards: which to normalise.
+      observation: `[B, ...]` of the reset states; the first is the origin of the statistics.
+      observations, rewards: whether to normalise them.
     """
     return Normalizer(
         observation=initial_statistics(observation[0]) if observations else None,
@@ -111,21 +112,21 @@ def initial_normalizer(observation: jax.Array, *, observations: bool, rewards: b
 
 
 def merge_rollout(normalizer: Normalizer, trajectory: Trajectory) -> Normalizer:
-    """What is remembered after a rollout; steps that are not valid do not count."""
-    seen = Normalizer(trajectory.observation, trajectory.discounted_return)
+    """The normaliser with the valid steps of one more rollout in its statistics."""
+    values = Normalizer(trajectory.observation, trajectory.discounted_return)
     return Normalizer(
         *(
             None if statistics is None else merge(statistics, x, trajectory.valid)
-            for statistics, x in zip(normalizer, seen, strict=True)
+            for statistics, x in zip(normalizer, values, strict=True)
         )
     )
 
 
 def scaled_rewards(normalizer: Normalizer, trajectory: Trajectory, clip: jax.Array) -> Trajectory:
-    """The trajectory with rewards as they are learnt from: in standard deviations of the discounted return, clipped.
+    """The trajectory with rewards divided by the standard deviation of the discounted return, then clipped.
 
-    Rewards are not centred, which would change what is best to do. With statistics that know the trajectory already,
-    the first rewards of a sparse task are not divided by the deviation of nothing but zeros.
+    Rewards are not centred, as that would change the optimal policy. Merge the trajectory into the statistics first:
+    otherwise the first rewards of a sparse task are divided by the standard deviation of zeros.
     """
     reward = trajectory.reward
     if normalizer.discounted_return is not None:

@@ -1,4 +1,4 @@
-"""The one interface of every policy."""
+"""The interface of every policy."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,19 +9,20 @@ from grpo_jax.policies.distributions import Distribution
 class Policy(NamedTuple):
     """Pure functions of an actor and, if it has one, its critic.
 
-    The carry is the memory, each leaf `[N, ...]`; without memory it has no leaves. `starts` says where an observation
-    is the first of its episode; the carry is then replaced by the initial one before the observation is processed.
+    The carry is what a recurrent policy or a transformer keeps from step to step, each leaf `[N, ...]`; for other
+    policies it has no leaves. `is_first` marks the first observation of an episode: `sequence` resets the carry to the
+    initial one before it processes that observation.
     """
 
     init: Callable  # (key) -> params
     initial_carry: Callable  # (params, num_envs, prompt [num_envs, P] or None) -> carry at the start of an episode
     step: Callable  # (params, observation [N, ...], carry) -> distribution parameters [N, P], value [N] or None, carry
-    sequence: Callable  # (params, observation [S, N, ...], carry, starts [S, N]) -> [S, N, P], value [S, N] or None
+    sequence: Callable  # (params, observation [S, N, ...], carry, is_first [S, N]) -> [S, N, P], value [S, N] or None
     distribution: Distribution
     has_critic: bool
-    has_carry: bool  # whether a sequence is more than its steps, each by itself
-    sequence_carry: Callable = lambda carry: carry  # (carry) -> as much of it as sequence reads
-    # (params, observation [S, N, ...], carry, starts [S, N]) -> [S, N, F]: what the actor's head reads; None: not told
+    has_carry: bool  # if so, an output depends on earlier steps, and updates need whole sequences
+    sequence_carry: Callable = lambda carry: carry  # (carry) -> the part of it that `sequence` needs
+    # (params, observation [S, N, ...], carry, is_first [S, N]) -> [S, N, F], the input of the actor's head; optional
     features: Callable | None = None
-    max_steps: int | None = None  # the most steps that the carry can take; None for any number
-    support: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: what may be sampled; None for all
+    max_steps: int | None = None  # the most steps that fit into the carry; None: any number
+    support: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: may be sampled; None: all may

@@ -1,12 +1,12 @@
-"""Published language models from disk: a folder with config.json and safetensors in the layout of Llama and Qwen.
+"""Loads published language models: folders with config.json and safetensors in the layout of Llama and Qwen.
 
     fields = config_fields("Qwen3-0.6B")
-    config = Config(environment=my_task, **fields, compute_dtype="bfloat16")  # its actions: the model's vocabulary
+    config = Config(environment=my_task, **fields, compute_dtype="bfloat16")  # my_task's actions: the whole vocabulary
     state = make_init(config)(key, hyperparams)
     state = state.replace(params=state.params | load_params("Qwen3-0.6B"))
 
-or, for completions alone, `generate` with the policy that `grpo_jax.policies.make_token_policy` makes. Reading weights
-and tokenizers needs the extra `pretrained`.
+For completions alone, pass the weights and a policy of `make_token_policy` to `generate`. Loading weights and
+tokenizers needs the extra `pretrained`.
 """
 
 import json
@@ -20,41 +20,41 @@ import numpy as np
 from grpo_jax.errors import ConfigError
 from grpo_jax.types import PyTree
 
-# What differs between them beyond sizes.
+# Fields of `Architecture` beyond the sizes, for each supported `model_type`.
 MODEL_TYPES = {
     "llama": {},
     "qwen2": {"attention_bias": True},
     "qwen3": {"qk_norm": True},
 }
 
-# Fields of config.json that may say no more than this (or be missing), as nothing here does what else they can say.
-_ONLY = {
-    "hidden_act": ("silu",),
-    "use_sliding_window": (False,),
-    "quantization_config": (None,),
-    "partial_rotary_factor": (1.0,),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
+# Fields of config.json with one supported value, which they may also leave out.
+_SUPPORTED = {
+    "hidden_act": "silu",
+    "use_sliding_window": False,
+    "quantization_config": None,
+    "partial_rotary_factor": 1.0,
+    "attention_bias": False,
+    "mlp_bias": False,
 }
 
 
 def config_fields(folder: str | Path) -> dict[str, Any]:
-    """The fields of a `Config`, or but for `network` of an `Architecture`, that make the transformer of a checkpoint.
+    """The fields of a `Config` for the transformer of a checkpoint; without `network`, those of an `Architecture`.
 
     Args:
-      folder: with config.json.
+      folder: contains config.json.
 
     Raises:
-      ConfigError: for a model that this transformer is not.
+      ConfigError: if the model has a feature that this transformer lacks.
     """
     path = Path(folder) / "config.json"
     published = json.loads(path.read_text(encoding="utf-8"))
     model_type = published.get("model_type")
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"{path}: model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}")
-    for field, supported in _ONLY.items():
-        if field in published and published[field] not in supported:
-            raise ConfigError(f"{path}: {field}={published[field]!r} is not supported, only {supported[0]!r}")
+    for field, supported in _SUPPORTED.items():
+        if published.get(field, supported) != supported:
+            raise ConfigError(f"{path}: {field}={published[field]!r} is not supported, only {supported!r}")
     rope = published.get("rope_parameters") or published.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
@@ -75,25 +75,26 @@ def config_fields(folder: str | Path) -> dict[str, Any]:
 
 
 def load_params(folder: str | Path) -> PyTree:
-    """The weights of a checkpoint as the parameters `{"actor": ...}` of the policy that `config_fields` makes.
+    """The weights of a checkpoint as parameters `{"actor": ...}` of a policy with the fields of `config_fields`.
 
     Args:
-      folder: with config.json, and model.safetensors or model.safetensors.index.json and the files it names.
+      folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists.
 
     Returns:
-      float32 arrays, whatever the checkpoint has.
+      float32 arrays, whatever the dtype of the checkpoint.
 
     Raises:
-      ConfigError: if a weight is missing.
+      ConfigError: if a weight or the package `safetensors` is missing.
     """
     fields, tensor = config_fields(folder), _reader(Path(folder))
 
     def kernel(*names: str) -> dict:
-        """Projections side by side; published as `[outputs, inputs]`."""
-        made = {"kernel": jnp.concatenate([tensor(f"{name}.weight").T for name in names], axis=1)}
+        """A dense layer of several published projections, concatenated along the outputs."""
+        # Published weights are [outputs, inputs].
+        layer = {"kernel": jnp.concatenate([tensor(f"{name}.weight").T for name in names], axis=1)}
         if fields.get("attention_bias") and names[0].endswith("q_proj"):
-            made["bias"] = jnp.concatenate([tensor(f"{name}.bias") for name in names])
-        return made
+            layer["bias"] = jnp.concatenate([tensor(f"{name}.bias") for name in names])
+        return layer
 
     def scale(name: str) -> dict:
         return {"scale": tensor(f"{name}.weight")}
@@ -119,7 +120,7 @@ def load_params(folder: str | Path) -> PyTree:
 
 
 def _reader(folder: Path) -> Callable[[str], jnp.ndarray]:
-    """`(name) -> float32 tensor` of a checkpoint in one file or in several."""
+    """The function `(name) -> float32 tensor` of a checkpoint in one or several files."""
     try:
         from safetensors import safe_open
     except ImportError as error:
@@ -129,13 +130,13 @@ def _reader(folder: Path) -> Callable[[str], jnp.ndarray]:
     names = [folder / "model.safetensors"]
     if index.exists():
         names = [folder / file for file in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())]
-    # Mapped into memory: a tensor is read when it is asked for.
+    # Memory-mapped: a tensor is read only when it is requested.
     files = [safe_open(file, framework="flax") for file in names]
     where = {name: file for file in files for name in file.keys()}
 
     def tensor(name):
         if name not in where:
-            raise ConfigError(f"the checkpoint {str(folder)!r} lacks {name!r}, which its config.json promises")
+            raise ConfigError(f"the checkpoint {str(folder)!r} lacks {name!r}, which its config.json implies")
         return jnp.asarray(where[name].get_tensor(name), jnp.float32)
 
     return tensor
@@ -146,12 +147,12 @@ def load_tokenizer(folder: str | Path) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise ConfigError(f"tokenizers is missing: pip install 'grpo-jax[pretrained]' ({error})") from error
+        raise ConfigError(f"tokenizers need a package: pip install 'grpo-jax[pretrained]' ({error})") from error
     return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
 
 def encode_prompts(tokenizer: Any, texts: Sequence[str]) -> np.ndarray:
-    """The tokens of texts, as `generate` takes prompts: int32 `[N, P]`, -1 on the left of the shorter ones."""
+    """The tokens of texts as prompts for `generate`: int32 `[N, P]`, shorter texts padded with -1 on the left."""
     tokens = [tokenizer.encode(text).ids for text in texts]
     longest = max(map(len, tokens))
     return np.array([[-1] * (longest - len(ids)) + ids for ids in tokens], np.int32)

@@ -1,17 +1,17 @@
-"""Which actions may be sampled, and how probable they are: masks, temperature, top-k and top-p."""
+"""Changes to the distribution that is sampled from: action masks, temperature, top-k and top-p."""
 
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.policies import Policy
+from grpo_jax.policies.policy import Policy
 from grpo_jax.precision import at_least_float32
 
-COLDEST = 1e-6  # logits are divided by no less
+MIN_TEMPERATURE = 1e-6  # logits are divided by no less
 
 
 def tempered(policy: Policy, temperature: jax.Array) -> Policy:
     """The policy with its logits divided by a temperature; at 0 it takes the most probable action."""
-    temperature = jnp.maximum(temperature, COLDEST)
+    temperature = jnp.maximum(temperature, MIN_TEMPERATURE)
 
     def step(*arguments):
         logits, *rest = policy.step(*arguments)
@@ -25,22 +25,22 @@ def tempered(policy: Policy, temperature: jax.Array) -> Policy:
 
 
 def truncated(policy: Policy, top_k: jax.Array, top_p: jax.Array) -> Policy:
-    """The policy drawing from its most probable actions alone: see `masking.most_probable`.
+    """The policy that samples only from its most probable actions: see `most_probable`.
 
-    Rollouts keep which these were, and an update takes the probabilities among the same ones.
+    Rollouts store the mask of these actions, and updates renormalise the probabilities over the same mask.
     """
     return policy._replace(support=lambda logits: most_probable(logits, top_k, top_p))
 
 
 def mask_actions(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """The logits, -inf where an action is illegal: its probability is 0, and no gradient flows into its logit.
+    """The logits with -inf for illegal actions, whose probability and gradient are then 0.
 
-    The policy gradient stays a valid one if rollout and update mask alike (https://arxiv.org/abs/2006.14171).
+    The policy gradient stays valid if rollouts and updates use the same mask (https://arxiv.org/abs/2006.14171).
 
     Args:
       logits: `[..., num_actions]`.
-      mask: `[..., num_actions]` bool, True for the legal actions; None where all always are. A state without a legal
-        action, such as one after an episode's end, is not masked.
+      mask: `[..., num_actions]` bool, True for legal actions; None if all actions are always legal. A state without any
+        legal action, such as one after the end of an episode, is not masked.
     """
     if mask is None:
         return logits
@@ -48,14 +48,16 @@ def mask_actions(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
 
 
 def most_probable(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """The fewest, most probable actions that have at least `top_p` of the probability of the `top_k` most probable.
+    """Top-k and then top-p (nucleus) sampling: the mask of the actions that may be sampled.
 
-    Of actions that are equally probable, those that come first. (Nucleus: https://arxiv.org/abs/1904.09751.)
+    Top-k keeps the `top_k` most probable actions and renormalises their probabilities. Top-p keeps the fewest of these
+    whose probabilities add up to at least `top_p` (https://arxiv.org/abs/1904.09751). Of equally probable actions the
+    first are kept.
 
     Args:
-      logits: `[..., num_actions]`; an action of -inf is never among them.
-      top_k: how many at most, a real number of at least 1; inf for all.
-      top_p: between 0, which leaves the most probable action, and 1, which leaves all of the `top_k`.
+      logits: `[..., num_actions]`; an action with -inf is never kept.
+      top_k: at least 1; inf keeps all.
+      top_p: from 0, which keeps the most probable action, to 1, which keeps all of the top k.
 
     Returns:
       `[..., num_actions]` bool.

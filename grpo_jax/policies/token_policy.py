@@ -1,4 +1,4 @@
-"""A transformer as a policy: the action is the next token, the observation the last one, the prompt what was before."""
+"""A transformer as a policy: the prompt is read first, the observation is the last token, the action the next one."""
 
 import functools
 from typing import Any, NamedTuple
@@ -10,13 +10,15 @@ from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.transformer import Architecture, KeysValues, Transformer
 
+Networks = dict[str, Transformer]
 
-class Memory(NamedTuple):
-    """What a policy has read of each of `N` texts."""
+
+class TokenCarry(NamedTuple):
+    """The state of `N` texts: the prompt, and the cached keys and values of all tokens so far."""
 
     prompt: jax.Array  # [N, P] int32, -1 where there is no token
-    step: Any  # [N] int32: tokens read since
-    cache: Any  # of each network, of each layer: KeysValues [N, P + max_steps, ...]
+    step: Any  # [N] int32: tokens after the prompt so far
+    cache: Any  # for each network, for each layer: KeysValues [N, P + max_steps, ...]
 
 
 def make_token_policy(
@@ -27,92 +29,103 @@ def make_token_policy(
     critic: bool = False,
     shared_critic: bool = False,
 ) -> Policy:
-    """A transformer that acts, and a critic that is a head of it or a transformer of its own.
+    """A transformer as the actor, and an optional critic: a second head of it or another transformer.
 
-    `step` reads one token and keeps its keys and values. `sequence` reads whole completions in parallel, and the
-    prompts before them, under the parameters it is given: of the carry it takes the prompts alone, which may be `M`
-    in number for `N` completions, N / M after each other for each.
+    `step` reads one token and adds its keys and values to the cache. `sequence` reads whole completions in parallel. It
+    recomputes the keys and values of the prompts from the parameters it is given, so of the carry it needs only the
+    prompts. Their number `M` may be smaller than the number `N` of completions: consecutive groups of N / M completions
+    then share a prompt.
 
     Args:
-      architecture: sizes of the network or of both.
+      architecture: sizes of each network.
       distribution: categorical over the vocabulary.
-      max_steps: the most tokens read after a prompt, that is kept by a carry.
-      critic: whether to make one.
-      shared_critic: a head of the actor in place of a network of its own.
+      max_steps: the most tokens after a prompt, for which a carry reserves space.
+      critic: whether to make a critic.
+      shared_critic: the critic is a head of the actor's network instead of a network of its own.
     """
     heads = ("actor", "critic") if critic else ("actor",)
     groups = [heads] if shared_critic else [(head,) for head in heads]
     networks = {"_".join(group): Transformer(architecture, distribution.num_parameters, group) for group in groups}
-
-    def init(key):
-        keys = dict(zip(networks, jax.random.split(key, len(networks)), strict=True))
-        text, nothing = _text(jnp.zeros((1, 1), jnp.int32)), _nothing(architecture, 1)
-        return {name: net.init(keys[name], *text, nothing)["params"] for name, net in networks.items()}
-
-    def read(params, prompt):
-        """Keys and values of the prompts, in each network."""
-        nothing = _nothing(architecture, prompt.shape[0])
-        return {name: net.apply({"params": params[name]}, *_text(prompt), nothing)[1] for name, net in networks.items()}
-
-    def initial_carry(params, num_envs, prompt=None):
-        prompt = jnp.zeros((num_envs, 0), jnp.int32) if prompt is None else prompt
-        grow = functools.partial(jnp.pad, pad_width=((0, 0), (0, max_steps), (0, 0), (0, 0)))
-        return Memory(prompt, jnp.zeros(num_envs, jnp.int32), jax.tree.map(grow, read(params, prompt)))
-
-    def step(params, observation, carry):
-        present = carry.prompt >= 0
-        positions = jnp.sum(present, axis=1) + carry.step
-        read_since = jnp.arange(max_steps) <= carry.step[:, None]
-        mask = jnp.concatenate([present, read_since], axis=1)
-        arguments = observation[:, None], positions[:, None], mask[:, None]
-        outputs, cache = _apply(networks, params, arguments, carry.cache, carry.prompt.shape[1] + carry.step)
-        logits, *value = (output[:, 0] for output in outputs)
-        return logits, value[0][..., 0] if critic else None, Memory(carry.prompt, carry.step + 1, cache)
-
-    def sequence(params, observation, carry, is_first):
-        num_steps, num_completions = observation.shape
-        repeat = functools.partial(jnp.repeat, repeats=num_completions // carry.prompt.shape[0], axis=0)
-        present = repeat(carry.prompt >= 0)
-        positions = jnp.sum(present, axis=1, keepdims=True) + jnp.arange(num_steps)
-        shape = (num_completions, num_steps)
-        causal = jnp.broadcast_to(jnp.tri(num_steps, dtype=bool), (*shape, num_steps))
-        mask = jnp.concatenate([jnp.broadcast_to(present[:, None], (*shape, present.shape[1])), causal], axis=2)
-        past = jax.tree.map(repeat, read(params, carry.prompt))
-        outputs, _ = _apply(networks, params, (observation.T, positions, mask), past, None)
-        logits, *value = (jnp.swapaxes(output, 0, 1) for output in outputs)
-        return logits, value[0][..., 0] if critic else None
-
     return Policy(
-        init=init,
-        initial_carry=initial_carry,
-        step=step,
-        sequence=sequence,
+        init=functools.partial(_init, networks),
+        initial_carry=functools.partial(_initial_carry, networks, max_steps),
+        step=functools.partial(_step, networks, max_steps),
+        sequence=functools.partial(_sequence, networks),
         distribution=distribution,
         has_critic=critic,
         has_carry=True,
-        sequence_carry=lambda carry: Memory(carry.prompt, (), ()),
+        sequence_carry=lambda carry: TokenCarry(carry.prompt, (), ()),
         max_steps=max_steps,
     )
 
 
-def _apply(networks, params, arguments, past, slot) -> tuple[list[jax.Array], dict]:
-    """The outputs of all heads, the actor's first, and the past of each network, with what was read now."""
+def _init(networks: Networks, key):
+    """Parameters of each network, by name."""
+    keys = dict(zip(networks, jax.random.split(key, len(networks)), strict=True))
+    inputs = _prompt_inputs(jnp.zeros((1, 1), jnp.int32))
+    return {name: net.init(keys[name], *inputs, _empty_cache(net, 1))["params"] for name, net in networks.items()}
+
+
+def _initial_carry(networks: Networks, max_steps: int, params, num_envs, prompt=None):
+    prompt = jnp.zeros((num_envs, 0), jnp.int32) if prompt is None else prompt
+    reserve = functools.partial(jnp.pad, pad_width=((0, 0), (0, max_steps), (0, 0), (0, 0)))
+    cache = jax.tree.map(reserve, _read_prompt(networks, params, prompt))
+    return TokenCarry(prompt, jnp.zeros(num_envs, jnp.int32), cache)
+
+
+def _step(networks: Networks, max_steps: int, params, observation, carry):
+    is_token = carry.prompt >= 0
+    positions = jnp.sum(is_token, axis=1) + carry.step
+    is_read = jnp.arange(max_steps) <= carry.step[:, None]
+    mask = jnp.concatenate([is_token, is_read], axis=1)
+    inputs = observation[:, None], positions[:, None], mask[:, None]
+    outputs, cache = _apply(networks, params, inputs, carry.cache, carry.prompt.shape[1] + carry.step)
+    logits, *value = (output[:, 0] for output in outputs)
+    return logits, value[0][..., 0] if value else None, TokenCarry(carry.prompt, carry.step + 1, cache)
+
+
+def _sequence(networks: Networks, params, observation, carry, is_first):
+    num_steps, num_completions = observation.shape
+    repeat = functools.partial(jnp.repeat, repeats=num_completions // carry.prompt.shape[0], axis=0)
+    is_token = repeat(carry.prompt >= 0)
+    positions = jnp.sum(is_token, axis=1, keepdims=True) + jnp.arange(num_steps)
+    shape = (num_completions, num_steps)
+    causal = jnp.broadcast_to(jnp.tri(num_steps, dtype=bool), (*shape, num_steps))
+    mask = jnp.concatenate([jnp.broadcast_to(is_token[:, None], (*shape, is_token.shape[1])), causal], axis=2)
+    cache = jax.tree.map(repeat, _read_prompt(networks, params, carry.prompt))
+    outputs, _ = _apply(networks, params, (observation.T, positions, mask), cache, None)
+    logits, *value = (jnp.swapaxes(output, 0, 1) for output in outputs)
+    return logits, value[0][..., 0] if value else None
+
+
+def _read_prompt(networks: Networks, params, prompt):
+    """The keys and values `[M, P, ...]` of prompts `[M, P]`, for each network."""
+    inputs, num_prompts = _prompt_inputs(prompt), prompt.shape[0]
+    return {
+        name: net.apply({"params": params[name]}, *inputs, _empty_cache(net, num_prompts))[1]
+        for name, net in networks.items()
+    }
+
+
+def _apply(networks: Networks, params, inputs, cache, slot) -> tuple[list[jax.Array], dict]:
+    """The outputs of all heads, the actor's first, and the new cache of each network."""
     outputs, after = [], {}
     for name, net in networks.items():
-        heads, after[name] = net.apply({"params": params[name]}, *arguments, past[name], slot)
+        heads, after[name] = net.apply({"params": params[name]}, *inputs, cache[name], slot)
         outputs += heads
     return outputs, after
 
 
-def _text(tokens):
-    """What a transformer takes to read texts `[N, P]` from their beginning; a place without a token is not counted."""
-    present = tokens >= 0
-    mask = present[:, None] & jnp.tri(tokens.shape[1], dtype=bool)
-    return jnp.maximum(tokens, 0), jnp.cumsum(present, axis=1) - 1, mask
+def _prompt_inputs(tokens):
+    """The inputs of a `Transformer` that reads prompts `[N, P]`: tokens, positions (padding has none) and mask."""
+    is_token = tokens >= 0
+    mask = is_token[:, None] & jnp.tri(tokens.shape[1], dtype=bool)
+    return jnp.maximum(tokens, 0), jnp.cumsum(is_token, axis=1) - 1, mask
 
 
-def _nothing(architecture: Architecture, num_texts: int) -> tuple[KeysValues, ...]:
-    """The past of nothing read."""
+def _empty_cache(network: Transformer, num_texts: int) -> tuple[KeysValues, ...]:
+    """The cache before the first token."""
+    architecture = network.architecture
     size = architecture.sizes
     empty = jnp.zeros((num_texts, 0, size.kv_heads, size.head), architecture.compute_dtype)
     return (KeysValues(empty, empty),) * architecture.num_layers

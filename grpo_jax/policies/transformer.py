@@ -1,4 +1,4 @@
-"""A decoder-only transformer. What it has read, the keys and values of each layer, is a value that callers hold."""
+"""A decoder-only transformer. The caller holds its cache: the keys and values of each layer."""
 
 import dataclasses
 import functools
@@ -23,29 +23,29 @@ class Architecture:
     """
 
     num_layers: int = 2
-    """Blocks of a transformer."""
+    """Transformer blocks."""
     width: int = 64
-    """Of a transformer's residual stream."""
+    """Width of the transformer's residual stream."""
     num_heads: int = 4
-    """Attention heads of a transformer."""
+    """Attention heads of each transformer block."""
     num_kv_heads: int | None = None
-    """Heads of keys and values, each for as many of the attention heads; None: one for each."""
+    """Heads of keys and values; equally many attention heads share each. None: as many as num_heads."""
     head_size: int | None = None
-    """Of one attention head; None: width / num_heads."""
+    """Size of one attention head; None: width / num_heads."""
     feedforward_size: int | None = None
-    """Units of a transformer's feed-forward layers; None: 8/3 of the width, rounded up to a multiple of 8."""
+    """Units of the transformer's feed-forward layers; None: 8/3 of the width, rounded up to a multiple of 8."""
     rope_base: float = 10_000.0
-    """Of the rotary positions: the slowest pair turns by about 1/rope_base a token."""
+    """Base of the rotary positions: the slowest pair of features turns by about 1/rope_base per token."""
     norm_eps: float = 1e-6
-    """Floor added to the mean square in a transformer's norms."""
+    """Added to the mean square in the transformer's RMS norms."""
     attention_bias: bool = False
-    """Biases in the projections to queries, keys and values, as Qwen2 has them."""
+    """Biases in the projections to queries, keys and values, as in Qwen2."""
     qk_norm: bool = False
-    """Norms on the queries and keys of each head, as Qwen3 has them."""
+    """RMS norms on the queries and keys of each head, as in Qwen3."""
     tie_embeddings: bool = False
-    """The logits are products with the embeddings of the tokens, in place of a matrix of their own."""
+    """Compute the logits with the token embeddings instead of a separate matrix."""
     compute_dtype: str = "float32"
-    """Of a transformer's activations, "float32" or "bfloat16"; weights, norms and logits are float32 in either."""
+    """Type of the transformer's activations, "float32" or "bfloat16"; weights, norms and logits are always float32."""
 
     def __post_init__(self):
         """Checks the sizes."""
@@ -62,16 +62,17 @@ class Architecture:
         size = self.head_size or self.width // self.num_heads
         if size % 2:
             raise ConfigError(
-                f"heads of size {size}, and rotary positions turn pairs: change width or num_heads, or set head_size"
+                f"heads of size {size}, but rotary positions need an even size: change width or num_heads, or set "
+                "head_size"
             )
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ConfigError(
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}, which share them"
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; change one of them"
             )
 
     @property
     def sizes(self) -> "Sizes":
-        """What was left out, filled in."""
+        """The sizes, with defaults instead of None."""
         return Sizes(
             heads=self.num_heads,
             kv_heads=self.num_kv_heads or self.num_heads,
@@ -81,7 +82,7 @@ class Architecture:
 
 
 class Sizes(NamedTuple):
-    """Derived from an `Architecture`."""
+    """Sizes of an `Architecture`, none of them None."""
 
     heads: int
     kv_heads: int
@@ -90,14 +91,14 @@ class Sizes(NamedTuple):
 
 
 class KeysValues(NamedTuple):
-    """What one layer keeps of `C` tokens."""
+    """The keys and values of `C` tokens in one layer."""
 
     keys: jax.Array  # [N, C, kv_heads, head]
     values: jax.Array  # [N, C, kv_heads, head]
 
 
 class Transformer(nn.Module):
-    """Embeddings, blocks, a norm, and the heads: "actor", a logit for each token, and "critic", a value."""
+    """Embeddings, blocks, a norm, and heads: "actor" gives a logit for each token, "critic" a value."""
 
     architecture: Architecture
     vocab_size: int
@@ -112,18 +113,18 @@ class Transformer(nn.Module):
         past: tuple[KeysValues, ...],
         slot: jax.Array | None = None,
     ) -> tuple[list[jax.Array], tuple[KeysValues, ...]]:
-        """Reads `S` tokens that follow `C` others.
+        """Processes `S` tokens that follow `C` cached ones.
 
         Args:
           tokens: `[N, S]` int32.
-          positions: `[N, S]` int32, of each token in its text.
+          positions: `[N, S]` int32: the position of each token in its text.
           mask: `[N, S, K]` bool: which of the K keys each token attends to.
-          past: keys and values `[N, C, ...]` of each layer.
-          slot: `[N]` where in the past the keys of the one token (S = 1) are written, K = C, nowhere if that is
-            beyond its end; None appends those of all tokens, K = C + S.
+          past: the cached keys and values `[N, C, ...]` of each layer.
+          slot: `[N]`: the index in the cache that a single token (S = 1) is written to, so K = C; an index beyond the
+            end writes nothing. None appends all S tokens, so K = C + S.
 
         Returns:
-          The output of each head, float32 `[N, S, vocab_size]` or `[N, S, 1]`, and the past with the new tokens in it.
+          The output of each head, float32 `[N, S, vocab_size]` or `[N, S, 1]`, and the cache with the new tokens.
         """
         config, size = self.architecture, self.architecture.sizes
         embedding = self.param("embedding", nn.initializers.normal(0.02), (self.vocab_size, config.width))
@@ -152,15 +153,15 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x, rotation, mask, past, slot):
-        """As `Transformer`'s, of one layer; `x` and its result are `[N, S, width]`."""
+        """Like `Transformer`, for one layer; `x` and the first result are `[N, S, width]`."""
         config, size = self.architecture, self.architecture.sizes
         norm = functools.partial(Norm, config.norm_eps)
         dense = functools.partial(Dense, dtype=config.compute_dtype, use_bias=False)
-        # Into the residual stream, to which each of the branches adds.
+        # 2 * num_layers branches add to the residual stream; with this scale their variances add up to 1.
         into_stream = nn.initializers.variance_scaling(0.5 / config.num_layers, "fan_in", "normal")
         batch_shape, num_heads = x.shape[:2], size.heads + 2 * size.kv_heads
 
-        # Products over the flat batch: one large one is faster than many small ones.
+        # Flat, as one large matrix product is faster than many small ones.
         x = x.reshape(-1, config.width)
         qkv = dense(num_heads * size.head, use_bias=config.attention_bias, name="qkv")(norm(name="norm_1")(x))
         qkv = qkv.reshape(*batch_shape, num_heads, size.head)
@@ -185,7 +186,7 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """`[..., features]`, of the dtype that x has."""
+        """`x` is `[..., features]`; the result has its shape and dtype."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         full = x.astype(jnp.float32)
         full = full * jax.lax.rsqrt(jnp.mean(full**2, axis=-1, keepdims=True) + self.eps)
@@ -193,21 +194,21 @@ class Norm(nn.Module):
 
 
 def _rotation(positions, head_size, base):
-    """Cosine and sine, `[N, S, 1, head_size / 2]`, of the angle of each pair (https://arxiv.org/abs/2104.09864)."""
+    """Cosine and sine `[N, S, 1, head_size / 2]` of the angle of each pair (https://arxiv.org/abs/2104.09864)."""
     frequencies = base ** (-jnp.arange(head_size // 2) / (head_size // 2))
     angles = positions[..., None, None] * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def _rotate(x, rotation):
-    """Turns the pairs (x[i], x[i + head / 2]) of `[N, S, heads, head]`, as Llama's published weights have them."""
+    """Rotates the pairs (x[i], x[i + head / 2]) of `[N, S, heads, head]`, the pairs of Llama's published weights."""
     cos, sin = rotation
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
 def _join(past, new, slot):
-    """The keys and values of the past and of new tokens: appended, or one of each written where `slot` says."""
+    """The cache with the new keys and values, appended or, for a single token, written at index `slot`."""
     if slot is None:
         return jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), past, new)
     rows = jnp.arange(slot.shape[0])

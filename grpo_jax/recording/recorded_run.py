@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from grpo_jax.config.config import Config
-from grpo_jax.devices.processes import from_process_zero, is_process_zero, of_every_process
+from grpo_jax.devices.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.alarms import Alarms
@@ -218,7 +218,7 @@ def recorded_run(
             if checkpoints is not None:
                 checkpoints.update(progress, logbook.typical_return)
                 # All processes stop together, whichever of them the signal came to.
-                if number := of_every_process(came[0] if came else 0).max():
+                if number := from_every_process(came[0] if came else 0).max():
                     checkpoints.save(progress, logbook.typical_return)
                     raise StopSignal(int(number), out)
 

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from grpo_jax.config.config import Config
-from grpo_jax.devices.mesh import mesh_of_rows, over_rows
-from grpo_jax.environments import parameters_of_groups
+from grpo_jax.devices.mesh import make_row_mesh, over_rows
+from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.rollouts.rollout import Simulator
@@ -95,7 +95,7 @@ def warm_start(
     def chunk(learner: _Learner) -> _Learner:
         return jax.lax.cond(unfinished(learner), go_on, lambda same: same, learner)
 
-    chunk = jax.jit(over_rows(chunk, mesh_of_rows(len(keys))), donate_argnums=0)
+    chunk = jax.jit(over_rows(chunk, make_row_mesh(len(keys))), donate_argnums=0)
     while unfinished(learners).any():
         learners = chunk(learners)
         if report is not None:

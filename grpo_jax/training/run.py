@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from grpo_jax.config.config import Config
 from grpo_jax.devices.memory import explain_out_of_memory
-from grpo_jax.devices.mesh import ENVS, lay_out, mesh_of_rows, over_rows, pad_rows, replicated, state_shardings
-from grpo_jax.environments import EnvParams, parameters_of_rows
+from grpo_jax.devices.mesh import ENVS, make_row_mesh, over_rows, pad_rows, replicated, shard_states, state_shardings
+from grpo_jax.environments import EnvParams, row_parameters
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.training import budget
@@ -76,7 +76,7 @@ def initial_states(
 ) -> TrainState:
     """The states that `run` starts from, `[R, ...]`: one row for each key. Pure. Padded to what the mesh divides."""
     num_rows, init = keys.shape[0], make_init(config)
-    rows = keys, hyperparams.broadcast(num_rows), parameters_of_rows(config.env, env_params, num_rows), params
+    rows = keys, hyperparams.broadcast(num_rows), row_parameters(config.env, env_params, num_rows), params
     if mesh is None:
         return jax.vmap(init)(*rows)
     return over_rows(lambda row: init(*row), mesh)(pad_rows(rows, mesh))
@@ -132,7 +132,7 @@ def run(
     num_rows, num_chunks = keys.shape[0], as_count("num_chunks", num_chunks)
     if num_rows == 0:
         raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
-    mesh = mesh_of_rows(num_rows) if mesh is None else mesh
+    mesh = make_row_mesh(num_rows) if mesh is None else mesh
     check_mesh(config, mesh)
     num_iterations = budget.most_steps(config, hyperparams, max_episodes) // config.steps_per_iteration
     limits = budget.make_budget(hyperparams.total_steps, max_episodes, num_rows, unit=config.steps_per_iteration)
@@ -154,12 +154,12 @@ def run(
             states = jax.jit(init, out_shardings=layout)(hyperparams, keys, env_params, params)
             progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
         else:  # copies, as the program takes its arguments' buffers
-            progress = resume_from._replace(states=lay_out(resume_from.states, mesh))
+            progress = resume_from._replace(states=shard_states(resume_from.states, mesh))
         if going_on(progress.states):
             chunk_of_rows = over_rows(_budgeted_chunk(config, chunk_length), mesh)
             layouts = layout, replicated(mesh)
             program = jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
-            program = memory.of(program.lower(progress.states, limits).compile())
+            program = memory.measure(program.lower(progress.states, limits).compile())
             compile_seconds = time.perf_counter() - started
         if save is not None:
             save(_of_rows(progress))

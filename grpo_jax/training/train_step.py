@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from grpo_jax.config.acting import acting_policy
 from grpo_jax.config.config import Config
-from grpo_jax.environments import EnvParams, parameters_of_groups
+from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout, scaled_rewards

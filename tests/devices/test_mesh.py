@@ -1,4 +1,4 @@
-"""Rows and environments over devices: the same numbers, to rounding, wherever they are computed."""
+"""Rows and environments over devices: the same numbers, to rounding, on any mesh."""
 
 import dataclasses
 import json
@@ -16,19 +16,19 @@ import pytest
 from compilation import CHEAP_XLA_FLAGS
 
 from grpo_jax import make_train_step, run
-from grpo_jax.devices.mesh import ENVS, ROWS, along_envs, make_mesh, mesh_of_rows, over_rows, pad_rows, state_shardings
+from grpo_jax.devices.mesh import ENVS, ROWS, along_envs, make_mesh, make_row_mesh, over_rows, pad_rows, state_shardings
 
 
 def row(state):
-    """Something with a carry of its own, whose length depends on the row."""
+    """A loop whose number of steps depends on the row."""
     x, number = state
     return jax.lax.fori_loop(0, number, lambda i, x: jnp.tanh(x) + i, x), x.sum()
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 4])
-def test_rows_are_what_they_are_alone(num_rows):
+def test_rows_give_the_same_results_together_as_alone(num_rows):
     states = jax.random.normal(jax.random.key(0), (num_rows, 5)), jnp.arange(num_rows)
-    mesh = mesh_of_rows(num_rows)
+    mesh = make_row_mesh(num_rows)
     assert dict(mesh.shape) == {ROWS: min(num_rows, 2)}
     together = jax.jit(over_rows(row, mesh))(states)
     assert together[0].shape == (num_rows, 5)
@@ -65,7 +65,7 @@ def test_without_a_mesh_nothing_is_constrained():
 
 
 def test_environments_on_two_devices_are_as_on_one(grpo):
-    """Groups of four on each device; gradients, and the order of the minibatches, are those of all eight."""
+    """Each device has one group of four; gradients and the order of minibatches are those of all eight environments."""
     mesh = make_mesh(seeds=1, envs=2)
     train_step = make_train_step(grpo.config)
     ten = over_rows(lambda state: jax.lax.scan(lambda state, _: train_step(state), state, length=10), mesh)
@@ -120,7 +120,7 @@ for seeds, envs, tolerance in [(2, 1, 1e-6), (4, 1, 1e-6), (8, 1, 1e-6), (1, 2, 
 """
 
 
-MODEL_OF_PARTS = """
+SPLIT_MODEL = """
 import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 4)
 from grpo_jax import Config, Hyperparams, run
@@ -129,7 +129,7 @@ from grpo_jax.devices.mesh import make_mesh
 
 config = Config(environment="tokens:sort-3", algorithm=with_reference(GRPO), num_envs=16, group_size=4,
                 num_minibatches=2, num_epochs=1, width=32, num_layers=2, num_heads=2)
-# The entropy is all that it learns from: random policies are not rewarded.
+# Only the entropy bonus gives a gradient: random policies get no reward.
 hyperparams = Hyperparams(learning_rate=1e-3, total_steps=3 * config.steps_per_iteration, entropy_coef=-1.0)
 keys = jax.random.split(jax.random.key(0), 2)
 
@@ -178,9 +178,9 @@ def test_eight_devices_are_as_one(case):
 
 
 @pytest.mark.slow
-def test_a_policy_in_parts_is_as_one_whole():
-    """Each device holds half of every large kernel, and of its moments; a group's tokens are sampled by all of them."""
-    finish(start("-c", MODEL_OF_PARTS))
+def test_a_policy_split_over_devices_is_as_one_on_one_device():
+    """Each device holds half of every large kernel and of its moments; all devices sample a group's tokens."""
+    finish(start("-c", SPLIT_MODEL))
 
 
 @pytest.mark.slow

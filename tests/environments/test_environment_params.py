@@ -1,4 +1,4 @@
-"""The parameters of environments, traced: of each group its own, kept through resets and rollouts, swept by vmap."""
+"""Traced environment parameters: one value for each group, kept through resets and rollouts, swept by vmap."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def test_each_environment_has_its_own_physics():
         for t in range(8):
             np.testing.assert_allclose(together.observation[t, b], [state.x, state.x_dot, state.theta, state.theta_dot],
                                        rtol=1e-5, atol=1e-6)  # fmt: skip
-            state = alone.step(key, state, 1, alone.params).environment
+            state = alone.step(key, state, 1, alone.params).state
     ends = np.asarray(together.observation[-1, :, 3])
     assert len(set(ends.tolist())) == 3
 
@@ -58,8 +58,8 @@ def test_start_states_drawn_during_a_rollout_are_of_the_environments_own_paramet
     assert not difference(state.environment_params, start.environment_params)
 
 
-def test_members_of_a_group_share_their_world_and_keep_it():
-    params = parameters_of_groups(probe, {"lifetime": LIFETIMES, "bonus": 0.25}, 4, 3)
+def test_members_of_a_group_share_their_parameters_and_keep_them():
+    params = group_parameters(probe, {"lifetime": LIFETIMES, "bonus": 0.25}, 4, 3)
     assert params["lifetime"].tolist() == [1] * 3 + [2] * 3 + [3] * 3 + [99] * 3
     assert params["bonus"].tolist() == [0.25] * 12
     assert {name: leaf.dtype for name, leaf in params.items()} == {
@@ -106,15 +106,15 @@ def test_rows_of_a_run_have_parameters_of_their_own():
 
 def test_parameters_of_rows_are_for_all_or_each_row_or_each_group():
     given = {"bonus": 2.0, "lifetime": jnp.array([1, 3]), "nan_below": jnp.array([[0.0, 1.0], [2.0, 3.0]])}
-    rows = parameters_of_rows(probe, given, 2)
+    rows = row_parameters(probe, given, 2)
     assert {name: value.tolist() for name, value in rows.items()} == {
         "bonus": [2.0, 2.0], "lifetime": [1, 3], "nan_below": [[0.0, 1.0], [2.0, 3.0]]
     }  # fmt: skip
     acrobot = make_environment("Acrobot-v1")
-    assert parameters_of_rows(acrobot, {"available_torque": jnp.arange(3.0)}, 2)["available_torque"].shape == (2, 3)
+    assert row_parameters(acrobot, {"available_torque": jnp.arange(3.0)}, 2)["available_torque"].shape == (2, 3)
 
 
-def test_no_value_of_the_callers_is_donated():
+def test_the_callers_arrays_are_not_donated():
     lifetime = jnp.full(8, 2)
     settings = config("ppo", num_steps=8)
     state = jax.jit(make_init(settings))(jax.random.key(0), Hyperparams(), {"lifetime": lifetime})
@@ -172,17 +172,20 @@ def test_overrides_of_integers_are_whole_numbers():
     "env_params, message",
     [
         ({"lifetim": 2}, "no traced parameter 'lifetim': did you mean 'lifetime'"),
-        ({"max_steps_in_episode": 2}, r"the time limit.*is static: Config\(env_params=...\)"),
-        ({"lifetime": 1.5}, "'lifetime' is of int32, and was given float32"),
-        ({"lifetime": jnp.ones(3, jnp.int32)}, r"shape \(3,\); give \(\) for all groups, or \(8,\), one for each"),
+        ({"max_steps_in_episode": 2}, r"the time limit.*are static: Config\(env_params=...\)"),
+        ({"lifetime": 1.5}, "'lifetime' is int32, but was given float32"),
+        (
+            {"lifetime": jnp.ones(3, jnp.int32)},
+            r"shape \(3,\); use \(\) for all groups, or \(8,\) with a value",
+        ),
     ],
 )
-def test_mistakes_are_told_with_what_was_meant(env_params, message):
+def test_errors_name_the_nearest_correct_value(env_params, message):
     with pytest.raises(ValueError, match=message):
         make_init(config("ppo", num_steps=8))(jax.random.key(0), Hyperparams(), env_params)
 
 
 def test_another_number_of_rows_is_an_error():
-    with pytest.raises(ValueError, match="'lifetime' has 3 rows in place of 2"):
+    with pytest.raises(ValueError, match="'lifetime' has 3 rows instead of 2"):
         keys = jax.random.split(jax.random.key(0), 2)
         run(config(), Hyperparams(), keys, env_params={"lifetime": jnp.array([1, 2, 3])})

@@ -1,4 +1,4 @@
-"""Environments by name: gymnax's own numbers behind one interface, of one type from step to step."""
+"""Environments by name: the same numbers as gymnax, behind one interface with fixed dtypes."""
 
 import gymnax
 import jax
@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces
-from probes import Probe, ProbeParams, difference, random_policy
+from probes import Probe, difference, random_policy
 
-from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.rollouts.rollout import Simulator
 
@@ -24,10 +24,10 @@ def test_cartpole_is_gymnax_cartpole_bitwise():
         moved = env.step(key, state, action, env.params)
         expected_observation, expected, reward, terminated, _ = original.step_env(key, expected, action, params)
         assert np.array_equal(moved.observation, expected_observation)
-        assert np.array_equal(jax.tree.leaves(moved.environment), jax.tree.leaves(expected))
+        assert np.array_equal(jax.tree.leaves(moved.state), jax.tree.leaves(expected))
         assert (float(moved.reward), bool(moved.terminated)) == (float(reward), bool(terminated))
         assert not moved.truncated
-        state = moved.environment
+        state = moved.state
         if moved.terminated:
             break
     assert moved.terminated, "the actions were chosen to drop the pole"
@@ -35,7 +35,7 @@ def test_cartpole_is_gymnax_cartpole_bitwise():
 
 def test_the_time_limit_truncates_at_its_step_and_can_be_overridden():
     assert make_environment("CartPole-v1").max_steps == 500
-    # A command line makes floats of all numbers; the limit stays an integer.
+    # The command line parses every number as a float; the limit stays an integer.
     env = make_environment("CartPole-v1", {"max_steps_in_episode": 3.0, "gravity": 1})
     assert env.max_steps == 3 and isinstance(env.max_steps, int)
     state, _ = env.reset(jax.random.key(0), env.params)
@@ -43,14 +43,14 @@ def test_the_time_limit_truncates_at_its_step_and_can_be_overridden():
     for t in range(3):
         moved = env.step(jax.random.key(t), state, t % 2, env.params)
         flags.append((bool(moved.terminated), bool(moved.truncated)))
-        state = moved.environment
+        state = moved.state
     assert flags == [(False, False), (False, False), (False, True)]
 
 
 def test_overrides_reach_the_physics():
     light, heavy = (make_environment("CartPole-v1", {"gravity": g}) for g in (1.0, 20.0))
     state, _ = light.reset(jax.random.key(0), light.params)
-    speeds = [env.step(jax.random.key(0), state, 0, env.params).environment.theta_dot for env in (light, heavy)]
+    speeds = [env.step(jax.random.key(0), state, 0, env.params).state.theta_dot for env in (light, heavy)]
     assert speeds[0] != speeds[1]
 
 
@@ -73,7 +73,7 @@ NAMES = [
 
 @pytest.fixture(scope="module", params=NAMES)
 def played(request):
-    """Any environment of gymnax, at random: its functions, where it stood before and after, and the trajectory."""
+    """An environment of gymnax; the function that plays it at random; and its results: states and trajectory."""
     env = make_environment(request.param, {"max_steps_in_episode": LIMIT})
     policy = random_policy(env.action_space)
 
@@ -91,7 +91,7 @@ def test_every_gymnax_environment_plays_by_name(played):
     env, play, (before, after, trajectory) = played
     assert trajectory.observation.shape == (NUM_STEPS, NUM_ENVS, *env.observation.shape)
     assert trajectory.observation.dtype == env.observation.dtype
-    # UmbrellaChain and BernoulliBandit pay in integers.
+    # The rewards of UmbrellaChain and BernoulliBandit are integers in gymnax.
     assert (trajectory.reward.dtype, trajectory.truncated.dtype) == (jnp.float32, bool)
     assert trajectory.reward.shape == (NUM_STEPS, NUM_ENVS)
     for leaf in jax.tree.leaves((before, after, trajectory)):
@@ -122,23 +122,23 @@ def test_deep_sea_terminates_where_its_limit_is_reached():
     for t in range(8):
         moved = env.step(jax.random.key(t), state, t % 2, env.params)
         flags.append((bool(moved.terminated), bool(moved.truncated)))
-        state = moved.environment
+        state = moved.state
     assert flags == [(False, False)] * 7 + [(True, False)]
 
 
-def test_a_state_that_is_named_by_a_number_is_observed_one_hot():
+def test_an_integer_observation_becomes_one_hot():
     env = make_environment("FrozenLake-misc")
     state, observation = env.reset(jax.random.key(0), env.params)
     assert np.array_equal(observation, np.eye(16)[0]) and observation.dtype == jnp.float32
     for t in range(3):
         moved = env.step(jax.random.key(t), state, 1, env.params)
-        state = moved.environment
+        state = moved.state
         assert np.array_equal(moved.observation, np.eye(16)[int(state.position)])
     assert int(state.position) > 0
 
 
 class Shaped(Probe):
-    """Observes the sum of its action, of whatever shape, which it wants as its space says."""
+    """Observes the sum of its action, and asserts that the action has the shape of its space."""
 
     def __init__(self, space):
         self.space = space
@@ -176,89 +176,7 @@ def test_reset_is_a_function_of_its_key():
     assert difference(env.reset(jax.random.key(1), env.params), env.reset(jax.random.key(2), env.params))
 
 
-class Dictionary(Probe):
-    def reset_env(self, key, params):
-        observation, state = super().reset_env(key, params)
-        return {"here": observation}, state
-
-
-class Masked(Shaped):
-    def action_mask(self, state, params):
-        return jnp.ones(2, bool)
-
-
-@pytest.mark.parametrize("path", ["probes:Probe", "test_environments:a_probe", "test_environments:make_probe"])
-def test_an_environment_of_ones_own_is_named_by_its_path(path):
-    env = make_environment(path, {"lifetime": 2})
-    assert (env.name, env.action_space, env.params["lifetime"]) == (path, Discrete(2), 2)
-
-
-class Counting:
-    """Observes an integer and does not bound it."""
-
-    default_params = ProbeParams()
-
-    def action_space(self, params):
-        return Discrete(2)
-
-    def reset_env(self, key, params):
-        return jnp.int32(0), jnp.int32(0)
-
-    def step_env(self, key, state, action, params):
-        return state + 1, state + 1, 1.0, False, {}
-
-    def is_truncated(self, state, params):
-        return state >= params.max_steps_in_episode
-
-
-class Faulty(Probe):
-    """Makes a mistake while it is made."""
-
-    def __init__(self):
-        raise TypeError("a mistake of its own")
-
-
-def test_a_mistake_of_an_environments_own_is_not_taken_for_a_wrong_name():
-    with pytest.raises(TypeError, match="a mistake of its own"):
-        make_environment("test_environments:Faulty")
-
-
-a_probe = Probe()
-
-
-def make_probe():
-    return Probe()
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("CartPole-v2",), "unknown environment 'CartPole-v2': did you mean 'CartPole-v1'"),
-        (("cartpole",), "did you mean 'CartPole-v1'"),
-        (("breakout-minatar",), "did you mean 'Breakout-MinAtar'"),
-        (("???",), "known: .*CartPole-v1"),
-        (("CartPole-v1", {"max_steps": 20}), "no parameter 'max_steps': did you mean 'max_steps_in_episode'"),
-        (("CartPole-v1", {"Gravity": 20}), "did you mean 'gravity'"),
-        (("Acrobot-v1", {"available_torque": (1.0, 2.0)}), "available_torque has shape .3,., and was given"),
-        (("CartPole-v1", {"max_steps_in_episode": 0}), "leaves no step"),
-        ((3,), "does not have gymnax's interface: it lacks default_params"),
-        ((Shaped(spaces.Dict({"a": spaces.Discrete(2)})),), "known are Discrete, Box and Tuples of Discrete"),
-        ((Dictionary(),), "must be one array"),
-        ((Masked(spaces.Box(-1.0, 1.0, (2,))),), "action_mask, which only Discrete actions can have"),
-        ((Counting(),), "observes an integer, and does not say of how many"),
-        ((".relative:Name",), "cannot import '.relative'.*no module's name"),
-        (("no_such_module:Name",), "cannot import 'no_such_module'.*No module named"),
-        (("probes:Prob",), "'probes' has no 'Prob': did you mean 'Probe'"),
-        (("test_environments:Shaped",), "cannot make one without arguments.*'space'"),
-        (("MNISTBandit-bsuite",), "needs data that could not be downloaded"),
-    ],
-)
-def test_mistakes_are_told_with_what_was_meant(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        make_environment(*arguments)
-
-
-def test_minatar_is_observed_in_bytes_that_lose_nothing():
+def test_minatar_observations_are_bytes_without_loss():
     env, original = make_environment("Breakout-MinAtar"), gymnax.make("Breakout-MinAtar")[0]
     state, observation = env.reset(jax.random.key(0), env.params)
     moved = env.step(jax.random.key(1), state, 1, env.params)

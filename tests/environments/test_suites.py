@@ -1,4 +1,4 @@
-"""Other suites, where they are installed: the same interface, the same promises."""
+"""Other suites, if they are installed: the same interface, the same guarantees."""
 
 import sys
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from probes import difference, random_policy
 
-from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.rollouts.rollout import Simulator
 
@@ -26,7 +26,7 @@ BRAX = {
     "reacher": (11,),
     "walker2d": (17,),
 }
-NOT_BY_BRAX = {"swimmer"}  # its own step calls jax.numpy.clip by names of arguments that JAX 0.10 no longer has
+BROKEN_IN_BRAX = {"swimmer"}  # brax's own step calls jax.numpy.clip with argument names that JAX 0.10 removed
 NAMES = {
     **{f"brax:{name}": shape for name, shape in BRAX.items()},
     "craftax:Craftax-Classic-Symbolic-v1": (1345,),
@@ -63,18 +63,18 @@ def test_steps_of_brax_that_write_into_their_state_leave_it_as_it_was():
     env = make_environment("brax:ant")
     state, _ = jax.eval_shape(env.reset, jax.random.key(0), env.params)
     action = jnp.zeros(len(env.action_space.low))
-    after = jax.eval_shape(lambda state: env.step(jax.random.key(0), state, action, env.params).environment, state)
+    after = jax.eval_shape(lambda state: env.step(jax.random.key(0), state, action, env.params).state, state)
     assert after == state and "reward_survive" in state.inner.metrics  # which it writes a float for
 
 
-def test_every_environment_of_brax_is_played_or_known_not_to_be():
+def test_every_environment_of_brax_is_tested_or_known_to_fail():
     envs = pytest.importorskip("brax.envs")
-    assert {*BRAX} | NOT_BY_BRAX == {*envs._envs}
+    assert {*BRAX} | BROKEN_IN_BRAX == {*envs._envs}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NOT_BY_BRAX)
-def test_what_brax_itself_cannot_step(name):
+@pytest.mark.parametrize("name", BROKEN_IN_BRAX)
+def test_environments_that_brax_itself_cannot_step(name):
     env = pytest.importorskip("brax.envs").get_environment(name)
     with pytest.raises(TypeError, match="a_min"):
         jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(env.action_size)), jax.random.key(0))
@@ -91,12 +91,12 @@ def test_moves_of_2048_that_change_nothing_are_illegal():
         assert legal.any()
         moved = jax.jit(env.step)(jax.random.key(t), state, jnp.argmax(legal), env.params)
         assert moved.reward >= 0 and not moved.terminated
-        state = moved.environment
+        state = moved.state
     assert make_environment("pgx:minatar-breakout").action_mask is None
 
 
 @pytest.mark.slow
-def test_the_parameters_of_craftax_are_traced_and_its_own_limit_is_no_death():
+def test_the_parameters_of_craftax_are_traced_and_its_time_limit_truncates():
     pytest.importorskip("craftax")
     env = make_environment("craftax:Craftax-Classic-Symbolic-v1")
     assert env.max_steps == 10_000 and {"zombie_health", "spawn_cow_chance"} <= set(env.params)
@@ -114,7 +114,7 @@ def test_the_parameters_of_craftax_are_traced_and_its_own_limit_is_no_death():
         ("pgx", "chess", "'pgx:chess' is a game of 2 players"),
     ],
 )
-def test_mistakes_are_told(suite, name, message):
+def test_errors_say_what_is_wrong(suite, name, message):
     pytest.importorskip(suite)
     with pytest.raises(ValueError, match=message):
         make_environment(f"{suite}:{name}")

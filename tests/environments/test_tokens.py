@@ -1,4 +1,4 @@
-"""Token tasks: their prompts and solutions, which completions they accept, what they pay, and what they hold out."""
+"""Token tasks: prompts, solutions, correct completions, rewards, and held-out prompts."""
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,10 @@ from grpo_jax.environments.tokens import (
     accuracy,
     gated,
     make_task,
-    of_text,
     overlong,
     progress,
     text,
+    text_reward,
     well_formed,
 )
 from grpo_jax.environments.tokens.environment import _held_out
@@ -30,7 +30,7 @@ KEYS = jax.random.split(jax.random.key(0), 200)
 
 
 def tokens(task, written, length=None):
-    """Text as tokens, `PAD` behind."""
+    """A text as tokens, padded on the right."""
     found = [task.vocabulary.index(character) for character in written]
     return jnp.array(found + [PAD] * ((length or task.max_length) - len(found)))
 
@@ -40,7 +40,7 @@ def sign(a, character, b):
 
 
 def answer(kind, prompt):
-    """What a task's prompt asks for, worked out in Python; None where several answers are right."""
+    """The answer to a task's prompt, computed in Python; None where several answers are correct."""
     match kind:
         case "sort":
             return "".join(sorted(prompt))
@@ -81,7 +81,7 @@ def test_solutions_answer_their_prompts(kind):
     assert (solutions == PAD).any() == (kind not in ("sort", "countdown"))
 
 
-def test_countdown_reads_expressions():
+def test_countdown_parses_expressions():
     task = make_task("countdown-3")
     problem = task.draw(KEYS[0])._replace(numbers=jnp.array([2, 3, 7]), target=jnp.array(13))
     judges = (accuracy, well_formed, progress)
@@ -91,7 +91,7 @@ def test_countdown_reads_expressions():
         "7+3*2$": (1, 1, 1),
         "7*2-3$": (0, 1, 1),  # another value
         "7+3+2$": (0, 1, 1),
-        "7+6$": (0, 1, 0),  # a number that is not there
+        "7+6$": (0, 1, 0),  # a number that is not given
         "7$": (0, 1, 1 / 3),
         "2*3+7": (0, 0, 1),  # no end
         "2*3+$": (0, 0, 0),
@@ -120,7 +120,7 @@ TWO_PROMPTS = Task(
 )
 
 
-def test_an_episode_is_a_completion_and_is_paid_in_parts():
+def test_an_episode_is_a_completion_and_its_reward_a_weighted_sum():
     calls = []
 
     def short(prompt, completion):
@@ -133,7 +133,7 @@ def test_an_episode_is_a_completion_and_is_paid_in_parts():
         PROGRESS,
         Reward("gated", gated(progress, well_formed)),
         Reward("overlong", overlong(2), weight=9),
-        Reward("short", of_text(short), weight=0.25),
+        Reward("short", text_reward(short), weight=0.25),
     )
     task = TWO_PROMPTS._replace(rewards=rewards)
     env = make_environment(task, {"overlong": 0.5})
@@ -148,7 +148,7 @@ def test_an_episode_is_a_completion_and_is_paid_in_parts():
     def play(completion):
         def step(state, action):
             moved = env.step(None, state, jnp.maximum(action, 0), params)
-            return moved.environment, moved._replace(environment=())
+            return moved.state, moved._replace(state=())
 
         return jax.lax.scan(step, start, completion)[1]
 
@@ -167,11 +167,11 @@ def test_an_episode_is_a_completion_and_is_paid_in_parts():
         ],
     )
     np.testing.assert_allclose(moved.reward[0], [1 / 3, 1 / 3, 1 / 3 + 1 + 0.1 + 1 - 0.25 + 0.125, 0], rtol=1e-6)
-    # Only what ends is shown to the host, and only once.
+    # The host gets every completion once, at its end.
     assert sorted(calls) == [("12", ""), ("12", "12"), ("12", "21"), ("12", "2111")]
 
 
-def test_training_never_draws_what_is_held_out():
+def test_training_never_draws_a_held_out_prompt():
     fast_keys = jax.random.split(jax.random.key(0, impl="rbg"), 200)
     for task, keys in ((TWO_PROMPTS, KEYS), (make_task("sort-5"), fast_keys), (make_task("parity"), KEYS)):
         env = make_environment(task)
@@ -185,7 +185,7 @@ def test_training_never_draws_what_is_held_out():
             assert len(prompts[1]) > 190  # many, not a few
 
 
-def test_what_is_held_out_is_the_same_everywhere():
+def test_the_held_out_prompts_never_change():
     task = make_task("sort-5")
     held_out = _held_out(task.draw, task.prompt)
     prompts = jnp.stack(jnp.unravel_index(jnp.arange(10**5), (10,) * 5), axis=1)
@@ -201,10 +201,10 @@ def test_what_is_held_out_is_the_same_everywhere():
         ("tokens:countdown-1", {}, "from 2 to 6"),
         ("tokens:modular-1", {}, "from 2 to 10000"),
         ("tokens:sort-5", {"heldout": 1}, "did you mean 'held_out'"),
-        (TWO_PROMPTS._replace(draw=lambda key: jnp.zeros(3, int)), {}, "one and the same prompt"),
+        (TWO_PROMPTS._replace(draw=lambda key: jnp.zeros(3, int)), {}, "always draws the same prompt"),
         (TWO_PROMPTS._replace(rewards=(ACCURACY, ACCURACY)), {}, "differ in their names"),
     ],
 )
-def test_mistakes_are_told(environment, params, message):
+def test_errors_say_what_is_wrong(environment, params, message):
     with pytest.raises(ConfigError, match=message):
         make_environment(environment, params)

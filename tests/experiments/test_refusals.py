@@ -89,7 +89,7 @@ FLAGS = {
     "resume without checkpoints": ("--resume", "--checkpoint-every N"),
     "unknown tracker mode": ("--wandb sometimes", "sometimes"),
     "no tracker": ("--wandb offline", "pip install wandb"),
-    "drawing into no picture": ("--render x.xyz", "x.xyz is no file that an episode can be drawn in: use one such as"),
+    "drawing into no picture": ("--render x.xyz", "x.xyz has no format for animations: use a name such as"),
     "a video without ffmpeg": ("--render x.mp4", "needs ffmpeg, which is not installed; use x.gif"),
     "drawing what cannot be": ("--environment DeepSea-bsuite --network mlp --render x.gif", "cannot draw"),
 }

@@ -1,4 +1,4 @@
-"""Discrete distributions against NumPy in float64, by frequency, and with impossible actions."""
+"""Discrete distributions: values against NumPy in float64, frequencies of samples, actions of probability 0."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def draws(logits, number, seed=0):
     return np.asarray(categorical.sample(logits, jax.random.key(seed)))
 
 
-# The last column: chi-square that is exceeded once in a thousand, for that many degrees of freedom.
+# `limit`: the 99.9% quantile of the chi-square distribution with as many degrees of freedom.
 @pytest.mark.parametrize(
     "logits, limit",
     [([0.0, 0.0], 10.83), ([1.0, -1.0, 0.5], 13.82), (list(LOGITS[0, 0]), 20.52), ([-INF, 2.0, -INF, 1.0, 0.0], 13.82)],
@@ -73,7 +73,7 @@ def test_not_even_at_the_ends_of_the_unit_interval(uniform, num_actions):
 
 
 @pytest.mark.parametrize("family", [categorical, distributions.multi_categorical((2, 3))], ids=["one", "several"])
-def test_an_action_that_there_is_not_has_no_probability(family):
+def test_the_log_probability_of_an_unknown_action_is_nan(family):
     logits = jnp.zeros((4, family.num_parameters))
     action = jnp.full(family.noise(jax.random.key(0), (4,)).shape, 1)
     action = action.at[0].set(-1).at[1].set(6)
@@ -83,9 +83,9 @@ def test_an_action_that_there_is_not_has_no_probability(family):
 def test_values_agree_with_float64():
     log_p, log_q = log_softmax(LOGITS), log_softmax(OTHER)
     action = RNG.integers(0, 6, LOGITS.shape[:-1])
-    of_action = np.take_along_axis(log_p, action[..., None], -1)[..., 0]
+    chosen = np.take_along_axis(log_p, action[..., None], -1)[..., 0]
     expected = {
-        "log_prob": (categorical.log_prob(LOGITS, jnp.asarray(action)), of_action),
+        "log_prob": (categorical.log_prob(LOGITS, jnp.asarray(action)), chosen),
         "entropy": (categorical.entropy(LOGITS), -np.sum(np.exp(log_p) * log_p, -1)),
         "kl": (categorical.kl(LOGITS, OTHER), np.sum(np.exp(log_p) * (log_p - log_q), -1)),
     }
@@ -154,8 +154,8 @@ def test_several_dimensions_are_independent_ones():
         "entropy": (several.entropy(logits), lambda d, p, q: categorical.entropy(p)),
         "kl": (several.kl(logits, other), lambda d, p, q: categorical.kl(p, q)),
     }
-    for name, (actual, of_part) in expected.items():
-        total = sum(of_part(d, *pair) for d, pair in enumerate(parts))
+    for name, (actual, function) in expected.items():
+        total = sum(function(d, *pair) for d, pair in enumerate(parts))
         np.testing.assert_allclose(actual, total, atol=1e-5, err_msg=name)
 
 
@@ -183,7 +183,7 @@ def test_impossible_actions_of_one_dimension_add_nothing():
             assert jnp.isfinite(value) and jnp.isfinite(gradient).all()
 
 
-def test_auto_takes_what_suits_the_space():
+def test_auto_chooses_a_family_for_each_space():
     cases = {Discrete(4): (4, 0), MultiDiscrete(SIZES): (9, 0), Box((-1.0, -1.0), (1.0, 1.0)): (4, 2)}
     for space, sizes in cases.items():
         family = distributions.make_distribution(space)
@@ -193,13 +193,13 @@ def test_auto_takes_what_suits_the_space():
 @pytest.mark.parametrize(
     "space, name, message",
     [
-        (Discrete(2), "gaussian", "is over real numbers, and the actions are Discrete.num_actions=2.; use 'auto'"),
+        (Discrete(2), "gaussian", "is over real numbers, but the actions are Discrete.num_actions=2.; use 'auto'"),
         (MultiDiscrete(SIZES), "squashed_gaussian", "use 'auto'"),
         (Box((-INF,), (INF,)), "squashed_gaussian", "use action_distribution='gaussian'"),
         (Box((0.0,), (1.0,)), "squashed", "unknown action_distribution 'squashed': did you mean 'squashed_gaussian'"),
-        (None, "auto", "no policy exists for actions in None"),
+        (None, "auto", "unknown action space None; use Discrete, MultiDiscrete or Box"),
     ],
 )
-def test_what_does_not_suit_it_is_an_error(space, name, message):
+def test_a_family_that_does_not_fit_the_space_is_an_error(space, name, message):
     with pytest.raises(ConfigError, match=message):
         distributions.make_distribution(space, name)

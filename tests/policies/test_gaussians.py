@@ -1,4 +1,4 @@
-"""Distributions over real actions: densities against numerical integration, expectations by sampling, and the ends."""
+"""Distributions of real actions: densities by integration, expectations by sampling, and saturated actions."""
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def test_shapes_are_those_of_whole_actions(family):
 
 @pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.7, -1.5), (-1.0, 0.8), (2.0, 0.3)])
 def test_the_squashed_density_is_that_of_the_environments_action(mean, log_std):
-    """It integrates to 1 over the environment's interval, and to the Gaussian's probability over a part of it."""
+    """It integrates to 1 between the bounds, and to the Gaussian's probability over half of the interval."""
     u = np.linspace(mean - 7 * np.exp(log_std), mean + 7 * np.exp(log_std), 40_001)
     u = u[np.abs(u) < 15]  # beyond, not even float64 resolves the distance to the bound
     action = np.asarray(ONE.to_environment(jnp.asarray(u, jnp.float32)[:, None]), np.float64)[:, 0]
@@ -70,7 +70,7 @@ def test_log_prob_agrees_with_float64(family):
 
 
 @each_family
-def test_entropy_and_kl_are_the_means_of_their_samples(family):
+def test_entropy_and_kl_equal_their_sample_means(family):
     parameters, other = jnp.asarray(PARAMETERS), jnp.asarray(OTHER)
     entropy, error = expectation(lambda a: -family.log_prob(parameters, a), family, parameters)
     assert (abs(family.entropy(parameters) - entropy) < 3 * error).all()
@@ -169,7 +169,7 @@ def test_values_and_gradients_are_finite_at_saturated_actions(family, u):
                 assert jnp.isfinite(value) and jnp.isfinite(gradient).all(), (i, mean, log_std)
 
 
-def test_the_stored_action_is_before_the_squash_and_its_probability_ratio_that_of_the_gaussians():
+def test_the_stored_action_is_not_squashed_and_has_the_gaussians_probability_ratio():
     parameters, other = jnp.asarray(PARAMETERS), jnp.asarray(OTHER)
     squashed, plain = FAMILIES["squashed"], FAMILIES["gaussian"]
     action = squashed.sample(parameters, jax.random.key(0))
@@ -179,7 +179,7 @@ def test_the_stored_action_is_before_the_squash_and_its_probability_ratio_that_o
 
 
 @pytest.mark.parametrize("name", ["gaussian", "squashed_gaussian"])
-def test_standard_deviations_are_free_or_the_networks(name):
+def test_standard_deviations_are_free_parameters_or_outputs_of_the_network(name):
     box = Box(LOW, HIGH)
     assert make_distribution(box, name).num_free == 3
     family = make_distribution(box, name, state_dependent_std=True)

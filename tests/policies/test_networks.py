@@ -1,4 +1,4 @@
-"""Networks: how they start, which observations they take, and that one pass equals many steps."""
+"""Networks: initial weights, shapes of observations, and one pass over a sequence equals its steps."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ from probes import bits
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import make_policy
 from grpo_jax.policies.distributions import categorical, diagonal_gaussian
-from grpo_jax.policies.layers import orthogonal, patches, side_by_side
 
 SETTINGS = {
     "network": "auto",
@@ -27,7 +26,7 @@ SETTINGS = {
 IMAGE = (6, 5, 2)
 GRU = {"recurrent": "gru"}
 TYPES = {"mlp": {}, "cnn": {"shape": IMAGE}, "gru": GRU, "cnn and gru": {"shape": IMAGE} | GRU}
-# The last has all that the two before it have.
+# The last covers the two before it.
 each_type = pytest.mark.parametrize(
     "settings",
     [pytest.param(TYPES[name], id=name, marks=[pytest.mark.slow] * (name in ("cnn", "gru"))) for name in TYPES],
@@ -41,10 +40,10 @@ def make(shape=(4,), dtype=jnp.float32, distribution=None, **settings):
     return policy._replace(init=jax.jit(policy.init), step=jax.jit(policy.step), sequence=jax.jit(policy.sequence))
 
 
-def sequence(policy, params, observations, starts=None):
-    """From the initial carry; nothing starts within it unless told."""
-    starts = jnp.zeros(observations.shape[:2], bool) if starts is None else jnp.asarray(starts)
-    return policy.sequence(params, observations, policy.initial_carry(params, observations.shape[1]), starts)
+def sequence(policy, params, observations, is_first=None):
+    """`policy.sequence` from the initial carry; by default no episode begins within it."""
+    is_first = jnp.zeros(observations.shape[:2], bool) if is_first is None else jnp.asarray(is_first)
+    return policy.sequence(params, observations, policy.initial_carry(params, observations.shape[1]), is_first)
 
 
 def test_weights_start_orthogonal_with_the_usual_gains():
@@ -60,7 +59,7 @@ def assert_orthogonal(kernel, gain):
     np.testing.assert_allclose(gram, gain**2 * np.eye(gram.shape[0]), atol=1e-5 * gain**2)
 
 
-def test_gains_are_as_asked():
+def test_gains_of_the_initial_weights():
     params = make(IMAGE, recurrent="gru", hidden_scale=3.0, actor_scale=0.5, critic_scale=2.0).init(jax.random.key(0))
     for name, gain in {"actor": 0.5, "critic": 2.0}.items():
         for layer in ("Conv_0", "Dense_0", "Dense_1"):
@@ -105,7 +104,7 @@ def test_without_a_critic_none_of_it_exists():
     assert policy.step(params, jnp.ones((5, 4)), policy.initial_carry(params, 5))[1] is None
 
 
-def test_free_parameters_are_learnt_beside_the_network():
+def test_free_parameters_are_trained_with_the_network():
     policy = make(distribution=diagonal_gaussian((-1.0,) * 3, (1.0,) * 3)._replace(initial_free=-0.5))
     params = policy.init(jax.random.key(0))
     assert params["actor"]["Dense_2"]["kernel"].shape == (12, 3)
@@ -119,7 +118,7 @@ def test_free_parameters_are_learnt_beside_the_network():
 
 # --- sequences -------------------------------------------------------------------------------------------------------
 
-STARTS = np.array([[1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 1]], bool).T
+IS_FIRST = np.array([[1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 1]], bool).T
 
 
 @each_type
@@ -127,29 +126,29 @@ STARTS = np.array([[1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0,
 def test_a_sequence_is_its_steps(settings, shared_critic):
     policy = make(**settings, shared_critic=shared_critic)
     params = policy.init(jax.random.key(0))
-    observations = jax.random.normal(jax.random.key(1), (*STARTS.shape, *settings.get("shape", (4,))))
-    # What was remembered before a start must not matter: the carry is far from the initial one.
+    observations = jax.random.normal(jax.random.key(1), (*IS_FIRST.shape, *settings.get("shape", (4,))))
+    # Far from the initial carry, so that a missing reset at the first step of an episode shows.
     carry = before = jax.tree.map(lambda leaf: leaf + 0.7, policy.initial_carry(params, 3))
-    logits, values = policy.sequence(params, observations, before, jnp.asarray(STARTS))
+    logits, values = policy.sequence(params, observations, before, jnp.asarray(IS_FIRST))
     assert (logits.shape, values.shape) == ((7, 3, 3), (7, 3))
-    for t, starts in enumerate(STARTS):
+    for t, is_first in enumerate(IS_FIRST):
         fresh = policy.initial_carry(params, 3)
-        carry = jax.tree.map(lambda new, old, starts=starts: jnp.where(starts[:, None], new, old), fresh, carry)
+        carry = jax.tree.map(lambda new, old, is_first=is_first: jnp.where(is_first[:, None], new, old), fresh, carry)
         step_logits, step_value, carry = policy.step(params, observations[t], carry)
         np.testing.assert_allclose(step_logits, logits[t], atol=1e-6)
         np.testing.assert_allclose(step_value, values[t], atol=1e-5)
     assert policy.has_carry == bool(jax.tree.leaves(carry)) == ("recurrent" in settings)
     if policy.has_carry:
-        _, shifted = policy.sequence(params, observations, before, jnp.roll(STARTS, 1, axis=0))
-        _, late = policy.sequence(params, observations, before, jnp.roll(STARTS, -1, axis=0))
+        _, shifted = policy.sequence(params, observations, before, jnp.roll(IS_FIRST, 1, axis=0))
+        _, late = policy.sequence(params, observations, before, jnp.roll(IS_FIRST, -1, axis=0))
         assert min(jnp.max(jnp.abs(shifted - values)), jnp.max(jnp.abs(late - values))) > 0.05
 
 
-def test_memory_reaches_back_to_the_start_of_the_episode_and_no_further():
+def test_an_output_depends_on_its_own_episode_alone():
     policy = make(recurrent="gru")
     params = policy.init(jax.random.key(0))
-    observations = jax.random.normal(jax.random.key(1), (*STARTS.shape, 4))
-    last = jax.grad(lambda x: sequence(policy, params, x, STARTS)[1][-1].sum())(observations)
+    observations = jax.random.normal(jax.random.key(1), (*IS_FIRST.shape, 4))
+    last = jax.grad(lambda x: sequence(policy, params, x, IS_FIRST)[1][-1].sum())(observations)
     reached = np.abs(last).max(-1).T > 0
     assert reached.tolist() == [[True] * 7, [False] * 5 + [True] * 2, [False] * 6 + [True]]
 
@@ -201,22 +200,6 @@ def test_images_get_a_convolution(shape, features):
         assert layers["Dense_0"]["kernel"].shape == (features * 5, 16)
 
 
-@pytest.mark.parametrize(
-    "shape, stride", [((10, 10, 4), 1), ((17, 20, 3), 2), pytest.param((30, 40, 3), 3, marks=pytest.mark.slow)]
-)
-def test_the_convolution_is_a_convolution(shape, stride):
-    images = jax.random.randint(jax.random.key(0), (2, *shape), 0, 3).astype(jnp.uint8)
-    kernel = jax.random.normal(jax.random.key(1), (3, 3, shape[2], 5))
-    ours = patches(images, stride) @ kernel.reshape(-1, 5)
-    spare = [(0, -(side - 3) % stride) for side in shape[:2]]
-    expected = jax.lax.conv_general_dilated(
-        images.astype(jnp.float32), kernel, (stride, stride), spare, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    np.testing.assert_allclose(ours, expected, atol=1e-4)
-    sums = jax.grad(lambda x: patches(x, stride).sum())(images.astype(jnp.float32))
-    assert (sums >= 1).all(), "every pixel is in some patch"
-
-
 def test_only_images_take_a_cnn():
     with pytest.raises(ConfigError, match=r"images.* shape \(4,\); use network='mlp'"):
         make(network="cnn")
@@ -229,7 +212,7 @@ def test_only_images_take_a_cnn():
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-def test_sizes_and_activation_are_as_asked():
+def test_hidden_sizes_and_activation():
     params = make(hidden_sizes=(7,)).init(jax.random.key(0))
     shapes = {name: layer["kernel"].shape for name, layer in params["actor"].items()}
     assert shapes == {"Dense_0": (4, 7), "Dense_1": (7, 3)}
@@ -248,24 +231,3 @@ def test_init_is_a_function_of_its_key(settings):
     init = make(**settings).init
     assert bits(init(jax.random.key(0))) == bits(init(jax.random.key(0)))
     assert bits(init(jax.random.key(0))) != bits(init(jax.random.key(1)))
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (4, 64), (64, 2), (1, 3)])
-def test_initial_kernels_are_orthogonal_and_uniform(shape):
-    kernels = jax.jit(jax.vmap(lambda key: orthogonal(2.0)(key, shape)))(jax.random.split(jax.random.key(0), 500))
-    kernels = np.asarray(kernels, np.float64)
-    short = kernels if shape[0] >= shape[1] else kernels.transpose(0, 2, 1)
-    gram = np.einsum("nij,nik->njk", short, short)
-    np.testing.assert_allclose(gram, np.broadcast_to(4 * np.eye(min(shape)), gram.shape), atol=2e-5)
-    # Uniform: every entry has mean 0 and variance scale² / longest side.
-    entries = kernels.reshape(500, -1)
-    assert np.max(np.abs(entries.mean(0))) < 5 * 2 / np.sqrt(500 * max(shape))
-    np.testing.assert_allclose(np.mean(entries**2), 4 / max(shape), rtol=1e-5)
-
-
-def test_kernels_side_by_side_are_drawn_apart():
-    kernel = side_by_side(orthogonal(2.0), 3)(jax.random.key(0), (4, 15))
-    assert kernel.shape == (4, 15)
-    for gate in jnp.split(kernel, 3, axis=1):
-        assert_orthogonal(gate, 2.0)
-    assert not np.array_equal(kernel[:, :5], kernel[:, 5:10])

@@ -1,4 +1,4 @@
-"""Running statistics against NumPy in float64 over the whole history, and what they do to a run."""
+"""Running statistics against NumPy in float64 over all rollouts, and their effect on a run."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from probes import Echo, Probe, bits, known_params, known_policy
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, run
 from grpo_jax.policies.normalization import (
     Normalizer,
-    Statistics,
+    RunningStatistics,
     initial_statistics,
     merge,
     normalized,
@@ -41,7 +41,7 @@ def trajectory(**fields):
 
 
 @pytest.mark.parametrize("offset, scale", [(0.0, 1.0), (1e6, 1e4), (-1e6, 1.0), (3.0, 1e-4), (0.0, 1e12)])
-def test_they_are_those_of_the_whole_history(offset, scale):
+def test_statistics_equal_those_of_all_rollouts_at_once(offset, scale):
     xs, valid = history(50, offset, scale)
     start = initial_statistics(xs[0, 0, 0])
     end, _ = jax.jit(lambda *a: jax.lax.scan(lambda s, x: (merge(s, *x), None), *a))(start, (xs, valid))
@@ -52,10 +52,12 @@ def test_they_are_those_of_the_whole_history(offset, scale):
     np.testing.assert_allclose(end.count, valid.mean() * 50, rtol=1e-6)
 
 
-def test_they_still_move_after_many_steps():
-    """A thousand million steps, and a thousand rollouts of another kind."""
+def test_statistics_still_change_after_many_steps():
+    """A billion steps, then a thousand rollouts from another distribution."""
     count = 1e9 / (T * B)
-    before = Statistics(*(jnp.full(shape, v, jnp.float32) for shape, v in [(D, 1e6), (D, 0.0), (D, 1.0), (D, count)]))
+    before = RunningStatistics(
+        *(jnp.full(shape, v, jnp.float32) for shape, v in [(D, 1e6), (D, 0.0), (D, 1.0), (D, count)])
+    )
     x = (1e6 + 100.0 * RNG.choice([-1.0, 3.0], (T, B, D))).astype(np.float32)
     valid = np.ones((T, B), bool)
     after = jax.jit(lambda s: jax.lax.fori_loop(0, 1000, lambda i, s: merge(s, x, valid), s))(before)
@@ -67,7 +69,7 @@ def test_they_still_move_after_many_steps():
     np.testing.assert_allclose(after.variance, variance, rtol=1e-4)
 
 
-def test_what_is_not_finite_or_not_valid_changes_nothing():
+def test_values_not_finite_or_not_valid_change_nothing():
     xs, _ = history(1, 0.0, 1.0)
     start = merge(initial_statistics(xs[0, 0, 0]), xs[0], np.ones((T, B), bool))
     valid = np.ones((T, B), bool)
@@ -127,11 +129,11 @@ def test_single_vmapped_and_sharded_are_the_same():
     assert done.returncode == 0, done.stderr
 
 
-# --- what is normalised ----------------------------------------------------------------------------------------------
+# --- the normalised policy and rewards -------------------------------------------------------------------------------
 
 
 def test_a_normalized_policy_sees_deviations_clipped():
-    statistics = Statistics(*(jnp.asarray(v, jnp.float32) for v in ([1e6, 0.0], [5.0, 0.0], [4.0, 0.0], 1.0)))
+    statistics = RunningStatistics(*(jnp.asarray(v, jnp.float32) for v in ([1e6, 0.0], [5.0, 0.0], [4.0, 0.0], 1.0)))
     policy = normalized(known_policy, statistics, jnp.float32(3.0))
     params = known_params([0.0, 1.0], weights=(1.0, 100.0), bias=0.0)
     observations = jnp.array([[1e6 + 5, 0.0], [1e6 + 7, 0.0], [1e6, 0.0], [2e6, 1.0], [-2e6, -1.0]])
@@ -149,19 +151,19 @@ def test_further_arguments_reach_the_policy():
     seen = []
     policy = known_policy._replace(sequence=lambda *arguments: seen.append(arguments))
     policy = normalized(policy, initial_statistics(np.zeros(2)), jnp.float32(1.0))
-    policy.sequence("params", jnp.ones(2), "carry", "starts")
-    assert seen[0][0] == "params" and seen[0][2:] == ("carry", "starts")
+    policy.sequence("params", jnp.ones(2), "carry", "is_first")
+    assert seen[0][0] == "params" and seen[0][2:] == ("carry", "is_first")
 
 
 def test_rewards_are_scaled_then_clipped_and_not_centred():
     reward = jnp.array([[-8.0, 0.0, 2.0, 8.0]])
-    statistics = Statistics(*map(jnp.float32, (0.0, 100.0, 4.0, 1.0)))
+    statistics = RunningStatistics(*map(jnp.float32, (0.0, 100.0, 4.0, 1.0)))
     scaled = Normalizer(None, statistics)
     plain = Normalizer(None, None)
     cases = [(scaled, jnp.inf, [-4, 0, 1, 4]), (scaled, 1.5, [-1.5, 0, 1, 1.5]), (plain, 1.0, [-1, 0, 1, 1])]
     for normalizer, clip, expected in cases:
-        learnt = scaled_rewards(normalizer, trajectory(reward=reward), jnp.float32(clip))
-        np.testing.assert_allclose(learnt.reward, [expected], rtol=1e-6)
+        actual = scaled_rewards(normalizer, trajectory(reward=reward), jnp.float32(clip))
+        np.testing.assert_allclose(actual.reward, [expected], rtol=1e-6)
     assert bits(scaled_rewards(plain, trajectory(reward=reward), jnp.float32(jnp.inf)).reward) == bits(reward)
 
 
@@ -175,13 +177,13 @@ DISCOUNT, ITERATIONS = 0.8, 5
 @pytest.mark.parametrize(
     "algorithm, num_steps, limits, ages",
     [
-        # Episodes of three steps go on across rollouts of four.
+        # Episodes of three steps continue across rollouts of four.
         ("ppo", 4, {"max_steps_in_episode": 3}, np.arange(4 * ITERATIONS) % 3),
-        # Of the three steps of a one-episode rollout, two are valid, and none is continued.
+        # A one-episode rollout of three steps has two valid ones, and its episode does not continue.
         ("grpo", 3, {"max_steps_in_episode": 3, "lifetime": 2}, np.tile([0, 1], ITERATIONS)),
     ],
 )
-def test_a_run_remembers_all_that_it_saw(algorithm, num_steps, limits, ages):
+def test_a_run_keeps_the_statistics_of_all_its_valid_steps(algorithm, num_steps, limits, ages):
     config = Config(
         environment=Probe(), algorithm=algorithm, num_envs=4, num_steps=num_steps, env_params=limits, **BOTH
     )
@@ -194,11 +196,11 @@ def test_a_run_remembers_all_that_it_saw(algorithm, num_steps, limits, ages):
     returns = (1 - DISCOUNT ** (ages + 1)) / (1 - DISCOUNT)  # of steps that pay 1 each
     np.testing.assert_allclose(discounted_return.mean, returns.mean(), rtol=1e-5)
     np.testing.assert_allclose(discounted_return.variance, returns.var(), rtol=1e-5)
-    # What is reported is what the environment paid.
+    # Metrics report the rewards before normalisation.
     assert set(metrics["episode/return_mean"].tolist()) == {max(ages) + 1.0}
 
 
-def test_nothing_is_remembered_without():
+def test_without_normalisation_there_are_no_statistics():
     config = Config(environment=Probe(), num_envs=4, num_minibatches=1)
     state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
     assert not jax.tree.leaves(state.normalizer)
@@ -207,12 +209,12 @@ def test_nothing_is_remembered_without():
 def test_evaluation_uses_the_statistics_of_the_state_and_keeps_them():
     config = Config(environment=Echo(), num_envs=4, num_minibatches=1, hidden_sizes=(), normalize_observations=True)
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
-    # Greedy action 1 where the normalised mark is positive: right if the mean is known to be a half.
+    # Greedy action 1 where the normalised mark is positive, which is right if the statistics have the mean 0.5.
     kernel = jnp.array([[0.0, 0.0], [-1.0, 1.0]])
     params = {"actor": {"Dense_0": {"kernel": kernel, "bias": jnp.zeros(2)}}}
     returns = []
     for mean in (0.5, 0.9, -1.0):
-        statistics = Statistics(jnp.zeros(2), jnp.array([0.0, mean]), jnp.ones(2), jnp.float32(1))
+        statistics = RunningStatistics(jnp.zeros(2), jnp.array([0.0, mean]), jnp.ones(2), jnp.float32(1))
         known = state.replace(params=params, normalizer=state.normalizer._replace(observation=statistics))
         before = bits(known)
         returns.append(evaluate(config, known, jax.random.key(1), num_episodes=200, greedy=True).returns.mean())
@@ -228,7 +230,7 @@ class FarEcho(Echo):
 
 
 @pytest.mark.slow
-def test_far_observations_can_be_learnt_from_if_normalized():
+def test_observations_far_from_0_are_learnt_from_if_normalized():
     sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (16,)}
     hyperparams = Hyperparams(learning_rate=0.02, final_learning_rate=0.02, total_steps=60 * 64.0)
     keys = jax.random.split(jax.random.key(0), 2)

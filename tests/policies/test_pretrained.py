@@ -1,4 +1,4 @@
-"""Checkpoints in the published layout of Llama, Qwen2 and Qwen3, against their architecture written in NumPy."""
+"""Checkpoints in the published layout of Llama, Qwen2 and Qwen3, against a NumPy implementation."""
 
 import json
 
@@ -34,7 +34,7 @@ MODELS = {
 }
 
 
-def weights_of(config):
+def random_weights(config):
     """Random weights by their published names, `[outputs, inputs]`."""
     draw = np.random.default_rng(0).normal
     width, head = config["hidden_size"], config.get("head_dim", 4)
@@ -63,7 +63,7 @@ def weights_of(config):
 
 
 def reference(config, weights, tokens):
-    """Logits `[S, 11]` of one text, a token and a head at a time, in float64."""
+    """Logits `[S, 11]` of one text in float64, one token and one head at a time."""
     head = config.get("head_dim", 4)
 
     def norm(x, name):
@@ -109,11 +109,11 @@ def reference(config, weights, tokens):
 
 
 def write(folder, model_type, *, shards=1):
-    """A checkpoint; one of several files is of half precision."""
+    """Writes a checkpoint: one file in float32, or several in bfloat16."""
     save_file = pytest.importorskip("safetensors.flax").save_file
     config = CONFIG | {"model_type": model_type} | MODELS[model_type]
     dtype = jnp.float32 if shards == 1 else jnp.bfloat16
-    weights = {name: jnp.asarray(value, dtype) for name, value in weights_of(config).items()}
+    weights = {name: jnp.asarray(value, dtype) for name, value in random_weights(config).items()}
     (folder / "config.json").write_text(json.dumps(config))
     rounded = {name: np.asarray(value, np.float64) for name, value in weights.items()}
     if shards == 1:
@@ -170,7 +170,7 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("field", UNSUPPORTED)
-def test_what_is_not_supported_is_told(tmp_path, field):
+def test_a_feature_that_is_not_supported_is_named(tmp_path, field):
     value, message = UNSUPPORTED[field]
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "llama", field: value}))
     with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,4 @@
-"""Actions that are real vectors, from the environment to the update, for every algorithm."""
+"""Real-valued actions, from the environment to the update, for every algorithm."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ LOW, HIGH = np.float32([-1.0, 0.0]), np.float32([1.0, 4.0])
 
 
 class Aim(Probe):
-    """One step that pays 1 less the squared distance to a point that the mark decides, or NaN out of bounds."""
+    """One step with reward 1 - squared distance to a target that depends on the mark; NaN outside the bounds."""
 
     @property
     def name(self):
@@ -38,7 +38,7 @@ SIZES = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, 
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_takes_them(name):
+def test_every_algorithm_takes_real_actions(name):
     config = Config(environment=Aim(), algorithm=name, **SIZES)
     if name in ("remax", "gspo", "kl_cov", "ppo"):  # a greedy member, whole sequences, whole minibatches, a critic
         state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())

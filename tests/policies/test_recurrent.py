@@ -1,4 +1,4 @@
-"""Policies with memory through rollouts, bootstraps, updates and evaluation."""
+"""Recurrent policies in rollouts, bootstraps, updates and evaluation."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from grpo_jax.types import Whole
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import default_microbatches, minibatch_gradient
 
-# The actor's head is as large as the others, so that what is remembered can be read off the probabilities.
+# A gain of 1 for the actor's head, so that the probabilities clearly depend on the carry.
 NETWORK = {"recurrent": "gru", "hidden_sizes": (8,), "recurrent_size": 4, "actor_scale": 1.0}
 
 
@@ -33,7 +33,7 @@ def windows(config, num_windows):
 
         return state, jax.lax.scan(window, rollout, jax.random.split(key, num_windows))[1]
 
-    # Under this key every environment of the second window has something to remember.
+    # With this key no environment of the second window starts with the initial carry.
     state, trajectories = play(jax.random.key(1))
     return state, [jax.tree.map(lambda leaf, i=i: leaf[i], trajectories) for i in range(num_windows)]
 
@@ -43,7 +43,7 @@ def windows(config, num_windows):
 
 @pytest.fixture(scope="module")
 def continued():
-    """Two windows of seven steps, episodes of three: the second begins in the middle of an episode."""
+    """Two windows of seven steps and episodes of three: the second window begins in the middle of an episode."""
     config = Config(
         environment=Probe(), algorithm=with_reference(PPO), num_envs=6, num_steps=7, num_minibatches=1, **NETWORK
     )
@@ -61,17 +61,17 @@ def test_the_update_sees_what_the_rollout_saw(continued):
         ):
             np.testing.assert_allclose(actual, expected, atol=1e-5)
         for shift in (-1, 1):
-            starts = jnp.roll(trajectory.is_first, shift, axis=0)
-            shifted, _ = sequence(state.params, trajectory.observation, carry, starts)
+            is_first = jnp.roll(trajectory.is_first, shift, axis=0)
+            shifted, _ = sequence(state.params, trajectory.observation, carry, is_first)
             assert jnp.max(jnp.abs(shifted - trajectory.distribution)) > 1e-2
     assert not trajectories[1].is_first[0].any()
-    forgotten = config.policy.initial_carry(None, 6)
-    first, _ = sequence(state.params, trajectory.observation, forgotten, trajectory.is_first)
+    initial = config.policy.initial_carry(None, 6)
+    first, _ = sequence(state.params, trajectory.observation, initial, trajectory.is_first)
     assert jnp.min(jnp.max(jnp.abs(first[0] - trajectory.distribution[0]), axis=-1)) > 1e-3
     np.testing.assert_allclose(first[2:], trajectory.distribution[2:], atol=1e-5)
 
 
-def test_bootstraps_use_the_memory_of_that_moment(continued):
+def test_bootstraps_use_the_carry_after_the_step(continued):
     config, state, trajectories = continued
     step = jax.jit(config.policy.step)
     for trajectory in trajectories:
@@ -108,7 +108,7 @@ def test_the_first_gradient_is_on_policy_and_that_of_its_parts(continued):
         assert a.any()
     (_, shifted, _), _ = gradients(batch._replace(is_first=jnp.roll(batch.is_first, 1, axis=0)))
     assert shifted["policy/ratio_max"] > 1.01
-    # The reference has not seen the beginning of the episodes that the window begins in, and knows all others.
+    # The reference starts the window with the initial carry, so it differs until the first episode ends.
     kl = config.policy.distribution.kl(batch.distribution, batch.reference_distribution)
     assert (kl[0] > 0).all()
     np.testing.assert_allclose(kl[2:], 0.0, atol=1e-6)
@@ -131,7 +131,7 @@ def one_episode():
     return config, state, trajectory
 
 
-def test_what_follows_the_end_of_an_episode_is_not_learnt_from(one_episode):
+def test_steps_after_the_end_of_an_episode_have_no_gradient(one_episode):
     config, state, trajectory = one_episode
     valid = trajectory.valid[..., None]
     assert not valid.all()
@@ -148,7 +148,7 @@ def test_what_follows_the_end_of_an_episode_is_not_learnt_from(one_episode):
     spoilt = gradient(trajectory._replace(observation=jnp.where(valid, trajectory.observation, 41.0)))
     assert bits(clean) == bits(spoilt)
     assert all(leaf.any() for leaf in jax.tree.leaves(clean[2]))
-    # The reference is the policy itself, and both begin where the episode does.
+    # The reference is the policy itself, and both have the carry from the start of the episode.
     for metric in ("policy/kl_behaviour", "policy/kl_reference"):
         np.testing.assert_allclose(clean[1][metric], 0.0, atol=1e-6)
 
@@ -156,7 +156,7 @@ def test_what_follows_the_end_of_an_episode_is_not_learnt_from(one_episode):
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-def test_a_memory_has_minibatches_of_whole_sequences():
+def test_a_recurrent_policy_has_minibatches_of_whole_sequences():
     assert Config(recurrent="gru", algorithm="ppo", num_envs=32, num_steps=8).policy.has_carry
     with pytest.raises(ValueError, match="whole sequences.* = 8 .*use num_minibatches=8"):
         Config(recurrent="gru", algorithm="ppo", num_envs=8)

@@ -1,4 +1,4 @@
-"""The transformer as a policy: neither its cache nor padding changes anything, and groups share their prompts."""
+"""The transformer as a policy: cache and padding do not change its outputs, and groups share their prompts."""
 
 import functools
 
@@ -10,7 +10,7 @@ from probes import END, EQUALS, NUM_TOKENS, bits, copy_task
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, generate, make_init, make_train_step
 from grpo_jax.config.acting import acting_policy
-from grpo_jax.environments import parameters_of_groups
+from grpo_jax.environments import group_parameters
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.policies.sampling import most_probable
@@ -27,7 +27,7 @@ PPO_FRESH = PPO._replace(start=FRESH)
 
 @jax.jit
 def lively(params):
-    """Weights far from their initial scale, so that distributions are far from uniform and values from 0."""
+    """Larger weights than the initial ones, so that distributions are far from uniform and values far from 0."""
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     return unravel(1.5 * flat + 0.2 * jax.random.normal(jax.random.key(7), flat.shape))
 
@@ -37,7 +37,7 @@ def make(**settings):
     return policy, lively(jax.jit(policy.init)(jax.random.key(0)))
 
 
-# --- one network, three ways through it ------------------------------------------------------------------------------
+# --- step by step or in parallel --------------------------------------------------------------------------------------
 
 PROMPTS = jnp.array([[3, 1, 4, 1], [-1, -1, 2, 0], [2, 0, -1, -1], [-1, 2, -1, 0], [-1, -1, -1, -1]])
 TOKENS = jax.random.randint(jax.random.key(3), (5, 5), 0, NUM_TOKENS).at[:, 1:4].set(jnp.array([[5, 0, 2, 6, 1]]).T)
@@ -67,11 +67,11 @@ def full():
     return both(*make(**EVERYTHING))
 
 
-def test_the_cache_changes_nothing_and_padding_changes_nothing(full):
+def test_neither_the_cache_nor_padding_changes_the_logits(full):
     cached, parallel = full
     assert cached.shape == (5, 5, NUM_TOKENS) and cached.std() > 0.3
     np.testing.assert_allclose(cached, parallel, atol=1e-5)
-    # Rows 1 to 3 are one prompt, padded on the left, on the right and in between; their completions are the same.
+    # Rows 1 to 3 are the same prompt and completion, with padding on the left, on the right and in between.
     np.testing.assert_allclose(cached[:, 1:4], jnp.repeat(cached[:, 1:2], 3, axis=1), atol=1e-5)
     assert jnp.max(jnp.abs(cached[:, 1] - cached[:, 4])) > 0.1, "the prompt is read"
 
@@ -91,11 +91,11 @@ def test_half_precision_is_close_and_its_weights_and_logits_are_not_half(full):
 
 
 def rolled_out(config, hyperparams=None, key=1):
-    """A state with lively parameters, the policy as it acts, and a rollout of it."""
+    """A train state with `lively` parameters, the policy that acts, and a rollout of it."""
     state = jax.jit(make_init(config))(jax.random.key(0), hyperparams or Hyperparams())
     state = state.replace(params=lively(state.params))
     policy = acting_policy(config, state.normalizer, state.hyperparams)
-    env_params = parameters_of_groups(config.env, None, config.num_groups, config.group_size)
+    env_params = group_parameters(config.env, None, config.num_groups, config.group_size)
 
     @jax.jit
     def play(params, key):
@@ -108,7 +108,7 @@ def rolled_out(config, hyperparams=None, key=1):
 
 @pytest.fixture(scope="module")
 def rollout():
-    """GRPO on the copy task at another temperature, from the four most probable tokens."""
+    """GRPO on the copy task with temperature 0.7 and top-k 4."""
     config = Config(**RUN, truncate_sampling=True)
     return config, *rolled_out(config, Hyperparams(temperature=0.7, top_k=4.0))
 
@@ -129,7 +129,7 @@ def gradient(rollout):
 
 
 def test_the_update_begins_at_ratio_one(rollout, gradient):
-    """Temperature and truncation are those of the rollout, and the cached log-probabilities those of the update."""
+    """Rollout and update use the same temperature and mask, and cached log-probabilities equal recomputed ones."""
     config, state, policy, trajectory = rollout
     assert config.share_prompts and trajectory.action_mask.sum(-1).max() == 4
     metrics, _ = gradient(trajectory)
@@ -156,7 +156,7 @@ def test_no_part_with_a_valid_member_is_skipped(rollout):
         settings = None, state.hyperparams, config.group_size
         batch = make_batch(GRPO, policy, None, trajectory, *settings, share_prompts=True)
         mask = batch.mask & (jnp.arange(8) % 4 == 3)  # one member of each group
-        # Their own advantages may be 0, and so would both gradients be.
+        # The real advantages may be 0, which would make both gradients 0.
         batch = batch._replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.0, 0.0))
         order = jnp.arange(8)
         return minibatch_gradient(GRPO, policy, state.params, batch, order, state.hyperparams, num_parts)[2]
@@ -197,7 +197,7 @@ def test_a_critic_values_the_last_token_of_a_cut_completion():
     state, policy, trajectory = rolled_out(config)
     assert set(state.params) == {"actor", "critic"}
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
-    # A completion that was cut goes on: the value of what follows is that of one more observation.
+    # A truncated completion is bootstrapped from the value after its last token.
     longer = jnp.concatenate([trajectory.observation, trajectory.action[-1:]])
     _, values = jax.jit(policy.sequence)(state.params, longer, carry, None)
     valid, cut = np.asarray(trajectory.valid), np.flatnonzero(trajectory.truncated[-1])
@@ -217,29 +217,7 @@ def test_a_train_step_with_a_critic_in_the_actor_keeps_no_cache():
     assert metrics["optim/skipped_updates"] == 0 and bits(after.params) != bits(state.params)
 
 
-# --- sampling --------------------------------------------------------------------------------------------------------
-
-
-def test_the_most_probable_tokens_are_the_fewest_with_the_mass():
-    probabilities = jnp.array([[0.1, 0.4, 0.2, 0.25, 0.05], [0.2, 0.2, 0.2, 0.2, 0.2], [0.0, 1.0, 0.0, 0.0, 0.0]])
-    logits = jnp.log(probabilities)
-
-    def kept(top_k=np.inf, top_p=1.0):
-        return [np.flatnonzero(row).tolist() for row in most_probable(logits, top_k, top_p)]
-
-    assert kept() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1]]
-    assert kept(top_p=0.0) == kept(top_k=1) == [[1], [0], [1]]
-    assert kept(top_p=0.6) == [[1, 3], [0, 1, 2], [1]]
-    assert kept(top_p=0.7) == [[1, 2, 3], [0, 1, 2, 3], [1]]
-    assert kept(top_k=2) == [[1, 3], [0, 1], [1]]
-    # The mass is of the top k: 0.4 / 0.85 is short of 0.6, and 0.65 / 0.85 is not.
-    assert kept(top_k=3, top_p=0.6) == [[1, 3], [0, 1], [1]]
-    draws = jax.random.normal(jax.random.key(0), (200, 30)) * 3
-    probabilities = jax.nn.softmax(draws)
-    mask = most_probable(draws, np.inf, 0.8)
-    mass = jnp.sum(probabilities, axis=1, where=mask)
-    least = jnp.min(probabilities, axis=1, where=mask, initial=1.0)
-    assert (mass >= 0.8 - 1e-6).all() and (mass - least < 0.8).all()
+# --- generation ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

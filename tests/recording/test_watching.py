@@ -169,7 +169,7 @@ def test_exhausted_memory_says_how_many_rows_would_fit(monkeypatch):
     memory = Memory(num_rows=100)
     assert "100 rows" in memory.advice() and "num_seeds" in memory.advice() and "would fit" not in memory.advice()
     memory.needed = 40 * 2**30
-    monkeypatch.setattr("grpo_jax.devices.memory.memory_of_a_device", lambda: 16 * 2**30)
+    monkeypatch.setattr("grpo_jax.devices.memory.device_memory", lambda: 16 * 2**30)
     assert "need 40.0 GiB of 16.0 GiB; about 36 would fit" in memory.advice()
 
 

@@ -8,7 +8,7 @@ from probes import Probe, bits, counted, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step
 from grpo_jax.algorithms import DAPO, GRPO, GRPO_RETURN_TO_GO, PPO, REMAX, SAME_STEP_GAE, with_reference
-from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import all_actions_advantage, whiten
 from grpo_jax.rollouts.rollout import Simulator

@@ -1,4 +1,4 @@
-"""Token tasks, as language models are trained on: `Config(environment="tokens:sort-5")`."""
+"""Token tasks, like those for language models: `Config(environment="tokens:sort-5")`."""
 
 import functools
 
@@ -22,10 +22,10 @@ from grpo_jax.environments.tokens.task import (
     gated,
     in_digits,
     join,
-    of_text,
     overlong,
     progress,
     text,
+    text_reward,
     well_formed,
 )
 from grpo_jax.errors import ConfigError, nearest
@@ -39,21 +39,21 @@ TASKS = {
     "reverse": reverse,
     "sort": sort,
 }
-"""What makes a task of a size, by the name before the size."""
+"""Functions from a size to a task, by the name before the size."""
 
 
 @functools.lru_cache
 def make_task(name: str) -> Task:
-    """The task of a name such as "sort-5", or "sort" for a size that suits it.
+    """The task with a name such as "sort-5", or "sort" for the default size.
 
     Raises:
-      ConfigError: an unknown name, or a size that is none.
+      ConfigError: for an unknown name, or a size that is not a positive integer.
     """
     kind, dash, size = name.partition("-")
     if kind not in TASKS:
-        raise ConfigError(f"no token task is called {kind!r}: {nearest(kind, TASKS)}")
+        raise ConfigError(f"unknown token task {kind!r}: {nearest(kind, TASKS)}")
     if dash and not (size.isdecimal() and int(size) > 0):
-        raise ConfigError(f"tokens:{name}: {size!r} is no size; write a positive integer, as in tokens:{kind}-5")
+        raise ConfigError(f"tokens:{name}: {size!r} is not a size; write a positive integer, as in tokens:{kind}-5")
     return TASKS[kind](int(size)) if dash else TASKS[kind]()
 
 
@@ -75,10 +75,10 @@ __all__ = [
     "in_digits",
     "join",
     "make_task",
-    "of_text",
     "overlong",
     "progress",
     "text",
+    "text_reward",
     "token_environment",
     "well_formed",
 ]

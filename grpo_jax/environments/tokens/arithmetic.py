@@ -1,4 +1,4 @@
-"""Tasks on numbers: addition, multiplication, arithmetic modulo a number."""
+"""Tasks on numbers: addition, multiplication, modular arithmetic."""
 
 from collections.abc import Callable
 
@@ -14,18 +14,18 @@ SIGNS = "+-*"
 
 def addition(num_digits: int = 2) -> Task:
     """The sum of two numbers of up to `num_digits` digits: 7+35= to 42$."""
-    return _of_two_numbers("addition", num_digits, num_digits + 1, PLUS, jnp.add)
+    return _binary_operation("addition", num_digits, num_digits + 1, PLUS, jnp.add)
 
 
 def multiplication(num_digits: int = 2) -> Task:
     """The product of two numbers of up to `num_digits` digits: 12*34= to 408$."""
-    return _of_two_numbers("multiplication", num_digits, 2 * num_digits, TIMES, jnp.multiply)
+    return _binary_operation("multiplication", num_digits, 2 * num_digits, TIMES, jnp.multiply)
 
 
 def modular(modulus: int = 97) -> Task:
     """The sum, difference or product of two numbers, modulo `modulus`: 12-34= to 75$ modulo 97."""
     if not 2 <= modulus <= 10_000:
-        raise ConfigError(f"modulus={modulus} is not from 2 to 10000: products would not fit 32 bits")
+        raise ConfigError(f"modulus={modulus} must be from 2 to 10000, so that products fit into 32 bits")
     width = len(str(modulus - 1))
 
     def draw(key):
@@ -43,25 +43,25 @@ def modular(modulus: int = 97) -> Task:
         vocabulary=VOCABULARY + SIGNS,
         max_length=width + 1,
         draw=draw,
-        prompt=lambda problem: _written(problem["a"], PLUS + problem["sign"], problem["b"], width),
+        prompt=lambda problem: _expression(problem["a"], PLUS + problem["sign"], problem["b"], width),
         solution=solution,
         well_formed=in_digits,
     )
 
 
-def _of_two_numbers(name: str, num_digits: int, width: int, sign: int, operation: Callable) -> Task:
+def _binary_operation(name: str, num_digits: int, width: int, sign: int, operation: Callable) -> Task:
     if width > 9:
-        raise ConfigError(f"{name}-{num_digits} has answers of {width} digits, and 32 bits hold 9; use fewer digits")
+        raise ConfigError(f"{name}-{num_digits} has answers of {width} digits, but 32 bits hold 9; use fewer digits")
     return Task(
         name=f"{name}-{num_digits}",
         vocabulary=VOCABULARY + SIGNS,
         max_length=width + 1,
         draw=lambda key: jax.random.randint(key, 2, 0, 10**num_digits),
-        prompt=lambda problem: _written(problem[0], sign, problem[1], num_digits),
+        prompt=lambda problem: _expression(problem[0], sign, problem[1], num_digits),
         solution=lambda problem: join(width + 1, digits(operation(*problem), width), END),
         well_formed=in_digits,
     )
 
 
-def _written(a: jax.Array, sign: jax.Array | int, b: jax.Array, width: int) -> jax.Array:
+def _expression(a: jax.Array, sign: jax.Array | int, b: jax.Array, width: int) -> jax.Array:
     return join(2 * width + 1, digits(a, width), sign, digits(b, width))

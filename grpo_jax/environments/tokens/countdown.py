@@ -1,4 +1,4 @@
-"""Countdown: an expression of given numbers that has a given value."""
+"""Countdown: combine given numbers into an expression with a given value."""
 
 from typing import NamedTuple
 
@@ -10,11 +10,11 @@ from grpo_jax.environments.tokens.task import DIGITS, END, PAD, VOCABULARY, Task
 from grpo_jax.errors import ConfigError
 
 COLON = TIMES + 1
-MAX_NUMBERS = 6  # 9**6 is six digits long
+MAX_NUMBERS = 6  # so that 9**6, the largest target, has six digits
 
 
 class Problem(NamedTuple):
-    """What is asked, and one of its answers."""
+    """The numbers, the target, and one solution."""
 
     numbers: jax.Array  # [num_numbers] from 1 to 9, ascending
     target: jax.Array
@@ -22,25 +22,26 @@ class Problem(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """An expression that has been read up to some token: what is behind counts, products before sums."""
+    """State of the parser after some tokens of an expression. Its value so far is `total + term`."""
 
-    total: jax.Array  # of the terms before the last
-    term: jax.Array  # the last term so far, with its sign
-    sign: jax.Array  # the operator that waits for its second number
-    unused: jax.Array  # int32 [10], how often each number may still be used; negative once it was too often
-    wants_number: jax.Array  # bool: at the start and after an operator
-    legal: jax.Array  # bool: every token so far could stand where it stands
+    total: jax.Array  # sum of all terms but the last
+    term: jax.Array  # the last term, a product, so far, with its sign
+    sign: jax.Array  # the last operator
+    unused: jax.Array  # int32 [10]: how often each number may still be used; negative if used too often
+    wants_number: jax.Array  # bool: the next token must be a number, as at the beginning and after an operator
+    legal: jax.Array  # bool: no syntax error so far
     ended: jax.Array  # bool
 
 
 def countdown(num_numbers: int = 3) -> Task:
-    """An expression of all the given numbers, each used once, with + - and *, of a given value: 237:13= to 2*3+7$.
+    """Combine all the numbers, each once, with +, - and * to reach the target: 237:13= to 2*3+7$.
 
-    Problems are made from their solutions. Every right expression counts, and a product goes before a sum.
+    A problem is drawn as a random solution. Any expression with the right value is correct; * binds before + and -.
     """
     if not 2 <= num_numbers <= MAX_NUMBERS:
         raise ConfigError(f"countdown-{num_numbers}: use from 2 to {MAX_NUMBERS} numbers")
-    width, max_length = num_numbers, 2 * num_numbers  # of 9**num_numbers; of numbers, operators and the end
+    width = num_numbers  # digits of 9**num_numbers
+    max_length = 2 * num_numbers  # numbers, the operators between them, and the end
 
     def read(problem: Problem, completion: Tokens) -> Reading:
         return _read(jnp.zeros(10, jnp.int32).at[problem.numbers].add(1), completion)
@@ -51,8 +52,8 @@ def countdown(num_numbers: int = 3) -> Task:
 
     def correct(problem, completion):
         reading = read(problem, completion)
-        right = (reading.total + reading.term == problem.target) & jnp.all(reading.unused == 0)
-        return right & reading.legal & reading.ended
+        solved = (reading.total + reading.term == problem.target) & jnp.all(reading.unused == 0)
+        return solved & reading.legal & reading.ended
 
     def progress(problem, completion):
         reading = read(problem, completion)
@@ -86,24 +87,24 @@ def countdown(num_numbers: int = 3) -> Task:
 
 
 def _read(available: jax.Array, tokens: Tokens) -> Reading:
-    """Reads tokens `[L]` as an expression of numbers of which some are available, int32 `[10]`."""
+    """Parses tokens `[L]`; `available`, int32 `[10]`, is how often each number may be used."""
 
     def read(r: Reading, token: jax.Array) -> tuple[Reading, None]:
         number = token - DIGITS
         is_number, is_sign = (number >= 0) & (number < 10), (token >= PLUS) & (token <= TIMES)
-        follows = r.sign == TIMES
-        begun = jnp.where(r.sign == MINUS, -number, number)
+        is_factor = r.sign == TIMES
+        new_term = jnp.where(r.sign == MINUS, -number, number)
         after = Reading(
-            total=jnp.where(is_number & ~follows, r.total + r.term, r.total),
-            term=jnp.where(is_number, jnp.where(follows, r.term * number, begun), r.term),
+            total=jnp.where(is_number & ~is_factor, r.total + r.term, r.total),
+            term=jnp.where(is_number, jnp.where(is_factor, r.term * number, new_term), r.term),
             sign=jnp.where(is_sign, token, r.sign),
             unused=r.unused - (is_number & (jnp.arange(10) == number)),
             wants_number=is_sign,
             legal=r.legal & jnp.where(r.wants_number, is_number, is_sign | (token == END)),
             ended=token == END,
         )
-        nothing = r.ended | (token == PAD)
-        return jax.tree.map(lambda old, new: jnp.where(nothing, old, new), r, after), None
+        ignored = r.ended | (token == PAD)
+        return jax.tree.map(lambda old, new: jnp.where(ignored, old, new), r, after), None
 
     yes, no, zero = jnp.array(True), jnp.array(False), jnp.zeros((), jnp.int32)
     start = Reading(zero, zero, jnp.full((), PLUS, jnp.int32), available, yes, yes, no)

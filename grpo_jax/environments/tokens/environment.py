@@ -10,12 +10,13 @@ import numpy as np
 
 from grpo_jax.environments.environment import Environment, threefry, transition
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.tokens.task import ACCURACY, ASK, END, PAD, Problem, Task, Tokens
+from grpo_jax.environments.tokens.rewards import weighted
+from grpo_jax.environments.tokens.task import ACCURACY, ASK, END, PAD, Problem, Reward, Task, Tokens
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.types import RewardParts
 
 HELD_OUT_FRACTION = 0.1
-NUM_DRAWS = 1024  # that the held-out share of the prompts is measured on
+NUM_DRAWS = 1024  # sampled prompts, for the threshold on their hashes
 
 
 class Completion(NamedTuple):
@@ -27,67 +28,62 @@ class Completion(NamedTuple):
 
 
 def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
-    """A task as an environment.
+    """The environment of a task.
 
-    Its traced parameters are the weight of each reward, by the reward's name, and `held_out`: 0 draws problems of the
-    training prompts, 1 of the others, about a tenth of all, which training so never meets.
+    Its traced parameters are the weight of each reward, by the reward's name, and `held_out`: with 0 it draws problems
+    with training prompts, with 1 problems with held-out prompts, about a tenth of all, which training never sees.
 
     Args:
-      task: what is asked, and what is right.
-      overrides: parameters with other default values.
+      task: problems, prompts and rewards.
+      overrides: new default values for parameters.
 
     Raises:
-      ConfigError: for an unknown parameter, and for a task that has only one prompt or asks nothing.
+      ConfigError: for an unknown parameter, rewards with equal names, or a task with a single prompt.
     """
     rewards = task.rewards or (ACCURACY,)
-    params = {"held_out": np.int32(0)} | {reward.name: np.float32(reward.weight) for reward in rewards}
-    if len(params) != 1 + len(rewards):
-        raise ConfigError(f"rewards of {task.name!r} must differ in their names, which are those of their weights")
-    for name in overrides:
-        if name not in params:
-            raise ConfigError(f"environment {task.name!r} has no parameter {name!r}: {nearest(name, params)}")
-    params = {name: np.asarray(overrides.get(name, default), default.dtype) for name, default in params.items()}
+    defaults = _parameters(task.name, rewards, overrides)
     is_held_out = _held_out(task.draw, task.prompt)
 
     def reset(key, params):
-        # Rejection: each side of the partition keeps the distribution that `draw` has on it.
-        def again(carry):
+        # Rejection sampling keeps the distribution of `draw` on either side of the split.
+        def draw_again(carry):
             key, _ = carry
             key, key_draw = jax.random.split(key)
             return key, task.draw(key_draw)
 
-        def on_other_side(carry):
+        def is_on_wrong_side(carry):
             return is_held_out(carry[1]) != (params["held_out"] > 0)
 
-        # A generator that draws by the first key of a vmap alone would stand still once that key's row is done.
-        _, problem = jax.lax.while_loop(on_other_side, again, again((threefry(key), None)))
-        nothing = jnp.full(task.max_length, PAD, jnp.int32)
-        return Completion(problem, nothing, jnp.zeros((), jnp.int32)), jnp.full((), ASK, jnp.int32)
+        # Under vmap some generators draw only from the first key, which no longer changes once the first row is done.
+        # The other rows would then draw the same problem forever.
+        _, problem = jax.lax.while_loop(is_on_wrong_side, draw_again, draw_again((threefry(key), None)))
+        no_tokens = jnp.full(task.max_length, PAD, jnp.int32)
+        return Completion(problem, no_tokens, jnp.zeros((), jnp.int32)), jnp.full((), ASK, jnp.int32)
 
     def step(key, state, action, params):
         action = jnp.asarray(action, jnp.int32)
         after = Completion(state.problem, state.tokens.at[state.length].set(action), state.length + 1)
         terminated, truncated = action == END, after.length >= task.max_length
-        # Only ends are judged, and only once: a judge on the host may be slow.
-        over = (state.length >= task.max_length) | jnp.any(state.tokens == END)
-        at_end = jnp.where((terminated | truncated) & ~over, after.tokens, PAD)
+        # A reward on the host may be slow, so it gets a completion only once, at its end, and padding at other steps.
+        was_over = (state.length >= task.max_length) | jnp.any(state.tokens == END)
+        at_end = jnp.where((terminated | truncated) & ~was_over, after.tokens, PAD)
 
         def part(reward):
-            judge = functools.partial(reward.function, task, state.problem)
+            score = functools.partial(reward.function, task, state.problem)
             if reward.process:
-                return judge(after.tokens) - judge(state.tokens)
-            return jnp.where(at_end[0] == PAD, 0.0, judge(at_end))
+                return score(after.tokens) - score(state.tokens)
+            return jnp.where(at_end[0] == PAD, 0.0, score(at_end))
 
         values = jnp.stack([jnp.asarray(part(reward), jnp.float32) for reward in rewards])
         weights = jnp.stack([params[reward.name] for reward in rewards])
-        moved = transition(after, action, values @ weights, terminated, truncated)
-        return moved._replace(reward_parts=RewardParts(values, weights))
+        result = transition(after, action, weighted(values, weights), terminated, truncated)
+        return result._replace(reward_parts=RewardParts(values, weights))
 
     return Environment(
         name=f"tokens:{task.name}",
         reset=reset,
         step=step,
-        params=params,
+        params=defaults,
         observation=jax.ShapeDtypeStruct((), jnp.int32),
         action_space=Discrete(len(task.vocabulary)),
         action_mask=None,
@@ -97,25 +93,36 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
     )
 
 
+def _parameters(name: str, rewards: tuple[Reward, ...], overrides: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The default value of each traced parameter."""
+    params = {"held_out": np.int32(0)} | {reward.name: np.float32(reward.weight) for reward in rewards}
+    if len(params) != 1 + len(rewards):
+        raise ConfigError(f"rewards of {name!r} must differ in their names, which are the names of their weights")
+    for override in overrides:
+        if override not in params:
+            raise ConfigError(f"environment {name!r} has no parameter {override!r}: {nearest(override, params)}")
+    return {name: np.asarray(overrides.get(name, default), default.dtype) for name, default in params.items()}
+
+
 @functools.lru_cache
 def _held_out(draw: Callable, prompt: Callable) -> Callable:
-    """`(problem) -> bool`: whether a problem's prompt is held out. A function of the prompt alone.
+    """The function `(problem) -> bool` that says whether a problem is held out; it depends on the prompt alone.
 
-    A prompt is held out if its hash is below a threshold, the tenth of the hashes of many prompts drawn: as there are
-    some on either side, neither side is empty, however few prompts there are.
+    A prompt is held out if its hash is below a threshold: the first decile of the distinct hashes of sampled prompts.
+    At least one sampled prompt lies on either side, however few prompts there are.
     """
     with jax.ensure_compile_time_eval():
-        # The one generator whose streams are the same on every backend and in every version.
+        # The only generator with the same random numbers on every backend and in every version.
         keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), NUM_DRAWS)
         hashes = np.unique(jax.jit(jax.vmap(lambda key: _hash(prompt(draw(key)))))(keys))
     if len(hashes) < 2:
-        raise ConfigError("the task draws one and the same prompt always, so none can be held out; let draw(key) vary")
+        raise ConfigError("the task always draws the same prompt, so none can be held out; let draw(key) vary")
     threshold = hashes[max(1, round(HELD_OUT_FRACTION * len(hashes)))]
     return lambda problem: _hash(prompt(problem)) < threshold
 
 
 def _hash(tokens: Tokens) -> jax.Array:
-    """FNV-1a over the tokens, then murmur3's mix of the bits: uint32."""
+    """The hash FNV-1a of the tokens, finished with murmur3's mixing of the bits: uint32."""
     hashed = jnp.uint32(2166136261)
     for token in jnp.unstack(tokens.astype(jnp.uint32)):
         hashed = (hashed ^ token) * jnp.uint32(16777619)

@@ -1,4 +1,4 @@
-"""Rewards: parts that a rollout's reward can be made of, and what is done to them before they are compared."""
+"""Rewards of completions on plain arrays, and a reward that is computed on the host."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from grpo_jax.precision import at_least_float32
 
 
 def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float) -> jax.Array:
-    """A penalty that grows linearly over the last `buffer` steps before the limit, to be added to the score.
+    """A penalty that grows linearly over the last `buffer` steps before the limit; add it to the score.
 
         0                                       if length <= max_length - buffer
         (max_length - buffer - length) / buffer up to max_length
@@ -19,7 +19,7 @@ def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float)
     DAPO's soft overlong punishment (https://arxiv.org/abs/2503.14476, equation 13).
 
     Args:
-      lengths: number of steps of each rollout, any shape.
+      lengths: number of steps in each rollout, any shape.
       max_length: the limit, in steps.
       buffer: width of the ramp, in steps; 0 punishes only what exceeds the limit.
 
@@ -27,7 +27,7 @@ def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float)
       The same shape, in [-1, 0].
     """
     excess = at_least_float32(lengths) - (max_length - buffer)
-    # A ramp of less than a step is a step: lengths are whole numbers.
+    # Lengths are integers, so a ramp of half a step is the same as none.
     return -jnp.clip(excess / jnp.maximum(buffer, 0.5), 0.0, 1.0)
 
 
@@ -36,10 +36,10 @@ def weighted(rewards: jax.Array, weights: jax.Array) -> jax.Array:
 
         r = sum_k w_k r_k
 
-    `advantages.decoupled_normalized` normalises each of them by itself first.
+    (`advantages.decoupled_normalized` normalises each component separately before the sum.)
 
     Args:
-      rewards: `[num_rewards, ...]`, one component after the other.
+      rewards: `[num_rewards, ...]`.
       weights: `[num_rewards]`.
 
     Returns:
@@ -49,10 +49,10 @@ def weighted(rewards: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def exact_match(completion: jax.Array, solution: jax.Array) -> jax.Array:
-    """1 where a completion is the solution, token by token, else 0.
+    """1 where a completion equals the solution in every token, else 0.
 
     Args:
-      completion: `[..., L]` integers; what follows a completion's end is to be alike in both.
+      completion: `[..., L]` integers, with the same padding after its end as the solution.
       solution: `[..., L]`.
 
     Returns:
@@ -62,29 +62,29 @@ def exact_match(completion: jax.Array, solution: jax.Array) -> jax.Array:
 
 
 def partial_credit(completion: jax.Array, solution: jax.Array) -> jax.Array:
-    """The share of the solution's tokens that a completion has in their places.
+    """The share of the solution's tokens that a completion has at the same position.
 
     Args:
       completion: `[..., L]` integers, negative where there is no token.
-      solution: `[..., L]`, likewise; one without any token gives 0.
+      solution: `[..., L]`, likewise; without any token the result is 0.
 
     Returns:
       `[...]`, in [0, 1].
     """
-    there = solution >= 0
-    right = jnp.sum((completion == solution) & there, axis=-1)
-    return right / jnp.maximum(jnp.sum(there, axis=-1), 1)
+    is_token = solution >= 0
+    num_correct = jnp.sum((completion == solution) & is_token, axis=-1)
+    return num_correct / jnp.maximum(jnp.sum(is_token, axis=-1), 1)
 
 
 def on_host(function: Callable[..., float], *arguments: jax.Array) -> jax.Array:
-    """A number that cannot be traced, such as a checker's verdict: `function(*arguments)`, called on the host.
+    """Calls `function(*arguments)` on the host, for a reward that cannot be traced, such as a program's verdict.
 
-    Under `vmap` the function is called for one row after the other. It must be a function of its arguments alone, as
-    it may be called more than once, or not at all where its value is not needed.
+    Under `vmap` it calls the function for each row in turn. The function must depend on its arguments alone: it may be
+    called more than once, or not at all if its value is not needed.
 
     Args:
-      function: of NumPy arrays, to a number.
-      arguments: what it is given.
+      function: takes NumPy arrays and returns a number.
+      arguments: arrays.
 
     Returns:
       Scalar, float32.

@@ -20,7 +20,7 @@ def sort(length: int = 5) -> Task:
 
 
 def reverse(length: int = 6) -> Task:
-    """From one to `length` digits from back to front: 3141= to 1413$."""
+    """One to `length` digits in reverse order: 3141= to 1413$."""
     return Task(
         name=f"reverse-{length}",
         vocabulary=VOCABULARY,
@@ -33,9 +33,10 @@ def reverse(length: int = 6) -> Task:
 
 
 def parity(length: int = 8) -> Task:
-    """The parity of up to `length` bits, each step of it written down: 1011= to 1101$.
+    """The running parity of up to `length` bits, whose last bit is the answer: 1011= to 1101$.
 
-    Right is what has a bit for each of the prompt's and ends in their parity; `progress` checks the steps before.
+    A completion is correct if it has as many bits as the prompt and the last is their parity. `progress` checks the
+    bits before it, too.
     """
 
     def correct(problem: Tokens, completion: Tokens):
@@ -60,7 +61,7 @@ def parity(length: int = 8) -> Task:
 
 
 def _ragged_digits(key: jax.Array, length: int, base: int) -> Tokens:
-    """From one to `length` digits, `PAD` behind them: `[length]`."""
+    """One to `length` random digits, then `PAD`: `[length]`."""
     key_length, key_digits = jax.random.split(key)
-    there = jnp.arange(length) < jax.random.randint(key_length, (), 1, length + 1)
-    return jnp.where(there, DIGITS + jax.random.randint(key_digits, length, 0, base), PAD)
+    is_digit = jnp.arange(length) < jax.random.randint(key_length, (), 1, length + 1)
+    return jnp.where(is_digit, DIGITS + jax.random.randint(key_digits, length, 0, base), PAD)

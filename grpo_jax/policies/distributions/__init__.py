@@ -1,4 +1,4 @@
-"""Action distributions: families of pure functions of a policy's output."""
+"""Families of action distributions: pure functions of their parameters, which are the output of a policy."""
 
 from grpo_jax.policies.distributions.discrete import categorical, multi_categorical
 from grpo_jax.policies.distributions.distribution import Distribution

@@ -1,4 +1,4 @@
-"""Discrete actions, in one dimension or several, from logits; a logit of -inf masks an action out."""
+"""Discrete actions in one or several dimensions, from logits. A logit of -inf gives its action probability 0."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,9 @@ from grpo_jax.policies.distributions.distribution import Distribution
 
 
 def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Inverse of the cumulative distribution at one uniform draw an action; an action of probability 0 never occurs."""
+    """Inverse transform sampling: logits `[..., A]` and uniform draws `[...]` to actions `[...]`."""
     cumulative = jnp.cumsum(jax.nn.softmax(logits), axis=-1)
-    # Scaled by the total, so that rounding in the sum cannot select an impossible last action.
+    # The total may round to less than 1. Scaled by it, a draw never selects a last action of probability 0.
     draw = uniform * cumulative[..., -1]
     return jnp.sum(cumulative[..., :-1] <= draw[..., None], axis=-1)
 
@@ -21,7 +21,7 @@ def _mode(logits: jax.Array) -> jax.Array:
 
 
 def _log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
-    # Not by a gather, whose gradient is a scatter: XLA's loops over these are slow where actions are few.
+    # A masked sum instead of a gather: the gradient of a gather is a scatter, which is slow for few actions.
     num_actions = logits.shape[-1]
     chosen = action[..., None] == jnp.arange(num_actions)
     nan_outside = jnp.where((action >= 0) & (action < num_actions), 0.0, jnp.nan)
@@ -30,7 +30,7 @@ def _log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
 
 def _entropy(logits: jax.Array) -> jax.Array:
     log_probs = jax.nn.log_softmax(logits)
-    # An impossible action adds 0, not 0 * -inf, to the value and to the gradient.
+    # An action of probability 0 adds 0 to the value and to the gradient; 0 * -inf would be NaN.
     return -jnp.sum(jnp.exp(log_probs) * jnp.where(jnp.isneginf(log_probs), 0.0, log_probs), axis=-1)
 
 
@@ -39,9 +39,9 @@ def _kl(logits: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def categorical(num_actions: int) -> Distribution:
-    """Discrete actions from logits `[..., num_actions]`; a logit of -inf masks an action out.
+    """One of `num_actions` actions, from logits `[..., num_actions]`; a logit of -inf gives probability 0.
 
-    The log-probability of an action that there is not, below 0 or from `num_actions` on, is NaN.
+    The log-probability of an index outside 0 to `num_actions - 1` is NaN.
     """
     return Distribution(
         num_parameters=num_actions,
@@ -59,10 +59,12 @@ def categorical(num_actions: int) -> Distribution:
 def multi_categorical(num_actions: tuple[int, ...]) -> Distribution:
     """One action in each of D independent dimensions: actions `[..., D]`.
 
-    log p(a) = sum_d log p_d(a_d), and entropies and divergences are sums over the dimensions as well.
+        log p(a) = sum_d log p_d(a_d)
+
+    Entropies and divergences are sums over the dimensions, too.
 
     Args:
-      num_actions: of each dimension; the parameters are the logits of all, one dimension after the other.
+      num_actions: number of actions in each dimension. The parameters are the logits of all dimensions, concatenated.
     """
     ends = np.cumsum(num_actions)
 

@@ -1,4 +1,4 @@
-"""The family that suits an action space."""
+"""The family of distributions for an action space."""
 
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError, nearest
@@ -15,13 +15,14 @@ def make_distribution(
     """The family of distributions over an action space.
 
     Args:
-      space: what an action can be.
-      action_distribution: "auto" takes logits for Discrete and MultiDiscrete, and "gaussian" for Box; the other
-        choice for Box is "squashed_gaussian".
-      state_dependent_std: a Gaussian's standard deviations depend on the observation; otherwise they are free.
+      space: the action space.
+      action_distribution: "auto" is categorical for Discrete and MultiDiscrete, and "gaussian" for Box. The
+        alternative for Box is "squashed_gaussian".
+      state_dependent_std: the network computes a Gaussian's standard deviations from the observation; otherwise they
+        are free parameters.
 
     Raises:
-      ConfigError: an unknown name, or one that does not suit the space.
+      ConfigError: for an unknown name, or a family that does not fit the space.
     """
     names = ("auto", *BOX_FAMILIES)
     if action_distribution not in names:
@@ -32,11 +33,11 @@ def make_distribution(
             return family(low, high, free_std=not state_dependent_std)
         case Discrete() | MultiDiscrete() if action_distribution != "auto":
             raise ConfigError(
-                f"action_distribution={action_distribution!r} is over real numbers, and the actions are {space}; "
+                f"action_distribution={action_distribution!r} is over real numbers, but the actions are {space}; "
                 "use 'auto'"
             )
         case Discrete(num_actions):
             return categorical(num_actions)
         case MultiDiscrete(num_actions):
             return multi_categorical(num_actions)
-    raise ConfigError(f"no policy exists for actions in {space}; make it one of Discrete, MultiDiscrete and Box")
+    raise ConfigError(f"unknown action space {space}; use Discrete, MultiDiscrete or Box")

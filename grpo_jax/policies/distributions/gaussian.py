@@ -1,4 +1,4 @@
-"""Real actions `[..., D]` between bounds: a Gaussian in each dimension, clipped or squashed."""
+"""Real-valued actions `[..., D]` between bounds: a Gaussian in each dimension, clipped or squashed by tanh."""
 
 import math
 
@@ -10,32 +10,34 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.policies.distributions.distribution import Distribution
 
 LOG_STD_RANGE = (-5.0, 2.0)
-"""Log standard deviations are clamped to it: beyond, float32 no longer resolves an action, or exploration is blind."""
+"""Log standard deviations are clamped to this range: below it float32 no longer resolves the differences between
+actions, above it samples hardly depend on the mean."""
 
-# The trapezoidal rule converges faster here than Gauss and Hermite's: to 3e-5 nats at a standard deviation of e, where
-# theirs of as many nodes is at 1e-3, and to 0.013 of about 10 at the largest.
+# Nodes and weights of the trapezoidal rule. With 32 nodes its error is 3e-5 nats at a standard deviation of e, where
+# Gauss-Hermite quadrature has 1e-3, and 0.013 of about 10 nats at the largest standard deviation.
 _NODES = np.linspace(-5.5, 5.5, 32, dtype=np.float32)
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.sum(np.exp(-(_NODES**2) / 2))
 
 
 def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std: bool = True) -> Distribution:
-    """Independent Gaussians around the middle of the bounds, in units of half their width, clipped to them.
+    """Independent Gaussians, scaled to the bounds and clipped to them.
 
-    The environment's action is a = clip(middle + half_width x, low, high) with x ~ N(mean, diag(std^2)), parameters
-    (mean, log std) `[..., 2 D]`: a policy at its start covers the bounds, however far apart they lie. Actions as
-    stored, and `mode`, are x. Densities are those of a before it is clipped,
+        a = clip(middle + half_width x, low, high),  x ~ N(mean, diag(std^2)),  parameters (mean, log std) `[..., 2 D]`
 
-        log p(a) = log N(x; mean, std) - sum log half_width.
+    The scaling makes an initial policy cover the bounds, however far apart they are. A trajectory stores x, and `mode`
+    returns x; the environment gets a. Densities are those of a before clipping:
 
-    A dimension that is unbounded on a side has half_width 1, and as its middle the number within bounds nearest to 0.
-    The log std is clamped to `LOG_STD_RANGE`, and has no gradient beyond.
+        log p(a) = log N(x; mean, std) - sum log half_width
+
+    A dimension without a lower or an upper bound has half_width 1, and its middle is the number within the bounds that
+    is nearest to 0. The log std is clamped to `LOG_STD_RANGE`, outside of which its gradient is 0.
 
     Args:
-      low, high: bounds of each of D dimensions, which may be infinite.
-      free_std: the log stds are free parameters; otherwise the network's output, as the means are.
+      low, high: bounds of each of the D dimensions; they may be infinite.
+      free_std: the log stds are free parameters; otherwise they are outputs of the network, like the means.
 
     Raises:
-      ConfigError: bounds of different length, or a lower bound that is not below the upper one.
+      ConfigError: for bounds of different lengths, or a lower bound that is not below the upper one.
     """
     low, high, bounded = _checked(low, high)
     first, last = np.where(bounded, (low, high), np.clip(0.0, low, high) + [[-1.0], [1.0]]).astype(np.float32)
@@ -55,27 +57,29 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
 
 
 def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std: bool = True) -> Distribution:
-    """Independent Gaussians squashed between the bounds (https://arxiv.org/abs/1801.01290, appendix C).
+    """Independent Gaussians, squashed between the bounds by tanh (https://arxiv.org/abs/1801.01290, appendix C).
 
-    The environment's action is a = middle + half_width tanh(u) with u ~ N(mean, diag(std^2)). Actions as stored, and
-    `mode`, are u: the mode of u, which is where a is at the median. Densities are those of a,
+        a = middle + half_width tanh(u),  u ~ N(mean, diag(std^2)),  parameters (mean, log std) `[..., 2 D]`
 
-        log p(a) = log N(u; mean, std) - sum log |da / du|,  log |da / du| = log(half_width) + log(1 - tanh(u)^2),
+    A trajectory stores u, and `mode` returns the mode of u, where a is at its median; the environment gets a. Densities
+    are those of a:
 
-    finite, with finite gradients, where tanh(u) has long rounded to 1. The KL is exact, that of the Gaussians, as a
-    bijection does not change it. The entropy, that of the Gaussian plus E[log |da / du|], is integrated numerically
-    in each dimension, without sampling noise.
+        log p(a) = log N(u; mean, std) - sum log |da / du|,  log |da / du| = log(half_width) + log(1 - tanh(u)^2)
+
+    They and their gradients are finite even where tanh(u) rounds to 1. The KL is exact: it is that of the Gaussians, as
+    a bijection does not change it. The entropy is the Gaussian's plus E[log |da / du|], which is integrated numerically
+    in each dimension and so has no sampling noise.
 
     Args:
-      low, high: finite bounds of each of D dimensions.
-      free_std: the log stds, clamped to `LOG_STD_RANGE`, are free parameters; otherwise the network's output.
+      low, high: finite bounds of each of the D dimensions.
+      free_std: the log stds, clamped to `LOG_STD_RANGE`, are free parameters; otherwise outputs of the network.
 
     Raises:
-      ConfigError: an infinite bound, bounds of different length, or a lower bound that is not below the upper one.
+      ConfigError: for an infinite bound, bounds of different lengths, or a lower bound not below the upper one.
     """
     if not _checked(low, high)[-1].all():
         raise ConfigError(
-            f"a squashed Gaussian needs finite bounds, and the actions have low={list(low)}, high={list(high)}; "
+            f"a squashed Gaussian needs finite bounds, but the actions have low={list(low)}, high={list(high)}; "
             "use action_distribution='gaussian'"
         )
     gaussian = diagonal_gaussian(low, high, free_std)
@@ -94,19 +98,19 @@ def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
 
 
 def _checked(low, high) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The bounds, and in which dimensions they are finite and the distance between them is."""
+    """The bounds as arrays `[D]`, and bool `[D]`: whether both bounds and their distance are finite."""
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
     if low.ndim != 1 or low.size == 0 or low.shape != high.shape or not (low < high).all():
         raise ConfigError(
-            f"low={low.tolist()} and high={high.tolist()} are no bounds of an action; give one number for each of its "
-            "dimensions, low below high, such as low=(-1.0,), high=(1.0,)"
+            f"low={low.tolist()} and high={high.tolist()} are not valid bounds; give one number for each dimension of "
+            "an action, low below high, such as low=(-1.0,), high=(1.0,)"
         )
-    with np.errstate(over="ignore"):  # float32's largest number is often written for none
+    with np.errstate(over="ignore"):  # bounds of ±3.4e38, which often stand for "none"
         return low, high, np.isfinite(high - low)
 
 
 def _log_tanh_slope(u: jax.Array) -> jax.Array:
-    """log(1 - tanh(u)^2), without the difference that rounds to 0."""
+    """log(1 - tanh(u)^2), rearranged so that no difference rounds to 0."""
     return 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
 
 
@@ -139,5 +143,5 @@ def _kl(parameters: jax.Array, other: jax.Array) -> jax.Array:
     (mean, log_std), (other_mean, other_log_std) = map(_mean_and_log_std, (parameters, other))
     log_ratio = 2.0 * (log_std - other_log_std)
     distance = (mean - other_mean) * jnp.exp(-other_log_std)
-    # expm1 keeps the small divergences of a trust region, which exp(x) - 1 - x would round away.
+    # exp(x) - 1 - x would round the small divergences of a trust region to 0; expm1 keeps them.
     return 0.5 * jnp.sum(jnp.expm1(log_ratio) - log_ratio + distance**2, axis=-1)
