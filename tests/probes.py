@@ -288,7 +288,7 @@ def known_params(logits, *, weights=(2.0, 0.0), bias=10.0):
 def standing(env, policy, key, *, ages, lifetimes):
     """Where `Probe` environments of the given ages stand, each with its own lifetime in the current episode."""
     ages, lifetimes = jnp.asarray(ages, jnp.int32), jnp.asarray(lifetimes, jnp.int32)
-    params = parameters_of_groups(env, None, ages.size, 1)
+    params = group_parameters(env, None, ages.size, 1)
     state = Simulator(env, policy, None).reset(params, key, ages.size)
     return state._replace(
         environment=state.environment.replace(time=ages, lifetime=lifetimes),

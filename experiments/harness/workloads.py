@@ -13,7 +13,7 @@ import numpy as np
 from experiments.harness import peers
 from experiments.harness.peers import Implementation
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
-from grpo_jax.devices.mesh import mesh_of_rows, over_rows
+from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import CONTINUE
 from grpo_jax.types import TrainState

@@ -49,7 +49,7 @@ def answer(
     if task is None:
         raise ConfigError(f"{env.name!r} is no token task, so its answers are neither right nor wrong; use evaluate")
     key_reset, key_rollout = jax.random.split(key)
-    environment_params = parameters_of_groups(env, env_params, num_prompts, num_samples)
+    environment_params = group_parameters(env, env_params, num_prompts, num_samples)
     simulator = Simulator(env, config.policy._replace(has_critic=False), params)
     start = simulator.reset(environment_params, key_reset, num_prompts * num_samples, group_size=num_samples)
     end, _ = simulator.unroll(start, key_rollout, num_steps=env.max_steps, auto_reset=False, greedy=greedy)

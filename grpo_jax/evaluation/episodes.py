@@ -8,7 +8,7 @@ import numpy as np
 
 from grpo_jax.config.acting import acting_policy
 from grpo_jax.config.config import Config
-from grpo_jax.environments import EnvParams, parameters_of_groups
+from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree, TrainState
 
@@ -87,5 +87,5 @@ def _environment_params(
     """Those of the state's environments, spread evenly over the episodes, and `env_params` in place of some."""
     which = jnp.arange(num_episodes) * config.num_envs // num_episodes
     environment_params = jax.tree.map(lambda leaf: leaf[which], state.rollout.environment_params)
-    replaced = parameters_of_groups(config.env, env_params, num_episodes, 1)
+    replaced = group_parameters(config.env, env_params, num_episodes, 1)
     return environment_params | {name: replaced[name] for name in env_params or {}}

@@ -38,7 +38,7 @@ class Simulator(NamedTuple):
         """Where episodes start: one reset for each group, copied to its members, which therefore start bitwise equal.
 
         Args:
-          environment_params: each leaf `[num_envs, ...]`, equal within a group (see `parameters_of_groups`).
+          environment_params: each leaf `[num_envs, ...]`, equal within a group (see `group_parameters`).
           key: of all resets.
           num_envs: how many environments.
           group_size: how many of them start from each reset.
@@ -157,7 +157,7 @@ class Simulator(NamedTuple):
         moved = jax.vmap(environment.step)(keys, state.environment, family.to_environment(action), environment_params)
         reward = jnp.where(alive, moved.reward, 0.0)
         after = state._replace(
-            environment=moved.environment,
+            environment=moved.state,
             observation=moved.observation,
             policy_carry=policy_carry,
             episode_return=state.episode_return + reward,

@@ -113,7 +113,7 @@ def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: i
       batch_size: how many, from the training prompts.
     """
     env, policy = config.env, config.policy
-    environment_params = parameters_of_groups(env, None, batch_size, 1)
+    environment_params = group_parameters(env, None, batch_size, 1)
     start = Simulator(env, policy, params).reset(environment_params, key, batch_size)
     solution = jax.vmap(env.task.solution)(start.environment.problem).T  # [max_steps, N]
     there = solution >= 0

@@ -37,7 +37,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
             raise ConfigError("init makes one state, of scalar hyperparameters; for arrays of them use jax.vmap(init)")
         key, key_params, key_reset = jax.random.split(key, 3)
         params = config.policy.init(key_params) if params is None else jax.tree.map(jnp.array, params)
-        environment_params = parameters_of_groups(config.env, env_params, config.num_groups, config.group_size)
+        environment_params = group_parameters(config.env, env_params, config.num_groups, config.group_size)
         simulator = Simulator(config.env, config.policy, params)
         rollout = simulator.reset(environment_params, key_reset, config.num_envs)
         return TrainState(

@@ -9,7 +9,7 @@ from gymnax.environments import spaces
 from probes import Probe, ProbeParams, difference, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, run
-from grpo_jax.environments import make_environment, parameters_of_groups, parameters_of_rows
+from grpo_jax.environments import group_parameters, make_environment, row_parameters
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import fresh_groups
 
@@ -23,7 +23,7 @@ def test_each_environment_has_its_own_physics():
     @jax.jit
     def play(gravity):
         simulator = Simulator(env, known_policy, params)
-        start = simulator.reset(parameters_of_groups(env, {"gravity": gravity}, 3, 1), key, 3)
+        start = simulator.reset(group_parameters(env, {"gravity": gravity}, 3, 1), key, 3)
         # The same start for all, so that only the physics differ.
         start = start._replace(**jax.tree.map(lambda leaf: leaf.at[:].set(leaf[0]), {
             "environment": start.environment, "observation": start.observation,
@@ -48,7 +48,7 @@ LIFETIMES = jnp.array([1, 2, 3, 99])
 
 
 def test_start_states_drawn_during_a_rollout_are_of_the_environments_own_parameters():
-    params = parameters_of_groups(probe, {"lifetime": LIFETIMES}, 4, 1)
+    params = group_parameters(probe, {"lifetime": LIFETIMES}, 4, 1)
     simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)))
     start = simulator.reset(params, jax.random.key(0), 4)
     state, trajectory = simulator.unroll(start, jax.random.key(1), num_steps=12, auto_reset=True)

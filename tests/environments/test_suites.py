@@ -45,7 +45,7 @@ def test_an_environment_of_another_suite_plays_and_is_truncated_at_its_limit(nam
 
     @jax.jit
     def play(key):
-        params = parameters_of_groups(env, None, NUM_ENVS, 1)
+        params = group_parameters(env, None, NUM_ENVS, 1)
         simulator = Simulator(env, policy, ())
         start = simulator.reset(params, key, NUM_ENVS)
         return start, *simulator.unroll(start, key, num_steps=NUM_STEPS, auto_reset=True)

@@ -10,8 +10,6 @@ from probes import Probe
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
 from grpo_jax.environments import make_environment
-from grpo_jax.policies.distributions import categorical
-from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.rollouts.rollout import Simulator
 
 

@@ -13,7 +13,6 @@ from grpo_jax.config.acting import acting_policy
 from grpo_jax.environments import group_parameters
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.policies.sampling import most_probable
 from grpo_jax.rollouts.groups import one_carry_per_group
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import FRESH

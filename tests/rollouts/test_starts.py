@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from probes import bits, known_params, known_policy
 
-from grpo_jax.environments import make_environment, parameters_of_groups
+from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import CONTINUE, FRESH, continue_episodes, fresh_groups
 
@@ -15,7 +15,7 @@ env = make_environment("CartPole-v1", {"max_steps_in_episode": NUM_STEPS})
 
 
 def fresh(key, num_groups, group_size, env_params=None):
-    params = parameters_of_groups(env, env_params, num_groups, group_size)
+    params = group_parameters(env, env_params, num_groups, group_size)
     return Simulator(env, known_policy, None).reset(params, key, num_groups * group_size, group_size=group_size)
 
 

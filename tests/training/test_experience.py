@@ -94,7 +94,7 @@ def test_anchors_are_drawn_uniformly_and_whole():
     """The place of each member is taken equally often: the marginal distribution of states is that of going on."""
     env = make_environment("CartPole-v1")
     simulator = Simulator(env, known_policy, None)
-    state = simulator.reset(parameters_of_groups(env, None, 12, 1), jax.random.key(0), 12)
+    state = simulator.reset(group_parameters(env, None, 12, 1), jax.random.key(0), 12)
     state = state._replace(episode_length=jnp.arange(12), discounted_return=jnp.arange(12.0))
     draw = jax.jit(jax.vmap(lambda key: anchored_groups(simulator, state, key, 4)))
     taken = draw(jax.random.split(jax.random.key(1), 4000))
@@ -115,7 +115,7 @@ def test_anchored_starts_have_the_distribution_of_going_on():
         def ages(key, start=start):
             env = make_environment(Probe(), limits)
             simulator = Simulator(env, known_policy, known_params((0.0, 0.0)))
-            state = simulator.reset(parameters_of_groups(env, None, 8, 1), key, 8)
+            state = simulator.reset(group_parameters(env, None, 8, 1), key, 8)
             shift = jax.random.randint(key, (8,), 0, 5)
             state = state._replace(
                 environment=state.environment.replace(time=shift), episode_length=shift, policy_carry=shift
@@ -147,7 +147,7 @@ def test_the_trunk_moves_by_the_lead():
     start = forked(3)
     env = make_environment(Probe(), {"max_steps_in_episode": 50})
     simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), discount=0.5)
-    state = simulator.reset(parameters_of_groups(env, None, 4, 1), jax.random.key(0), 4)
+    state = simulator.reset(group_parameters(env, None, 4, 1), jax.random.key(0), 4)
     begun = start.begin(simulator, state, jax.random.key(1), 2)
     assert begun.episode_length.tolist() == [3] * 4
     assert begun.discounted_return.tolist() == [1.75] * 4
@@ -191,7 +191,7 @@ def test_members_can_share_all_randomness_but_that_of_their_actions():
     env = make_environment("FrozenLake-misc")
     always = known_params((30.0, 0.0), weights=jnp.zeros(env.observation.shape[0]))
     simulator = Simulator(env, known_policy, always)
-    state = simulator.reset(parameters_of_groups(env, None, 1, 64), jax.random.key(0), 64, group_size=64)
+    state = simulator.reset(group_parameters(env, None, 1, 64), jax.random.key(0), 64, group_size=64)
 
     def ends(num_sharing):
         _, trajectory = simulator.unroll(
@@ -209,7 +209,7 @@ def test_members_share_the_starts_of_all_their_episodes_under_any_generator(gene
     env = make_environment(Probe(), {"max_steps_in_episode": 2})
     keys = jax.random.split(jax.random.key(0, impl=generator))
     simulator = Simulator(env, known_policy, known_params((0.0, 0.0)))
-    state = simulator.reset(parameters_of_groups(env, None, 2, 4), keys[0], 8, group_size=4)
+    state = simulator.reset(group_parameters(env, None, 2, 4), keys[0], 8, group_size=4)
     _, trajectory = simulator.unroll(state, keys[1], num_steps=60, auto_reset=True, num_sharing=4)
     marks = trajectory.observation[::2, :, 1].reshape(30, 2, 4)
     assert (marks == marks[:, :, :1]).all() and len(np.unique(marks)) == 60
