@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from grpo_jax.config.fields import Fields
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, as_count, nearest
+from grpo_jax.policies import Architecture
 from grpo_jax.updates.batch import kept_whole
 from grpo_jax.updates.shuffle import MAX_SAMPLES
 
@@ -29,6 +30,8 @@ def check_counts(config: Fields) -> None:
         object.__setattr__(config, "hidden_sizes", tuple(as_count("hidden_sizes", size) for size in sizes))
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"hidden_sizes={sizes!r} must be positive integers, such as (64, 64)") from error
+    if not isinstance(config.transformer, Architecture):
+        raise ConfigError(f"transformer={config.transformer!r} must be an Architecture, such as Architecture(width=16)")
     for field in ("hidden_scale", "actor_scale", "critic_scale"):
         value = getattr(config, field)
         if not isinstance(value, int | float) or not 0 <= value < math.inf:

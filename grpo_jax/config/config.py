@@ -25,7 +25,6 @@ class Config(Fields):
 
     def __post_init__(self):
         """Resolves what was left out and checks the whole."""
-        super().__post_init__()
         resolve = functools.partial(object.__setattr__, self)
         if not isinstance(self.algorithm, Algorithm):
             resolve("algorithm", by_name(str(self.algorithm)))

@@ -13,68 +13,79 @@ from grpo_jax.policies.distributions import make_distribution
 
 
 @dataclasses.dataclass(frozen=True)
-class Fields(Architecture):
+class Fields:
     """What the user chooses. `Config` checks it, and chooses what is left out."""
 
     environment: str | Any = "CartPole-v1"
     """Name of a gymnax environment, suite:name, package.module:Name (or an object with gymnax's interface)."""
     algorithm: str | Algorithm = "grpo"
     """Name of an algorithm (or a value of `Algorithm`)."""
+    env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    """Parameters of the environment to override, such as max_steps_in_episode=200."""
+
+    # --- the rollout ---
+
     num_envs: int = 128
     """Parallel environments."""
     group_size: int | None = None
     """Environments that start from the same state; by default up to 16, or 1 without groups."""
     num_steps: int | None = None
     """Steps of each environment in one rollout; the episode limit for one-episode groups, else 128, if left out."""
+    cut_episodes: bool = False
+    """Allow rollouts shorter than an episode of a one-episode group; longer episodes are then cut off."""
     regroup_every: int | None = None
     """Steps until anchored groups gather again; None: they do so once in a rollout, at its start."""
     num_kept_groups: int | None = None
-    """Groups learnt from, those whose returns differ most (dynamic sampling); None: all that are played."""
+    """Groups to train on, those whose returns differ most (dynamic sampling); None: all that are played."""
     common_random_numbers: bool = False
     """Members of a group share all randomness but that of their actions."""
+    truncate_sampling: bool = False
+    """A transformer samples only from its most probable tokens: hyperparameters top_k and top_p."""
+
+    # --- the update ---
+
     num_epochs: int = 4
     """Passes over the samples of a rollout."""
     num_minibatches: int = 16
     """Gradient steps in each pass."""
     num_microbatches: int | None = None
-    """Parts that a gradient step's samples are processed in, one after the other; None has it chosen by size."""
+    """Parts over which the gradient of a minibatch is accumulated; None: chosen by size."""
+    share_prompts: bool | None = None
+    """Minibatches are of whole groups, and an update reads their prompt once; None: a transformer's, where possible."""
+    normalize_observations: bool = False
+    """The policy sees observations minus their running mean, divided by their running standard deviation."""
+    normalize_rewards: bool = False
+    """Rewards are divided by the running standard deviation of the discounted return."""
+
+    # --- the policy ---
+
     network: str = "auto"
-    """Hidden layers: "mlp" (dense), "cnn" (a 3×3 convolution before those), "transformer" (of tokens, sizes below),
-    or "auto": "cnn" for images, "transformer" where there is a prompt."""
-    recurrent: str = "none"
-    """What policies remember of an episode: "none" (nothing), or "gru", a recurrent layer before the heads."""
+    """Hidden layers: "mlp" (dense), "cnn" (a 3×3 convolution before those), "transformer" (of tokens), or "auto":
+    "cnn" for images, "transformer" where there is a prompt."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the dense hidden layers, of the actor and of the critic."""
-    conv_channels: int = 16
-    """Channels of the CNN's convolution."""
-    recurrent_size: int = 64
-    """Units of the GRU."""
     activation: str = "tanh"
     """Activation function by its name in flax.linen."""
+    conv_channels: int = 16
+    """Channels of the CNN's convolution."""
+    recurrent: str = "none"
+    """A recurrent layer before the heads: "gru", or "none"."""
+    recurrent_size: int = 64
+    """Units of the GRU."""
+    shared_critic: bool = False
+    """The critic is a second head of the actor's network, in place of a network of its own."""
     action_distribution: str = "auto"
     """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto"."""
     state_dependent_std: bool = False
     """Standard deviations of real actions depend on the observation; otherwise they are free parameters."""
-    normalize_observations: bool = False
-    """Show the policy observations less their running mean, in running standard deviations."""
-    normalize_rewards: bool = False
-    """Learn from rewards in running standard deviations of the discounted return."""
-    shared_critic: bool = False
-    """The critic is a second head of the actor's network, in place of a network of its own."""
     hidden_scale: float = math.sqrt(2)
     """Gain of the hidden layers' initial weights, which are orthogonal."""
     actor_scale: float = 0.01
     """Gain of the initial weights of the actor's head: small, so that all actions begin about equally likely."""
     critic_scale: float = 1.0
     """Gain of the initial weights of the critic's head."""
-    share_prompts: bool | None = None
-    """Minibatches are of whole groups, and an update reads their prompt once; None: a transformer's, where possible."""
-    truncate_sampling: bool = False
-    """A transformer samples only from its most probable tokens: hyperparameters top_k and top_p."""
-    cut_episodes: bool = False
-    """Allow rollouts shorter than an episode of a one-episode group; longer episodes are then cut off."""
-    env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
-    """Parameters of the environment to override, such as max_steps_in_episode=200."""
+    transformer: Architecture = Architecture()
+    """Sizes of the transformer, where the network is one."""
 
     @property
     def num_groups(self) -> int:
@@ -130,7 +141,7 @@ class Fields(Architecture):
         critic = self.algorithm.critic is not None
         if self.is_transformer:
             return make_token_policy(
-                Architecture(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Architecture)}),
+                self.transformer,
                 distribution,
                 max_steps=self.env.max_steps + critic,  # a critic also reads the last token, for its value
                 critic=critic,

@@ -1,7 +1,7 @@
 """Loads published language models: folders with config.json and safetensors in the layout of Llama and Qwen.
 
-    fields = config_fields("Qwen3-0.6B")
-    config = Config(environment=my_task, **fields, compute_dtype="bfloat16")  # my_task's actions: the whole vocabulary
+    architecture = load_architecture("Qwen3-0.6B")
+    config = Config(environment=my_task, transformer=architecture)  # my_task's actions: the whole vocabulary
     state = make_init(config)(key, hyperparams)
     state = state.replace(params=state.params | load_params("Qwen3-0.6B"))
 
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies.transformer import Architecture
 from grpo_jax.types import PyTree
 
 # Fields of `Architecture` beyond the sizes, for each supported `model_type`.
@@ -38,11 +39,12 @@ _SUPPORTED = {
 }
 
 
-def config_fields(folder: str | Path) -> dict[str, Any]:
-    """The fields of a `Config` for the transformer of a checkpoint; without `network`, those of an `Architecture`.
+def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
+    """The sizes of a checkpoint's transformer: `Config(network="transformer", transformer=load_architecture(folder))`.
 
     Args:
       folder: contains config.json.
+      changes: fields of the `Architecture` to replace, such as `compute_dtype="bfloat16"`.
 
     Raises:
       ConfigError: if the model has a feature that this transformer lacks.
@@ -59,8 +61,7 @@ def config_fields(folder: str | Path) -> dict[str, Any]:
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
     num_heads = published["num_attention_heads"]
-    return {
-        "network": "transformer",
+    fields = {
         "num_layers": published["num_hidden_layers"],
         "width": published["hidden_size"],
         "num_heads": num_heads,
@@ -72,10 +73,11 @@ def config_fields(folder: str | Path) -> dict[str, Any]:
         "tie_embeddings": bool(published.get("tie_word_embeddings", False)),
         **MODEL_TYPES[model_type],
     }
+    return Architecture(**fields | changes)
 
 
 def load_params(folder: str | Path) -> PyTree:
-    """The weights of a checkpoint as parameters `{"actor": ...}` of a policy with the fields of `config_fields`.
+    """The weights of a checkpoint as parameters `{"actor": ...}` of a policy of that `load_architecture`.
 
     Args:
       folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists.
@@ -86,13 +88,13 @@ def load_params(folder: str | Path) -> PyTree:
     Raises:
       ConfigError: if a weight or the package `safetensors` is missing.
     """
-    fields, tensor = config_fields(folder), _reader(Path(folder))
+    architecture, tensor = load_architecture(folder), _reader(Path(folder))
 
     def kernel(*names: str) -> dict:
         """A dense layer of several published projections, concatenated along the outputs."""
         # Published weights are [outputs, inputs].
         layer = {"kernel": jnp.concatenate([tensor(f"{name}.weight").T for name in names], axis=1)}
-        if fields.get("attention_bias") and names[0].endswith("q_proj"):
+        if architecture.attention_bias and names[0].endswith("q_proj"):
             layer["bias"] = jnp.concatenate([tensor(f"{name}.bias") for name in names])
         return layer
 
@@ -100,9 +102,9 @@ def load_params(folder: str | Path) -> PyTree:
         return {"scale": tensor(f"{name}.weight")}
 
     params = {"embedding": tensor("model.embed_tokens.weight"), "norm": scale("model.norm")}
-    if not fields["tie_embeddings"]:
+    if not architecture.tie_embeddings:
         params["logits"] = kernel("lm_head")
-    for number in range(fields["num_layers"]):
+    for number in range(architecture.num_layers):
         layer = f"model.layers.{number}"
         attention, feedforward = f"{layer}.self_attn", f"{layer}.mlp"
         block = {
@@ -113,7 +115,7 @@ def load_params(folder: str | Path) -> PyTree:
             "gate_up": kernel(f"{feedforward}.gate_proj", f"{feedforward}.up_proj"),
             "down": kernel(f"{feedforward}.down_proj"),
         }
-        if fields.get("qk_norm"):
+        if architecture.qk_norm:
             block |= {"query_norm": scale(f"{attention}.q_norm"), "key_norm": scale(f"{attention}.k_norm")}
         params[f"block_{number}"] = block
     return {"actor": params}

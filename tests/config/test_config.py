@@ -17,6 +17,7 @@ from grpo_jax.objectives import (
     outcome,
     sequence_ratio,
 )
+from grpo_jax.policies import Architecture
 from grpo_jax.rollouts.starts import CONTINUE, FRESH, forked
 
 
@@ -31,7 +32,7 @@ def test_what_is_left_out_becomes_what_suits_the_algorithm():
 
 
 def test_a_prompt_asks_for_a_transformer():
-    tokens = {"environment": copy_task(), "num_envs": 8, "group_size": 4, "num_layers": 1}
+    tokens = {"environment": copy_task(), "num_envs": 8, "group_size": 4, "transformer": Architecture(num_layers=1)}
     config = Config(**tokens, num_minibatches=2)
     assert config.is_transformer and config.share_prompts and config.policy.max_steps == 4
     # Two groups cannot be dealt out over four minibatches, but eight completions can.
@@ -58,7 +59,7 @@ def test_configs_are_values():
 
 
 def test_counts_of_numpy_are_those_of_python():
-    sizes = {"num_envs": 8, "group_size": 4, "num_steps": 16, "num_epochs": 2, "num_minibatches": 2, "num_heads": 2}
+    sizes = {"num_envs": 8, "group_size": 4, "num_steps": 16, "num_epochs": 2, "num_minibatches": 2}
     fields = {"algorithm": "grpo", "cut_episodes": True, "env_params": {"max_steps_in_episode": 20}}
     config = Config(**sizes, **fields, hidden_sizes=(8, 4))
     numpy = {name: np.int64(size) for name, size in sizes.items()}
@@ -98,7 +99,6 @@ MISTAKES = {
     "a float of steps": ({"num_steps": 500.0}, r"num_steps=500.0 .*positive integer"),
     "a number in words": ({"num_epochs": "4"}, "num_epochs='4' .*positive integer"),
     "a truth value": ({"num_envs": True}, "num_envs=True .*positive integer"),
-    "a truth value of heads": ({"num_heads": True}, "num_heads=True .*positive integer"),
     "a float of NumPy": ({"num_envs": np.float32(8)}, "num_envs=.*8.0.* is not a positive integer"),
     "no epochs": ({"num_epochs": 0}, "num_epochs=0 .*positive integer"),
     "no minibatches": ({"num_minibatches": 0}, "num_minibatches=0 .*positive integer"),
@@ -148,10 +148,10 @@ MISTAKES = {
     ),
     "a transformer of real observations": ({"network": "transformer"}, "observes a token .*float32.*network='mlp'"),
     "a transformer with another memory": ({"environment": copy_task(), "recurrent": "gru"}, "leave out recurrent"),
-    "odd heads": ({"width": 12}, "heads of size 3, but rotary positions need an even size"),
-    "uneven heads": ({"num_heads": 4, "num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
-    "width of no heads": ({"width": 30}, "width=30 is not a multiple of num_heads=4"),
-    "unknown precision": ({"compute_dtype": "float8"}, "compute_dtype='float8'; use one of float32, bfloat16"),
+    "sizes in a dictionary": (
+        {"transformer": {"width": 16}},
+        r"transformer=\{'width': 16\} .*Architecture\(width=16\)",
+    ),
     "prompts without a transformer": ({"share_prompts": True}, "share_prompts=True is for transformers"),
     "groups not dealt out evenly": (
         {"environment": copy_task(), "share_prompts": True},

@@ -126,9 +126,10 @@ jax.config.update("jax_num_cpu_devices", 4)
 from grpo_jax import Config, Hyperparams, run
 from grpo_jax.algorithms import GRPO, with_reference
 from grpo_jax.devices.mesh import make_mesh
+from grpo_jax.policies import Architecture
 
 config = Config(environment="tokens:sort-3", algorithm=with_reference(GRPO), num_envs=16, group_size=4,
-                num_minibatches=2, num_epochs=1, width=32, num_layers=2, num_heads=2)
+                num_minibatches=2, num_epochs=1, transformer=Architecture(width=32, num_layers=2, num_heads=2))
 # Only the entropy bonus gives a gradient: random policies get no reward.
 hyperparams = Hyperparams(learning_rate=1e-3, total_steps=3 * config.steps_per_iteration, entropy_coef=-1.0)
 keys = jax.random.split(jax.random.key(0), 2)

@@ -20,6 +20,7 @@ from grpo_jax.objectives import (
     same_step_leave_one_out,
     state_hash_values,
 )
+from grpo_jax.policies import Architecture
 from grpo_jax.policies.normalization import initial_statistics, normalized
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
@@ -425,7 +426,12 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ConfigError, match="num_envs=2"):
         Config(algorithm=KERNEL_GAE, **small | {"num_envs": 1})
     with pytest.raises(ConfigError, match="policy_features"):
-        tokens = {"environment": copy_task(), "num_envs": 8, "num_minibatches": 1, "num_layers": 1}
+        tokens = {
+            "environment": copy_task(),
+            "num_envs": 8,
+            "num_minibatches": 1,
+            "transformer": Architecture(num_layers=1),
+        }
         Config(algorithm=BY_FEATURES._replace(start=GRPO.start), **tokens)
     with pytest.raises(ConfigError, match="or of a baseline"):
         Config(algorithm=KERNEL_GAE._replace(baseline=None), **small)

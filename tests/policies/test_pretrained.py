@@ -10,9 +10,9 @@ from probes import copy_task
 
 from grpo_jax import Config
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import Architecture, make_token_policy
+from grpo_jax.policies import make_token_policy
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.policies.pretrained import config_fields, encode_prompts, load_params, load_tokenizer
+from grpo_jax.policies.pretrained import encode_prompts, load_architecture, load_params, load_tokenizer
 
 CONFIG = {
     "hidden_size": 16,
@@ -133,9 +133,8 @@ TOKENS = np.array([[3, 1, 4, 10, 5, 9], [2, 6, 0, 7, 7, 1]])
 @pytest.mark.parametrize("model_type, shards", [("llama", 1), ("qwen2", 1), ("qwen3", 2)])
 def test_logits_are_those_of_the_published_architecture(tmp_path, model_type, shards):
     config, weights = write(tmp_path, model_type, shards=shards)
-    fields, params = config_fields(tmp_path), load_params(tmp_path)
-    del fields["network"]
-    policy = make_token_policy(Architecture(**fields), categorical(11), max_steps=4)
+    architecture, params = load_architecture(tmp_path), load_params(tmp_path)
+    policy = make_token_policy(architecture, categorical(11), max_steps=4)
     drawn = jax.eval_shape(policy.init, jax.random.key(0))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), drawn
@@ -151,11 +150,13 @@ def test_logits_are_those_of_the_published_architecture(tmp_path, model_type, sh
     np.testing.assert_allclose(read(params), expected, atol=1e-4)
 
 
-def test_a_config_takes_the_fields(tmp_path):
+def test_a_config_takes_the_architecture(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "qwen2"} | MODELS["qwen2"]))
-    config = Config(environment=copy_task(), num_envs=4, num_minibatches=1, **config_fields(tmp_path))
-    assert config.is_transformer and config.tie_embeddings and config.attention_bias
-    assert (config.num_layers, config.width, config.rope_base, config.norm_eps) == (1, 16, 5000.0, 1e-5)
+    architecture = load_architecture(tmp_path, compute_dtype="bfloat16")
+    config = Config(environment=copy_task(), num_envs=4, num_minibatches=1, transformer=architecture)
+    sizes = config.transformer
+    assert config.is_transformer and sizes.tie_embeddings and sizes.attention_bias and sizes.compute_dtype == "bfloat16"
+    assert (sizes.num_layers, sizes.width, sizes.rope_base, sizes.norm_eps) == (1, 16, 5000.0, 1e-5)
 
 
 UNSUPPORTED = {
@@ -174,7 +175,7 @@ def test_a_feature_that_is_not_supported_is_named(tmp_path, field):
     value, message = UNSUPPORTED[field]
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "llama", field: value}))
     with pytest.raises(ConfigError, match=message):
-        config_fields(tmp_path)
+        load_architecture(tmp_path)
 
 
 def test_a_missing_weight_is_named(tmp_path):

@@ -11,6 +11,7 @@ from probes import END, EQUALS, NUM_TOKENS, bits, copy_task
 from grpo_jax import GRPO, PPO, Config, Hyperparams, generate, make_init, make_train_step
 from grpo_jax.config.acting import acting_policy
 from grpo_jax.environments import group_parameters
+from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.rollouts.groups import one_carry_per_group
@@ -20,7 +21,14 @@ from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
 SMALL = {"width": 16, "num_heads": 4, "num_kv_heads": 2, "num_layers": 1}
-RUN = {"environment": copy_task(), "num_envs": 8, "group_size": 4, "num_epochs": 1, "num_minibatches": 2, **SMALL}
+RUN = {
+    "environment": copy_task(),
+    "num_envs": 8,
+    "group_size": 4,
+    "num_epochs": 1,
+    "num_minibatches": 2,
+    "transformer": Architecture(**SMALL),
+}
 PPO_FRESH = PPO._replace(start=FRESH)
 
 
@@ -268,3 +276,19 @@ def test_temperature_zero_is_greedy_whatever_the_padding(policy_and_params):
     for token in cold.tokens[0, 0][: cold.lengths[0, 0]].tolist():
         assert token == jnp.argmax(read(policy, params, text)[-1])
         text.append(token)
+
+
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ({"num_heads": True}, "num_heads=True .*positive integer"),
+        ({"width": 12}, "heads of size 3, but rotary positions need an even size"),
+        ({"num_heads": 4, "num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
+        ({"width": 30}, "width=30 is not a multiple of num_heads=4"),
+        ({"compute_dtype": "float8"}, "compute_dtype='float8'; use one of float32, bfloat16"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(sizes, message):
+    with pytest.raises(ConfigError, match=message):
+        Architecture(**sizes)
+    assert Architecture(num_heads=np.int64(2)) == Architecture(num_heads=2)
