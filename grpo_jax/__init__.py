@@ -10,6 +10,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import advantages, divergences, losses, slots
 from grpo_jax.objectives.losses import grpo_loss, ppo_loss
 from grpo_jax.policies import distributions
+from grpo_jax.recording.recorded_run import recorded_run
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.training.run import run
 from grpo_jax.training.train_step import make_init, make_train_step
@@ -40,6 +41,7 @@ __all__ = [
     "make_mesh",
     "make_train_step",
     "ppo_loss",
+    "recorded_run",
     "run",
     "slots",
     "with_reference",
