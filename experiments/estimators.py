@@ -1,9 +1,9 @@
-"""How good estimates of the policy gradient are: `python -m experiments.estimators`.
+"""Bias and noise of estimates of the policy gradient: `python -m experiments.estimators`.
 
-On small decision processes the gradient is known exactly. Each estimator, made of the library's own rollouts,
-advantages and losses, plays groups under one fixed policy; the table shows how far the mean of its gradients is from
-the truth (in standard errors, and relative to its length), and how noisy one is at equal environment steps.
-On four environments of gymnax it shows what common random numbers take off the noise.
+On small decision processes the gradient is known exactly. Each estimator, made of the library's rollouts, advantages
+and losses, plays groups under one fixed policy. The table shows how far the mean of its gradients is from the truth
+(in standard errors, and relative to its length), and how noisy a gradient is at equal environment steps. On four
+environments of gymnax it shows how much common random numbers reduce the noise.
 """
 
 import dataclasses
@@ -19,10 +19,9 @@ from jax.flatten_util import ravel_pytree
 from rich.progress import track
 from rich.table import Table
 
-from experiments.harness.command import command, hardware, versions
-from experiments.harness.console import make_console
+from experiments.harness.command import command, make_console, provenance
+from experiments.harness.figures import panels
 from experiments.harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
-from experiments.harness.workloads import commit
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
@@ -36,8 +35,8 @@ from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
 NUM_ENVS, GROUP_SIZE = 32, 8
-NUM_CHAINS = 256  # independent of each other, as the rollouts of one are not
-WINDOW = 8  # about an episode, so that it cuts many
+NUM_CHAINS = 256  # independent, while the rollouts within a chain are not
+WINDOW = 8  # about as long as an episode, so that many are cut
 BUDGET = 1000  # environment steps at which noise is compared
 NOISE_STEPS, NOISE_ROLLOUTS = 32, 512
 
@@ -49,41 +48,41 @@ class Arguments:
     num_groups: int = 100_000
     """Groups that each estimator plays on each process."""
     seed: int = 0
-    """Seed of the policies and of the groups."""
+    """Of the policies and of the groups."""
     out: Path | None = None
     """JSON file for the results."""
     plot: Path | None = None
-    """PNG file for a picture of them."""
+    """PNG file for a picture of the results."""
 
 
 class Estimator(NamedTuple):
-    """A gradient of the expected return of an episode."""
+    """An estimator of the gradient of an episode's expected return."""
 
     label: str
     algorithm: Algorithm
-    bias: str = ""  # where one is expected
+    bias: str = ""  # why it is expected to be biased, if it is
     common_random_numbers: bool = False
     group_size: int = GROUP_SIZE
 
 
-def of_episodes(algorithm: Algorithm) -> Algorithm:
-    """The mean over one-episode rollouts of their sums over steps."""
+def per_episode(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with the mean over one-episode rollouts of sums over steps."""
     return algorithm._replace(start=FRESH, reduce=mean_of_sequence_sums, normalize=None, penalties=())
 
 
-def of_steps(algorithm: Algorithm, start) -> Algorithm:
-    """The mean over the steps of runs that go on, which the expected length of an episode makes one of its sums."""
+def per_step(algorithm: Algorithm, start) -> Algorithm:
+    """The algorithm with the mean over steps, which times the expected length of an episode is the sum over one."""
     return algorithm._replace(start=start, reduce=mean_over_steps, normalize=None, penalties=())
 
 
 def exact_values(trajectory, policy, params, hyperparams, group_size, *, known: tuple[float, ...], scale: float):
-    """A critic that knows the values of all states, times a factor."""
+    """A baseline: the exact values of all states, times a factor."""
     values = scale * jnp.array(known)
     return trajectory.observation @ values, trajectory.final_observation @ values
 
 
 def estimators(process: Tabular, known: Exact) -> list[Estimator]:
-    """All that are compared."""
+    """The estimators that are compared."""
     critic = functools.partial(exact_values, known=tuple(known.values.tolist()))
     with_values = PPO._replace(critic=None)
     return_to_go = SAME_STEP_GAE._replace(advantage=objectives.return_minus_value_advantage)
@@ -94,42 +93,42 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
     num_actions = len(process.transitions[0])
     actions = GRPO._replace(advantage=objectives.all_actions_advantage)
     return [
-        Estimator("GRPO, fresh", of_episodes(GRPO), "divided by the group's standard deviation"),
-        Estimator("Dr. GRPO, fresh", of_episodes(DR_GRPO), "shorter by 1/G: its mean contains the member itself"),
-        Estimator("RLOO, fresh", of_episodes(RLOO)),
-        Estimator("RLOO, fresh, CRN", of_episodes(RLOO), common_random_numbers=True),
-        Estimator("same step, fresh", of_episodes(return_to_go)),
-        Estimator("same step, fresh, CRN", of_episodes(return_to_go), common_random_numbers=True),
-        Estimator("state hash, fresh", of_episodes(STATE_HASH)),
-        Estimator("kernel, fresh", of_episodes(kernel)),
-        Estimator("kernel + GAE, fresh", of_episodes(kernel_gae), "bootstraps from noisy values"),
-        Estimator("same step, anchored", of_steps(return_to_go, ANCHORED), cut),
-        Estimator("same step, anchored, CRN", of_steps(return_to_go, ANCHORED), cut, True),
-        Estimator("kernel + GAE, anchored", of_steps(kernel_gae, ANCHORED), "bootstraps from noisy values"),
-        Estimator("forked", of_steps(vine, forked(4)), "later steps of branches weigh more"),
-        Estimator("all actions, forked", of_steps(actions, forked(4, all_actions=True)), group_size=num_actions),
-        Estimator("all actions, forked, CRN", of_steps(actions, forked(4, all_actions=True)), "", True, num_actions),
+        Estimator("GRPO, fresh", per_episode(GRPO), "divided by the group's standard deviation"),
+        Estimator("Dr. GRPO, fresh", per_episode(DR_GRPO), "shorter by 1/G: its mean contains the member itself"),
+        Estimator("RLOO, fresh", per_episode(RLOO)),
+        Estimator("RLOO, fresh, CRN", per_episode(RLOO), common_random_numbers=True),
+        Estimator("same step, fresh", per_episode(return_to_go)),
+        Estimator("same step, fresh, CRN", per_episode(return_to_go), common_random_numbers=True),
+        Estimator("state hash, fresh", per_episode(STATE_HASH)),
+        Estimator("kernel, fresh", per_episode(kernel)),
+        Estimator("kernel + GAE, fresh", per_episode(kernel_gae), "bootstraps from noisy values"),
+        Estimator("same step, anchored", per_step(return_to_go, ANCHORED), cut),
+        Estimator("same step, anchored, CRN", per_step(return_to_go, ANCHORED), cut, True),
+        Estimator("kernel + GAE, anchored", per_step(kernel_gae, ANCHORED), "bootstraps from noisy values"),
+        Estimator("forked", per_step(vine, forked(4)), "later steps of branches weigh more"),
+        Estimator("all actions, forked", per_step(actions, forked(4, all_actions=True)), group_size=num_actions),
+        Estimator("all actions, forked, CRN", per_step(actions, forked(4, all_actions=True)), "", True, num_actions),
         Estimator(
-            "GAE, exact critic", of_steps(with_values._replace(baseline=functools.partial(critic, scale=1.0)), CONTINUE)
+            "GAE, exact critic", per_step(with_values._replace(baseline=functools.partial(critic, scale=1.0)), CONTINUE)
         ),
         Estimator(
             "GAE, critic of half the value",
-            of_steps(with_values._replace(baseline=functools.partial(critic, scale=0.5)), CONTINUE),
+            per_step(with_values._replace(baseline=functools.partial(critic, scale=0.5)), CONTINUE),
             "bootstraps from wrong values",
         ),
     ]
 
 
 class Moments(NamedTuple):
-    """Of the gradients of one chain of rollouts."""
+    """The moments of the gradients of one chain of rollouts."""
 
     mean: jax.Array  # [P]
     square: jax.Array  # [P] mean of squares
-    steps: jax.Array  # environment steps of a rollout, on average
+    steps: jax.Array  # mean environment steps of a rollout
 
 
 def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> Moments:
-    """Of rollouts that follow each other under fixed parameters, after as many as make their states typical."""
+    """The moments over consecutive rollouts under fixed parameters, after ten that are left out as burn-in."""
     algorithm, policy = config.algorithm, config.policy
     hyperparams = Hyperparams(discount=1.0, gae_lambda=0.95, kernel_bandwidth=0.5)
     key, key_init = jax.random.split(key)
@@ -158,13 +157,13 @@ def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> M
 
 
 def chains(config: Config, params: Any, keys: jax.Array, num_rollouts: int) -> Moments:
-    """Of a chain for each key, over all devices."""
-    of_chain = over_rows(lambda key: moments(config, params, key, num_rollouts), make_row_mesh(len(keys)))
-    return jax.jit(of_chain)(keys)
+    """The moments of a chain for each key, over all devices."""
+    chain = over_rows(lambda key: moments(config, params, key, num_rollouts), make_row_mesh(len(keys)))
+    return jax.jit(chain)(keys)
 
 
-def measured(process: Tabular, estimator: Estimator, params: Any, truth: Any, known: Exact, arguments: Arguments):
-    """A row of the table."""
+def measure(process: Tabular, estimator: Estimator, params: Any, truth: Any, known: Exact, arguments: Arguments):
+    """The row of an estimator in the table."""
     from_reset = estimator.algorithm.start is FRESH
     num_envs = NUM_ENVS // estimator.group_size * estimator.group_size
     config = Config(
@@ -180,13 +179,13 @@ def measured(process: Tabular, estimator: Estimator, params: Any, truth: Any, kn
     )
     num_rollouts = -(-arguments.num_groups // (NUM_CHAINS * (num_envs // estimator.group_size)))
     keys = jax.random.split(jax.random.key(arguments.seed + 1), NUM_CHAINS)
-    of_chains = chains(config, params, keys, num_rollouts)
+    estimates = chains(config, params, keys, num_rollouts)
     scale = 1.0 if from_reset else float(known.episode_length)
-    means = scale * np.asarray(of_chains.mean, np.float64)
+    means = scale * np.asarray(estimates.mean, np.float64)
     truth = np.asarray(ravel_pytree(truth)[0], np.float64)
     mean, error = means.mean(0), means.std(0, ddof=1) / np.sqrt(NUM_CHAINS)
-    steps = float(of_chains.steps.mean())
-    variance = float((scale**2 * np.asarray(of_chains.square, np.float64).mean(0) - mean**2).sum())
+    steps = float(estimates.steps.mean())
+    variance = float((scale**2 * np.asarray(estimates.square, np.float64).mean(0) - mean**2).sum())
     at_budget = variance * steps / BUDGET
     length = np.linalg.norm(truth)
     return {
@@ -198,19 +197,19 @@ def measured(process: Tabular, estimator: Estimator, params: Any, truth: Any, kn
         "cosine_of_mean": float(mean @ truth / (np.linalg.norm(mean) * length)),
         # Noise as a multiple of the signal, whatever the scale of the gradient.
         "noise_to_signal": float(at_budget / np.linalg.norm(mean) ** 2),
-        # Of one estimate from BUDGET steps, as if its noise were the same in all directions.
+        # One estimate from BUDGET steps, if its noise were the same in all directions.
         "cosine": float(mean @ truth / (length * np.sqrt(np.linalg.norm(mean) ** 2 + at_budget))),
         "num_groups": num_rollouts * NUM_CHAINS * (num_envs // estimator.group_size),
     }
 
 
 def common_noise(environment: str, seed: int) -> dict:
-    """The variance of the same-step leave-one-out gradient, without and with common random numbers."""
+    """The variance of the same-step gradient, without and with common random numbers."""
     rows = []
     for shared in (False, True):
         config = Config(
             environment=environment,
-            algorithm=of_steps(SAME_STEP_GAE._replace(advantage=objectives.return_minus_value_advantage), ANCHORED),
+            algorithm=per_step(SAME_STEP_GAE._replace(advantage=objectives.return_minus_value_advantage), ANCHORED),
             num_envs=NUM_ENVS,
             group_size=GROUP_SIZE,
             num_steps=NOISE_STEPS,
@@ -220,8 +219,8 @@ def common_noise(environment: str, seed: int) -> dict:
             common_random_numbers=shared,
         )
         params = config.policy.init(jax.random.key(seed))
-        got = chains(config, params, jax.random.split(jax.random.key(seed + 1), 8), NOISE_ROLLOUTS // 8)
-        rows.append(float((got.square.mean(0) - got.mean.mean(0) ** 2).sum()))
+        estimates = chains(config, params, jax.random.split(jax.random.key(seed + 1), 8), NOISE_ROLLOUTS // 8)
+        rows.append(float((estimates.square.mean(0) - estimates.mean.mean(0) ** 2).sum()))
     return {"environment": environment, "variance": rows[0], "variance_crn": rows[1], "ratio": rows[1] / rows[0]}
 
 
@@ -241,7 +240,7 @@ def main(arguments: Arguments) -> None:
         rows = []
         compared = estimators(process, known)
         for estimator in track(compared, process.name, console=console, transient=True):
-            rows.append(measured(process, estimator, params, truth, known, arguments))
+            rows.append(measure(process, estimator, params, truth, known, arguments))
         results[process.name] = rows
         console.print(table(process.name, rows))
     environments = track(ENVIRONMENTS, "common random numbers", console=console, transient=True)
@@ -251,14 +250,13 @@ def main(arguments: Arguments) -> None:
         shared.add_row(row["environment"], f"{row['ratio']:.2f}")
     console.print(shared)
     if arguments.out is not None:
-        where = {"hardware": hardware(), "versions": versions(), "commit": commit()}
-        write_json(arguments.out, where | {"processes": results, "common_random_numbers": noise})
+        write_json(arguments.out, provenance() | {"processes": results, "common_random_numbers": noise})
     if arguments.plot is not None:
         draw(results, arguments.plot)
 
 
 def is_biased(row: dict) -> bool:
-    """Further from the truth than chance explains, of the largest deviation of some twenty parameters."""
+    """Whether the largest deviation from the truth, of some twenty parameters, is more than chance explains."""
     return row["largest_z"] > 3.5
 
 
@@ -275,22 +273,13 @@ def table(process: str, rows: list[dict]) -> Table:
 
 def draw(results: dict[str, list[dict]], path: Path) -> None:
     """How well one estimate from `BUDGET` steps points along the true gradient, by process."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(results), figsize=(12, 5), sharey=True, layout="constrained")
-    for axis, (process, rows) in zip(axes, results.items(), strict=True):
-        colors = ["C1" if is_biased(row) else "C0" for row in rows]
-        axis.barh([row["estimator"] for row in rows], [row["cosine"] for row in rows], color=colors)
-        axis.set(title=process, xlabel=f"cosine to the true gradient, {BUDGET:,} steps", xlim=(0, 1))
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].invert_yaxis()
     title = "blue: every parameter's mean is the truth within 3.5 standard errors; orange: biased"
-    figure.suptitle(title, fontsize="small", color="0.4")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with panels(path, len(results), size=(4, 5), title=title, sharey=True) as (_, axes):
+        for axis, (process, rows) in zip(axes, results.items(), strict=True):
+            colors = ["C1" if is_biased(row) else "C0" for row in rows]
+            axis.barh([row["estimator"] for row in rows], [row["cosine"] for row in rows], color=colors)
+            axis.set(title=process, xlabel=f"cosine to the true gradient, {BUDGET:,} steps", xlim=(0, 1))
+        axes[0].invert_yaxis()
 
 
 if __name__ == "__main__":

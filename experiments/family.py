@@ -1,4 +1,4 @@
-"""The whole family on one task: `python -m experiments.family`."""
+"""All algorithms on one task: `python -m experiments.family`."""
 
 import dataclasses
 from pathlib import Path
@@ -7,6 +7,7 @@ import numpy as np
 import tyro
 
 from experiments.harness.command import command
+from experiments.harness.figures import draw_curve, panels
 from experiments.harness.runs import Run, make_plan
 from experiments.harness.settings import SOLVED_AT
 from experiments.harness.study import Study, StudyArguments
@@ -15,9 +16,9 @@ from grpo_jax.recording.statistics import learning_curve
 
 WHY_NOT = {
     "grpo_process": "cannot learn here: CartPole pays 1 at every step, so rewards normalised over a group are all 0",
-    "pass_at_k": "learns slowly: only the best member of each group is learnt from",
+    "pass_at_k": "learns slowly: only the best member of each group has a positive advantage",
 }
-"""What keeps an algorithm from solving CartPole within the budget, by construction."""
+"""Why an algorithm cannot solve CartPole within the budget."""
 
 
 @dataclasses.dataclass
@@ -34,7 +35,7 @@ class Arguments(StudyArguments):
 
 def main(arguments: Arguments) -> None:
     plans = [
-        make_plan("CartPole-v1", name, total_steps=arguments.total_steps)
+        make_plan("CartPole-v1", name, arguments.training_keys, total_steps=arguments.total_steps)
         for name in (name_of(by_name(name)) for name in arguments.algorithms)
     ]
     study = Study("family", plans, arguments)
@@ -46,37 +47,19 @@ def main(arguments: Arguments) -> None:
 
 def plot_family(runs: list[Run], path: Path) -> None:
     """A small panel for each algorithm, the first run in grey behind the others."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    columns = min(5, len(runs))
-    rows = -(-len(runs) // columns)
-    size = (2.6 * columns, 2.0 * rows)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+    title = (
+        f"CartPole-v1: IQM of {len(runs[0].final_returns)} seeds, 95% interval; grey: {runs[0].label}; "
+        "number: mean final return"
     )
     curves = [learning_curve(run.result.steps, run.returns, run.counts) for run in runs]
-    for axis in axes.flat[len(runs) :]:
-        axis.set_visible(False)
-    for run, curve, axis in zip(runs, curves, axes.flat, strict=False):
-        axis.plot(curves[0].steps, curves[0].mean, color="0.75", zorder=1)
-        axis.plot(curve.steps, curve.mean, color="C0")
-        axis.fill_between(curve.steps, curve.low, curve.high, color="C0", alpha=0.25, linewidth=0)
-        axis.set_title(run.label, fontsize="small")
-        axis.text(0.97, 0.06, f"{np.mean(run.final_returns):.0f}", transform=axis.transAxes, ha="right", color="C0")
-        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("environment steps (each seed)", fontsize="small")
-    figure.supylabel("return of training episodes", fontsize="small")
-    figure.suptitle(
-        f"CartPole-v1: IQM of {len(runs[0].final_returns)} seeds, 95% interval; grey: {runs[0].label}; "
-        "number: mean final return",
-        fontsize="small",
-    )
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with panels(path, len(runs), size=(2.6, 2.0), title=title, sharex=True, sharey=True) as (figure, axes):
+        for run, curve, axis in zip(runs, curves, axes, strict=True):
+            axis.plot(curves[0].steps, curves[0].mean, color="0.75", zorder=1)
+            draw_curve(axis, curve, "C0")
+            axis.set_title(run.label, fontsize="small")
+            axis.text(0.97, 0.06, f"{np.mean(run.final_returns):.0f}", transform=axis.transAxes, ha="right", color="C0")
+        figure.supxlabel("environment steps (each seed)", fontsize="small")
+        figure.supylabel("return of training episodes", fontsize="small")
 
 
 if __name__ == "__main__":

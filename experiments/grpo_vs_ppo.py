@@ -21,7 +21,7 @@ class Arguments(StudyArguments):
 
 def main(arguments: Arguments) -> None:
     plans = [
-        make_plan(environment, name, total_steps=arguments.total_steps)._replace(label=name.upper())
+        make_plan(environment, name, arguments.training_keys, total_steps=arguments.total_steps, label=name.upper())
         for environment in arguments.environments
         for name in ("grpo", "ppo")
     ]

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from numpy.typing import ArrayLike
 
 from experiments.harness.command import command, hardware
 from experiments.harness.figures import draw_curves
-from experiments.harness.runs import Plan, Run, make_plan, sampled_return
+from experiments.harness.runs import Run, make_plan, sampled_return, score_summary
 from experiments.harness.study import Study, StudyArguments
 from grpo_jax.algorithms import name_of
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.statistics import Curve, bootstrap_interval, iqm, learning_curve
+from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.statistics import Curve, learning_curve
 
 SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
 
@@ -35,8 +37,8 @@ VARIANTS = {
     "SpaceInvaders-MinAtar": "grpo_return_to_go",
     "DeepSea-bsuite": "rloo",
 }
-"""Of GRPO, where another suits better: returns-to-go where many steps pay and most of a return is not a step's doing;
-no division by the group's deviation where that would blow up the small costs of unlucky groups."""
+"""The variant of GRPO, if not GRPO itself: returns-to-go where many steps are rewarded and most of a return does not
+depend on a single step; no division by the group's standard deviation where rewards are rare and costs small."""
 
 STEPS = {
     "CartPole-v1": 500_000,
@@ -57,7 +59,7 @@ STEPS = {
     "SpaceInvaders-MinAtar": 500_000,
     "Seaquest-MinAtar": 100_000,
 }
-"""Environment steps a seed may take, 300,000 where nothing is said."""
+"""Environment steps of each seed; 300,000 for the others."""
 
 PUBLISHED = {
     "CartPole-v1": "500",
@@ -76,7 +78,7 @@ PUBLISHED = {
     "Asterix-MinAtar": "1.4 (5.9 at 5M)",
     "Freeway-MinAtar": "17.2 (49.9 at 5M)",
 }
-"""gymnax's own README (best of PPO and evolution strategies, https://github.com/RobertTLange/gymnax). Of MinAtar
+"""From gymnax's README (best of PPO and evolution strategies, https://github.com/RobertTLange/gymnax). For MinAtar,
 purejaxrl's PPO on gymnax 1.0.1, mean of 3 seeds, after 500,000 of its 5 million steps, over which its learning rate
 decays.
 """
@@ -94,8 +96,8 @@ GOALS = {
     "BernoulliBandit-misc": 85.0,
     "FourRooms-misc": 0.95,
 }
-"""The mean return that the better of the two should reach. SimpleBandit has none: gymnax draws its arms anew for each
-episode, which is one pull and shows nothing of them, so that every policy is paid 0.5."""
+"""The mean return that the better of the two should reach. SimpleBandit has none: gymnax draws new arms for each
+episode of one pull, so that every policy has a mean return of 0.5."""
 
 ENVIRONMENTS = (
     "CartPole-v1",
@@ -135,11 +137,11 @@ class Arguments(StudyArguments):
     """
 
     environments: tuple[str, ...] = ()
-    """Names of gymnax environments, to be run even if the folder has them; if left out, all that it has not."""
+    """Names of gymnax environments, which are run even if the folder has their results; by default all without."""
     num_seeds: int = 5
     """Independent runs of each."""
     steps_factor: float = 1.0
-    """Times as many environment steps as usual."""
+    """Multiplies the environment steps."""
     out: Path = Path("runs/gymnax_suite")
     """Folder for the results."""
 
@@ -148,9 +150,9 @@ def main(arguments: Arguments) -> None:
     summary = arguments.out / SUMMARY
     results = json.loads(summary.read_text()) if summary.exists() else {}
     environments = arguments.environments or tuple(name for name in ENVIRONMENTS if name not in results)
-    plans = {environment: plans_of(environment, arguments.steps_factor) for environment in environments}
+    plans = {environment: make_plans(arguments, environment) for environment in environments}
     for environment in environments:
-        # What is to be found again has a place of its own.
+        # A run that can be resumed needs a folder with a known name.
         out = arguments.out / "runs" / environment if arguments.checkpoint_every else None
         study = Study(
             f"gymnax_suite_{environment}",
@@ -159,7 +161,7 @@ def main(arguments: Arguments) -> None:
             score=sampled_return(num_evaluation_episodes(plans[environment][0])),
         )
         study.run_all()
-        results[environment] = result(study.runs)
+        results[environment] = summarise_environment(study.runs)
         in_order = [name for name in ENVIRONMENTS if name in results]
         write_results({name: results[name] for name in dict.fromkeys(in_order + list(results))}, arguments.out)
     print((arguments.out / TABLE).read_text())
@@ -167,55 +169,54 @@ def main(arguments: Arguments) -> None:
 
 
 def num_evaluation_episodes(plan: Plan) -> int:
-    """Some 25,000 steps of them: many of short ones, whose returns are often a matter of luck."""
+    """About 25,000 steps of them: many if they are short, as their returns often vary most."""
     return min(256, max(16, 25_600 // plan.config.env.max_steps))
 
 
-def plans_of(environment: str, steps_factor: float) -> list[Plan]:
-    """PPO's run and GRPO's."""
-    total_steps = int(steps_factor * STEPS.get(environment, 300_000))
+def make_plans(arguments: Arguments, environment: str) -> list[Plan]:
+    """The runs of PPO and of GRPO."""
+    total_steps = int(arguments.steps_factor * STEPS.get(environment, 300_000))
     algorithms = {"PPO": "ppo", "GRPO": VARIANTS.get(environment, "grpo")}
-    plans = {label: make_plan(environment, name, total_steps=total_steps) for label, name in algorithms.items()}
-    return [plan._replace(label=label) for label, plan in plans.items()]
+    return [
+        make_plan(environment, name, arguments.training_keys, total_steps=total_steps, label=label)
+        for label, name in algorithms.items()
+    ]
 
 
-def result(runs: list[Run]) -> dict:
-    """What summary.json says of an environment.
+def summarise_environment(runs: list[Run]) -> dict:
+    """The entry of an environment in summary.json.
 
     The random policy's return is that of GRPO's first rollouts, whole episodes of a policy as it is initialised: all
     actions about equally likely, or Gaussian with a deviation of half the bounds' width.
     """
-    of = {run.label: run for run in runs}
+    ppo, grpo = runs
     return {
-        "steps": int(of["PPO"].hyperparams.total_steps),
-        "random": round_to(np.mean(of["GRPO"].returns[0])),
-        "num_seeds": len(of["PPO"].final_returns),
+        "steps": int(ppo.hyperparams.total_steps),
+        "random": rounded(np.mean(grpo.returns[0])),
+        "num_seeds": len(ppo.final_returns),
         "hardware": hardware(),
-        "runs": {label: result_of_run(run) for label, run in of.items()},
+        "runs": {run.label: summarise_run(run) for run in runs},
     }
 
 
-def result_of_run(run: Run) -> dict:
+def summarise_run(run: Run) -> dict:
     """Final returns, times and the curve, to four digits."""
     curve = learning_curve(run.result.steps, run.returns, run.counts, num_points=50)
+    times = {"wall_seconds": run.wall_seconds, "core_seconds": run.core_seconds}
     return {
         "algorithm": name_of(run.config.algorithm),
-        "iqm": round_to(iqm(run.final_returns)),
-        "ci95": [round_to(bound) for bound in bootstrap_interval(run.final_returns)],
-        "per_seed": [round_to(final_return) for final_return in run.final_returns],
-        "wall_seconds": round_to(run.wall_seconds),
-        "core_seconds": round_to(run.core_seconds),
-        "curve": {name: [round_to(value) for value in values] for name, values in curve._asdict().items()},
+        **{name: rounded(value) for name, value in (score_summary(run.final_returns) | times).items()},
+        "curve": {name: rounded(values) for name, values in curve._asdict().items()},
     }
 
 
-def round_to(value: float) -> float:
-    """Four significant digits."""
-    return float(f"{value:.4g}")
+def rounded(value: ArrayLike) -> float | list[float]:
+    """To four significant digits; an array as a list."""
+    return [rounded(element) for element in value] if np.ndim(value) else float(f"{value:.4g}")
 
 
 def write_results(results: dict, out: Path) -> None:
-    """All three files, from what the first one holds."""
+    """Writes summary.json, and draws the table and the curves of the results in it."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / SUMMARY, results)
     header = ["environment", "steps", "PPO", "GRPO", "random", "published", "goal", "PPO's core time"]
@@ -229,7 +230,7 @@ def write_results(results: dict, out: Path) -> None:
 
 
 def row(environment: str, entry: dict) -> list[str]:
-    """The cells of one environment; a variant of GRPO is named."""
+    """The cells of one environment, with the name of a variant of GRPO."""
 
     def cell(run: dict) -> str:
         low, high = run["ci95"]

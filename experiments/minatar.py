@@ -1,8 +1,8 @@
 """Groups without a critic beside PPO on MinAtar: `python -m experiments.minatar`.
 
-All methods take the same environment steps with the same network and number of updates; those with groups at half of
-PPO's learning rate, as their advantages are noisier. With `--ablations` it shows what each part of the kernel
-baseline's recipe does.
+All methods take the same environment steps and updates with the same network; those with groups at half of PPO's
+learning rate, as their advantages are noisier. With `--ablations` it shows the effect of each part of the kernel
+baseline's recipe.
 """
 
 import dataclasses
@@ -12,19 +12,20 @@ from typing import Any, NamedTuple
 import tyro
 
 from experiments.harness.command import command
-from experiments.harness.runs import Plan, make_plan, sampled_return
+from experiments.harness.runs import make_plan, sampled_return
 from experiments.harness.study import Study, StudyArguments
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import KERNEL_GAE
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.objectives import policy_features
+from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import CONTINUE
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
 
 
 class Method(NamedTuple):
-    """An algorithm, and how its run differs from the settings of the game."""
+    """An algorithm, and its changes to the settings of the game and to the slots of the algorithm."""
 
     algorithm: str
     fields: dict[str, Any] = {}
@@ -71,22 +72,15 @@ class Arguments(StudyArguments):
     """Trains PPO and critic-free methods on MinAtar at equal environment steps."""
 
     games: tuple[str, ...] = GAMES
-    """Which of them."""
+    """Names of the games."""
     total_steps: int = 5_000_000
     """Environment steps a seed may take."""
     num_seeds: int = 5
     """Independent runs of each."""
     methods: tuple[str, ...] = ()
-    """Which of them, by their names; all if left out."""
+    """Names of the methods; all if left out."""
     ablations: bool = False
     """Vary one thing at a time, in place of comparing the methods; give it another --seed and fewer --total-steps."""
-
-
-def plan_of(game: str, label: str, method: Method, total_steps: int) -> Plan:
-    """A run on a game, with the settings of all of them."""
-    plan = make_plan(f"{game}-MinAtar", method.algorithm, total_steps=total_steps, **method.fields)
-    algorithm = plan.config.algorithm._replace(**method.slots)
-    return plan._replace(label=label, config=dataclasses.replace(plan.config, algorithm=algorithm))
 
 
 def main(arguments: Arguments) -> None:
@@ -95,13 +89,27 @@ def main(arguments: Arguments) -> None:
         if label not in methods:
             raise ConfigError(f"unknown method {label!r}: {nearest(label, methods)}")
     plans = [
-        plan_of(game, label, methods[label], arguments.total_steps)
+        make_game_plan(arguments, game, label, methods[label])
         for game in arguments.games
         for label in arguments.methods or methods
     ]
     study = Study("minatar", plans, arguments, score=sampled_return(64))
     study.run_all()
     study.finish()
+
+
+def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> Plan:
+    """A run of a method on a game."""
+    plan = make_plan(
+        f"{game}-MinAtar",
+        method.algorithm,
+        arguments.training_keys,
+        total_steps=arguments.total_steps,
+        label=label,
+        **method.fields,
+    )
+    algorithm = plan.config.algorithm._replace(**method.slots)
+    return plan._replace(config=dataclasses.replace(plan.config, algorithm=algorithm))
 
 
 if __name__ == "__main__":

@@ -4,64 +4,60 @@ import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.harness.command import command
-from experiments.harness.console import make_console
+from experiments.harness.command import command, make_console
+from experiments.harness.figures import draw_curve, panels, with_interval
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, read_lines
+from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, read_metrics
 from grpo_jax.recording.statistics import (
-    bootstrap_interval,
-    iqm,
     learning_curve,
     performance_profile,
     probability_of_improvement,
 )
 
 RETURN = "episode/return_mean"
-MEANS_OF_EPISODES = (RETURN, "episode/length_mean")
+MEANS_OVER_EPISODES = (RETURN, "episode/length_mean")
 
 
 @dataclasses.dataclass
 class Arguments:
-    """Compares runs: learning curves, performance profiles, and how probably each is better than the first."""
+    """Compares runs: learning curves, performance profiles, and the probability that each is better than the first."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders that experiments wrote; each may hold several runs. The first one's first run is the baseline."""
+    """Folders of results, each of one run or several. The first run of the first folder is the baseline."""
     metric: str = RETURN
     """What the curves show, by its name in metrics.jsonl."""
     out: Path = Path("comparison.png")
-    """The picture."""
+    """File for the picture."""
 
 
-class Recorded(NamedTuple):
-    """A run as its folder has it, all seeds."""
+class SavedRun(NamedTuple):
+    """A run as it is read from its folder, all seeds."""
 
     label: str
     environment: str
     steps: np.ndarray  # [num_iterations, num_seeds] environment steps made
     values: np.ndarray  # [num_iterations, num_seeds] of the metric, NaN where there is none
-    counts: np.ndarray | None  # [num_iterations, num_seeds] episodes that it is a mean of; None of another metric
+    counts: np.ndarray | None  # [num_iterations, num_seeds] of episodes, if the metric is a mean over them
     final_returns: np.ndarray | None  # [num_seeds] of the final evaluation; None before there is one
 
 
-def read_runs(folder: Path, metric: str = RETURN) -> list[Recorded]:
-    """The runs of a folder, also of one that is still being written.
+def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
+    """The runs in a folder, also if they are still being written.
 
     Raises:
-      ConfigError: there is no metrics.jsonl or nothing in it yet, or the metric is in none of its lines.
+      ConfigError: there is no metrics.jsonl or nothing in it yet, or it does not have the metric.
     """
     path = folder / METRICS_FILE
     if not path.exists():
         raise ConfigError(f"{folder} is not the folder of a run: it has no {METRICS_FILE}")
-    lines: dict[str, list[dict]] = {}
-    for line in read_lines(folder):
-        lines.setdefault(line["run"], []).append(line)
-    if not lines:
+    chunks = read_metrics(folder)
+    if not chunks:
         raise ConfigError(f"{path} has no iteration in it yet")
     finals = {}
     if (folder / SUMMARY_FILE).exists():
@@ -69,27 +65,24 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[Recorded]:
             finals[f"{run['algorithm']} on {run['environment']}"] = np.array(run["final_return"]["per_seed"], float)
 
     runs = []
-    for name, of_run in lines.items():
-        if metric not in of_run[0]:
-            known = sorted(key for key in of_run[0] if "/" in key)
-            raise ConfigError(f"{path} has no metric {metric!r}; known: {', '.join(known)}")
+    for name, chunk in chunks.items():
+        if metric not in chunk.metrics:
+            raise ConfigError(f"{path} has no metric {metric!r}; known: {', '.join(sorted(chunk.metrics))}")
         label, _, environment = name.rpartition(" on ")
-        values = np.array([line[metric] for line in of_run], float)  # null becomes NaN
-        steps = np.array([line["environment_steps"] for line in of_run])
-        counts = np.array([line["episode/count"] for line in of_run], float) if metric in MEANS_OF_EPISODES else None
-        runs.append(Recorded(label, environment, steps, values, counts, finals.get(name)))
+        counts = chunk.metrics["episode/count"] if metric in MEANS_OVER_EPISODES else None
+        runs.append(SavedRun(label, environment, chunk.steps, chunk.metrics[metric], counts, finals.get(name)))
     return runs
 
 
-def read_all(folders: tuple[Path, ...], metric: str) -> list[Recorded]:
-    """The runs of all folders, labelled so that they can be told apart."""
-    of_folders = {folder.resolve(): read_runs(folder, metric) for folder in folders}
-    if len(of_folders) == 1:
-        return next(iter(of_folders.values()))
+def read_all(folders: tuple[Path, ...], metric: str) -> list[SavedRun]:
+    """The runs of all folders, with distinct labels."""
+    by_folder = {folder.resolve(): read_runs(folder, metric) for folder in folders}
+    if len(by_folder) == 1:
+        return next(iter(by_folder.values()))
     labelled = []
-    for name, runs in zip(short_names(of_folders), of_folders.values(), strict=True):
-        alone = len({run.label for run in runs}) == 1
-        labelled += [run._replace(label=name if alone else f"{name}: {run.label}") for run in runs]
+    for name, runs in zip(short_names(by_folder), by_folder.values(), strict=True):
+        is_one = len({run.label for run in runs}) == 1
+        labelled += [run._replace(label=name if is_one else f"{name}: {run.label}") for run in runs]
     return labelled
 
 
@@ -101,15 +94,15 @@ def short_names(folders: Iterable[Path]) -> list[str]:
     """
     parts = [folder.parts for folder in folders]
 
-    def is_alone(end: tuple[str, ...]) -> bool:
+    def is_unique(end: tuple[str, ...]) -> bool:
         return sum(other[-len(end) :] == end for other in parts) == 1
 
-    ends = ([mine[-count:] for count in range(1, len(mine) + 1)] for mine in parts)
-    return [str(Path(*next(filter(is_alone, of_mine)))) for of_mine in ends]
+    ends = ([path[-count:] for count in range(1, len(path) + 1)] for path in parts)
+    return [str(Path(*next(filter(is_unique, candidates)))) for candidates in ends]
 
 
-def final_returns(runs: list[Recorded]) -> tuple[str, list[np.ndarray]]:
-    """What they are called, and of each run `[num_seeds]`: evaluated if all of them were, else as last seen."""
+def final_returns(runs: list[SavedRun]) -> tuple[str, list[np.ndarray]]:
+    """The final returns of each run, `[num_seeds]`, and their name; the last training values unless all have some."""
     if all(run.final_returns is not None for run in runs):
         return "final return", [run.final_returns for run in runs]
 
@@ -120,68 +113,66 @@ def final_returns(runs: list[Recorded]) -> tuple[str, list[np.ndarray]]:
     return "last training value", [np.apply_along_axis(last, 0, run.values) for run in runs]
 
 
-def plot(runs: list[Recorded], metric: str, path: Path) -> None:
+def plot(runs: list[SavedRun], metric: str, path: Path) -> None:
     """A row of panels for each environment: curves, performance profiles, probabilities of improvement."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     environments = list(dict.fromkeys(run.environment for run in runs))
     labels = list(dict.fromkeys(run.label for run in runs))
     colors = {label: f"C{i % 10}" for i, label in enumerate(labels)}
-    figure, axes = plt.subplots(
-        len(environments), 3, figsize=(15, 4 * len(environments)), squeeze=False, layout="constrained"
-    )
-    for environment, (curves, profiles, chances) in zip(environments, axes, strict=True):
-        here = [run for run in runs if run.environment == environment]
-        name, finals = final_returns(here)
-        for run in here:
-            if not np.isnan(run.values).all():
-                curve = learning_curve(run.steps, run.values, run.counts)
-                curves.plot(curve.steps, curve.mean, color=colors[run.label], label=run.label)
-                curves.fill_between(curve.steps, curve.low, curve.high, color=colors[run.label], alpha=0.2, linewidth=0)
-        curves.set(title=environment, xlabel="environment steps (each seed)", ylabel=f"{metric} (IQM, 95% interval)")
-        curves.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
-        curves.legend(frameon=False, fontsize="small")
-
-        low, high = np.nanquantile(np.concatenate(finals), [0, 1])
-        margin = 0.05 * (high - low or 1.0)
-        thresholds = np.linspace(low - margin, high + margin, 201)
-        for run, final in zip(here, finals, strict=True):
-            share, below, above = performance_profile(final, thresholds)
-            profiles.plot(thresholds, share, color=colors[run.label])
-            profiles.fill_between(thresholds, below, above, color=colors[run.label], alpha=0.2, linewidth=0)
-        profiles.set(title="performance profile", xlabel=f"{name} τ", ylabel="share of seeds above τ")
-        profiles.set_ylim(-0.02, 1.02)
-
-        rows = range(len(here) - 1)
-        for row, run, final in zip(rows, here[1:], finals[1:], strict=True):
-            chance, below, above = probability_of_improvement(final, finals[0])
-            error = [[chance - below], [above - chance]]
-            chances.errorbar(chance, row, xerr=error, fmt="o", color=colors[run.label], capsize=3)
-        chances.axvline(0.5, color="0.6", linestyle="--", linewidth=0.8, zorder=0)
-        chances.set_yticks(rows, [run.label for run in here[1:]])
-        chances.set(xlim=(-0.02, 1.02), ylim=(max(len(rows), 1) - 0.5, -0.5))
-        chances.set_title(f"P({name} > that of {here[0].label})")
-        for axis in (curves, profiles, chances):
-            axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with panels(path, 3 * len(environments), size=(5, 4), columns=3) as (_, axes):
+        for i, environment in enumerate(environments):
+            here = [run for run in runs if run.environment == environment]
+            name, finals = final_returns(here)
+            draw_learning_curves(axes[3 * i], here, colors, metric)
+            draw_profiles(axes[3 * i + 1], here, colors, name, finals)
+            draw_improvements(axes[3 * i + 2], here, colors, name, finals)
 
 
-def table(runs: list[Recorded]) -> Table:
+def draw_learning_curves(axis: Any, runs: list[SavedRun], colors: dict[str, str], metric: str) -> None:
+    """The learning curve of each run, by its label."""
+    for run in runs:
+        if not np.isnan(run.values).all():
+            draw_curve(axis, learning_curve(run.steps, run.values, run.counts), colors[run.label], run.label)
+    axis.set(title=runs[0].environment, xlabel="environment steps (each seed)", ylabel=f"{metric} (IQM, 95% interval)")
+    axis.legend(frameon=False, fontsize="small")
+
+
+def draw_profiles(axis: Any, runs: list[SavedRun], colors: dict[str, str], name: str, finals: list[np.ndarray]) -> None:
+    """The performance profile of each run's final returns, of that name."""
+    low, high = np.nanquantile(np.concatenate(finals), [0, 1])
+    margin = 0.05 * (high - low or 1.0)
+    thresholds = np.linspace(low - margin, high + margin, 201)
+    for run, final in zip(runs, finals, strict=True):
+        share, below, above = performance_profile(final, thresholds)
+        axis.plot(thresholds, share, color=colors[run.label])
+        axis.fill_between(thresholds, below, above, color=colors[run.label], alpha=0.2, linewidth=0)
+    axis.set(title="performance profile", xlabel=f"{name} τ", ylabel="share of seeds above τ", ylim=(-0.02, 1.02))
+
+
+def draw_improvements(
+    axis: Any, runs: list[SavedRun], colors: dict[str, str], name: str, finals: list[np.ndarray]
+) -> None:
+    """The probability that each run's final return exceeds the first run's."""
+    rows = range(len(runs) - 1)
+    for row, run, final in zip(rows, runs[1:], finals[1:], strict=True):
+        chance, below, above = probability_of_improvement(final, finals[0])
+        error = [[chance - below], [above - chance]]
+        axis.errorbar(chance, row, xerr=error, fmt="o", color=colors[run.label], capsize=3)
+    axis.axvline(0.5, color="0.6", linestyle="--", linewidth=0.8, zorder=0)
+    axis.set_yticks(rows, [run.label for run in runs[1:]])
+    axis.set(xlim=(-0.02, 1.02), ylim=(max(len(rows), 1) - 0.5, -0.5), title=f"P({name} > that of {runs[0].label})")
+
+
+def table(runs: list[SavedRun]) -> Table:
     """All runs, each beside the first on its environment."""
     rendered = Table("environment", "run", "seeds", "steps a seed", "return", "P(better than the first)")
     for environment in dict.fromkeys(run.environment for run in runs):
         here = [run for run in runs if run.environment == environment]
         _, finals = final_returns(here)
         for run, final in zip(here, finals, strict=True):
-            low, high = bootstrap_interval(final)
             chance, below, above = probability_of_improvement(final, finals[0])
             rendered.add_row(
                 *(environment, run.label, str(len(final)), f"{run.steps[-1].mean():,.0f}"),
-                f"{iqm(final):.4g} [{low:.4g}, {high:.4g}]",
+                with_interval(final),
                 "" if run is here[0] else f"{chance:.2f} [{below:.2f}, {above:.2f}]",
             )
     return rendered
@@ -196,7 +187,6 @@ def main(arguments: Arguments) -> None:
     if arguments.out.suffix.lower().removeprefix(".") not in formats:
         raise ConfigError(f"--out {arguments.out} is no picture that can be drawn: use one of .{', .'.join(formats)}")
     runs = read_all(arguments.runs, arguments.metric)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     plot(runs, arguments.metric, arguments.out)
     console = make_console()
     console.print(table(runs))

@@ -1,4 +1,4 @@
-"""Population-based selection by hand: rows of the state that do badly become copies of rows that do well.
+"""Population-based training by hand: rows of the state with low returns become copies of rows with high ones.
 
 A state is data, so selection between two chunks of training is a gather along the rows (Jaderberg et al.,
 https://arxiv.org/abs/1711.09846). Run `python -m experiments.population`; the function `select` is the method.
@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from experiments.harness.command import command
-from experiments.harness.console import make_console
+from experiments.harness.command import command, make_console
 from experiments.harness.runs import make_plan
 from grpo_jax import TrainState, make_init, make_train_step
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
@@ -19,7 +18,7 @@ from grpo_jax.devices.mesh import make_row_mesh, over_rows
 
 @dataclasses.dataclass
 class Arguments:
-    """Trains a population on CartPole-v1 and adapts its learning rates as it goes."""
+    """Trains a population on CartPole-v1 and adapts its learning rates during training."""
 
     population: int = 8
     """How many train side by side."""
@@ -34,7 +33,7 @@ class Arguments:
 
 
 def select(states: TrainState, scores: jax.Array, key: jax.Array) -> TrainState:
-    """The worst quarter goes on from the best quarter, at a learning rate 0.8 or 1.25 times that of its model.
+    """The worst quarter becomes copies of the best quarter, with 0.8 or 1.25 times the learning rate.
 
     Args:
       states: each leaf `[R, ...]`.
@@ -42,7 +41,7 @@ def select(states: TrainState, scores: jax.Array, key: jax.Array) -> TrainState:
       key: of the factors.
 
     Returns:
-      The states, each row with its own random key: copies part ways at once.
+      The states; each row keeps its own random key, so that copies differ from then on.
     """
     num_rows = scores.shape[0]
     order = jnp.argsort(jnp.nan_to_num(scores, nan=-jnp.inf))
@@ -56,18 +55,19 @@ def select(states: TrainState, scores: jax.Array, key: jax.Array) -> TrainState:
 
 def main(arguments: Arguments) -> None:
     num_rows = arguments.population
-    plan = make_plan("CartPole-v1", "grpo", total_steps=10**9)  # so far away that no learning rate decays
+    key_init, key_select = jax.random.split(jax.random.key(arguments.seed))
+    keys = jax.random.split(key_init, num_rows)
+    plan = make_plan("CartPole-v1", "grpo", keys, total_steps=10**9)  # so many that no learning rate decays
     config = dataclasses.replace(plan.config, num_envs=arguments.num_envs, num_minibatches=4)
     hyperparams = plan.hyperparams.replace(learning_rate=jnp.logspace(-5, -1, num_rows)).broadcast(num_rows)
-    key_init, key_select = jax.random.split(jax.random.key(arguments.seed))
-    states = jax.vmap(make_init(config))(jax.random.split(key_init, num_rows), hyperparams)
+    states = jax.vmap(make_init(config))(keys, hyperparams)
 
     train_step = make_train_step(config)
 
-    def some_steps(state):
+    def train_steps(state):
         return jax.lax.scan(lambda state, _: train_step(state), state, length=arguments.iterations)
 
-    chunk = jax.jit(over_rows(some_steps, make_row_mesh(num_rows)), donate_argnums=0)
+    chunk = jax.jit(over_rows(train_steps, make_row_mesh(num_rows)), donate_argnums=0)
     console = make_console()
     for i, key in enumerate(jax.random.split(key_select, arguments.rounds), start=1):
         states, metrics = chunk(states)

@@ -1,8 +1,8 @@
 """Published GRPO results on CartPole-v1 at their own budget of episodes: `python -m experiments.published_cartpole`.
 
-Two published recipes have no groups: (a) learns from one episode of one environment at a time, (b) from windows of 200
-steps of one environment; both compare steps of a single trajectory with each other. (c) starts real groups from one
-reset state, and (d) is PPO, both stopped at the same number of episodes.
+Two published recipes have no groups: (a) trains on one episode of one environment at a time, (b) on windows of 200
+steps; both compare the steps of a single trajectory with each other. (c) has groups that start from one reset state,
+and (d) is PPO. All stop after the same number of episodes.
 """
 
 import dataclasses
@@ -13,16 +13,18 @@ import tyro
 from rich.table import Table
 
 from experiments.harness.command import command
-from experiments.harness.runs import Plan, Run
-from experiments.harness.settings import OF_ALGORITHMS
+from experiments.harness.figures import with_interval
+from experiments.harness.runs import Run
+from experiments.harness.settings import ALGORITHM_SETTINGS
 from experiments.harness.study import Study, StudyArguments
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
-from grpo_jax.recording.statistics import bootstrap_interval, iqm
+from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.statistics import iqm
 from grpo_jax.rollouts.starts import CONTINUE
 
 PUBLISHED = {"(a) single trajectory": "417.8 / 418.6", "(b) window": "417.8 / 418.6", "(d) PPO": "500"}
-"""Mean return of the last ten episodes, as published (for GRPO, two figures that do not say of which recipe)."""
+"""Mean return of the last ten episodes, as published (for GRPO, two values, not said of which recipe)."""
 
 SINGLE_TRAJECTORY = GRPO._replace(advantage=whitened(returns_to_go), penalties=(kl_to_behaviour,))
 WINDOW = SINGLE_TRAJECTORY._replace(start=CONTINUE)
@@ -34,7 +36,7 @@ CONFIG_FIELDS = {
         "num_epochs": 1,
         "num_minibatches": 1,
     },
-    # 200 steps in minibatches of 32 do not come out even; 8 of 25 do.
+    # Minibatches of 32 do not divide 200 steps; 8 of 25 do.
     "(b) window": {"algorithm": WINDOW, "num_envs": 1, "num_steps": 200, "num_epochs": 10, "num_minibatches": 8},
     "(c) groups of 10, outcome": {"algorithm": "grpo", "num_envs": 20, "group_size": 10, "num_epochs": 10},
     "(c) groups of 10, return-to-go": {
@@ -52,7 +54,7 @@ HYPERPARAM_FIELDS = {
     "(b) window": PUBLISHED_RATE | {"kl_coef": 0.001},
     "(c) groups of 10, outcome": GROUP_RATE,
     "(c) groups of 10, return-to-go": GROUP_RATE,
-    "(d) PPO": {"entropy_coef": OF_ALGORITHMS["ppo"]["entropy_coef"]},
+    "(d) PPO": {"entropy_coef": ALGORITHM_SETTINGS["ppo"]["entropy_coef"]},
 }
 
 
@@ -71,24 +73,24 @@ def main(arguments: Arguments) -> None:
     for label, fields in CONFIG_FIELDS.items():
         config = Config(environment="CartPole-v1", **fields)
         most_steps = arguments.num_episodes * config.env.max_steps
-        plans.append(Plan(label, config, Hyperparams(total_steps=most_steps, **HYPERPARAM_FIELDS[label])))
-    study = Study("published_cartpole", plans, arguments, max_episodes=arguments.num_episodes)
+        hyperparams = Hyperparams(total_steps=most_steps, **HYPERPARAM_FIELDS[label])
+        plans.append(Plan(label, config, hyperparams, arguments.training_keys, arguments.num_episodes))
+    study = Study("published_cartpole", plans, arguments)
     study.run_all()
     study.finish(over="episodes")
     study.console.print(comparison(study.runs, arguments.num_episodes))
 
 
 def comparison(runs: list[Run], num_episodes: int) -> Table:
-    """Our figures beside the published ones."""
+    """Our results beside the published ones."""
     tenth = max(1, num_episodes // 10)
     rendered = Table("recipe", "published", "last 10 episodes", f"last {tenth}", f"seeds >= 475 (last {tenth})")
     for run in runs:
         last_ten, last_tenth = last_episodes(run, 10), last_episodes(run, tenth)
-        low, high = bootstrap_interval(last_ten)
         rendered.add_row(
             run.label,
             PUBLISHED.get(run.label, "–"),
-            f"{iqm(last_ten):.1f} [{low:.1f}, {high:.1f}]",
+            with_interval(last_ten, ".1f"),
             f"{iqm(last_tenth):.1f}",
             f"{np.sum(last_tenth >= 475)} of {len(last_tenth)}",
         )
@@ -96,10 +98,10 @@ def comparison(runs: list[Run], num_episodes: int) -> Table:
 
 
 def last_episodes(run: Run, num_episodes: int) -> np.ndarray:
-    """`[num_seeds]` mean return of each seed's last episodes, in whole iterations: at least `num_episodes` of them."""
+    """`[num_seeds]` mean return of at least `num_episodes` last episodes of each seed, in whole iterations."""
     counts = np.nan_to_num(run.result.metrics["episode/count"])
-    still_to_come = np.cumsum(counts[::-1], axis=0)[::-1] - counts
-    weights = np.where(still_to_come < num_episodes, counts, 0.0)
+    later = np.cumsum(counts[::-1], axis=0)[::-1] - counts
+    weights = np.where(later < num_episodes, counts, 0.0)
     return np.sum(weights * np.nan_to_num(run.returns), axis=0) / np.sum(weights, axis=0)
 
 

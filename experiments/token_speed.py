@@ -1,9 +1,9 @@
 """Tokens per second of a transformer, and memory: `python -m experiments.token_speed`.
 
-Generation by the rollout beside a loop that does nothing else, updates that read a prompt once for its group beside
-updates that read it for each completion, both beside the rate of matrix products; and what XLA says a train step
-needs, of GRPO and of PPO whose critic is a transformer of the policy's size. One process measures all of them in turn,
-so that a slow moment of the machine touches all alike.
+Compares generation by the rollout with a loop that only generates, updates that read a prompt once for its group with
+updates that read it for each completion, and all of them with the rate of matrix products. Shows the memory of a train
+step as XLA plans it: of GRPO, and of PPO whose critic is a transformer of the policy's size. All are measured in turn
+in one process, so that a slow moment of the machine affects all of them.
 """
 
 import dataclasses
@@ -15,19 +15,19 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.harness.command import command, hardware, versions
-from experiments.harness.console import make_console
-from experiments.harness.workloads import Case, commit, compiled, measure
+from experiments.harness.command import command, make_console, provenance
+from experiments.harness.workloads import Case, compiled, make_update, measure
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
+from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.epochs import Learner, make_optimizer, update_epochs
+from grpo_jax.updates.epochs import Learner
 
 
 @dataclasses.dataclass
@@ -65,7 +65,7 @@ class Arguments:
 
 
 def random_text(arguments: Arguments) -> Environment:
-    """Random prompts and rewards, and no end but the limit."""
+    """Random prompts and rewards; completions end at the limit only."""
 
     def reset(key, params):
         return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
@@ -90,23 +90,25 @@ def make_config(arguments: Arguments, algorithm: Algorithm, width: int, **fields
         group_size=arguments.group_size,
         num_epochs=1,
         num_minibatches=arguments.num_minibatches,
-        width=width,
-        num_layers=arguments.num_layers,
-        num_heads=arguments.num_heads,
-        compute_dtype=arguments.compute_dtype,
+        transformer=Architecture(
+            width=width,
+            num_layers=arguments.num_layers,
+            num_heads=arguments.num_heads,
+            compute_dtype=arguments.compute_dtype,
+        ),
         **fields,
     )
 
 
 def forward_flops(config: Config, params) -> float:
-    """Of the matrix products for one token: two a weight, and attention to half of the text on average."""
+    """FLOPs of the matrix products for one token: two for each weight, and attention to half of the text on average."""
     kernels = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim == 2) - params["actor"]["embedding"].size
-    attention = 4 * config.num_layers * config.width * (config.env.max_steps // 2)
+    attention = 4 * config.transformer.num_layers * config.transformer.width * (config.env.max_steps // 2)
     return 2.0 * kernels + attention
 
 
 def rollouts(config: Config, state) -> list[Case]:
-    """Generation by the rollout, and by a loop of nothing but the policy and the sampling."""
+    """Generation by the rollout, and by a loop of the policy and the sampling alone."""
     policy, num_steps = config.policy, config.num_steps
     num_samples = config.num_envs * num_steps
     flops = num_samples * forward_flops(config, state.params)
@@ -154,30 +156,14 @@ def update(config: Config, state, name: str) -> Case:
             share_prompts=config.share_prompts,
         )
 
-    def step(carry, batch):
-        learner, key = carry
-        key, key_update = jax.random.split(key)
-        learner, metrics = update_epochs(
-            config.algorithm,
-            policy,
-            make_optimizer(state.hyperparams, jnp.float32(0)),
-            learner,
-            batch,
-            state.hyperparams,
-            key_update,
-            num_epochs=1,
-            num_minibatches=config.num_minibatches,
-        )
-        return (learner, key), metrics
-
     learner, key = Learner(state.params, state.optimizer), jax.random.key(0)
-    batch = make(state.params, key)
+    fixed = make(state.params, key), state.hyperparams
     flops = 3 * num_samples * forward_flops(config, state.params)
-    return compiled(name, step, (learner, key), batch, num_samples, flops)
+    return compiled(name, make_update(config), (learner, key), fixed, num_samples, flops)
 
 
-def memories(arguments: Arguments) -> list[dict]:
-    """Bytes that a train step needs at its peak, and of the state alone."""
+def measure_memory(arguments: Arguments) -> list[dict]:
+    """The memory of the state, and of a train step at its peak."""
     rows = []
     for name, algorithm in {
         "GRPO": GRPO,
@@ -211,13 +197,13 @@ def main(arguments: Arguments) -> None:
     table = Table("", "tokens/s", "slowest … fastest", "× first of its kind", "of matmul rate")
     for i, row in enumerate(rows):
         low, high = row["steps_per_second_low"], row["steps_per_second_high"]
-        # Of each round, so that what slows the machine cancels.
+        # In each round, as a slow moment of the machine affects both.
         ratios = rows[i - i % 2]["seconds_per_train_step"] / row["seconds_per_train_step"]
         row["ratio"] = float(np.median(ratios))
         cells = (f"{row['steps_per_second']:,.0f}", f"{low:,.0f} … {high:,.0f}", f"{row['ratio']:.2f}")
         table.add_row(row["implementation"], *cells, f"{row['roofline_fraction']:.0%}")
     console.print(table, f"matmul {peak / 1e9:.0f} GFLOP/s")
-    sizes = memories(arguments)
+    sizes = measure_memory(arguments)
     table = Table("", "state", "peak", "× GRPO", title=f"a policy of {sizes[0]['policy_weights']:,} weights")
     for row in sizes:
         ratio = row["peak_bytes"] / sizes[0]["peak_bytes"]
@@ -225,9 +211,8 @@ def main(arguments: Arguments) -> None:
         table.add_row(row["name"], state_bytes, peak_bytes, f"{ratio:.2f}")
     console.print(table)
     if arguments.out is not None:
-        where = {"hardware": hardware(), "versions": versions(), "commit": commit()}
-        what = {"arguments": dataclasses.asdict(arguments), "speed": rows, "memory": sizes}
-        write_json(arguments.out, where | what)
+        results = {"arguments": dataclasses.asdict(arguments), "speed": rows, "memory": sizes}
+        write_json(arguments.out, provenance() | results)
         console.print(f"Results in {arguments.out}", soft_wrap=True)
 
 

@@ -8,12 +8,12 @@ import jax
 
 from experiments.harness.command import command
 from experiments.harness.flags import Settings, parse
-from experiments.harness.runs import Plan
 from experiments.harness.study import Study, StudyArguments
 from grpo_jax.algorithms import name_of
 from grpo_jax.environments.render import check_renderable, render
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.episodes import record_episode
+from grpo_jax.recording.plan import Plan
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -32,7 +32,7 @@ def main(arguments: Arguments) -> None:
         if jax.process_count() > 1:
             raise ConfigError("--render draws what one process has; leave it out, and draw a run of a single process")
     config = arguments.config
-    plan = Plan(name_of(config.algorithm), config, arguments.hyperparams)
+    plan = Plan(name_of(config.algorithm), config, arguments.hyperparams, arguments.training_keys)
     study = Study("train", [plan], arguments)
     (states,) = study.run_all()
     study.finish()

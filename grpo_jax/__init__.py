@@ -8,6 +8,7 @@ from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.evaluation.generation import generate
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import grpo_loss, ppo_loss
+from grpo_jax.recording.recorded_run import recorded_run
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.training.run import run
 from grpo_jax.training.train_step import make_init, make_train_step
@@ -38,6 +39,7 @@ __all__ = [
     "objectives",
     "policies",
     "ppo_loss",
+    "recorded_run",
     "recording",
     "run",
     "with_reference",

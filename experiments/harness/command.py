@@ -1,77 +1,68 @@
-"""What makes an experiment a command: its errors, its cores, and what it ran on."""
+"""How experiments run as commands: errors, devices, the console, and the hardware and versions they ran on."""
 
 import dataclasses
 import errno
-import importlib.metadata
 import os
 import platform
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import tyro
 from jax.sharding import Mesh
+from rich.console import Console
 
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS, make_mesh
-from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import given_back_if_unused, kept
-from grpo_jax.recording.recorded_run import StopSignal
+from grpo_jax.recording.files import describe_claims, release_if_unused
+from grpo_jax.recording.plan import versions
 
-OF_THE_DISK = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}  # None: said by our own code
-
-
-OF_THE_DISK |= {errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}  # no place for a file
-
-
-PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
+# None: raised by this library. The last three: the name cannot be that of a file.
+DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+DISK_ERRORS |= {errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
 def command(main: Callable[[], None]) -> None:
     """Runs an experiment as a command, on all cores.
 
-    A mistake in its arguments, too little memory and a disk that cannot be written to are one line, not a traceback.
+    Wrong arguments, too little memory and a disk that cannot be written to are reported in one line.
     """
-    # A CPU is one device unless told otherwise, and one program seldom keeps more than a core of it busy.
+    # By default a CPU is one device, and one program seldom keeps more than one of its cores busy.
     if jax.config.jax_num_cpu_devices < 0:
         jax.config.update("jax_num_cpu_devices", num_cores())
     try:
         join_processes()
-        with given_back_if_unused():
+        with release_if_unused():
             main()
     except (ConfigError, FileExistsError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        if error.errno not in OF_THE_DISK:
+        if error.errno not in DISK_ERRORS:
             raise
-        there = kept()
-        print(f"error: {error}" + (f". What was not written yet is lost; {there}" if there else ""), file=sys.stderr)
+        kept = describe_claims()
+        print(f"error: {error}" + (f". What was not written yet is lost; {kept}" if kept else ""), file=sys.stderr)
         sys.exit(2)
-    except StopSignal as stop:
-        if is_process_zero():
-            print(stop.message, file=sys.stderr)
-        raise
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that a result depends on."""
+def make_console(*, width: int = 120, quiet: bool = False) -> Console:
+    """A console that prints brackets and colons as they are; `width` is that of files and pipes.
 
-    def version(name: str) -> str:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return "not installed"
-
-    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    Print lines that contain a path with `soft_wrap`, so that the path can be copied.
+    """
+    return Console(
+        width=None if sys.stdout.isatty() else width, quiet=quiet, markup=False, emoji=False, highlight=False
+    )
 
 
 def num_cores() -> int:
-    """Of the host, that this process may use."""
+    """How many cores of the host this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -85,31 +76,46 @@ def hardware() -> str:
     return f"{len(devices)} × {devices[0].device_kind}; host {cpu}, {os.cpu_count()} cores"
 
 
+def commit() -> str | None:
+    """The commit of the working tree, with a mark if it holds changes; None outside of a repository."""
+    arguments = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(arguments, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def provenance() -> dict[str, Any]:
+    """Where a measurement comes from: the hardware, the versions of packages, the commit."""
+    return {"hardware": hardware(), "versions": versions(), "commit": commit()}
+
+
 @dataclasses.dataclass(kw_only=True)
 class DeviceArguments:
-    """The devices of one process or of several, each started with the same command line but for its number."""
+    """The devices of one process, or of several that are started with the same command line but for --process-id."""
 
     mesh: tuple[str, ...] = ()
     """How the devices are laid out: seeds=4, envs=8 or model=2, or several; by default all over the seeds."""
     coordinator: str | None = None
-    """Where the processes of a run on several hosts meet: host:port of the first, or auto (SLURM, MPI, GKE, TPU)."""
+    """Address of the first of several processes, host:port; or auto (SLURM, MPI, GKE, TPU)."""
     num_processes: int | None = None
-    """How many processes there are, if the coordinator is not auto."""
+    """How many processes there are; needed unless the coordinator is auto."""
     process_id: int | None = None
-    """Which of them this is, from 0, if the coordinator is not auto. Process 0 alone writes and prints."""
+    """Number of this process, from 0; needed unless the coordinator is auto. Process 0 alone writes and prints."""
 
 
 def join_processes(flags: Sequence[str] | None = None) -> None:
-    """Meets the other processes of the run, if the flags (by default the command line) say that there are any.
+    """Connects to the other processes of the run, if the flags (by default those of the command line) name any.
 
-    It has to come before anything that asks JAX for its devices, hence before the other flags are checked.
+    This must come before anything that asks JAX for its devices, and so before the other flags are checked.
 
     Raises:
       ConfigError: flags are missing or contradict each other, or no scheduler is found.
     """
     arguments, _ = tyro.cli(DeviceArguments, args=flags, return_unknown_args=True, add_help=False)
     address, count, number = arguments.coordinator, arguments.num_processes, arguments.process_id
-    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which is ours to wait for
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM in our place
     if address == "auto":
         try:
             jax.distributed.initialize()
@@ -121,12 +127,12 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
         if None in (address, count, number) or ":" not in address or not 0 <= number < count:
             raise ConfigError(
                 f"--coordinator {address} --num-processes {count} --process-id {number} is no place to meet: use all "
-                "three, host:port of the first process, how many there are, and which this is, from 0; or use "
+                "three: host:port of the first process, how many there are, and the number of this one, from 0; or use "
                 "--coordinator auto where a scheduler such as SLURM knows them"
             )
         jax.distributed.initialize(address, count, number)
     if jax.distributed.is_initialized():
-        # Programs that communicate must run in the same order everywhere, and a CPU runs some of them at once.
+        # Programs that communicate must run in the same order in every process, and a CPU may run several at once.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 

@@ -1,4 +1,4 @@
-"""The flags of a command line as a run's `Config` and `Hyperparams`, and files of such fields."""
+"""A run's `Config` and `Hyperparams` from the flags of a command line, and from JSON files."""
 
 import dataclasses
 import json
@@ -10,32 +10,32 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 
-from experiments.harness.settings import settings
+from experiments.harness.settings import settings, split_fields
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, name_of
 from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.policies import Architecture
 
 FIELDS = get_type_hints(Config) | get_type_hints(Hyperparams)
 """The types of all fields."""
 
-
 JSON_TYPES = {bool: (bool,), int: (int,), float: (int, float), str: (str,), tuple: (list,), Mapping: (dict,)}
-"""What is read of a JSON file for a field of a type."""
+"""The types that JSON has for each type of a field."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Settings:
-    """What a run is."""
+    """The flags that describe a run."""
 
     config: tyro.conf.OmitArgPrefixes[Config]
     hyperparams: tyro.conf.OmitArgPrefixes[Hyperparams]
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
-    """JSON object of fields, as a sweep writes its best, in place of the tuned settings; flags override them."""
+    """JSON file of fields, such as a sweep's best.json, in place of the tuned settings; flags override them."""
 
 
 @dataclasses.dataclass
 class Chosen:
-    """The flags that tell which settings are the defaults of all others."""
+    """The flags on which the defaults of all others depend."""
 
     config: Path | None = None
     environment: str = Config.environment
@@ -43,30 +43,30 @@ class Chosen:
 
 
 def parse(arguments: type, flags: Sequence[str]) -> Any:
-    """The arguments, a class with the fields of `Settings`, as the command line has them.
+    """Parses the flags of a class with the fields of `Settings`.
 
-    Their defaults are the fields in the file --config, or else the tuned settings of the environment and the
-    algorithm; parameters of the environment are merged one by one.
+    The defaults are the fields in the file --config, or else the tuned settings of the environment and the algorithm.
+    Parameters of the environment are merged one by one.
     """
     chosen, _ = tyro.cli(Chosen, args=flags, return_unknown_args=True, add_help=False)
     if chosen.config is not None:
         fields = read_fields(chosen.config)
     else:
         fields = settings(chosen.environment, name_of(by_name(chosen.algorithm)))
-    of_hyperparams = {name: fields[name] for name in fields if name in Hyperparams.__dataclass_fields__}
-    # Not by its constructor, which would check it and choose its sizes before the flags had a say.
+    static, traced = split_fields(fields)
+    # Not by its constructor, which would check it and choose its sizes before the flags are read.
     config = object.__new__(Config)
-    vars(config).update({name: fields[name] for name in fields if name not in of_hyperparams})
+    vars(config).update(static)
     return tyro.cli(
         arguments,
         args=flags,
-        default=arguments(config=config, hyperparams=Hyperparams(**of_hyperparams)),
-        registry=_words(dict(fields.get("env_params", ()))),
+        default=arguments(config=config, hyperparams=Hyperparams(**traced)),
+        registry=_constructors(dict(fields.get("env_params", ()))),
     )
 
 
-def _words(env_params: Mapping[str, float]) -> tyro.constructors.ConstructorRegistry:
-    """An environment and an algorithm are names, and overrides, in addition to these, are written name=value."""
+def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.ConstructorRegistry:
+    """Environments and algorithms are given by name; parameters of the environment as name=value, added to these."""
     registry = tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule
@@ -109,7 +109,7 @@ def read_fields(path: Path) -> dict[str, Any]:
     """The fields of `Config` and `Hyperparams` in a JSON file.
 
     Raises:
-      ConfigError: there is no such file, it holds no JSON object, or what it holds is no field or no value of one.
+      ConfigError: the file cannot be read, is no JSON object, or has an unknown field or a value of the wrong type.
     """
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -117,29 +117,36 @@ def read_fields(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path} cannot be read: {error}; use a file such as a sweep's best.json") from error
     if not isinstance(fields, dict):
         raise ConfigError(f'{path} holds no JSON object; use one such as {{"environment": "CartPole-v1"}}')
+    return _from_json(path, fields, FIELDS, "Config or Hyperparams")
+
+
+def _from_json(path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The fields in their types; `Config` and `Hyperparams.check` check the rest."""
     for name in fields:
-        if name not in FIELDS:
-            raise ConfigError(f"{path}: {name!r} is no field of Config or Hyperparams: {nearest(name, FIELDS)}")
-    return {name: _of_json(path, name, value) for name, value in fields.items()}
+        if name not in kinds:
+            raise ConfigError(f"{path}: {name!r} is no field of {what}: {nearest(name, kinds)}")
+    return {name: _value_from_json(path, name, value, kinds[name]) for name, value in fields.items()}
 
 
-def _of_json(path: Path, name: str, value: Any) -> Any:
-    """A value as the field has it; what `Config` and `Hyperparams.check` make sure of is left to them."""
-    kinds = get_args(FIELDS[name]) if isinstance(FIELDS[name], types.UnionType) else (FIELDS[name],)
-    expected = get_origin(kinds[0]) or kinds[0]  # of several, JSON has the first one
+def _value_from_json(path: Path, name: str, value: Any, kind: Any) -> Any:
+    kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    expected = get_origin(kinds[0]) or kinds[0]  # of several types, JSON has the first one
     if value is None and types.NoneType in kinds:
         return None
     if expected is float and value == "inf":
         return math.inf
-    if type(value) not in JSON_TYPES[expected]:
+    if expected is Architecture and type(value) is dict:
+        return Architecture(**_from_json(path, value, get_type_hints(Architecture), "Architecture"))
+    if type(value) not in JSON_TYPES.get(expected, ()):
         raise ConfigError(f"{path}: {name}={json.dumps(value)} must be of type {expected.__name__}; or leave it out")
     return expected(value) if expected in (float, tuple) else value
 
 
 def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
-    """What `read_fields` gives back, without what is None, a default; infinities, which JSON lacks, are "inf"."""
+    """The fields for `read_fields` in JSON's types: without None, a default, and with "inf" for infinity."""
     fields = {field: getattr(config, field) for field in Config.__dataclass_fields__}
     fields |= {field: getattr(hyperparams, field) for field in Hyperparams.__dataclass_fields__}
     fields |= {"algorithm": name_of(config.algorithm), "env_params": dict(config.env_params)}
+    fields |= {"transformer": dataclasses.asdict(config.transformer)}
     fields = {field: "inf" if value == math.inf else value for field, value in fields.items()}
     return {field: value for field, value in fields.items() if value is not None}

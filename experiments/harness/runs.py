@@ -1,4 +1,4 @@
-"""A run that is planned, how it is scored, and what is told of it."""
+"""Runs of an experiment: planned with tuned settings, and finished with their final returns."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -6,9 +6,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from experiments.harness.settings import settings
+from experiments.harness.settings import settings, split_fields
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
+from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.statistics import bootstrap_interval, iqm
 from grpo_jax.training.run import RunResult
 
@@ -16,15 +17,15 @@ PROGRAMS = "programs"
 
 
 class Run(NamedTuple):
-    """One algorithm on one environment, all seeds."""
+    """A finished run: one algorithm on one environment, all seeds."""
 
     label: str
     config: Config
     hyperparams: Hyperparams
     result: RunResult
     final_returns: np.ndarray  # [num_seeds]
-    wall_seconds: float  # of this process; what a resumed run took before is in the result's `train_seconds` alone
-    core_seconds: float  # likewise, of all cores together, also where other processes slow this one down
+    wall_seconds: float  # of this process; those before a run was resumed are in the result's `train_seconds` alone
+    core_seconds: float  # likewise, summed over cores: not affected by other processes that slow this one down
     warnings: Sequence[str] = ()
 
     @property
@@ -49,31 +50,23 @@ class Run(NamedTuple):
 
     @property
     def steps_per_second(self) -> float:
-        """Environment steps of all seeds in a second of training, compile apart."""
+        """Environment steps of all seeds per second of training, without compilation."""
         return float(self.result.steps[-1].sum()) / self.result.train_seconds
 
 
-class Plan(NamedTuple):
-    """A run to be made."""
-
-    label: str
-    config: Config
-    hyperparams: Hyperparams
-
-
-def make_plan(environment: str, algorithm: str, *, total_steps: int, **fields) -> Plan:
-    """A run with the settings that are known to work for this environment and this algorithm, or with other fields."""
-    fields = settings(environment, algorithm) | fields
-    of_config = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
-    of_hyperparams = {name: value for name, value in fields.items() if name not in of_config}
-    config = Config(environment=environment, algorithm=algorithm, **of_config)
-    return Plan(algorithm, config, Hyperparams(total_steps=total_steps, **of_hyperparams))
+def make_plan(
+    environment: str, algorithm: str, keys: jax.Array, *, total_steps: int, label: str | None = None, **fields
+) -> Plan:
+    """A run with the tuned settings of this environment and this algorithm, except for the fields that are given."""
+    static, traced = split_fields(settings(environment, algorithm) | fields)
+    config = Config(environment=environment, algorithm=algorithm, **static)
+    return Plan(label or algorithm, config, Hyperparams(total_steps=total_steps, **traced), keys)
 
 
 class Score(NamedTuple):
-    """What a trained policy is worth: a run's final return."""
+    """How a trained policy is scored: this is a run's final return."""
 
-    of: Callable[[Config, TrainState, jax.Array], jax.Array]  # (config, state, key) -> scalar
+    function: Callable[[Config, TrainState, jax.Array], jax.Array]  # (config, state, key) -> scalar
     caption: str
 
 
@@ -89,18 +82,14 @@ SAMPLED_RETURN = sampled_return(128)
 
 
 def summarise(run: Run) -> dict:
-    """What summary.json says of a run."""
+    """The entry of a run in summary.json."""
     config = {name: getattr(run.config, name) for name in run.config.__dataclass_fields__}
     return {
         "algorithm": run.label,
         "environment": run.environment,
         "num_seeds": len(run.final_returns),
         "environment_steps": run.result.steps[-1].tolist(),
-        "final_return": {
-            "iqm": iqm(run.final_returns),
-            "ci95": bootstrap_interval(run.final_returns),
-            "per_seed": run.final_returns,
-        },
+        "final_return": score_summary(run.final_returns),
         "steps_per_second": run.steps_per_second,
         "compile_seconds": run.result.compile_seconds,
         "wall_seconds": run.wall_seconds,
@@ -110,3 +99,8 @@ def summarise(run: Run) -> dict:
         "config": config | {"environment": run.environment, "algorithm": name_of(run.config.algorithm)},
         "hyperparams": {name: getattr(run.hyperparams, name) for name in run.hyperparams.__dataclass_fields__},
     }
+
+
+def score_summary(scores: np.ndarray) -> dict:
+    """The interquartile mean of `[num_seeds]` scores, its 95% interval, and the scores."""
+    return {"iqm": iqm(scores), "ci95": bootstrap_interval(scores), "per_seed": scores}

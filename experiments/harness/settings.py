@@ -1,18 +1,18 @@
-"""Settings found to work, by algorithm and by environment, and what counts as solved.
+"""Settings found to work, by algorithm and by environment, and the returns at which environments count as solved.
 
-Each is a field of `Config` or of `Hyperparams` (`settings` merges them): an experiment starts from these, and a flag of
-the command line overrides any of them.
+Each is a field of `Config` or of `Hyperparams`. They are the defaults of the command line's flags.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from grpo_jax import Config
 from grpo_jax.algorithms import ALGORITHMS
 
 ANCHORED = [name for name, algorithm in ALGORITHMS.items() if algorithm.baseline is not None]
 IN_GROUPS = {name: {"group_size": 8} for name in ANCHORED}
 
-OF_ALGORITHMS = {
-    "grpo": {"num_envs": 128, "num_minibatches": 16},  # and of every other with one-episode groups
+ALGORITHM_SETTINGS = {
+    "grpo": {"num_envs": 128, "num_minibatches": 16},  # also for the others with one-episode groups
     "ppo": {"num_envs": 32, "num_minibatches": 16, "entropy_coef": 0.01},
     "dapo": {"clip_high": 0.28},
     **IN_GROUPS,
@@ -25,7 +25,7 @@ MINATAR = {"network": "mlp", "activation": "relu", "num_envs": 64, "learning_rat
 MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2}
 MINATAR_ANCHORED = {name: {"group_size": 32, "learning_rate": 2.5e-3} for name in ANCHORED}
 MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
-BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # which arm pays is for the memory to tell
+BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # it has to remember which arm pays
 
 TOKENS = {
     "num_envs": 512,
@@ -37,18 +37,18 @@ TOKENS = {
     "discount": 1.0,
     "gae_lambda": 1.0,
 }
-OF_TOKENS = {
+TOKEN_SETTINGS = {
     "any": TOKENS,
     "ppo": {"group_size": 1, "entropy_coef": 0.0},
     "gspo": {"clip_low": 3e-2, "clip_high": 4e-2},
     **IN_GROUPS,
 }
 
-OF_ENVIRONMENTS = {
+ENVIRONMENT_SETTINGS = {
     "Pendulum-v1": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
     "Reacher-misc": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
     "Swimmer-misc": {"any": BOX | {"discount": 0.99}, "ppo": BOX_PPO, "grpo": BOX_GRPO | {"num_envs": 16}},
-    # Where its goal is, the robot must find out and remember.
+    # The robot has to find its goal and remember it.
     "PointRobot-misc": {"any": BANDIT, "ppo": {"num_epochs": 8, "entropy_coef": 0.0}, "grpo": BOX_GRPO},
     "MountainCarContinuous-v0": {
         "any": {"normalize_observations": True},
@@ -67,7 +67,7 @@ OF_ENVIRONMENTS = {
             "entropy_coef": 0.0,
         },
     },
-    # Their time limits are far beyond the longest possible episode, and rollouts of one-episode groups are as long.
+    # Their time limits, and so the rollouts of one-episode groups, are far longer than the longest possible episode.
     "Catch-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 9}}},
     "MemoryChain-bsuite": {
         "any": {
@@ -80,7 +80,7 @@ OF_ENVIRONMENTS = {
         "any": {"network": "mlp", "entropy_coef": 0.01, "env_params": {"max_steps_in_episode": 8}},
         "grpo": {"entropy_coef": 0.02},
     },
-    # One choice at the start, paid for at the end, which discounting would hide.
+    # The first action decides the reward at the end, which discounting would hide.
     "UmbrellaChain-bsuite": {"any": {"discount": 1.0, "env_params": {"max_steps_in_episode": 10}}},
     "DiscountingChain-bsuite": {"any": {"discount": 1.0}, "ppo": {"gae_lambda": 1.0}, "grpo": {"num_envs": 32}},
     "SimpleBandit-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 1}}},
@@ -90,7 +90,7 @@ OF_ENVIRONMENTS = {
         "ppo": {"normalize_rewards": True, "learning_rate": 2e-3},
         "grpo": {"num_envs": 64},
     },
-    # It observes the step, up to 200.
+    # Its observation contains the time step, up to 200.
     "MetaMaze-misc": {
         "any": BANDIT | {"normalize_observations": True, "discount": 0.95, "learning_rate": 2e-3},
         "ppo": {"normalize_rewards": True, "num_envs": 16},
@@ -101,7 +101,7 @@ OF_ENVIRONMENTS = {
         f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_ANCHORED}
         for game in ("Asterix", "Breakout", "Seaquest", "SpaceInvaders")
     },
-    # Of 2,500 steps each, so that fewer episodes must do.
+    # Its episodes have 2,500 steps, so that there are fewer of them.
     "Freeway-MinAtar": {
         "any": MINATAR,
         "ppo": MINATAR_PPO,
@@ -111,7 +111,7 @@ OF_ENVIRONMENTS = {
     "FrozenLake-misc": {"grpo": {"learning_rate": 1e-3, "entropy_coef": 0.02}},
     "Pong-misc": {"any": {"network": "mlp", "num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
 }
-""" "any" holds for all algorithms, "ppo" for those whose environments go on across rollouts, "grpo" for the others, and
+""" "any" is for all algorithms, "ppo" for those whose environments continue across rollouts, "grpo" for the others, and
 the name of an algorithm for that one."""
 
 SOLVED_AT = {
@@ -127,24 +127,30 @@ SOLVED_AT = {
 """The mean return at which an environment counts as solved."""
 
 
-def settings(environment: str, algorithm: str) -> dict:
-    """The fields that are set for an environment and an algorithm, by their names."""
+def settings(environment: str, algorithm: str) -> dict[str, Any]:
+    """The settings for an environment and an algorithm, by the names of the fields."""
     kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].start.auto_reset else "grpo"
-    others = OF_TOKENS if environment.startswith("tokens:") else {}
-    of_environment = OF_ENVIRONMENTS.get(environment, others)
+    others = TOKEN_SETTINGS if environment.startswith("tokens:") else {}
+    by_algorithm = ENVIRONMENT_SETTINGS.get(environment, others)
     return (
-        OF_ALGORITHMS[kind]
-        | OF_ALGORITHMS.get(algorithm, {})
-        | of_environment.get("any", {})
-        | of_environment.get(kind, {})
-        | of_environment.get(algorithm, {})
+        ALGORITHM_SETTINGS[kind]
+        | ALGORITHM_SETTINGS.get(algorithm, {})
+        | by_algorithm.get("any", {})
+        | by_algorithm.get(kind, {})
+        | by_algorithm.get(algorithm, {})
     )
 
 
-class TokenTask(NamedTuple):
-    """What a token task wants beside `settings`."""
+def split_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of `Config`, and those of `Hyperparams`."""
+    static = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
+    return static, {name: value for name, value in fields.items() if name not in static}
 
-    total_steps: int  # tokens that a seed may sample
+
+class TokenTask(NamedTuple):
+    """The length of training and the warm start of a token task."""
+
+    total_steps: int  # tokens that each seed may sample
     target: float  # sampled accuracy at which the warm start ends
     learning_rate: float = 5e-4  # of the warm start
 
@@ -154,13 +160,13 @@ TOKEN_TASKS = {
     "addition": TokenTask(total_steps=2_500_000, target=0.7, learning_rate=3e-3),
     "countdown": TokenTask(total_steps=2_500_000, target=0.4, learning_rate=3e-3),
 }
-"""By the name before the size."""
+"""By the name without the size."""
 
-# A warm start so short that most groups hold no right answer, which is where a reward for the format takes over.
+# A warm start so short that most groups contain no right answer, so that a reward for the format dominates.
 REWARD_HACKING = TokenTask(total_steps=200_000, target=0.02)
 
 
 def token_task(task: str) -> TokenTask:
-    """Of a task's name, such as "sort-5"."""
+    """For the name of a task, such as "sort-5"."""
     others = TokenTask(total_steps=4_000_000, target=0.5, learning_rate=1e-3)
     return TOKEN_TASKS.get(task.partition("-")[0], others)

@@ -22,18 +22,18 @@ class State:
 
 @struct.dataclass
 class Params:
-    max_steps_in_episode: int = 60  # of which 0.85^60 = 6e-5 of the episodes would see more
+    max_steps_in_episode: int = 60  # 0.85^60 = 6e-5 of the episodes would be longer
 
 
 class Tabular(NamedTuple):
-    """A finite process: `S` states, `A` actions; an episode ends with what transition probabilities lack to 1.
+    """A finite process of `S` states and `A` actions; the transition probabilities and that of ending sum to 1.
 
-    Its fields are nested tuples, so that a `Config` can hold it.
+    The fields are nested tuples, so that it is hashable as a `Config` has to be.
     """
 
     name: str
     transitions: tuple  # [S, A, S]
-    rewards: tuple  # [S, A, S + 1] of going there; the last of ending
+    rewards: tuple  # [S, A, S + 1] for each next state; the last one for the end
     starts: tuple  # [S] probability of starting there
 
     @property
@@ -44,26 +44,26 @@ class Tabular(NamedTuple):
         return spaces.Discrete(len(self.transitions[0]))
 
     def reset_env(self, key, params):
-        state = State(at=_drawn(key, jnp.array(self.starts)), time=jnp.zeros((), jnp.int32))
-        return self._shown(state), state
+        state = State(at=_sample(key, jnp.array(self.starts)), time=jnp.zeros((), jnp.int32))
+        return self._observation(state), state
 
     def step_env(self, key, state, action, params):
         onward = jnp.array(self.transitions)[state.at, action]
-        # One uniform number decides, so that members of a group that share it meet the same luck.
-        to = _drawn(key, jnp.append(onward, 1.0 - jnp.sum(onward)))
+        # A single uniform number decides, so that it can be shared by the members of a group.
+        to = _sample(key, jnp.append(onward, 1.0 - jnp.sum(onward)))
         reward = jnp.array(self.rewards)[state.at, action, to]
         ended = to == len(self.starts)
         after = State(at=jnp.where(ended, state.at, to), time=state.time + 1)
-        return self._shown(after), after, reward, ended, {}
+        return self._observation(after), after, reward, ended, {}
 
     def is_truncated(self, state, params):
         return state.time >= params.max_steps_in_episode
 
-    def _shown(self, state):
+    def _observation(self, state):
         return jax.nn.one_hot(state.at, len(self.starts))
 
 
-def _drawn(key: jax.Array, probabilities: jax.Array) -> jax.Array:
+def _sample(key: jax.Array, probabilities: jax.Array) -> jax.Array:
     """The index where the cumulative sum passes one uniform number."""
     return jnp.minimum(
         jnp.searchsorted(jnp.cumsum(probabilities), jax.random.uniform(key), side="right"), len(probabilities) - 1
@@ -71,7 +71,7 @@ def _drawn(key: jax.Array, probabilities: jax.Array) -> jax.Array:
 
 
 class Exact(NamedTuple):
-    """What is known of a policy in a `Tabular` process."""
+    """Exact values of a policy in a `Tabular` process."""
 
     expected_return: jax.Array  # scalar
     values: jax.Array  # [S]
@@ -79,7 +79,7 @@ class Exact(NamedTuple):
 
 
 def solve(process: Tabular, policy: jax.Array) -> Exact:
-    """Of the policy `[S, A]`: v = (I - P)^-1 r, by linear algebra, and differentiable.
+    """Values of the policy `[S, A]`, differentiable: v = (I - P)^-1 r.
 
     P[s, s'] = sum_a policy[s, a] transitions[s, a, s'], and r[s] the expected reward of the next step.
     """
@@ -98,11 +98,11 @@ def policy_table(process: Tabular, policy, params) -> jax.Array:
 
 
 def exact_gradient(process: Tabular, policy, params) -> tuple[dict, Exact]:
-    """The gradient of the expected return of an episode in the parameters, and what else is known."""
+    """The gradient of the expected return of an episode with respect to the parameters, and the exact values."""
 
     def expected_return(params):
-        known = solve(process, policy_table(process, policy, params))
-        return known.expected_return, known
+        exact = solve(process, policy_table(process, policy, params))
+        return exact.expected_return, exact
 
     return jax.grad(expected_return, has_aux=True)(params)
 
@@ -113,7 +113,7 @@ def _nested(array: np.ndarray) -> tuple:
 
 
 def corridor(length: int = 6) -> Tabular:
-    """Left and right, with a slip; only the right end pays, so that rewards come late."""
+    """Steps left and right, with slips; only the right end is rewarded, so that rewards come late."""
     transitions, rewards = np.zeros((length, 2, length)), np.zeros((length, 2, length + 1))
     for at in range(length):
         for action, step in ((0, -1), (1, 1)):
@@ -125,7 +125,7 @@ def corridor(length: int = 6) -> Tabular:
 
 
 def garnet(num_states: int = 8, num_actions: int = 3, branching: int = 3) -> Tabular:
-    """Random transitions to a few states and random rewards: no structure that an estimator could rely on."""
+    """Random transitions to a few states, and random rewards: there is no structure that favours an estimator."""
     rng = np.random.default_rng(0)
     transitions = np.zeros((num_states, num_actions, num_states))
     for at in range(num_states):
@@ -137,7 +137,7 @@ def garnet(num_states: int = 8, num_actions: int = 3, branching: int = 3) -> Tab
 
 
 def lottery(num_states: int = 6) -> Tabular:
-    """States far apart in value, entered by luck, and actions that hardly matter: noise that a baseline takes away."""
+    """States of very different values, entered at random, and actions that hardly matter: a baseline removes noise."""
     transitions = np.full((num_states, 2, num_states), SURVIVAL / num_states)
     rewards = np.zeros((num_states, 2, num_states + 1))
     rewards += np.linspace(-3, 3, num_states)[:, None, None]

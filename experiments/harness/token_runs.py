@@ -1,4 +1,4 @@
-"""What experiments on token tasks share: warm starts kept in a file, held-out accuracies along a run, samples."""
+"""What experiments on token tasks share: warm starts, accuracies on held-out prompts along a run, samples."""
 
 import dataclasses
 import functools
@@ -13,13 +13,14 @@ import numpy as np
 from flax import serialization
 from rich.console import Console
 
-from experiments.harness.runs import Plan, Score
+from experiments.harness.figures import panels
+from experiments.harness.runs import Score
 from grpo_jax import Config, TrainState
 from grpo_jax.environments.tokens import ASK, text
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
-from grpo_jax.policies import Architecture
-from grpo_jax.recording.files import part_of_record, write_json
+from grpo_jax.recording.files import remove_if_unused, write_json
+from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.training.imitation import WarmStart, warm_start
 from grpo_jax.training.run import Progress
@@ -40,20 +41,20 @@ EXACT_MATCH = Score(_exact_match, f"exact match of greedy answers to {NUM_FINAL}
 # --- warm starts -----------------------------------------------------------------------------------------------------
 
 
-def warm_started(
+def load_or_make_warm_start(
     config: Config, keys: jax.Array, *, target: float, learning_rate: float, paths: Sequence[Path], console: Console
 ) -> WarmStart:
-    """A warm start, from the files that there are, else made; then all of them keep it.
+    """The warm start in those of the files that exist, or a new one, which is then written to the others.
 
     Raises:
-      ConfigError: a file has a warm start made otherwise, two differ, or the target was not reached.
+      ConfigError: a file has a warm start of other settings, two files differ, or the target was not reached.
     """
-    about = {
+    description = {
         "task": config.env.task.name,
         "target": target,
         "learning_rate": learning_rate,
         "keys": np.asarray(jax.random.key_data(keys)).tolist(),
-        **{field.name: str(getattr(config, field.name)) for field in dataclasses.fields(Architecture)},
+        **{name: str(value) for name, value in dataclasses.asdict(config.transformer).items()},
     }
 
     def report(accuracy, updates):
@@ -62,10 +63,10 @@ def warm_started(
     start = None
     for path in paths:
         if path.exists():
-            kept = _read_warm_start(path, about)
-            if start is not None and not jax.tree.all(jax.tree.map(np.array_equal, start.params, kept.params)):
+            found = _read_warm_start(path, description)
+            if start is not None and not jax.tree.all(jax.tree.map(np.array_equal, start.params, found.params)):
                 raise ConfigError(f"the warm start in {path} has other params than {paths[0]}; name another file")
-            start = kept
+            start = found
             console.print(f"Warm start from {path}: sampled accuracy {_shares(start.accuracy)}", soft_wrap=True)
     if start is None:
         start = warm_start(config, keys, target=target, learning_rate=learning_rate, report=report)
@@ -75,41 +76,41 @@ def warm_started(
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            temporary.write_bytes(serialization.msgpack_serialize({**start._asdict(), "about": about}))
+            temporary.write_bytes(serialization.msgpack_serialize({**start._asdict(), "description": description}))
             temporary.replace(path)
     return start
 
 
-def _read_warm_start(path: Path, about: Mapping[str, Any]) -> WarmStart:
-    """What a file has, if that was made as `about` says."""
+def _read_warm_start(path: Path, description: Mapping[str, Any]) -> WarmStart:
+    """The warm start in a file; raises ConfigError unless it has the same description."""
     saved = serialization.msgpack_restore(path.read_bytes())
-    made = saved.pop("about")
-    for name, value in about.items():
-        if made.get(name) != value:
+    other = saved.pop("description")
+    for name, value in description.items():
+        if other.get(name) != value:
             raise ConfigError(
-                f"{name} is {value!r} here, and {made.get(name)!r} in the warm start {path}; write what that was made "
+                f"{name} is {value!r} here, and {other.get(name)!r} in the warm start {path}; use what that was made "
                 "with, or name another file (--warm-start), for a new run another folder (--out)"
             )
     return WarmStart(**saved)
 
 
-def as_started(config: Config, actor: PyTree, keys: jax.Array) -> PyTree:
-    """Parameters of a policy whose networks, a critic as well, begin as the actor of a warm start; heads are new."""
+def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> PyTree:
+    """Parameters of a policy whose networks, also the critic, are copies of a warm start's actor, with new heads."""
 
-    def of_row(key, actor):
+    def init(key, actor):
         return {
             name: {part: actor.get(part, value) for part, value in network.items()}
             for name, network in config.policy.init(key).items()
         }
 
-    return jax.jit(jax.vmap(of_row))(keys, actor)
+    return jax.jit(jax.vmap(init))(keys, actor)
 
 
 # --- accuracies along a run ------------------------------------------------------------------------------------------
 
 
 class Point(NamedTuple):
-    """What policies can do after some steps; each but the first `[num_seeds]`."""
+    """Accuracies of the policies after some steps, each `[num_seeds]`."""
 
     steps: np.ndarray
     greedy: np.ndarray
@@ -118,25 +119,25 @@ class Point(NamedTuple):
     well_formed: np.ndarray
 
 
-class Watch:
-    """Answers to held-out prompts, before, along and after each run, kept in accuracy.json.
+class AccuracyCurves:
+    """Measures accuracies on held-out prompts before, during and after each run, and writes them to accuracy.json.
 
     Args:
-      out: where; an accuracy.json that is there is continued.
-      key: of the prompts, which stay the same along all runs.
+      out: the folder; an accuracy.json in it is continued.
+      key: of the prompts, which are the same for all runs.
       num_points: of each run, about.
     """
 
     def __init__(self, out: Path, key: jax.Array, num_points: int = 20):
-        self._path, self._key, self._num_points = part_of_record(out / "accuracy.json"), key, num_points
-        self.curves: dict[str, list[Point]] = self._kept()
+        self._path, self._key, self._num_points = remove_if_unused(out / "accuracy.json"), key, num_points
+        self.curves: dict[str, list[Point]] = self._read()
         self._programs = {}
 
     def __call__(self, plan: Plan, progress: Progress) -> None:
-        """As `Study.run_all` calls it."""
+        """Adds a point to the run's curve if it is time for one; see `watch` of `Study.run_all`."""
         distance = int(plan.hyperparams.total_steps) / self._num_points
         steps = np.asarray(progress.steps)
-        # A run that goes on from a checkpoint makes again what came after it.
+        # A resumed run repeats the points after its checkpoint.
         points = [point for point in self.curves.get(plan.label, []) if (point.steps < steps).any()]
         self.curves[plan.label] = points
         done = steps.max() + plan.config.steps_per_iteration > plan.hyperparams.total_steps
@@ -152,8 +153,8 @@ class Watch:
         curves = {name: [point._asdict() for point in points] for name, points in self.curves.items()}
         write_json(self._path, curves)
 
-    def _kept(self) -> dict[str, list[Point]]:
-        """The curves in accuracy.json, of the process that a resumed run began in."""
+    def _read(self) -> dict[str, list[Point]]:
+        """The curves in accuracy.json, which an interrupted run has written."""
         if not self._path.exists():
             return {}
         curves = json.loads(self._path.read_text())
@@ -172,46 +173,33 @@ class Watch:
 
 
 def show_samples(config: Config, params: PyTree, key: jax.Array, console: Console, *, when: str) -> None:
-    """Prints what a policy writes after some held-out prompts, and whether it is right."""
+    """Prints a policy's answers to some held-out prompts, and whether they are right."""
     task = config.env.task
     ask = functools.partial(answer, config, num_prompts=6, num_samples=2, env_params=HELD_OUT)
     prompts, completions, correct, _ = jax.tree.map(np.asarray, jax.jit(ask)(params, key))
     console.print(f"Sampled answers to held-out prompts {when}, of the first seed:", soft_wrap=True)
     for prompt, samples, verdicts in zip(prompts, completions, correct, strict=True):
-        judged = zip(samples, ("right" if right else "wrong" for right in verdicts), strict=True)
-        line = ",  ".join(f"{text(task, sample)} {verdict}" for sample, verdict in judged)
+        pairs = zip(samples, verdicts, strict=True)
+        line = ",  ".join(f"{text(task, sample)} {'right' if is_right else 'wrong'}" for sample, is_right in pairs)
         console.print(f"  {text(task, prompt)}{task.vocabulary[ASK]} {line}", soft_wrap=True)
 
 
 def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], title: str, out: Path) -> None:
-    """Draws accuracy.png: a panel for each run, a curve for each name: the median of the seeds, each of them faint."""
-    import matplotlib
+    """Draws accuracy.png: a panel for each run, a curve for each name: the median of the seeds, and each seed."""
+    from matplotlib.ticker import EngFormatter
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    columns = min(5, len(curves))
-    rows = -(-len(curves) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.2 * columns + 1, 3.2 * rows), sharey=True, squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat[len(curves) :]:
-        axis.set_visible(False)
-    for axis, (label, points) in zip(axes.flat, curves.items(), strict=False):
-        steps = np.stack([point.steps for point in points])
-        for color, name in enumerate(names):
-            values = np.stack([getattr(point, name) for point in points])
-            axis.plot(steps, values, color=f"C{color}", alpha=0.25, linewidth=0.8)
-            axis.plot(steps.mean(1), np.median(values, axis=1), color=f"C{color}", label=name.replace("_", " "))
-        axis.set(title=label, ylim=(-0.02, 1.02), xlabel="tokens sampled (each seed)")
-        axis.title.set_fontsize("small")
-        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].set_ylabel("share of answers to held-out prompts")
-    axes[0, 0].legend(frameon=False, fontsize="small")
-    figure.suptitle(title, fontsize="small")
-    figure.savefig(out / "accuracy.png", dpi=130)
-    plt.close(figure)
+    with panels(out / "accuracy.png", len(curves), size=(3.4, 3.2), title=title, sharey=True) as (_, axes):
+        for axis, (label, points) in zip(axes, curves.items(), strict=True):
+            steps = np.stack([point.steps for point in points])
+            for color, name in enumerate(names):
+                values = np.stack([getattr(point, name) for point in points])
+                axis.plot(steps, values, color=f"C{color}", alpha=0.25, linewidth=0.8)
+                axis.plot(steps.mean(1), np.median(values, axis=1), color=f"C{color}", label=name.replace("_", " "))
+            axis.set(title=label, ylim=(-0.02, 1.02), xlabel="tokens sampled (each seed)")
+            axis.title.set_fontsize("small")
+            axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes[0].set_ylabel("share of answers to held-out prompts")
+        axes[0].legend(frameon=False, fontsize="small")
 
 
 def _shares(values: np.ndarray) -> str:

@@ -1,7 +1,6 @@
-"""Host: whole training states saved while training goes on, and found again after any kind of end (orbax)."""
+"""Host: checkpoints of whole training states, written in the background with orbax."""
 
 import contextlib
-import dataclasses
 import logging
 import math
 import shutil
@@ -15,42 +14,40 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
-from grpo_jax.algorithms import Algorithm
-from grpo_jax.config.config import Config
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
 from grpo_jax.training.run import Progress
 from grpo_jax.types import PyTree, TrainState
 
 KEPT = 2
-"""Latest checkpoints that are kept, beside the best one."""
+"""How many of the latest checkpoints are kept, beside the best one."""
 
 _NO_SCORE = -float(np.finfo(np.float32).max)
 _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one run in a folder, written in the background; one that is not complete does not count.
+    """The checkpoints of one run in a folder, written in the background; an incomplete one is never read.
 
     ```python
-    with Checkpoints(folder, {"config": describe(config)}, every=100) as checkpoints:
+    with Checkpoints(folder, plan.describe(), every=100) as checkpoints:
         start = checkpoints.restore(jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys))
         run(config, hyperparams, keys, resume_from=start, save=checkpoints.update)
     ```
 
-    Of several processes, all make the same calls; process 0 alone reads and writes, and passes on what it read.
+    All processes of a run make the same calls; process 0 alone reads and writes, and sends the others what it reads.
 
     Args:
-      directory: of this run alone; made if missing.
-      about: what the run is, as JSON has it: saved with each checkpoint, see `check_same_run`.
-      every: iterations between two checkpoints; they fall on the ends of chunks.
-      notes: what else to save, which may change from one process to the next, such as versions.
+      directory: for this run alone; created if it does not exist.
+      description: of the run, in JSON's types. It is saved with each checkpoint: see `check_same_run`.
+      every: iterations between two checkpoints, which are made at the ends of chunks.
+      notes: saved as well, but may change when the run is resumed: versions of packages, for example.
     """
 
     def __init__(
-        self, directory: Path, about: Mapping[str, Any], *, every: int, notes: Mapping[str, Any] | None = None
+        self, directory: Path, description: Mapping[str, Any], *, every: int, notes: Mapping[str, Any] | None = None
     ):
-        self._about, self._notes, self._every = about, notes or {}, every
+        self._description, self._notes, self._every = description, notes or {}, every
         self._manager = _cleaned_manager(directory) if is_process_zero() else None
         self._last: tuple[Progress, float] | None = None
         self._saved = -1  # iteration of the last checkpoint
@@ -66,23 +63,23 @@ class Checkpoints:
                 self._manager.close()
 
     def update(self, progress: Progress, score: float = np.nan) -> None:
-        """Saves if it is time to; `score`, a return, says which checkpoint is the best."""
+        """Saves if a checkpoint is due; the best checkpoint is that of the highest `score`, a return."""
         self._last = progress, score
         if self._saved < 0 or progress.iteration // self._every > self._saved // self._every:
             self.save(progress, score)
 
     def save(self, progress: Progress, score: float = np.nan) -> None:
-        """Copies the states to the host, so that their buffers can be donated at once, and writes them meanwhile."""
+        """Copies the states to the host, so that their buffers may be donated, and writes them in the background."""
         if progress.iteration == self._saved:
             return
         self._saved = progress.iteration
         states, num_rows = _by_path(progress.states), len(progress.steps)
         numbers = _by_path(_as_numbers(progress.states))
-        arrays = {path: whole_array(leaf)[:num_rows] for path, leaf in numbers.items()}  # without rows that only pad
+        arrays = {path: whole_array(leaf)[:num_rows] for path, leaf in numbers.items()}  # without padding
         if self._manager is None:
             return
         run = {
-            "about": self._about,
+            "description": self._description,
             "notes": self._notes,
             "iteration": progress.iteration,
             "steps": progress.steps.tolist(),
@@ -94,26 +91,26 @@ class Checkpoints:
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
         items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(_strict(run)))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
-        with _disk_errors():  # also of the one before, which was written meanwhile
+        with _disk_errors():  # also those of the checkpoint before, which was written in the background
             self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
 
     def wait(self) -> None:
-        """Until all that was saved is on the disk."""
+        """Waits until all checkpoints are on the disk."""
         if self._manager is not None:
             with _disk_errors():
                 self._manager.wait_until_finished()
 
     def restore(self, like: TrainState, *, at_most: float = np.inf) -> Progress | None:
-        """Where to go on from: the newest checkpoint that can be read; None if there is none at all.
+        """The newest checkpoint that can be read; None if there are no checkpoints.
 
-        Those that cannot be read are passed over with a warning, and removed once an older one could.
+        Newer ones that cannot be read are skipped with a warning, and removed.
 
         Args:
           like: states of the same structure, or their shapes.
-          at_most: the highest iteration of interest.
+          at_most: later iterations are skipped.
 
         Raises:
-          ConfigError: there are checkpoints, but of other states, or none can be used.
+          ConfigError: the checkpoints have states of another structure, or none of them can be read.
         """
         found = from_process_zero(lambda: self._newest(like, at_most))
         if found is None:
@@ -126,17 +123,17 @@ class Checkpoints:
         return Progress(states, np.array(run["steps"], np.int64), run["iteration"], run["seconds"])
 
     def _newest(self, like: TrainState, at_most: float) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-        """What is saved of the newest checkpoint that can be read, and its arrays."""
+        """The newest checkpoint that can be read: what is saved beside the arrays, and the arrays."""
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
             if step > at_most:
-                _log.warning("The checkpoint of iteration %d is passed over: the metrics end before it.", step)
+                _log.warning("The checkpoint of iteration %d is skipped: the metrics end before it.", step)
                 continue
             try:
                 found = self._read(step, like)
             except ConfigError:
                 raise
-            except Exception as error:  # a damaged file shows itself in as many ways as there are libraries below
+            except Exception as error:  # the libraries below raise different ones for a damaged file
                 reason = str(error).strip().split("\n")[0][:200]
                 _log.warning("The checkpoint of iteration %d is damaged (%s): an older one is tried.", step, reason)
                 continue
@@ -163,11 +160,11 @@ class Checkpoints:
         return run, arrays
 
 
-def check_same_run(directory: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The notes of the newest checkpoint, None if there is none; it has to be of this run.
+def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The notes of the newest checkpoint, which has to be of a run with this description; None if there is none.
 
     Raises:
-      ConfigError: they are of another one; names the first field that differs.
+      ConfigError: the checkpoint is of another run, with the first field that differs.
     """
     if not Path(directory).exists():
         return None
@@ -175,9 +172,9 @@ def check_same_run(directory: Path, about: Mapping[str, Any]) -> dict[str, Any] 
         for step in sorted(manager.all_steps(), reverse=True):
             try:
                 run = _read_run(manager, step)
-            except Exception:  # a damaged one, of which `restore` warns
+            except Exception:  # it is damaged, as `restore` will report
                 continue
-            check_same(run["about"], _strict(about))
+            check_same(run["description"], _strict(description))
             return run["notes"]
     return None
 
@@ -189,29 +186,15 @@ def check_same(saved: Any, now: Any, name: str = "") -> None:
             check_same(saved.get(field), now.get(field), f"{name}.{field}".lstrip("."))
     elif saved != now:
         raise ConfigError(
-            f"{name} is {now!r} here, and {saved!r} in the checkpoints; to resume, write what the run was started "
+            f"{name} is {now!r} here, and {saved!r} in the checkpoints; to resume, use what the run was started "
             "with, or choose another folder (--out) for a new run"
         )
-
-
-def describe(config: Config) -> dict[str, Any]:
-    """The fields of a config in JSON's types; an algorithm by the names of what is in its slots."""
-
-    def plain(value):
-        if isinstance(value, Algorithm):
-            return {slot: plain(part) for slot, part in value._asdict().items()}
-        if isinstance(value, tuple):
-            return [plain(part) for part in value]
-        return getattr(value, "__qualname__", value)
-
-    fields = {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
-    return fields | {"environment": config.env.name, "env_params": dict(config.env_params)}
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
     """Reads arrays one after the other.
 
-    Of several at once, the others would still be under way when one is found damaged, and orbax ends its event loop.
+    Otherwise some are still being read when another is found damaged, and orbax closes the event loop.
     """
 
     async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> list[np.ndarray]:
@@ -230,9 +213,9 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
     processes = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
     options = ocp.CheckpointManagerOptions(
         preservation_policy=kept,
-        best_fn=score,  # without it the metrics are not written, and the next process would know of no best
+        best_fn=score,  # without it the metrics are not saved, and the next process would not know the best
         multiprocessing_options=processes,
-        create=False,  # orbax has every process take part in that
+        create=False,  # all processes would have to take part in that
     )
     Path(directory).mkdir(parents=True, exist_ok=True)
     types = ocp.type_handlers.create_type_handler_registry((np.ndarray, _OneByOne()))
@@ -243,7 +226,7 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """As OSError, also where tensorstore found them, whose own are ValueErrors."""
+    """Raises as OSError what tensorstore raises as ValueError."""
     try:
         yield
     except ValueError as error:
@@ -253,7 +236,7 @@ def _disk_errors() -> Iterator[None]:
 
 
 def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:
-    """Without the saves that were not finished: the manager's own cleanup goes on while it reads the folder."""
+    """Removes unfinished checkpoints first: the manager's own cleanup runs while it already reads the folder."""
     for unfinished in Path(directory).glob("*.orbax-checkpoint-tmp*"):
         shutil.rmtree(unfinished)
     return _manager(directory)
@@ -265,7 +248,7 @@ def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
 
 
 def _strict(value: Any) -> Any:
-    """In JSON's own types, as it is read back: JSON has no numbers that are not finite, which become words."""
+    """In JSON's own types, as it is read back; numbers that are not finite become strings."""
     match value:
         case Mapping():
             return {str(key): _strict(item) for key, item in value.items()}
@@ -290,5 +273,5 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def _as_numbers(states: TrainState) -> TrainState:
-    """Random keys as the integers they are made of."""
+    """With random keys as the integers that they consist of."""
     return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, states)

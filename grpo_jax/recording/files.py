@@ -1,4 +1,4 @@
-"""Host: the folder of an experiment's results: one process makes it its own, whole files are replaced at once."""
+"""Host: the folder of a run's results: one process at a time writes there, and files are replaced as a whole."""
 
 import collections
 import contextlib
@@ -12,88 +12,79 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
+from grpo_jax.training.run import Chunk
+
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 
 
 class _Claim(NamedTuple):
     lock: TextIO
-    made: list[Path]  # folders and empty files that were not there before, the outermost first
-    parts: list[Path]  # likewise not there before: what goes if nothing is recorded, whatever is in it
+    created: list[Path]  # folders and empty files that the claim created, the outermost first
+    removable: list[Path]  # created since: removed with all that they contain if no iteration is recorded
 
 
-# What this process made its own: the runs of one experiment follow each other there.
-_claimed: dict[Path, _Claim] = {}
-
-
-class Record(NamedTuple):
-    """What `metrics.jsonl` says of one run; a `MetricsChunk` from the run's beginning."""
-
-    metrics: dict[str, np.ndarray]  # each [n, num_seeds], float32; environment/steps int32
-    steps: np.ndarray  # int64 [n, num_seeds]
-    iteration: int = 0
-    seconds: float = 0.0
-
-    def until(self, iteration: int, seconds: float = 0.0) -> "Record":
-        """The iterations before that one, which took so long."""
-        metrics = {name: values[:iteration] for name, values in self.metrics.items()}
-        return self._replace(metrics=metrics, steps=self.steps[:iteration], seconds=seconds)
+# The folders that this process has claimed. Several runs of one process may record in the same folder.
+_claims: dict[Path, _Claim] = {}
 
 
 def claim_directory(path: Path, *, resume: bool = False, again: bool = False) -> Path:
-    """Make `path` the folder of this process's results, or refuse it.
+    """Claims a folder for the results of this process.
 
-    Creates the folder and an empty `metrics.jsonl` in it, and locks it for as long as the process lives, however that
-    ends. Of two processes that claim one folder at the same moment, one succeeds. An experiment calls this once, before
-    it compiles; its Logbooks, which claim it `again`, then write there one after another. With `resume` the folder may
-    hold results.
+    Creates the folder with an empty `metrics.jsonl` and locks it until the process ends. If two processes claim a
+    folder at the same moment, one of them succeeds.
+
+    Args:
+      path: the folder.
+      resume: the folder may contain results.
+      again: this process may have claimed the folder before.
 
     Raises:
-      FileExistsError: the folder holds a run's results already, another process writes there, or `path` is a file.
-        Nothing was written.
-      OSError: it cannot be written to.
+      FileExistsError: the folder contains results, another process writes to it, or `path` is a file. Nothing was
+        written.
+      OSError: the folder cannot be written to.
     """
     path = Path(path)
     advice = "Nothing was written. Choose another folder (--out), or move the old one away."
     if not resume and (path / "checkpoints").is_dir():
-        advice = f"{advice[:-1]}; or go on with it (--resume)."
+        advice = f"{advice[:-1]}; or go on with it (resume=True, --resume)."
     for part in (path, *path.parents):
         if part.is_file():
             raise FileExistsError(f"{part} is a file, so it cannot be the folder of a run. {advice}")
-    if (resume or again) and path.resolve() in _claimed:
+    if (resume or again) and path.resolve() in _claims:
         return path
     for name in () if resume else (SUMMARY_FILE, METRICS_FILE):
         if (path / name).exists():
             raise FileExistsError(f"{path} already holds a run ({name}). {advice}")
-    made: list[Path] = []
+    created: list[Path] = []
     try:
-        lock = _made_own(path, made)
-        if not _create(path.resolve() / METRICS_FILE, made) and not resume:
+        lock = _lock(path, created)
+        if not _create(path.resolve() / METRICS_FILE, created) and not resume:
             raise FileExistsError(f"{path} already holds a run ({METRICS_FILE}). {advice}")
     except BaseException as error:
-        _remove(made)
+        _remove_empty(created)
         if isinstance(error, OSError) and not isinstance(error, FileExistsError):
             raise OSError(f"{path} cannot be written to: {error}. Choose another folder (--out).") from error
         raise
-    _claimed[path.resolve()] = _Claim(lock, made, [])
+    _claims[path.resolve()] = _Claim(lock, created, [])
     return path
 
 
-def part_of_record(path: Path) -> Path:
-    """The path of what is worth nothing without a record, such as checkpoints: it goes if none is begun."""
+def remove_if_unused(path: Path) -> Path:
+    """Returns `path`, which is removed if no iteration is recorded: see `release_if_unused`."""
     if not path.exists():
-        for folder, claim in _claimed.items():
+        for folder, claim in _claims.items():
             if path.resolve().is_relative_to(folder):
-                claim.parts.append(path.resolve())
+                claim.removable.append(path.resolve())
     return path
 
 
-def _made_own(path: Path, made: list[Path]) -> TextIO:
-    """The lock of the folder, which is there now; adds to `made` what was not there before."""
+def _lock(path: Path, created: list[Path]) -> TextIO:
+    """Creates a folder and locks it; adds to `created` what did not exist before."""
     path = path.resolve()
-    made += [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
+    created += [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    _create(path / ".lock", made)
+    _create(path / ".lock", created)
     lock = (path / ".lock").open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,19 +95,19 @@ def _made_own(path: Path, made: list[Path]) -> TextIO:
     return lock
 
 
-def _create(path: Path, made: list[Path]) -> bool:
-    """Makes an empty file and adds it to `made`; False, and nothing done, if there is one already."""
+def _create(path: Path, created: list[Path]) -> bool:
+    """Creates an empty file and adds it to `created`; False if it exists already."""
     try:
         path.open("x").close()
     except FileExistsError:
         return False
-    made.append(path)
+    created.append(path)
     return True
 
 
-def _remove(made: list[Path]) -> None:
-    """Removes those of these folders and files that are still empty, the innermost first."""
-    for path in reversed(made):
+def _remove_empty(paths: list[Path]) -> None:
+    """Removes those of these folders and files that are empty, the last ones first."""
+    for path in reversed(paths):
         with contextlib.suppress(OSError):
             if path.is_dir():
                 path.rmdir()  # refuses unless it is empty
@@ -125,83 +116,89 @@ def _remove(made: list[Path]) -> None:
 
 
 @contextlib.contextmanager
-def given_back_if_unused(directory: Path = Path("/")) -> Iterator[None]:
-    """If what is done within fails before anything is recorded, the claimed folders in `directory` are as before.
+def release_if_unused(directory: Path = Path("/")) -> Iterator[None]:
+    """If the block fails before an iteration is recorded, releases the claimed folders in `directory`.
 
-    A start that is corrected then finds no old run. What was there before stays, and so does what others wrote. A
-    SystemExit is no failure: what a signal ended is saved.
+    They are then as they were before the claim, so that a corrected start may use the same folder. Files that existed
+    before or that others wrote stay. A SystemExit is not a failure: a run that a signal ended is saved.
     """
     try:
         yield
     except SystemExit:
         raise
     except BaseException:
-        used = [path for path in _claimed if any(file.stat().st_size for file in path.glob(METRICS_FILE))]
-        for path in reversed([path for path in _claimed if path.is_relative_to(directory.resolve())]):
+        used = [path for path in _claims if any(file.stat().st_size for file in path.glob(METRICS_FILE))]
+        for path in reversed([path for path in _claims if path.is_relative_to(directory.resolve())]):
             if not any(other.is_relative_to(path) for other in used):
-                claim = _claimed.pop(path)
-                for part in claim.parts:
-                    shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
-                _remove(claim.made)
+                claim = _claims.pop(path)
+                for removable in claim.removable:
+                    if removable.is_dir():
+                        shutil.rmtree(removable, ignore_errors=True)
+                    else:
+                        removable.unlink(missing_ok=True)
+                _remove_empty(claim.created)
                 claim.lock.close()
         raise
 
 
-def kept() -> str:
-    """What is in the folders of this process; empty if it has none."""
+def describe_claims() -> str:
+    """One line on what the folders of this process contain; empty if that is nothing."""
     lines = []
-    for path in _claimed:
+    for path in _claims:
         counts = collections.Counter(line["run"] for line in read_lines(path))
-        there = [f"{count} iterations of {run!r}" for run, count in counts.items()]
-        there += [SUMMARY_FILE] * (path / SUMMARY_FILE).exists()
-        there += ["checkpoints, from which --resume goes on"] * (path / "checkpoints").exists()
-        if there:
-            lines.append(f"{path} keeps {', '.join(there)}")
+        contents = [f"{count} iterations of {run!r}" for run, count in counts.items()]
+        contents += [SUMMARY_FILE] * (path / SUMMARY_FILE).exists()
+        contents += ["checkpoints, from which --resume goes on"] * (path / "checkpoints").exists()
+        if contents:
+            lines.append(f"{path} keeps {', '.join(contents)}")
     return "; ".join(lines)
 
 
-def read_record(directory: Path, run: str) -> Record:
-    """What `metrics.jsonl` has of a run, iteration by iteration; a last line that was not finished is left out.
+def read_metrics(directory: Path) -> dict[str, Chunk]:
+    """The iterations of each run in `metrics.jsonl`, by the run's name, with `seconds` 0.
 
-    What is null there is NaN, or 0 if it is `environment/steps`.
+    Metrics are `[n, num_seeds]`, float32, with NaN for null; `environment/steps` are int32, with 0 for null.
     """
-    lines = []
+    runs: dict[str, list[dict[str, Any]]] = {}
     for line in read_lines(directory):
-        if line["run"] == run:
-            if line["iteration"] != len(lines):
-                break
+        lines = runs.setdefault(line["run"], [])
+        if line["iteration"] == len(lines):
             lines.append(line)
-    names = [name for name in (lines[0] if lines else ()) if name not in ("run", "iteration", "environment_steps")]
+    return {run: _as_chunk(lines) for run, lines in runs.items() if lines}
+
+
+def _as_chunk(lines: list[dict[str, Any]]) -> Chunk:
+    names = [name for name in lines[0] if name not in ("run", "iteration", "environment_steps")]
     metrics = {name: np.array([line[name] for line in lines], np.float32) for name in names}
     if "environment/steps" in metrics:
-        steps = np.array([line["environment/steps"] for line in lines], np.float64)  # null in rows that had stopped
-        metrics["environment/steps"] = np.nan_to_num(steps).astype(np.int32)
-    return Record(metrics, np.array([line["environment_steps"] for line in lines], np.int64))
+        made = np.array([line["environment/steps"] for line in lines], np.float64)  # exact beyond float32's 2^24
+        metrics["environment/steps"] = np.nan_to_num(made).astype(np.int32)
+    return Chunk(metrics, np.array([line["environment_steps"] for line in lines], np.int64), iteration=0, seconds=0.0)
 
 
 def read_lines(directory: Path) -> Iterator[dict[str, Any]]:
-    """Every line of `metrics.jsonl`, of all runs, but those that were not finished."""
+    """The lines of `metrics.jsonl`, of all runs; one that was not written to its end is left out."""
     path = Path(directory) / METRICS_FILE
     if path.exists():
         with path.open(encoding="utf-8") as file:
             for line in file:
-                with contextlib.suppress(json.JSONDecodeError):  # cut off when its writer was killed
+                with contextlib.suppress(json.JSONDecodeError):  # its writer was killed
                     yield json.loads(line)
 
 
-def cut_record(directory: Path, run: str, num_iterations: int) -> None:
-    """Removes from `metrics.jsonl` what it says of a run from that iteration on."""
+def truncate_metrics(directory: Path, run: str, num_iterations: int) -> None:
+    """Removes the lines of a run in `metrics.jsonl` beyond its first `num_iterations` iterations."""
     kept = [line for line in read_lines(directory) if line["run"] != run or line["iteration"] < num_iterations]
     _replace(directory / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as strict JSON, atomically: a reader finds the old file or the new one, never a part.
+    """Writes strict JSON atomically: a reader finds the old file or the new one, never a part.
 
     Arrays become lists, NaN and infinities null, paths strings.
 
     Raises:
-      TypeError: a value that JSON has no form for. The old file stays as it was.
+      TypeError: `value` contains something that JSON cannot express. The old file stays as it was.
     """
     _replace(Path(path), json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
 

@@ -1,43 +1,23 @@
-"""Host: what a run writes (`metrics.jsonl`, one JSON object an iteration) and what it shows while it trains."""
+"""Host: the metrics of a run in `metrics.jsonl`, one JSON object an iteration, and its progress on the console."""
 
 import contextlib
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from grpo_jax.recording.alarms import Alarms, listed
-from grpo_jax.recording.files import METRICS_FILE, Record, claim_directory, cut_record
+from grpo_jax.recording.alarms import Alarms, list_seeds
+from grpo_jax.recording.files import METRICS_FILE, claim_directory, truncate_metrics
 from grpo_jax.recording.trackers import Tracker
-
-
-class MetricsChunk(Protocol):
-    """A chunk of iterations on the host; `training.Chunk` is one."""
-
-    @property
-    def metrics(self) -> Mapping[str, np.ndarray]:
-        """Each `[n, num_seeds]`; `environment/steps` is 0 in the rows of a seed whose budget is spent."""
-
-    @property
-    def steps(self) -> np.ndarray:
-        """`[n, num_seeds]`, cumulative environment steps of each seed after each iteration."""
-
-    @property
-    def iteration(self) -> int:
-        """Index of the first row."""
-
-    @property
-    def seconds(self) -> float:
-        """Since the run started."""
+from grpo_jax.training.run import Chunk
 
 
 class Logbook:
-    """The record of one run over many seeds: JSON lines in a folder and one progress line on the console.
+    """Writes the metrics of one run, of all its seeds, to a folder, and shows its progress in one line of the console.
 
     ```python
     with Logbook(out, run="grpo CartPole-v1", total_steps=500_000, num_seeds=16) as logbook:
@@ -45,23 +25,23 @@ class Logbook:
             logbook.record(chunk)
     ```
 
-    On a terminal the progress line is redrawn twice a second; elsewhere a plain line appears about every 10%. A summary
-    line closes the run, also after an error, and says how many updates were skipped.
+    On a terminal the progress line is redrawn twice a second; elsewhere a plain line is printed about every 10%. The
+    last line, which is printed after an error as well, says how many updates were skipped.
 
     Args:
-      directory: where `metrics.jsonl` goes, made if missing; None writes nothing. Runs of one process may share it one
-        after another; results that were there before are refused (`claim_directory`).
+      directory: the folder of `metrics.jsonl`, created if it does not exist; None writes nothing. Runs of one process
+        may share a folder, one after another; one with other results is refused (`claim_directory`).
       run: the run's name, in every line.
-      total_steps: environment steps that each seed is to make.
+      total_steps: environment steps that each seed makes.
       num_seeds: length of the seeds axis.
       console: False shows nothing; True uses standard output; a rich `Console` is used as it is.
-      past: what is recorded already of a run that goes on; all that the file says of it beyond that is removed.
-      alarms: what to warn of.
-      trackers: where the metrics go as well; they are closed with the logbook.
+      past: the iterations recorded before a resumed run goes on; later ones are removed from the file.
+      alarms: print warnings of what goes wrong.
+      trackers: receive the metrics as well; they are closed with the logbook.
 
     Attributes:
-      skipped_updates: int64 `[num_seeds]`, updates skipped so far for a non-finite loss or gradient.
-      warnings: of the alarms, so far.
+      skipped_updates: int64 `[num_seeds]`, updates skipped so far because of a non-finite loss or gradient.
+      warnings: those of the alarms so far.
     """
 
     def __init__(
@@ -72,7 +52,7 @@ class Logbook:
         total_steps: int,
         num_seeds: int,
         console: bool | Console = True,
-        past: Record | None = None,
+        past: Chunk | None = None,
         alarms: Alarms | None = None,
         trackers: Sequence[Tracker] = (),
     ):
@@ -100,7 +80,7 @@ class Logbook:
         if self._directory is not None:
             claim_directory(self._directory, again=True)
             if self._past is not None:
-                cut_record(self._directory, self._run, len(self._past.steps))
+                truncate_metrics(self._directory, self._run, len(self._past.steps))
             self._file = (self._directory / METRICS_FILE).open("a", encoding="utf-8")
         if self._console is not None and self._console.is_interactive:
             self._progress = Progress(
@@ -116,11 +96,11 @@ class Logbook:
             self._task = self._progress.add_task(self._run, total=total, status="starting")
             self._progress.start()
         if self._past is not None and len(self._past.steps):
-            self._follow(self._past, _active(self._past))
+            self._update(self._past, _active(self._past))
         return self
 
     def __exit__(self, exception_type, exception, traceback) -> None:
-        with contextlib.ExitStack() as closing:  # all of them, whichever fails, the last one first
+        with contextlib.ExitStack() as closing:  # everything is closed, even if one fails, in the reverse order
             if self._console is not None:
                 closing.callback(self._print, self._summary(exception_type))
             for tracker in self._trackers:
@@ -130,8 +110,8 @@ class Logbook:
             if self._progress is not None:
                 closing.callback(self._progress.stop)
 
-    def record(self, chunk: MetricsChunk) -> None:
-        """Write a chunk's lines to the file, flush it, and bring the console up to date.
+    def record(self, chunk: Chunk) -> None:
+        """Writes a chunk's lines to the file, flushes it, and updates the console.
 
         NaN, infinities and the rows of seeds whose budget is spent become null. `environment_steps` is never null.
 
@@ -146,18 +126,18 @@ class Logbook:
                 raise ValueError(f"{name} must be [n, num_seeds] = {shape}, got {values.shape}.")
         if len(steps) == 0:
             return
-        chunk = Record(metrics, steps, int(chunk.iteration), float(chunk.seconds))
+        chunk = Chunk(metrics, steps, int(chunk.iteration), float(chunk.seconds))
         active = _active(chunk)
         if self._file is not None:
             self._write(chunk, active)
-        known = self._follow(chunk, active)
+        known = self._update(chunk, active)
         for tracker in self._trackers:
             tracker.record(chunk.iteration, steps, known)
         if self._console is not None:
             self._show()
 
-    def _write(self, chunk: Record, active: np.ndarray) -> None:
-        """Append one line an iteration."""
+    def _write(self, chunk: Chunk, active: np.ndarray) -> None:
+        """Appends one line an iteration."""
         columns = {"environment_steps": chunk.steps.tolist()}
         for name, values in chunk.metrics.items():
             columns[name] = np.where(active & np.isfinite(values), values.astype(object), None).tolist()
@@ -167,8 +147,8 @@ class Logbook:
             self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
-    def _follow(self, chunk: Record, active: np.ndarray) -> dict[str, np.ndarray]:
-        """Take from a chunk what the console and the summary show; returns the metrics, NaN in rows not active."""
+    def _update(self, chunk: Chunk, active: np.ndarray) -> dict[str, np.ndarray]:
+        """Updates what the console and the summary show; returns the metrics, NaN in rows that are not active."""
         known = {name: np.where(active, values, np.nan) for name, values in chunk.metrics.items()}
         self._steps, self._seconds = chunk.steps[-1], chunk.seconds
         self._recent.append((self._seconds, int(self._steps.sum())))
@@ -184,7 +164,7 @@ class Logbook:
         return known
 
     def _show(self) -> None:
-        """Redraw the progress line, or print a plain one at each tenth of the run."""
+        """Redraws the progress line, or prints a plain one at each tenth of the run."""
         done = int(np.minimum(self._steps, self._total_steps).sum())
         total = self._total_steps * self._num_seeds
         # The first chunk's time holds the compile, so the rate counts from its end as soon as there is a second one.
@@ -200,7 +180,7 @@ class Logbook:
             self._print(f"{self._run}: {100 * done // total}%, {status}")
 
     def _summary(self, exception_type: type[BaseException] | None) -> str:
-        """The line that closes the run."""
+        """The last line of the run."""
         steps = int(self._steps.sum())
         rate = steps / self._seconds if self._seconds > 0 else 0.0
         text = f"{self._run}: {steps:,} environment steps in {_clock(self._seconds)} ({rate:,.0f} steps/s)"
@@ -210,7 +190,7 @@ class Logbook:
         count = int(self.skipped_updates.sum())
         if count > 0:
             updates = "update" if count == 1 else "updates"
-            seeds = listed(np.flatnonzero(self.skipped_updates))
+            seeds = list_seeds(np.flatnonzero(self.skipped_updates))
             text += f"; {count} {updates} skipped: non-finite loss or gradient in seeds {seeds}"
         return text
 
@@ -218,13 +198,13 @@ class Logbook:
         self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def _active(chunk: MetricsChunk) -> np.ndarray:
+def _active(chunk: Chunk) -> np.ndarray:
     """`[n, num_seeds]` bool: the seeds whose budget was not spent yet."""
     return chunk.metrics.get("environment/steps", np.ones(chunk.steps.shape)) > 0
 
 
 def _spread(returns: np.ndarray) -> str:
-    """The last known returns of all seeds in a few words."""
+    """The median of the last known returns of all seeds, and their range."""
     known = returns[~np.isnan(returns)]
     if len(known) == 0:
         return "no return yet"

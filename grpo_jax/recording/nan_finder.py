@@ -1,4 +1,4 @@
-"""Where a loss or a gradient that is not finite comes from."""
+"""Finds the operation that a loss or a gradient with a NaN or an infinity comes from."""
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ from grpo_jax.types import TrainState
 
 
 class NonFiniteFinder:
-    """Repeats the first iteration with an update that was skipped, operation by operation.
+    """Repeats the first iteration in which an update was skipped, operation by operation.
 
-    Of a run in chunks of one iteration: `check` each chunk, then `remember` where the run stands.
+    For a run in chunks of one iteration: `check` each chunk, then `remember` the states after it.
     """
 
     def __init__(self, config: Config):
@@ -21,7 +21,7 @@ class NonFiniteFinder:
         self._before: TrainState | None = None
 
     def remember(self, progress: Progress) -> None:
-        """Keeps the states that the next chunk starts from."""
+        """Keeps a copy of the states that the next chunk starts from."""
         self._before = jax.tree.map(jnp.copy, progress.states)
 
     def check(self, chunk: Chunk) -> None:
@@ -30,12 +30,12 @@ class NonFiniteFinder:
         if not skipped.any():
             return
         row = int(np.argmax(skipped > 0))
-        what = f"an update was not finite at iteration {chunk.iteration} of row {row}"
+        problem = f"an update was not finite at iteration {chunk.iteration} of row {row}"
         try:
             repeat(self._config, jax.tree.map(lambda leaf: leaf[row], self._before))
         except FloatingPointError as error:
-            raise FloatingPointError(f"{what}: {error}") from error
-        raise FloatingPointError(f"{what}; no operation alone makes a NaN or an infinity of finite numbers")
+            raise FloatingPointError(f"{problem}: {error}") from error
+        raise FloatingPointError(f"{problem}; no single operation makes a NaN or an infinity of finite numbers")
 
 
 def repeat(config: Config, state: TrainState) -> None:

@@ -1,48 +1,45 @@
-"""What a run of hours needs around it: a record, trackers, checkpoints, alarms, and signals that lose nothing."""
+"""`recorded_run`: a run with its metrics, checkpoints, trackers and warnings, which an interruption does not undo."""
 
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
-import re
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from grpo_jax.algorithms import name_of
 from grpo_jax.config.config import Config
 from grpo_jax.devices.processes import from_every_process, from_process_zero, is_process_zero
+from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.alarms import Alarms
-from grpo_jax.recording.files import (
-    METRICS_FILE,
-    SUMMARY_FILE,
-    Record,
-    claim_directory,
-    given_back_if_unused,
-    part_of_record,
-    read_record,
-)
+from grpo_jax.recording.files import read_metrics, release_if_unused, remove_if_unused
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.nan_finder import NonFiniteFinder
-from grpo_jax.recording.signals import waiting_signals
-from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, check_installed
-from grpo_jax.training.budget import most_steps
-from grpo_jax.training.run import Progress, RunResult, initial_states, run
+from grpo_jax.recording.plan import Plan, claim, versions
+from grpo_jax.recording.signals import StopSignal, deferred_signals
+from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases, check_installed
+from grpo_jax.training.budget import check_budget, most_steps
+from grpo_jax.training.run import Chunk, Progress, RunResult, initial_states, run
 from grpo_jax.types import PyTree
 
-NUM_CHUNKS = 50  # of a run, if its checkpoints are not closer together
+NUM_CHUNKS = 50  # of a run, unless its checkpoints are closer together
+NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0, seconds=0.0)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class RecordingArguments:
-    """How a run is kept and watched, from the command line."""
+class Recording:
+    """How a run is recorded and watched; the command lines take these fields as flags."""
 
     checkpoint_every: int = 0
     """Iterations between two checkpoints, from which --resume goes on; 0 for none."""
@@ -55,155 +52,146 @@ class RecordingArguments:
     debug_nans: bool = False
     """Stop at the first loss or gradient that is not finite, and show the operation it comes from; slow."""
 
-    def check(self, out: Path | None) -> None:
-        """Raises ConfigError for what does not go together, before anything is written or computed."""
+    def check(self) -> None:
+        """Raises ConfigError for fields that contradict each other or need a package that is not installed."""
         if self.checkpoint_every < 0:
             raise ConfigError(f"checkpoint_every={self.checkpoint_every} is not a number of iterations; 0 is for none")
-        if self.resume and out is None:
-            raise ConfigError("--resume goes on with the run in a folder; name it with --out")
         if self.resume and self.checkpoint_every == 0:
-            raise ConfigError("--resume goes on from checkpoints; write --checkpoint-every N beside it, such as 100")
+            raise ConfigError(
+                "resume goes on from checkpoints; set checkpoint_every (--checkpoint-every N), such as 100"
+            )
         if self.wandb is not None:
             check_installed("wandb")
 
 
-class Subject(NamedTuple):
-    """A run to be made and recorded, of `R` rows."""
-
-    name: str
-    config: Config
-    hyperparams: Hyperparams  # each leaf scalar or [R]
-    keys: jax.Array  # [R]
-    max_episodes: float = math.inf
-
-    @property
-    def folder(self) -> str:
-        """Where its checkpoints are, below those of the experiment."""
-        return re.sub(r"[^\w.()-]+", "_", self.name)
-
-    def about(self) -> dict[str, Any]:
-        """What makes it this run and no other, in JSON's types."""
-        from grpo_jax.recording.checkpoint import describe
-
-        return {
-            "name": self.name,
-            "config": describe(self.config),
-            "hyperparams": {
-                field.name: np.asarray(getattr(self.hyperparams, field.name)).tolist()
-                for field in dataclasses.fields(self.hyperparams)
-            },
-            "keys": np.asarray(jax.random.key_data(self.keys)).tolist(),
-            "max_episodes": self.max_episodes,
-        }
-
-
-def claim(
-    out: Path,
-    subjects: list[Subject],
-    arguments: RecordingArguments,
-    versions: Mapping[str, str],
-    *,
-    within: str = "",
-) -> list[str]:
-    """Makes `out` the folder of this process; what is there already must be checkpoints of these very runs.
-
-    `within` is the folder in it where the runs are recorded, itself if empty. Returns what to tell the user.
-    """
-    records = out / within
-    if not arguments.resume:
-        for folder in dict.fromkeys((out, records)):
-            claim_directory(folder)
-        return []
-    metrics = out / METRICS_FILE
-    begun = (out / SUMMARY_FILE).exists() or (metrics.exists() and metrics.stat().st_size > 0)
-    if begun and not (records / "checkpoints").is_dir():
-        raise FileExistsError(
-            f"{out} holds a run without checkpoints, so it cannot be resumed. Nothing was written. Choose another "
-            "folder (--out), or move the old one away."
-        )
-    for folder in (out, records):
-        claim_directory(folder, resume=True)
-    from grpo_jax.recording.checkpoint import check_same_run
-
-    folders = {subject.folder for subject in subjects}
-    for folder in sorted(path.name for path in (records / "checkpoints").glob("*")):
-        if folder not in folders:
-            raise ConfigError(
-                f"{out} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to resume, "
-                "write what it was started with, or choose another folder (--out) for a new run"
-            )
-    told = []
-    for subject in subjects:
-        saved = check_same_run(records / "checkpoints" / subject.folder, subject.about())
-        for package, version in (saved or {}).items():
-            if version != versions.get(package):
-                told.append(
-                    f"{subject.name}: {package} was {version} so far, and is {versions.get(package)} now: "
-                    "the last bits of its numbers may be others."
-                )
-    return list(dict.fromkeys(told))
-
-
 def recorded_run(
-    subject: Subject,
-    out: Path,
-    arguments: RecordingArguments,
+    config: Config,
+    hyperparams: Hyperparams,
+    keys: jax.Array,
+    directory: str | Path,
     *,
-    versions: Mapping[str, str],
+    checkpoint_every: int = 100,
+    resume: bool = False,
+    tensorboard: bool = False,
+    wandb: Literal["offline", "online"] | None = None,
+    debug_nans: bool = False,
+    console: bool | Console = True,
+    env_params: EnvParams = None,
+    params: PyTree = None,
+    max_episodes: float = math.inf,
+    mesh: Mesh | None = None,
+) -> RunResult:
+    """Trains as `run` does, records the run in a folder, and goes on with it after an interruption.
+
+    ```python
+    import jax
+
+    from grpo_jax import Config, Hyperparams, recorded_run
+
+    config = Config(environment="CartPole-v1", algorithm="grpo")
+    keys = jax.random.split(jax.random.key(0), 4)
+    result = recorded_run(config, Hyperparams(total_steps=200_000), keys, "runs/mine", resume=True)
+    ```
+
+    The folder gets `metrics.jsonl` (a JSON object an iteration), `checkpoints/` (the latest two and the best one) and
+    the files of the trackers. The console shows the progress, and warnings such as that of a collapsed entropy.
+
+    A run that was interrupted, in whatever way, and resumed on the same devices ends bitwise as if it had not been.
+    With checkpoints, SIGTERM and Ctrl-C end the process after the current chunk of iterations, which is saved; a second
+    Ctrl-C ends it at once. All processes of a run on several hosts make the same call; process 0 writes and prints.
+
+    Args:
+      config, hyperparams, keys: what to run; see `run`.
+      directory: the folder for the results, created if it does not exist. It is locked until the process ends.
+      checkpoint_every: iterations between two checkpoints; 0 for none.
+      resume: go on with the run in the folder, or begin it if there is none. The other arguments must be the same.
+      tensorboard: also write TensorBoard's event files.
+      wandb: also log to Weights & Biases, "online" or "offline".
+      debug_nans: stop at the first loss or gradient that is not finite, and show the operation it comes from; slow.
+      console: False shows nothing; True uses standard output; a rich `Console` is used as it is.
+      env_params, params, max_episodes, mesh: see `run`.
+
+    Returns:
+      The result of the whole run, with the metrics and steps of all its iterations, also those made before it was
+      interrupted.
+
+    Raises:
+      FileExistsError: the folder contains results and `resume` is False, or another process writes to it.
+      ConfigError: the arguments contradict each other, or the folder contains another run.
+      FloatingPointError: with `debug_nans`, a loss or a gradient was not finite.
+      StopSignal: a SystemExit, after SIGTERM or Ctrl-C; all of the run is saved.
+      MemoryError, OSError: there is too little memory, or the folder cannot be written to.
+    """
+    directory = Path(directory)
+    recording = Recording(checkpoint_every, resume, tensorboard, wandb, debug_nans)
+    recording.check()
+    check_budget(config, hyperparams, max_episodes)
+    plan = Plan(name_of(config.algorithm), config, hyperparams, keys, max_episodes, env_params)
+    with release_if_unused(directory):
+        from_process_zero(lambda: claim(directory, [plan], resume=resume))
+        try:
+            result, _ = record(plan, directory, recording, console=console, params=params, mesh=mesh)
+        except StopSignal as stop:
+            if is_process_zero():
+                _log.warning("%s: saved in %s; go on with recorded_run(..., resume=True)", stop.name, directory)
+            raise
+    return result
+
+
+def record(
+    plan: Plan,
+    directory: Path,
+    recording: Recording,
+    *,
     console: bool | Console = True,
     params: PyTree = None,
     watch: Callable[[Progress], None] | None = None,
     mesh: Mesh | None = None,
-    within: str = "",
 ) -> tuple[RunResult, list[str]]:
-    """Makes a run, or the rest of it; returns the whole, and what the alarms warned of.
+    """Makes a run, or the rest of it, in a folder that was claimed; returns the whole run, and the warnings given.
 
-    `params` are those that its policies begin with, `watch` is called with where the run stands, as `run` calls `save`,
-    and `within` is as in `claim`.
-
-    With checkpoints, SIGTERM and Ctrl-C end all processes after the chunk under way, which is saved; a second Ctrl-C
-    this one at once.
+    Args:
+      plan: the run.
+      directory: its folder.
+      recording: how it is recorded.
+      console: see `Logbook`; other processes than process 0 print nothing.
+      params, mesh: see `run`.
+      watch: called with the run's progress before each chunk and after the last one, as `run` calls `save`.
     """
-    name, config, hyperparams, keys, max_episodes = subject
-    records = out / within
-    total_steps = most_steps(config, hyperparams, max_episodes)
+    config, hyperparams = plan.config, plan.hyperparams
+    total_steps = most_steps(config, hyperparams, plan.max_episodes)
     num_iterations = total_steps // config.steps_per_iteration
-    start, past, checkpoints, num_chunks = None, None, None, NUM_CHUNKS
-    with given_back_if_unused(out), contextlib.ExitStack() as stack:
-        came = []
-        if arguments.checkpoint_every:
+    start, past, checkpoints, received, num_chunks = None, None, None, [], NUM_CHUNKS
+    with contextlib.ExitStack() as stack:
+        if recording.checkpoint_every:
             from grpo_jax.recording.checkpoint import Checkpoints
 
-            num_chunks = max(num_chunks, math.ceil(num_iterations / arguments.checkpoint_every))
-            came = stack.enter_context(waiting_signals())
+            num_chunks = max(num_chunks, math.ceil(num_iterations / recording.checkpoint_every))
+            folder = remove_if_unused(directory / "checkpoints") / plan.folder
+            received = stack.enter_context(deferred_signals())
             checkpoints = stack.enter_context(
-                Checkpoints(
-                    part_of_record(records / "checkpoints") / subject.folder,
-                    subject.about(),
-                    notes=versions,
-                    every=arguments.checkpoint_every,
-                )
+                Checkpoints(folder, plan.describe(), notes=versions(), every=recording.checkpoint_every)
             )
-        if arguments.resume:
-            past = from_process_zero(lambda: read_record(records, name))
-            like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
-            start = checkpoints.restore(like, at_most=len(past.steps))
-            past = past.until(start.iteration, start.seconds) if start else past.until(0)
+        if recording.resume:
+            recorded = from_process_zero(lambda: read_metrics(directory).get(plan.name, NO_ITERATIONS))
+            like = jax.eval_shape(
+                functools.partial(initial_states, config), hyperparams, plan.keys, plan.env_params, params
+            )
+            start = checkpoints.restore(like, at_most=len(recorded.steps))
+            past = _before(start, recorded)
         logbook = stack.enter_context(
             Logbook(
-                records,
-                run=name,
+                directory if is_process_zero() else None,
+                run=plan.name,
                 total_steps=total_steps,
-                num_seeds=len(keys),
-                console=console,
+                num_seeds=len(plan.keys),
+                console=console if is_process_zero() else False,
                 past=past,
                 alarms=Alarms(config.env.action_space),
-                trackers=_trackers(subject, records, arguments, start),
+                trackers=_trackers(plan, directory, recording, start),
             )
         )
-        finder = NonFiniteFinder(config) if arguments.debug_nans else None
-        if finder is not None:
-            num_chunks = num_iterations
+        finder = NonFiniteFinder(config) if recording.debug_nans else None
 
         def report(chunk):
             logbook.record(chunk)
@@ -217,28 +205,36 @@ def recorded_run(
                 finder.remember(progress)
             if checkpoints is not None:
                 checkpoints.update(progress, logbook.typical_return)
-                # All processes stop together, whichever of them the signal came to.
-                if number := from_every_process(came[0] if came else 0).max():
+                # All processes stop together, whichever of them received the signal.
+                if number := from_every_process(received[0] if received else 0).max():
                     checkpoints.save(progress, logbook.typical_return)
-                    raise StopSignal(int(number), out)
+                    raise StopSignal(int(number))
 
         result = run(
             config,
             hyperparams,
-            keys,
+            plan.keys,
+            env_params=plan.env_params,
             params=params,
-            max_episodes=max_episodes,
+            max_episodes=plan.max_episodes,
             resume_from=start,
             report=report,
             save=save,
-            num_chunks=num_chunks,
+            num_chunks=num_chunks if finder is None else num_iterations,
             mesh=mesh,
         )
-    return _whole(past, result), logbook.warnings
+    return _joined(past, result), logbook.warnings
 
 
-def _whole(past: Record | None, result: RunResult) -> RunResult:
-    """With the iterations that an earlier process made."""
+def _before(start: Progress | None, recorded: Chunk) -> Chunk:
+    """The recorded iterations that `start` has behind it."""
+    iteration, seconds = (0, 0.0) if start is None else (start.iteration, start.seconds)
+    metrics = {name: values[:iteration] for name, values in recorded.metrics.items()}
+    return Chunk(metrics, recorded.steps[:iteration], iteration=0, seconds=seconds)
+
+
+def _joined(past: Chunk | None, result: RunResult) -> RunResult:
+    """The result with the iterations that an earlier process made."""
     if past is None or not len(past.steps):
         return result
     if not len(result.steps):
@@ -247,22 +243,13 @@ def _whole(past: Record | None, result: RunResult) -> RunResult:
     return result._replace(metrics=metrics, steps=np.concatenate([past.steps, result.steps]))
 
 
-class StopSignal(SystemExit):
-    """A run that a signal ended between two chunks, all of it saved; exits with what shells have for that signal."""
-
-    def __init__(self, number: int, out: Path):
-        super().__init__(128 + number)
-        self.message = f"{signal.Signals(number).name}: saved. To go on, repeat the command with --resume --out {out}"
-
-
-def _trackers(subject: Subject, out: Path, arguments: RecordingArguments, start: Progress | None) -> list:
+def _trackers(plan: Plan, directory: Path, recording: Recording, start: Progress | None) -> list[Tracker]:
     trackers = []
-    if not is_process_zero():
-        return trackers
-    if arguments.tensorboard:
+    if recording.tensorboard and is_process_zero():
         first_step = 0 if start is None else int(np.median(start.steps)) + 1
-        trackers.append(TensorBoard(part_of_record(out / "tensorboard") / subject.folder, first_step=first_step))
-    if arguments.wandb is not None:
-        part_of_record(out / "wandb")
-        trackers.append(WeightsAndBiases(out, run=subject.name, mode=arguments.wandb, config=subject.about()))
+        folder = remove_if_unused(directory / "tensorboard") / plan.folder
+        trackers.append(TensorBoard(folder, first_step=first_step))
+    if recording.wandb is not None and is_process_zero():
+        remove_if_unused(directory / "wandb")
+        trackers.append(WeightsAndBiases(directory, run=plan.name, mode=recording.wandb, config=plan.describe()))
     return trackers

@@ -1,4 +1,4 @@
-"""Host: signals that wait until a run is between two chunks."""
+"""Host: signals that take effect between two chunks of a run."""
 
 import contextlib
 import signal
@@ -6,28 +6,36 @@ import threading
 from collections.abc import Iterator
 
 
-@contextlib.contextmanager
-def waiting_signals() -> Iterator[list[int]]:
-    """Has SIGTERM and SIGINT (Ctrl-C) wait; yields the list of those that came.
+class StopSignal(SystemExit):
+    """A signal ended a run between two chunks, and all of it is saved. Exits with the code that shells expect."""
 
-    A second SIGINT interrupts at once. What came takes its effect at the end, unless an exception ends the block.
-    Outside of the main thread, which alone gets signals, nothing waits.
+    def __init__(self, number: int):
+        super().__init__(128 + number)
+        self.name = signal.Signals(number).name
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[list[int]]:
+    """Defers SIGTERM and SIGINT (Ctrl-C) to the end of the block; yields the list of those received so far.
+
+    A second SIGINT interrupts at once. If an exception ends the block, the deferred signals are dropped. Only the main
+    thread receives signals: in another one, nothing is deferred.
     """
-    came: list[int] = []
+    received: list[int] = []
 
     def handle(number, frame):
-        if number == signal.SIGINT and came:
+        if number == signal.SIGINT and received:
             raise KeyboardInterrupt
-        came.append(number)
+        received.append(number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield came
+        yield received
         return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield came
+        yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
-    if came:
-        signal.raise_signal(came[0])
+    if received:
+        signal.raise_signal(received[0])

@@ -11,25 +11,25 @@ import numpy as np
 from grpo_jax.errors import ConfigError
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
-"""By what follows the metric's own name, which is the median's."""
+"""The quantile of each suffix of a metric's name."""
 
 
 class Tracker(Protocol):
-    """Where metrics go beside `metrics.jsonl`."""
+    """Receives the metrics of a run beside `metrics.jsonl`."""
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
-        """A chunk: index of its first iteration, steps and metrics each `[n, num_seeds]`, NaN where there is none."""
+        """Takes a chunk, iterations from that index on; arrays are `[n, num_seeds]`, NaN where there is no value."""
 
     def close(self) -> None:
-        """All is written."""
+        """Writes what is not written yet."""
 
 
 class TensorBoard:
-    """Event files over the environment steps of a seed, in the median.
+    """TensorBoard's event files; their steps are the median over seeds of the environment steps.
 
     Args:
-      directory: of the event files of this run alone.
-      first_step: what an earlier process wrote there from this step on is hidden.
+      directory: for the event files of this run alone.
+      first_step: events of an earlier process from this step on are hidden.
     """
 
     def __init__(self, directory: Path, *, first_step: int = 0):
@@ -38,7 +38,7 @@ class TensorBoard:
         self._writer = SummaryWriter(str(directory), purge_step=first_step)
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
-        """One event an iteration: thousands of single scalars would take longer than small iterations do."""
+        """One event an iteration, with all scalars: writing each by itself takes longer than small iterations do."""
         from tensorboardX.proto.summary_pb2 import Summary
 
         for step, scalars in zip(np.median(steps, axis=1), over_seeds(metrics), strict=True):
@@ -47,18 +47,18 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Also flushes."""
+        """Flushes and closes the file."""
         self._writer.close()
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, which a resumed run goes on with.
+    """A run of Weights & Biases, which a resumed run continues.
 
     Args:
-      directory: of the experiment; what is offline lies there.
+      directory: of the results; in offline mode, the data is kept there.
       run: the run's name.
       mode: "online" or "offline".
-      config: what the run is.
+      config: the settings of the run.
     """
 
     def __init__(self, directory: Path, *, run: str, mode: str, config: Mapping[str, Any]):
@@ -77,14 +77,14 @@ class WeightsAndBiases:
             self._run.log(scalars | {"environment_steps": int(step)}, step=iteration + row)
 
     def close(self) -> None:
-        """Also sends what is left, if it is online."""
+        """Sends what is not sent yet, in online mode."""
         self._run.finish()
 
 
 def check_installed(package: str) -> None:
-    """Raises ConfigError if it is not, before anything is computed."""
+    """Raises ConfigError if a package is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{package} is not installed: pip install {package}, or leave --{package} out")
+        raise ConfigError(f"{package} is not installed: pip install {package}, or do without it")
 
 
 def over_seeds(metrics: Mapping[str, np.ndarray]) -> list[dict[str, float]]:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from experiments import benchmark
-from experiments.harness import peers, workloads
+from experiments.harness import reference_implementations as reference
+from experiments.harness import workloads
 
 
 def test_flops_of_the_matrix_products():
@@ -20,7 +21,7 @@ def test_flops_of_the_matrix_products():
 
 @pytest.mark.slow
 def test_plain_reference_takes_finite_steps():
-    init, step = peers.plain_ppo("CartPole-v1", 4)
+    init, step = reference.plain_ppo("CartPole-v1", 4)
     state = jax.jit(init)(jax.random.key(0))
     after, metrics = jax.jit(step)(state)
     assert jax.tree.structure(after) == jax.tree.structure(state)
@@ -34,11 +35,11 @@ def test_plain_reference_takes_finite_steps():
 def test_ours_and_the_reference_make_the_same_number_of_gradient_steps():
     for critic in (True, False):
         config = workloads.make_config("CartPole-v1", 8, critic)
-        assert config.num_epochs * config.num_minibatches == peers.NUM_EPOCHS * peers.NUM_MINIBATCHES
+        assert config.num_epochs * config.num_minibatches == reference.NUM_EPOCHS * reference.NUM_MINIBATCHES
         state, metrics = jax.jit(workloads.ours(config).step)(workloads.ours(config).init(jax.random.key(0)))
         count = [leaf for leaf in jax.tree.leaves(state.optimizer) if jnp.issubdtype(leaf.dtype, jnp.integer)]
         assert [int(leaf) for leaf in count] == [16]
-        assert float(metrics["environment/steps"]) == 8 * peers.NUM_STEPS
+        assert float(metrics["environment/steps"]) == 8 * reference.NUM_STEPS
 
 
 def test_a_mistake_costs_nothing(tmp_path):
@@ -63,7 +64,7 @@ def test_smallest_run(tmp_path):
     assert {"hardware", "versions", "commit", "cores_used", "arguments", "results"} <= set(record)
     assert plot.stat().st_size > 1000
     names = [row["implementation"] for row in record["results"] if row["num_seeds"] == 1]
-    expected = [name for name in workloads.WHOLE if name != "rejax PPO" or peers.rejax_version()]
+    expected = [name for name in workloads.IMPLEMENTATIONS if name != "rejax PPO" or reference.rejax_version()]
     assert names == [*expected, "PPO, random actions", "PPO, rollout alone", "PPO, update alone"]
     assert [row["implementation"] for row in record["results"] if row["num_seeds"] == 2] == expected
     for row in record["results"]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import estimators
-from experiments.harness import tabular as mdps
+from experiments.harness import tabular
 from grpo_jax import Config, Hyperparams, make_init
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import monte_carlo_values
@@ -17,10 +17,10 @@ def known(make_process):
     process = make_process()
     policy = Config(environment=process, hidden_sizes=(), actor_scale=1.0, num_envs=32).policy
     params = policy.init(jax.random.key(0))
-    return process, policy, params, *mdps.exact_gradient(process, policy, params)
+    return process, policy, params, *tabular.exact_gradient(process, policy, params)
 
 
-@pytest.fixture(scope="module", params=mdps.PROCESSES, ids=lambda make: make.__name__)
+@pytest.fixture(scope="module", params=tabular.PROCESSES, ids=lambda make: make.__name__)
 def process(request):
     return known(request.param)
 
@@ -54,7 +54,7 @@ def test_the_gradient_is_that_of_finite_differences(process):
 
 
 def test_states_are_worth_what_branches_from_them_are_paid():
-    process, policy, params, _, exact = known(mdps.garnet)
+    process, policy, params, _, exact = known(tabular.garnet)
     config = Config(environment=process, hidden_sizes=(), num_envs=32)
     state = jax.jit(make_init(config))(jax.random.key(1), Hyperparams()).rollout._replace(policy_carry={"actor": ()})
     simulator = Simulator(config.env, policy, params)
@@ -70,10 +70,10 @@ COMPARED = ("RLOO, fresh", "all actions, forked", "GAE, exact critic", "GAE, cri
 
 @pytest.mark.slow
 def test_means_are_the_truth_where_no_bias_is_expected():
-    process, _, params, gradient, exact = known(mdps.lottery)
+    process, _, params, gradient, exact = known(tabular.lottery)
     arguments = estimators.Arguments(num_groups=20_000)
     rows = [
-        estimators.measured(process, estimator, params, gradient, exact, arguments)
+        estimators.measure(process, estimator, params, gradient, exact, arguments)
         for estimator in estimators.estimators(process, exact)
         if estimator.label in COMPARED
     ]

@@ -241,10 +241,10 @@ def test_accuracies_go_on_where_a_checkpoint_was(tmp_path, monkeypatch):
     monkeypatch.setattr(token_runs, "answer", answers)
 
     def watched(out, *steps):
-        watch = token_runs.Watch(out, jax.random.key(0))
+        accuracies = token_runs.AccuracyCurves(out, jax.random.key(0))
         for step in steps:
             states = SimpleNamespace(params=jnp.array([step / 4000, 0.0]))
-            watch(plan, Progress(states, np.array([step, step // 2]), step // 100, 0.0))
+            accuracies(plan, Progress(states, np.array([step, step // 2]), step // 100, 0.0))
         return (out / "accuracy.json").read_text()
 
     for name in ("whole", "killed"):

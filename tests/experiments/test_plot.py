@@ -41,7 +41,7 @@ def test_runs_are_read_with_what_is_missing_and_still_being_written(folders):
         file.write('{"run": "grpo on Catch-b')
     (run,) = plot.read_runs(folders[0])
     assert run.label == "grpo" and run.environment == "Catch-bsuite" and run.final_returns.tolist() == [0.5, 0.25]
-    np.testing.assert_array_equal(run.values, [[0.0, np.nan], [0.5, 0.1], [0.6, 0.2]])
+    np.testing.assert_array_equal(run.values, np.float32([[0.0, np.nan], [0.5, 0.1], [0.6, 0.2]]))
     assert run.steps[:, 0].tolist() == [100, 200, 300]
     labels = [run.label for run in plot.read_all(folders, "loss/policy")]
     assert labels == ["one", "two: ppo", "two: rloo"]
@@ -72,7 +72,7 @@ def test_evaluations_are_compared_only_with_evaluations(folders):
     assert plot.final_returns(runs[:2])[0] == "final return"
     name, finals = plot.final_returns(runs)
     assert name == "last training value"
-    assert [final.tolist() for final in finals] == [[0.6, 0.2], [0.9, 0.9], [0.9, 0.8]]
+    np.testing.assert_array_equal(finals, np.float32([[0.6, 0.2], [0.9, 0.9], [0.9, 0.8]]))
 
 
 def test_they_are_drawn_and_tabled(folders, tmp_path, capsys):

@@ -19,7 +19,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.logbook import Logbook
-from grpo_jax.recording.recorded_run import Subject
+from grpo_jax.recording.plan import Plan
 from grpo_jax.training.imitation import WarmStart
 from grpo_jax.training.run import Chunk, Progress
 
@@ -36,8 +36,8 @@ def saved_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("saved") / "out"
     parsed = train.parse(train.Arguments, TINY)
     keys = jax.random.split(jax.random.split(jax.random.key(0))[0], 1)
-    subject = Subject("ppo on Catch-bsuite", parsed.config, parsed.hyperparams, keys)
-    with Checkpoints(out / "checkpoints" / subject.folder, subject.about(), every=1) as checkpoints:
+    plan = Plan("ppo", parsed.config, parsed.hyperparams, keys)
+    with Checkpoints(out / "checkpoints" / plan.folder, plan.describe(), every=1) as checkpoints:
         checkpoints.save(Progress({"params": jnp.ones((1, 4))}, np.array([32]), 1, 0.5))
     (out / "metrics.jsonl").write_text('{"run": "ppo on Catch-bsuite", "iteration": 0, "environment_steps": [32]}\n')
     return out
@@ -185,7 +185,7 @@ def test_a_warm_start_made_otherwise(changes, message, tmp_path, monkeypatch):
         config = SimpleNamespace(env=task, **vars(Architecture(num_layers=num_layers)))
         arguments = {"keys": jax.random.split(jax.random.key(0), 2), "target": 0.5, "learning_rate": 1e-3} | changes
         paths = [tmp_path / path for path in paths]
-        return token_runs.warm_started(config, **arguments, paths=paths, console=Console(quiet=True))
+        return token_runs.load_or_make_warm_start(config, **arguments, paths=paths, console=Console(quiet=True))
 
     begun = start("kept", "copy")
     assert not difference(start("copy").params, begun.params)
@@ -219,7 +219,7 @@ def failing(error):
 FAILURES = {
     "memory": ("grpo_jax.training.run.initial_states", exhausted, "not enough memory for 1 rows"),
     "a tracker": ("grpo_jax.recording.recorded_run.TensorBoard", failing(OSError("no import")), "no import"),
-    "checkpoints": ("experiments.harness.study.recorded_run", failing(ConfigError("of another run")), "of another run"),
+    "checkpoints": ("experiments.harness.study.record", failing(ConfigError("of another run")), "of another run"),
     "the first chunk": (
         "grpo_jax.recording.recorded_run.run",
         lambda *_, save, **__: save_and_fail(save),
@@ -256,7 +256,7 @@ def test_a_start_that_fails_in_a_library_leaves_no_claimed_folder(tmp_path, monk
 
 def test_a_failed_start_keeps_what_was_saved_before(saved_run, capsys, monkeypatch):
     before = contents(saved_run)
-    monkeypatch.setattr("experiments.harness.study.recorded_run", failing(MemoryError("not enough")))
+    monkeypatch.setattr("experiments.harness.study.record", failing(MemoryError("not enough")))
     assert "not enough" in refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(saved_run)))
     assert contents(saved_run) == before and (saved_run / "metrics.jsonl").exists()
 

@@ -11,10 +11,9 @@ from probes import Echo
 from test_experiments import keep_the_cache  # noqa: F401
 
 from experiments import population, sweep, train
-from experiments.harness import programs
+from experiments.harness import sweeps
 from experiments.harness.command import join_processes, parse_mesh
 from experiments.harness.flags import as_fields
-from experiments.harness.grid import make_sweep
 from experiments.harness.runs import Run
 from grpo_jax import Config, Hyperparams, TrainState
 from grpo_jax.recording.checkpoint import Checkpoints
@@ -22,6 +21,10 @@ from grpo_jax.training.run import RunResult
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
 SMALL += ["--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
+
+
+def make_sweep(flags, samples=None, seed=0):
+    return sweeps.make_sweep(flags, jax.random.split(jax.random.key(0), 2), samples, seed)
 
 
 def test_traced_and_static_axes_span_a_grid():
@@ -84,28 +87,27 @@ def test_as_many_configurations_as_fit(monkeypatch):
         asked.append(num_rows)
         return 100 + 10 * num_rows  # a fixed part, so that a mere share of the whole would promise too much
 
-    monkeypatch.setattr(programs, "_bytes_needed", needed)
-    assert programs.plans_at_once(None, 8, 4, None, available=1000) == 8 and asked == [32]
-    count = programs.plans_at_once(None, 8, 4, None, available=260)
+    monkeypatch.setattr(sweeps, "_bytes_needed", needed)
+    assert sweeps.plans_at_once(None, 8, 4, None, available=1000) == 8 and asked == [32]
+    count = sweeps.plans_at_once(None, 8, 4, None, available=260)
     assert 100 + 10 * 4 * count <= 260 < 100 + 10 * 4 * (count + 2)
     with pytest.raises(ValueError, match="4 seeds of one configuration need .* use --num-seeds 2"):
-        programs.plans_at_once(None, 8, 4, None, available=100)
+        sweeps.plans_at_once(None, 8, 4, None, available=100)
 
 
 def test_a_sweep_that_is_resumed_keeps_its_split(tmp_path, monkeypatch):
-    keys = jax.random.split(jax.random.key(0), 2)
     found = make_sweep([*SMALL, "--learning-rate", "1", "2", "3", "4", "5"])
-    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 2)
-    before = programs.make_programs(found, keys, None)
+    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 2)
+    before = sweeps.make_programs(found, None)
     labels = [[plan.label for plan in plans] for _, plans in before]
     assert labels == [[f"learning_rate={i}" for i in part] for part in ([1, 4], [2, 5], [3])]
-    (tmp_path / programs.PROGRAMS).mkdir()
-    (tmp_path / programs.SPLIT_FILE).write_text(json.dumps(labels))
-    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 5)
-    after = programs.make_programs(found, keys, None, resumed=tmp_path)
-    assert [subject.about() for subject, _ in after] == [subject.about() for subject, _ in before]
+    (tmp_path / sweeps.PROGRAMS).mkdir()
+    (tmp_path / sweeps.SPLIT_FILE).write_text(json.dumps(labels))
+    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 5)
+    after = sweeps.make_programs(found, None, resumed=tmp_path)
+    assert [program.describe() for program, _ in after] == [program.describe() for program, _ in before]
     other = make_sweep([*SMALL, "--learning-rate", "1", "2", "3"])
-    assert len(programs.make_programs(other, keys, None, resumed=tmp_path)) == 1, "of another sweep it says nothing"
+    assert len(sweeps.make_programs(other, None, resumed=tmp_path)) == 1, "of another sweep it says nothing"
 
 
 def finished(label, learning_rate, final_returns):
@@ -223,7 +225,7 @@ def test_the_worst_become_copies_of_the_best():
 def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkeypatch):
     flags = [*SMALL, "--learning-rate", "1e-3", "1e-2", "--clip-high", "0.1", "0.3"]
     sweep.main(sweep.Arguments(num_seeds=3, out=tmp_path / "whole"), flags)
-    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 3)
+    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 3)
     sweep.main(sweep.Arguments(num_seeds=3, out=tmp_path / "parts"), flags)
     alone = train.parse(train.Settings, [*SMALL, "--learning-rate", "1e-2", "--clip-high", "0.3"])
     train.main(train.Arguments(config=alone.config, hyperparams=alone.hyperparams, num_seeds=3, out=tmp_path / "one"))
@@ -268,7 +270,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="which is none of"):
         sweep.main(dataclasses.replace(resumed, resume=True), [*flags[:-2], "3"])
     # By the memory that it would now have, each configuration would be a program of its own.
-    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 1)
+    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 1)
     sweep.main(dataclasses.replace(resumed, resume=True), flags)
     for name in ("metrics.jsonl", "programs/metrics.jsonl"):
         assert (tmp_path / "whole" / name).read_text() == (tmp_path / "resumed" / name).read_text()
@@ -279,9 +281,9 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_memory_is_analysed():
     config = Config(environment=Echo(), algorithm="ppo", num_envs=4, num_steps=1, num_minibatches=1, hidden_sizes=(8,))
-    few, many = (programs._bytes_needed(config, rows, None) for rows in (8, 800))
+    few, many = (sweeps._bytes_needed(config, rows, None) for rows in (8, 800))
     assert 0 < few < many
-    assert programs.plans_at_once(config, 100, 8, None, available=(few + many) / 2) in range(20, 90)
+    assert sweeps.plans_at_once(config, 100, 8, None, available=(few + many) / 2) in range(20, 90)
 
 
 @pytest.mark.slow

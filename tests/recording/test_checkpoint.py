@@ -16,14 +16,15 @@ from grpo_jax.algorithms import GSPO
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import adaptive_coefficient, tuned
-from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run, describe
+from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
+from grpo_jax.recording.plan import describe
 from grpo_jax.training.run import Progress, initial_states
 
 # Nothing that reads or writes goes on behind a test's back.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 
 KEYS = jax.random.split(jax.random.key(5), 3)
-ABOUT = {"name": "a", "config": {"num_envs": 8, "algorithm": {"start": "fresh_groups"}}}
+DESCRIPTION = {"name": "a", "config": {"num_envs": 8, "algorithm": {"start": "fresh_groups"}}}
 
 
 def state(value=1.0):
@@ -45,14 +46,14 @@ def progress(iteration):
 
 
 def saved_at(path, iterations, scores=None, every=1):
-    with Checkpoints(path, ABOUT, every=every) as checkpoints:
+    with Checkpoints(path, DESCRIPTION, every=every) as checkpoints:
         for iteration in iterations:
             checkpoints.update(progress(iteration), (scores or {}).get(iteration, np.nan))
     return sorted(int(folder.name) for folder in path.iterdir() if folder.name.isdigit())
 
 
 def restored(path, **arguments):
-    with Checkpoints(path, ABOUT, every=1) as checkpoints:
+    with Checkpoints(path, DESCRIPTION, every=1) as checkpoints:
         return checkpoints.restore(jax.eval_shape(state), **arguments)
 
 
@@ -79,12 +80,12 @@ def test_it_saves_the_first_the_last_and_what_passes_a_multiple(tmp_path, monkey
 
 def test_buffers_may_be_donated_while_it_writes(tmp_path):
     overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
-    with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
         states = state(4.0) | {"params": {"kernel": jnp.full((3, 512, 512), 4.0)}}
         checkpoints.save(Progress(states, np.zeros(3, np.int64), 4, 0.0))
         after = overwrite(states["params"]["kernel"]).block_until_ready()
         assert states["params"]["kernel"].is_deleted() and (after == -1).all()
-    with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
         found = checkpoints.restore(jax.eval_shape(lambda: state() | {"params": {"kernel": jnp.zeros((3, 512, 512))}}))
     assert (found.states["params"]["kernel"] == 4).all()
 
@@ -117,7 +118,7 @@ def test_a_damaged_one_is_passed_over(how, tmp_path, caplog):
     saved_at(tmp_path, [1, 2, 3])
     damage(tmp_path / "3", how)
     with caplog.at_level(logging.WARNING, "grpo_jax.recording.checkpoint"):
-        assert check_same_run(tmp_path, ABOUT) == {}
+        assert check_same_run(tmp_path, DESCRIPTION) == {}
         found = restored(tmp_path)
     assert found.iteration == 2 and bits(found.states) == bits(progress(2).states)
     assert "checkpoint of iteration 3 is damaged" in caplog.text
@@ -137,7 +138,7 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path, monkeypatch):
     """As tensorstore says it of a save in the background."""
     said = "RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']"
     with pytest.raises(OSError, match="a checkpoint cannot be written: .*No space left on device"):
-        with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
+        with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
             checkpoints.save(progress(1))
             checkpoints.wait()
             monkeypatch.setattr(checkpoints._manager, "save", lambda *_, **__: (_ for _ in ()).throw(ValueError(said)))
@@ -159,15 +160,15 @@ def test_a_save_that_was_not_finished_does_not_count(tmp_path):
 
 def test_another_state_is_refused_by_the_name_of_the_leaf(tmp_path):
     saved_at(tmp_path, [1])
-    with Checkpoints(tmp_path, ABOUT, every=1) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
         with pytest.raises(ConfigError, match=r"state.params/kernel is \[\[3, 5\], 'float32'\] here, and \[\[3, 2\]"):
             checkpoints.restore(state() | {"params": {"kernel": jnp.zeros((3, 5)), "bias": jnp.zeros(3)}})
 
 
 def test_another_run_is_refused_by_the_name_of_the_field(tmp_path):
-    assert check_same_run(tmp_path / "nothing", ABOUT) is None
+    assert check_same_run(tmp_path / "nothing", DESCRIPTION) is None
     saved_at(tmp_path, [1])
-    assert check_same_run(tmp_path, ABOUT) == {}
+    assert check_same_run(tmp_path, DESCRIPTION) == {}
     other = {"name": "a", "config": {"num_envs": 16, "algorithm": {"start": "fresh_groups"}}}
     with pytest.raises(ConfigError, match="config.num_envs is 16 here, and 8 in the checkpoints"):
         check_same_run(tmp_path, other)
@@ -177,8 +178,8 @@ def test_another_run_is_refused_by_the_name_of_the_field(tmp_path):
 
 @pytest.mark.parametrize("limit", [math.inf, -math.inf, math.nan])
 def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(limit, tmp_path):
-    about = {"hyperparams": {"kl_limit": limit, "top_k": [1.0, limit]}}
-    with Checkpoints(tmp_path, about, every=1, notes={"most": limit}) as checkpoints:
+    description = {"hyperparams": {"kl_limit": limit, "top_k": [1.0, limit]}}
+    with Checkpoints(tmp_path, description, every=1, notes={"most": limit}) as checkpoints:
         checkpoints.save(progress(1))
 
     def refuse(constant):
@@ -186,7 +187,7 @@ def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(limit, tmp_path):
 
     for path in (path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes().startswith(b"{")):
         json.loads(path.read_text(), parse_constant=refuse)
-    assert check_same_run(tmp_path, about) == {"most": str(limit)}
+    assert check_same_run(tmp_path, description) == {"most": str(limit)}
     with pytest.raises(ConfigError, match=f"hyperparams.kl_limit is 0.5 here, and '{limit}' in the checkpoints"):
         check_same_run(tmp_path, {"hyperparams": {"kl_limit": 0.5, "top_k": [1.0, limit]}})
 
@@ -210,9 +211,9 @@ def test_a_coefficient_that_adapts_goes_on(tmp_path):
     sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "hidden_sizes": (4,)}
     config = Config(environment=Probe(), algorithm=algorithm, **sizes)
     hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1)
-    with Checkpoints(tmp_path, ABOUT, every=2) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION, every=2) as checkpoints:
         whole = run(config, hyperparams, KEYS[:2], save=checkpoints.update, num_chunks=3)
-    with Checkpoints(tmp_path, ABOUT, every=2) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION, every=2) as checkpoints:
         like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, KEYS[:2])
         start = checkpoints.restore(like, at_most=5)
     coefficients = whole.metrics["policy/kl_coef"]
@@ -233,10 +234,10 @@ def test_a_run_goes_on_bitwise_where_it_was_saved(tmp_path):
         checkpoints.update(progress)
         middle.append(progress.iteration)
 
-    with Checkpoints(tmp_path, ABOUT, every=4) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION, every=4) as checkpoints:
         whole = run(config, hyperparams, keys, save=save, num_chunks=5)
     assert middle == [0, 2, 4, 6, 8, 10]
-    with Checkpoints(tmp_path, ABOUT, every=4) as checkpoints:
+    with Checkpoints(tmp_path, DESCRIPTION, every=4) as checkpoints:
         like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
         start = checkpoints.restore(like, at_most=9)
     assert start.iteration == 8
@@ -255,9 +256,9 @@ def test_a_run_goes_on_with_other_devices(tmp_path):
     like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
     for before, after in ((2, 1), (1, 2)):
         folder = tmp_path / str(before)
-        with Checkpoints(folder, ABOUT, every=4) as checkpoints:
+        with Checkpoints(folder, DESCRIPTION, every=4) as checkpoints:
             whole = run(config, hyperparams, keys, save=checkpoints.update, num_chunks=5, mesh=make_mesh(seeds=before))
-        with Checkpoints(folder, ABOUT, every=4) as checkpoints:
+        with Checkpoints(folder, DESCRIPTION, every=4) as checkpoints:
             start = checkpoints.restore(like, at_most=9)
         rest = run(config, hyperparams, keys, resume_from=start, num_chunks=5, mesh=make_mesh(seeds=after))
         assert start.iteration == 8 and len(jax.tree.leaves(rest.states)[0].devices()) == after

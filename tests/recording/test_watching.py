@@ -17,8 +17,8 @@ from grpo_jax.devices.memory import Memory
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.alarms import DEAD_ITERATIONS, Alarms
-from grpo_jax.recording.files import cut_record, read_record
-from grpo_jax.recording.signals import waiting_signals
+from grpo_jax.recording.files import read_metrics, truncate_metrics
+from grpo_jax.recording.signals import deferred_signals
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, over_seeds
 
 
@@ -150,19 +150,19 @@ def test_signals_wait_and_a_second_interrupt_does_not():
     # As in a terminal: what a shell runs in the background ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     reached = []
-    with pytest.raises(KeyboardInterrupt), waiting_signals() as came:
+    with pytest.raises(KeyboardInterrupt), deferred_signals() as received:
         os.kill(os.getpid(), signal.SIGINT)
-        reached.append(list(came))
+        reached.append(list(received))
         os.kill(os.getpid(), signal.SIGINT)
         reached.append("never")
     assert reached == [[signal.SIGINT]]
     with pytest.raises(KeyboardInterrupt):  # one that nobody asked for
-        with waiting_signals():
+        with deferred_signals():
             os.kill(os.getpid(), signal.SIGINT)
         reached.append("never")
-    with waiting_signals() as came:
+    with deferred_signals() as received:
         pass
-    assert came == [] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and len(reached) == 1
+    assert received == [] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and len(reached) == 1
 
 
 def test_exhausted_memory_says_how_many_rows_would_fit(monkeypatch):
@@ -182,14 +182,14 @@ def test_a_record_is_read_and_cut_whatever_a_killed_process_left(tmp_path):
     path = tmp_path / "metrics.jsonl"
     whole = "".join(json.dumps(line) + "\n" for line in lines)
     path.write_text(whole + '{"run": "b", "iteration": 3, "environ')
-    record = read_record(tmp_path, "b")
-    assert record.steps.tolist() == [[0, 5], [10, 5], [20, 5]]
-    assert record.metrics["environment/steps"].tolist() == [[9, 0]] * 3
-    assert record.metrics["x"].dtype == np.float32 and np.isnan(record.metrics["x"][:, 1]).all()
-    cut_record(tmp_path, "b", 3)
+    chunk = read_metrics(tmp_path)["b"]
+    assert chunk.steps.tolist() == [[0, 5], [10, 5], [20, 5]]
+    assert chunk.metrics["environment/steps"].tolist() == [[9, 0]] * 3
+    assert chunk.metrics["x"].dtype == np.float32 and np.isnan(chunk.metrics["x"][:, 1]).all()
+    truncate_metrics(tmp_path, "b", 3)
     assert path.read_text() == whole
-    cut_record(tmp_path, "a", 1)
+    truncate_metrics(tmp_path, "a", 1)
     assert [(line["run"], line["iteration"]) for line in map(json.loads, path.read_text().splitlines())] == [
         *[("a", 0), ("b", 0), ("b", 1), ("b", 2)]
     ]
-    assert len(read_record(tmp_path, "c").steps) == 0
+    assert set(read_metrics(tmp_path)) == {"a", "b"}

@@ -1,6 +1,6 @@
-"""What the benchmark measures ours against: rejax's PPO, and PPO as it is commonly written in JAX.
+"""The implementations that the benchmark compares ours with: rejax's PPO, and PPO as it is commonly written in JAX.
 
-Each is an `Implementation`: the same environments, network sizes, samples and gradient steps as ours.
+They have the same environments, network sizes, samples and gradient steps as ours.
 """
 
 import importlib.metadata
@@ -21,7 +21,7 @@ MAX_GRAD_NORM, ADAM_EPS = 0.5, 1e-5
 
 
 class Implementation(NamedTuple):
-    """A training loop as two pure functions of one seed; `vmap` makes more of it."""
+    """A training loop as two pure functions for one seed, which may be vmapped."""
 
     init: Callable  # (key) -> state
     step: Callable  # (state) -> (state, metrics): one rollout and its updates
@@ -39,7 +39,7 @@ def rejax_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
     from rejax import get_algo
 
     class Legacy(LegacyStepAPIWrapper):
-        def __deepcopy__(self, memo):  # rejax makes copies, and of the wrapper as it is there are none
+        def __deepcopy__(self, memo):  # rejax copies it, and the wrapper as it is cannot be copied
             return self
 
     env, env_params = gymnax.make(environment)
@@ -63,7 +63,7 @@ def rejax_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
 
 
 class PlainState(NamedTuple):
-    """Of the plain reference."""
+    """The state of plain PPO."""
 
     params: Any
     optimizer: Any
@@ -74,7 +74,7 @@ class PlainState(NamedTuple):
 
 
 class PlainTransition(NamedTuple):
-    """One step of the plain reference, in every environment."""
+    """One step of plain PPO in every environment."""
 
     observation: jax.Array
     action: jax.Array
@@ -105,7 +105,7 @@ class PlainActorCritic(nn.Module):
 
 
 def plain_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = HIDDEN_SIZES) -> Implementation:
-    """PPO in its common formulation, as purejaxrl made it known.
+    """PPO in its common formulation, as in purejaxrl.
 
     An environment's step draws a reset each time and selects; each epoch permutes all samples with
     `jax.random.permutation`, gathers them, and scans over the minibatches; a time limit counts as termination.
@@ -116,7 +116,7 @@ def plain_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
     space = env.action_space(env_params)
     if not hasattr(space, "n"):
         raise ConfigError(
-            f"plain PPO has discrete actions only, {environment} has others; use --implementations 'rejax PPO' PPO GRPO"
+            f"plain PPO needs discrete actions, which {environment} lacks; use --implementations 'rejax PPO' PPO GRPO"
         )
     network = PlainActorCritic(space.n, hidden_sizes)
     optimizer = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(LEARNING_RATE, eps=ADAM_EPS))

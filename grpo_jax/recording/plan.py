@@ -1,0 +1,136 @@
+"""Runs that are planned: what tells one from another, and the folder that is claimed for them."""
+
+import dataclasses
+import importlib.metadata
+import logging
+import math
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from grpo_jax.algorithms import Algorithm
+from grpo_jax.config.config import Config
+from grpo_jax.environments import EnvParams
+from grpo_jax.errors import ConfigError
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.policies import Architecture
+from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, claim_directory
+
+PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")  # on which a result depends
+
+_log = logging.getLogger(__name__)
+
+
+class Plan(NamedTuple):
+    """A run of `R` rows (seeds × hyperparameters); the fields after the label are arguments of `run`."""
+
+    label: str
+    config: Config
+    hyperparams: Hyperparams  # each leaf scalar or [R]
+    keys: jax.Array  # [R]
+    max_episodes: float = math.inf
+    env_params: EnvParams = None
+
+    @property
+    def name(self) -> str:
+        """What the run is called in `metrics.jsonl`, in trackers and on the console."""
+        return f"{self.label} on {self.config.env.name}"
+
+    @property
+    def folder(self) -> str:
+        """The name as that of a folder."""
+        return re.sub(r"[^\w.()-]+", "_", self.name)
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
+        return {
+            "name": self.name,
+            "config": describe(self.config),
+            "hyperparams": _as_lists(vars(self.hyperparams)),
+            "keys": np.asarray(jax.random.key_data(self.keys)).tolist(),
+            "max_episodes": self.max_episodes,
+            "env_params": None if self.env_params is None else _as_lists(self.env_params),
+        }
+
+
+def describe(config: Config) -> dict[str, Any]:
+    """The fields of a config in JSON's types; an algorithm by the names of the functions in its slots."""
+
+    def plain(value):
+        if isinstance(value, Algorithm):
+            return {slot: plain(part) for slot, part in value._asdict().items()}
+        if isinstance(value, Architecture):
+            return dataclasses.asdict(value)
+        if isinstance(value, tuple):
+            return [plain(part) for part in value]
+        return getattr(value, "__qualname__", value)
+
+    fields = {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    return fields | {"environment": config.env.name, "env_params": dict(config.env_params)}
+
+
+def _as_lists(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: np.asarray(value).tolist() for name, value in arrays.items()}
+
+
+def claim(directory: Path, plans: Sequence[Plan], *, resume: bool, subfolder: str = "") -> None:
+    """Claims the folder of these runs for this process; with `resume`, checkpoints in it must be of these runs.
+
+    The runs are recorded in a subfolder, if one is given. Warns of packages that have other versions than before.
+
+    Raises:
+      FileExistsError: the folder contains results that cannot be resumed, or another process writes to it.
+      ConfigError: it contains another run.
+    """
+    recorded = directory / subfolder
+    if resume:
+        metrics = directory / METRICS_FILE
+        begun = (directory / SUMMARY_FILE).exists() or (metrics.exists() and metrics.stat().st_size > 0)
+        if begun and not (recorded / "checkpoints").is_dir():
+            raise FileExistsError(
+                f"{directory} holds a run without checkpoints, so it cannot be resumed. Nothing was written. Choose "
+                "another folder (--out), or move the old one away."
+            )
+    for folder in dict.fromkeys((directory, recorded)):
+        claim_directory(folder, resume=resume)
+    if resume:
+        _check_resumable(recorded / "checkpoints", plans, directory)
+
+
+def _check_resumable(checkpoints: Path, plans: Sequence[Plan], directory: Path) -> None:
+    """Raises ConfigError if there are checkpoints of another run than these; warns if packages have changed."""
+    from grpo_jax.recording.checkpoint import check_same_run
+
+    folders = {plan.folder for plan in plans}
+    for folder in sorted(path.name for path in checkpoints.glob("*")):
+        if folder not in folders:
+            raise ConfigError(
+                f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to "
+                "resume, use what it was started with, or choose another folder (--out) for a new run"
+            )
+    now, changes = versions(), {}
+    for plan in plans:
+        before = check_same_run(checkpoints / plan.folder, plan.describe()) or {}
+        changes |= {package: version for package, version in before.items() if version != now.get(package)}
+    for package, version in changes.items():
+        _log.warning(
+            "The run was made with %s %s so far, and goes on with %s: its numbers may be rounded differently.",
+            *(package, version, now.get(package)),
+        )
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that a result depends on."""
+
+    def version(name: str) -> str:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return "not installed"
+
+    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
