@@ -10,7 +10,7 @@ import pytest
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import TASKS, make_task
-from grpo_jax.recording.recorded_run import RecordingArguments
+from grpo_jax.recording.recorded_run import Recording
 
 ENVIRONMENTS = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", ENVIRONMENTS, flags=re.DOTALL)
@@ -85,15 +85,17 @@ def test_the_token_tasks_are_named():
 
 
 @pytest.mark.slow
-def test_the_run_of_your_own_goes_on(tmp_path):
+def test_the_recorded_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", LONG_RUNS, flags=re.DOTALL)
-    first, again = {"folder": tmp_path / "run"}, {"folder": tmp_path / "run"}
+    first, again = {}, {}
     for names in (first, again):
         exec(compile(block, "long_runs.md", "exec"), names)
-    assert first["start"] is None and again["start"].iteration == len(first["result"].steps) == 10
-    assert len(again["result"].steps) == 0
+    assert len(again["result"].steps) == len(first["result"].steps) == 39
+    assert first["result"].compile_seconds > 0 == again["result"].compile_seconds
+    assert (tmp_path / "runs" / "mine" / "metrics.jsonl").exists()
 
 
 def test_flags_of_long_runs_are_those_of_the_experiments():
-    fields = RecordingArguments.__dataclass_fields__
+    fields = Recording.__dataclass_fields__
     assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)

@@ -1,0 +1,166 @@
+"""`recorded_run` as a user calls it: a run that is interrupted and resumed is bitwise the uninterrupted one."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compilation import CHEAP_XLA_FLAGS
+from probes import Probe, bits
+
+from grpo_jax import Config, Hyperparams, recorded_run
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording.files import read_metrics
+from grpo_jax.recording.logbook import Logbook
+from grpo_jax.recording.plan import versions
+
+SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
+HYPERPARAMS = Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3]))
+KEYS = jax.random.split(jax.random.key(5), 2)
+
+
+def recorded(directory, *, hyperparams=HYPERPARAMS, **options):
+    options = {"checkpoint_every": 4, "console": False} | options
+    return recorded_run(CONFIG, hyperparams, KEYS, directory, **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of an uninterrupted run, and its result."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    return directory, recorded(str(directory))
+
+
+def contents(directory):
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def same(one, other):
+    return all(bits(getattr(one, field)) == bits(getattr(other, field)) for field in ("states", "metrics", "steps"))
+
+
+def test_an_interrupted_run_goes_on_bitwise(whole, tmp_path, monkeypatch, caplog):
+    def interrupt(self, chunk):
+        write(self, chunk)
+        if chunk.iteration == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    write = Logbook.record
+    with monkeypatch.context() as patched:
+        patched.setattr(Logbook, "record", interrupt)
+        with pytest.raises(SystemExit) as stopped:
+            recorded(tmp_path / "run", resume=True)
+    assert stopped.value.code == 128 + signal.SIGTERM and "resume=True" in caplog.text
+    (chunk,) = read_metrics(tmp_path / "run").values()
+    assert len(chunk.steps) == 6, "nothing is lost"
+    assert same(recorded(tmp_path / "run", resume=True), whole[1])
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole[0] / "metrics.jsonl").read_bytes()
+
+
+def test_a_finished_run_is_read_back_and_never_overwritten(whole):
+    directory, result = whole
+    before = contents(directory)
+    with pytest.raises(FileExistsError, match="resume=True"):
+        recorded(directory)
+    assert contents(directory) == before
+    again = recorded(directory, resume=True)
+    assert same(again, result) and again.compile_seconds == 0
+
+
+def test_another_run_is_refused(whole):
+    before = contents(whole[0])
+    with pytest.raises(ConfigError, match="hyperparams.discount is 0.5 here"):
+        recorded(whole[0], resume=True, hyperparams=HYPERPARAMS.replace(discount=0.5))
+    with pytest.raises(ConfigError, match="env_params is .* here, and None in the checkpoints"):
+        recorded(whole[0], resume=True, env_params={"bonus": [0.0, 1.0]})
+    assert contents(whole[0]) == before
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"checkpoint_every": -1}, "checkpoint_every=-1"),
+        ({"checkpoint_every": 0, "resume": True}, "set checkpoint_every"),
+        ({"hyperparams": Hyperparams(total_steps=3.0)}, "does not allow one iteration"),
+    ],
+)
+def test_a_mistake_leaves_no_folder(options, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        recorded(tmp_path / "run", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_changed_versions_are_reported(whole, tmp_path, monkeypatch, caplog):
+    directory = shutil.copytree(whole[0], tmp_path / "copy")
+    now = versions()
+    monkeypatch.setattr("grpo_jax.recording.plan.versions", lambda: now | {"jax": "99.0"})
+    recorded(directory, resume=True)
+    assert f"jax {now['jax']} so far, and goes on with 99.0" in caplog.text and "numpy" not in caplog.text
+
+
+def test_import_is_light():
+    code = (
+        "import sys, grpo_jax\n"
+        "heavy = {'orbax', 'gymnax', 'matplotlib', 'tensorboardX', 'tyro', 'wandb'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+SCRIPT = """
+import sys
+
+import jax
+import numpy as np
+
+from grpo_jax import Config, Hyperparams, recorded_run
+
+sizes = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "hidden_sizes": (8,)}
+config = Config(environment="Catch-bsuite", algorithm="ppo", **sizes)
+keys = jax.random.split(jax.random.key(0), 2)
+result = recorded_run(config, Hyperparams(total_steps=64_000), keys, sys.argv[1], checkpoint_every=10, resume=True)
+np.savez(sys.argv[1] + "/params.npz", *jax.tree.leaves(result.states.params))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_is_killed_goes_on_bitwise(tmp_path, request):
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(request.config.cache.mkdir("resumed")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    environment = os.environ | cache | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": CHEAP_XLA_FLAGS}
+
+    def begin(directory):
+        command = [sys.executable, "-c", SCRIPT, str(directory)]
+        return subprocess.Popen(
+            command, cwd=Path(__file__).parents[2], env=environment, stderr=subprocess.PIPE, text=True
+        )
+
+    for number, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 143)):
+        process, before = begin(tmp_path / "killed"), num_recorded(tmp_path / "killed")
+        while num_recorded(tmp_path / "killed") < before + 100 and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.wait() == code, process.stderr.read()
+    for directory in ("killed", "whole"):
+        process = begin(tmp_path / directory)
+        assert process.wait() == 0, process.stderr.read()
+    one, other = ((tmp_path / directory / "metrics.jsonl").read_bytes() for directory in ("killed", "whole"))
+    assert one == other and one.count(b"\n") == 500
+    one, other = (np.load(tmp_path / directory / "params.npz") for directory in ("killed", "whole"))
+    assert all(bits(one[name]) == bits(other[name]) for name in other)
+
+
+def num_recorded(directory):
+    metrics = directory / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
