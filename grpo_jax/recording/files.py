@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -195,7 +196,7 @@ def truncate_metrics(directory: Path, run: str, num_iterations: int) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Writes strict JSON atomically: a reader finds the old file or the new one, never a part.
 
-    Arrays become lists, NaN and infinities null, paths strings.
+    Arrays become lists, dataclasses objects, NaN and infinities null, paths strings.
 
     Raises:
       TypeError: `value` contains something that JSON cannot express. The old file stays as it was.
@@ -223,6 +224,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
+    if dataclasses.is_dataclass(value):
+        return _plain(dataclasses.asdict(value))
     if hasattr(value, "__array__"):
         return _plain(np.asarray(value).tolist())
     if isinstance(value, float) and not np.isfinite(value):
