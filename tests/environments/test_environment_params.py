@@ -95,7 +95,7 @@ def test_a_run_keeps_its_parameters_and_is_evaluated_under_them():
 
 
 @pytest.mark.slow
-def test_rows_of_a_run_have_parameters_of_their_own():
+def test_each_row_of_a_run_has_its_own_parameters():
     settings, keys = config("ppo", num_steps=8), jax.random.split(jax.random.key(0), 2)
     hyperparams = Hyperparams(total_steps=128.0)
     together = run(settings, hyperparams, keys, env_params={"lifetime": jnp.array([1, 3]), "bonus": 2.0})
@@ -104,7 +104,7 @@ def test_rows_of_a_run_have_parameters_of_their_own():
     assert together.states.rollout.environment_params["lifetime"].tolist() == [[1] * 8, [3] * 8]
 
 
-def test_parameters_of_rows_are_for_all_or_each_row_or_each_group():
+def test_row_parameters_have_a_value_for_all_or_each_row_or_each_group():
     given = {"bonus": 2.0, "lifetime": jnp.array([1, 3]), "nan_below": jnp.array([[0.0, 1.0], [2.0, 3.0]])}
     rows = row_parameters(probe, given, 2)
     assert {name: value.tolist() for name, value in rows.items()} == {

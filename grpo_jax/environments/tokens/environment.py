@@ -45,18 +45,7 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
     is_held_out = _held_out(task.draw, task.prompt)
 
     def reset(key, params):
-        # Rejection sampling keeps the distribution of `draw` on either side of the split.
-        def draw_again(carry):
-            key, _ = carry
-            key, key_draw = jax.random.split(key)
-            return key, task.draw(key_draw)
-
-        def is_on_wrong_side(carry):
-            return is_held_out(carry[1]) != (params["held_out"] > 0)
-
-        # Under vmap some generators draw only from the first key, which no longer changes once the first row is done.
-        # The other rows would then draw the same problem forever.
-        _, problem = jax.lax.while_loop(is_on_wrong_side, draw_again, draw_again((threefry(key), None)))
+        problem = _draw(task.draw, is_held_out, key, params["held_out"] > 0)
         no_tokens = jnp.full(task.max_length, PAD, jnp.int32)
         return Completion(problem, no_tokens, jnp.zeros((), jnp.int32)), jnp.full((), ASK, jnp.int32)
 
@@ -102,6 +91,22 @@ def _parameters(name: str, rewards: tuple[Reward, ...], overrides: Mapping[str, 
         if override not in params:
             raise ConfigError(f"environment {name!r} has no parameter {override!r}: {nearest(override, params)}")
     return {name: np.asarray(overrides.get(name, default), default.dtype) for name, default in params.items()}
+
+
+def _draw(draw: Callable, is_held_out: Callable, key: jax.Array, held_out: jax.Array) -> Problem:
+    """A problem that is held out or not. Rejection sampling keeps the distribution of `draw` on either side."""
+
+    def draw_again(carry):
+        key, _ = carry
+        key, key_draw = jax.random.split(key)
+        return key, draw(key_draw)
+
+    def is_rejected(carry):
+        return is_held_out(carry[1]) != held_out
+
+    # Under vmap some generators draw only from the first key, which no longer changes once the first row is done. The
+    # other rows would then draw the same problem forever.
+    return jax.lax.while_loop(is_rejected, draw_again, draw_again((threefry(key), None)))[1]
 
 
 @functools.lru_cache
