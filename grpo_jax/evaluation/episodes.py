@@ -35,10 +35,10 @@ def evaluate(
 
     Args:
       config: of the run that `state` comes from.
-      state: whose parameters act, and under whose environment parameters; it is not changed.
+      state: its policy acts, under its environments' parameters.
       key: of the resets, the environment and the actions.
       num_episodes: how many.
-      greedy: take the most probable actions in place of samples; of squashed ones the medians.
+      greedy: take the most probable actions in place of samples, or for squashed actions the medians.
       env_params: parameters of the environment by name, in place of the state's: one value for all episodes.
     """
     key_reset, key_rollout = jax.random.split(key)
@@ -51,7 +51,7 @@ def evaluate(
 class Episode(NamedTuple):
     """One episode, on the host."""
 
-    states: list[PyTree]  # of the environment, before each step
+    states: list[PyTree]  # of the environment, one before each step
     rewards: np.ndarray  # [length]
 
 

@@ -40,18 +40,18 @@ def generate(
     """Samples completions, token by token, as rollouts do. Pure: `jit` it, `vmap` it over params and keys.
 
     Args:
-      policy: one that reads prompts, such as `config.policy` of a transformer.
+      policy: one that reads prompts: the `config.policy` of a transformer.
       params: of the policy, such as `state.params`.
       prompts: `[N, P]` int32, at least one token each; -1 where there is none, on either side.
       key: of the samples.
       num_samples: completions of each prompt, which is read once for all of them.
-      num_steps: the most tokens of a completion; None for as many as the policy can remember.
+      num_steps: the most tokens of a completion; None: as many as fit the policy's memory.
       end_token: ends a completion, and is its last token; None: all have `num_steps` tokens.
       temperature: logits are divided by it; 0 takes the most probable token.
-      top_k, top_p: see `masking.most_probable`; None for no such limit.
+      top_k, top_p: see `sampling.most_probable`; None: no such limit.
 
     Raises:
-      ConfigError: for a policy that reads no prompts, or remembers fewer steps.
+      ConfigError: the policy reads no prompts, or its memory holds fewer steps.
     """
     if policy.max_steps is None:
         raise ConfigError("generate needs a policy that reads prompts: a transformer, Config(network='transformer')")
@@ -83,7 +83,7 @@ def generate(
 
 
 def _continuation(vocab_size: int, max_steps: int, end_token: int | None) -> Environment:
-    """The environment whose parameter is a text, to be continued; it rewards nothing."""
+    """An environment that continues a text, its parameter, by one token a step; all rewards are 0."""
 
     def last(text):
         place = jnp.arange(text.shape[0])

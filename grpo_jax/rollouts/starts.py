@@ -20,12 +20,10 @@ from grpo_jax.types import RolloutState
 
 
 class Start(NamedTuple):
-    """Where a rollout begins, whether another episode follows the end of one, and where the next rollout begins."""
+    """Where a rollout begins, what is kept of it for the next one, and whether its episodes follow each other."""
 
-    begin: (
-        Callable  # (simulator, state, key, group_size) -> RolloutState: where the rollout begins, given what was kept
-    )
-    keep: Callable  # (begun, ended) -> RolloutState: what is kept for the next rollout, given both ends of this one
+    begin: Callable  # (simulator, state, key, group_size) -> RolloutState: where it begins, given the state kept
+    keep: Callable  # (begun, ended) -> RolloutState: what to keep, given where the rollout began and where it ended
     auto_reset: bool  # False: one episode a rollout, masked after its end
     grouped: bool  # members of a group start from the same state
     trunk_steps: int = 0  # environment steps that `begin` makes for each group

@@ -16,7 +16,7 @@ _MOST_UNITS = 2**31 - 2  # one more is still an int32
 
 
 class Budget(NamedTuple):
-    """What a run may make, each count a scalar or `[R]`, one for each row."""
+    """The most that a run may make; each count is a scalar, or `[R]`, one for each row."""
 
     steps: Count
     episodes: Count
@@ -39,19 +39,19 @@ def share(count: Count, unit: int, total: jax.Array) -> jax.Array:
 
 
 def make_budget(total_steps: np.ndarray, max_episodes: float, num_rows: int, unit: int) -> Budget:
-    """On the host, `[num_rows]`, from numbers that may be infinite, which is more than any run makes."""
+    """The budget of each row, `[num_rows]`, as NumPy arrays. Infinity becomes more than any run makes."""
 
     def count(whole):
         whole = np.minimum(whole, _MOST_UNITS * unit).astype(np.int64)
         return Count(*(np.broadcast_to(part, num_rows).astype(np.int32) for part in np.divmod(whole, unit)))
 
-    # Not exceeded the one, reached the other.
+    # Steps may not exceed their limit, so it is rounded down; episodes have to reach theirs, so it is rounded up.
     of_steps, of_episodes = (np.asarray(number, np.float64) for number in (total_steps, max_episodes))
     return Budget(count(np.floor(of_steps)), count(np.ceil(of_episodes)))
 
 
 def allows_another(budget: Budget, steps: Count, episodes: Count) -> jax.Array:
-    """Whether the budget holds another iteration of the most steps, and is not out of episodes."""
+    """Whether steps are left for another whole iteration, and episodes for at least one more."""
     return _at_most(steps._replace(units=steps.units + 1), budget.steps) & ~_at_most(budget.episodes, episodes)
 
 
@@ -60,7 +60,7 @@ def _at_most(a: Count, b: Count) -> jax.Array:
 
 
 def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
-    """Raises ConfigError if some row's budget does not allow a single iteration or has no end, or makes no sense."""
+    """Raises ConfigError if a row's budget is too small for one iteration, or has no end, or makes no sense."""
     hyperparams.check()
     if not config.truncate_sampling and (np.min(hyperparams.top_k) < math.inf or np.min(hyperparams.top_p) < 1):
         raise ConfigError("top_k and top_p have no effect without truncate_sampling=True; write --truncate-sampling")
@@ -91,7 +91,7 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
 def most_steps(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> int:
     """The most environment steps that a row may make.
 
-    Its budget; if that is infinite, what `max_episodes` take if each of them is as long as the environment allows.
+    Its budget of steps or, if that is infinite, `max_episodes` times the longest episode that the environment allows.
     """
     total_steps = float(np.max(hyperparams.total_steps))
     if total_steps < math.inf:

@@ -58,13 +58,13 @@ def _side_by_side(leaf: jax.Array) -> jax.Array:
 
 
 def most_varied_groups(trajectory: Trajectory, group_size: int, num_kept: int) -> Trajectory:
-    """The groups whose members' returns differ most, the ones that there is most to learn from.
+    """The `num_kept` groups whose members' returns differ most: those with the most to learn from.
 
-    In one compiled program this is what sampling until enough groups have some variance is elsewhere: DAPO's dynamic
-    sampling (https://arxiv.org/abs/2503.14476). Groups with a score that is not finite come last.
+    DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476), which samples until enough groups have some variance, in
+    the fixed shapes of one compiled program. Groups with a score that is not finite come last.
     """
     scores = episode_scores(trajectory, group_size)
-    spread = jnp.std(scores - scores[:, :1], axis=1)  # less the first, so that equal scores have none
+    spread = jnp.std(scores - scores[:, :1], axis=1)  # less the first, so that it is exactly 0 for equal scores
     _, kept = jax.lax.top_k(jnp.where(jnp.isfinite(spread), spread, -1.0), num_kept)
     members = (kept[:, None] * group_size + jnp.arange(group_size)).reshape(-1)
     return jax.tree.map(lambda leaf: leaf[:, members], trajectory)

@@ -1,4 +1,4 @@
-"""A policy that has seen solutions: supervised learning before reinforcement, until it often enough samples right."""
+"""Warm starts: supervised learning from solutions of a token task, until the policy samples enough right answers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,12 +16,12 @@ from grpo_jax.evaluation.answers import answer
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree
 
-NUM_ANSWERS = 512  # that a sampled accuracy is measured on
+NUM_ANSWERS = 512  # sampled to measure an accuracy
 UPDATES_PER_CHUNK = 25
 
 
 class WarmStart(NamedTuple):
-    """What supervised learning came to, in each of `R` rows."""
+    """The result of supervised learning, one for each of `R` rows."""
 
     params: PyTree  # each leaf [R, ...], on the host
     accuracy: np.ndarray  # [R] share of sampled answers that are right, on training prompts
@@ -46,19 +46,19 @@ def warm_start(
     max_updates: int = 20_000,
     report: Callable[[np.ndarray, np.ndarray], None] | None = None,
 ) -> WarmStart:
-    """Trains one policy for each key on a token task's solutions, until it samples right answers often enough.
+    """Trains one policy for each key on a token task's solutions, until it samples enough right answers.
 
-    Each row stops by itself, so that all start their reinforcement learning from about the same accuracy; a number of
-    updates in place of it would leave them far apart. The prompts are training prompts alone.
+    Each row stops when it reaches the target, so that all start reinforcement learning from about the same accuracy;
+    after equal numbers of updates they would be far apart. All prompts are training prompts.
 
     Args:
       config: of an environment such as "tokens:sort-5".
-      keys: `[R]`, of everything random.
-      target: share of sampled answers that are to be right, checked every `UPDATES_PER_CHUNK` updates.
+      keys: `[R]`, one for all randomness of each row.
+      target: share of sampled answers that should be right, in (0, 1]; checked every `UPDATES_PER_CHUNK` updates.
       learning_rate: Adam's step size.
       batch_size: solutions in each gradient step.
-      max_updates: a row stops after as many, target or not; its accuracy tells.
-      report: called on the host after each check with accuracies and updates so far, each `[R]`.
+      max_updates: a row stops after this many, even below the target.
+      report: called on the host after each check with accuracies and numbers of updates so far, each `[R]`.
 
     Raises:
       ConfigError: the environment is not made of a token task, or the target is no share.
@@ -104,7 +104,7 @@ def warm_start(
 
 
 def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: int) -> jax.Array:
-    """Mean over the tokens of drawn solutions of -log p(token | prompt, tokens before); pure.
+    """Mean of -log p(token | prompt, tokens before) over the tokens of solutions of random problems; pure.
 
     Args:
       config: of a token task.

@@ -1,4 +1,4 @@
-"""What an iteration reports of its rollout."""
+"""The metrics of an iteration's rollout."""
 
 import jax.numpy as jnp
 
@@ -8,7 +8,7 @@ from grpo_jax.types import Batch, Metrics, Trajectory
 
 
 def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Metrics:
-    """What a rollout was like. Episodes count in the iteration they end in; NaN where none did."""
+    """Scalars that summarise a rollout. An episode counts in the iteration in which it ends; NaN where none did."""
     ended = trajectory.ended
     count = jnp.sum(ended)
     nan_if_none = jnp.where(count > 0, 0.0, jnp.nan)

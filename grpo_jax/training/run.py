@@ -22,36 +22,36 @@ from grpo_jax.training.train_step import make_init, make_train_step
 from grpo_jax.types import Metrics, PyTree, TrainState
 
 MAX_CHUNK = 1000
-"""Iterations from one report to the next, at most, of a run that episodes alone bound."""
+"""The most iterations between two reports of a run that only `max_episodes` limits."""
 
 
 class Chunk(NamedTuple):
-    """Some iterations of a run, on the host; `R` rows (seeds × hyperparameters)."""
+    """`n` successive iterations of a run, on the host; `R` rows (seeds × hyperparameters)."""
 
-    metrics: dict[str, np.ndarray]  # each [n, R]; a row whose budget is spent has 0 environment/steps, else NaN
+    metrics: dict[str, np.ndarray]  # each [n, R]; once a row's budget is spent, environment/steps is 0, others are NaN
     steps: np.ndarray  # int64 [n, R] environment steps since the start of the run
     iteration: int  # of the first of the n
     seconds: float  # since training started
 
 
 class Progress(NamedTuple):
-    """Where a run stands between two chunks: all that it takes to go on, in this process or in another."""
+    """Where a run stands between two chunks: all that is needed to go on, in this process or in another."""
 
-    # Each leaf [R, ...], of several processes with rows that pad; the next chunk takes them: copy what is to be kept
+    # [R, ...], with padding rows in multi-process runs. Donated to the next chunk: copy what you keep
     states: TrainState
     steps: np.ndarray  # int64 [R] environment steps made
-    iteration: int  # iterations made by the row that made most
+    iteration: int  # iterations made, by the row with the most
     seconds: float  # of training
 
 
 class RunResult(NamedTuple):
-    """What `run` returns; of a run that went on from elsewhere, the metrics and steps of its own iterations."""
+    """What `run` returns. After `resume_from`, metrics and steps are those of the iterations made since."""
 
     states: TrainState  # as in Progress
     metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
     steps: np.ndarray  # int64 [num_iterations, R]
     compile_seconds: float
-    train_seconds: float  # with those of `resume_from`
+    train_seconds: float  # including those of `resume_from`
 
 
 def check_mesh(config: Config, mesh: Mesh) -> None:
@@ -74,7 +74,7 @@ def initial_states(
     *,
     mesh: Mesh | None = None,
 ) -> TrainState:
-    """The states that `run` starts from, `[R, ...]`: one row for each key. Pure. Padded to what the mesh divides."""
+    """The states that `run` starts from, `[R, ...]`: one row for each key, padded to what the mesh divides. Pure."""
     num_rows, init = keys.shape[0], make_init(config)
     rows = keys, hyperparams.broadcast(num_rows), row_parameters(config.env, env_params, num_rows), params
     if mesh is None:
@@ -112,11 +112,11 @@ def run(
         `[R]` or `[R, num_groups]`.
       params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
       max_episodes: a row also stops once it has completed this many; `total_steps` may then be infinite.
-      resume_from: where to go on from, of a run with these same arguments; the result is bitwise that of one run if the
-        devices and the rows on each are as many as before, and else to rounding. By default from the beginning.
-      report: called on the host with each chunk of iterations as it is done.
-      save: called after `report` with where the run stands, and once before the first chunk.
-      num_chunks: about how often to report if all steps of a rollout are made; the numbers do not depend on it.
+      resume_from: the progress of an earlier run with the same arguments, to go on from. The result is that of one
+        uninterrupted run: bitwise with as many devices, and rows on each, as before, and otherwise up to rounding.
+      report: called on the host with each chunk of iterations when it is done.
+      save: called with the run's progress once before the first chunk, and after each `report`.
+      num_chunks: how many reports to make, roughly; results do not depend on it.
       mesh: of `sharding.make_mesh`; by default one with a device for each row, as far as they go.
 
     Raises:
@@ -142,7 +142,7 @@ def run(
     def going_on(states):
         return np.asarray(within_budget(states, limits))[:num_rows].any()
 
-    # Without a limit of steps only the longest possible episodes bound it, which seldom are as long.
+    # Without a limit of steps num_iterations assumes episodes of the greatest length, which are rare: report earlier.
     longest = num_iterations if np.all(np.isfinite(hyperparams.total_steps)) else MAX_CHUNK
     chunk_length = min(-(-num_iterations // num_chunks), longest)
 
@@ -153,7 +153,7 @@ def run(
         if resume_from is None:
             states = jax.jit(init, out_shardings=layout)(hyperparams, keys, env_params, params)
             progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
-        else:  # copies, as the program takes its arguments' buffers
+        else:  # copies, as the program's arguments are donated
             progress = resume_from._replace(states=shard_states(resume_from.states, mesh))
         if going_on(progress.states):
             chunk_of_rows = over_rows(_budgeted_chunk(config, chunk_length), mesh)
@@ -181,7 +181,7 @@ def run(
 
 
 def _on_the_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
-    """What a chunk made; the iterations after the last row stopped are none."""
+    """A chunk as NumPy arrays, without the iterations after the last row stopped."""
     metrics = {name: np.asarray(value)[: len(before.steps)].T for name, value in metrics.items()}
     made = metrics["environment/steps"].astype(np.int64)
     num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
@@ -194,7 +194,7 @@ def _on_the_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
 
 
 def _of_rows(progress: Progress) -> Progress:
-    """Without the rows that only pad; of several processes, to which that would be communication, with them."""
+    """Without padding rows; several processes keep them, as removing them would need communication."""
     num_rows = len(progress.steps)
     if jax.process_count() > 1:
         return progress
@@ -208,7 +208,7 @@ def _within_budget(state: TrainState, limit: budget.Budget) -> jax.Array:
 
 
 def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, budget.Budget]], tuple]:
-    """Iterations of a row, a state and its budget, which change nothing once the budget is spent."""
+    """`(state, budget) -> (state, metrics)`: iterations of one row, which change nothing once its budget is spent."""
     train_step = make_train_step(config)
 
     def stay(state):
