@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tyro
@@ -19,114 +20,54 @@ from grpo_jax.recording.statistics import Curve, learning_curve
 
 SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
 
-VARIANTS = {
-    "MountainCarContinuous-v0": "grpo_return_to_go",
-    "Pendulum-v1": "grpo_return_to_go",
-    "Reacher-misc": "grpo_return_to_go",
-    "Swimmer-misc": "grpo_return_to_go",
-    "PointRobot-misc": "grpo_return_to_go",
-    "UmbrellaChain-bsuite": "grpo_return_to_go",
-    "BernoulliBandit-misc": "grpo_return_to_go",
-    "GaussianBandit-misc": "grpo_return_to_go",
-    "MetaMaze-misc": "grpo_return_to_go",
-    "Pong-misc": "grpo_return_to_go",
-    "Asterix-MinAtar": "grpo_return_to_go",
-    "Breakout-MinAtar": "grpo_return_to_go",
-    "Freeway-MinAtar": "grpo_return_to_go",
-    "Seaquest-MinAtar": "grpo_return_to_go",
-    "SpaceInvaders-MinAtar": "grpo_return_to_go",
-    "DeepSea-bsuite": "rloo",
-}
-"""The variant of GRPO, if not GRPO itself: returns-to-go where many steps are rewarded and most of a return does not
-depend on a single step; no division by the group's standard deviation where rewards are rare and costs small."""
 
-STEPS = {
-    "CartPole-v1": 500_000,
-    "Acrobot-v1": 500_000,
-    "MountainCar-v0": 400_000,
-    "MountainCarContinuous-v0": 200_000,
-    "Pendulum-v1": 200_000,
-    "MemoryChain-bsuite": 200_000,
-    "UmbrellaChain-bsuite": 100_000,
-    "DiscountingChain-bsuite": 100_000,
-    "SimpleBandit-bsuite": 50_000,
-    "BernoulliBandit-misc": 150_000,
-    "GaussianBandit-misc": 150_000,
-    "DeepSea-bsuite": 150_000,
-    "Asterix-MinAtar": 500_000,
-    "Breakout-MinAtar": 500_000,
-    "Freeway-MinAtar": 500_000,
-    "SpaceInvaders-MinAtar": 500_000,
-    "Seaquest-MinAtar": 100_000,
-}
-"""Environment steps of each seed; 300,000 for the others."""
+class Entry(NamedTuple):
+    """An environment of the suite."""
 
-PUBLISHED = {
-    "CartPole-v1": "500",
-    "Pendulum-v1": "-130",
-    "Acrobot-v1": "-80",
-    "MountainCar-v0": "-118",
-    "MountainCarContinuous-v0": "92",
-    "Catch-bsuite": "1",
-    "FourRooms-misc": "1",
-    "MetaMaze-misc": "32",
-    "PointRobot-misc": "10",
-    "BernoulliBandit-misc": "90",
-    "GaussianBandit-misc": "0",
-    "Breakout-MinAtar": "17.1 (27.7 at 5M)",
-    "SpaceInvaders-MinAtar": "34.6 (154 at 5M)",
-    "Asterix-MinAtar": "1.4 (5.9 at 5M)",
-    "Freeway-MinAtar": "17.2 (49.9 at 5M)",
+    steps: int = 300_000  # environment steps of each seed
+    goal: float | None = None  # the mean return that the better of the two should reach
+    published: str = ""
+    variant: str = "grpo"  # of GRPO
+
+
+# Where many steps are rewarded and most of a return does not depend on a single step.
+RETURN_TO_GO = "grpo_return_to_go"
+
+SUITE = {
+    "CartPole-v1": Entry(steps=500_000, goal=490.0, published="500"),
+    "Acrobot-v1": Entry(steps=500_000, goal=-90.0, published="-80"),
+    "MountainCar-v0": Entry(steps=400_000, goal=-120.0, published="-118"),
+    "MountainCarContinuous-v0": Entry(steps=200_000, goal=85.0, published="92", variant=RETURN_TO_GO),
+    "Pendulum-v1": Entry(steps=200_000, goal=-250.0, published="-130", variant=RETURN_TO_GO),
+    "Catch-bsuite": Entry(goal=0.98, published="1"),
+    "DeepSea-bsuite": Entry(steps=150_000, goal=0.95, variant="rloo"),
+    "MemoryChain-bsuite": Entry(steps=200_000, goal=0.95),
+    "UmbrellaChain-bsuite": Entry(steps=100_000, goal=0.8, variant=RETURN_TO_GO),
+    "DiscountingChain-bsuite": Entry(steps=100_000),
+    "SimpleBandit-bsuite": Entry(steps=50_000),
+    "BernoulliBandit-misc": Entry(steps=150_000, goal=85.0, published="90", variant=RETURN_TO_GO),
+    "GaussianBandit-misc": Entry(steps=150_000, published="0", variant=RETURN_TO_GO),
+    "FourRooms-misc": Entry(goal=0.95, published="1"),
+    "FrozenLake-misc": Entry(),
+    "MetaMaze-misc": Entry(published="32", variant=RETURN_TO_GO),
+    "PointRobot-misc": Entry(published="10", variant=RETURN_TO_GO),
+    "Reacher-misc": Entry(variant=RETURN_TO_GO),
+    "Swimmer-misc": Entry(variant=RETURN_TO_GO),
+    "Pong-misc": Entry(variant=RETURN_TO_GO),
+    "Breakout-MinAtar": Entry(steps=500_000, published="17.1 (27.7 at 5M)", variant=RETURN_TO_GO),
+    "SpaceInvaders-MinAtar": Entry(steps=500_000, published="34.6 (154 at 5M)", variant=RETURN_TO_GO),
+    "Asterix-MinAtar": Entry(steps=500_000, published="1.4 (5.9 at 5M)", variant=RETURN_TO_GO),
+    "Freeway-MinAtar": Entry(steps=500_000, published="17.2 (49.9 at 5M)", variant=RETURN_TO_GO),
+    "Seaquest-MinAtar": Entry(steps=100_000, variant=RETURN_TO_GO),
 }
-"""From gymnax's README (best of PPO and evolution strategies, https://github.com/RobertTLange/gymnax). For MinAtar,
-purejaxrl's PPO on gymnax 1.0.1, mean of 3 seeds, after 500,000 of its 5 million steps, over which its learning rate
-decays.
+"""All environments but MNISTBandit, which downloads its images.
+
+Published returns are from gymnax's README (best of PPO and evolution strategies,
+https://github.com/RobertTLange/gymnax); for MinAtar, of purejaxrl's PPO on gymnax 1.0.1, mean of 3 seeds, after 500,000
+of its 5 million steps, over which its learning rate decays. DeepSea has no division by the group's standard deviation,
+which would magnify the small costs of unlucky groups. SimpleBandit has no goal: gymnax draws new arms for each episode
+of one pull, so that every policy has a mean return of 0.5.
 """
-
-GOALS = {
-    "CartPole-v1": 490.0,
-    "Acrobot-v1": -90.0,
-    "MountainCar-v0": -120.0,
-    "MountainCarContinuous-v0": 85.0,
-    "Pendulum-v1": -250.0,
-    "Catch-bsuite": 0.98,
-    "DeepSea-bsuite": 0.95,
-    "MemoryChain-bsuite": 0.95,
-    "UmbrellaChain-bsuite": 0.8,
-    "BernoulliBandit-misc": 85.0,
-    "FourRooms-misc": 0.95,
-}
-"""The mean return that the better of the two should reach. SimpleBandit has none: gymnax draws new arms for each
-episode of one pull, so that every policy has a mean return of 0.5."""
-
-ENVIRONMENTS = (
-    "CartPole-v1",
-    "Acrobot-v1",
-    "MountainCar-v0",
-    "MountainCarContinuous-v0",
-    "Pendulum-v1",
-    "Catch-bsuite",
-    "DeepSea-bsuite",
-    "MemoryChain-bsuite",
-    "UmbrellaChain-bsuite",
-    "DiscountingChain-bsuite",
-    "SimpleBandit-bsuite",
-    "BernoulliBandit-misc",
-    "GaussianBandit-misc",
-    "FourRooms-misc",
-    "FrozenLake-misc",
-    "MetaMaze-misc",
-    "PointRobot-misc",
-    "Reacher-misc",
-    "Swimmer-misc",
-    "Pong-misc",
-    "Breakout-MinAtar",
-    "SpaceInvaders-MinAtar",
-    "Asterix-MinAtar",
-    "Freeway-MinAtar",
-    "Seaquest-MinAtar",
-)
-"""All but MNISTBandit, which downloads its images."""
 
 
 @dataclasses.dataclass
@@ -149,7 +90,7 @@ class Arguments(StudyArguments):
 def main(arguments: Arguments) -> None:
     summary = arguments.out / SUMMARY
     results = json.loads(summary.read_text()) if summary.exists() else {}
-    environments = arguments.environments or tuple(name for name in ENVIRONMENTS if name not in results)
+    environments = arguments.environments or tuple(name for name in SUITE if name not in results)
     plans = {environment: make_plans(arguments, environment) for environment in environments}
     for environment in environments:
         # A run that can be resumed needs a folder with a known name.
@@ -162,7 +103,7 @@ def main(arguments: Arguments) -> None:
         )
         study.run_all()
         results[environment] = summarise_environment(study.runs)
-        in_order = [name for name in ENVIRONMENTS if name in results]
+        in_order = [name for name in SUITE if name in results]
         write_results({name: results[name] for name in dict.fromkeys(in_order + list(results))}, arguments.out)
     print((arguments.out / TABLE).read_text())
     print(f"Results in {arguments.out}: {TABLE}, {SUMMARY}, {CURVES}")
@@ -175,8 +116,9 @@ def num_evaluation_episodes(plan: Plan) -> int:
 
 def make_plans(arguments: Arguments, environment: str) -> list[Plan]:
     """The runs of PPO and of GRPO."""
-    total_steps = int(arguments.steps_factor * STEPS.get(environment, 300_000))
-    algorithms = {"PPO": "ppo", "GRPO": VARIANTS.get(environment, "grpo")}
+    entry = SUITE.get(environment, Entry())
+    total_steps = int(arguments.steps_factor * entry.steps)
+    algorithms = {"PPO": "ppo", "GRPO": entry.variant}
     return [
         make_plan(environment, name, arguments.training_keys, total_steps=total_steps, label=label)
         for label, name in algorithms.items()
@@ -229,7 +171,7 @@ def write_results(results: dict, out: Path) -> None:
     draw_curves(panels, out / CURVES, "environment steps", min(entry["num_seeds"] for entry in results.values()))
 
 
-def row(environment: str, entry: dict) -> list[str]:
+def row(environment: str, result: dict) -> list[str]:
     """The cells of one environment, with the name of a variant of GRPO."""
 
     def cell(run: dict) -> str:
@@ -237,13 +179,12 @@ def row(environment: str, entry: dict) -> list[str]:
         variant = "" if run["algorithm"] in ("ppo", "grpo") else f" `{run['algorithm']}`"
         return f"{run['iqm']:.4g} [{low:.4g}, {high:.4g}]{variant}"
 
-    ppo, grpo = entry["runs"]["PPO"], entry["runs"]["GRPO"]
+    entry = SUITE.get(environment, Entry())
+    ppo, grpo = result["runs"]["PPO"], result["runs"]["GRPO"]
     goal = ""
-    if environment in GOALS:
-        met = max(ppo["iqm"], grpo["iqm"]) >= GOALS[environment]
-        goal = f"{GOALS[environment]:g}" + ("" if met else " (missed)")
-    published = PUBLISHED.get(environment, "")
-    cells = [f"{entry['steps']:,}", cell(ppo), cell(grpo), f"{entry['random']:.4g}", published, goal]
+    if entry.goal is not None:
+        goal = f"{entry.goal:g}" + ("" if max(ppo["iqm"], grpo["iqm"]) >= entry.goal else " (missed)")
+    cells = [f"{result['steps']:,}", cell(ppo), cell(grpo), f"{result['random']:.4g}", entry.published, goal]
     return [environment, *cells, f"{ppo['core_seconds']:.0f} s"]
 
 

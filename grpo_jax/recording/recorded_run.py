@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import numpy as np
@@ -30,6 +30,9 @@ from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases, 
 from grpo_jax.training.budget import check_budget, most_steps
 from grpo_jax.training.run import Chunk, Progress, RunResult, initial_states, run
 from grpo_jax.types import PyTree
+
+if TYPE_CHECKING:  # orbax is imported where a run has checkpoints
+    from grpo_jax.recording.checkpoint import Checkpoints
 
 NUM_CHUNKS = 50  # of a run, unless its checkpoints are closer together
 NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0, seconds=0.0)
@@ -173,12 +176,7 @@ def record(
                 Checkpoints(folder, plan.describe(), notes=versions(), every=recording.checkpoint_every)
             )
         if recording.resume:
-            recorded = from_process_zero(lambda: read_metrics(directory).get(plan.name, NO_ITERATIONS))
-            like = jax.eval_shape(
-                functools.partial(initial_states, config), hyperparams, plan.keys, plan.env_params, params
-            )
-            start = checkpoints.restore(like, at_most=len(recorded.steps))
-            past = _before(start, recorded)
+            start, past = _resume(plan, directory, checkpoints, params)
         logbook = stack.enter_context(
             Logbook(
                 directory if is_process_zero() else None,
@@ -226,11 +224,15 @@ def record(
     return _joined(past, result), logbook.warnings
 
 
-def _before(start: Progress | None, recorded: Chunk) -> Chunk:
-    """The recorded iterations that `start` has behind it."""
+def _resume(plan: Plan, directory: Path, checkpoints: "Checkpoints", params: PyTree) -> tuple[Progress | None, Chunk]:
+    """The checkpoint to go on from, None for the beginning, and the recorded iterations before it."""
+    recorded = from_process_zero(lambda: read_metrics(directory).get(plan.name, NO_ITERATIONS))
+    initial = functools.partial(initial_states, plan.config)
+    like = jax.eval_shape(initial, plan.hyperparams, plan.keys, plan.env_params, params)
+    start = checkpoints.restore(like, at_most=len(recorded.steps))
     iteration, seconds = (0, 0.0) if start is None else (start.iteration, start.seconds)
     metrics = {name: values[:iteration] for name, values in recorded.metrics.items()}
-    return Chunk(metrics, recorded.steps[:iteration], iteration=0, seconds=seconds)
+    return start, Chunk(metrics, recorded.steps[:iteration], iteration=0, seconds=seconds)
 
 
 def _joined(past: Chunk | None, result: RunResult) -> RunResult:

@@ -25,7 +25,7 @@ from grpo_jax.training.run import Progress, RunResult
 
 @pytest.fixture(autouse=True)
 def keep_the_cache():
-    """Experiments choose a compilation cache for themselves; the tests go on with theirs."""
+    """Restores the tests' compilation cache, as experiments choose their own."""
     before = jax.config.jax_compilation_cache_dir
     yield
     jax.config.update("jax_compilation_cache_dir", before)
@@ -116,7 +116,7 @@ def test_tuned_settings_are_defaults_however_flags_are_written():
 @pytest.mark.parametrize(
     "override, message", [("gravity", "there is no '='"), ("gravity=low", "'low' is not a number")]
 )
-def test_an_override_that_is_none_is_told(override, message, capsys):
+def test_an_invalid_override_is_reported(override, message, capsys):
     with pytest.raises(SystemExit):
         train.parse(train.Arguments, ["--env-params", override])
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
@@ -161,7 +161,7 @@ def test_the_last_episodes_are_weighted_by_iteration():
     np.testing.assert_allclose(published_cartpole.last_episodes(run, 3), [(2 * 5 + 4 * 2) / 6, 20.0])
 
 
-def test_a_run_without_a_limit_of_steps_is_told_in_strict_json(tmp_path):
+def test_a_run_without_a_limit_of_steps_is_written_as_strict_json(tmp_path):
     config = Config(environment="Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=16, num_minibatches=2)
     names = ("episode/count", "episode/return_mean", "optim/skipped_updates")
     steps = 64 * np.arange(1, 101)[:, None]

@@ -1,4 +1,4 @@
-"""Runs side by side: what is read of their folders, and what is told of them."""
+"""Comparisons of runs: reading their folders, labels, tables and pictures."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_runs_are_read_with_what_is_missing_and_still_being_written(folders):
     assert labels == ["one", "two: ppo", "two: rloo"]
 
 
-def test_folders_of_one_name_are_told_apart(tmp_path):
+def test_folders_of_one_name_get_different_labels(tmp_path):
     folders = [tmp_path / part for part in ("monday/grpo", "tuesday/grpo", "tuesday/ppo")]
     for folder in folders:
         folder.parent.mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ def test_they_are_drawn_and_tabled(folders, tmp_path, capsys):
     assert "1.00 [1.00, 1.00]" in printed and "Acrobot-v1" in printed and "picture.png" in printed
 
 
-def test_folders_that_are_none_are_told(tmp_path, folders):
+def test_folders_without_a_run_are_reported(tmp_path, folders):
     with pytest.raises(ValueError, match="no folders given"):
         plot.main(plot.Arguments(runs=()))
     with pytest.raises(ValueError, match=r"out.xyz is no picture that can be drawn: use one of .*\.png"):

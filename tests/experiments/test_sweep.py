@@ -75,7 +75,7 @@ def test_labels_are_exact_and_say_no_more_than_they_must():
         (["--num-envs", "8", "16"], 4, "a range such as --learning-rate"),
     ],
 )
-def test_mistakes_in_the_flags_are_told(flags, samples, message):
+def test_mistakes_in_the_flags_are_reported(flags, samples, message):
     with pytest.raises(ValueError, match=message):
         make_sweep(flags, samples)
 
@@ -161,7 +161,7 @@ def test_a_file_of_fields_is_read_back(tmp_path):
         (None, "cannot be read: .*No such file"),
     ],
 )
-def test_a_file_that_is_none_is_told(tmp_path, text, message):
+def test_an_invalid_file_is_reported(tmp_path, text, message):
     if text is not None:
         (tmp_path / "best.json").write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -188,12 +188,12 @@ def test_a_mesh_from_flags():
         ["--coordinator=host:1", "--num-processes=2", "--process-id=2"],
     ],
 )
-def test_processes_that_cannot_meet_are_told(flags):
+def test_an_incomplete_coordinator_is_reported(flags):
     with pytest.raises(ValueError, match="is no place to meet: use all three"):
         join_processes([*flags, "--learning-rate", "1e-3", "1e-2"])
 
 
-def test_no_scheduler_is_told(monkeypatch):
+def test_no_scheduler_is_reported(monkeypatch):
     def initialize():
         raise ValueError("coordinator_address should be defined.")
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what is read is what was saved, bitwise; damaged ones are passed over, those of other runs refused."""
+"""Checkpoints: what is read is what was saved, bitwise; damaged ones are skipped, those of other runs refused."""
 
 import functools
 import json
@@ -192,7 +192,7 @@ def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(limit, tmp_path):
         check_same_run(tmp_path, {"hyperparams": {"kl_limit": 0.5, "top_k": [1.0, limit]}})
 
 
-def test_configs_are_told_apart_by_their_slots():
+def test_configs_differ_by_their_slots():
     grpo, gspo = (describe(Config(environment=Probe(), algorithm=algorithm)) for algorithm in (GRPO, GSPO))
     assert {field for field in grpo if grpo[field] != gspo[field]} == {"algorithm"}
     assert (grpo["environment"], grpo["algorithm"]["ratio"], gspo["algorithm"]["ratio"]) == (

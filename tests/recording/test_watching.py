@@ -1,4 +1,4 @@
-"""Alarms, trackers and signals: what a run says of itself while it goes on."""
+"""Alarms, trackers, signals, and what is read of metrics.jsonl."""
 
 import importlib.machinery
 import json
@@ -42,7 +42,7 @@ def test_a_healthy_run_is_quiet():
 
 
 @pytest.mark.parametrize(
-    "space, entropy, told",
+    "space, entropy, collapsed",
     [
         (Discrete(2), 0.0068, True),
         (Discrete(2), 0.0071, False),
@@ -54,8 +54,8 @@ def test_a_healthy_run_is_quiet():
         (Box((-1.0, 0.0), (1.0, 2.0)), 2 * (1.42 + math.log(0.012)), False),
     ],
 )
-def test_a_collapsed_entropy_depends_on_the_actions(space, entropy, told):
-    assert bool(watched(space, policy__entropy=[[entropy]])) == told
+def test_a_collapsed_entropy_depends_on_the_actions(space, entropy, collapsed):
+    assert bool(watched(space, policy__entropy=[[entropy]])) == collapsed
 
 
 def test_each_alarm_says_where_and_what_to_try():
@@ -67,14 +67,14 @@ def test_each_alarm_says_where_and_what_to_try():
     assert "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, and 30 more]" in entropy and "entropy_coef" in entropy
 
 
-def test_groups_are_dead_after_long_and_across_chunks_and_told_once():
+def test_groups_are_dead_after_long_and_across_chunks_and_reported_once():
     alarms = Alarms(Discrete(2))
     none = {"advantage/abs_mean": np.array([[0.0, np.nan]])}  # NaN: every sample left out
     dead = [none | {"group/zero_variance_fraction": np.array([[1.0, 1.0]])}] * 30
     dead[4] = none | {"group/zero_variance_fraction": np.array([[1.0, 0.9]])}
-    told = [alarms.watch(i, chunk) for i, chunk in enumerate(dead)]
-    assert [i for i, messages in enumerate(told) if messages] == [DEAD_ITERATIONS - 1]
-    assert "in seeds [0]" in told[DEAD_ITERATIONS - 1][0] and "group_size" in told[DEAD_ITERATIONS - 1][0]
+    warnings = [alarms.watch(i, chunk) for i, chunk in enumerate(dead)]
+    assert [i for i, messages in enumerate(warnings) if messages] == [DEAD_ITERATIONS - 1]
+    assert "in seeds [0]" in warnings[DEAD_ITERATIONS - 1][0] and "group_size" in warnings[DEAD_ITERATIONS - 1][0]
 
 
 def test_groups_of_equal_scores_with_advantages_are_not_dead():
