@@ -4,12 +4,14 @@ from grpo_jax import algorithms, environments, objectives, policies, recording
 from grpo_jax.algorithms import GRPO, PPO, Algorithm, with_reference
 from grpo_jax.config.config import Config
 from grpo_jax.devices.mesh import make_mesh
+from grpo_jax.evaluation.answers import answer
 from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.evaluation.generation import generate
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import grpo_loss, ppo_loss
-from grpo_jax.recording.recorded_run import recorded_run
+from grpo_jax.recording import recorded_run
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
+from grpo_jax.training.imitation import warm_start
 from grpo_jax.training.run import run
 from grpo_jax.training.train_step import make_init, make_train_step
 from grpo_jax.types import TrainState
@@ -28,6 +30,7 @@ __all__ = [
     "TrainState",
     "__version__",
     "algorithms",
+    "answer",
     "environments",
     "evaluate",
     "forked",
@@ -42,6 +45,7 @@ __all__ = [
     "recorded_run",
     "recording",
     "run",
+    "warm_start",
     "with_reference",
 ]
 

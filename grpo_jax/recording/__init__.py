@@ -1,1 +1,43 @@
-"""Host: what keeps and watches a run: logbook, trackers, alarms, checkpoints."""
+"""Runs that are kept and watched (host): metrics, checkpoints, trackers, warnings, statistics over seeds.
+
+`Checkpoints` is in `grpo_jax.recording.checkpoint`, which imports orbax and so takes a second.
+"""
+
+from grpo_jax.recording.alarms import Alarms
+from grpo_jax.recording.files import read_metrics
+from grpo_jax.recording.logbook import Logbook
+from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.recorded_run import Recording, recorded_run
+from grpo_jax.recording.signals import StopSignal
+from grpo_jax.recording.statistics import (
+    Curve,
+    bootstrap_interval,
+    iqm,
+    learning_curve,
+    pass_at_k,
+    performance_profile,
+    probability_of_improvement,
+    steps_to_reach,
+)
+from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
+
+__all__ = [
+    "Alarms",
+    "Curve",
+    "Logbook",
+    "Plan",
+    "Recording",
+    "StopSignal",
+    "TensorBoard",
+    "Tracker",
+    "WeightsAndBiases",
+    "bootstrap_interval",
+    "iqm",
+    "learning_curve",
+    "pass_at_k",
+    "performance_profile",
+    "probability_of_improvement",
+    "read_metrics",
+    "recorded_run",
+    "steps_to_reach",
+]
