@@ -19,8 +19,8 @@ from experiments.harness.settings import ALGORITHM_SETTINGS
 from experiments.harness.study import Study, StudyArguments
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.objectives.slots import kl_to_behaviour, whitened_return_advantage
+from grpo_jax.recording import iqm
 from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.statistics import iqm
 from grpo_jax.rollouts.starts import CONTINUE
 
 PUBLISHED = {"(a) single trajectory": "417.8 / 418.6", "(b) window": "417.8 / 418.6", "(d) PPO": "500"}
