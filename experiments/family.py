@@ -12,7 +12,7 @@ from experiments.harness.runs import Run, make_plan
 from experiments.harness.settings import SOLVED_AT
 from experiments.harness.study import Study, StudyArguments
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
-from grpo_jax.recording.statistics import learning_curve
+from grpo_jax.recording import learning_curve
 
 WHY_NOT = {
     "grpo_process": "cannot learn here: CartPole pays 1 at every step, so rewards normalised over a group are all 0",

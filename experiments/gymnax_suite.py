@@ -14,9 +14,9 @@ from experiments.harness.figures import draw_curves
 from experiments.harness.runs import Run, make_plan, sampled_return, score_summary
 from experiments.harness.study import Study, StudyArguments
 from grpo_jax.algorithms import name_of
+from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.statistics import Curve, learning_curve
 
 SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
 

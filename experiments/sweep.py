@@ -20,11 +20,11 @@ from experiments.harness.flags import as_fields
 from experiments.harness.runs import Run
 from experiments.harness.study import Study, StudyArguments, check_plans
 from experiments.harness.sweeps import SPLIT_FILE, Sweep, make_programs, make_sweep
+from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.recorded_run import NO_ITERATIONS
-from grpo_jax.recording.statistics import bootstrap_interval, iqm
 from grpo_jax.training.run import Chunk
 
 NUM_SHOWN = 20

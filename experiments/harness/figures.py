@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from experiments.harness.runs import Run
 from experiments.harness.settings import SOLVED_AT
-from grpo_jax.recording.statistics import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
+from grpo_jax.recording import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
 
 
 def solved_after(run: Run) -> float:

@@ -9,8 +9,8 @@ import numpy as np
 from experiments.harness.settings import settings, split_fields
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
+from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.statistics import bootstrap_interval, iqm
 from grpo_jax.training.run import RunResult
 
 PROGRAMS = "programs"

@@ -21,7 +21,6 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.training.imitation import WarmStart, warm_start
 from grpo_jax.training.run import Progress
 from grpo_jax.types import PyTree
