@@ -19,7 +19,7 @@ from experiments.harness.settings import ALGORITHM_SETTINGS
 from experiments.harness.study import Study, StudyArguments
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording import Plan, iqm
 from grpo_jax.rollouts.starts import CONTINUE
 
 PUBLISHED = {"(a) single trajectory": "417.8 / 418.6", "(b) window": "417.8 / 418.6", "(d) PPO": "500"}

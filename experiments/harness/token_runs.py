@@ -19,8 +19,8 @@ from grpo_jax import Config, TrainState
 from grpo_jax.environments.tokens import ASK, text
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
+from grpo_jax.recording import Plan, pass_at_k
 from grpo_jax.recording.files import remove_if_unused, write_json
-from grpo_jax.recording.plan import Plan
 from grpo_jax.training.imitation import WarmStart, warm_start
 from grpo_jax.training.run import Progress
 from grpo_jax.types import PyTree
