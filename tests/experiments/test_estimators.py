@@ -70,7 +70,8 @@ COMPARED = ("RLOO, fresh", "all actions, forked", "GAE, exact critic", "GAE, cri
 
 @pytest.mark.slow
 def test_means_are_the_truth_where_no_bias_is_expected():
-    process, _, params, gradient, exact = known(tabular.lottery)
+    # Not in the lottery: there the next state does not depend on the action, so that wrong values cause no bias.
+    process, _, params, gradient, exact = known(tabular.corridor)
     arguments = estimators.Arguments(num_groups=20_000)
     rows = [
         estimators.measure(process, estimator, params, gradient, exact, arguments)

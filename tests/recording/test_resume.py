@@ -255,4 +255,4 @@ def test_what_process_0_refuses_ends_both(environment, tmp_path):
     )
     assert codes == (2, 2) and all("keys is" in words for words in said), said
     codes, said = zip(*map(finish, begin_both("hosts", out, environment, *flags)), strict=True)
-    assert codes == (2, 2) and all("go on with it (--resume)" in words for words in said), said
+    assert codes == (2, 2) and all("go on with it (resume=True, --resume)" in words for words in said), said
