@@ -1,4 +1,4 @@
-"""Algorithms as values: a tuple of pure functions, one for each decision. A variant replaces a slot.
+"""Algorithms as values: tuples of pure functions, one for each decision. A variant replaces some of them.
 
 DR_GRPO = GRPO._replace(advantage=outcome(group_centered), reduce=sum_over_horizon)
 """
@@ -57,30 +57,30 @@ from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
 
 
 class Baseline(Protocol):
-    """What states are worth, told by the returns of other environments."""
+    """The values of states, estimated from the returns of other environments."""
 
     def __call__(
         self, trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Of the observations, `[T, B]`, and of the final ones, `[F, B]`; the parameters are those that acted."""
+        """Values `[T, B]` of the observations, and `[F, B]` of the final ones; `params` are those that acted."""
 
 
 class Advantage(Protocol):
-    """How much better each step was than what it is compared with."""
+    """How much better each step was than the steps that it is compared with."""
 
     def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
         """`[T, B]`, 0 where not valid."""
 
 
 class Normalize(Protocol):
-    """What is done to the advantages of each minibatch."""
+    """The normalisation of the advantages of each minibatch."""
 
     def __call__(self, advantage: jax.Array, mask: jax.Array) -> jax.Array:
-        """`[S, N]` and `[S, N]` to `[S, N]`."""
+        """`[S, N]` advantages and their mask, to `[S, N]`."""
 
 
 class Ratio(Protocol):
-    """Whose probability ratio the surrogate sees: that of a step, of a sequence, ..."""
+    """The probability ratio in the surrogate: that of each step, of its sequence, ..."""
 
     def __call__(self, log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
         """From the log-ratio of each step, `[S, N]`, to a log-ratio `[S, N]`."""
@@ -90,11 +90,11 @@ class Surrogate(Protocol):
     """The objective, to be maximised."""
 
     def __call__(self, log_ratio: jax.Array, advantage: jax.Array, hyperparams: Hyperparams) -> jax.Array:
-        """`[S, N]` and `[S, N]` to `[S, N]`."""
+        """`[S, N]` log-ratios and advantages, to `[S, N]`."""
 
 
 class Penalty(Protocol):
-    """A cost, to be minimised, with its coefficient in it."""
+    """A cost, to be minimised, already multiplied by its coefficient."""
 
     def __call__(self, prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
         """`[S, N]`."""
@@ -113,18 +113,18 @@ class Critic(Protocol):
     def __call__(
         self, values: jax.Array, targets: jax.Array, behaviour_values: jax.Array, hyperparams: Hyperparams
     ) -> jax.Array:
-        """Each `[S, N]`, to `[S, N]`; the behaviour critic's values are those predicted during the rollout."""
+        """`[S, N]` each, to `[S, N]`; `behaviour_values` are the predictions during the rollout."""
 
 
 class Reference(Protocol):
     """How the reference policy moves after an iteration."""
 
     def __call__(self, reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
-        """The next reference's parameters; `iteration` counts from 1."""
+        """The parameters of the next reference policy; `iteration` counts from 1."""
 
 
 class Reward(Protocol):
-    """What is done to the rewards before they are compared."""
+    """A change of the rewards before anything is computed from them."""
 
     def __call__(self, trajectory: Trajectory, kl: jax.Array | None, hyperparams: Hyperparams) -> jax.Array:
         """`[T, B]`; `kl` is the k1 estimate of the KL to the reference, None without one."""
@@ -152,11 +152,11 @@ class Algorithm(NamedTuple):
     reference: Reference | None = None  # None: no reference policy exists
     reward: Reward | None = None  # None leaves the rewards as they are
     kl_controller: KLController | None = None  # None: the KL coefficient is fixed
-    greedy_member: bool = False  # the first member of each group acts greedily and is not learnt from
-    whole_sequences: bool = False  # minibatches of whole rollouts (S = T) rather than of loose steps (S = 1)
-    live_groups_only: bool = False  # groups without any advantage are not learnt from: no penalty acts on them either
-    filter_overlong: bool = False  # episodes that a limit cut are not learnt from (DAPO's overlong filtering)
-    whole_minibatches: bool = False  # some slot compares the samples of a minibatch, which is then not split further
+    greedy_member: bool = False  # the first member of each group acts greedily; no gradient comes from it
+    whole_sequences: bool = False  # minibatches of whole rollouts (S = T) instead of single steps (S = 1)
+    live_groups_only: bool = False  # leave out groups whose advantages are all 0, so that no penalty acts on them
+    filter_overlong: bool = False  # leave out episodes that a limit cut (DAPO's overlong filtering)
+    whole_minibatches: bool = False  # compute the gradient of a minibatch in one piece: a slot compares its samples
 
 
 def with_reference(
@@ -164,7 +164,7 @@ def with_reference(
     reference: Reference = frozen_reference,
     kl: Penalty = kl_to_reference,
 ) -> Algorithm:
-    """The algorithm with a reference policy and a KL penalty to it, in place of those in `KL_PENALTIES`."""
+    """The algorithm with a reference policy and a KL penalty to it, instead of those in `KL_PENALTIES`."""
     others = tuple(penalty for penalty in algorithm.penalties if penalty not in KL_PENALTIES)
     return algorithm._replace(penalties=(kl, *others), reference=reference)
 

@@ -1,4 +1,7 @@
-"""The arrays that flow between the layers. `T` steps, `B` environments, group-major; `[T, B, ...]` is time-major."""
+"""The values that pass from folder to folder: `T` steps of `B` environments, time-major, `[T, B, ...]`.
+
+Groups lie side by side along `B`: member `i` of group `g` is environment `g * group_size + i`.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -13,19 +16,24 @@ Metrics = dict[str, jax.Array]
 
 
 class RolloutState(NamedTuple):
-    """Where `B` environments stand between two rollouts: a value, so that it can be copied, regrouped and saved."""
+    """The state of `B` environments between two rollouts: a value, so that it can be copied, regrouped and saved."""
 
     environment: PyTree  # environment states, each leaf [B, ...]
     observation: jax.Array  # [B, ...]
-    policy_carry: PyTree  # memory of the policy, each leaf [B, ...]; no leaves without memory
-    episode_return: jax.Array  # [B] reward so far in the current episode
-    episode_length: jax.Array  # [B] steps so far in the current episode
-    discounted_return: jax.Array  # [B] sum, over the current episode so far, of reward times discount^age
-    environment_params: PyTree  # traced parameters of the environments, each leaf [B, ...]; no reset changes them
+    policy_carry: PyTree  # carry of the policy, each leaf [B, ...]; a policy without one has no leaves
+    episode_return: jax.Array  # [B] sum of the rewards of the current episode
+    episode_length: jax.Array  # [B] number of steps of the current episode
+    discounted_return: jax.Array  # [B] sum of discount^age * reward, where the latest reward has age 0
+    environment_params: PyTree  # traced parameters of the environments, each leaf [B, ...]; resets keep them
+
+    @property
+    def num_envs(self) -> int:
+        """`B`."""
+        return self.episode_length.shape[0]
 
 
 class RewardParts(NamedTuple):
-    """What a reward is the weighted sum of; `K` parts."""
+    """The `K` parts of a reward, which is their weighted sum."""
 
     values: jax.Array  # [..., K]
     weights: jax.Array  # [..., K]
@@ -35,28 +43,28 @@ class Trajectory(NamedTuple):
     """One rollout of `T` steps in `B` environments, time-major."""
 
     observation: jax.Array  # [T, B, ...]
-    action: jax.Array  # [T, B] or [T, B, D], as sampled: real ones before they are squashed, scaled and clipped
+    action: jax.Array  # [T, B] or [T, B, D], as sampled: before a real action is squashed, scaled and clipped
     reward: jax.Array  # [T, B]; 0 where not valid
-    terminated: jax.Array  # [T, B] bool: the episode ended by itself, nothing follows
-    truncated: jax.Array  # [T, B] bool: a time limit cut the episode, more would have followed
-    valid: jax.Array  # [T, B] bool: False after the end of a one-episode member
+    terminated: jax.Array  # [T, B] bool: the step led to a terminal state
+    truncated: jax.Array  # [T, B] bool: the time limit ended the episode at a state that is not terminal
+    valid: jax.Array  # [T, B] bool: False after the end of the episode, where no other follows in this rollout
     log_prob: jax.Array  # [T, B] of the action, under the behaviour policy
     distribution: PyTree  # [T, B, ...] parameters of the behaviour policy's action distribution
-    value: jax.Array | None  # [T, B] of the critic, None without one
-    next_value: jax.Array | None  # [T, B] of the true next observation, also where a time limit cut the episode
-    episode_return: jax.Array  # [T, B] return of the current episode up to and with this step
-    episode_length: jax.Array  # [T, B] steps of the current episode up to and with this step
-    discounted_return: jax.Array  # [T, B] as in RolloutState, with this step's reward
-    carry: PyTree  # memory of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
-    action_mask: jax.Array | None = None  # [T, B, num_actions] bool: the legal ones; None where all always are
-    reward_parts: RewardParts | None = None  # each [T, B, K]; None where the environment does not tell them
-    # What no later step begins with, for a baseline to value: in the order of truncation the true final observations
-    # of truncated episodes, and last what stands after the window; None without a baseline.
+    value: jax.Array | None  # [T, B] critic's value of the observation; None without a critic
+    next_value: jax.Array | None  # [T, B] critic's value of the true next observation, also at a truncation
+    episode_return: jax.Array  # [T, B] sum of the rewards of the current episode, including this step's
+    episode_length: jax.Array  # [T, B] number of steps of the current episode, including this one
+    discounted_return: jax.Array  # [T, B] as in RolloutState, including this step's reward
+    carry: PyTree  # carry of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
+    action_mask: jax.Array | None = None  # [T, B, num_actions] bool: legal actions; None: all always are
+    reward_parts: RewardParts | None = None  # each [T, B, K]; None: the environment does not report them
+    # Observations that no step starts from, which only a baseline needs: the final one of each truncated episode, in
+    # order, then the one after the window.
     final_observation: jax.Array | None = None  # [F, B, ...]
-    final_carry: PyTree = None  # memory of the policy there, each leaf [F, B, ...]
-    final_value: jax.Array | None = None  # [F, B] of the critic there, None without one
-    greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None where all are sampled
-    given: jax.Array | None = None  # [T, B] bool: the action was imposed, not sampled; None where none was
+    final_carry: PyTree = None  # carry of the policy at these observations, each leaf [F, B, ...]
+    final_value: jax.Array | None = None  # [F, B] critic's values of these observations; None without a critic
+    greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None: all are sampled
+    given: jax.Array | None = None  # [T, B] bool: the action was imposed, not sampled; None: none was
 
     @property
     def is_first(self) -> jax.Array:
@@ -72,47 +80,47 @@ class Trajectory(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """What stays together when a batch is shuffled and split, so that a slot may compare its parts. Static."""
+    """The parts of a batch that stay together in minibatches, so that a slot may compare them. Static."""
 
-    sequences: bool = False  # the steps of a rollout, which lie along S in order
-    members: int = 1  # neighbouring sequences that have one carry between them: a group with one prompt, or 1
-    minibatches: bool = False  # the samples of a gradient step, which is never accumulated over parts
+    sequences: bool = False  # the steps of a rollout stay together: they lie along S in order
+    members: int = 1  # number of neighbouring sequences that share one carry: group_size, or 1
+    minibatches: bool = False  # the gradient of a minibatch is computed in one piece
 
 
 class Batch(NamedTuple):
-    """What an update learns from: `[S, N]` samples, `S` = 1 for loose steps, `S` = T for whole sequences."""
+    """The samples of an update, `[S, N]`: `S` is 1 for single steps and `T` for whole sequences."""
 
     observation: jax.Array  # [S, N, ...]
     action: jax.Array  # [S, N] or [S, N, D]
-    log_prob: jax.Array  # [S, N] behaviour policy
-    distribution: PyTree  # [S, N, ...] behaviour policy
-    reference_distribution: PyTree  # [S, N, ...] reference policy; None without one
+    log_prob: jax.Array  # [S, N] under the behaviour policy
+    distribution: PyTree  # [S, N, ...] of the behaviour policy
+    reference_distribution: PyTree  # [S, N, ...] of the reference policy; None without one
     advantage: jax.Array  # [S, N]
-    mask: jax.Array  # [S, N] bool
+    mask: jax.Array  # [S, N] bool: samples to train on
     weight: jax.Array  # [S, N] in the loss of the whole batch
-    value: jax.Array | None  # [S, N] behaviour critic, or without one the baseline
-    target: jax.Array | None  # [S, N] advantage plus what it is relative to: what the critic regresses on
+    value: jax.Array | None  # [S, N] the critic's during the rollout, or without a critic the baseline's
+    target: jax.Array | None  # [S, N] regression target of the critic: advantage plus the value it is relative to
     is_first: jax.Array  # [S, N] bool: first steps of episodes
-    carry: PyTree  # memory of the behaviour policy before the first step, [1, N, ...], or one for each group
-    action_mask: jax.Array | None = None  # [S, N, num_actions] bool: the legal ones; None where all always are
+    carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / members, ...]
+    action_mask: jax.Array | None = None  # [S, N, num_actions] bool: legal actions; None: all always are
     whole: Whole = Whole()
 
 
 class Prediction(NamedTuple):
-    """What the current parameters say of a batch, each `[S, N]`."""
+    """The outputs of the current parameters for a batch, each `[S, N]`."""
 
     log_prob: jax.Array
     entropy: jax.Array
-    value: jax.Array | None
+    value: jax.Array | None  # None without a critic
     kl_behaviour: jax.Array  # exact KL(behaviour || policy)
-    kl_reference: jax.Array | None  # exact KL(policy || reference)
-    reference_log_prob: jax.Array | None
+    kl_reference: jax.Array | None  # exact KL(policy || reference); None without a reference
+    reference_log_prob: jax.Array | None  # None without a reference
 
 
 class Count(NamedTuple):
     """The whole number `units * unit + rest`, where `unit` is the most that one iteration adds, at most 2^30.
 
-    Exact as long as `units` is an int32: for 2^31 iterations.
+    Two int32 count exactly up to 2^31 iterations, where one would overflow after 2^31 steps.
     """
 
     units: jax.Array  # int32
@@ -121,16 +129,16 @@ class Count(NamedTuple):
 
 @struct.dataclass
 class TrainState:
-    """Everything a run is, arrays only: vmap it, shard it, donate it, save it, resume from it."""
+    """The whole state of a run, arrays only: vmap it, shard it, donate it, save it, resume from it."""
 
     params: PyTree
     reference_params: PyTree  # None for an algorithm without a reference policy
     optimizer: PyTree
     rollout: RolloutState
-    normalizer: PyTree  # statistics of observations and returns, None where they are not normalised
+    normalizer: PyTree  # statistics of observations and returns; None where they are not normalised
     key: jax.Array
-    kl_coef: jax.Array  # float32, hyperparams.kl_coef unless a controller adapts it
+    kl_coef: jax.Array  # float32; hyperparams.kl_coef unless a controller adapts it
     iteration: jax.Array  # int32, completed train steps
-    steps: Count  # environment steps made
-    episodes: Count  # episodes completed
+    steps: Count  # environment steps so far
+    episodes: Count  # completed episodes so far
     hyperparams: Hyperparams

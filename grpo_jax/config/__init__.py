@@ -1,1 +1,1 @@
-"""What a run is: its fields, their checks, and an update tried on shapes alone."""
+"""What a run is: its fields, their checks, and an update tried on shapes only."""

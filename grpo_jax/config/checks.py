@@ -1,4 +1,4 @@
-"""What could not run, told when a `Config` is made, with what would."""
+"""Checks of a `Config` when it is made: the error says what is wrong, why, and what to write instead."""
 
 import math
 
@@ -20,7 +20,7 @@ _COUNTS = (
 
 
 def check_counts(config: Fields) -> None:
-    """Before anything is computed from them, as Python's integers; None is what was left out."""
+    """Makes counts Python integers, before anything is computed from them; None stands for a field left out."""
     for field in _COUNTS:
         value = getattr(config, field)
         if value is not None:
@@ -39,7 +39,7 @@ def check_counts(config: Fields) -> None:
 
 
 def check_numbers(config: Fields) -> None:
-    """Once everything is resolved."""
+    """Checks numbers against each other, after fields that were left out have their values."""
     activation = getattr(nn, str(config.activation), None)
     if not callable(activation) or isinstance(activation, type):
         raise ConfigError(f"unknown activation {config.activation!r}: {nearest(str(config.activation), _ACTIVATIONS)}")
@@ -91,7 +91,7 @@ def check_numbers(config: Fields) -> None:
 
 
 def check_groups(config: Fields) -> None:
-    """What groups are asked for, and what their start allows."""
+    """Checks the fields about groups against how the groups start."""
     start, env = config.algorithm.start, config.env
     if config.num_steps % config.window_steps:
         raise ConfigError(
@@ -132,9 +132,7 @@ def check_groups(config: Fields) -> None:
     }
     for slot, value in others.items():
         if value not in (None, False):
-            raise ConfigError(
-                f"{slot} means nothing where all actions of a state are weighed against each other; leave it out"
-            )
+            raise ConfigError(f"{slot} has no meaning where all actions of a state are compared; leave it out")
     if not isinstance(env.action_space, Discrete) or env.action_mask is not None:
         raise ConfigError(
             f"all_actions needs Discrete actions that are always legal, and {env.name!r} has {env.action_space}"

@@ -14,13 +14,13 @@ from grpo_jax.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Config(Fields):
-    """Which environment, which algorithm, how many of what. Floats are not here: see `Hyperparams`.
+    """What a run is: environment, algorithm, rollout, update and policy. Floats that are traced are in `Hyperparams`.
 
-    `group_size` and `num_steps` may be left out: they become what suits the algorithm and the environment, and read
-    as integers afterwards. `dataclasses.replace` keeps those integers; to have them chosen anew, pass None for them.
+    `group_size` and `num_steps` may be left out (None): they are then chosen to suit the algorithm and the environment.
+    `dataclasses.replace` keeps the chosen integers; pass None to have them chosen again.
 
     Raises:
-      ConfigError: at construction, for anything that could not run, saying what would do instead.
+      ConfigError: at construction, for anything that could not run, with what to write instead.
     """
 
     def __post_init__(self):

@@ -1,4 +1,4 @@
-"""An update on shapes alone, so that slots that do not fit together say so when a `Config` is made."""
+"""An update on shapes only: slots that do not fit together raise an error when the `Config` is made."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ class _AnyHyperparams(Hyperparams):
 
 
 def check_slots(config: Fields) -> None:
-    """Runs the slots on shapes alone, so that those that do not fit together say so now."""
+    """Runs the slots on shapes only; raises ConfigError with the error of a slot that does not fit."""
     algorithm, policy = config.algorithm, config.policy
     if algorithm.reference is not None and config.normalize_observations:
         raise ConfigError(
@@ -36,14 +36,16 @@ def check_slots(config: Fields) -> None:
             "end in the middle of others; it is for one-episode groups (start=FRESH)"
         )
     if algorithm.live_groups_only and config.group_size < 2:
-        raise ConfigError(f"live_groups_only=True is of groups, and group_size={config.group_size}; leave it out")
+        raise ConfigError(
+            f"live_groups_only=True compares members of groups, but group_size={config.group_size}; leave it out"
+        )
     if algorithm.greedy_member and algorithm.start.auto_reset:
         raise ConfigError(
             "greedy_member=True compares whole episodes, and these go on across rollouts; use start=FRESH"
         )
     if algorithm.greedy_member and config.group_size < 2:
         raise ConfigError(
-            f"group_size={config.group_size} leaves no member beside the greedy one, which is not learnt from; use "
+            f"group_size={config.group_size} leaves no member beside the greedy one, which gives no gradient; use "
             "group_size=2 or more"
         )
 
@@ -96,7 +98,7 @@ def _trajectory(config: Fields, params) -> Trajectory:
 
 
 def _prompts(env: Environment, num_envs: int) -> jax.Array | None:
-    """Some, in the shape of an environment's."""
+    """Prompts of zeros in the shape of the environment's; None without prompts."""
     if env.prompt is None:
         return None
     prompt = jax.eval_shape(lambda key: env.prompt(env.reset(key, env.params)[0], env.params), jax.random.key(0))

@@ -1,4 +1,4 @@
-"""The fields of a `Config`, and what follows from them."""
+"""The fields of a `Config`, and properties that follow from them."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from grpo_jax.policies.distributions import make_distribution
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """What the user chooses. `Config` checks it, and chooses what is left out."""
+    """The fields; `Config` checks them and fills in those that are left out."""
 
     environment: str | Any = "CartPole-v1"
     """Name of a gymnax environment, suite:name, package.module:Name (or an object with gymnax's interface)."""
@@ -73,7 +73,7 @@ class Fields:
     recurrent_size: int = 64
     """Units of the GRU."""
     shared_critic: bool = False
-    """The critic is a second head of the actor's network, in place of a network of its own."""
+    """The critic is a second head of the actor's network instead of a network of its own."""
     action_distribution: str = "auto"
     """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto"."""
     state_dependent_std: bool = False
@@ -89,32 +89,32 @@ class Fields:
 
     @property
     def num_groups(self) -> int:
-        """Groups that are played at a time."""
+        """Number of groups."""
         return self.num_envs // self.group_size
 
     @property
     def window_steps(self) -> int:
-        """Steps between two starts of the groups."""
+        """Steps of a window: from one start of the groups to the next."""
         return self.regroup_every or self.num_steps
 
     @property
     def num_windows(self) -> int:
-        """How often groups start in an iteration."""
+        """Windows of an iteration."""
         return self.num_steps // self.window_steps
 
     @property
     def num_training_groups(self) -> int:
-        """Groups that an iteration learns from."""
+        """Groups of an iteration that are trained on."""
         return self.num_kept_groups or self.num_windows * self.num_groups
 
     @property
     def num_training_steps(self) -> int:
-        """Steps, valid or not, that an iteration learns from."""
+        """Steps of an iteration that are trained on, valid or not."""
         return self.num_training_groups * self.group_size * self.window_steps
 
     @property
     def trunk_steps(self) -> int:
-        """Environment steps in an iteration before forked groups split off: made, and not learnt from."""
+        """Environment steps of an iteration before forked groups split off; no gradient comes from them."""
         return self.num_groups * self.algorithm.start.trunk_steps
 
     @property

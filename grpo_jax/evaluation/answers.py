@@ -32,15 +32,15 @@ def answer(
     greedy: bool = False,
     env_params: EnvParams = None,
 ) -> Answers:
-    """Answers a token task, whatever its rewards, and says which answers are right. Pure: `jit` it, `vmap` it.
+    """Answers the prompts of a token task and judges the answers. Pure: `jit` it, `vmap` it.
 
     Args:
       config: of an environment such as "tokens:sort-5".
       params: of the policy, such as `state.params`. It samples at temperature 1, from all tokens.
       key: of prompts and completions.
       num_prompts, num_samples: prompts, and completions of each.
-      greedy: take the most probable tokens in place of samples.
-      env_params: in place of the config's, such as `{"held_out": 1}` for prompts that training never draws.
+      greedy: take the most probable tokens instead of samples.
+      env_params: instead of the config's, such as `{"held_out": 1}` for prompts that training never draws.
 
     Raises:
       ConfigError: the environment is not made of a token task.

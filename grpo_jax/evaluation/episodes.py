@@ -38,8 +38,8 @@ def evaluate(
       state: its policy acts, under its environments' parameters.
       key: of the resets, the environment and the actions.
       num_episodes: how many.
-      greedy: take the most probable actions in place of samples, or for squashed actions the medians.
-      env_params: parameters of the environment by name, in place of the state's: one value for all episodes.
+      greedy: take the most probable actions instead of samples, or for squashed actions the medians.
+      env_params: parameters of the environment by name, instead of the state's: one value for all episodes.
     """
     key_reset, key_rollout = jax.random.split(key)
     simulator = _simulator(config, state)
@@ -84,7 +84,7 @@ def _simulator(config: Config, state: TrainState) -> Simulator:
 def _environment_params(
     config: Config, state: TrainState, num_episodes: int, env_params: EnvParams = None
 ) -> dict[str, jax.Array]:
-    """Those of the state's environments, spread evenly over the episodes, and `env_params` in place of some."""
+    """Those of the state's environments, spread evenly over the episodes, and `env_params` instead of some."""
     which = jnp.arange(num_episodes) * config.num_envs // num_episodes
     environment_params = jax.tree.map(lambda leaf: leaf[which], state.rollout.environment_params)
     replaced = group_parameters(config.env, env_params, num_episodes, 1)

@@ -1,12 +1,12 @@
-"""Advantage estimators: who did better than its group, and by how much.
+"""Advantages that compare the members of a group.
 
 Scores are `[num_groups, group_size]`: one number for each rollout, and the members of a group (rollouts from the same
 start) on the last axis. Trajectories are time-major, `[T, N]`, with the groups one after the other along `N`:
-rollout `g * group_size + i` is member `i` of group `g`. A mask is true on the valid steps; whatever stands on the
-others, NaN included, is ignored, and the advantage there is 0.
+rollout `g * group_size + i` is member `i` of group `g`. A mask is true on the valid steps; values on the others, NaN
+included, are ignored, and the advantage there is 0.
 
-A group whose scores are all equal teaches nothing, and gets exactly 0 whatever their magnitude. A score that is NaN
-spoils its own group only, except where an estimator normalises over the batch.
+A group whose scores are all equal gets exactly 0, at any magnitude of the scores. A score that is NaN spoils its own
+group only, except where an estimator normalises over the batch.
 
 Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """

@@ -1,8 +1,8 @@
-"""Baselines: what states are worth, told by the returns of other rollouts in place of a critic.
+"""Baselines: values of states from the returns of other rollouts, instead of a critic.
 
-Trajectories are time-major, `[T, N]`. A value is made of the returns of other rollouts, so that the policy gradient
-stays unbiased when it is subtracted; what `kernel_values` says of exceptions. Steps that are not valid, and those whose
-return is not finite, tell nothing about others.
+Trajectories are time-major, `[T, N]`. A value is computed from the returns of other rollouts only, so that
+subtracting it leaves the policy gradient unbiased. Steps that are not valid, and those whose return is not finite, have
+no part in the values of others.
 
 Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
@@ -36,13 +36,13 @@ def state_hash_values(
 
     Args:
       observation: `[T, N, ...]`.
-      final_observation: `[F, N, ...]`, of what no step begins with (see `next_values`).
+      final_observation: `[F, N, ...]`, of the observations that no step starts from (see `next_values`).
       returns: `[T, N]` returns-to-go.
       mask: `[T, N]`, true on the valid steps.
-      fallback: `[T, N]`, the value where no other rollout came by.
+      fallback: `[T, N]`, the value where no other rollout visited the state.
 
     Returns:
-      Values `[T, N]` and `[F, N]`, in the units of the returns; final ones are 0 where no other rollout came by.
+      Values `[T, N]` and `[F, N]`, in the units of the returns; final ones are 0 without such a visit.
     """
     returns, fallback = at_least_float32(returns), at_least_float32(fallback)
     num_steps, num_envs = returns.shape

@@ -5,7 +5,7 @@
 overflows, and no gradient flows into the reference.
 
 A trap: as a *loss*, `k1` does not pull towards the reference. On-policy its gradient has mean 0 (the mean score),
-whatever the reference is. `k2`, and `k2_straight_through` with it, has the gradient of the KL; that of `k3` is
+for every reference. `k2` and `k2_straight_through` have the gradient of the KL; that of `k3` is
 KL(reference || policy)'s. `k1` belongs in the reward (`penalized_rewards`).
 
 Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.

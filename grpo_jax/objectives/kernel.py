@@ -37,13 +37,13 @@ def kernel_values(
 
     R are discounted returns-to-go, bootstrapped where a limit or the window cut them. The value of such a final state
     is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped likewise:
-    two iterations from 0. A rollout is compared with others alone; only through what bootstraps theirs can its own
-    rewards have a part in its values, a small one. Kernelised advantage estimation is related
+    two iterations from 0. A rollout is compared only with others; its own rewards enter its values only through the
+    bootstraps of the others, a small part. Kernelised advantage estimation is related
     (https://arxiv.org/abs/2604.28005).
 
     Args:
       features: `[T, N, ...]`, any dtype: what states are compared by.
-      final_features: `[F, N, ...]`, of what no step begins with (see `next_values`).
+      final_features: `[F, N, ...]`, of the observations that no step starts from (see `next_values`).
       rewards: `[T, N]`.
       terminated, truncated: `[T, N]` bool.
       mask: `[T, N]`, true on the valid steps.
@@ -54,9 +54,9 @@ def kernel_values(
       reach: how many steps earlier and later the others' states may be. Static.
 
     Returns:
-      Values `[T, N]` and `[F, N]`, in the units of the returns; 0 where there is no other to learn from. A state that
-      is not finite, or whose square is not, is compared with none: its value is 0, and those of others are as if it
-      were not valid. With `relative` or `standardize` a rollout has a part in its own values, through the scale alone.
+      Values `[T, N]` and `[F, N]`, in the units of the returns; 0 where there is no other state to compare with. A
+      state that is not finite, or whose square is not, counts as not valid, and its value is 0. With `relative` or
+      `standardize` a rollout also enters its own values through the scale.
     """
     (num_steps, num_envs), num_finals = rewards.shape, len(final_features)
     rewards = at_least_float32(rewards)
@@ -137,7 +137,7 @@ def _of_each_rollout(queries, embed, features, terms, counted, bandwidth, num_st
 
 
 def _similarity(distances, allowed, bandwidth):
-    """Weights of what is allowed, `[Q, K]`: rows sum to 1, or to 0 where nothing is."""
+    """Weights `[Q, K]` of the allowed entries: rows sum to 1, or to 0 where none is allowed."""
     nearest = jnp.min(distances, axis=1, keepdims=True, where=allowed, initial=FAR)
     return _softmax((nearest - distances) / bandwidth, allowed)
 
@@ -164,14 +164,14 @@ def _variance(x, valid):
 
 
 def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """States are compared by what is observed of them."""
+    """States are compared by their observations."""
     return trajectory.observation, trajectory.final_observation
 
 
 def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """States are compared by what the actor's head reads."""
+    """States are compared by the features that the actor's head reads."""
     if policy.features is None:
-        raise ValueError("policy_features are not told by this policy, a transformer; compare what is observed")
+        raise ValueError("this policy, a transformer, has no features for policy_features; use metric=observed")
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
     begins = jnp.zeros((1, trajectory.valid.shape[1]), bool)
     of_final = jax.vmap(lambda observation, carry: policy.features(params, observation[None], carry, begins)[0])
@@ -199,7 +199,9 @@ def kernel_baseline(
     `kernel_values`. The bandwidth is `kernel_bandwidth`.
     """
     if trajectory.valid.shape[1] < 2:
-        raise ValueError("kernel_baseline compares environments, and there is one; use num_envs=2 or more, best 64")
+        raise ValueError(
+            "kernel_baseline compares environments, but there is only one; use num_envs=2 or more, best 64"
+        )
     return kernel_values(
         *metric(trajectory, policy, params),
         trajectory.reward,

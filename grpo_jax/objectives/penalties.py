@@ -79,7 +79,7 @@ def doubling_coefficient(
 
 
 def _unless_not_finite(kl: jax.Array, following: jax.Array, coefficient: jax.Array) -> jax.Array:
-    """The following coefficient, if that and the KL are finite: what is not would stay so for ever."""
+    """The following coefficient if it and the KL are finite, else the old one: NaN would never leave it."""
     return jnp.where(jnp.isfinite(kl) & jnp.isfinite(following), following, coefficient)
 
 
@@ -109,7 +109,7 @@ def exact_kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyp
 
 
 KL_PENALTIES = (kl_to_behaviour, kl_to_reference, exact_kl_to_reference)
-"""Of which an algorithm has one at most."""
+"""The KL penalties: an algorithm has at most one of them."""
 
 
 def entropy_bonus(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
@@ -118,7 +118,7 @@ def entropy_bonus(prediction: Prediction, batch: Batch, hyperparams: Hyperparams
 
 
 def frozen_reference(reference: PyTree, params: PyTree, iteration: jax.Array, hyperparams: Hyperparams) -> PyTree:
-    """The initial parameters, for ever."""
+    """The initial parameters, never changed."""
     return reference
 
 
@@ -135,6 +135,6 @@ def averaged_reference(reference: PyTree, params: PyTree, iteration: jax.Array, 
 
 
 def kl_penalized_reward(trajectory: Trajectory, kl: jax.Array | None, hyperparams: Hyperparams) -> jax.Array:
-    """The KL penalty in the reward, in place of the loss: `kl` is the k1 estimate of the KL to the reference."""
+    """The KL penalty in the reward, instead of the loss: `kl` is the k1 estimate of the KL to the reference."""
     _check_reference(kl)
     return penalized_rewards(trajectory.reward, kl, trajectory.valid, kl_coef=hyperparams.kl_coef)

@@ -95,7 +95,7 @@ def step_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> 
 def check_whole(is_whole: bool, slot: str, what: str, field: str) -> None:
     """Raises ValueError unless what a slot compares stays together in the batch (see `types.Whole`)."""
     if not is_whole:
-        raise ValueError(f"{slot} compares {what}, which are not kept together here; set {field}=True in the algorithm")
+        raise ValueError(f"{slot} compares {what}, which minibatches tear apart; set {field}=True in the algorithm")
 
 
 def sequence_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:

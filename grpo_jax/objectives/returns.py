@@ -31,8 +31,8 @@ def gae(
     Args:
       rewards: `[T, ...]`.
       values: `[T, ...]`, of the observation before the step.
-      next_values: `[T, ...]`, of the true observation after the step: the final one of its episode where the step
-        ended it, never the first one of the next. Ignored where terminated.
+      next_values: `[T, ...]`, of the true observation after the step: at the end of an episode its final one, never
+        the first one of the next episode. Ignored where terminated.
       terminated: `[T, ...]`, true where the task ended the episode.
       truncated: `[T, ...]`, true where a limit cut it.
       discount: in [0, 1].
@@ -49,17 +49,17 @@ def gae(
 
 
 def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array) -> jax.Array:
-    """Values of the true next observations, for `gae`: of the next step, or where a limit cut the episode of its end.
+    """Values of the true next observations, for `gae`: at a truncation that of the episode's final observation.
 
     Args:
       values: `[T, N]`, of the observation before each step.
-      final_values: `[F, N]`, of observations that no step begins with: in the order of truncation of the final ones of
-        truncated episodes, and last of what stands after the window. `F` = 1 where nothing follows an episode, whose
-        final observation then stands until the next step.
+      final_values: `[F, N]`, of observations that no step starts from: the final one of each truncated episode, in
+        order, then the one after the window. `F` is 1 where no episode follows another: the next step then starts
+        from the final observation.
       truncated: `[T, N]` bool.
 
     Returns:
-      `[T, N]`; NaN where a rollout was truncated more often than there are values for.
+      `[T, N]`; NaN at truncations for which there is no final value.
     """
     values, final_values = at_least_float32(values), at_least_float32(final_values)
     following = jnp.concatenate([values[1:], final_values[-1:]])
@@ -103,7 +103,7 @@ def _accumulate(terms: jax.Array, ended: jax.Array, decay: float) -> jax.Array:
 def bootstrapped_returns(
     rewards: jax.Array, final_values: jax.Array, terminated: jax.Array, truncated: jax.Array, *, discount: float
 ) -> jax.Array:
-    """Discounted return-to-go of every step, continued where a limit or the window cut it by the value of what follows.
+    """Discounted return-to-go of every step, bootstrapped where a limit or the end of the window cut it.
 
         R_t = r_t + discount (1 - terminated_t) R_{t+1},  with V(s') for R_{t+1} where truncated and at the window's end
 
@@ -124,7 +124,7 @@ def bootstrapped_returns(
 
 
 def returns_to_go(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-    """The discounted return-to-go itself, compared with nothing."""
+    """The discounted return-to-go of each step, without a baseline."""
     return discounted_returns(trajectory.reward, trajectory.ended, discount=hyperparams.discount)
 
 
@@ -141,7 +141,7 @@ def all_actions_advantage(trajectory: Trajectory, hyperparams: Hyperparams, grou
         A_i = Q_i - sum_j pi(a_j | s) Q_j
 
     With Q_i the member's discounted return, and as `make_batch` weighs such members by pi(a_i | s), the gradient is
-    sum_a pi(a | s) A(s, a) grad log pi(a | s): actions are weighed, not sampled. Only the first step has one.
+    sum_a pi(a | s) A(s, a) grad log pi(a | s): actions are weighed, not sampled. Only the first step has an advantage.
     """
     if trajectory.given is None:
         raise ValueError(
@@ -178,6 +178,6 @@ def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: 
 def return_minus_value_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
     """Discounted return-to-go minus the value of the baseline, or else of the critic.
 
-    Where a limit or the window cut a return, what follows is worth what the baseline says of it.
+    Where a limit or the end of the window cut a return, the same values bootstrap it.
     """
     return gae_advantage(trajectory, hyperparams.replace(gae_lambda=1.0), group_size)

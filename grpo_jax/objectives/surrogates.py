@@ -2,8 +2,8 @@
 
 A surrogate is `surrogate(log_ratio, advantages, *, ...)`, elementwise, to be *maximised*, and is reduced elsewhere
 (`mean_over_steps`, ...). The log-ratio, `log_prob - behaviour_log_prob`, is what a gradient flows through;
-advantages are constants. What changes the unit over which ratios are taken (a step, a sequence) is a function from
-log-ratio to log-ratio, and composes with every surrogate:
+advantages are constants. The functions of `ratios` change the unit over which ratios are taken (a step, a sequence)
+and compose with every surrogate:
 
     clipped_surrogate(sequence_log_ratio(log_ratio, mask), advantages, clip_low=3e-4, clip_high=4e-4)     # GSPO
 
@@ -140,7 +140,7 @@ def cispo_surrogate(
 def sapo_surrogate(
     log_ratio: jax.Array, advantages: jax.Array, *, tau_positive: float = 1.0, tau_negative: float = 1.05
 ) -> jax.Array:
-    """A soft gate in place of the clip.
+    """A soft gate instead of the clip.
 
         4/tau sigmoid(tau (ratio - 1)) A,  tau = tau_positive if A > 0 else tau_negative
 

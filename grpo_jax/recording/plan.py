@@ -1,4 +1,4 @@
-"""Runs that are planned: what tells one from another, and the folder that is claimed for them."""
+"""Planned runs: the description that identifies one, and the claim of the folder for its results."""
 
 import dataclasses
 import importlib.metadata

@@ -38,7 +38,7 @@ class Truncations(NamedTuple):
         slots = jax.tree.map(
             lambda leaf: jnp.zeros((num_slots, *leaf.shape), leaf.dtype), (state.observation, state.policy_carry)
         )
-        return cls(slots, jnp.zeros(state.episode_length.shape[0], jnp.int32))
+        return cls(slots, jnp.zeros(state.num_envs, jnp.int32))
 
     def add(self, truncated: jax.Array, state: RolloutState) -> "Truncations":
         """Adds the observations in `state` of the environments that are `truncated` at this step, `[B]` bool."""

@@ -80,8 +80,8 @@ class Simulator(NamedTuple):
           key: of all randomness in this rollout.
           num_steps: `T`.
           auto_reset: whether another episode follows the end of one.
-          greedy: take the distribution's mode in place of a sample; `[B]` says in which environments.
-          first_action: `[B]` or `[B, D]`, taken at the first step in place of the policy's own.
+          greedy: take the distribution's mode instead of a sample; `[B]` says in which environments.
+          first_action: `[B]` or `[B, D]`, taken at the first step instead of the policy's own.
           num_sharing: neighbouring environments that share all randomness but that of their actions (common random
             numbers); 1: none do.
           keep_final: whether the trajectory keeps the final observations, for a baseline to value.
@@ -89,7 +89,7 @@ class Simulator(NamedTuple):
         Returns:
           Where the environments stand afterwards, and the trajectory `[T, B]`.
         """
-        policy, num_envs = self.policy, state.episode_length.shape[0]
+        policy, num_envs = self.policy, state.num_envs
         key_reset, key_steps = jax.random.split(key)
         # The parameters stay as they are, so the scan need not carry them.
         environment_params, start = state.environment_params, state._replace(environment_params=None)

@@ -32,7 +32,7 @@ class Start(NamedTuple):
 
 def fresh_groups(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
     """Every group starts from a reset of its own. Of `state` only the environments' parameters are kept."""
-    num_envs = state.episode_length.shape[0]
+    num_envs = state.num_envs
     return simulator.reset(state.environment_params, key, num_envs, group_size=group_size)
 
 
@@ -47,7 +47,7 @@ def anchored_groups(simulator: Simulator, state: RolloutState, key: jax.Array, g
     All members are equally likely to be drawn, so the states that groups start from keep the policy's own state
     distribution: the one of environments that simply go on.
     """
-    num_envs = state.episode_length.shape[0]
+    num_envs = state.num_envs
     anchor = jax.random.randint(key, (num_envs // group_size,), 0, group_size)
     taken = jnp.repeat(jnp.arange(0, num_envs, group_size) + anchor, group_size)
     return jax.tree.map(lambda leaf: leaf[taken], state)

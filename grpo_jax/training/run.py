@@ -108,7 +108,7 @@ def run(
       hyperparams: leaves are scalars, for all rows, or `[R]`, one for each.
       keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its key,
         its hyperparameters and its env_params alone.
-      env_params: parameters of the environment by name, in place of the config's: one value for all rows, or an array
+      env_params: parameters of the environment by name, instead of the config's: one value for all rows, or an array
         `[R]` or `[R, num_groups]`.
       params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
       max_episodes: a row also stops once it has completed this many; `total_steps` may then be infinite.

@@ -23,9 +23,9 @@ from grpo_jax.updates.epochs import Learner, learning_rate, make_optimizer, upda
 def make_init(config: Config) -> Callable[..., TrainState]:
     """`init(key, hyperparams, env_params=None, params=None) -> TrainState`, pure: `vmap` it over all four.
 
-    `env_params` are parameters of the environment by name, in place of the config's: one value for all groups, or an
+    `env_params` are parameters of the environment by name, instead of the config's: one value for all groups, or an
     array `[num_groups]`, one for each. Rollouts keep them, and `evaluate` plays under them. `params` are the policy's,
-    and those of a reference policy, in place of random ones.
+    and those of a reference policy, instead of random ones.
     """
 
     def init(
@@ -69,21 +69,21 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             hyperparams = hyperparams.replace(kl_coef=state.kl_coef)
         progress = budget.share(state.steps, config.steps_per_iteration, hyperparams.total_steps)
         key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
-        # The same statistics throughout the iteration: the update sees what the behaviour policy saw.
+        # The statistics change only after the update: it must see the observations as the behaviour policy saw them.
         policy = acting_policy(config, state.normalizer, hyperparams)
 
         simulator = Simulator(config.env, policy, state.params, hyperparams.discount)
         rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout)
         normalizer = merge_rollout(state.normalizer, trajectory)
-        learnt = trajectory
+        kept = trajectory
         if config.num_kept_groups is not None:
-            learnt = most_varied_groups(learnt, config.group_size, config.num_kept_groups)
-        learnt = scaled_rewards(normalizer, learnt, hyperparams.reward_clip)
+            kept = most_varied_groups(trajectory, config.group_size, config.num_kept_groups)
+        kept = scaled_rewards(normalizer, kept, hyperparams.reward_clip)
         batch = make_batch(
             algorithm,
             policy,
             state.params,
-            learnt,
+            kept,
             state.reference_params,
             hyperparams,
             config.group_size,

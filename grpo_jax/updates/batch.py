@@ -16,7 +16,7 @@ from grpo_jax.types import Batch, PyTree, Trajectory, Whole
 
 
 def kept_whole(algorithm: Algorithm, policy: Policy, group_size: int, *, share_prompts: bool) -> Whole:
-    """What no minibatch tears apart: what a slot compares, and the steps and members that one carry is for."""
+    """The parts that stay together: what a slot compares, and the steps and members that share a carry."""
     return Whole(
         sequences=algorithm.whole_sequences or policy.has_carry,
         members=group_size if share_prompts else 1,
@@ -36,57 +36,57 @@ def make_batch(
     num_windows: int = 1,
     share_prompts: bool = False,
 ) -> Batch:
-    """The samples of a trajectory; all that stays fixed during the epochs is computed here, once.
+    """The samples of a trajectory, with all that stays fixed during the epochs, computed once.
 
-    `params` are those that acted. A baseline sees one of the windows at a time: the later ones know what came of the
-    actions of the earlier. Advantages are relative to the values of the algorithm's baseline; where it has a
-    critic too, the critic's own predictions are what `Batch.value` holds.
-    A reference policy with memory starts each rollout from its initial carry: in a window that begins in the middle of
-    an episode it has not seen what came before.
+    Advantages are relative to the values of the algorithm's baseline, or without one to those of the critic.
+
+    Args:
+      algorithm: its slots `reward`, `baseline`, `advantage` and `reduce` are called, in this order.
+      policy: the network and its distribution.
+      params: the parameters that acted.
+      trajectory: `[T, B]`.
+      reference_params: None for an algorithm without a reference policy. A recurrent reference policy starts each
+        rollout from its initial carry, also where the rollout begins in mid-episode.
+      hyperparams: every coefficient.
+      group_size: members of a group.
+      num_windows: parts of `B` in which the groups started anew. A baseline sees one window at a time: later windows
+        contain the consequences of the actions in earlier ones.
+      share_prompts: keep groups whole and give each one carry, that of their common prompt.
+
+    Returns:
+      `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole. No gradient flows through it.
+
+    Raises:
+      ValueError: a slot returned the wrong shape, or lacks something that it needs.
     """
     whole = kept_whole(algorithm, policy, group_size, share_prompts=share_prompts)
     if whole.members > 1:
         trajectory = one_carry_per_group(trajectory, whole.members)
     reference_distribution = None
     if algorithm.reference is not None:
-        reference_distribution, _ = policy.sequence(
-            reference_params,
-            trajectory.observation,
-            jax.tree.map(lambda leaf: leaf[0], trajectory.carry),
-            trajectory.is_first.at[0].set(True),
-        )
-        reference_distribution = mask_actions(reference_distribution, trajectory.action_mask)
+        reference_distribution = _reference_distribution(policy, reference_params, trajectory)
     if algorithm.reward is not None:
-        kl = None
-        if reference_distribution is not None:
-            reference_log_prob = policy.distribution.log_prob(reference_distribution, trajectory.action)
-            kl = divergences.k1(trajectory.log_prob, reference_log_prob)
+        kl = _kl_to_reference(policy, reference_distribution, trajectory)
         reward = algorithm.reward(trajectory, kl, hyperparams)
         trajectory = trajectory._replace(reward=_shaped("reward", reward, trajectory.reward))
 
     compared = trajectory
     if algorithm.baseline is not None:
-        value, final_value = _of_each_window(
+        value, final_value = _by_window(
             lambda window: algorithm.baseline(window, policy, params, hyperparams, group_size), trajectory, num_windows
         )
         value = _shaped("baseline", value, trajectory.reward)
         compared = trajectory._replace(value=value, next_value=next_values(value, final_value, trajectory.truncated))
     advantage = _shaped("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
     target = None if compared.value is None else advantage + compared.value
-    if algorithm.baseline is not None and trajectory.value is not None:  # the critic learns of its own states alone
+    if algorithm.baseline is not None and trajectory.value is not None:
+        # A critic beside a baseline: its targets come from its own values.
         target = gae_advantage(trajectory, hyperparams, group_size) + trajectory.value
-    mask = trajectory.valid
-    if trajectory.greedy is not None:
-        mask &= ~trajectory.greedy
-    if algorithm.filter_overlong:
-        mask &= jnp.any(trajectory.terminated, axis=0)
-    if trajectory.given is not None:
-        mask &= trajectory.given  # what the policy did afterwards only tells the value of the action that was given
-    if algorithm.live_groups_only:
-        mask &= live_groups(advantage, mask, group_size)
+
+    mask = _training_mask(algorithm, trajectory, advantage, group_size)
     weight = _shaped("reduce", algorithm.reduce(mask), mask)
     if trajectory.given is not None:
-        # One member of the group took each action, which the policy takes with its probability.
+        # Each action was given to one of the members, but the policy takes it with its probability.
         weight *= group_size * jnp.exp(trajectory.log_prob)
     batch = Batch(
         observation=trajectory.observation,
@@ -109,8 +109,22 @@ def make_batch(
     return jax.lax.stop_gradient(batch)
 
 
-def _of_each_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:
-    """What the function makes of each window of a trajectory `[T, W * B]`, side by side again."""
+def _reference_distribution(policy: Policy, reference_params: PyTree, trajectory: Trajectory) -> PyTree:
+    carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
+    is_first = trajectory.is_first.at[0].set(True)  # the carry is the behaviour policy's
+    distribution, _ = policy.sequence(reference_params, trajectory.observation, carry, is_first)
+    return mask_actions(distribution, trajectory.action_mask)
+
+
+def _kl_to_reference(policy: Policy, reference_distribution: PyTree, trajectory: Trajectory) -> jax.Array | None:
+    """`[T, B]`: the estimate k1; None without a reference."""
+    if reference_distribution is None:
+        return None
+    return divergences.k1(trajectory.log_prob, policy.distribution.log_prob(reference_distribution, trajectory.action))
+
+
+def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:
+    """The function of each window of a trajectory `[T, W * B]`, side by side again."""
     if num_windows == 1:
         return function(trajectory)
     windows = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], num_windows, -1, *leaf.shape[2:]), trajectory)
@@ -118,14 +132,28 @@ def _of_each_window(function: Callable, trajectory: Trajectory, num_windows: int
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], -1), values)
 
 
+def _training_mask(algorithm: Algorithm, trajectory: Trajectory, advantage: jax.Array, group_size: int) -> jax.Array:
+    """`[T, B]` bool: the steps to train on."""
+    mask = trajectory.valid
+    if trajectory.greedy is not None:
+        mask &= ~trajectory.greedy
+    if algorithm.filter_overlong:
+        mask &= jnp.any(trajectory.terminated, axis=0)
+    if trajectory.given is not None:
+        mask &= trajectory.given  # the later steps only show how good the given action was
+    if algorithm.live_groups_only:
+        mask &= live_groups(advantage, mask, group_size)
+    return mask
+
+
 def live_groups(advantage: jax.Array, mask: jax.Array, group_size: int) -> jax.Array:
-    """`[B]` bool: members of the groups that say of some step that it was better or worse than another."""
-    says = jnp.any(mask & (advantage != 0), axis=0).reshape(-1, group_size)
-    return jnp.repeat(jnp.any(says, axis=1), group_size)
+    """`[B]` bool: members of the groups in which some advantage is not 0."""
+    is_live = jnp.any(mask & (advantage != 0), axis=0).reshape(-1, group_size)
+    return jnp.repeat(jnp.any(is_live, axis=1), group_size)
 
 
 def _shaped(slot: str, value: jax.Array, like: jax.Array) -> jax.Array:
-    """The value, if the slot that made it kept to its shape."""
+    """The value of a slot, after a check of its shape."""
     if jnp.shape(value) != like.shape:
         raise ValueError(f"the slot {slot!r} returned shape {jnp.shape(value)}, and should return {like.shape}")
     return value

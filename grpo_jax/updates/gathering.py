@@ -16,7 +16,7 @@ def make_gather(tree: PyTree) -> Callable[[jax.Array], PyTree]:
     """`take(indices [n])`: the samples at `indices`, each leaf `[S, N, ...]` of the tree as `[S, n, ...]`.
 
     What a gather costs is the waiting for memory, once for each sample and array. So the leaves that are narrower than
-    a cache line, at 4 bytes for a number or a truth value, lie side by side in one array, of which a sample is one row:
+    a cache line, at 4 bytes for a number or a boolean, lie side by side in one array, in which a sample is one row:
     that saves about 4% of a train step on CartPole, on one CPU core. Other types are gathered by themselves. Values
     come out bit by bit as they went in, and no gradient passes.
 

@@ -1,4 +1,4 @@
-"""The loss that an algorithm's slots compose."""
+"""The loss of a batch, composed from the slots of an algorithm."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ RATIO_MAX = "policy/ratio_max"  # the one metric that is a maximum, not a mean
 
 
 def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
-    """What `params` say of the samples; parts that no slot and no metric reads are never computed."""
+    """The outputs of `params` for the samples; the compiler leaves out those that no slot and no metric reads."""
     family = policy.distribution
     carry = jax.tree.map(lambda leaf: leaf[0], batch.carry)
     distribution, value = policy.sequence(params, batch.observation, carry, batch.is_first)
@@ -40,11 +40,11 @@ def loss(
     per_step: jax.Array,
     hyperparams: Hyperparams,
 ) -> tuple[jax.Array, Metrics]:
-    """Σ weight · (−surrogate + penalties + value_coef · value loss), and what to report of it.
+    """Σ weight · (−surrogate + penalties + value_coef · value loss), and metrics of it.
 
-    The weights are in the batch, from the algorithm's reduction of the whole rollout: losses of parts add up.
+    The weights in the batch are from the reduction of the whole rollout, so that the losses of parts add up.
     `policy/clip_fraction_low` and `_high` are the shares of steps whose advantage, negative or positive, has no effect
-    on the gradient: 0 where no slot clips, or what is clipped is a weight (CISPO).
+    on the gradient: 0 where no slot clips, or only a weight is clipped (CISPO).
 
     Args:
       algorithm, policy, params: whose slots, which network, at which parameters.

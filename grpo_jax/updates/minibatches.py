@@ -14,10 +14,11 @@ from grpo_jax.updates.loss import RATIO_MAX, loss
 
 
 def default_microbatches(whole: Whole, num_steps: int, num_sequences: int) -> int:
-    """Parts of a minibatch `[S, n]`: as many as keep one small enough for a core's cache, or an accelerator's memory.
+    """The number of parts of a minibatch `[num_steps, num_sequences]`, so that one part fits into a cache or memory.
 
-    Sequences are never cut, nor `whole.members` of them, and eight stay together where there are as many: a memory goes
-    through a part step by step, and narrower steps waste a processor's vector units.
+    A part is for a CPU core's cache, or for an accelerator's memory. It has whole sequences, and whole groups of
+    `whole.members`; eight sequences or more if there are as many, as a recurrent layer goes through a part step by step
+    and narrower steps would waste vector units.
     """
     if whole.minibatches:
         return 1
@@ -38,9 +39,9 @@ def minibatch_gradient(
 ) -> tuple[jax.Array, Metrics, PyTree]:
     """Loss, metrics and gradient over the samples at `indices`, accumulated over parts of equal size.
 
-    The parts bound the memory of the backward pass and stay in a processor's cache; the sum is that of the whole but
-    for rounding. Valid samples come first in `indices`, and parts without any are skipped: steps after the end of a
-    one-episode member cost nothing. Without `num_microbatches` it is chosen by size (`default_microbatches`).
+    The parts bound the memory of the backward pass; up to rounding, their sum is the gradient of the whole. Valid
+    samples come first in `indices`, and parts without any are skipped: steps after the end of a one-episode member cost
+    nothing. Without `num_microbatches` it is chosen by size (`default_microbatches`).
     """
     members = batch.whole.members
     if num_microbatches is None:

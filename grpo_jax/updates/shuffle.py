@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 
 MAX_SAMPLES = 2**26
-"""Of more, fewer than five random bits would be left beside the index: see `shuffled_order`."""
+"""With more samples, fewer than five random bits would be left beside the index: see `shuffled_order`."""
 
 
 def shuffled_order(key: jax.Array, valid: jax.Array) -> jax.Array:
     """Indices of a batch in random order, the valid samples before the others.
 
     One uint32 for each sample is sorted: a bit for "not valid", then random bits, then the index. Samples whose random
-    bits coincide are told apart by an index that went through a random affine bijection, so that they keep no order.
+    bits coincide are ordered by an index that went through a random affine bijection, which is random enough.
 
     Args:
       key: of the order.

@@ -123,7 +123,7 @@ def join(length: int, *parts: Tokens | int) -> Tokens:
 
 
 def digits(number: jax.Array, width: int) -> Tokens:
-    """The decimal digits of a number from 0 to 10**width - 1: `[width]`, `PAD` in place of leading zeros."""
+    """The decimal digits of a number from 0 to 10**width - 1: `[width]`, `PAD` instead of leading zeros."""
     powers = 10 ** jnp.arange(width - 1, -1, -1)
     is_digit = (number >= powers) | (powers == 1)
     return jnp.where(is_digit, DIGITS + number // powers % 10, PAD)
