@@ -30,7 +30,7 @@ from grpo_jax import Hyperparams, run
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.recorded_run import Recording, record
+from grpo_jax.recording.recorder import Recording, record
 
 DEFAULT_NUM_ENVS = {"CartPole-v1": (64, 512, 2048)}
 

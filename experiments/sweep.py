@@ -24,7 +24,7 @@ from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.recorded_run import NO_ITERATIONS
+from grpo_jax.recording.recorder import NO_ITERATIONS
 from grpo_jax.training.run import Chunk
 
 NUM_SHOWN = 20

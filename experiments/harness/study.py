@@ -23,7 +23,7 @@ from grpo_jax.devices.processes import from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import release_if_unused, write_json
 from grpo_jax.recording.plan import Plan, claim, versions
-from grpo_jax.recording.recorded_run import Recording, record
+from grpo_jax.recording.recorder import Recording, record
 from grpo_jax.recording.signals import StopSignal
 from grpo_jax.training.budget import check_budget
 from grpo_jax.training.run import Progress, check_mesh

@@ -218,10 +218,10 @@ def failing(error):
 
 FAILURES = {
     "memory": ("grpo_jax.training.run.initial_states", exhausted, "not enough memory for 1 rows"),
-    "a tracker": ("grpo_jax.recording.recorded_run.TensorBoard", failing(OSError("no import")), "no import"),
+    "a tracker": ("grpo_jax.recording.recorder.TensorBoard", failing(OSError("no import")), "no import"),
     "checkpoints": ("experiments.harness.study.record", failing(ConfigError("of another run")), "of another run"),
     "the first chunk": (
-        "grpo_jax.recording.recorded_run.run",
+        "grpo_jax.recording.recorder.run",
         lambda *_, save, **__: save_and_fail(save),
         "not enough memory: 1",
     ),
@@ -247,7 +247,7 @@ def test_a_failed_start_leaves_no_claimed_folder(what, fails, message, out, tmp_
 
 
 def test_a_start_that_fails_in_a_library_leaves_no_claimed_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo_jax.recording.recorded_run.TensorBoard", failing(ImportError("no protobuf")))
+    monkeypatch.setattr("grpo_jax.recording.recorder.TensorBoard", failing(ImportError("no protobuf")))
     for _ in range(2):  # also within one process, without `command`
         with pytest.raises(ImportError, match="no protobuf"):
             start("--tensorboard", "--out", str(tmp_path / "out"))
@@ -271,7 +271,7 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(Logbook, "_write", failing(OSError(errno.ENOSPC, "No space left on device")))
         report(chunk._replace(iteration=2))
 
-    monkeypatch.setattr("grpo_jax.recording.recorded_run.run", run)
+    monkeypatch.setattr("grpo_jax.recording.recorder.run", run)
     said = refused(capsys, lambda: start("--out", str(tmp_path / "[red]")))
     assert "error: [Errno 28] No space left on device. What was not written yet is lost; " in said
     assert said.count(f"{tmp_path / '[red]'} keeps 2 iterations of 'ppo on Catch-bsuite'") == 1
