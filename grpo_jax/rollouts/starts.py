@@ -32,8 +32,7 @@ class Start(NamedTuple):
 
 def fresh_groups(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
     """Every group starts from a reset of its own. Of `state` only the environments' parameters are kept."""
-    num_envs = state.num_envs
-    return simulator.reset(state.environment_params, key, num_envs, group_size=group_size)
+    return simulator.reset(state.environment_params, key, state.num_envs, group_size=group_size)
 
 
 def continue_episodes(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
