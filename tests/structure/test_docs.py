@@ -1,5 +1,6 @@
 """The documentation: its code runs as printed, block after block, and what it promises of the command line holds."""
 
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -7,23 +8,34 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
+import grpo_jax
+from grpo_jax import Algorithm, objectives
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import TASKS, make_task
-from grpo_jax.recording.recorder import Recording
+from grpo_jax.recording import Recording
 
-ENVIRONMENTS = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", ENVIRONMENTS, flags=re.DOTALL)
-TOKENS = (Path(__file__).parents[2] / "docs" / "tokens.md").read_text(encoding="utf-8")
-LONG_RUNS = (Path(__file__).parents[2] / "docs" / "long_runs.md").read_text(encoding="utf-8")
+REPOSITORY = Path(__file__).parents[2]
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md"))}
+ENVIRONMENTS, TOKENS, LONG_RUNS = PAGES["environments.md"], PAGES["tokens.md"], PAGES["long_runs.md"]
+
+
+def blocks(page):
+    """The code that runs as printed; blocks marked `python no-run` do not."""
+    return re.findall(r"```python\n(.*?)```", PAGES[page], flags=re.DOTALL)
+
+
+def run_page(page, module="__main__"):
+    """The names that the blocks of a page define, one after the other."""
+    names = {"__name__": module}
+    for block in blocks(page):
+        exec(compile(block, page, "exec"), names)
+    return names
 
 
 @pytest.fixture(scope="module")
 def names():
-    names = {"__name__": "corridor"}
-    for block in BLOCKS:
-        exec(compile(block, "environments.md", "exec"), names)
-    return names
+    return run_page("environments.md", "corridor")
 
 
 def test_code_blocks_run(names):
@@ -34,16 +46,29 @@ def test_code_blocks_run(names):
 
 
 def test_groups_are_configured_as_printed():
-    page = (Path(__file__).parents[2] / "docs" / "groups.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    exec(compile(block, "groups.md", "exec"), {})
+    run_page("groups.md")
 
 
 @pytest.mark.slow
-def test_completions_have_the_shapes_that_are_told():
-    page = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    exec(compile(block, "transformers.md", "exec"), names := {})
+def test_the_page_about_algorithms_runs():
+    names = run_page("algorithms.md")
+    assert names["state"].hyperparams.softness == jnp.float32(0.1)
+    assert names["metrics"]["environment/steps"] > 0
+    assert abs(names["loss"]) < 1e-6, "whitened advantages have mean 0"
+
+
+def test_every_slot_has_a_row_and_what_fills_it_exists():
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", PAGES["algorithms.md"], flags=re.MULTILINE)
+    flags = {name for name, default in Algorithm._field_defaults.items() if default is False}
+    assert {slot for slot, _ in rows} == set(Algorithm._fields) - flags
+    for _, filled_by in rows:
+        for name in re.findall(r"`(\w+)", filled_by):
+            assert hasattr(objectives, name) or hasattr(grpo_jax, name), name
+
+
+@pytest.mark.slow
+def test_completions_have_the_printed_shapes():
+    names = run_page("transformers.md")
     assert [names[name].shape for name in ("tokens", "log_probs", "lengths")] == [(2, 4, 6), (2, 4, 6), (2, 4)]
 
 
@@ -60,16 +85,14 @@ def test_the_suites_are_named():
 
 
 def test_the_example_is_about_thirty_lines():
-    lines = BLOCKS[0].splitlines()
+    lines = blocks("environments.md")[0].splitlines()
     example = lines[lines.index("@struct.dataclass") : lines.index(next(x for x in lines if x.startswith("config")))]
     assert len([line for line in example if line.strip()]) <= 30
 
 
 @pytest.mark.slow
 def test_the_page_about_token_tasks_runs():
-    names = {"__name__": "my_tasks"}
-    for block in re.findall(r"```python\n(.*?)```", TOKENS, flags=re.DOTALL):
-        exec(compile(block, "tokens.md", "exec"), names)
+    names = run_page("tokens.md", "my_tasks")
     assert names["answers"].correct.shape == (4, 8)
     assert names["metrics"]["episode/count"] == 16
     assert names["trained"].steps[-1].max() > 0
@@ -87,10 +110,7 @@ def test_the_token_tasks_are_named():
 @pytest.mark.slow
 def test_the_recorded_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(.*?)```", LONG_RUNS, flags=re.DOTALL)
-    first, again = {}, {}
-    for names in (first, again):
-        exec(compile(block, "long_runs.md", "exec"), names)
+    first, again = run_page("long_runs.md"), run_page("long_runs.md")
     assert len(again["result"].steps) == len(first["result"].steps) == 39
     assert first["result"].compile_seconds > 0 == again["result"].compile_seconds
     assert (tmp_path / "runs" / "mine" / "metrics.jsonl").exists()
@@ -99,3 +119,42 @@ def test_the_recorded_run_goes_on(tmp_path, monkeypatch):
 def test_flags_of_long_runs_are_those_of_the_experiments():
     fields = Recording.__dataclass_fields__
     assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)
+
+
+DOCUMENTS = [
+    *(REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"),
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "experiments" / "results").glob("*/README.md")),
+]
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+
+
+def anchors(text):
+    """The anchors of the headings of a page."""
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+@each_document
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if link.startswith("http"):
+            continue
+        target, _, anchor = link.partition("#")
+        page = path.parent / target if target else path
+        assert page.exists(), link
+        assert not anchor or anchor in anchors(page.read_text(encoding="utf-8")), link
+
+
+@each_document
+def test_files_and_commands_that_are_named_exist(path):
+    text = path.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:grpo_jax|experiments|tests|docs|\.ci)/[\w./-]*)`", text):
+        assert (REPOSITORY / name).exists(), name
+    for module in re.findall(r"python -m (experiments\.\w+)", text):
+        assert (REPOSITORY / (module.replace(".", "/") + ".py")).exists(), module
+
+
+@each_document
+def test_dotted_names_exist(path):
+    for name in re.findall(r"`(grpo_jax(?:\.\w+)+)", path.read_text(encoding="utf-8")):
+        pkgutil.resolve_name(name)

@@ -19,11 +19,6 @@ def test_code_blocks_run(block):
     exec(compile(block, "README.md", "exec"), {})
 
 
-def test_commands_name_modules_that_exist():
-    for module in re.findall(r"python -m (experiments\.\w+)", README):
-        assert (Path(__file__).parents[2] / (module.replace(".", "/") + ".py")).exists(), module
-
-
 def table() -> str:
     """The algorithms as Markdown: name, slots in which they differ from GRPO, paper."""
 
@@ -53,6 +48,14 @@ def test_table_of_algorithms_is_that_of_the_code():
 
 def test_every_algorithm_has_a_paper():
     assert PAPERS.keys() == ALGORITHMS.keys()
+
+
+def test_map_is_the_folder_listing():
+    (listing,) = re.findall(r"```\ngrpo_jax/\n(.*?)```", README, flags=re.DOTALL)
+    names = [name for line in listing.splitlines() for name in re.findall(r"\w+(?:/|\.py)", line.partition("   ")[0])]
+    package = Path(grpo_jax.__file__).parent
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    assert sorted(names) == sorted(folders | {path.name for path in package.glob("[!_]*.py")})
 
 
 def test_is_short():
