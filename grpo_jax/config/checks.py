@@ -102,8 +102,7 @@ def check_groups(config: Fields) -> None:
         )
     if config.regroup_every is not None and not (start.auto_reset and start.grouped):
         raise ConfigError(
-            "regroup_every is for anchored groups, which go on from where they stand; leave it out, or use "
-            "start=ANCHORED"
+            "regroup_every is for anchored groups, whose environments continue; leave it out, or use start=ANCHORED"
         )
     num_played = config.num_windows * config.num_groups
     if config.num_kept_groups is not None and (config.group_size < 2 or config.num_kept_groups > num_played):
@@ -112,12 +111,11 @@ def check_groups(config: Fields) -> None:
             f"{config.group_size}, by how much members differ; keep at most {num_played}, of 2 members or more"
         )
     group_fields = {
-        "num_kept_groups": config.num_kept_groups is not None,
-        "common_random_numbers": config.common_random_numbers,
+        **{"num_kept_groups": config.num_kept_groups, "common_random_numbers": config.common_random_numbers},
         "live_groups_only": config.algorithm.live_groups_only,
     }
-    for field, is_set in group_fields.items():
-        if is_set and not start.grouped:
+    for field, value in group_fields.items():
+        if value and not start.grouped:
             raise ConfigError(
                 f"{field} is for groups that start from one state, but here every environment continues from its own; "
                 "leave it out, or use start=ANCHORED"
@@ -148,8 +146,8 @@ def check_algorithm(config: Fields) -> None:
         )
     if algorithm.filter_overlong and algorithm.start.auto_reset:
         raise ConfigError(
-            "filter_overlong=True leaves out episodes that a limit cuts, and rollouts of this algorithm also begin and "
-            "end in the middle of others; it is for one-episode groups (start=FRESH)"
+            "filter_overlong=True leaves out episodes that a limit cuts, but rollouts of this algorithm begin and end "
+            "in mid-episode; it is for one-episode groups (start=FRESH)"
         )
     if algorithm.live_groups_only and config.group_size < 2:
         raise ConfigError(
@@ -157,7 +155,7 @@ def check_algorithm(config: Fields) -> None:
         )
     if algorithm.greedy_member and algorithm.start.auto_reset:
         raise ConfigError(
-            "greedy_member=True compares whole episodes, and these go on across rollouts; use start=FRESH"
+            "greedy_member=True compares whole episodes, but these continue across rollouts; use start=FRESH"
         )
     if algorithm.greedy_member and config.group_size < 2:
         raise ConfigError(
@@ -177,12 +175,12 @@ def _check_all_actions(config: Fields) -> None:
             raise ConfigError(f"{slot} has no meaning where all actions of a state are compared; leave it out")
     if not isinstance(env.action_space, Discrete) or env.action_mask is not None:
         raise ConfigError(
-            f"all_actions needs Discrete actions that are always legal, and {env.name!r} has {env.action_space}"
+            f"all_actions needs Discrete actions that are always legal, but {env.name!r} has {env.action_space}"
             f"{' with a mask' if env.action_mask is not None else ''}; use forked(trunk_steps) without it"
         )
     if config.group_size != env.action_space.num_actions:
         raise ConfigError(
-            f"group_size={config.group_size}, and all_actions has a member for each of the actions of {env.name!r}; "
+            f"group_size={config.group_size}, but all_actions needs a member for each of the actions of {env.name!r}; "
             f"use group_size={env.action_space.num_actions}"
         )
 
@@ -191,19 +189,19 @@ def _check_transformer(config: Fields) -> None:
     env = config.env
     if env.observation.shape or env.observation.dtype != jnp.int32 or not isinstance(env.action_space, Discrete):
         raise ConfigError(
-            f"a transformer observes a token (an int32 scalar) and chooses the next (Discrete), and {env.name!r} has "
+            f"a transformer observes a token (an int32 scalar) and chooses the next (Discrete), but {env.name!r} has "
             f"observations {env.observation.dtype}{list(env.observation.shape)} and actions {env.action_space}; use "
             "network='mlp'"
         )
     if not config.algorithm.start.from_reset:
         raise ConfigError(
-            "a transformer reads its prompt where a rollout begins, so rollouts must begin with episodes, and this "
-            "algorithm's go on from the last; give it one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
+            "a transformer reads its prompt where a rollout begins, so rollouts must begin with episodes, but those of "
+            "this algorithm continue; use one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
         )
     if config.recurrent != "none" or config.normalize_observations:
         raise ConfigError(
-            "a transformer remembers by itself, and observes tokens, which have no mean; leave out "
-            "recurrent and normalize_observations"
+            "a transformer has a cache of its own, and tokens have no mean; leave out recurrent and "
+            "normalize_observations"
         )
 
 
