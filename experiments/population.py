@@ -29,7 +29,7 @@ class Arguments:
     num_envs: int = 32
     """Environments of each."""
     seed: int = 0
-    """Of everything random."""
+    """Seed of all randomness."""
 
 
 def select(states: TrainState, scores: jax.Array, key: jax.Array) -> TrainState:

@@ -13,7 +13,7 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.environments.render import check_renderable, render
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.episodes import record_episode
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording import Plan
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -30,7 +30,7 @@ def main(arguments: Arguments) -> None:
     if arguments.render is not None:
         check_renderable(arguments.config.env.name, arguments.render)
         if jax.process_count() > 1:
-            raise ConfigError("--render draws what one process has; leave it out, and draw a run of a single process")
+            raise ConfigError("--render needs a run of a single process; leave it out")
     config = arguments.config
     plan = Plan(name_of(config.algorithm), config, arguments.hyperparams, arguments.training_keys)
     study = Study("train", [plan], arguments)

@@ -3,7 +3,7 @@
 DR_GRPO = GRPO._replace(advantage=outcome(group_centered), reduce=sum_over_horizon)
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 
@@ -52,6 +52,7 @@ from grpo_jax.objectives import (
     whiten,
     whitened,
 )
+from grpo_jax.policies import Policy
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
 
@@ -60,7 +61,7 @@ class Baseline(Protocol):
     """The values of states, estimated from the returns of other environments."""
 
     def __call__(
-        self, trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
+        self, trajectory: Trajectory, policy: Policy, params: PyTree, hyperparams: Hyperparams, group_size: int
     ) -> tuple[jax.Array, jax.Array]:
         """Values `[T, B]` of the observations, and `[F, B]` of the final ones; `params` are those that acted."""
 
@@ -142,7 +143,7 @@ class Algorithm(NamedTuple):
 
     start: Start  # where rollouts begin, and whether episodes follow each other
     advantage: Advantage
-    normalize: Normalize | None  # None leaves the advantages as they are
+    normalize: Normalize | None  # None leaves the advantages unchanged
     ratio: Ratio
     surrogate: Surrogate
     penalties: tuple[Penalty, ...]
@@ -150,8 +151,9 @@ class Algorithm(NamedTuple):
     critic: Critic | None  # None: no critic exists
     baseline: Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
     reference: Reference | None = None  # None: no reference policy exists
-    reward: Reward | None = None  # None leaves the rewards as they are
-    kl_controller: KLController | None = None  # None: the KL coefficient is fixed
+    reward: Reward | None = None  # such as kl_penalized_reward; None leaves the rewards unchanged
+    # None: the KL coefficient is fixed; tuned(adaptive_coefficient, target="kl_target") holds the KL at a target
+    kl_controller: KLController | None = None
     greedy_member: bool = False  # the first member of each group acts greedily; no gradient comes from it
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) instead of single steps (S = 1)
     live_groups_only: bool = False  # leave out groups whose advantages are all 0, so that no penalty acts on them
@@ -164,7 +166,13 @@ def with_reference(
     reference: Reference = frozen_reference,
     kl: Penalty = kl_to_reference,
 ) -> Algorithm:
-    """The algorithm with a reference policy and a KL penalty to it, instead of those in `KL_PENALTIES`."""
+    """The algorithm with a reference policy and a KL penalty to it, in place of any other KL penalty.
+
+    Args:
+      algorithm: any.
+      reference: `frozen_reference`, `refreshed_reference` or `averaged_reference`.
+      kl: `kl_to_reference`, the estimate k3, or `exact_kl_to_reference`.
+    """
     others = tuple(penalty for penalty in algorithm.penalties if penalty not in KL_PENALTIES)
     return algorithm._replace(penalties=(kl, *others), reference=reference)
 
@@ -254,14 +262,14 @@ _TABLE = {
 ALGORITHMS = {name: algorithm for name, (algorithm, _) in _TABLE.items()}
 """The algorithms by the names that `Config` and the command lines take."""
 PAPERS = {name: paper for name, (_, paper) in _TABLE.items()}
-"""Where each is from: identifiers on arxiv.org."""
+"""The paper of each algorithm: identifiers on arxiv.org."""
 
 
 def by_name(name: str) -> Algorithm:
-    """The algorithm of this name; case does not matter, nor - or _.
+    """The algorithm of this name, in upper or lower case, with - or _.
 
     Raises:
-      ConfigError: there is none, with the nearest names.
+      ConfigError: there is no such algorithm; the message has the nearest names.
     """
     found = name.lower().replace("-", "_")
     if found not in ALGORITHMS:

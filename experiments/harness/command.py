@@ -1,4 +1,4 @@
-"""How experiments run as commands: errors, devices, the console, and the hardware and versions they ran on."""
+"""Experiments as commands: errors, devices, the console, and the hardware and versions they ran on."""
 
 import dataclasses
 import errno
@@ -96,11 +96,11 @@ class DeviceArguments:
     """The devices of one process, or of several that are started with the same command line but for --process-id."""
 
     mesh: tuple[str, ...] = ()
-    """How the devices are laid out: seeds=4, envs=8 or model=2, or several; by default all over the seeds."""
+    """Axes of the devices: seeds=4, envs=8 or model=2, or several; by default all for the seeds."""
     coordinator: str | None = None
     """Address of the first of several processes, host:port; or auto (SLURM, MPI, GKE, TPU)."""
     num_processes: int | None = None
-    """How many processes there are; needed unless the coordinator is auto."""
+    """Number of processes; needed unless the coordinator is auto."""
     process_id: int | None = None
     """Number of this process, from 0; needed unless the coordinator is auto. Process 0 alone writes and prints."""
 
@@ -126,9 +126,9 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
     elif address is not None or count is not None or number is not None:
         if None in (address, count, number) or ":" not in address or not 0 <= number < count:
             raise ConfigError(
-                f"--coordinator {address} --num-processes {count} --process-id {number} is no place to meet: use all "
-                "three: host:port of the first process, how many there are, and the number of this one, from 0; or use "
-                "--coordinator auto where a scheduler such as SLURM knows them"
+                f"--coordinator {address} --num-processes {count} --process-id {number} is incomplete: use all "
+                "three: host:port of the first process, the number of processes, and the number of this one, from 0; "
+                "or --coordinator auto with a scheduler such as SLURM"
             )
         jax.distributed.initialize(address, count, number)
     if jax.distributed.is_initialized():

@@ -9,8 +9,7 @@ import numpy as np
 from experiments.harness.settings import settings, split_fields
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
-from grpo_jax.recording import bootstrap_interval, iqm
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording import Plan, bootstrap_interval, iqm
 from grpo_jax.training.run import RunResult
 
 PROGRAMS = "programs"
@@ -24,7 +23,7 @@ class Run(NamedTuple):
     hyperparams: Hyperparams
     result: RunResult
     final_returns: np.ndarray  # [num_seeds]
-    wall_seconds: float  # of this process; those before a run was resumed are in the result's `train_seconds` alone
+    wall_seconds: float  # of this process; `train_seconds` of the result also has those before a run was resumed
     core_seconds: float  # likewise, summed over cores: not affected by other processes that slow this one down
     warnings: Sequence[str] = ()
 
@@ -64,7 +63,7 @@ def make_plan(
 
 
 class Score(NamedTuple):
-    """How a trained policy is scored: this is a run's final return."""
+    """The score of a trained policy, which is a run's final return."""
 
     function: Callable[[Config, TrainState, jax.Array], jax.Array]  # (config, state, key) -> scalar
     caption: str

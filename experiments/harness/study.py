@@ -1,4 +1,4 @@
-"""What every experiment does with its runs: train, evaluate, record, and compare them."""
+"""The steps that all experiments share: train, evaluate, record and compare runs."""
 
 import dataclasses
 import datetime
@@ -37,7 +37,7 @@ class StudyArguments(Recording, DeviceArguments):
     num_seeds: int = 16
     """Independent runs of each algorithm, in one program."""
     seed: int = 0
-    """Of everything random."""
+    """Seed of all randomness."""
     out: Path | None = None
     """Folder for the results; a new one under runs/ if left out."""
     compilation_cache: bool = True
@@ -62,7 +62,7 @@ class StudyArguments(Recording, DeviceArguments):
 def check_plans(plans: list[Plan], arguments: StudyArguments) -> Mesh | None:
     """The mesh of the flags; raises ConfigError if a plan cannot be run, before anything is written."""
     if arguments.resume and arguments.out is None:
-        raise ConfigError("--resume goes on with the run in a folder; name it with --out")
+        raise ConfigError("--resume needs the folder of the run; name it with --out")
     arguments.check()
     mesh = parse_mesh(arguments.mesh)
     for plan in plans:
@@ -78,11 +78,11 @@ class Study:
     All plans are checked before the folder is created, so that a mistake costs nothing.
 
     Args:
-      name: of the folder, if the arguments do not name one.
-      plans: what to run.
-      arguments: from the command line.
-      score: of trained policies.
-      programs: what is trained and recorded, in the folder `PROGRAMS`, if several plans share a program.
+      name: name of the folder, if the arguments have none.
+      plans: the runs.
+      arguments: flags of the command line.
+      score: the score of trained policies.
+      programs: the runs that are trained and recorded, in the folder `PROGRAMS`, if several plans share a program.
     """
 
     def __init__(

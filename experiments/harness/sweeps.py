@@ -21,7 +21,7 @@ from grpo_jax.devices.memory import Memory, device_memory
 from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_shardings
 from grpo_jax.devices.processes import from_every_process, from_process_zero
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording import Plan
 from grpo_jax.training.run import initial_states
 
 LIST_FIELDS = ("hidden_sizes", "env_params")  # fields with several values, which are hence no axis

@@ -52,20 +52,22 @@ def check_numbers(config: Fields) -> None:
         )
     if config.is_transformer:
         _check_transformer(config)
-    if config.share_prompts and (config.algorithm.start.auto_reset or not config.is_transformer):
+    if config.share_prompts and not (config.algorithm.start.from_reset and config.is_transformer):
         raise ConfigError(
             "share_prompts=True is for transformers in one-episode groups, whose members have one prompt; leave it out"
         )
     if config.truncate_sampling and not config.is_transformer:
         raise ConfigError("truncate_sampling=True is for transformers; leave it out")
-    of_kept = config.num_kept_groups is not None
     whole = kept_whole(config.algorithm, config.policy, config.group_size, share_prompts=config.share_prompts)
     num_samples = config.num_training_steps // ((config.window_steps if whole.sequences else 1) * whole.members)
-    what = "num_envs (whole sequences)" if whole.sequences else "num_envs * num_steps"
-    if config.share_prompts:
+    if config.num_kept_groups is not None:
+        what = "samples of num_kept_groups"
+    elif config.num_windows > 1:
+        what = "samples of all windows"
+    elif config.share_prompts:
         what = "num_envs / group_size (whole groups, share_prompts=True)"
-    if of_kept or config.num_windows > 1:
-        what = "samples of all windows" if not of_kept else "samples of num_kept_groups"
+    else:
+        what = "num_envs (whole sequences)" if whole.sequences else "num_envs * num_steps"
     if num_samples > MAX_SAMPLES:
         raise ConfigError(
             f"{what} = {num_samples} samples of one iteration are more than can be shuffled, {MAX_SAMPLES} (2^26); use "
@@ -100,8 +102,7 @@ def check_groups(config: Fields) -> None:
         )
     if config.regroup_every is not None and not (start.auto_reset and start.grouped):
         raise ConfigError(
-            "regroup_every is for anchored groups, which go on from where they stand; leave it out, or use "
-            "start=ANCHORED"
+            "regroup_every is for anchored groups, whose environments continue; leave it out, or use start=ANCHORED"
         )
     num_played = config.num_windows * config.num_groups
     if config.num_kept_groups is not None and (config.group_size < 2 or config.num_kept_groups > num_played):
@@ -109,23 +110,62 @@ def check_groups(config: Fields) -> None:
             f"num_kept_groups={config.num_kept_groups} are to be chosen from {num_played} groups of "
             f"{config.group_size}, by how much members differ; keep at most {num_played}, of 2 members or more"
         )
-    of_groups = ("num_kept_groups", "common_random_numbers", "live_groups_only")
-    asked = config.num_kept_groups is not None, config.common_random_numbers, config.algorithm.live_groups_only
-    if any(asked) and not start.grouped:
-        raise ConfigError(
-            f"{of_groups[asked.index(True)]} is for groups that start from one state, and these go on from where each "
-            "stands; leave it out, or use start=ANCHORED"
-        )
+    group_fields = {
+        **{"num_kept_groups": config.num_kept_groups, "common_random_numbers": config.common_random_numbers},
+        "live_groups_only": config.algorithm.live_groups_only,
+    }
+    for field, value in group_fields.items():
+        if value and not start.grouped:
+            raise ConfigError(
+                f"{field} is for groups that start from one state, but here every environment continues from its own; "
+                "leave it out, or use start=ANCHORED"
+            )
     if config.num_kept_groups is not None and config.algorithm.baseline is not None:
         raise ConfigError(
-            "a baseline compares all environments that are played, and num_kept_groups leaves some out; leave out one "
-            "of the two"
+            "a baseline compares all environments, but num_kept_groups leaves some out; leave out one of the two"
         )
     if config.common_random_numbers and config.group_size < 2:
         raise ConfigError("common_random_numbers=True needs members to share them, and group_size is 1; leave it out")
-    if not start.all_actions:
-        return
+    if start.from_reset and config.num_steps < env.max_steps and not config.cut_episodes:
+        raise ConfigError(
+            f"num_steps={config.num_steps} is below the episode limit of {env.name}, {env.max_steps}: members of a "
+            f"one-episode group would be cut off in mid-episode; use num_steps={env.max_steps}, or cut_episodes=True "
+            "to compare the returns up to the cut"
+        )
+
+
+def check_algorithm(config: Fields) -> None:
+    """Checks the switches of the algorithm against each other and against the groups."""
     algorithm = config.algorithm
+    if algorithm.start.all_actions:
+        _check_all_actions(config)
+    if algorithm.reference is not None and config.normalize_observations:
+        raise ConfigError(
+            "normalize_observations=True would change what a reference policy sees, and so the policy itself, with "
+            "every rollout; leave one of the two out"
+        )
+    if algorithm.filter_overlong and algorithm.start.auto_reset:
+        raise ConfigError(
+            "filter_overlong=True leaves out episodes that a limit cuts, but rollouts of this algorithm begin and end "
+            "in mid-episode; it is for one-episode groups (start=FRESH)"
+        )
+    if algorithm.live_groups_only and config.group_size < 2:
+        raise ConfigError(
+            f"live_groups_only=True compares members of groups, but group_size={config.group_size}; leave it out"
+        )
+    if algorithm.greedy_member and algorithm.start.auto_reset:
+        raise ConfigError(
+            "greedy_member=True compares whole episodes, but these continue across rollouts; use start=FRESH"
+        )
+    if algorithm.greedy_member and config.group_size < 2:
+        raise ConfigError(
+            f"group_size={config.group_size} leaves no member beside the greedy one, which gives no gradient; use "
+            "group_size=2 or more"
+        )
+
+
+def _check_all_actions(config: Fields) -> None:
+    algorithm, env = config.algorithm, config.env
     others = {
         **{"critic": algorithm.critic, "baseline": algorithm.baseline, "normalize": algorithm.normalize},
         **{"greedy_member": algorithm.greedy_member, "filter_overlong": algorithm.filter_overlong},
@@ -135,12 +175,12 @@ def check_groups(config: Fields) -> None:
             raise ConfigError(f"{slot} has no meaning where all actions of a state are compared; leave it out")
     if not isinstance(env.action_space, Discrete) or env.action_mask is not None:
         raise ConfigError(
-            f"all_actions needs Discrete actions that are always legal, and {env.name!r} has {env.action_space}"
+            f"all_actions needs Discrete actions that are always legal, but {env.name!r} has {env.action_space}"
             f"{' with a mask' if env.action_mask is not None else ''}; use forked(trunk_steps) without it"
         )
     if config.group_size != env.action_space.num_actions:
         raise ConfigError(
-            f"group_size={config.group_size}, and all_actions has a member for each of the actions of {env.name!r}; "
+            f"group_size={config.group_size}, but all_actions needs a member for each of the actions of {env.name!r}; "
             f"use group_size={env.action_space.num_actions}"
         )
 
@@ -149,19 +189,19 @@ def _check_transformer(config: Fields) -> None:
     env = config.env
     if env.observation.shape or env.observation.dtype != jnp.int32 or not isinstance(env.action_space, Discrete):
         raise ConfigError(
-            f"a transformer observes a token (an int32 scalar) and chooses the next (Discrete), and {env.name!r} has "
+            f"a transformer observes a token (an int32 scalar) and chooses the next (Discrete), but {env.name!r} has "
             f"observations {env.observation.dtype}{list(env.observation.shape)} and actions {env.action_space}; use "
             "network='mlp'"
         )
-    if config.algorithm.start.auto_reset or config.algorithm.start.trunk_steps:
+    if not config.algorithm.start.from_reset:
         raise ConfigError(
-            "a transformer reads its prompt where a rollout begins, so rollouts must begin with episodes, and this "
-            "algorithm's go on from the last; give it one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
+            "a transformer reads its prompt where a rollout begins, so rollouts must begin with episodes, but those of "
+            "this algorithm continue; use one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
         )
     if config.recurrent != "none" or config.normalize_observations:
         raise ConfigError(
-            "a transformer remembers by itself, and observes tokens, which have no mean; leave out "
-            "recurrent and normalize_observations"
+            "a transformer has a cache of its own, and tokens have no mean; leave out recurrent and "
+            "normalize_observations"
         )
 
 

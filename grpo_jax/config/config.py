@@ -6,10 +6,9 @@ import functools
 import numpy as np
 
 from grpo_jax.algorithms import Algorithm, by_name
-from grpo_jax.config.checks import check_counts, check_groups, check_numbers
+from grpo_jax.config.checks import check_algorithm, check_counts, check_groups, check_numbers
 from grpo_jax.config.dry_run import check_slots
 from grpo_jax.config.fields import Fields
-from grpo_jax.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,23 +31,15 @@ class Config(Fields):
         env_params = sorted(dict(self.env_params).items())
         plain = ((name, value.item() if isinstance(value, np.generic) else value) for name, value in env_params)
         resolve("env_params", tuple(plain))
-        one_episode = not self.algorithm.start.auto_reset
         if self.group_size is None:
             divisors = [size for size in range(1, 17) if self.num_envs % size == 0]
             resolve("group_size", divisors[-1] if self.algorithm.start.grouped else 1)
         if self.num_steps is None:
-            resolve("num_steps", self.env.max_steps if one_episode else 128)
+            resolve("num_steps", 128 if self.algorithm.start.auto_reset else self.env.max_steps)
         if self.share_prompts is None:
             in_groups = self.num_training_groups % self.num_minibatches == 0 and self.group_size > 1
-            at_reset = one_episode and not self.algorithm.start.trunk_steps
-            resolve("share_prompts", self.is_transformer and at_reset and in_groups)
+            resolve("share_prompts", self.is_transformer and self.algorithm.start.from_reset and in_groups)
         check_numbers(self)
         check_groups(self)
-        from_reset = one_episode and not self.algorithm.start.trunk_steps
-        if from_reset and self.num_steps < self.env.max_steps and not self.cut_episodes:
-            raise ConfigError(
-                f"num_steps={self.num_steps} is below the episode limit of {self.env.name}, {self.env.max_steps}: "
-                "members of a one-episode group would be cut off in mid-episode; use "
-                f"num_steps={self.env.max_steps}, or cut_episodes=True to compare the returns up to the cut"
-            )
+        check_algorithm(self)
         check_slots(self)

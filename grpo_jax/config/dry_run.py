@@ -25,29 +25,6 @@ class _AnyHyperparams(Hyperparams):
 def check_slots(config: Fields) -> None:
     """Runs the slots on shapes only; raises ConfigError with the error of a slot that does not fit."""
     algorithm, policy = config.algorithm, config.policy
-    if algorithm.reference is not None and config.normalize_observations:
-        raise ConfigError(
-            "normalize_observations=True would change what a reference policy sees, and so the policy itself, with "
-            "every rollout; leave one of the two out"
-        )
-    if algorithm.filter_overlong and algorithm.start.auto_reset:
-        raise ConfigError(
-            "filter_overlong=True leaves out episodes that a limit cuts, and rollouts of this algorithm also begin and "
-            "end in the middle of others; it is for one-episode groups (start=FRESH)"
-        )
-    if algorithm.live_groups_only and config.group_size < 2:
-        raise ConfigError(
-            f"live_groups_only=True compares members of groups, but group_size={config.group_size}; leave it out"
-        )
-    if algorithm.greedy_member and algorithm.start.auto_reset:
-        raise ConfigError(
-            "greedy_member=True compares whole episodes, and these go on across rollouts; use start=FRESH"
-        )
-    if algorithm.greedy_member and config.group_size < 2:
-        raise ConfigError(
-            f"group_size={config.group_size} leaves no member beside the greedy one, which gives no gradient; use "
-            "group_size=2 or more"
-        )
 
     def gradient(key):
         params = policy.init(key)

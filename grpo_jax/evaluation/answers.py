@@ -1,4 +1,4 @@
-"""How often a policy solves the problems of a token task."""
+"""Answers of a policy to the problems of a token task, and whether they are correct."""
 
 import functools
 from typing import NamedTuple
@@ -16,10 +16,10 @@ from grpo_jax.types import PyTree
 class Answers(NamedTuple):
     """Completions of `N` prompts of a token task, `K` of each."""
 
-    prompts: jax.Array  # [N, P], -1 where there is no token
+    prompts: jax.Array  # [N, P], -1 for padding
     completions: jax.Array  # [N, K, max_steps], -1 after the end
     correct: jax.Array  # [N, K] bool
-    well_formed: jax.Array  # [N, K] bool: in the task's format, right or wrong
+    well_formed: jax.Array  # [N, K] bool: in the task's format, correct or not
 
 
 def answer(
@@ -32,22 +32,22 @@ def answer(
     greedy: bool = False,
     env_params: EnvParams = None,
 ) -> Answers:
-    """Answers the prompts of a token task and judges the answers. Pure: `jit` it, `vmap` it.
+    """Samples answers to prompts of a token task and scores them. Pure: `jit` it, `vmap` it.
 
     Args:
-      config: of an environment such as "tokens:sort-5".
-      params: of the policy, such as `state.params`. It samples at temperature 1, from all tokens.
+      config: the config of an environment such as "tokens:sort-5".
+      params: parameters of the policy, such as `state.params`. It samples at temperature 1, from all tokens.
       key: of prompts and completions.
-      num_prompts, num_samples: prompts, and completions of each.
+      num_prompts, num_samples: number of prompts, and of completions of each.
       greedy: take the most probable tokens instead of samples.
       env_params: instead of the config's, such as `{"held_out": 1}` for prompts that training never draws.
 
     Raises:
-      ConfigError: the environment is not made of a token task.
+      ConfigError: the environment is not a token task.
     """
     env, task = config.env, config.env.task
     if task is None:
-        raise ConfigError(f"{env.name!r} is no token task, so its answers are neither right nor wrong; use evaluate")
+        raise ConfigError(f"{env.name!r} is not a token task, so it has no correct answers; use evaluate")
     key_reset, key_rollout = jax.random.split(key)
     environment_params = group_parameters(env, env_params, num_prompts, num_samples)
     simulator = Simulator(env, config.policy._replace(has_critic=False), params)
@@ -55,8 +55,8 @@ def answer(
     end, _ = simulator.unroll(start, key_rollout, num_steps=env.max_steps, auto_reset=False, greedy=greedy)
     problem, tokens = end.environment.problem, end.environment.tokens
     correct, formed = (
-        (jax.vmap(functools.partial(judge, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)
-        for judge in (accuracy, well_formed)
+        (jax.vmap(functools.partial(score, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)
+        for score in (accuracy, well_formed)
     )
     return Answers(
         prompts=jax.vmap(task.prompt)(problem)[::num_samples],

@@ -14,7 +14,7 @@ from grpo_jax.types import PyTree, TrainState
 
 
 class Evaluation(NamedTuple):
-    """Episodes played."""
+    """Returns and lengths of whole episodes."""
 
     returns: jax.Array  # [num_episodes] undiscounted
     lengths: jax.Array  # [num_episodes] int32
@@ -34,10 +34,10 @@ def evaluate(
     Where the state's environments differ in their parameters, the episodes are spread evenly over them.
 
     Args:
-      config: of the run that `state` comes from.
-      state: its policy acts, under its environments' parameters.
+      config: the config of the run that `state` comes from.
+      state: the policy, and the parameters of the environments.
       key: of the resets, the environment and the actions.
-      num_episodes: how many.
+      num_episodes: number of episodes.
       greedy: take the most probable actions instead of samples, or for squashed actions the medians.
       env_params: parameters of the environment by name, instead of the state's: one value for all episodes.
     """
@@ -84,7 +84,7 @@ def _simulator(config: Config, state: TrainState) -> Simulator:
 def _environment_params(
     config: Config, state: TrainState, num_episodes: int, env_params: EnvParams = None
 ) -> dict[str, jax.Array]:
-    """Those of the state's environments, spread evenly over the episodes, and `env_params` instead of some."""
+    """The parameters in the state, spread evenly over the episodes, with `env_params` in place of some."""
     which = jnp.arange(num_episodes) * config.num_envs // num_episodes
     environment_params = jax.tree.map(lambda leaf: leaf[which], state.rollout.environment_params)
     replaced = group_parameters(config.env, env_params, num_episodes, 1)

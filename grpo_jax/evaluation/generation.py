@@ -17,7 +17,7 @@ from grpo_jax.types import PyTree
 
 
 class Completions(NamedTuple):
-    """What was generated: `num_samples` texts for each of `N` prompts, of at most `num_steps` tokens."""
+    """Generated texts: `num_samples` for each of `N` prompts, of at most `num_steps` tokens."""
 
     tokens: jax.Array  # [N, num_samples, num_steps] int32, -1 after the end
     log_probs: jax.Array  # [N, num_samples, num_steps] under the distribution sampled from, 0 after the end
@@ -40,26 +40,26 @@ def generate(
     """Samples completions, token by token, as rollouts do. Pure: `jit` it, `vmap` it over params and keys.
 
     Args:
-      policy: one that reads prompts: the `config.policy` of a transformer.
-      params: of the policy, such as `state.params`.
+      policy: a policy with prompts, such as the `config.policy` of a transformer.
+      params: parameters of the policy, such as `state.params`.
       prompts: `[N, P]` int32, at least one token each; -1 where there is none, on either side.
       key: of the samples.
       num_samples: completions of each prompt, which is read once for all of them.
-      num_steps: the most tokens of a completion; None: as many as fit the policy's memory.
+      num_steps: the most tokens of a completion; None: as many as the policy's cache holds.
       end_token: ends a completion, and is its last token; None: all have `num_steps` tokens.
       temperature: logits are divided by it; 0 takes the most probable token.
-      top_k, top_p: see `sampling.most_probable`; None: no such limit.
+      top_k, top_p: see `grpo_jax.policies.sampling.most_probable`; None: no such limit.
 
     Raises:
-      ConfigError: the policy reads no prompts, or its memory holds fewer steps.
+      ConfigError: the policy reads no prompts, or its cache holds fewer tokens.
     """
     if policy.max_steps is None:
         raise ConfigError("generate needs a policy that reads prompts: a transformer, Config(network='transformer')")
     num_steps = policy.max_steps if num_steps is None else num_steps
     if num_steps > policy.max_steps:
         raise ConfigError(
-            f"num_steps={num_steps}, and the policy remembers max_steps={policy.max_steps}; make one with more, by "
-            "make_token_policy"
+            f"num_steps={num_steps}, but the policy's cache holds max_steps={policy.max_steps}; use fewer, or make a "
+            "policy with more by make_token_policy"
         )
     policy = tempered(policy._replace(has_critic=False), temperature)
     if top_k is not None or top_p is not None:
@@ -72,13 +72,13 @@ def generate(
     start = simulator.reset(texts, key_reset, num_texts, group_size=num_samples)
     end, trajectory = simulator.unroll(start, key_steps, num_steps=num_steps, auto_reset=False)
 
-    def of_prompts(leaf):
+    def by_prompt(leaf):
         return leaf.T.reshape(-1, num_samples, *leaf.shape[:-1])
 
     return Completions(
-        tokens=of_prompts(jnp.where(trajectory.valid, trajectory.action, -1)),
-        log_probs=of_prompts(jnp.where(trajectory.valid, trajectory.log_prob, 0.0)),
-        lengths=of_prompts(end.episode_length),
+        tokens=by_prompt(jnp.where(trajectory.valid, trajectory.action, -1)),
+        log_probs=by_prompt(jnp.where(trajectory.valid, trajectory.log_prob, 0.0)),
+        lengths=by_prompt(end.episode_length),
     )
 
 

@@ -60,8 +60,8 @@ def state_hash_values(
         numbers = [jnp.pad(x, late).reshape(-1) for x in (jnp.where(counted, excess, 0.0), counted.astype(jnp.float32))]
 
         def others(x):
-            of_all, own = (jax.ops.segment_sum(x, ids, env.size)[ids] for ids in (states, visitors))
-            return (of_all - own).reshape(shape)
+            total, own = (jax.ops.segment_sum(x, ids, env.size)[ids] for ids in (states, visitors))
+            return (total - own).reshape(shape)
 
         total, visits = map(others, numbers)
         return visits > 0, centre + total / jnp.maximum(visits, 1)

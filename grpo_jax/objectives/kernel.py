@@ -87,7 +87,7 @@ def kernel_values(
     terms = jnp.where(counted[..., None], jnp.stack([own_part, *factors], axis=-1), 0.0)  # [T, N, 1 + F]
 
     half = max(num_steps // 2, 1)
-    log_weights, means = _of_each_rollout(embed(final_features), embed, features, terms, counted, bandwidth, half)
+    log_weights, means = _rollout_means(embed(final_features), embed, features, terms, counted, bandwidth, half)
     weights = _softmax(log_weights, ~jnp.tile(jnp.eye(num_envs, dtype=bool), (num_finals, 1)))
     final_values = jnp.zeros((num_finals, num_envs))
     for _ in range(2):
@@ -111,8 +111,8 @@ def kernel_values(
     return jnp.where(comparable, values, 0.0), final_values
 
 
-def _of_each_rollout(queries, embed, features, terms, counted, bandwidth, num_steps):
-    """What the first steps of each rollout say of `queries` `[Q, E]`.
+def _rollout_means(queries, embed, features, terms, counted, bandwidth, num_steps):
+    """Means over the first steps of each rollout, weighted by similarity to `queries` `[Q, E]`.
 
     Returns:
       The logarithm of each rollout's weight, `[Q, N]`, and the weighted means of its terms, `[Q, N, C]`.
@@ -159,7 +159,7 @@ def _comparable(x):
 
 
 def _variance(x, valid):
-    """Of each element over valid steps, `[E]`; exactly 0 for one that is 0 throughout."""
+    """Variance of each element over valid steps, `[E]`; exactly 0 for one that is 0 throughout."""
     return jnp.var(x, axis=(0, 1), where=valid)
 
 

@@ -10,17 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.objectives.divergences import k3
-from grpo_jax.objectives.ratios import (
-    importance_ratio,
-)
-from grpo_jax.objectives.reductions import (
-    mean_over_steps,
-    weighted_sum,
-)
-from grpo_jax.objectives.surrogates import (
-    clip_fractions,
-    clipped_surrogate,
-)
+from grpo_jax.objectives.ratios import importance_ratio
+from grpo_jax.objectives.reductions import mean_over_steps, weighted_sum
+from grpo_jax.objectives.surrogates import clip_fractions, clipped_surrogate
 from grpo_jax.precision import at_least_float32
 
 

@@ -83,8 +83,8 @@ def _unless_not_finite(kl: jax.Array, following: jax.Array, coefficient: jax.Arr
     return jnp.where(jnp.isfinite(kl) & jnp.isfinite(following), following, coefficient)
 
 
-def _check_reference(of_reference: jax.Array | None) -> None:
-    if of_reference is None:
+def _check_reference(value: jax.Array | None) -> None:
+    if value is None:
         raise ValueError(
             "the algorithm has a KL penalty to a reference policy, but no reference policy; set the slot reference, or "
             "write with_reference(algorithm), which sets both"

@@ -87,15 +87,15 @@ def geometric_mean_log_ratio(
     return sequence_log_ratio(clipped, mask)
 
 
-def step_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """Each step has its own ratio."""
-    return log_ratio
-
-
 def check_whole(is_whole: bool, slot: str, what: str, field: str) -> None:
     """Raises ValueError unless what a slot compares stays together in the batch (see `types.Whole`)."""
     if not is_whole:
-        raise ValueError(f"{slot} compares {what}, which minibatches tear apart; set {field}=True in the algorithm")
+        raise ValueError(f"{slot} compares {what}, but the update splits them; set {field}=True in the algorithm")
+
+
+def step_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Each step has its own ratio."""
+    return log_ratio
 
 
 def sequence_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:

@@ -96,8 +96,8 @@ def _accumulate(terms: jax.Array, ended: jax.Array, decay: float) -> jax.Array:
         total = term + decay * jnp.where(end, 0.0, later)
         return total, total
 
-    nothing = jnp.zeros(terms.shape[1:], jnp.result_type(terms, decay))
-    return jax.lax.scan(step, nothing, (terms, ended), reverse=True)[1]
+    zeros = jnp.zeros(terms.shape[1:], jnp.result_type(terms, decay))
+    return jax.lax.scan(step, zeros, (terms, ended), reverse=True)[1]
 
 
 def bootstrapped_returns(
@@ -119,8 +119,7 @@ def bootstrapped_returns(
     after_window = jnp.broadcast_to(final_values[-1], rewards.shape)
     bootstraps = next_values(after_window, final_values, truncated)
     bootstraps = jnp.where(truncated.at[-1].set(True), bootstraps, 0.0)
-    nothing = jnp.zeros_like(rewards)
-    return gae(rewards, nothing, bootstraps, terminated, truncated, discount=discount, gae_lambda=1.0)
+    return gae(rewards, jnp.zeros_like(rewards), bootstraps, terminated, truncated, discount=discount, gae_lambda=1.0)
 
 
 def returns_to_go(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:

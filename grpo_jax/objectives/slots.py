@@ -33,8 +33,7 @@ def greedy_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
     """
     if trajectory.greedy is None:
         raise ValueError(
-            "greedy_scores are those of the greedy first member of each group, and here all sample; set "
-            "greedy_member=True"
+            "greedy_scores needs the greedy first member of each group, but all members sample; set greedy_member=True"
         )
     return episode_scores(trajectory, group_size)[:, 0]
 
@@ -66,6 +65,9 @@ def _check_reward_parts(trajectory: Trajectory) -> None:
         raise ValueError("the advantage compares the parts of the reward, which only token tasks report; use another")
 
 
+# NamedTuples rather than closures: two of the same parts are equal, as `name_of` and a hashable `Config` need.
+
+
 class _Outcome(NamedTuple):
     formula: Callable
     measures: tuple[Callable, ...]
@@ -86,7 +88,7 @@ def outcome(formula: Callable, *measures: Callable) -> _Outcome:
 
     Args:
       formula: from one or more measures to `[num_groups, group_size]`, such as `group_normalized`.
-      measures: of `(trajectory, group_size)`, what the formula takes; `episode_scores` alone if left out.
+      measures: functions of `(trajectory, group_size)`, whose results the formula takes; by default `episode_scores`.
 
     Returns:
       A function for the slot `advantage`.
@@ -116,7 +118,7 @@ def whitened(advantage: Callable) -> _Whitened:
       advantage: a function for the slot `advantage`.
 
     Returns:
-      Another.
+      A function for the slot `advantage`.
     """
     return _Whitened(advantage)
 
@@ -141,7 +143,7 @@ def tuned(function: Callable, *names: str, **renamed: str) -> _Tuned:
                                                                     tau=hyperparams.sapo_tau)
 
     Args:
-      function: of arrays and keyword arguments, such as `clipped_surrogate`.
+      function: a function of arrays and keyword arguments, such as `clipped_surrogate`.
       names: keyword arguments that are hyperparameters of the same name.
       renamed: keyword arguments that are hyperparameters of another name.
 

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Plan(NamedTuple):
-    """A run of `R` rows (seeds × hyperparameters); the fields after the label are arguments of `run`."""
+    """A planned run of `R` rows (seeds × hyperparameters); the fields after the label are arguments of `run`."""
 
     label: str
     config: Config
@@ -38,12 +38,12 @@ class Plan(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the run is called in `metrics.jsonl`, in trackers and on the console."""
+        """The run's name in `metrics.jsonl`, in trackers and on the console."""
         return f"{self.label} on {self.config.env.name}"
 
     @property
     def folder(self) -> str:
-        """The name as that of a folder."""
+        """The name with the characters that a folder's name may have."""
         return re.sub(r"[^\w.()-]+", "_", self.name)
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`recorded_run`: a run with its metrics, checkpoints, trackers and warnings, which an interruption does not undo."""
+"""`recorded_run`: a run with metrics, checkpoints, trackers and warnings, which can be resumed."""
 
 import contextlib
 import dataclasses
@@ -42,12 +42,12 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Recording:
-    """How a run is recorded and watched; the command lines take these fields as flags."""
+    """Settings of the recording of a run; they are flags of the command lines."""
 
     checkpoint_every: int = 0
-    """Iterations between two checkpoints, from which --resume goes on; 0 for none."""
+    """Iterations between two checkpoints, from which a run can be resumed; 0 for none."""
     resume: bool = False
-    """Go on with the run in --out, or begin it if there is none."""
+    """Resume the run in the folder, or begin it if there is none."""
     tensorboard: bool = False
     """Also write TensorBoard's event files."""
     wandb: Literal["offline", "online"] | None = None
@@ -58,11 +58,9 @@ class Recording:
     def check(self) -> None:
         """Raises ConfigError for fields that contradict each other or need a package that is not installed."""
         if self.checkpoint_every < 0:
-            raise ConfigError(f"checkpoint_every={self.checkpoint_every} is not a number of iterations; 0 is for none")
+            raise ConfigError(f"checkpoint_every={self.checkpoint_every} is negative; use 0 for no checkpoints")
         if self.resume and self.checkpoint_every == 0:
-            raise ConfigError(
-                "resume goes on from checkpoints; set checkpoint_every (--checkpoint-every N), such as 100"
-            )
+            raise ConfigError("resume=True needs checkpoints; set checkpoint_every (--checkpoint-every N), such as 100")
         if self.wandb is not None:
             check_installed("wandb")
 
@@ -84,7 +82,7 @@ def recorded_run(
     max_episodes: float = math.inf,
     mesh: Mesh | None = None,
 ) -> RunResult:
-    """Trains as `run` does, records the run in a folder, and goes on with it after an interruption.
+    """Trains as `run` does, and records the run in a folder, from which it can be resumed after an interruption.
 
     ```python
     import jax
@@ -97,21 +95,21 @@ def recorded_run(
     ```
 
     The folder gets `metrics.jsonl` (a JSON object an iteration), `checkpoints/` (the latest two and the best one) and
-    the files of the trackers. The console shows the progress, and warnings such as that of a collapsed entropy.
+    the files of the trackers. The console shows the progress, and warnings, such as of a collapsed entropy.
 
-    A run that was interrupted, in whatever way, and resumed on the same devices ends bitwise as if it had not been.
+    A run that is interrupted and then resumed on the same devices ends bitwise as one without the interruption.
     With checkpoints, SIGTERM and Ctrl-C end the process after the current chunk of iterations, which is saved; a second
     Ctrl-C ends it at once. All processes of a run on several hosts make the same call; process 0 writes and prints.
 
     Args:
-      config, hyperparams, keys: what to run; see `run`.
+      config, hyperparams, keys: see `run`.
       directory: the folder for the results, created if it does not exist. It is locked until the process ends.
       checkpoint_every: iterations between two checkpoints; 0 for none.
-      resume: go on with the run in the folder, or begin it if there is none. The other arguments must be the same.
+      resume: resume the run in the folder, or begin it if there is none. The other arguments must be the same.
       tensorboard: also write TensorBoard's event files.
       wandb: also log to Weights & Biases, "online" or "offline".
       debug_nans: stop at the first loss or gradient that is not finite, and show the operation it comes from; slow.
-      console: False shows nothing; True uses standard output; a rich `Console` is used as it is.
+      console: False shows nothing; True uses standard output; or a rich `Console`.
       env_params, params, max_episodes, mesh: see `run`.
 
     Returns:
@@ -122,7 +120,7 @@ def recorded_run(
       FileExistsError: the folder contains results and `resume` is False, or another process writes to it.
       ConfigError: the arguments contradict each other, or the folder contains another run.
       FloatingPointError: with `debug_nans`, a loss or a gradient was not finite.
-      StopSignal: a SystemExit, after SIGTERM or Ctrl-C; all of the run is saved.
+      StopSignal: a SystemExit, after SIGTERM or Ctrl-C; the run was saved.
       MemoryError, OSError: there is too little memory, or the folder cannot be written to.
     """
     directory = Path(directory)
@@ -136,7 +134,7 @@ def recorded_run(
             result, _ = record(plan, directory, recording, console=console, params=params, mesh=mesh)
         except StopSignal as stop:
             if is_process_zero():
-                _log.warning("%s: saved in %s; go on with recorded_run(..., resume=True)", stop.name, directory)
+                _log.warning("%s: saved in %s; resume it with recorded_run(..., resume=True)", stop.name, directory)
             raise
     return result
 
@@ -151,15 +149,16 @@ def record(
     watch: Callable[[Progress], None] | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[RunResult, list[str]]:
-    """Makes a run, or the rest of it, in a folder that was claimed; returns the whole run, and the warnings given.
+    """Makes a run, or the rest of it, in a claimed folder; returns the result of the whole run, and the warnings.
 
     Args:
       plan: the run.
       directory: its folder.
       recording: how it is recorded.
       console: see `Logbook`; other processes than process 0 print nothing.
-      params, mesh: see `run`.
+      params: see `run`.
       watch: called with the run's progress before each chunk and after the last one, as `run` calls `save`.
+      mesh: see `run`.
     """
     config, hyperparams = plan.config, plan.hyperparams
     total_steps = most_steps(config, hyperparams, plan.max_episodes)

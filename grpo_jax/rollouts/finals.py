@@ -1,10 +1,9 @@
 """Final observations: those that no step of a rollout starts from, for a critic or a baseline to value.
 
-They are the true final observation of each truncated episode, and the ones where the environments stand after the last
-step. An episode is truncated at `max_steps` and no earlier, so within `num_steps` that happens at most
-ceil(num_steps / max_steps) times. That many are kept for each environment, with the policy's memory, and valued in one
-pass after the rollout. Should an environment truncate more often, the missing values are NaN: better no update than a
-wrong one.
+They are the true final observation of each truncated episode, and the observations after the last step. An episode is
+truncated at `max_steps` and no earlier, so within `num_steps` that happens at most ceil(num_steps / max_steps) times.
+That many are kept for each environment, with the policy's carry, and valued in one pass after the rollout. If an
+environment truncates more often, the missing values are NaN: no update is better than a wrong one.
 """
 
 from typing import NamedTuple
@@ -20,8 +19,8 @@ from grpo_jax.types import PyTree, RolloutState
 def num_finals(environment: Environment, num_steps: int, auto_reset: bool) -> int:
     """The most final observations that an environment has in a rollout.
 
-    One after the last step and, where episodes follow each other, one for each episode that can be truncated. Where
-    nothing follows an episode, its final observation stays, and the next step starts from it.
+    One after the last step and, with `auto_reset`, one for each episode that can be truncated. Without it the final
+    observation of an episode stays, and the next step starts from it.
     """
     return 1 + (-(-num_steps // environment.max_steps) if auto_reset else 0)
 
@@ -29,12 +28,12 @@ def num_finals(environment: Environment, num_steps: int, auto_reset: bool) -> in
 class Truncations(NamedTuple):
     """The final observations of the episodes that were truncated so far in a rollout; `S` slots an environment."""
 
-    slots: PyTree  # (observation, memory of the policy), each leaf [S, B, ...], in the order of truncation
-    count: jax.Array  # [B] int32; truncations beyond the last slot are counted, and lost
+    slots: PyTree  # (observation, carry of the policy), each leaf [S, B, ...], in the order of truncation
+    count: jax.Array  # [B] int32; truncations beyond the last slot are counted but not kept
 
     @classmethod
     def none(cls, num_slots: int, state: RolloutState) -> "Truncations":
-        """Empty slots for observations and memories as in `state`."""
+        """Empty slots for observations and carries as in `state`."""
         slots = jax.tree.map(
             lambda leaf: jnp.zeros((num_slots, *leaf.shape), leaf.dtype), (state.observation, state.policy_carry)
         )
@@ -48,6 +47,6 @@ class Truncations(NamedTuple):
         return Truncations(slots, self.count + truncated)
 
     def and_last(self, state: RolloutState) -> PyTree:
-        """Observations and memories, each leaf `[S + 1, B, ...]`: the slots, and then those in `state`."""
+        """Observations and carries, each leaf `[S + 1, B, ...]`: the slots, and then those in `state`."""
         last = (state.observation, state.policy_carry)
         return jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), self.slots, last)

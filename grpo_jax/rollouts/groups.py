@@ -1,4 +1,4 @@
-"""Groups lie side by side: member i of group g is environment g * group_size + i."""
+"""Groups side by side: member i of group g is environment g * group_size + i."""
 
 import jax
 import jax.numpy as jnp
@@ -7,12 +7,12 @@ from grpo_jax.types import RolloutState, Trajectory
 
 
 def copy_to_members(states: RolloutState, group_size: int) -> RolloutState:
-    """`[num_groups, ...]` to `[num_groups * group_size, ...]`: each state as often as its group has members."""
+    """`[num_groups, ...]` to `[num_groups * group_size, ...]`: each state once for each member of its group."""
     return jax.tree.map(lambda leaf: jnp.repeat(leaf, group_size, axis=0), states)
 
 
 def one_carry_per_group(trajectory: Trajectory, group_size: int) -> Trajectory:
-    """Keeps the policy's memory before the first step, which the members of a group share, once for each group."""
+    """Keeps the carry before the first step, which the members of a group share, once for each group."""
     return trajectory._replace(carry=jax.tree.map(lambda leaf: leaf[:, ::group_size], trajectory.carry))
 
 

@@ -1,7 +1,7 @@
 """The randomness of a rollout's steps, drawn a block of steps at a time.
 
-A generator is many small operations, which on a CPU cost as much for one step as for many. The randomness of a long
-episode all at once, though, would be most of the memory that an evaluation takes.
+A random generator is many small operations, which on a CPU cost as much for one step as for many. The randomness of a
+whole long episode would be most of the memory of an evaluation.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def scan_in_blocks(
       start: the carry before the first step.
       key: of all randomness.
       num_steps: `T`.
-      draw: `(key, length) -> randomness` of a block of steps, each leaf `[length, ...]`.
+      draw: `(key, length) -> randomness` for a block of steps, each leaf `[length, ...]`.
 
     Returns:
       The last carry, and the outputs, each leaf `[T, ...]`.
@@ -55,8 +55,8 @@ def step_randomness(
     """The noise of actions, each leaf `[T, B, ...]`, and the keys of environments, `[T, B // num_sharing]`.
 
     Args:
-      distribution: of the actions.
-      key: of all of it.
+      distribution: the family of the actions' distributions.
+      key: of all randomness.
       num_steps, num_envs: `T` and `B`.
       num_sharing: neighbouring environments that share a key.
     """

@@ -17,7 +17,7 @@ NUM_RESET_DRAWS = 8
 def make_start_states(
     environment: Environment, environment_params: PyTree, keys: jax.Array, num_steps: int
 ) -> Callable[[jax.Array, jax.Array], tuple[PyTree, jax.Array]]:
-    """Where episodes start that follow others: `start_states(ended, num_ended) -> states, observations`.
+    """Makes `start_states(ended, num_ended) -> states, observations`, which starts the next episodes of a rollout.
 
     The start state after the n-th end of an environment is a function of its key and n alone. Few episodes end at any
     one step, so drawing a start state for every environment at every step is mostly wasted. A CPU therefore draws the
@@ -27,14 +27,14 @@ def make_start_states(
     (`over_rows` maps there instead). The numbers are the same.
 
     Args:
-      environment, environment_params: what to reset, and its parameters, each leaf `[B, ...]`.
+      environment, environment_params: the environment, and its parameters, each leaf `[B, ...]`.
       keys: `[B]`; environments with equal keys get equal start states.
-      num_steps: of the rollout; no environment needs more start states than that.
+      num_steps: steps of the rollout; no environment needs more start states.
 
     Returns:
       A function of `ended`, `[B]` bool, the environments whose episode ends at this step, and `num_ended`, `[B]` int32,
       their episodes that ended before. It returns states and observations, each leaf `[B, ...]`; those of the other
-      environments are not to be used.
+      environments have no meaning.
     """
 
     def draw(num_ended):
@@ -57,7 +57,7 @@ def make_start_states(
 def new_episodes(
     environment: PyTree, observation: jax.Array, policy_carry: PyTree, environment_params: PyTree = None
 ) -> RolloutState:
-    """Environments in these start states, before their first step."""
+    """The rollout state of environments in these start states, before their first step."""
     zeros = jnp.zeros(observation.shape[0])
     return RolloutState(
         environment=environment,
@@ -71,10 +71,10 @@ def new_episodes(
 
 
 def advance_where(alive: jax.Array, before: RolloutState, after: RolloutState) -> RolloutState:
-    """`after` in environments whose episode was not over, `[B]` bool; the others stay as they were, `before`.
+    """`after` where `alive`, `[B]` bool, and `before` in the environments whose episode is over.
 
-    All but the policy's memory, which is that of `after` everywhere: nothing reads it once an episode is over, and a
-    transformer's cache is not to be copied at every step.
+    The policy's carry is that of `after` everywhere: nothing reads it once an episode is over, and selecting would copy
+    a transformer's cache at every step.
     """
     moved = select(alive, after._replace(policy_carry=()), before._replace(policy_carry=()))
     return moved._replace(policy_carry=after.policy_carry)

@@ -26,7 +26,7 @@ class Simulator(NamedTuple):
         state = simulator.reset(environment_params, key_reset, num_envs=8)
         state, trajectory = simulator.unroll(state, key_rollout, num_steps=128, auto_reset=True)
 
-    Training, evaluation, generation and imitation all play by one of these.
+    Training, evaluation, generation and imitation all use it.
     """
 
     environment: Environment
@@ -35,13 +35,13 @@ class Simulator(NamedTuple):
     discount: jax.Array | float = 1.0  # of `discounted_return`
 
     def reset(self, environment_params: PyTree, key: jax.Array, num_envs: int, *, group_size: int = 1) -> RolloutState:
-        """Where episodes start: one reset for each group, copied to its members, which therefore start bitwise equal.
+        """New episodes: one reset for each group, copied to its members, which therefore start bitwise equal.
 
         Args:
           environment_params: each leaf `[num_envs, ...]`, equal within a group (see `group_parameters`).
           key: of all resets.
-          num_envs: how many environments.
-          group_size: how many of them start from each reset.
+          num_envs: number of environments.
+          group_size: number of environments that start from each reset.
         """
         num_groups = num_envs // group_size
         keys = jax.random.split(threefry(key), num_groups)
@@ -50,7 +50,7 @@ class Simulator(NamedTuple):
         prompt = None
         if self.environment.prompt is not None:
             prompt = jax.vmap(self.environment.prompt)(start, environment_params)
-        # A prompt is read once for its group.
+        # The prompt is read once for all members of its group.
         carry = self.policy.initial_carry(self.params, num_groups, prompt)
         return copy_to_members(new_episodes(start, observation, carry, environment_params), group_size)
 
@@ -69,25 +69,25 @@ class Simulator(NamedTuple):
         """Acts for `num_steps` in every environment and records what happens.
 
         With `auto_reset` an environment whose episode ends starts another, from a start state that is drawn for this
-        episode alone: each has the environment's own distribution and is independent of all others. Truncation is
+        episode: start states have the environment's own distribution and are independent of each other. Truncation is
         exact: `next_value` is the critic's value of the true next observation, which may be a final one.
 
-        Without `auto_reset` an environment whose episode ends stays as it is: the steps after are not `valid`, have
-        reward 0 and change nothing but the policy's memory, which is not read again.
+        Without `auto_reset` an environment whose episode ends stays in its final state: later steps are not `valid`,
+        have reward 0 and change nothing but the policy's carry, which is not read again.
 
         Args:
-          state: where the `B` environments stand.
+          state: the state of `B` environments.
           key: of all randomness in this rollout.
           num_steps: `T`.
           auto_reset: whether another episode follows the end of one.
-          greedy: take the distribution's mode instead of a sample; `[B]` says in which environments.
+          greedy: take the distribution's mode instead of a sample, in all environments, or where true in `[B]`.
           first_action: `[B]` or `[B, D]`, taken at the first step instead of the policy's own.
-          num_sharing: neighbouring environments that share all randomness but that of their actions (common random
-            numbers); 1: none do.
+          num_sharing: number of neighbouring environments that share all randomness but that of their actions (common
+            random numbers); 1: none do.
           keep_final: whether the trajectory keeps the final observations, for a baseline to value.
 
         Returns:
-          Where the environments stand afterwards, and the trajectory `[T, B]`.
+          The state after the last step, and the trajectory `[T, B]`.
         """
         policy, num_envs = self.policy, state.num_envs
         key_reset, key_steps = jax.random.split(key)
@@ -144,7 +144,7 @@ class Simulator(NamedTuple):
         keys: jax.Array,
         choose: Callable[[jax.Array], jax.Array],
     ) -> tuple[RolloutState, Trajectory]:
-        """One step of every environment: where it leads, before any reset, and its record, each leaf `[B, ...]`."""
+        """One step of every environment: the next state, before any reset, and the record, each leaf `[B, ...]`."""
         environment, family = self.environment, self.policy.distribution
         distribution, value, policy_carry = self.policy.step(self.params, state.observation, state.policy_carry)
         action_mask = None

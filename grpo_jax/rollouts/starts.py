@@ -1,9 +1,9 @@
-"""Where the groups of a rollout start: at a reset, or at a state that the policy itself reached.
+"""Starts of rollouts: at a reset, or at a state that the policy itself reached.
 
 FRESH      at a reset, one for each group; each member plays one episode
-CONTINUE   nowhere: there are no groups, and every environment goes on from where it stands
-ANCHORED   where one of the members stands; all members of the group go on from there
-forked(8)  where the group's trunk stands after 8 more steps; its branches are played and forgotten
+CONTINUE   at the state of each environment; there are no groups
+ANCHORED   at the state of one member, to which all members of its group are set
+forked(8)  at the state of the group's trunk after 8 more steps; its branches are played and forgotten
 """
 
 from collections.abc import Callable
@@ -20,40 +20,45 @@ from grpo_jax.types import RolloutState
 
 
 class Start(NamedTuple):
-    """Where a rollout begins, what is kept of it for the next one, and whether its episodes follow each other."""
+    """The state that a rollout begins from, the state kept for the next rollout, and whether episodes follow others."""
 
-    begin: Callable  # (simulator, state, key, group_size) -> RolloutState: where it begins, given the state kept
-    keep: Callable  # (begun, ended) -> RolloutState: what to keep, given where the rollout began and where it ended
+    begin: Callable  # (simulator, state kept, key, group_size) -> RolloutState that the rollout begins from
+    keep: Callable  # (state begun from, state ended in) -> RolloutState to keep
     auto_reset: bool  # False: one episode a rollout, masked after its end
     grouped: bool  # members of a group start from the same state
     trunk_steps: int = 0  # environment steps that `begin` makes for each group
     all_actions: bool = False  # member i of a group begins with action i
 
+    @property
+    def from_reset(self) -> bool:
+        """Every rollout begins with new episodes."""
+        return not (self.auto_reset or self.trunk_steps)
+
 
 def fresh_groups(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
-    """Every group starts from a reset of its own. Of `state` only the environments' parameters are kept."""
+    """Every group starts from a reset of its own. Only the parameters of the environments are taken from `state`."""
     return simulator.reset(state.environment_params, key, state.num_envs, group_size=group_size)
 
 
 def continue_episodes(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
-    """Every environment goes on from where it stands."""
+    """Every environment continues from its own state."""
     return state
 
 
 def anchored_groups(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
-    """Every member of a group goes on from where one of them, drawn uniformly, stands.
+    """Every member of a group continues from the state of one of them, drawn uniformly.
 
-    All members are equally likely to be drawn, so the states that groups start from keep the policy's own state
-    distribution: the one of environments that simply go on.
+    All members are equally likely to be drawn, so the states that groups start from have the same distribution as
+    those of environments that continue without groups.
     """
     num_envs = state.num_envs
     anchor = jax.random.randint(key, (num_envs // group_size,), 0, group_size)
-    taken = jnp.repeat(jnp.arange(0, num_envs, group_size) + anchor, group_size)
-    return jax.tree.map(lambda leaf: leaf[taken], state)
+    source = jnp.repeat(jnp.arange(0, num_envs, group_size) + anchor, group_size)
+    return jax.tree.map(lambda leaf: leaf[source], state)
 
 
 class Forks(NamedTuple):
-    """`begin` of forked groups: the first environment of each group is its trunk, which goes on and splits."""
+    """`begin` of forked groups: the first environment of each group is its trunk."""
 
     trunk_steps: int
 
@@ -65,22 +70,22 @@ class Forks(NamedTuple):
 
 
 def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
-    """Groups that split off a trunk every `trunk_steps` steps, wherever the policy is by then (TRPO's vine).
+    """Groups that split off a trunk every `trunk_steps` steps (TRPO's vine).
 
-    The branches are played for `num_steps`, or to the end of their episode, and forgotten; the trunk goes on from where
-    it split. Its steps count in the budget: `trunk_steps` for each group in each iteration.
+    The branches are played for `num_steps`, or to the end of their episode, and forgotten; the trunk continues from the
+    state where they split off. Its steps count in the budget: `trunk_steps` for each group in each iteration.
 
     Vine: https://arxiv.org/abs/1502.05477; the same for language models, VinePPO: https://arxiv.org/abs/2410.01679.
 
     Args:
-      trunk_steps: of each trunk between two forks; 1 or more.
+      trunk_steps: steps of each trunk between two forks; 1 or more.
       all_actions: the group is one of *actions at one state*: member i begins with action i, so `group_size` is the
         number of actions. See `all_actions_advantage`.
     """
-    trunk_steps = as_count("trunk_steps", trunk_steps, "without a lead the same state is forked for ever")
+    trunk_steps = as_count("trunk_steps", trunk_steps, "otherwise the same state is forked in every iteration")
     return Start(
         Forks(trunk_steps),
-        _where_it_began,
+        _keep_begun,
         auto_reset=False,
         grouped=True,
         trunk_steps=trunk_steps,
@@ -91,16 +96,18 @@ def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
 def monte_carlo_values(
     simulator: Simulator, state: RolloutState, key: jax.Array, *, num_branches: int, num_steps: int
 ) -> jax.Array:
-    """Values of states, estimated by playing on from each: V(s) = mean over branches of sum_t discount^t r_t.
+    """Values of states from rollouts that start at them, without a critic.
 
-    Unbiased but for what `num_steps` cuts off, and without a critic (VinePPO, https://arxiv.org/abs/2410.01679). It
-    costs `num_branches * num_steps` environment steps for each state.
+        V(s) = mean over branches of sum_t discount^t r_t
+
+    Unbiased, except for rewards after `num_steps` (VinePPO, https://arxiv.org/abs/2410.01679). The cost is
+    `num_branches * num_steps` environment steps for each state.
 
     Args:
-      simulator: what plays on, with its discount.
-      state: where `B` environments stand; it stays as it is.
+      simulator: the policy, the environment and the discount.
+      state: the states of `B` environments.
       key: of all randomness.
-      num_branches: how often each state is played on from.
+      num_branches: number of rollouts from each state.
       num_steps: the most steps of a branch, which ends with its episode.
 
     Returns:
@@ -112,26 +119,24 @@ def monte_carlo_values(
     return jnp.mean(returns.reshape(-1, num_branches), axis=1)
 
 
-def _where_it_began(begun: RolloutState, ended: RolloutState) -> RolloutState:
+def _keep_begun(begun: RolloutState, ended: RolloutState) -> RolloutState:
     return begun
 
 
-def _where_it_ended(begun: RolloutState, ended: RolloutState) -> RolloutState:
+def _keep_ended(begun: RolloutState, ended: RolloutState) -> RolloutState:
     return ended
 
 
-def _without_memory(begun: RolloutState, ended: RolloutState) -> RolloutState:
-    """The policy's memory is not kept, since every rollout starts from a reset."""
+def _keep_without_carry(begun: RolloutState, ended: RolloutState) -> RolloutState:
+    """The policy's carry is dropped, since every rollout starts from a reset."""
     return ended._replace(policy_carry=())
 
 
-FRESH = Start(fresh_groups, _without_memory, auto_reset=False, grouped=True)
+FRESH = Start(fresh_groups, _keep_without_carry, auto_reset=False, grouped=True)
 """One-episode groups: `group_size` copies of one reset state, each played to its end."""
 
+CONTINUE = Start(continue_episodes, _keep_ended, auto_reset=True, grouped=False)
+"""Environments run on across iterations, as in PPO."""
 
-CONTINUE = Start(continue_episodes, _where_it_ended, auto_reset=True, grouped=False)
-"""Environments run on across iterations, as PPO has them."""
-
-
-ANCHORED = Start(anchored_groups, _where_it_ended, auto_reset=True, grouped=True)
+ANCHORED = Start(anchored_groups, _keep_ended, auto_reset=True, grouped=True)
 """Environments run on across iterations; at the start of each window a group gathers at the state of one member."""

@@ -23,7 +23,7 @@ class Budget(NamedTuple):
 
 
 def zero() -> Count:
-    """Nothing counted yet."""
+    """The count 0."""
     return Count(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
@@ -34,7 +34,7 @@ def add(count: Count, number: jax.Array, unit: int) -> Count:
 
 
 def share(count: Count, unit: int, total: jax.Array) -> jax.Array:
-    """What part of `total` the count is, float32; 0 of an infinite total."""
+    """The count divided by `total`, float32; 0 if that is infinite."""
     return (count.units.astype(jnp.float32) + count.rest.astype(jnp.float32) / unit) * unit / total
 
 
@@ -46,8 +46,8 @@ def make_budget(total_steps: np.ndarray, max_episodes: float, num_rows: int, uni
         return Count(*(np.broadcast_to(part, num_rows).astype(np.int32) for part in np.divmod(whole, unit)))
 
     # Steps may not exceed their limit, so it is rounded down; episodes have to reach theirs, so it is rounded up.
-    of_steps, of_episodes = (np.asarray(number, np.float64) for number in (total_steps, max_episodes))
-    return Budget(count(np.floor(of_steps)), count(np.ceil(of_episodes)))
+    total_steps, max_episodes = (np.asarray(number, np.float64) for number in (total_steps, max_episodes))
+    return Budget(count(np.floor(total_steps)), count(np.ceil(max_episodes)))
 
 
 def allows_another(budget: Budget, steps: Count, episodes: Count) -> jax.Array:
@@ -60,10 +60,10 @@ def _at_most(a: Count, b: Count) -> jax.Array:
 
 
 def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
-    """Raises ConfigError if a row's budget is too small for one iteration, or has no end, or makes no sense."""
+    """Raises ConfigError if hyperparameters are invalid, or a budget is endless or too small for one iteration."""
     hyperparams.check()
     if not config.truncate_sampling and (np.min(hyperparams.top_k) < math.inf or np.min(hyperparams.top_p) < 1):
-        raise ConfigError("top_k and top_p have no effect without truncate_sampling=True; write --truncate-sampling")
+        raise ConfigError("top_k and top_p have no effect without truncate_sampling=True (--truncate-sampling)")
     smallest = float(np.min(hyperparams.total_steps))
     if not smallest >= config.steps_per_iteration:
         raise ConfigError(
@@ -96,6 +96,6 @@ def most_steps(config: Config, hyperparams: Hyperparams, max_episodes: float = m
     total_steps = float(np.max(hyperparams.total_steps))
     if total_steps < math.inf:
         return int(total_steps)
-    rollouts_of_an_episode = max(1.0, config.env.max_steps / config.num_steps)
-    num_iterations = math.ceil(math.ceil(max_episodes / config.num_envs) * rollouts_of_an_episode)
+    rollouts_per_episode = max(1.0, config.env.max_steps / config.num_steps)
+    num_iterations = math.ceil(math.ceil(max_episodes / config.num_envs) * rollouts_per_episode)
     return num_iterations * config.steps_per_iteration

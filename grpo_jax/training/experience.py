@@ -17,14 +17,14 @@ def collect(
     """Plays windows of `window_steps`, each of which starts its groups anew, until `num_steps` are made.
 
     Args:
-      config: how many environments, and how the algorithm's groups start.
-      simulator: what plays.
-      state: what was kept of the last rollout.
-      key_start, key_rollout: of where groups start, and of what they play.
+      config: the number of environments, and the start of the algorithm's groups.
+      simulator: the policy in its environment.
+      state: the state kept from the last rollout.
+      key_start, key_rollout: of the starts of groups, and of the steps.
 
     Returns:
-      What is kept for the next rollout, and the windows side by side, as if they were environments: `[T, B]` with
-      `T = window_steps` and `B = num_windows * num_envs`.
+      The state to keep for the next rollout, and the windows side by side, as if they were environments: `[T, B]`
+      with `T = window_steps` and `B = num_windows * num_envs`.
     """
     start = config.algorithm.start
     first_action = jnp.arange(config.num_envs) % config.group_size if start.all_actions else None
@@ -58,7 +58,7 @@ def _side_by_side(leaf: jax.Array) -> jax.Array:
 
 
 def most_varied_groups(trajectory: Trajectory, group_size: int, num_kept: int) -> Trajectory:
-    """The `num_kept` groups whose members' returns differ most: those with the most to learn from.
+    """The `num_kept` groups whose members' returns differ most.
 
     DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476), which samples until enough groups have some variance, in
     the fixed shapes of one compiled program. Groups with a score that is not finite come last.

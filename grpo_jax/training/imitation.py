@@ -1,4 +1,4 @@
-"""Warm starts: supervised learning from solutions of a token task, until the policy samples enough right answers."""
+"""Warm starts: supervised learning from solutions of a token task, until enough sampled answers are correct."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class WarmStart(NamedTuple):
     """The result of supervised learning, one for each of `R` rows."""
 
     params: PyTree  # each leaf [R, ...], on the host
-    accuracy: np.ndarray  # [R] share of sampled answers that are right, on training prompts
+    accuracy: np.ndarray  # [R] share of sampled answers that are correct, on training prompts
     updates: np.ndarray  # [R] gradient steps
 
 
@@ -46,7 +46,7 @@ def warm_start(
     max_updates: int = 20_000,
     report: Callable[[np.ndarray, np.ndarray], None] | None = None,
 ) -> WarmStart:
-    """Trains one policy for each key on a token task's solutions, until it samples enough right answers.
+    """Trains one policy for each key on a token task's solutions, until enough of its sampled answers are correct.
 
     Each row stops when it reaches the target, so that all start reinforcement learning from about the same accuracy;
     after equal numbers of updates they would be far apart. All prompts are training prompts.
@@ -54,7 +54,7 @@ def warm_start(
     Args:
       config: of an environment such as "tokens:sort-5".
       keys: `[R]`, one for all randomness of each row.
-      target: share of sampled answers that should be right, in (0, 1]; checked every `UPDATES_PER_CHUNK` updates.
+      target: share of sampled answers that should be correct, in (0, 1]; checked every `UPDATES_PER_CHUNK` updates.
       learning_rate: Adam's step size.
       batch_size: solutions in each gradient step.
       max_updates: a row stops after this many, even below the target.
@@ -107,18 +107,18 @@ def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: i
     """Mean of -log p(token | prompt, tokens before) over the tokens of solutions of random problems; pure.
 
     Args:
-      config: of a token task.
-      params: of the policy.
+      config: the config of a token task.
+      params: parameters of the policy.
       key: of the problems.
-      batch_size: how many, from the training prompts.
+      batch_size: number of problems, from the training prompts.
     """
     env, policy = config.env, config.policy
     environment_params = group_parameters(env, None, batch_size, 1)
     start = Simulator(env, policy, params).reset(environment_params, key, batch_size)
     solution = jax.vmap(env.task.solution)(start.environment.problem).T  # [max_steps, N]
-    there = solution >= 0
-    solution = jnp.where(there, solution, 0)
+    is_token = solution >= 0
+    solution = jnp.where(is_token, solution, 0)
     observation = jnp.concatenate([start.observation[None], solution[:-1]])
-    starts = jnp.zeros(solution.shape, bool).at[0].set(True)
-    logits, _ = policy.sequence(params, observation, policy.sequence_carry(start.policy_carry), starts)
-    return -jnp.mean(policy.distribution.log_prob(logits, solution), where=there)
+    is_first = jnp.zeros(solution.shape, bool).at[0].set(True)
+    logits, _ = policy.sequence(params, observation, policy.sequence_carry(start.policy_carry), is_first)
+    return -jnp.mean(policy.distribution.log_prob(logits, solution), where=is_token)

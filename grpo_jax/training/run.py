@@ -35,7 +35,7 @@ class Chunk(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a run stands between two chunks: all that is needed to go on, in this process or in another."""
+    """The progress of a run between two chunks: all that is needed to resume it, in this process or in another."""
 
     # [R, ...], with padding rows in multi-process runs. Donated to the next chunk: copy what you keep
     states: TrainState
@@ -45,7 +45,7 @@ class Progress(NamedTuple):
 
 
 class RunResult(NamedTuple):
-    """What `run` returns. After `resume_from`, metrics and steps are those of the iterations made since."""
+    """The result of `run`. After `resume_from`, metrics and steps are those of the iterations made since."""
 
     states: TrainState  # as in Progress
     metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
@@ -98,31 +98,31 @@ def run(
 ) -> RunResult:
     """Trains one row for each key, all in one compiled program, until each has spent `hyperparams.total_steps`.
 
-    Rows, and if asked for the environments of each, are split over devices (`grpo_jax.devices.mesh`).
+    Rows are split over devices, and if the mesh has an axis for them the environments of each row too.
 
-    A row stops before the iteration that could exceed its budget, and then stays as it is, bitwise, while others go
-    on (one-episode groups make as many steps as their episodes last).
+    A row stops before the iteration that could exceed its budget, and then stays bitwise unchanged while others
+    continue (one-episode groups make as many steps as their episodes last).
 
     Args:
       config: what to run.
       hyperparams: leaves are scalars, for all rows, or `[R]`, one for each.
-      keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its key,
-        its hyperparameters and its env_params alone.
+      keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its key, its hyperparameters and its
+        env_params only.
       env_params: parameters of the environment by name, instead of the config's: one value for all rows, or an array
         `[R]` or `[R, num_groups]`.
       params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
       max_episodes: a row also stops once it has completed this many; `total_steps` may then be infinite.
-      resume_from: the progress of an earlier run with the same arguments, to go on from. The result is that of one
-        uninterrupted run: bitwise with as many devices, and rows on each, as before, and otherwise up to rounding.
+      resume_from: the progress of an earlier run with the same arguments. The result is that of one run without an
+        interruption: bitwise with the same devices and rows on each, and otherwise up to rounding.
       report: called on the host with each chunk of iterations when it is done.
       save: called with the run's progress once before the first chunk, and after each `report`.
-      num_chunks: how many reports to make, roughly; results do not depend on it.
-      mesh: of `sharding.make_mesh`; by default one with a device for each row, as far as they go.
+      num_chunks: approximate number of reports; results do not depend on it.
+      mesh: the devices, from `grpo_jax.make_mesh`; by default the rows are split over the devices.
 
     Raises:
-      ConfigError: if the budget does not allow a single iteration or has no end, `keys` is not an array of keys or an
-        empty one, `num_chunks` is no positive integer, or the mesh does not divide the environments.
-      MemoryError: if the rows need more memory than there is, with what to lower.
+      ConfigError: the budget does not allow a single iteration or has no end, `keys` is not an array of keys or is
+        empty, `num_chunks` is not a positive integer, or the mesh does not divide the environments.
+      MemoryError: the rows need more memory than there is; the message says what to lower.
     """
     budget.check_budget(config, hyperparams, max_episodes)
     if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
@@ -139,7 +139,7 @@ def run(
     limits = pad_rows(limits, mesh)
     within_budget = jax.jit(_within_budget, out_shardings=replicated(mesh))
 
-    def going_on(states):
+    def has_budget(states):
         return np.asarray(within_budget(states, limits))[:num_rows].any()
 
     # Without a limit of steps num_iterations assumes episodes of the greatest length, which are rare: report earlier.
@@ -155,32 +155,32 @@ def run(
             progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
         else:  # copies, as the program's arguments are donated
             progress = resume_from._replace(states=shard_states(resume_from.states, mesh))
-        if going_on(progress.states):
+        if has_budget(progress.states):
             chunk_of_rows = over_rows(_budgeted_chunk(config, chunk_length), mesh)
             layouts = layout, replicated(mesh)
             program = jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
             program = memory.measure(program.lower(progress.states, limits).compile())
             compile_seconds = time.perf_counter() - started
         if save is not None:
-            save(_of_rows(progress))
+            save(_without_padding(progress))
         started = time.perf_counter() - progress.seconds
-        while going_on(progress.states):
+        while has_budget(progress.states):
             states, metrics = program(progress.states, limits)
-            chunk = _on_the_host(metrics, progress, started)
+            chunk = _to_host(metrics, progress, started)
             steps, iteration = chunk.steps[-1], progress.iteration + len(chunk.steps)
             progress = Progress(states, steps, iteration, chunk.seconds)
             chunks.append(chunk)
             if report is not None:
                 report(chunk)
             if save is not None:
-                save(_of_rows(progress))
+                save(_without_padding(progress))
     train_seconds = time.perf_counter() - started
     metrics = {name: np.concatenate([c.metrics[name] for c in chunks]) for name in (chunks and chunks[0].metrics)}
     steps = np.concatenate([np.zeros((0, num_rows), np.int64), *(chunk.steps for chunk in chunks)])
-    return RunResult(_of_rows(progress).states, metrics, steps, compile_seconds, train_seconds)
+    return RunResult(_without_padding(progress).states, metrics, steps, compile_seconds, train_seconds)
 
 
-def _on_the_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
+def _to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
     """A chunk as NumPy arrays, without the iterations after the last row stopped."""
     metrics = {name: np.asarray(value)[: len(before.steps)].T for name, value in metrics.items()}
     made = metrics["environment/steps"].astype(np.int64)
@@ -193,7 +193,7 @@ def _on_the_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
     )
 
 
-def _of_rows(progress: Progress) -> Progress:
+def _without_padding(progress: Progress) -> Progress:
     """Without padding rows; several processes keep them, as removing them would need communication."""
     num_rows = len(progress.steps)
     if jax.process_count() > 1:
@@ -214,20 +214,20 @@ def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, 
     def stay(state):
         _, metrics = jax.eval_shape(train_step, state)
 
-        def nothing(metric):
+        def empty(metric):
             is_real = jnp.issubdtype(metric.dtype, jnp.floating)
             return jnp.full(metric.shape, jnp.nan if is_real else 0, metric.dtype)
 
-        return state, jax.tree.map(nothing, metrics)
+        return state, jax.tree.map(empty, metrics)
 
     def chunk(row):
         state, limit = row
-        # XLA unrolls a loop of one iteration, and what it then fuses with is rounded differently: none is of one.
-        is_asked = np.arange(max(length, 2)) < length
+        # XLA unrolls a loop of one iteration and fuses it with other code, which rounds differently: none is of one.
+        in_chunk = np.arange(max(length, 2)) < length
 
-        def step(state, is_asked):
-            return jax.lax.cond(is_asked & _within_budget(state, limit), train_step, stay, state)
+        def step(state, in_chunk):
+            return jax.lax.cond(in_chunk & _within_budget(state, limit), train_step, stay, state)
 
-        return jax.lax.scan(step, state, is_asked)
+        return jax.lax.scan(step, state, in_chunk)
 
     return chunk

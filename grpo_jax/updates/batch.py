@@ -43,7 +43,7 @@ def make_batch(
     Args:
       algorithm: its slots `reward`, `baseline`, `advantage` and `reduce` are called, in this order.
       policy: the network and its distribution.
-      params: the parameters that acted.
+      params: parameters of the behaviour policy.
       trajectory: `[T, B]`.
       reference_params: None for an algorithm without a reference policy. A recurrent reference policy starts each
         rollout from its initial carry, also where the rollout begins in mid-episode.
@@ -68,25 +68,25 @@ def make_batch(
     if algorithm.reward is not None:
         kl = _kl_to_reference(policy, reference_distribution, trajectory)
         reward = algorithm.reward(trajectory, kl, hyperparams)
-        trajectory = trajectory._replace(reward=_shaped("reward", reward, trajectory.reward))
+        trajectory = trajectory._replace(reward=check_shape("reward", reward, trajectory.reward))
 
     compared = trajectory
     if algorithm.baseline is not None:
         value, final_value = _by_window(
             lambda window: algorithm.baseline(window, policy, params, hyperparams, group_size), trajectory, num_windows
         )
-        value = _shaped("baseline", value, trajectory.reward)
+        value = check_shape("baseline", value, trajectory.reward)
         compared = trajectory._replace(value=value, next_value=next_values(value, final_value, trajectory.truncated))
-    advantage = _shaped("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
+    advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
     target = None if compared.value is None else advantage + compared.value
     if algorithm.baseline is not None and trajectory.value is not None:
-        # A critic beside a baseline: its targets come from its own values.
+        # With both a critic and a baseline, the critic's targets come from its own values.
         target = gae_advantage(trajectory, hyperparams, group_size) + trajectory.value
 
     mask = _training_mask(algorithm, trajectory, advantage, group_size)
-    weight = _shaped("reduce", algorithm.reduce(mask), mask)
+    weight = check_shape("reduce", algorithm.reduce(mask), mask)
     if trajectory.given is not None:
-        # Each action was given to one of the members, but the policy takes it with its probability.
+        # Each action was imposed on one member, but the policy takes it with its probability.
         weight *= group_size * jnp.exp(trajectory.log_prob)
     batch = Batch(
         observation=trajectory.observation,
@@ -152,8 +152,8 @@ def live_groups(advantage: jax.Array, mask: jax.Array, group_size: int) -> jax.A
     return jnp.repeat(jnp.any(is_live, axis=1), group_size)
 
 
-def _shaped(slot: str, value: jax.Array, like: jax.Array) -> jax.Array:
-    """The value of a slot, after a check of its shape."""
+def check_shape(slot: str, value: jax.Array, like: jax.Array) -> jax.Array:
+    """The value of a slot; raises ValueError if its shape is wrong."""
     if jnp.shape(value) != like.shape:
-        raise ValueError(f"the slot {slot!r} returned shape {jnp.shape(value)}, and should return {like.shape}")
+        raise ValueError(f"the slot {slot!r} returned shape {jnp.shape(value)}, but should return {like.shape}")
     return value

@@ -1,4 +1,4 @@
-"""Epochs of minibatches that descend the loss, and the optimiser that does."""
+"""Epochs of minibatches, and the optimiser."""
 
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from grpo_jax.updates.shuffle import shuffled_order
 
 
 class Learner(NamedTuple):
-    """What a gradient step changes."""
+    """The values that a gradient step changes."""
 
     params: PyTree
     optimizer: Any
@@ -51,7 +51,7 @@ def update_epochs(
     num_minibatches: int,
     num_microbatches: int | None = None,
 ) -> tuple[Learner, Metrics]:
-    """Descends the loss for `num_epochs` passes over the batch, each in another random order.
+    """Gradient descent on the loss: `num_epochs` passes over the batch, each in another random order.
 
     The valid samples of a pass are dealt out evenly over its minibatches, as whole groups where those share a carry. An
     update whose loss or gradient is not finite changes nothing and is counted in `optim/skipped_updates`; one without a

@@ -15,12 +15,12 @@ CACHE_LINE = 16
 def make_gather(tree: PyTree) -> Callable[[jax.Array], PyTree]:
     """`take(indices [n])`: the samples at `indices`, each leaf `[S, N, ...]` of the tree as `[S, n, ...]`.
 
-    What a gather costs is the waiting for memory, once for each sample and array. So the leaves that are narrower than
-    a cache line, at 4 bytes for a number or a boolean, lie side by side in one array, in which a sample is one row:
-    that saves about 4% of a train step on CartPole, on one CPU core. Other types are gathered by themselves. Values
-    come out bit by bit as they went in, and no gradient passes.
+    The cost of a gather is the wait for memory, once for each sample and array. Leaves of 4-byte numbers or booleans
+    that are narrower than a cache line are therefore packed side by side into one array, in which a sample is one row.
+    That saves about 4% of a train step on CartPole, on one CPU core. Other leaves are gathered one by one. Values are
+    bitwise unchanged, and no gradient passes.
 
-    Indices must lie in 0 … N-1; what comes of others is undefined.
+    Indices must lie in 0 … N-1; the result for others is undefined.
     """
     tree = jax.lax.stop_gradient(tree)
     leaves, structure = jax.tree.flatten(tree)

@@ -10,7 +10,7 @@ from grpo_jax.objectives.reductions import weighted_sum
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree
-from grpo_jax.updates.batch import _shaped
+from grpo_jax.updates.batch import check_shape
 
 RATIO_MAX = "policy/ratio_max"  # the one metric that is a maximum, not a mean
 
@@ -47,27 +47,28 @@ def loss(
     on the gradient: 0 where no slot clips, or only a weight is clipped (CISPO).
 
     Args:
-      algorithm, policy, params: whose slots, which network, at which parameters.
+      algorithm: the slots.
+      policy, params: the network, and the parameters to differentiate.
       batch: the samples.
-      per_step: `[S, N]` of each sample in the metrics, which are means over valid steps.
+      per_step: `[S, N]` weight of each sample in the metrics, which are means over valid steps.
       hyperparams: every coefficient.
     """
     prediction = predict(policy, params, batch)
 
     def surrogate_loss(step_log_ratio):
-        log_ratio = _shaped("ratio", algorithm.ratio(step_log_ratio, batch, hyperparams), batch.mask)
-        objective = _shaped("surrogate", algorithm.surrogate(log_ratio, batch.advantage, hyperparams), batch.mask)
+        log_ratio = check_shape("ratio", algorithm.ratio(step_log_ratio, batch, hyperparams), batch.mask)
+        objective = check_shape("surrogate", algorithm.surrogate(log_ratio, batch.advantage, hyperparams), batch.mask)
         return weighted_sum(-objective, batch.weight), log_ratio
 
     step_log_ratio = prediction.log_prob - batch.log_prob
     policy_loss, log_ratio = surrogate_loss(step_log_ratio)
     total = policy_loss
     for penalty in algorithm.penalties:
-        cost = _shaped("penalties", penalty(prediction, batch, hyperparams), batch.mask)
+        cost = check_shape("penalties", penalty(prediction, batch, hyperparams), batch.mask)
         total += weighted_sum(cost, batch.weight)
 
     slope, _ = jax.grad(surrogate_loss, has_aux=True)(jax.lax.stop_gradient(step_log_ratio))
-    clipped = (slope == 0) & (batch.weight != 0)  # whichever slot clips, and however
+    clipped = (slope == 0) & (batch.weight != 0)  # by any slot, in any way
     metrics = {
         "loss/policy": policy_loss,
         "policy/entropy": weighted_sum(prediction.entropy, per_step),

@@ -53,7 +53,7 @@ def minibatch_gradient(
     per_step = mean_over_steps(mask)
 
     size = indices.shape[0] // num_microbatches
-    # The same in all minibatches, so that compilers make it once, before the loops over them.
+    # The same for all minibatches, so compilers move it out of the loops over them.
     take = make_gather(batch._replace(carry=None, advantage=None, mask=None, weight=None))
 
     def part(i):
@@ -78,8 +78,8 @@ def minibatch_gradient(
 
     if num_microbatches == 1:
         return part(0)
-    # Units of neighbours come whole, those with a valid sample first.
+    # Neighbours that share a carry stay together, and those with a valid sample come first.
     num_valid = members * jnp.sum(jnp.any(mask.reshape(mask.shape[0], -1, members), axis=(0, 2)))
     num_parts = (num_valid + size - 1) // size
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
-    return jax.lax.fori_loop(0, num_parts, accumulate, nothing)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
+    return jax.lax.fori_loop(0, num_parts, accumulate, zeros)

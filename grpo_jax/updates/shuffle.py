@@ -41,7 +41,7 @@ def shuffled_order(key: jax.Array, valid: jax.Array) -> jax.Array:
 
 
 def _inverse(odd: jax.Array) -> jax.Array:
-    """Of an odd number modulo 2^32, by Newton's iteration: each doubles the number of correct bits, 3 to begin with."""
+    """Inverse of an odd number modulo 2^32, by Newton's iteration: 3 correct bits at first, twice as many each time."""
     inverse = odd
     for _ in range(4):
         inverse = inverse * (jnp.uint32(2) - odd * inverse)

@@ -74,7 +74,7 @@ FLAGS = {
     "not a number": ("--learning-rate nan", "learning_rate=nan is not a number"),
     "negative rate": ("--learning-rate -1", "learning_rate=-1.0 is negative"),
     "discount above 1": ("--discount 1.5", "discount=1.5 must be between 0 and 1"),
-    "top p that nothing reads": ("--top-p 0.9", "write --truncate-sampling"),
+    "top p that nothing reads": ("--top-p 0.9", "truncate_sampling=True (--truncate-sampling)"),
     "budget of nan": ("--total-steps nan", "total_steps=nan"),
     "budget without end": ("--total-steps inf", "there is no max_episodes, so nothing ends the run"),
     "budget too small": ("--total-steps 31", "does not allow one iteration"),

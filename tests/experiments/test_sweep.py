@@ -189,7 +189,7 @@ def test_a_mesh_from_flags():
     ],
 )
 def test_an_incomplete_coordinator_is_reported(flags):
-    with pytest.raises(ValueError, match="is no place to meet: use all three"):
+    with pytest.raises(ValueError, match="is incomplete: use all three"):
         join_processes([*flags, "--learning-rate", "1e-3", "1e-2"])
 
 

@@ -155,8 +155,8 @@ def test_the_trunk_moves_by_the_lead():
 
 
 @pytest.mark.parametrize("trunk_steps", [0, -1, 2.5])
-def test_a_fork_without_a_lead_is_an_error(trunk_steps):
-    with pytest.raises(ConfigError, match="for ever"):
+def test_a_fork_without_a_step_of_the_trunk_is_an_error(trunk_steps):
+    with pytest.raises(ConfigError, match="the same state is forked"):
         forked(trunk_steps)
 
 
@@ -371,7 +371,7 @@ def test_a_row_of_a_vmapped_run_is_the_single_run(algorithm):
         ({"algorithm": ALL_ACTIONS, "environment": "Pendulum-v1"}, "Discrete actions"),
         ({"algorithm": PPO._replace(live_groups_only=True)}, "live_groups_only is for groups"),
         ({"algorithm": REMAX._replace(start=ANCHORED)}, "whole episodes"),
-        ({"algorithm": ALL_ACTIONS._replace(normalize=whiten), "group_size": 2}, "normalize means nothing"),
+        ({"algorithm": ALL_ACTIONS._replace(normalize=whiten), "group_size": 2}, "normalize has no meaning"),
         ({"algorithm": GRPO._replace(start=forked(2)), "environment": "tokens:sort-3"}, "transformer"),
     ],
 )
