@@ -3,9 +3,10 @@
 GRPO._replace(advantage=outcome(group_centered), surrogate=tuned(clipped_surrogate, "clip_low", "clip_high"))
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,12 +67,16 @@ def _check_reward_parts(trajectory: Trajectory) -> None:
         raise ValueError("the advantage compares the parts of the reward, which only token tasks report; use another")
 
 
-class _Outcome(NamedTuple):
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Outcome:
     formula: Callable
     measures: tuple[Callable, ...]
 
     def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
         advantage = self.formula(*(measure(trajectory, group_size) for measure in self.measures))
+        groups = trajectory.valid.shape[1] // group_size, group_size
+        if jnp.shape(advantage) != groups:
+            raise ValueError(f"{self} returned shape {jnp.shape(advantage)}, and should return {groups}")
         return jnp.where(trajectory.valid, advantage.reshape(1, -1), 0.0)
 
     def __repr__(self) -> str:
@@ -89,12 +94,13 @@ def outcome(formula: Callable, *measures: Callable) -> _Outcome:
       measures: of `(trajectory, group_size)`, what the formula takes; `episode_scores` alone if left out.
 
     Returns:
-      A function for the slot `advantage`.
+      A function for the slot `advantage`; it raises ValueError if the formula returns another shape.
     """
     return _Outcome(formula, measures or (episode_scores,))
 
 
-class _Whitened(NamedTuple):
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Whitened:
     advantage: Callable
 
     def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
@@ -121,7 +127,8 @@ def whitened(advantage: Callable) -> _Whitened:
     return _Whitened(advantage)
 
 
-class _Tuned(NamedTuple):
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Tuned:
     function: Callable
     tunables: tuple[tuple[str, str], ...]  # keyword of the function, name of the hyperparameter
 
