@@ -3,9 +3,10 @@
 GRPO._replace(advantage=outcome(group_centered), surrogate=tuned(clipped_surrogate, "clip_low", "clip_high"))
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,15 +66,19 @@ def _check_reward_parts(trajectory: Trajectory) -> None:
         raise ValueError("the advantage compares the parts of the reward, which only token tasks report; use another")
 
 
-# NamedTuples rather than closures: two of the same parts are equal, as `name_of` and a hashable `Config` need.
+# Dataclasses rather than closures: two with the same parts are equal, as `name_of` and a hashable `Config` need.
 
 
-class _Outcome(NamedTuple):
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Outcome:
     formula: Callable
     measures: tuple[Callable, ...]
 
     def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
         advantage = self.formula(*(measure(trajectory, group_size) for measure in self.measures))
+        groups = trajectory.valid.shape[1] // group_size, group_size
+        if jnp.shape(advantage) != groups:
+            raise ValueError(f"{self} returned shape {jnp.shape(advantage)}, and should return {groups}")
         return jnp.where(trajectory.valid, advantage.reshape(1, -1), 0.0)
 
     def __repr__(self) -> str:
@@ -91,12 +96,13 @@ def outcome(formula: Callable, *measures: Callable) -> _Outcome:
       measures: functions of `(trajectory, group_size)`, whose results the formula takes; by default `episode_scores`.
 
     Returns:
-      A function for the slot `advantage`.
+      A function for the slot `advantage`; it raises ValueError if the formula returns another shape.
     """
     return _Outcome(formula, measures or (episode_scores,))
 
 
-class _Whitened(NamedTuple):
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Whitened:
     advantage: Callable
 
     def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
@@ -123,7 +129,8 @@ def whitened(advantage: Callable) -> _Whitened:
     return _Whitened(advantage)
 
 
-class _Tuned(NamedTuple):
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Tuned:
     function: Callable
     tunables: tuple[tuple[str, str], ...]  # keyword of the function, name of the hyperparameter
 

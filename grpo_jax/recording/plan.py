@@ -1,6 +1,7 @@
 """Planned runs: the description that identifies one, and the claim of the folder for its results."""
 
 import dataclasses
+import functools
 import importlib.metadata
 import logging
 import math
@@ -18,7 +19,6 @@ from grpo_jax.config.config import Config
 from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, claim_directory
 
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")  # on which a result depends
@@ -64,11 +64,13 @@ def describe(config: Config) -> dict[str, Any]:
     def plain(value):
         if isinstance(value, Algorithm):
             return {slot: plain(part) for slot, part in value._asdict().items()}
-        if isinstance(value, Architecture):
-            return dataclasses.asdict(value)
+        if isinstance(value, functools.partial):
+            return [plain(value.func), plain(value.args), {name: plain(part) for name, part in value.keywords.items()}]
+        if dataclasses.is_dataclass(value):
+            return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         if isinstance(value, tuple):
             return [plain(part) for part in value]
-        return getattr(value, "__qualname__", value)
+        return getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else value
 
     fields = {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
     return fields | {"environment": config.env.name, "env_params": dict(config.env_params)}

@@ -381,3 +381,18 @@ def test_a_variant_from_outside_the_package_trains():
     (start, end), (metrics,) = trained(mine, Mine(temperature=3.0))
     assert metrics["optim/skipped_updates"] == 0
     assert any(jnp.any(a != b) for a, b in zip(*map(jax.tree.leaves, (start.params, end.params)), strict=True))
+
+
+@pytest.mark.parametrize("formula", [jnp.mean, jnp.transpose, jnp.ravel], ids=lambda formula: formula.__name__)
+def test_a_formula_of_the_wrong_shape_is_refused(formula):
+    with pytest.raises(ConfigError, match=r"outcome\(\w+\) returned shape .*, and should return \(2, 4\)"):
+        Config(algorithm=GRPO._replace(advantage=objectives.outcome(formula)), **SMALL)
+
+
+def test_slots_made_of_formulas_are_functions_to_jax():
+    """Which refers to them weakly, and so refuses tuples."""
+    x, hyperparams = jnp.ones((1, 4)), Hyperparams()
+    for transform in (jax.jit, jax.checkpoint):
+        surrogate = transform(GRPO.surrogate)(x, x, hyperparams)
+        np.testing.assert_allclose(surrogate, GRPO.surrogate(x, x, hyperparams), rtol=1e-6)
+    assert jax.eval_shape(jax.checkpoint(GRPO.surrogate), x, x, hyperparams).shape == x.shape

@@ -15,8 +15,8 @@ from grpo_jax import GRPO, Config, Hyperparams, run
 from grpo_jax.algorithms import GSPO
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import adaptive_coefficient, tuned
-from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
+from grpo_jax.objectives import adaptive_coefficient, group_normalized, outcome, tuned
+from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same, check_same_run
 from grpo_jax.recording.plan import describe
 from grpo_jax.training.run import Progress, initial_states
 
@@ -198,6 +198,17 @@ def test_configs_differ_by_their_slots():
     assert (grpo["environment"], grpo["algorithm"]["ratio"], gspo["algorithm"]["ratio"]) == (
         *("Probe", "step_ratio", "sequence_ratio"),
     )
+
+
+def test_slots_with_settings_of_their_own_are_told_apart():
+    def described(formula):
+        algorithm = GRPO._replace(advantage=outcome(formula))
+        return json.loads(json.dumps(describe(Config(environment=Probe(), algorithm=algorithm))))
+
+    normalized = functools.partial(group_normalized, ddof=1)
+    assert described(normalized) == described(functools.partial(group_normalized, ddof=1))
+    with pytest.raises(ConfigError, match="algorithm.advantage.formula"):
+        check_same(described(normalized), described(functools.partial(group_normalized, ddof=0)))
 
 
 def small_run(**fields):
