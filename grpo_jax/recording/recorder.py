@@ -28,7 +28,7 @@ from grpo_jax.recording.plan import Plan, claim, versions
 from grpo_jax.recording.signals import StopSignal, deferred_signals
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases, check_installed
 from grpo_jax.training.budget import check_budget, most_steps
-from grpo_jax.training.run import Chunk, Progress, RunResult, initial_states, run
+from grpo_jax.training.run import Chunk, Progress, RunResult, check_keys, initial_states, run
 from grpo_jax.types import PyTree
 
 if TYPE_CHECKING:  # orbax is imported where a run has checkpoints
@@ -127,6 +127,7 @@ def recorded_run(
     recording = Recording(checkpoint_every, resume, tensorboard, wandb, debug_nans)
     recording.check()
     check_budget(config, hyperparams, max_episodes)
+    check_keys(keys)
     plan = Plan(name_of(config.algorithm), config, hyperparams, keys, max_episodes, env_params)
     with release_if_unused(directory):
         from_process_zero(lambda: claim(directory, [plan], resume=resume))

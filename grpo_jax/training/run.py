@@ -125,13 +125,8 @@ def run(
       MemoryError: the rows need more memory than there is; the message says what to lower.
     """
     budget.check_budget(config, hyperparams, max_episodes)
-    if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
-        raise ConfigError(
-            "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
-        )
+    check_keys(keys)
     num_rows, num_chunks = keys.shape[0], as_count("num_chunks", num_chunks)
-    if num_rows == 0:
-        raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
     mesh = make_row_mesh(num_rows) if mesh is None else mesh
     check_mesh(config, mesh)
     num_iterations = budget.most_steps(config, hyperparams, max_episodes) // config.steps_per_iteration
@@ -178,6 +173,16 @@ def run(
     metrics = {name: np.concatenate([c.metrics[name] for c in chunks]) for name in (chunks and chunks[0].metrics)}
     steps = np.concatenate([np.zeros((0, num_rows), np.int64), *(chunk.steps for chunk in chunks)])
     return RunResult(_without_padding(progress).states, metrics, steps, compile_seconds, train_seconds)
+
+
+def check_keys(keys: jax.Array) -> None:
+    """Raises ConfigError unless `keys` are `[R]` keys of one row or more."""
+    if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
+        raise ConfigError(
+            "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
+        )
+    if keys.shape[0] == 0:
+        raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
 
 
 def _to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:

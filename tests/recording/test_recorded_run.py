@@ -76,6 +76,13 @@ def test_a_finished_run_is_read_back_and_never_overwritten(whole):
     assert same(again, result) and again.compile_seconds == 0
 
 
+@pytest.mark.parametrize("keys", [KEYS[0], KEYS[:, None], KEYS[:0]], ids=["one key", "a matrix", "none"])
+def test_what_is_no_array_of_keys_is_refused_before_the_folder_is_made(tmp_path, keys):
+    with pytest.raises(ConfigError, match="one for each row|for each key"):
+        recorded_run(CONFIG, HYPERPARAMS, keys, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_run_is_refused(whole):
     before = contents(whole[0])
     with pytest.raises(ConfigError, match="hyperparams.discount is 0.5 here"):
