@@ -124,7 +124,13 @@ def recorded_run(
       MemoryError, OSError: there is too little memory, or the folder cannot be written to.
     """
     directory = Path(directory)
-    recording = Recording(checkpoint_every, resume, tensorboard, wandb, debug_nans)
+    recording = Recording(
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        tensorboard=tensorboard,
+        wandb=wandb,
+        debug_nans=debug_nans,
+    )
     recording.check()
     check_budget(config, hyperparams, max_episodes)
     check_keys(keys)
