@@ -280,6 +280,18 @@ def random_policy(space):
     )
 
 
+def random_play(env, num_envs, num_steps):
+    """The function from a key to what a random policy does: the states before and after, and the trajectory."""
+    simulator = Simulator(env, random_policy(env.action_space), ())
+
+    @jax.jit
+    def play(key):
+        start = simulator.reset(group_parameters(env, None, num_envs, 1), key, num_envs)
+        return start, *simulator.unroll(start, key, num_steps=num_steps, auto_reset=True)
+
+    return play
+
+
 def known_params(logits, *, weights=(2.0, 0.0), bias=10.0):
     """V = 10 + 2 age in a `Probe`, unless told otherwise."""
     return KnownParams(*(jnp.asarray(x, jnp.float32) for x in (logits, weights, bias)))

@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces
-from probes import Probe, difference, random_policy
+from probes import Probe, difference, random_play
 
-from grpo_jax.environments import group_parameters, make_environment
+from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
-from grpo_jax.rollouts.rollout import Simulator
 
 
 def test_cartpole_is_gymnax_cartpole_bitwise():
@@ -75,15 +74,7 @@ NAMES = [
 def played(request):
     """An environment of gymnax; the function that plays it at random; and its results: states and trajectory."""
     env = make_environment(request.param, {"max_steps_in_episode": LIMIT})
-    policy = random_policy(env.action_space)
-
-    @jax.jit
-    def play(key):
-        params = group_parameters(env, None, NUM_ENVS, 1)
-        simulator = Simulator(env, policy, ())
-        start = simulator.reset(params, key, NUM_ENVS)
-        return start, *simulator.unroll(start, key, num_steps=NUM_STEPS, auto_reset=True)
-
+    play = random_play(env, NUM_ENVS, NUM_STEPS)
     return env, play, play(jax.random.key(1))
 
 

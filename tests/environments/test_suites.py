@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import difference, random_policy
+from probes import difference, random_play
 
-from grpo_jax.environments import group_parameters, make_environment
+from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.rollouts.rollout import Simulator
 
 LIMIT, NUM_ENVS, NUM_STEPS = 6, 3, 14
 BRAX = {
@@ -40,16 +39,9 @@ NAMES = {
 def test_an_environment_of_another_suite_plays_and_is_truncated_at_its_limit(name):
     pytest.importorskip(name.partition(":")[0])
     env = make_environment(name, {"max_steps_in_episode": LIMIT})
-    policy = random_policy(env.action_space)
     assert (env.name, env.observation.shape, env.max_steps) == (name, NAMES[name], LIMIT)
 
-    @jax.jit
-    def play(key):
-        params = group_parameters(env, None, NUM_ENVS, 1)
-        simulator = Simulator(env, policy, ())
-        start = simulator.reset(params, key, NUM_ENVS)
-        return start, *simulator.unroll(start, key, num_steps=NUM_STEPS, auto_reset=True)
-
+    play = random_play(env, NUM_ENVS, NUM_STEPS)
     before, after, trajectory = play(jax.random.key(0))
     assert not difference(play(jax.random.key(0)), (before, after, trajectory))
     assert not any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves((before, after, trajectory)))
