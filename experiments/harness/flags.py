@@ -13,6 +13,7 @@ import tyro
 from experiments.harness.settings import settings, split_fields
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, name_of
+from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.policies import Architecture
 
@@ -71,7 +72,7 @@ def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.Construc
 
     @registry.primitive_rule
     def by_name(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        if type_info.type not in (str | Algorithm, str | Any):
+        if type_info.type not in (str | Algorithm, str | ExecutionPlan, str | Any):
             return None
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,

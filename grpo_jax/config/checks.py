@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from grpo_jax.config.fields import Fields
+from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, as_count, nearest
 from grpo_jax.policies import Architecture
@@ -40,6 +41,7 @@ def check_counts(config: Fields) -> None:
 
 def check_numbers(config: Fields) -> None:
     """Checks numbers against each other, after fields that were left out have their values."""
+    resolve_plan(config.execution_plan)
     activation = getattr(nn, str(config.activation), None)
     if not callable(activation) or isinstance(activation, type):
         raise ConfigError(f"unknown activation {config.activation!r}: {nearest(str(config.activation), _ACTIVATIONS)}")

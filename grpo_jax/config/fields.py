@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_jax.algorithms import Algorithm
+from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment, make_environment
 from grpo_jax.policies import Architecture, Policy, make_policy, make_token_policy
 from grpo_jax.policies.distributions import make_distribution
@@ -56,6 +57,9 @@ class Fields:
     """The policy sees observations minus their running mean, divided by their running standard deviation."""
     normalize_rewards: bool = False
     """Rewards are divided by the running standard deviation of the discounted return."""
+
+    execution_plan: str | ExecutionPlan = "auto"
+    """Layout of the program: "cpu", "gpu", "tpu", or "auto" for the backend's (or a value of `ExecutionPlan`)."""
 
     # --- the policy ---
 
@@ -126,6 +130,11 @@ class Fields:
     def is_transformer(self) -> bool:
         """Whether the policy is one."""
         return self.network == "transformer" or (self.network == "auto" and self.env.prompt is not None)
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        """The execution plan; "auto" depends on JAX's backend, so that a run may go on elsewhere."""
+        return resolve_plan(self.execution_plan)
 
     @functools.cached_property
     def env(self) -> Environment:

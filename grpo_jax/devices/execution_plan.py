@@ -1,0 +1,77 @@
+"""How a train step is laid out for a kind of device.
+
+CPUs, GPUs and TPUs are fastest with different programs. A GPU waits for launches, so it is given few and large kernels.
+A CPU waits for memory beyond its cache, so it is given small parts, and it may branch. All plans compute the same
+numbers up to rounding, on every device.
+"""
+
+import dataclasses
+
+import jax
+
+from grpo_jax.errors import ConfigError, as_count, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionPlan:
+    """The layout of a train step. Static; `PLANS` has one for each kind of device."""
+
+    outputs_after_rollout: bool
+    """Values and log-probabilities are computed in one pass after the rollout, where no step depends on them."""
+    packed_steps: bool
+    """The carry of the rollout's scan is one array, and so are the outputs of its steps: fewer copies."""
+    steps_per_loop: int
+    """Environment steps in one iteration of the rollout's loop (unrolling)."""
+    num_reset_draws: int
+    """Start states drawn before a rollout for each environment, later ones behind a branch; 0: one at every step."""
+    samples_per_part: int
+    """The most samples of a minibatch whose gradient is computed at once."""
+    skips_empty_parts: bool
+    """Parts without a valid sample are skipped, by a loop whose length is known at run time only."""
+    flat_parameters: bool
+    """Clipping, Adam and the check for finite numbers run on one vector of all parameters."""
+
+    def __post_init__(self):
+        """Checks the numbers."""
+        for field in ("steps_per_loop", "samples_per_part"):
+            as_count(field, getattr(self, field))
+
+
+CPU = ExecutionPlan(
+    outputs_after_rollout=False,
+    packed_steps=False,
+    steps_per_loop=1,
+    num_reset_draws=8,
+    samples_per_part=512,
+    skips_empty_parts=True,
+    flat_parameters=False,
+)
+
+GPU = ExecutionPlan(
+    outputs_after_rollout=True,
+    packed_steps=True,
+    steps_per_loop=4,
+    num_reset_draws=0,
+    samples_per_part=2**20,
+    skips_empty_parts=False,
+    flat_parameters=True,
+)
+
+TPU = GPU
+
+PLANS = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
+
+
+def resolve_plan(plan: str | ExecutionPlan) -> ExecutionPlan:
+    """The plan of this name; "auto" is that of JAX's default backend.
+
+    Raises:
+      ConfigError: for an unknown name.
+    """
+    if isinstance(plan, ExecutionPlan):
+        return plan
+    if plan == "auto":
+        return PLANS.get(jax.default_backend(), GPU)
+    if plan not in PLANS:
+        raise ConfigError(f"unknown execution_plan {plan!r}: {nearest(str(plan), ('auto', *PLANS))}")
+    return PLANS[plan]
