@@ -1,0 +1,109 @@
+"""Tables and a picture of programs that are compiled ahead of time."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from experiments.harness.figures import panels
+from experiments.harness.targets import Target
+
+Row = dict[str, Any]
+
+
+def _per_step(field: str, phase: str) -> Callable[[Row], str]:
+    """The count of a phase for each of its steps; "?" if its loop was not found."""
+    steps, loop = {
+        "rollout": ("num_steps", "has_rollout_loop"),
+        "gradient": ("num_gradient_steps", "has_gradient_loop"),
+    }[phase]
+    return lambda row: f"{row[field][phase] / row[steps]:,.1f}" if row[loop] else "?"
+
+
+def _number(field: str, scale: float = 1.0, spec: str = ",.0f") -> Callable[[Row], str]:
+    return lambda row: "" if row.get(field) is None else f"{row[field] / scale:{spec}}"
+
+
+def _layout(mesh: dict[str, int]) -> str:
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items()) or "1"
+
+
+_SIZE = {
+    "implementation": lambda row: row["name"],
+    "mesh": lambda row: _layout(row["mesh"]),
+    "envs": _number("num_envs"),
+    "seeds": _number("num_seeds"),
+}
+_GPU = {
+    "launches": _number("launches"),
+    "/env step": _per_step("launches_by_phase", "rollout"),
+    "/gradient": _per_step("launches_by_phase", "gradient"),
+    "copies": _number("copies"),
+    "graphs": _number("graphs"),
+    "waits": _number("waits"),
+    "GB": _number("bytes_accessed", 1e9, ",.1f"),
+    "model ms": _number("model_seconds", 1e-3, ",.1f"),
+    "× plain": _number("model_ratio", spec=".2f"),
+}
+_COLLECTIVES = {
+    "collectives /env step": _per_step("collectives", "rollout"),
+    "/gradient step": _per_step("collectives", "gradient"),
+    "else": lambda row: f"{row['collectives']['rest']:,}",
+    "MB sent": _number("communicated_bytes", 1e6, ",.1f"),
+}
+_TPU = {"GB": _number("bytes_accessed", 1e9, ",.1f")}
+_MEMORY = {
+    "temp MiB": _number("temporary_bytes", 2**20),
+    "args MiB": _number("argument_bytes", 2**20, ",.1f"),
+    "compile s": _number("compile_seconds"),
+}
+_MEASURED = {"measured ms": _number("measured_seconds", 1e-3, ",.1f")}
+
+
+def table(target: Target, environment: str, rows: Sequence[Row]) -> Table:
+    """The programs for one target and one environment side by side."""
+    columns = _SIZE | (_GPU if target.is_gpu else {})
+    columns |= _COLLECTIVES if any(row["mesh"] for row in rows) else {}
+    columns |= ({} if target.is_gpu else _TPU) | _MEMORY
+    columns |= _MEASURED if any("measured_seconds" in row for row in rows) else {}
+    rendered = Table(*columns, title=f"{target.name}, {environment}: one train step")
+    for row in rows:
+        if "error" in row:
+            rendered.add_row(*(cell(row) for cell in _SIZE.values()), "does not compile")
+        else:
+            rendered.add_row(*(cell(row) for cell in columns.values()))
+    return rendered
+
+
+def fits_table(fits: Sequence[Row]) -> Table:
+    """The largest number of environments × seeds of each implementation."""
+    rendered = Table("implementation", "mesh", "environments × seeds that fit", "KiB each")
+    for row in fits:
+        most, kibibytes = row["environments_times_seeds"], row["bytes_each"] / 2**10
+        rendered.add_row(row["name"], _layout(row["mesh"]), f"{most:,}", f"{kibibytes:,.1f}")
+    return rendered
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Launches and model time over the number of environments: two panels for each target and environment."""
+    rows = [row for row in rows if row["num_seeds"] == rows[0]["num_seeds"]]
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    pairs = list(dict.fromkeys((row["target"], row["environment"]) for row in rows))
+    fields = {"launches": (1.0, "launches in a train step"), "model_seconds": (1e3, "model: ms for a train step")}
+    with panels(path, 2 * len(pairs), size=(5.2, 3.8), columns=2) as (_, axes):
+        for i, (target, environment) in enumerate(pairs):
+            here = [row for row in rows if (row["target"], row["environment"]) == (target, environment)]
+            for axis, (field, (scale, label)) in zip(axes[2 * i : 2 * i + 2], fields.items(), strict=True):
+                for name in names:
+                    series = sorted((row["num_envs"], row[field] * scale) for row in here if row["name"] == name)
+                    if series:
+                        color = f"C{names.index(name)}"
+                        axis.plot(*zip(*series, strict=True), color=color, marker="o", markersize=4, label=name)
+                axis.set(title=f"{target}, {environment}", xlabel="parallel environments", ylabel=label, xscale="log")
+                axis.set_yscale("log" if field == "model_seconds" else "linear")
+                ticks = sorted({row["num_envs"] for row in here})
+                axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+                axis.minorticks_off()
+            axes[2 * i].set_ylim(0, None)
+            axes[2 * i].legend(frameon=False)
