@@ -23,7 +23,7 @@ from experiments.harness.ahead_of_time import USABLE_MEMORY, Case, choose_backen
 from experiments.harness.command import command, make_console, mesh_sizes, provenance
 from experiments.harness.gpu_program import SORT_KERNELS, Costs
 from experiments.harness.implementations import REFERENCES, by_environment, make_workload
-from experiments.harness.program_tables import draw, fits_table, table
+from experiments.harness.program_tables import draw, fits_table, tables
 from experiments.harness.reference_implementations import Implementation
 from experiments.harness.targets import TARGETS, Target
 from experiments.harness.workloads import make_case, measure
@@ -102,7 +102,7 @@ def main(arguments: Arguments) -> None:
                 results["programs"] += new
                 write_json(summary, results)  # after each size, so that an interruption keeps them
             results["fits"] += (fits := what_fits(rows, target))
-            console.print(table(target, environment, rows), *([fits_table(fits)] if fits else []))
+            console.print(*tables(target, environment, rows), *([fits_table(fits)] if fits else []))
     write_json(summary, results)
     if on_gpus := [row for row in results["programs"] if "launches" in row and not row["mesh"]]:
         draw(on_gpus, out / "launches.png")

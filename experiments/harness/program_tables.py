@@ -1,18 +1,20 @@
 """Tables and a picture of programs that are compiled ahead of time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
+from experiments.harness.ahead_of_time import TRITON
 from experiments.harness.figures import panels
 from experiments.harness.targets import Target
 
 Row = dict[str, Any]
+Cell = Callable[[Row], str]
 
 
-def _per_step(field: str, phase: str) -> Callable[[Row], str]:
+def _per_step(field: str, phase: str) -> Cell:
     """The count of a phase for each of its steps; "?" if its loop was not found."""
     steps, loop = {
         "rollout": ("num_steps", "has_rollout_loop"),
@@ -21,7 +23,7 @@ def _per_step(field: str, phase: str) -> Callable[[Row], str]:
     return lambda row: f"{row[field][phase] / row[steps]:,.1f}" if row[loop] else "?"
 
 
-def _number(field: str, scale: float = 1.0, spec: str = ",.0f") -> Callable[[Row], str]:
+def _number(field: str, scale: float = 1.0, spec: str = ",.0f") -> Cell:
     return lambda row: "" if row.get(field) is None else f"{row[field] / scale:{spec}}"
 
 
@@ -29,6 +31,7 @@ def _layout(mesh: dict[str, int]) -> str:
     return ",".join(f"{axis}={size}" for axis, size in mesh.items()) or "1"
 
 
+_ALWAYS = ("implementation", "envs")
 _SIZE = {
     "implementation": lambda row: row["name"],
     "mesh": lambda row: _layout(row["mesh"]),
@@ -37,7 +40,7 @@ _SIZE = {
 }
 _GPU = {
     "launches": _number("launches"),
-    "/env step": _per_step("launches_by_phase", "rollout"),
+    "/step": _per_step("launches_by_phase", "rollout"),
     "/gradient": _per_step("launches_by_phase", "gradient"),
     "copies": _number("copies"),
     "graphs": _number("graphs"),
@@ -47,9 +50,9 @@ _GPU = {
     "× plain": _number("model_ratio", spec=".2f"),
 }
 _COLLECTIVES = {
-    "collectives /env step": _per_step("collectives", "rollout"),
-    "/gradient step": _per_step("collectives", "gradient"),
-    "else": lambda row: f"{row['collectives']['rest']:,}",
+    "collectives, each environment step": _per_step("collectives", "rollout"),
+    "each gradient step": _per_step("collectives", "gradient"),
+    "others": lambda row: f"{row['collectives']['rest']:,}",
     "MB sent": _number("communicated_bytes", 1e6, ",.1f"),
 }
 _TPU = {"GB": _number("bytes_accessed", 1e9, ",.1f")}
@@ -61,18 +64,25 @@ _MEMORY = {
 _MEASURED = {"measured ms": _number("measured_seconds", 1e-3, ",.1f")}
 
 
-def table(target: Target, environment: str, rows: Sequence[Row]) -> Table:
-    """The programs for one target and one environment side by side."""
-    columns = _SIZE | (_GPU if target.is_gpu else {})
-    columns |= _COLLECTIVES if any(row["mesh"] for row in rows) else {}
-    columns |= ({} if target.is_gpu else _TPU) | _MEMORY
+def tables(target: Target, environment: str, rows: Sequence[Row]) -> list[Table]:
+    """The programs for one target and one environment side by side; on meshes, also what these communicate."""
+    columns = (_GPU if target.is_gpu else _TPU) | _MEMORY
     columns |= _MEASURED if any("measured_seconds" in row for row in rows) else {}
-    rendered = Table(*columns, title=f"{target.name}, {environment}: one train step")
+    rendered = [_table(f"{target.name}, {environment}: one train step", rows, columns)]
+    if meshed := [row for row in rows if row["mesh"]]:
+        rendered.append(_table(f"{target.name}, {environment}: communication of each device", meshed, _COLLECTIVES))
+    return rendered
+
+
+def _table(title: str, rows: Sequence[Row], columns: Mapping[str, Cell]) -> Table:
+    """A line for each program; the columns for mesh and seeds are left out where all are 1."""
+    size = {name: cell for name, cell in _SIZE.items() if name in _ALWAYS or {cell(row) for row in rows} != {"1"}}
+    without_triton = dict.fromkeys(row["name"] for row in rows if row.get("options", {}).get(TRITON) is False)
+    caption = f"matrix products by cuBLAS, not Triton: {', '.join(without_triton)}" if without_triton else None
+    rendered = Table(*size, *(Column(name, justify="right") for name in columns), title=title, caption=caption)
     for row in rows:
-        if "error" in row:
-            rendered.add_row(*(cell(row) for cell in _SIZE.values()), "does not compile")
-        else:
-            rendered.add_row(*(cell(row) for cell in columns.values()))
+        cells = [cell(row) for cell in size.values()]
+        rendered.add_row(*cells, *(["error"] if "error" in row else [cell(row) for cell in columns.values()]))
     return rendered
 
 
