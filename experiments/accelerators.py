@@ -2,7 +2,7 @@
 
 Compiles train steps ahead of time, and reads the compiled programs: kernels, CUDA graphs, waits of the host, traffic
 and memory on a GPU; memory and communication on a TPU. Times are a model; where an accelerator is attached, they are
-also measured. docs/accelerators.md explains the table. Needs the extra: pip install 'grpo-jax[accelerators]'.
+also measured. docs/accelerators.md explains the table. Needs the extra: pip install '.[accelerators]'.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from rich.console import Console
 
 from experiments.harness import reference_implementations as reference
 from experiments.harness.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_case, what_fits
@@ -72,7 +71,9 @@ def main(arguments: Arguments) -> None:
     console = make_console(width=150)
     has_device = choose_backend()
     options, meshes = check(arguments, has_device)
-    names = installed(arguments.implementations, console)
+    names = reference.installed(arguments.implementations)
+    if names != arguments.implementations:
+        console.print("rejax is not installed (pip install '.[benchmark]'): it is left out.")
     now = datetime.datetime.now()
     out = arguments.out or Path("runs") / f"accelerators_{now:%Y-%m-%d_%H-%M-%S}"
     summary = out / "summary.json"
@@ -103,6 +104,9 @@ def main(arguments: Arguments) -> None:
                 write_json(summary, results)  # after each size, so that an interruption keeps them
             results["fits"] += (fits := what_fits(rows, target))
             console.print(*tables(target, environment, rows), *([fits_table(fits)] if fits else []))
+            for row in rows:
+                if "error" in row:
+                    console.print(f"{row['name']} does not compile for {target.name}: {row['error']}", soft_wrap=True)
     write_json(summary, results)
     if on_gpus := [row for row in results["programs"] if "launches" in row and not row["mesh"]]:
         draw(on_gpus, out / "launches.png")
@@ -129,14 +133,6 @@ def check(arguments: Arguments, has_device: bool) -> tuple[dict[str, Any], list[
         options[name] = value == "true" if value in ("true", "false") else value
     meshes = [{} if mesh == ONE_DEVICE else mesh_sizes(mesh.split(","), "--meshes") for mesh in arguments.meshes]
     return options, meshes
-
-
-def installed(names: tuple[str, ...], console: Console) -> tuple[str, ...]:
-    """The names without rejax's PPO if rejax is not installed."""
-    if "rejax PPO" in names and reference.rejax_version() is None:
-        console.print("rejax is not installed (pip install 'grpo-jax[benchmark]'): it is left out.")
-        names = tuple(name for name in names if name != "rejax PPO")
-    return names
 
 
 def compile_cases(cases: list[Case], target: Target, plan: str, options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -19,13 +19,15 @@ from experiments.harness.targets import Target
 from grpo_jax.devices.mesh import ROWS, make_mesh, over_rows, replicated, state_shardings
 
 PHASES = ("rollout", "gradient", "rest")
+
 USABLE_MEMORY = 0.9
 """The share of a device's memory that programs may use."""
 
 TRITON = "xla_gpu_enable_triton_gemm"
 """XLA's option for matrix products in Triton instead of cuBLAS."""
 
-_ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/accel*", "/dev/vfio/[0-9]*")
+_GPUS = ("/dev/nvidia[0-9]*", "/dev/dxg")
+_TPUS = ("/dev/accel*", "/dev/vfio/[0-9]*")
 _TPU_WITHOUT_DEVICE = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -45,15 +47,16 @@ class Case(NamedTuple):
 
 
 def choose_backend() -> bool:
-    """Whether an accelerator is attached. Otherwise sets JAX up to run on the CPU, which only compiles for others.
+    """Whether an accelerator is attached. Otherwise JAX runs on the CPU, and only compiles for others.
 
-    Must be called before JAX looks for its devices: without it, the installed compilers search for theirs and fail.
+    To be called before JAX looks for its devices: the installed plugins would search for theirs and fail.
     """
-    if not any(glob.glob(pattern) for pattern in _ACCELERATORS):
+    has_gpu, has_tpu = (any(glob.glob(pattern) for pattern in patterns) for patterns in (_GPUS, _TPUS))
+    if not has_tpu:
         for name, value in _TPU_WITHOUT_DEVICE.items():
             os.environ.setdefault(name, value)
-        if not jax.config.jax_platforms:
-            jax.config.update("jax_platforms", "cpu")
+    if not (has_gpu or has_tpu or jax.config.jax_platforms):
+        jax.config.update("jax_platforms", "cpu")
     return jax.default_backend() != "cpu"
 
 
@@ -81,25 +84,20 @@ def compile_case(case: Case, target: Target, plan: str, options: Mapping[str, An
     jitted = jax.jit(step, donate_argnums=0, in_shardings=(layout,), out_shardings=(layout, replicated(mesh)))
     started = time.perf_counter()
     lowered = jitted.trace(state).lower(lowering_platforms=(target.platform,))
-    try:
-        numbers = _compile(lowered, workload, target, options)
-    except jax.errors.JaxRuntimeError:
-        if not target.is_gpu or TRITON in options:
-            raise
-        # Without a device, XLA finds no tiles for some matrix products in Triton, and does not try cuBLAS by itself.
-        options = {**options, TRITON: False}
-        numbers = _compile(lowered, workload, target, options)
-    return numbers | {"options": options, "compile_seconds": time.perf_counter() - started}
-
-
-def _compile(
-    lowered: jax.stages.Lowered, workload: Workload, target: Target, options: Mapping[str, Any]
-) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True} if target.is_gpu else {}
-        compiled = lowered.compile(dump | dict(options))
+        try:
+            compiled = lowered.compile(dump | dict(options))
+        except jax.errors.JaxRuntimeError:
+            if not target.is_gpu or TRITON in options:
+                raise
+            # Without a device, XLA finds no tiles for some products in Triton, and does not try cuBLAS by itself.
+            options = {**options, TRITON: False}
+            compiled = lowered.compile(dump | options)
+        seconds = time.perf_counter() - started
         thunks, metadata = (_largest(Path(folder), name) for name in ("sequence_after_thunk_passes", "metadata"))
-    return _memory(compiled) | _report(compiled, thunks, metadata, workload, target)
+    numbers = _memory(compiled) | _report(compiled, thunks, metadata, workload, target)
+    return numbers | {"options": options, "compile_seconds": seconds}
 
 
 def _largest(folder: Path, name: str) -> str:

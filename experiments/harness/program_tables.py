@@ -97,6 +97,8 @@ def fits_table(fits: Sequence[Row]) -> Table:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Launches and model time over the number of environments: two panels for each target and environment."""
+    from matplotlib.ticker import LogLocator
+
     rows = [row for row in rows if row["num_seeds"] == rows[0]["num_seeds"]]
     names = list(dict.fromkeys(row["name"] for row in rows))
     pairs = list(dict.fromkeys((row["target"], row["environment"]) for row in rows))
@@ -111,9 +113,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                         color = f"C{names.index(name)}"
                         axis.plot(*zip(*series, strict=True), color=color, marker="o", markersize=4, label=name)
                 axis.set(title=f"{target}, {environment}", xlabel="parallel environments", ylabel=label, xscale="log")
-                axis.set_yscale("log" if field == "model_seconds" else "linear")
                 ticks = sorted({row["num_envs"] for row in here})
                 axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
                 axis.minorticks_off()
-            axes[2 * i].set_ylim(0, None)
-            axes[2 * i].legend(frameon=False)
+            launches, model = axes[2 * i : 2 * i + 2]
+            launches.set_ylim(0, None)
+            launches.yaxis.set_major_formatter("{x:,.0f}")
+            launches.legend(frameon=False)
+            model.set_yscale("log")
+            model.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            model.yaxis.set_major_formatter("{x:g}")
+            model.minorticks_off()

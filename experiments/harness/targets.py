@@ -1,13 +1,12 @@
 """The accelerators that programs are compiled for without having one."""
 
 import importlib.util
+import math
 from typing import Any, NamedTuple
 
 from jax.experimental import topologies
 
 from grpo_jax.errors import ConfigError
-
-EXTRA = "install the extra: pip install 'grpo-jax[accelerators]'"
 
 _GPU_CONFIG = """
 gpu_device_info {{
@@ -55,7 +54,9 @@ class Target(NamedTuple):
         """
         package = "jax_plugins.xla_cuda12" if self.is_gpu else "libtpu"
         if not _is_installed(package):
-            raise ConfigError(f"the compiler for {self.name} ({package}) is not installed; {EXTRA}")
+            raise ConfigError(
+                f"the compiler for {self.name} ({package}) is not installed; pip install '.[accelerators]'"
+            )
         try:
             if self.is_gpu:
                 config = _GPU_CONFIG.format(bandwidth=self.bandwidth, memory=self.memory, **self.gpu)
@@ -72,11 +73,12 @@ class Target(NamedTuple):
 
 
 def tpu_topology(count: int, dimensions: int) -> str:
-    """The smallest topology with at least this many chips: powers of two, at least 2x2 (or 2x2x1), nearly cubic."""
-    sides = [2, 2] + [1] * (dimensions - 2)
-    while sides[0] * sides[1] * (sides[2] if dimensions == 3 else 1) < count:
-        sides[max(range(dimensions), key=lambda axis: (-sides[axis], axis))] *= 2
-    return "x".join(map(str, sorted(sides) if dimensions == 2 else sides))
+    """The smallest topology with at least this many chips whose sides are nearly equal: 2x2 or 2x2x1, 2x4, 4x4, ..."""
+    sides = [2, 2, 1][:dimensions]
+    while math.prod(sides) < count:
+        shortest = min(range(dimensions), key=lambda axis: (sides[axis], -axis))
+        sides[shortest] *= 2
+    return "x".join(map(str, sides))
 
 
 def _is_installed(package: str) -> bool:
