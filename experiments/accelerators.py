@@ -8,6 +8,7 @@ also measured. docs/accelerators.md explains the table. Needs the extra: pip ins
 import dataclasses
 import datetime
 import itertools
+import math
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -132,6 +133,8 @@ def check(arguments: Arguments, has_device: bool) -> tuple[dict[str, Any], list[
             raise ConfigError(f"--options {option} has no name or no value; write NAME=VALUE")
         options[name] = value == "true" if value in ("true", "false") else value
     meshes = [{} if mesh == ONE_DEVICE else mesh_sizes(mesh.split(","), "--meshes") for mesh in arguments.meshes]
+    for name, mesh in itertools.product(arguments.targets, meshes):
+        TARGETS[name].devices(math.prod(mesh.values()))
     return options, meshes
 
 

@@ -308,13 +308,13 @@ def test_steps_are_timed_and_profiled(tmp_path):
 def test_compiles_for_a_gpu_that_is_not_there(tmp_path):
     """In a process of its own, in which JAX has not looked for its devices."""
     pytest.importorskip("jax_plugins.xla_cuda12")
-    arguments = ["--targets", "h100", "--environments", "CartPole-v1", "--num-envs", "256", "1024"]
+    arguments = ["--targets", "h100", "--environments", "CartPole-v1", "--num-envs", "1024"]
     arguments += ["--implementations", "plain PPO", "PPO", "--out", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
     command = [sys.executable, "-m", "experiments.accelerators", *arguments]
     subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, check=True)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert len(summary["programs"]) == 4 and len(summary["fits"]) == 2
+    assert len(summary["programs"]) == 2
     for program in summary["programs"]:
         assert program["has_rollout_loop"] and program["has_gradient_loop"]
         assert program["waits"] == 0 and program["graphs"] > 0
