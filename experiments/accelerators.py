@@ -69,7 +69,7 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    console = make_console(width=150)
+    console = make_console(width=160)
     has_device = choose_backend()
     options, meshes = check(arguments, has_device)
     names = reference.installed(arguments.implementations)
@@ -84,7 +84,7 @@ def main(arguments: Arguments) -> None:
     results = provenance() | {
         "date": f"{now:%Y-%m-%d}",
         "arguments": dataclasses.asdict(arguments),
-        "model": Costs(np.nan)._asdict() | {"sort_kernels": SORT_KERNELS, "usable_memory": USABLE_MEMORY},
+        "model": Costs._field_defaults | {"sort_kernels": SORT_KERNELS, "usable_memory": USABLE_MEMORY},
         "targets": {name: TARGETS[name]._asdict() for name in arguments.targets},
         "programs": [],
         "fits": [],
