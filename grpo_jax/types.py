@@ -85,6 +85,7 @@ class Whole:
     sequences: bool = False  # the steps of a rollout stay together: they lie along S in order
     members: int = 1  # number of neighbouring sequences that share one carry: group_size, or 1
     minibatches: bool = False  # the gradient of a minibatch is computed in one piece
+    blocks: int = 1  # equal parts of N that are shuffled apart; every minibatch has an equal share of each
 
 
 class Batch(NamedTuple):

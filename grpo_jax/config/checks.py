@@ -15,7 +15,7 @@ from grpo_jax.updates.shuffle import MAX_SAMPLES
 
 _COUNTS = (
     *("num_envs", "group_size", "num_steps", "regroup_every", "num_kept_groups"),
-    *("num_epochs", "num_minibatches", "num_microbatches"),
+    *("num_epochs", "num_minibatches", "num_microbatches", "shuffle_blocks"),
     *("conv_channels", "recurrent_size"),
 )
 
@@ -75,6 +75,14 @@ def check_numbers(config: Fields) -> None:
             f"{what} = {num_samples} samples of one iteration are more than can be shuffled, {MAX_SAMPLES} (2^26); use "
             "fewer num_envs or num_steps"
         )
+    num_units = config.num_training_groups * config.group_size // whole.members
+    if num_units % config.shuffle_blocks:
+        raise ConfigError(
+            f"shuffle_blocks={config.shuffle_blocks} does not divide the {num_units} "
+            f"{'groups' if whole.members > 1 else 'environments'} of a batch into equal blocks; use a divisor, or 1"
+        )
+    if config.shuffle_blocks > 1:
+        num_samples, what = num_samples // config.shuffle_blocks, f"{what} / shuffle_blocks"
     if num_samples % config.num_minibatches:
         divisors = [n for n in range(1, num_samples + 1) if num_samples % n == 0]
         best = min(divisors, key=lambda n: abs(n - config.num_minibatches))

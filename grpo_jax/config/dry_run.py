@@ -34,6 +34,7 @@ def check_slots(config: Fields) -> None:
             *(algorithm, policy, params, trajectory, params, hyperparams, config.group_size),
             num_windows=config.num_windows,
             share_prompts=config.share_prompts,
+            shuffle_blocks=config.shuffle_blocks,
         )
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
         return minibatch_gradient(

@@ -53,6 +53,9 @@ class Fields:
     """Parts over which the gradient of a minibatch is accumulated; None: chosen by size."""
     share_prompts: bool | None = None
     """Minibatches are of whole groups, and an update reads their prompt once; None: a transformer's, where possible."""
+    shuffle_blocks: int = 1
+    """Blocks of neighbouring environments that are shuffled apart: every minibatch has an equal share of each. With one
+    or more for each device along a mesh's axis envs, samples stay on their device."""
     normalize_observations: bool = False
     """The policy sees observations minus their running mean, divided by their running standard deviation."""
     normalize_rewards: bool = False

@@ -156,6 +156,11 @@ def envs_are_split() -> bool:
     return ENVS in jax.sharding.get_abstract_mesh().axis_names
 
 
+def num_env_devices() -> int:
+    """The number of devices that the mesh of the surrounding `over_rows` splits the environments of a row over."""
+    return jax.sharding.get_abstract_mesh().shape[ENVS] if envs_are_split() else 1
+
+
 def model_is_split() -> bool:
     """Whether the mesh of the surrounding `over_rows` splits the weights of a policy over devices."""
     return MODEL in jax.sharding.get_abstract_mesh().axis_names

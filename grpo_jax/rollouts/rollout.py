@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
+from grpo_jax.devices.mesh import envs_are_split
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import threefry
 from grpo_jax.objectives.returns import next_values
@@ -222,8 +223,15 @@ class Simulator(NamedTuple):
         num_rows = max(number for number in range(1, most + 1) if num_steps % number == 0)
         observations = trajectory.observation.reshape(-1, num_rows, *trajectory.observation.shape[1:])
         is_first = jnp.zeros((num_rows, num_envs), bool)  # without a carry nothing depends on it
-        values = jax.lax.map(lambda rows: policy.sequence(self.params, rows, carry, is_first)[1], observations)
-        return trajectory._replace(value=values.reshape(num_steps, num_envs))
+
+        def values(rows, carry, is_first):
+            return policy.sequence(self.params, rows, carry, is_first)[1]
+
+        if envs_are_split():
+            # One flat batch of all environments would be gathered on every device.
+            values = _over_envs(values)
+        value = jax.lax.map(lambda rows: values(rows, carry, is_first), observations)
+        return trajectory._replace(value=value.reshape(num_steps, num_envs))
 
     def _with_final_values(self, trajectory: Trajectory, finals: tuple[jax.Array, PyTree], keep: bool) -> Trajectory:
         """Adds the critic's next values, if it has one, and the final observations, if they are to be kept."""
@@ -236,3 +244,12 @@ class Simulator(NamedTuple):
             carry = self.policy.sequence_carry(carry)
             trajectory = trajectory._replace(final_observation=observation, final_carry=carry, final_value=value)
         return trajectory
+
+
+def _over_envs(sequence: Callable) -> Callable:
+    """A function of sequences `[S, B, ...]` mapped over the environments, whose carry is `[B, ...]`."""
+
+    def one(rows, carry, is_first):
+        return sequence(rows[:, None], jax.tree.map(lambda leaf: leaf[None], carry), is_first[:, None])[:, 0]
+
+    return jax.vmap(one, in_axes=(1, 0, 1), out_axes=1)

@@ -89,6 +89,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             config.group_size,
             num_windows=config.num_windows,
             share_prompts=config.share_prompts,
+            shuffle_blocks=config.shuffle_blocks,
         )
 
         learner, update_metrics = update_epochs(

@@ -15,12 +15,15 @@ from grpo_jax.rollouts.groups import one_carry_per_group
 from grpo_jax.types import Batch, PyTree, Trajectory, Whole
 
 
-def kept_whole(algorithm: Algorithm, policy: Policy, group_size: int, *, share_prompts: bool) -> Whole:
+def kept_whole(
+    algorithm: Algorithm, policy: Policy, group_size: int, *, share_prompts: bool, shuffle_blocks: int = 1
+) -> Whole:
     """The parts that stay together: what a slot compares, and the steps and members that share a carry."""
     return Whole(
         sequences=algorithm.whole_sequences or policy.has_carry,
         members=group_size if share_prompts else 1,
         minibatches=algorithm.whole_minibatches,
+        blocks=shuffle_blocks,
     )
 
 
@@ -35,6 +38,7 @@ def make_batch(
     *,
     num_windows: int = 1,
     share_prompts: bool = False,
+    shuffle_blocks: int = 1,
 ) -> Batch:
     """The samples of a trajectory, with all that stays fixed during the epochs, computed once.
 
@@ -52,6 +56,7 @@ def make_batch(
       num_windows: parts of `B` in which the groups started anew. A baseline sees one window at a time: later windows
         contain the consequences of the actions in earlier ones.
       share_prompts: keep groups whole and give each one carry, that of their common prompt.
+      shuffle_blocks: blocks of environments that are shuffled apart, as in `Config`.
 
     Returns:
       `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole. No gradient flows through it.
@@ -59,7 +64,7 @@ def make_batch(
     Raises:
       ValueError: a slot returned the wrong shape, or lacks something that it needs.
     """
-    whole = kept_whole(algorithm, policy, group_size, share_prompts=share_prompts)
+    whole = kept_whole(algorithm, policy, group_size, share_prompts=share_prompts, shuffle_blocks=shuffle_blocks)
     if whole.members > 1:
         trajectory = one_carry_per_group(trajectory, whole.members)
     reference_distribution = None
@@ -105,8 +110,14 @@ def make_batch(
         whole=whole,
     )
     if not whole.sequences:
-        batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
+        batch = jax.tree.map(lambda leaf: _single_steps(leaf, shuffle_blocks), batch)
     return jax.lax.stop_gradient(batch)
+
+
+def _single_steps(leaf: jax.Array, num_blocks: int) -> jax.Array:
+    """`[T, B, ...]` to `[1, T * B, ...]`, one block of environments after the other."""
+    leaf = leaf.reshape(leaf.shape[0], num_blocks, -1, *leaf.shape[2:])
+    return jnp.swapaxes(leaf, 0, 1).reshape(1, -1, *leaf.shape[3:])
 
 
 def _reference_distribution(policy: Policy, reference_params: PyTree, trajectory: Trajectory) -> PyTree:

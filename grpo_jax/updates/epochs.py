@@ -9,7 +9,7 @@ from flax import struct
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
-from grpo_jax.devices.mesh import on_every_device
+from grpo_jax.devices.mesh import along_envs, num_env_devices, on_every_device
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree
@@ -81,15 +81,17 @@ def update_epochs(
     """
     plan = resolve_plan(plan)
     flatten, unflatten = make_flattening(learner.params, plan)
-    members = batch.whole.members
-    num_units = batch.mask.shape[1] // members
-    # Minibatches mix all environments: gathered once, rather than communicated in each update.
-    batch = on_every_device(batch)
+    members, num_blocks = batch.whole.members, batch.whole.blocks
+    # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
+    # these are gathered once, rather than communicated in each update.
+    batch = on_every_device(batch) if num_blocks % num_env_devices() else along_envs(batch, axis=1)
+    filled = jnp.any(batch.mask.reshape(batch.mask.shape[0], num_blocks, -1, members), axis=(0, 3))
 
     def order(key):
-        order = shuffled_order(key, jnp.any(batch.mask.reshape(-1, num_units, members), axis=(0, 2)))
-        samples = order.reshape(-1, num_minibatches, 1) * members + jnp.arange(members)
-        return jnp.swapaxes(samples, 0, 1).reshape(num_minibatches, -1)
+        keys = jax.random.split(key, num_blocks) if num_blocks > 1 else key[None]
+        units = jax.vmap(shuffled_order)(keys, filled)
+        samples = units.reshape(num_blocks, -1, num_minibatches, 1) * members + jnp.arange(members)
+        return jnp.moveaxis(samples, 2, 0).reshape(num_minibatches, num_blocks, -1)
 
     def update(carry, minibatch):
         learner, within_limit = carry
@@ -107,7 +109,7 @@ def update_epochs(
 
     gradient_of = make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)
     orders = jax.lax.map(order, jax.random.split(key, num_epochs))
-    minibatches = make_minibatches(algorithm, batch, orders.reshape(num_epochs * num_minibatches, -1))
+    minibatches = make_minibatches(algorithm, batch, orders.reshape(-1, *orders.shape[2:]))
     start = flatten(learner), jnp.array(True)
     (learner, _), records = jax.lax.scan(update, start, minibatches)
     metrics = records.as_dict()

@@ -17,12 +17,12 @@ from grpo_jax.updates.loss import RATIO_MAX, loss
 
 
 class Minibatch(NamedTuple):
-    """The samples of a gradient step by index, and what depends on all of them."""
+    """The samples of a gradient step by index, and what depends on all of them: `n` from each of `K` blocks."""
 
-    indices: jax.Array  # [n] of the batch's sequences; those with a valid sample come first
-    advantage: jax.Array  # [S, n], normalised over the minibatch
-    mask: jax.Array  # [S, n] bool
-    weight: jax.Array  # [S, n], which sums to the weight of the whole batch
+    indices: jax.Array  # [K, n] of sequences within their block; those with a valid sample come first
+    advantage: jax.Array  # [S, K, n], normalised over the minibatch
+    mask: jax.Array  # [S, K, n] bool
+    weight: jax.Array  # [S, K, n], which sums to the weight of the whole batch
     num_valid: jax.Array  # number of valid samples, float
 
 
@@ -32,20 +32,21 @@ def make_minibatches(algorithm: Algorithm, batch: Batch, orders: jax.Array) -> M
     Args:
       algorithm: its slot `normalize` is called for each minibatch.
       batch: `[S, N]`.
-      orders: `[U, n]` indices of the sequences of each minibatch.
+      orders: `[U, K, n]` indices of the sequences of each minibatch, within each of the `K` blocks of the batch.
 
     Returns:
       Each leaf `[U, ...]`.
     """
-    take = make_gather((batch.advantage, batch.mask, batch.weight))
+    take = make_gather((batch.advantage, batch.mask, batch.weight), batch.whole.blocks)
 
     def make(indices):
         # The barrier stops XLA from gathering again for each of the sums that a normalisation needs.
         advantage, mask, weight = jax.lax.optimization_barrier(take(indices))
         if algorithm.normalize is not None:
             advantage = algorithm.normalize(advantage, mask)
-        weight *= batch.mask.shape[1] / indices.shape[0]
-        return Minibatch(indices, advantage, mask, weight, jnp.sum(mask.astype(float)))
+        weight *= batch.mask.shape[1] / indices.size
+        by_block = (leaf.reshape(-1, *indices.shape) for leaf in (advantage, mask, weight))
+        return Minibatch(indices, *by_block, num_valid=jnp.sum(mask.astype(float)))
 
     return jax.vmap(make)(orders)
 
@@ -75,8 +76,9 @@ def minibatch_gradient(
     num_microbatches: int | None = None,
     plan: str | ExecutionPlan = "auto",
 ) -> tuple[jax.Array, Metrics, PyTree]:
-    """Loss, metrics and gradient over the samples at `indices`: see `make_gradient`."""
-    minibatch = jax.tree.map(lambda leaf: leaf[0], make_minibatches(algorithm, batch, indices[None]))
+    """Loss, metrics and gradient over the samples at `indices`, `[n]` or `[K, n]`: see `make_gradient`."""
+    orders = indices.reshape(1, batch.whole.blocks, -1)
+    minibatch = jax.tree.map(lambda leaf: leaf[0], make_minibatches(algorithm, batch, orders))
     return make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)(params, minibatch)
 
 
@@ -94,27 +96,27 @@ def make_gradient(
     `num_microbatches` it is chosen by size (`default_microbatches`). Valid samples come first, so a plan may skip the
     parts without any: steps after the end of a one-episode member then cost nothing.
     """
-    plan, members = resolve_plan(plan), batch.whole.members
-    take = make_gather(batch._replace(carry=None, advantage=None, mask=None, weight=None))
+    plan, whole = resolve_plan(plan), batch.whole
+    take = make_gather(batch._replace(carry=None, advantage=None, mask=None, weight=None), whole.blocks)
+    take_carry = make_gather(batch.carry, whole.blocks)
 
     def part(params, minibatch):
-        carry = jax.tree.map(lambda leaf: jnp.take(leaf, minibatch.indices[::members] // members, axis=1), batch.carry)
-        samples = take(minibatch.indices)._replace(
-            advantage=minibatch.advantage, mask=minibatch.mask, weight=minibatch.weight, carry=carry
-        )
+        advantage, mask, weight = (leaf.reshape(leaf.shape[0], -1) for leaf in minibatch[1:4])
+        carry = take_carry(minibatch.indices[:, :: whole.members] // whole.members)
+        samples = take(minibatch.indices)._replace(advantage=advantage, mask=mask, weight=weight, carry=carry)
         samples = along_envs(samples, axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
-        per_step = minibatch.mask / jnp.maximum(minibatch.num_valid, 1.0)
+        per_step = mask / jnp.maximum(minibatch.num_valid, 1.0)
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
             algorithm, policy, params, samples, per_step, hyperparams
         )
         return total, metrics, gradient
 
     def gradient(params, minibatch):
-        num_steps, num_sequences = minibatch.mask.shape
+        num_steps, num_blocks, num_sequences = minibatch.mask.shape
         number = num_microbatches
         if number is None:
-            number = default_microbatches(batch.whole, num_steps, num_sequences, plan)
+            number = default_microbatches(whole, num_steps * num_blocks, num_sequences, plan)
         if number == 1:
             return part(params, minibatch)
         size = num_sequences // number
@@ -128,8 +130,9 @@ def make_gradient(
 
         num_parts = number
         if plan.skips_empty_parts:
-            # Neighbours that share a carry stay together, and those with a valid sample come first.
-            num_filled = members * jnp.sum(jnp.any(minibatch.mask.reshape(num_steps, -1, members), axis=(0, 2)))
+            # Neighbours that share a carry stay together, and those with a valid sample come first in each block.
+            filled = jnp.any(minibatch.mask.reshape(num_steps, num_blocks, -1, whole.members), axis=(0, 3))
+            num_filled = whole.members * jnp.max(jnp.sum(filled, axis=1))
             num_parts = (num_filled + size - 1) // size
         first = Minibatch(*(leaf[..., :size] for leaf in minibatch[:-1]), minibatch.num_valid)
         shapes = jax.eval_shape(part, params, first)

@@ -1,5 +1,6 @@
 """Rollouts in an environment about which everything is known: what is recorded, where it bootstraps, what is masked."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,8 +12,9 @@ from gymnax.environments.spaces import Discrete
 from probes import FOREVER, OneOrThirty, Probe, bits, known_params, known_policy, standing
 
 from grpo_jax import PPO, Config, Hyperparams, make_init, objectives
+from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import make_environment
-from grpo_jax.rollouts import randomness, resets
+from grpo_jax.rollouts import randomness
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE
 from grpo_jax.training.experience import collect
@@ -171,14 +173,11 @@ def test_short_episodes_are_no_more_frequent_than_their_starts(start, generator)
     assert abs(short.sum() / num_ended.sum() - 0.75) < 0.01
 
 
-@pytest.mark.parametrize("draw_ahead", [1, 40, "none"])
-def test_how_many_start_states_are_drawn_ahead_changes_nothing(long, draw_ahead, monkeypatch):
-    if draw_ahead == "none":
-        monkeypatch.setattr(resets, "envs_are_split", lambda: True)
-    else:
-        monkeypatch.setattr(resets, "NUM_RESET_DRAWS", draw_ahead)
+@pytest.mark.parametrize("num_draws", [0, 1, 40])
+def test_how_many_start_states_are_drawn_ahead_changes_nothing(long, num_draws):
     before, *expected = long
-    simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)))
+    plan = dataclasses.replace(CPU, num_reset_draws=num_draws)
+    simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)), plan=plan)
     traced_again = jax.jit(functools.partial(simulator.unroll, num_steps=NUM_STEPS, auto_reset=True))
     assert bits(traced_again(before, jax.random.key(2))) == bits(tuple(expected))
 
