@@ -9,7 +9,7 @@ import dataclasses
 
 import jax
 
-from grpo_jax.errors import ConfigError, as_count, nearest
+from grpo_jax.errors import ConfigError, nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,14 @@ class ExecutionPlan:
 
     def __post_init__(self):
         """Checks the numbers."""
-        for field in ("steps_per_loop", "samples_per_part"):
-            as_count(field, getattr(self, field))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = 1 if field.name in ("steps_per_loop", "samples_per_part") else 0
+            if field.type is int:
+                if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                    raise ConfigError(f"{field.name}={value!r} must be an integer of at least {least}")
+            elif not isinstance(value, bool):
+                raise ConfigError(f"{field.name}={value!r} must be True or False")
 
 
 CPU = ExecutionPlan(

@@ -1,5 +1,6 @@
 """Epochs of minibatches, and the optimiser."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +16,7 @@ from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree
 from grpo_jax.updates.flattening import make_flattening
 from grpo_jax.updates.loss import RATIO_MAX
-from grpo_jax.updates.minibatches import make_gradient, make_minibatches
-from grpo_jax.updates.shuffle import shuffled_order
+from grpo_jax.updates.minibatches import make_gradient, make_minibatches, minibatch_order
 
 
 @struct.dataclass
@@ -81,17 +81,9 @@ def update_epochs(
     """
     plan = resolve_plan(plan)
     flatten, unflatten = make_flattening(learner.params, plan)
-    members, num_blocks = batch.whole.members, batch.whole.blocks
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.
-    batch = on_every_device(batch) if num_blocks % num_env_devices() else along_envs(batch, axis=1)
-    filled = jnp.any(batch.mask.reshape(batch.mask.shape[0], num_blocks, -1, members), axis=(0, 3))
-
-    def order(key):
-        keys = jax.random.split(key, num_blocks) if num_blocks > 1 else key[None]
-        units = jax.vmap(shuffled_order)(keys, filled)
-        samples = units.reshape(num_blocks, -1, num_minibatches, 1) * members + jnp.arange(members)
-        return jnp.moveaxis(samples, 2, 0).reshape(num_minibatches, num_blocks, -1)
+    batch = on_every_device(batch) if batch.whole.blocks % num_env_devices() else along_envs(batch, axis=1)
 
     def update(carry, minibatch):
         learner, within_limit = carry
@@ -108,6 +100,7 @@ def update_epochs(
         return (learner, within_limit), Scalars.stack(record)
 
     gradient_of = make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)
+    order = functools.partial(minibatch_order, mask=batch.mask, whole=batch.whole, num_minibatches=num_minibatches)
     orders = jax.lax.map(order, jax.random.split(key, num_epochs))
     minibatches = make_minibatches(algorithm, batch, orders.reshape(-1, *orders.shape[2:]))
     start = flatten(learner), jnp.array(True)

@@ -14,6 +14,7 @@ from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree, Whole
 from grpo_jax.updates.gathering import make_gather
 from grpo_jax.updates.loss import RATIO_MAX, loss
+from grpo_jax.updates.shuffle import shuffled_order
 
 
 class Minibatch(NamedTuple):
@@ -24,6 +25,22 @@ class Minibatch(NamedTuple):
     mask: jax.Array  # [S, K, n] bool
     weight: jax.Array  # [S, K, n], which sums to the weight of the whole batch
     num_valid: jax.Array  # number of valid samples, float
+
+
+def minibatch_order(key: jax.Array, mask: jax.Array, whole: Whole, num_minibatches: int) -> jax.Array:
+    """`[num_minibatches, K, n]`: the sequences of a batch, dealt out in random order, `n` of each of its `K` blocks.
+
+    Args:
+      key: of the order.
+      mask: `[S, N]` bool; sequences with a valid sample are dealt out first, and evenly.
+      whole: the number of blocks, and of neighbouring members that stay together.
+      num_minibatches: parts of equal size.
+    """
+    filled = jnp.any(mask.reshape(mask.shape[0], whole.blocks, -1, whole.members), axis=(0, 3))
+    keys = jax.random.split(key, whole.blocks) if whole.blocks > 1 else key[None]
+    units = jax.vmap(shuffled_order)(keys, filled)
+    sequences = units.reshape(whole.blocks, -1, num_minibatches, 1) * whole.members + jnp.arange(whole.members)
+    return jnp.moveaxis(sequences, 2, 0).reshape(num_minibatches, whole.blocks, -1)
 
 
 def make_minibatches(algorithm: Algorithm, batch: Batch, orders: jax.Array) -> Minibatch:

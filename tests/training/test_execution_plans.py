@@ -1,0 +1,129 @@
+"""Every execution plan gives the same numbers, to rounding."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Probe
+
+from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with_reference
+from grpo_jax.devices.execution_plan import CPU, GPU, ExecutionPlan, resolve_plan
+from grpo_jax.errors import ConfigError
+from grpo_jax.policies import Architecture
+from grpo_jax.policies.layers import fused_dense
+from grpo_jax.rollouts.packing import pack
+from grpo_jax.types import Whole
+from grpo_jax.updates.minibatches import minibatch_order
+
+SMALL = {"hidden_sizes": (8, 8), "num_minibatches": 2, "num_epochs": 2}
+CONFIGS = {
+    "ppo": Config(
+        algorithm="ppo", num_envs=8, num_steps=12, normalize_observations=True, normalize_rewards=True, **SMALL
+    ),
+    "grpo": Config(
+        environment=Probe(), algorithm=with_reference(GRPO), num_envs=8, group_size=4, num_microbatches=2, **SMALL
+    ),
+    "real actions": Config(environment="Pendulum-v1", algorithm="kernel_gae", num_envs=8, num_steps=8, **SMALL),
+    "images": Config(environment="Breakout-MinAtar", algorithm="ppo", num_envs=4, num_steps=4, network="mlp", **SMALL),
+    "gru": Config(algorithm="ppo", num_envs=4, num_steps=6, recurrent="gru", recurrent_size=4, **SMALL),
+    "tokens": Config(
+        environment="tokens:sort-3",
+        num_envs=8,
+        group_size=4,
+        num_minibatches=2,
+        transformer=Architecture(width=16, num_layers=1, num_heads=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_plans_agree(name):
+    """Two train steps with the plan of a GPU, in which every layout differs, and with that of a CPU."""
+    results = []
+    for plan in (CPU, dataclasses.replace(GPU, steps_per_loop=3, value_passes=3)):
+        config = dataclasses.replace(CONFIGS[name], execution_plan=plan)
+        hyperparams = Hyperparams(learning_rate=1e-3, entropy_coef=0.01, total_steps=1e6)
+        train_step = make_train_step(config)
+        state = make_init(config)(jax.random.key(0), hyperparams)
+        state, metrics = jax.jit(lambda state, f=train_step: jax.lax.scan(lambda s, _: f(s), state, length=2))(state)
+        results.append((state.replace(key=jax.random.key_data(state.key)), metrics))
+    cpu, gpu = results
+    assert jax.tree.structure(cpu) == jax.tree.structure(gpu)
+    paths = jax.tree_util.tree_leaves_with_path(cpu)
+    for (path, one), other in zip(paths, jax.tree.leaves(gpu), strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape, path
+        np.testing.assert_allclose(other, one, rtol=2e-4, atol=2e-5, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize("inputs, outputs", [(4, 16), (16, 2), (16, 16), (3, 5)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
+def test_the_fused_layer_is_a_dense_layer(inputs, outputs, dtype):
+    x = (3 * jax.random.normal(jax.random.key(0), (10, inputs))).astype(dtype)
+    kernel = jax.random.normal(jax.random.key(1), (inputs, outputs))
+    bias = jax.random.normal(jax.random.key(2), (outputs,))
+
+    def curve(layer):
+        return lambda kernel, bias: jnp.sum(jnp.sin(layer(x, kernel, bias)))
+
+    def dense(x, kernel, bias):
+        return x.astype(jnp.float32) @ kernel + bias
+
+    np.testing.assert_allclose(fused_dense(x, kernel, bias), dense(x, kernel, bias), rtol=1e-5, atol=1e-5)
+    ours, theirs = (jax.grad(curve(layer), (0, 1))(kernel, bias) for layer in (fused_dense, dense))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_packed_trees_come_back_bitwise():
+    tree = {
+        "nan": jnp.array([jnp.nan, -jnp.inf, -0.0]),
+        "integers": jnp.arange(-6, 6, dtype=jnp.int32).reshape(3, 2, 2),
+        "truth": jnp.array([[True], [False], [True]]),
+        "bytes": jnp.arange(3, dtype=jnp.uint8),
+        "wide": jnp.ones((3, 100)),
+        "keys": jax.random.split(jax.random.key(0), 3),
+        "none": None,
+        "empty": jnp.zeros((3, 0)),
+    }
+
+    def as_bytes(tree):
+        keys = jax.random.key_data(tree["keys"])
+        return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree | {"keys": keys})]
+
+    packed = pack(tree)
+    assert packed.rows.shape == (1 + 4 + 1 + 0, 3)
+    assert as_bytes(packed.unpack()) == as_bytes(tree)
+    stacked = jax.lax.map(lambda _: pack(tree), jnp.arange(2)).unpack()
+    assert stacked["integers"].shape == (2, 3, 2, 2)
+    assert as_bytes(jax.tree.map(lambda leaf: leaf[1], stacked)) == as_bytes(tree)
+
+
+def test_a_plan_is_found_by_name_or_backend_and_checked():
+    assert resolve_plan("gpu") == GPU
+    assert resolve_plan("auto") == resolve_plan(jax.default_backend())
+    assert Config(execution_plan=GPU).plan is GPU
+    with pytest.raises(ConfigError, match="unknown execution_plan 'gpuu': did you mean 'gpu'"):
+        Config(execution_plan="gpuu")
+    fields = {field.name: getattr(GPU, field.name) for field in dataclasses.fields(GPU)}
+    for field in ("steps_per_loop", "samples_per_part", "value_passes", "num_reset_draws", "max_flat_parameters"):
+        with pytest.raises(ConfigError, match=field):
+            ExecutionPlan(**fields | {field: -1})
+
+
+def test_every_minibatch_has_an_equal_share_of_each_block():
+    mask = jnp.ones((2, 24), bool).at[:, 4:12].set(False)  # of the first block only one group of four is valid
+    order = minibatch_order(jax.random.key(0), mask, Whole(members=4, blocks=2), num_minibatches=3)
+    assert order.shape == (3, 2, 4)
+    for block in np.swapaxes(order, 0, 1):
+        assert sorted(block.ravel()) == list(range(12)), "each sequence once, counted within its block"
+        assert (np.diff(block, axis=1) == 1).all() and (block[:, 0] % 4 == 0).all(), "members stay together"
+    assert (order[0, 0] == np.arange(4)).all(), "the valid group comes first"
+
+
+def test_blocks_must_be_equal():
+    with pytest.raises(ConfigError, match="shuffle_blocks=3 does not divide the 128 environments"):
+        Config(algorithm="ppo", shuffle_blocks=3)
+    with pytest.raises(ConfigError, match="shuffle_blocks = 128 is not divisible by num_minibatches=3"):
+        Config(algorithm="ppo", num_steps=8, shuffle_blocks=8, num_minibatches=3)
