@@ -1,0 +1,145 @@
+"""Kernels written with Pallas: how they are launched, and how they read and write arrays of many shapes.
+
+A kernel takes few and large arrays. Parameters, coefficients and captured arrays therefore lie flat in one vector of
+4-byte words, and samples in rows of words. Inside the kernel each array is a tile (see `tiles`).
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from grpo_jax.devices.tiles import NotOnTiles, along, tile_shape
+from grpo_jax.types import PyTree
+
+
+def launch(kernel: Callable, results: PyTree, *arguments: jax.Array, num_programs: int, num_warps: int) -> PyTree:
+    """Runs a kernel: compiled by Triton for a GPU, interpreted on a CPU.
+
+    Args:
+      kernel: a function of references to the arguments, whole, and then to the results; see Pallas.
+      results: shapes of the results.
+      arguments: arrays.
+      num_programs: number of instances of the kernel, `pl.program_id(0)`.
+      num_warps: groups of 32 threads in each instance.
+    """
+
+    def call(interpret, *arguments):
+        params = None if interpret else triton.CompilerParams(num_warps=num_warps, num_stages=1)
+        run = pl.pallas_call(
+            *(kernel, results),
+            grid=(num_programs,),
+            interpret=interpret,
+            compiler_params=params,
+            name=kernel.__name__,
+        )
+        return run(*arguments)
+
+    # Chosen by the platform of the compiled program. Ahead of time that is not the platform that compiles it.
+    return jax.lax.platform_dependent(
+        *arguments, cpu=functools.partial(call, True), cuda=functools.partial(call, False)
+    )
+
+
+class Vector:
+    """The layout of arrays of any shapes in one vector of words. Arrays that are not used are left out."""
+
+    def __init__(self, leaves: Sequence[Any], used: Sequence[bool] | None = None):
+        """The layout of arrays like `leaves`, which may be shapes."""
+        self.leaves, self.starts, self.size = _layout(leaves, used, num_leading=0)
+
+    def pack(self, leaves: Sequence[jax.Array]) -> jax.Array:
+        """`[size]` uint32."""
+        chosen = [x for x, start in zip(leaves, self.starts, strict=True) if start is not None]
+        return jnp.concatenate([to_words(leaf).reshape(-1) for leaf in chosen])
+
+    def load(self, ref: Any) -> list[jax.Array | None]:
+        """In a kernel: the tiles of the arrays; None for those that are not used."""
+        tiles = []
+        for leaf, start in zip(self.leaves, self.starts, strict=True):
+            if start is not None:
+                index, inside = flat_index(leaf.shape)
+                words = ref[jnp.where(inside, start + index, start)] if leaf.shape else ref[start]
+            tiles.append(None if start is None else from_words(words, leaf.dtype))
+        return tiles
+
+    def store(self, ref: Any, row: jax.Array, tiles: Sequence[jax.Array]) -> None:
+        """In a kernel: writes tiles into a row of `ref`, float32 `[rows, size + 1]`, whose last column has no meaning."""
+        for tile, leaf, start in zip(tiles, self.leaves, self.starts, strict=True):
+            index, inside = flat_index(leaf.shape)
+            # Pallas' interpreter has no masked store at scattered indices, hence the spare column.
+            ref[row, jnp.where(inside, start + index, self.size) if leaf.shape else start] = tile
+
+    def unpack(self, vector: jax.Array) -> list[jax.Array]:
+        """The arrays, from their float32 entries `[size]`."""
+        return [
+            vector[start : start + math.prod(leaf.shape)].reshape(leaf.shape)
+            for leaf, start in zip(self.leaves, self.starts, strict=True)
+        ]
+
+
+class Rows:
+    """The layout of arrays `[1, N, ...]` of samples: a row of words for each sample. Unused arrays are left out."""
+
+    def __init__(self, leaves: Sequence[Any], used: Sequence[bool] | None = None):
+        """The layout of arrays like `leaves`, which may be shapes."""
+        self.leaves, self.starts, self.size = _layout(leaves, used, num_leading=2)
+
+    def pack(self, leaves: Sequence[jax.Array]) -> jax.Array:
+        """`[N, size]` uint32."""
+        chosen = [x for x, start in zip(leaves, self.starts, strict=True) if start is not None]
+        return jnp.concatenate([to_words(leaf).reshape(leaf.shape[1], -1) for leaf in chosen], axis=1)
+
+    def load(self, ref: Any, rows: jax.Array) -> list[jax.Array | None]:
+        """In a kernel: the tiles of the arrays `[1, n, ...]` at these rows, `[n]`; None for those that are not used."""
+        tiles = []
+        for leaf, start in zip(self.leaves, self.starts, strict=True):
+            if start is not None:
+                tile = tile_shape((1, len(rows), *leaf.shape[2:]))
+                index, inside = flat_index((1, 1, *leaf.shape[2:]))
+                column = jnp.broadcast_to(jnp.where(inside, start + index, start), tile)
+                row = jnp.broadcast_to(rows.reshape(1, -1, *(1,) * (len(tile) - 2)), tile)
+            tiles.append(None if start is None else from_words(ref[row, column], leaf.dtype))
+        return tiles
+
+
+def _layout(leaves, used, num_leading):
+    """Shapes, the first word of each array (None if it is not used), and the number of words."""
+    leaves = [jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+    starts, size = [], 0
+    for leaf, is_used in zip(leaves, [True] * len(leaves) if used is None else used, strict=True):
+        starts.append(size if is_used else None)
+        size += math.prod(leaf.shape[num_leading:]) if is_used else 0
+    return leaves, starts, size
+
+
+def to_words(leaf: jax.Array) -> jax.Array:
+    """uint32 of the same shape, from numbers of 4 bytes or truth values."""
+    leaf = jnp.asarray(leaf)
+    if leaf.dtype == bool:
+        return leaf.astype(jnp.uint32)
+    if leaf.dtype.itemsize != 4:
+        raise NotOnTiles(f"arrays of {leaf.dtype}")
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+
+
+def from_words(words: jax.Array, dtype: Any) -> jax.Array:
+    """The inverse of `to_words`."""
+    return words != 0 if dtype == bool else jax.lax.bitcast_convert_type(words, dtype)
+
+
+def flat_index(shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """For each entry of the tile of an array: its index in the flat array, and whether it lies in the array."""
+    tile = tile_shape(shape)
+    index, inside = jnp.zeros(tile, jnp.int32), jnp.ones(tile, bool)
+    for axis, side in enumerate(shape):
+        if side > 1:
+            index += along(tile, axis) * math.prod(shape[axis + 1 :])
+        if side < tile[axis]:
+            inside &= along(tile, axis) < side
+    return index, inside
