@@ -17,8 +17,9 @@ from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree
 from grpo_jax.updates.loss import RATIO_MAX, loss
 
-BLOCK = 64
+BLOCK = 32
 """Samples that a program processes at a time."""
+NUM_WARPS = 8
 MAX_PROGRAMS = 128
 """The most programs, each of which writes a partial gradient. An H100 runs 132 at a time."""
 
@@ -66,10 +67,10 @@ def kernel_gradient(
 
     def gradient_kernel(shared_ref, samples_ref, indices_ref, prepared_ref, out_ref):
         program = pl.program_id(0)
-        shared = shared_layout.load(shared_ref)
 
         def add_block(i, totals):
             here = (program * blocks_per_program + i) * BLOCK + jnp.arange(BLOCK)
+            shared = shared_layout.load(shared_ref)  # again for each block: registers are for the activations
             samples = sample_layout.load(samples_ref, indices_ref[here])
             sums, maximum = block_gradient.on_tiles(*shared, *samples, *prepared_layout.load(prepared_ref, here))
             return jax.tree.map(jnp.add, totals[0], sums), jnp.maximum(totals[1], maximum)
@@ -86,7 +87,7 @@ def kernel_gradient(
         indices,
         prepared_layout.pack(prepared),
         num_programs=num_programs,
-        num_warps=8,
+        num_warps=NUM_WARPS,
     )
     total = jnp.sum(partial, axis=0)
     total, metrics, gradient = jax.tree.unflatten(jax.tree.structure(sums), results.unpack(total)[:-1])
