@@ -161,6 +161,7 @@ def make_update(config: Config) -> Callable:
             key_update,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
+            plan=config.plan,
         )
         return (learner, key), metrics
 

@@ -36,7 +36,11 @@ def check_slots(config: Fields) -> None:
             share_prompts=config.share_prompts,
         )
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
-        return minibatch_gradient(algorithm, policy, params, batch, indices, hyperparams, config.num_microbatches)
+        return minibatch_gradient(
+            *(algorithm, policy, params, batch, indices, hyperparams),
+            num_microbatches=config.num_microbatches,
+            plan=config.plan,
+        )
 
     try:
         jax.eval_shape(gradient, jax.random.key(0))

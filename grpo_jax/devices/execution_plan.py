@@ -28,8 +28,8 @@ class ExecutionPlan:
     """The most samples of a minibatch whose gradient is computed at once."""
     skips_empty_parts: bool
     """Parts without a valid sample are skipped, by a loop whose length is known at run time only."""
-    flat_parameters: bool
-    """Clipping, Adam and the check for finite numbers run on one vector of all parameters."""
+    max_flat_parameters: int
+    """Clipping, Adam and the check for finite numbers run on one vector of all parameters, up to this many."""
 
     def __post_init__(self):
         """Checks the numbers."""
@@ -44,7 +44,7 @@ CPU = ExecutionPlan(
     num_reset_draws=8,
     samples_per_part=512,
     skips_empty_parts=True,
-    flat_parameters=False,
+    max_flat_parameters=0,
 )
 
 GPU = ExecutionPlan(
@@ -54,7 +54,7 @@ GPU = ExecutionPlan(
     num_reset_draws=0,
     samples_per_part=2**20,
     skips_empty_parts=False,
-    flat_parameters=True,
+    max_flat_parameters=2**20,
 )
 
 TPU = GPU

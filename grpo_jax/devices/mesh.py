@@ -151,6 +151,11 @@ def envs_are_split() -> bool:
     return ENVS in jax.sharding.get_abstract_mesh().axis_names
 
 
+def model_is_split() -> bool:
+    """Whether the mesh of the surrounding `over_rows` splits the weights of a policy over devices."""
+    return MODEL in jax.sharding.get_abstract_mesh().axis_names
+
+
 def _constrained(tree: PyTree, spec: PartitionSpec) -> PyTree:
     if not envs_are_split():
         return tree

@@ -5,6 +5,8 @@ minibatch: computed once and split along with it, they make the accumulated grad
 the whole, under every reduction.
 """
 
+from collections.abc import Sequence
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -93,6 +95,14 @@ def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
     Returns:
       Scalar.
     """
-    chex.assert_equal_shape([values, weights])
-    values, weights = at_least_float32(values), at_least_float32(weights)
-    return jnp.sum(weights * jnp.where(weights == 0, 0.0, values))
+    return weighted_sums([values], [weights])[0]
+
+
+def weighted_sums(values: Sequence[jax.Array], weights: Sequence[jax.Array]) -> list[jax.Array]:
+    """`weighted_sum` of several values of equal shape, in one reduction: an accelerator launches one kernel."""
+    chex.assert_equal_shape([*values, *weights])
+    rows = []
+    for value, weight in zip(values, weights, strict=True):
+        value, weight = at_least_float32(value), at_least_float32(weight)
+        rows.append((weight * jnp.where(weight == 0, 0.0, value)).reshape(-1))
+    return list(jnp.sum(jnp.stack(rows), axis=1))

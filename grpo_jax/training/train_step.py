@@ -102,6 +102,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
+            plan=config.plan,
         )
 
         iteration = state.iteration + 1

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import optax
 
 from grpo_jax.algorithms import Algorithm
+from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.devices.mesh import on_every_device
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree
+from grpo_jax.updates.flattening import make_flattening
 from grpo_jax.updates.loss import RATIO_MAX
-from grpo_jax.updates.minibatches import minibatch_gradient
+from grpo_jax.updates.minibatches import make_gradient, make_minibatches
 from grpo_jax.updates.shuffle import shuffled_order
 
 
@@ -50,6 +52,7 @@ def update_epochs(
     num_epochs: int,
     num_minibatches: int,
     num_microbatches: int | None = None,
+    plan: str | ExecutionPlan = "auto",
 ) -> tuple[Learner, Metrics]:
     """Gradient descent on the loss: `num_epochs` passes over the batch, each in another random order.
 
@@ -58,33 +61,37 @@ def update_epochs(
     valid sample, or after the KL to the behaviour policy exceeded `kl_limit`, changes nothing either. The other metrics
     are means over the updates that were applied, `policy/ratio_max` their maximum.
     """
+    plan = resolve_plan(plan)
+    flatten, unflatten = make_flattening(learner.params, plan)
+    members = batch.whole.members
+    num_units = batch.mask.shape[1] // members
+    # Minibatches mix all environments: gathered once, rather than communicated in each update.
+    batch = on_every_device(batch)
 
-    def update(carry, indices):
+    def order(key):
+        order = shuffled_order(key, jnp.any(batch.mask.reshape(-1, num_units, members), axis=(0, 2)))
+        samples = order.reshape(-1, num_minibatches, 1) * members + jnp.arange(members)
+        return jnp.swapaxes(samples, 0, 1).reshape(num_minibatches, -1)
+
+    def update(carry, minibatch):
         learner, within_limit = carry
-        total, metrics, gradient = minibatch_gradient(
-            algorithm, policy, learner.params, batch, indices, hyperparams, num_microbatches
-        )
+        total, metrics, gradient = gradient_of(unflatten(learner.params), minibatch)
+        gradient = flatten(gradient)
         grad_norm = optax.global_norm(gradient)
         steps, optimizer_state = optimizer.update(gradient, learner.optimizer, learner.params)
         updated = Learner(optax.apply_updates(learner.params, steps), optimizer_state)
         finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
         within_limit &= ~(metrics["policy/kl_behaviour"] > hyperparams.kl_limit)
-        applied = finite & within_limit & jnp.any(batch.mask[:, indices])
+        applied = finite & within_limit & jnp.any(minibatch.mask)
         learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), updated, learner)
         return (learner, within_limit), (applied, finite, metrics | {"optim/grad_norm": grad_norm})
 
-    def epoch(carry, key):
-        order = shuffled_order(key, jnp.any(batch.mask.reshape(-1, num_units, members), axis=(0, 2)))
-        samples = order.reshape(-1, num_minibatches, 1) * members + jnp.arange(members)
-        return jax.lax.scan(update, carry, jnp.swapaxes(samples, 0, 1).reshape(num_minibatches, -1))
-
-    members = batch.whole.members
-    num_units = batch.mask.shape[1] // members
-    # Minibatches mix all environments: gathered once, rather than communicated in each update.
-    batch = on_every_device(batch)
-    start = (learner, jnp.array(True))
-    (learner, _), (applied, finite, metrics) = jax.lax.scan(epoch, start, jax.random.split(key, num_epochs))
+    gradient_of = make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)
+    orders = jax.lax.map(order, jax.random.split(key, num_epochs))
+    minibatches = make_minibatches(algorithm, batch, orders.reshape(num_epochs * num_minibatches, -1))
+    start = flatten(learner), jnp.array(True)
+    (learner, _), (applied, finite, metrics) = jax.lax.scan(update, start, minibatches)
     summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}
     summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
     summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)
-    return learner, summary
+    return unflatten(learner), summary

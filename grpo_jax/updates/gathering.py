@@ -27,7 +27,8 @@ def make_gather(tree: PyTree) -> Callable[[jax.Array], PyTree]:
     words = [_as_words(leaf) for leaf in leaves]
     narrow = [part for part in words if part is not None]
     ends = np.cumsum([part.shape[-1] for part in narrow])[:-1]
-    packed = jnp.concatenate(narrow, axis=-1) if narrow else None
+    # The barrier stops XLA from packing again in each gather.
+    packed = jax.lax.optimization_barrier(jnp.concatenate(narrow, axis=-1)) if narrow else None
 
     def take(indices):
         def gather(leaf):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.ratios import importance_ratio
-from grpo_jax.objectives.reductions import weighted_sum
+from grpo_jax.objectives.reductions import weighted_sum, weighted_sums
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree
@@ -55,34 +55,35 @@ def loss(
     """
     prediction = predict(policy, params, batch)
 
-    def surrogate_loss(step_log_ratio):
+    def surrogate(step_log_ratio):
         log_ratio = check_shape("ratio", algorithm.ratio(step_log_ratio, batch, hyperparams), batch.mask)
-        objective = check_shape("surrogate", algorithm.surrogate(log_ratio, batch.advantage, hyperparams), batch.mask)
-        return weighted_sum(-objective, batch.weight), log_ratio
+        objective = algorithm.surrogate(log_ratio, batch.advantage, hyperparams)
+        return check_shape("surrogate", objective, batch.mask), log_ratio
 
     step_log_ratio = prediction.log_prob - batch.log_prob
-    policy_loss, log_ratio = surrogate_loss(step_log_ratio)
-    total = policy_loss
-    for penalty in algorithm.penalties:
-        cost = check_shape("penalties", penalty(prediction, batch, hyperparams), batch.mask)
-        total += weighted_sum(cost, batch.weight)
-
-    slope, _ = jax.grad(surrogate_loss, has_aux=True)(jax.lax.stop_gradient(step_log_ratio))
+    objective, log_ratio = surrogate(step_log_ratio)
+    penalties = [penalty(prediction, batch, hyperparams) for penalty in algorithm.penalties]
+    penalties = [check_shape("penalties", penalty, batch.mask) for penalty in penalties]
+    slope = jax.grad(lambda x: weighted_sum(-surrogate(x)[0], batch.weight))(jax.lax.stop_gradient(step_log_ratio))
     clipped = (slope == 0) & (batch.weight != 0)  # by any slot, in any way
-    metrics = {
-        "loss/policy": policy_loss,
-        "policy/entropy": weighted_sum(prediction.entropy, per_step),
-        "policy/kl_behaviour": weighted_sum(prediction.kl_behaviour, per_step),
-        "policy/clip_fraction_low": weighted_sum(clipped & (batch.advantage < 0), per_step),
-        "policy/clip_fraction_high": weighted_sum(clipped & (batch.advantage > 0), per_step),
-        RATIO_MAX: jnp.max(importance_ratio(log_ratio), where=batch.mask, initial=0.0),
+
+    means = {
+        "policy/entropy": prediction.entropy,
+        "policy/kl_behaviour": prediction.kl_behaviour,
+        "policy/clip_fraction_low": clipped & (batch.advantage < 0),
+        "policy/clip_fraction_high": clipped & (batch.advantage > 0),
     }
     if algorithm.reference is not None:
-        metrics["policy/kl_reference"] = weighted_sum(prediction.kl_reference, per_step)
+        means["policy/kl_reference"] = prediction.kl_reference
+    losses = {"loss/policy": -objective}
     if algorithm.critic is not None:
-        value_loss = weighted_sum(
-            algorithm.critic(prediction.value, batch.target, batch.value, hyperparams), batch.weight
-        )
-        total += hyperparams.value_coef * value_loss
-        metrics["loss/value"] = value_loss
-    return total, metrics
+        losses["loss/value"] = algorithm.critic(prediction.value, batch.target, batch.value, hyperparams)
+
+    weighed = [*means.values(), *losses.values(), *penalties]
+    weights = [per_step] * len(means) + [batch.weight] * (len(losses) + len(penalties))
+    sums = weighted_sums(weighed, weights)
+    metrics = dict(zip([*means, *losses], sums, strict=False))
+    total = metrics["loss/policy"] + sum(sums[len(means) + len(losses) :])
+    if algorithm.critic is not None:
+        total += hyperparams.value_coef * metrics["loss/value"]
+    return total, metrics | {RATIO_MAX: jnp.max(importance_ratio(log_ratio), where=batch.mask, initial=0.0)}

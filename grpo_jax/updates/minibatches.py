@@ -1,19 +1,56 @@
-"""The gradient of a minibatch, accumulated over parts of it."""
+"""Minibatches, and the gradient of one, accumulated over parts of it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.algorithms import Algorithm
+from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.devices.mesh import along_envs
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.reductions import mean_over_steps
 from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree, Whole
 from grpo_jax.updates.gathering import make_gather
 from grpo_jax.updates.loss import RATIO_MAX, loss
 
 
-def default_microbatches(whole: Whole, num_steps: int, num_sequences: int) -> int:
+class Minibatch(NamedTuple):
+    """The samples of a gradient step by index, and what depends on all of them."""
+
+    indices: jax.Array  # [n] of the batch's sequences; those with a valid sample come first
+    advantage: jax.Array  # [S, n], normalised over the minibatch
+    mask: jax.Array  # [S, n] bool
+    weight: jax.Array  # [S, n], which sums to the weight of the whole batch
+    num_steps: jax.Array  # number of valid samples, float; at least 1
+
+
+def make_minibatches(algorithm: Algorithm, batch: Batch, orders: jax.Array) -> Minibatch:
+    """The minibatches of all updates at once.
+
+    Args:
+      algorithm: its slot `normalize` is called for each minibatch.
+      batch: `[S, N]`.
+      orders: `[U, n]` indices of the sequences of each minibatch.
+
+    Returns:
+      Each leaf `[U, ...]`.
+    """
+    take = make_gather((batch.advantage, batch.mask, batch.weight))
+
+    def make(indices):
+        # The barrier stops XLA from gathering again for each of the sums that a normalisation needs.
+        advantage, mask, weight = jax.lax.optimization_barrier(take(indices))
+        if algorithm.normalize is not None:
+            advantage = algorithm.normalize(advantage, mask)
+        weight *= batch.mask.shape[1] / indices.shape[0]
+        return Minibatch(indices, advantage, mask, weight, jnp.maximum(jnp.sum(mask.astype(float)), 1.0))
+
+    return jax.vmap(make)(orders)
+
+
+def default_microbatches(whole: Whole, num_steps: int, num_sequences: int, plan: str | ExecutionPlan = "auto") -> int:
     """The number of parts of a minibatch `[num_steps, num_sequences]`, so that one part fits into a cache or memory.
 
     A part is for a CPU core's cache, or for an accelerator's memory. It has whole sequences, and whole groups of
@@ -22,7 +59,7 @@ def default_microbatches(whole: Whole, num_steps: int, num_sequences: int) -> in
     """
     if whole.minibatches:
         return 1
-    most = max(8, (512 if jax.default_backend() == "cpu" else 65_536) // num_steps)
+    most = max(8, resolve_plan(plan).samples_per_part // num_steps)
     num_units = num_sequences // whole.members
     fewest = min(-(-num_sequences // most), num_units)
     return next((n for n in range(fewest, 4 * fewest) if num_units % n == 0), 1)
@@ -36,50 +73,67 @@ def minibatch_gradient(
     indices: jax.Array,
     hyperparams: Hyperparams,
     num_microbatches: int | None = None,
+    plan: str | ExecutionPlan = "auto",
 ) -> tuple[jax.Array, Metrics, PyTree]:
-    """Loss, metrics and gradient over the samples at `indices`, accumulated over parts of equal size.
+    """Loss, metrics and gradient over the samples at `indices`: see `make_gradient`."""
+    minibatch = jax.tree.map(lambda leaf: leaf[0], make_minibatches(algorithm, batch, indices[None]))
+    return make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)(params, minibatch)
 
-    The parts bound the memory of the backward pass; up to rounding, their sum is the gradient of the whole. Valid
-    samples come first in `indices`, and parts without any are skipped: steps after the end of a one-episode member cost
-    nothing. Without `num_microbatches` it is chosen by size (`default_microbatches`).
+
+def make_gradient(
+    algorithm: Algorithm,
+    policy: Policy,
+    batch: Batch,
+    hyperparams: Hyperparams,
+    num_microbatches: int | None = None,
+    plan: str | ExecutionPlan = "auto",
+) -> Callable[[PyTree, Minibatch], tuple[jax.Array, Metrics, PyTree]]:
+    """`gradient(params, minibatch) -> loss, metrics, gradient`, accumulated over parts of equal size.
+
+    The parts bound the memory of the backward pass; up to rounding, their sum is the gradient of the whole. Without
+    `num_microbatches` it is chosen by size (`default_microbatches`). Valid samples come first, so a plan may skip the
+    parts without any: steps after the end of a one-episode member then cost nothing.
     """
-    members = batch.whole.members
-    if num_microbatches is None:
-        num_microbatches = default_microbatches(batch.whole, batch.mask.shape[0], indices.shape[0])
-    advantage, mask, weight = make_gather((batch.advantage, batch.mask, batch.weight))(indices)
-    if algorithm.normalize is not None:
-        advantage = algorithm.normalize(advantage, mask)
-    weight *= batch.mask.shape[1] / indices.shape[0]
-    per_step = mean_over_steps(mask)
-
-    size = indices.shape[0] // num_microbatches
-    # The same for all minibatches, so compilers move it out of the loops over them.
+    plan, members = resolve_plan(plan), batch.whole.members
     take = make_gather(batch._replace(carry=None, advantage=None, mask=None, weight=None))
 
-    def part(i):
-        here, advantage_here, mask_here, weight_here, per_step_here = (
-            jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis=-1)
-            for leaf in (indices, advantage, mask, weight, per_step)
+    def part(params, minibatch):
+        carry = jax.tree.map(lambda leaf: jnp.take(leaf, minibatch.indices[::members] // members, axis=1), batch.carry)
+        samples = take(minibatch.indices)._replace(
+            advantage=minibatch.advantage, mask=minibatch.mask, weight=minibatch.weight, carry=carry
         )
-        carry = jax.tree.map(lambda leaf: jnp.take(leaf, here[::members] // members, axis=1), batch.carry)
-        samples = take(here)._replace(advantage=advantage_here, mask=mask_here, weight=weight_here, carry=carry)
         samples = along_envs(samples, axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
+        per_step = minibatch.mask / minibatch.num_steps
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
-            algorithm, policy, params, samples, per_step_here, hyperparams
+            algorithm, policy, params, samples, per_step, hyperparams
         )
         return total, metrics, gradient
 
-    def accumulate(i, sums):
-        (total, metrics, gradient), new = sums, part(i)
-        ratio_max = jnp.maximum(metrics[RATIO_MAX], new[1][RATIO_MAX])
-        total, metrics, gradient = jax.tree.map(jnp.add, (total, metrics, gradient), new)
-        return total, metrics | {RATIO_MAX: ratio_max}, gradient
+    def gradient(params, minibatch):
+        num_steps, num_sequences = minibatch.mask.shape
+        number = num_microbatches
+        if number is None:
+            number = default_microbatches(batch.whole, num_steps, num_sequences, plan)
+        if number == 1:
+            return part(params, minibatch)
+        size = num_sequences // number
 
-    if num_microbatches == 1:
-        return part(0)
-    # Neighbours that share a carry stay together, and those with a valid sample come first.
-    num_valid = members * jnp.sum(jnp.any(mask.reshape(mask.shape[0], -1, members), axis=(0, 2)))
-    num_parts = (num_valid + size - 1) // size
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
-    return jax.lax.fori_loop(0, num_parts, accumulate, zeros)
+        def accumulate(i, sums):
+            here = [jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis=-1) for leaf in minibatch[:-1]]
+            (total, metrics, gradient), new = sums, part(params, Minibatch(*here, minibatch.num_steps))
+            ratio_max = jnp.maximum(metrics[RATIO_MAX], new[1][RATIO_MAX])
+            total, metrics, gradient = jax.tree.map(jnp.add, (total, metrics, gradient), new)
+            return total, metrics | {RATIO_MAX: ratio_max}, gradient
+
+        num_parts = number
+        if plan.skips_empty_parts:
+            # Neighbours that share a carry stay together, and those with a valid sample come first.
+            num_valid = members * jnp.sum(jnp.any(minibatch.mask.reshape(num_steps, -1, members), axis=(0, 2)))
+            num_parts = (num_valid + size - 1) // size
+        first = Minibatch(*(leaf[..., :size] for leaf in minibatch[:-1]), minibatch.num_steps)
+        shapes = jax.eval_shape(part, params, first)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return jax.lax.fori_loop(0, num_parts, accumulate, zeros)
+
+    return gradient
