@@ -18,7 +18,7 @@ from grpo_jax.devices.tiles import NotOnTiles, along, tile_shape
 from grpo_jax.types import PyTree
 
 
-def launch(kernel: Callable, results: PyTree, *arguments: jax.Array, num_programs: int, num_warps: int) -> PyTree:
+def launch(kernel: Callable, results: PyTree, *arguments: jax.Array, num_programs: int, num_warps: int, name: str) -> PyTree:
     """Runs a kernel: compiled by Triton for a GPU, interpreted on a CPU.
 
     Args:
@@ -27,6 +27,7 @@ def launch(kernel: Callable, results: PyTree, *arguments: jax.Array, num_program
       arguments: arrays.
       num_programs: number of instances of the kernel, `pl.program_id(0)`.
       num_warps: groups of 32 threads in each instance.
+      name: what profilers show.
     """
 
     def call(interpret, *arguments):
@@ -36,7 +37,7 @@ def launch(kernel: Callable, results: PyTree, *arguments: jax.Array, num_program
             grid=(num_programs,),
             interpret=interpret,
             compiler_params=params,
-            name=kernel.__name__,
+            name=name,
         )
         return run(*arguments)
 
@@ -69,11 +70,15 @@ class Vector:
         return tiles
 
     def store(self, ref: Any, row: jax.Array, tiles: Sequence[jax.Array]) -> None:
-        """In a kernel: writes tiles into a row of `ref`, float32 `[rows, size + 1]`, whose last column has no meaning."""
+        """In a kernel: writes tiles into a row of `ref`, float32 `[rows, size]`."""
         for tile, leaf, start in zip(tiles, self.leaves, self.starts, strict=True):
+            if not leaf.shape:
+                ref[row, start] = tile
+                continue
             index, inside = flat_index(leaf.shape)
-            # Pallas' interpreter has no masked store at scattered indices, hence the spare column.
-            ref[row, jnp.where(inside, start + index, self.size) if leaf.shape else start] = tile
+            # Triton masks what lies outside; Pallas' interpreter drops it, as its index is out of bounds.
+            column = jnp.where(inside, start + index, self.size)
+            triton.store(ref.at[row, column], tile, mask=inside)
 
     def unpack(self, vector: jax.Array) -> list[jax.Array]:
         """The arrays, from their float32 entries `[size]`."""

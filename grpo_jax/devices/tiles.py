@@ -238,6 +238,15 @@ def _stack(equation, *tiles, shapes, axis):
     return _concatenate(equation, *tiles, shapes=shapes, dimension=axis)
 
 
+def _unstack(equation, tile, *, shapes, axis):
+    kind = jnp.int32 if tile.dtype == bool else tile.dtype
+    return [
+        jnp.sum(jnp.where(along(tile.shape, axis) == i, tile, jnp.zeros((), tile.dtype)).astype(kind), axis=axis)
+        .astype(tile.dtype)
+        for i in range(shapes[0][axis])
+    ]
+
+
 def _slice(equation, tile, *, shapes, start_indices, limit_indices, strides):
     if strides is not None and any(stride != 1 for stride in strides):
         raise NotOnTiles("slice with strides")
@@ -286,4 +295,5 @@ _RULES = {
     "squeeze": _reshape,
     "stack": _stack,
     "transpose": _transpose,
+    "unstack": _unstack,
 }

@@ -5,6 +5,10 @@ traced and replayed on tiles. Any algorithm with elementwise slots and any polic
 served without code of its own.
 """
 
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -16,6 +20,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree
 from grpo_jax.updates.loss import RATIO_MAX, loss
+from grpo_jax.updates.minibatches import Minibatch
 
 BLOCK = 32
 """Samples that a program processes at a time."""
@@ -24,84 +29,94 @@ MAX_PROGRAMS = 128
 """The most programs, each of which writes a partial gradient. An H100 runs 132 at a time."""
 
 
-def kernel_gradient(
-    algorithm: Algorithm,
-    policy: Policy,
-    params: PyTree,
-    batch: Batch,
-    indices: jax.Array,
-    prepared: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
-    hyperparams: Hyperparams,
-) -> tuple[jax.Array, Metrics, PyTree]:
-    """Loss, metrics and gradient over the samples at `indices`: the same as `jax.value_and_grad(loss)` of them.
+def make_kernel_gradient(
+    algorithm: Algorithm, policy: Policy, batch: Batch, hyperparams: Hyperparams
+) -> Callable[[PyTree, Minibatch], tuple[jax.Array, Metrics, PyTree]]:
+    """`gradient(params, minibatch) -> loss, metrics, gradient`, as `minibatches.make_gradient` has it, up to rounding.
 
     Args:
-      algorithm, policy, params: the loss, and the parameters to differentiate.
-      batch: single steps, `[1, N]`, from which the kernel itself takes the samples.
-      indices: `[n]`, the samples of the minibatch.
-      prepared: advantage, mask, weight, and weight in the metrics of these samples, each `[1, n]`.
+      algorithm, policy: the loss.
+      batch: single steps, `[1, N]`, from which the kernel takes the samples of the minibatch by itself.
       hyperparams: every coefficient.
 
     Raises:
       NotOnTiles: a slot or the policy has an operation that kernels lack.
     """
+    samples = batch._replace(advantage=None, mask=None, weight=None)
+    leaves = jax.tree.leaves(samples)
+
+    def gradient(params, minibatch):
+        own = minibatch.advantage, minibatch.mask, minibatch.weight
+        traced = _trace(algorithm, policy, params, hyperparams, minibatch.num_steps, samples, own)
+        shared = [*traced.captured, *jax.tree.leaves((params, hyperparams, minibatch.num_steps))]
+        used = [True] * len(traced.captured) + jax.tree.leaves(traced.uses_argument)
+        layouts = Layouts(
+            shared=Vector(shared, used[: len(shared)]),
+            samples=Rows(leaves, used[len(shared) : len(shared) + len(leaves)]),
+            own=Rows(own),
+            results=Vector(jax.tree.leaves(traced.results)),
+        )
+        indices, own, num_programs, num_blocks = _filled_blocks(minibatch.indices, own)
+        partial = launch(
+            functools.partial(_gradient_kernel, traced, layouts, num_blocks),
+            jax.ShapeDtypeStruct((num_programs, layouts.results.size), jnp.float32),
+            *(layouts.shared.pack(shared), layouts.samples.pack(leaves), indices, layouts.own.pack(own)),
+            num_programs=num_programs,
+            num_warps=NUM_WARPS,
+            name="gradient_kernel",
+        )
+        results = jax.tree.structure(traced.results)
+        sums, _ = jax.tree.unflatten(results, layouts.results.unpack(jnp.sum(partial, axis=0)))
+        _, ratio_max = jax.tree.unflatten(results, layouts.results.unpack(jnp.max(partial, axis=0)))
+        total, metrics, gradient = sums
+        return total, metrics | {RATIO_MAX: ratio_max}, gradient
+
+    return gradient
+
+
+class Layouts(NamedTuple):
+    """How the arguments and the results of the kernel lie in memory."""
+
+    shared: Vector  # captured arrays, parameters, hyperparameters, number of valid samples
+    samples: Rows  # of the whole batch
+    own: Rows  # of the minibatch: advantage, mask, weight
+    results: Vector  # loss, metrics, gradient, largest ratio
+
+
+def _filled_blocks(indices, own):
+    """Indices and arrays with samples of weight 0 at the end, the number of programs, and of blocks in each."""
     num_blocks = -(-indices.shape[0] // BLOCK)
     blocks_per_program = -(-num_blocks // MAX_PROGRAMS)
     num_programs = -(-num_blocks // blocks_per_program)
-    # The samples that fill up the last blocks have weight 0 and are not valid.
     missing = num_programs * blocks_per_program * BLOCK - indices.shape[0]
-    indices = jnp.pad(indices, (0, missing))
-    prepared = [jnp.pad(leaf, ((0, 0), (0, missing))) for leaf in prepared]
-
-    samples = batch._replace(advantage=None, mask=None, weight=None)
-    block_gradient = _trace(algorithm, policy, params, hyperparams, samples, prepared)
-    shared = [*block_gradient.captured, *jax.tree.leaves((params, hyperparams))]
-    used = jax.tree.leaves(block_gradient.uses_argument)
-    used = [True] * len(block_gradient.captured) + used
-    num_gathered = len(jax.tree.leaves(samples))
-    shared_layout = Vector(shared, used[: len(shared)])
-    sample_layout = Rows(jax.tree.leaves(samples), used[len(shared) : len(shared) + num_gathered])
-    prepared_layout = Rows(prepared)
-    sums, maximum = block_gradient.results
-    results = Vector([*jax.tree.leaves(sums), maximum])
-
-    def gradient_kernel(shared_ref, samples_ref, indices_ref, prepared_ref, out_ref):
-        program = pl.program_id(0)
-
-        def add_block(i, totals):
-            here = (program * blocks_per_program + i) * BLOCK + jnp.arange(BLOCK)
-            shared = shared_layout.load(shared_ref)  # again for each block: registers are for the activations
-            samples = sample_layout.load(samples_ref, indices_ref[here])
-            sums, maximum = block_gradient.on_tiles(*shared, *samples, *prepared_layout.load(prepared_ref, here))
-            return jax.tree.map(jnp.add, totals[0], sums), jnp.maximum(totals[1], maximum)
-
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(tile_shape(leaf.shape), leaf.dtype), block_gradient.results)
-        totals = jax.lax.fori_loop(0, blocks_per_program, add_block, zeros)
-        results.store(out_ref, program, jax.tree.leaves(totals))
-
-    partial = launch(
-        gradient_kernel,
-        jax.ShapeDtypeStruct((num_programs, results.size + 1), jnp.float32),
-        shared_layout.pack(shared),
-        sample_layout.pack(jax.tree.leaves(samples)),
-        indices,
-        prepared_layout.pack(prepared),
-        num_programs=num_programs,
-        num_warps=NUM_WARPS,
-    )
-    total = jnp.sum(partial, axis=0)
-    total, metrics, gradient = jax.tree.unflatten(jax.tree.structure(sums), results.unpack(total)[:-1])
-    return total, metrics | {RATIO_MAX: jnp.max(partial[:, results.starts[-1]])}, gradient
+    own = [jnp.pad(leaf, ((0, 0), (0, missing))) for leaf in own]
+    return jnp.pad(indices, (0, missing)), own, num_programs, blocks_per_program
 
 
-def _trace(algorithm, policy, params, hyperparams, samples, prepared) -> Traced:
+def _gradient_kernel(traced, layouts, num_blocks, shared_ref, samples_ref, indices_ref, own_ref, results_ref):
+    """One program: the results of its blocks, summed, or maximised, into its row."""
+    program = pl.program_id(0)
+
+    def add_block(i, totals):
+        here = (program * num_blocks + i) * BLOCK + jnp.arange(BLOCK)
+        shared = layouts.shared.load(shared_ref)  # again for each block: registers are for the activations
+        samples = layouts.samples.load(samples_ref, indices_ref[here])
+        sums, maximum = traced.on_tiles(*shared, *samples, *layouts.own.load(own_ref, here))
+        return jax.tree.map(jnp.add, totals[0], sums), jnp.maximum(totals[1], maximum)
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(tile_shape(leaf.shape), leaf.dtype), traced.results)
+    totals = jax.lax.fori_loop(0, num_blocks, add_block, zeros)
+    layouts.results.store(results_ref, program, jax.tree.leaves(totals))
+
+
+def _trace(algorithm, policy, params, hyperparams, num_steps, samples, own) -> Traced:
     """The gradient of one block, traced: the sums (loss, metrics, gradient), and the maximum `RATIO_MAX`."""
 
-    def gradient(params, hyperparams, samples, prepared):
-        advantage, mask, weight, per_step = prepared
+    def gradient(params, hyperparams, num_steps, samples, own):
+        advantage, mask, weight = own
         samples = samples._replace(advantage=advantage, mask=mask, weight=weight)
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
-            algorithm, policy, params, samples, per_step, hyperparams
+            algorithm, policy, params, samples, mask / num_steps, hyperparams
         )
         maximum = metrics.pop(RATIO_MAX)
         return (total, metrics, gradient), maximum
@@ -109,5 +124,6 @@ def _trace(algorithm, policy, params, hyperparams, samples, prepared) -> Traced:
     def block(leaf):
         return jax.ShapeDtypeStruct((1, BLOCK, *leaf.shape[2:]), leaf.dtype)
 
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.float32), (params, hyperparams))
-    return Traced(gradient, *shapes, *jax.tree.map(block, (samples, prepared)))
+    shared = params, hyperparams, num_steps
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.float32), shared)
+    return Traced(gradient, *shapes, *jax.tree.map(block, (samples, own)))
