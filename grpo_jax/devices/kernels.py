@@ -47,6 +47,41 @@ def launch(kernel: Callable, results: PyTree, *arguments: jax.Array, num_program
     )
 
 
+def load(ref: Any, rows: jax.Array, *, at: Sequence[jax.Array] = (), axis: int = 0) -> jax.Array:
+    """In a kernel: the tile of some rows of an array.
+
+    Args:
+      ref: reference to the array.
+      rows: `[n]` int32, indices along `axis`.
+      at: indices of the first axes, which the tile does not have: scalars, or `[n]`, one for each row.
+      axis: of the rows, counted after those of `at`.
+    """
+    indices, _ = _row_indices(ref.shape, rows, at, axis)
+    return ref[indices]
+
+
+def store(ref: Any, tile: jax.Array, rows: jax.Array, *, at: Sequence[jax.Array] = (), axis: int = 0) -> None:
+    """In a kernel: writes the tile of some rows of an array; the arguments are those of `load`."""
+    indices, inside = _row_indices(ref.shape, rows, at, axis, clamped=False)
+    triton.store(ref.at[indices], tile, mask=inside)
+
+
+def _row_indices(shape, rows, at, axis, clamped=True):
+    """Indices for each entry of the tile, and whether it lies in the array; if not, the index is clamped or beyond it."""
+    first, shape = shape[: len(at)], shape[len(at) :]
+    tile = tile_shape((*shape[:axis], len(rows), *shape[axis + 1 :]))
+
+    def spread(index):
+        return jnp.broadcast_to(index.reshape([-1 if i == axis else 1 for i in range(len(tile))]), tile)
+
+    indices = [spread(rows) if i == axis else along(tile, i) for i in range(len(tile))]
+    inside = functools.reduce(jnp.logical_and, [i < side for i, side in zip(indices, shape, strict=True)])
+    bounds = [side - 1 if clamped else side for side in shape]
+    indices = [jnp.minimum(i, bound) for i, bound in zip(indices, bounds, strict=True)]
+    at = [jnp.broadcast_to(i, tile) if jnp.ndim(i) == 0 else spread(i) for i in at]
+    return (*(jnp.minimum(i, side - 1) for i, side in zip(at, first, strict=True)), *indices), inside
+
+
 class Vector:
     """The layout of arrays of any shapes in one vector of words. Arrays that are not used are left out."""
 

@@ -75,7 +75,8 @@ class Traced:
         for equation in self._equations:
             outputs = _apply(equation, [read(atom) for atom in equation.invars])
             known.update(zip(equation.outvars, outputs, strict=True))
-        return jax.tree.unflatten(jax.tree.structure(self.results), [read(atom) for atom in self._outputs])
+        outputs = [jnp.broadcast_to(read(atom), tile_shape(atom.aval.shape)) for atom in self._outputs]
+        return jax.tree.unflatten(jax.tree.structure(self.results), outputs)
 
 
 def _inline(jaxpr: Any, captured: list, *arguments: jax.Array) -> list:
