@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 
 from grpo_jax.types import PyTree
@@ -70,7 +71,7 @@ class Traced:
         known = dict(zip(self._inputs, tiles, strict=True))
 
         def read(atom):
-            return atom.val if isinstance(atom, Literal) else known[atom]
+            return np.asarray(atom.val, atom.aval.dtype)[()] if isinstance(atom, Literal) else known[atom]
 
         for equation in self._equations:
             outputs = _apply(equation, [read(atom) for atom in equation.invars])
@@ -114,6 +115,9 @@ def _apply(equation: Any, tiles: list) -> list:
     shapes = [atom.aval.shape for atom in equation.invars]
     if name in _UNCHANGED:
         return tiles
+    if name in _ELEMENTWISE and all(isinstance(tile, np.generic) for tile in tiles):
+        with jax.ensure_compile_time_eval():  # Triton has no operations on constants alone
+            return [np.asarray(equation.primitive.bind(*tiles, **params))[()]]
     if name in _ELEMENTWISE:
         return [equation.primitive.bind(*tiles, **params)]
     if name not in _RULES:

@@ -2,7 +2,7 @@
 
 A program of the kernel plays `BLOCK` environments for all steps. It runs the simulator's own step, traced and replayed
 on tiles, so any environment is served whose step has operations that kernels have. Noise and start states are drawn
-before the kernel. Values and log-probabilities are computed after it, in one pass.
+before the kernel.
 """
 
 import functools
@@ -14,7 +14,6 @@ from jax.experimental import pallas as pl
 
 from grpo_jax.devices.kernels import Vector, launch, load, store
 from grpo_jax.devices.tiles import Traced
-from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.rollouts.finals import Truncations, num_finals
 from grpo_jax.rollouts.randomness import block_length, shared_keys, step_randomness
 from grpo_jax.rollouts.resets import advance_where, new_episodes, select
@@ -22,7 +21,7 @@ from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 BLOCK = 32
 """Environments that a program plays."""
-NUM_WARPS = 4
+NUM_WARPS = 8
 
 
 def kernel_unroll(
@@ -56,24 +55,21 @@ def kernel_unroll(
     if auto_reset:
         fresh = _start_states(simulator, environment_params, shared_keys(key_reset, num_envs, num_sharing), num_steps)
     num_slots = num_finals(environment, num_steps, auto_reset) - 1 if policy.has_critic or keep_final else 0
+    truncations = Truncations.none(num_slots, start)
     carry = Carry(
-        start, jnp.ones(num_envs, bool), jnp.zeros(num_envs, jnp.int32), Truncations.none(num_slots, start)
+        state=start,
+        alive=jnp.ones(num_envs, bool),
+        num_ended=jnp.zeros(num_envs, jnp.int32),
+        truncations=truncations if num_slots else None,
     )
     inputs = Inputs(environment_params, _noise(policy, key_steps, num_steps, num_envs, num_sharing), fresh, carry)
     end, record = _play(simulator, inputs, num_steps)
 
-    shape = num_steps, num_envs
-    distribution, value = policy.sequence(
-        simulator.params, record.observation, start.policy_carry, jnp.zeros(shape, bool)
-    )
-    distribution = mask_actions(distribution, record.action_mask)
     trajectory = record._replace(
-        log_prob=policy.distribution.log_prob(distribution, record.action),
-        distribution=distribution,
-        value=value,
-        carry=jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(start.policy_carry)),
+        carry=jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(start.policy_carry))
     )
-    trajectory = simulator._with_final_values(trajectory, end.truncations.and_last(end.state), keep_final)
+    finals = (end.truncations or truncations).and_last(end.state)
+    trajectory = simulator._with_final_values(trajectory, finals, keep_final)
     return end.state._replace(environment_params=environment_params), trajectory
 
 
@@ -83,7 +79,7 @@ class Carry(NamedTuple):
     state: RolloutState  # each leaf [B, ...]
     alive: jax.Array  # [B] bool: the episode of a rollout without resets is not over
     num_ended: jax.Array  # [B] int32 number of episodes that ended
-    truncations: Truncations  # slots [S, B, ...], count [B]
+    truncations: Truncations | None  # slots [S, B, ...], count [B]; None: none are kept
 
 
 class Inputs(NamedTuple):
@@ -161,12 +157,14 @@ def _rollout_kernel(traced, layout, num_steps, shared_ref, refs, end_refs, recor
 def _env_axes(carry: Carry) -> Carry:
     """The axis of the environments in each leaf."""
     axes = jax.tree.map(lambda _: 0, carry)
+    if carry.truncations is None:
+        return axes
     slots = jax.tree.map(lambda _: 1, carry.truncations.slots)
     return axes._replace(truncations=axes.truncations._replace(slots=slots))
 
 
 def _trace(simulator, inputs) -> Traced:
-    """One step of a block of environments, traced: the next carry, and the record without what a network computes."""
+    """One step of a block of environments, traced: the next carry, and the record."""
 
     def step(shared, environment_params, noise, fresh, carry, keys):
         params, discount = shared
@@ -177,12 +175,11 @@ def _trace(simulator, inputs) -> Traced:
             lambda distribution: policy.distribution.from_noise(distribution, noise),
         )
         ended, alive = record.ended, carry.alive
-        truncations = carry.truncations.add(record.truncated, after)
+        truncations = carry.truncations and carry.truncations.add(record.truncated, after)
         if fresh is None:
             after, alive = advance_where(alive, before, after), alive & ~ended
         else:
             after = select(ended, new_episodes(*fresh, policy.initial_carry(params, BLOCK)), after)
-        record = record._replace(log_prob=None, distribution=None, value=None)
         return Carry(after, alive, carry.num_ended + ended, truncations), record
 
     def shapes(tree, axis):
