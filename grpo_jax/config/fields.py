@@ -170,4 +170,5 @@ class Fields:
             critic_scale=self.critic_scale,
             critic=critic,
             shared_critic=self.shared_critic,
+            fused_layers=self.plan.fused_layers,
         )

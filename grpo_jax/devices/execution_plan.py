@@ -28,6 +28,8 @@ class ExecutionPlan:
     """The most samples of a minibatch whose gradient is computed at once."""
     skips_empty_parts: bool
     """Parts without a valid sample are skipped, by a loop whose length is known at run time only."""
+    fused_layers: bool
+    """Dense layers with few inputs or outputs are sums that XLA fuses with their neighbours: fewer bytes."""
     max_flat_parameters: int
     """Clipping, Adam and the check for finite numbers run on one vector of all parameters, up to this many."""
 
@@ -44,6 +46,7 @@ CPU = ExecutionPlan(
     num_reset_draws=8,
     samples_per_part=512,
     skips_empty_parts=True,
+    fused_layers=False,
     max_flat_parameters=0,
 )
 
@@ -54,6 +57,7 @@ GPU = ExecutionPlan(
     num_reset_draws=0,
     samples_per_part=2**20,
     skips_empty_parts=False,
+    fused_layers=True,
     max_flat_parameters=2**20,
 )
 

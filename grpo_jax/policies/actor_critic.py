@@ -29,6 +29,7 @@ def make_policy(
     critic_scale: float,
     critic: bool,
     shared_critic: bool,
+    fused_layers: bool = False,
 ) -> Policy:
     """An actor and an optional critic, which is either a network of its own or a second head of the actor's.
 
@@ -44,14 +45,19 @@ def make_policy(
       hidden_scale, actor_scale, critic_scale: gain of the initial weights of hidden layers and of the heads.
       critic: whether to make a critic. Without one, it has no parameters and costs nothing.
       shared_critic: one network with two heads instead of two networks.
+      fused_layers: dense layers are laid out for an accelerator (`layers.fused_dense`).
 
     Raises:
       ConfigError: for an unknown network or recurrent layer, or a CNN for observations that are not images.
     """
     if recurrent not in ("none", "gru"):
         raise ConfigError(f"unknown recurrent layer {recurrent!r}: {nearest(recurrent, ('none', 'gru'))}")
-    torso = _make_torso(observation.shape, network, hidden_sizes, conv_channels, getattr(nn, activation), hidden_scale)
-    make = functools.partial(Network, torso, recurrent_size if recurrent == "gru" else 0)
+    layer = {"activation": getattr(nn, activation), "scale": hidden_scale}
+    dense = functools.partial(mlp, hidden_sizes=tuple(hidden_sizes), fused=fused_layers, **layer)
+    torso = _make_torso(
+        observation.shape, network, dense, functools.partial(convolution, channels=conv_channels, **layer)
+    )
+    make = functools.partial(Network, torso, recurrent_size if recurrent == "gru" else 0, fused_layers)
     heads = {"actor": Head(distribution.num_parameters - distribution.num_free, actor_scale)}
     if critic:
         heads["critic"] = Head(1, critic_scale)
@@ -112,9 +118,8 @@ def _features(networks, params, observations, carry, is_first):
     return net.apply({"params": params[name]}, observations, carry[name], is_first)[1]
 
 
-def _make_torso(shape, network, hidden_sizes, conv_channels, activation, scale) -> Callable:
+def _make_torso(shape, network, dense, convolve) -> Callable:
     """The hidden layers for observations of this shape: a function from `[N, ...]` to `[N, features]`."""
-    dense = functools.partial(mlp, hidden_sizes=tuple(hidden_sizes), activation=activation, scale=scale)
     if network not in ("auto", "mlp", "cnn"):
         raise ConfigError(f"unknown network {network!r}: {nearest(network, ('auto', 'mlp', 'cnn'))}")
     if network == "cnn" and not is_image(shape):
@@ -124,7 +129,6 @@ def _make_torso(shape, network, hidden_sizes, conv_channels, activation, scale) 
         )
     if network == "mlp" or not is_image(shape):
         return dense
-    convolve = functools.partial(convolution, channels=conv_channels, activation=activation, scale=scale)
     return lambda x: dense(convolve(x))
 
 
@@ -140,6 +144,7 @@ class Network(nn.Module):
 
     torso: Callable  # (x [N, ...]) -> [N, features]; creates its layers inside this module
     recurrent_size: int  # units of the GRU; 0: no GRU
+    fused_layers: bool  # of the heads; the torso has its own
     heads: tuple[Head, ...]
 
     @nn.compact
@@ -160,7 +165,10 @@ class Network(nn.Module):
         if self.recurrent_size:
             x, carry = GRU(self.recurrent_size)(x.reshape(*batch_shape, -1), carry, is_first)
             x = x.reshape(-1, self.recurrent_size)
-        outputs = [Dense(head.num_outputs, kernel_init=orthogonal(head.scale))(x) for head in self.heads]
+        outputs = [
+            Dense(head.num_outputs, kernel_init=orthogonal(head.scale), fused=self.fused_layers)(x)
+            for head in self.heads
+        ]
         return [output.reshape(*batch_shape, -1) for output in outputs], x.reshape(*batch_shape, -1), carry
 
     def initial_carry(self, num_envs: int) -> Any:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError, as_count
-from grpo_jax.policies.layers import Dense, dot_general
+from grpo_jax.policies.layers import Dense, product
 
 DTYPES = ("float32", "bfloat16")
 
@@ -138,7 +138,7 @@ class Transformer(nn.Module):
         x = x.reshape(-1, config.width)
         outputs = []
         if "actor" in self.heads and config.tie_embeddings:
-            outputs.append(dot_general(x, embedding.T, (((1,), (0,)), ((), ()))))
+            outputs.append(product(x, embedding.T))
         elif "actor" in self.heads:
             outputs.append(Dense(self.vocab_size, use_bias=False, name="logits")(x))
         if "critic" in self.heads:

@@ -20,6 +20,8 @@ def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
     family = policy.distribution
     carry = jax.tree.map(lambda leaf: leaf[0], batch.carry)
     distribution, value = policy.sequence(params, batch.observation, carry, batch.is_first)
+    # The barrier stops XLA from repeating the loss, and its gradient, in every product of the network's last layer.
+    distribution, value = jax.lax.optimization_barrier((distribution, value))
     distribution = mask_actions(distribution, batch.action_mask)
     reference = batch.reference_distribution
     return Prediction(

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax.policies.layers import dot_general, orthogonal, patches, side_by_side
+from grpo_jax.policies.layers import orthogonal, patches, product, side_by_side
 
 
 def product(inputs, kernel):
-    return dot_general(inputs, kernel, (((inputs.ndim - 1,), (0,)), ((), ())))
+    return product(inputs, kernel)
 
 
 def curve(product, kernel, inputs):
