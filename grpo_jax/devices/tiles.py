@@ -89,14 +89,26 @@ def _inline(jaxpr: Any, captured: list, *arguments: jax.Array) -> list:
 
     for equation in jaxpr.eqns:
         inputs = [read(atom) for atom in equation.invars]
-        if equation.primitive.name in _INLINED:
-            inner = next(equation.params[name] for name in ("jaxpr", "call_jaxpr") if name in equation.params)
-            outputs = _inline(getattr(inner, "jaxpr", inner), list(getattr(inner, "consts", ())), *inputs)
+        body, is_choice = _body(equation)
+        if body is not None:
+            captured = list(getattr(body, "consts", ()))
+            outputs = _inline(getattr(body, "jaxpr", body), captured, *inputs[is_choice:])
         else:
             outputs = equation.primitive.bind(*inputs, **equation.params)
             outputs = outputs if equation.primitive.multiple_results else [outputs]
         known.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _body(equation: Any) -> tuple[Any, bool]:
+    """The jaxpr that a call consists of, or None, and whether it is a choice: of a GPU's branch among platforms."""
+    params = equation.params
+    if equation.primitive.name in _INLINED:
+        return next(params[name] for name in ("jaxpr", "call_jaxpr") if name in params), False
+    if equation.primitive.name == "cond" and params.get("branches_platforms"):
+        branches = zip(params["branches"], params["branches_platforms"], strict=True)
+        return next(body for body, platforms in branches if platforms is None or "cuda" in platforms), True
+    return None, False
 
 
 def _used(jaxpr: Any) -> tuple[list, set]:

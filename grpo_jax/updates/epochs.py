@@ -13,6 +13,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree
 from grpo_jax.updates.flattening import make_flattening
+from grpo_jax.updates.gradient_kernel import make_kernel_gradient
 from grpo_jax.updates.loss import RATIO_MAX
 from grpo_jax.updates.minibatches import make_gradient, make_minibatches
 from grpo_jax.updates.shuffle import shuffled_order
@@ -86,7 +87,10 @@ def update_epochs(
         learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), updated, learner)
         return (learner, within_limit), (applied, finite, metrics | {"optim/grad_norm": grad_norm})
 
-    gradient_of = make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)
+    if plan.gradient_kernel:
+        gradient_of = make_kernel_gradient(algorithm, policy, batch, hyperparams)
+    else:
+        gradient_of = make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)
     orders = jax.lax.map(order, jax.random.split(key, num_epochs))
     minibatches = make_minibatches(algorithm, batch, orders.reshape(num_epochs * num_minibatches, -1))
     start = flatten(learner), jnp.array(True)
