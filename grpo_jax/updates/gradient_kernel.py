@@ -44,32 +44,28 @@ def make_kernel_gradient(
     """
     samples = batch._replace(advantage=None, mask=None, weight=None)
     leaves = jax.tree.leaves(samples)
+    traced = _trace(algorithm, policy, hyperparams, batch)
+    params_used, hyperparams_used, num_steps_used, samples_used, _ = map(jax.tree.leaves, traced.uses_argument)
+    packed = Rows(leaves, samples_used)
+    rows = packed.pack(leaves)  # once for all minibatches
 
     def gradient(params, minibatch):
-        own = minibatch.advantage, minibatch.mask, minibatch.weight
-        traced = _trace(algorithm, policy, params, hyperparams, minibatch.num_steps, samples, own)
         shared = [*traced.captured, *jax.tree.leaves((params, hyperparams, minibatch.num_steps))]
-        used = [True] * len(traced.captured) + jax.tree.leaves(traced.uses_argument)
-        layouts = Layouts(
-            shared=Vector(shared, used[: len(shared)]),
-            samples=Rows(leaves, used[len(shared) : len(shared) + len(leaves)]),
-            own=Rows(own),
-            results=Vector(jax.tree.leaves(traced.results)),
-        )
+        used = [True] * len(traced.captured) + params_used + hyperparams_used + num_steps_used
+        own = minibatch.advantage, minibatch.mask, minibatch.weight
+        layouts = Layouts(Vector(shared, used), packed, Rows(own), Vector(jax.tree.leaves(traced.results)))
         indices, own, num_programs, num_blocks = _filled_blocks(minibatch.indices, own)
         partial = launch(
             functools.partial(_gradient_kernel, traced, layouts, num_blocks),
             jax.ShapeDtypeStruct((num_programs, layouts.results.size), jnp.float32),
-            *(layouts.shared.pack(shared), layouts.samples.pack(leaves), indices, layouts.own.pack(own)),
+            *(layouts.shared.pack(shared), rows, indices, layouts.own.pack(own)),
             num_programs=num_programs,
             num_warps=NUM_WARPS,
             name="gradient_kernel",
         )
         results = jax.tree.structure(traced.results)
-        sums, _ = jax.tree.unflatten(results, layouts.results.unpack(jnp.sum(partial, axis=0)))
-        _, ratio_max = jax.tree.unflatten(results, layouts.results.unpack(jnp.max(partial, axis=0)))
-        total, metrics, gradient = sums
-        return total, metrics | {RATIO_MAX: ratio_max}, gradient
+        (total, metrics, gradient), _ = results.unflatten(layouts.results.unpack(jnp.sum(partial, axis=0)))
+        return total, metrics | {RATIO_MAX: jnp.max(partial[:, -1])}, gradient
 
     return gradient
 
@@ -109,7 +105,7 @@ def _gradient_kernel(traced, layouts, num_blocks, shared_ref, samples_ref, indic
     layouts.results.store(results_ref, program, jax.tree.leaves(totals))
 
 
-def _trace(algorithm, policy, params, hyperparams, num_steps, samples, own) -> Traced:
+def _trace(algorithm, policy, hyperparams, batch) -> Traced:
     """The gradient of one block, traced: the sums (loss, metrics, gradient), and the maximum `RATIO_MAX`."""
 
     def gradient(params, hyperparams, num_steps, samples, own):
@@ -124,6 +120,8 @@ def _trace(algorithm, policy, params, hyperparams, num_steps, samples, own) -> T
     def block(leaf):
         return jax.ShapeDtypeStruct((1, BLOCK, *leaf.shape[2:]), leaf.dtype)
 
-    shared = params, hyperparams, num_steps
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.float32), shared)
-    return Traced(gradient, *shapes, *jax.tree.map(block, (samples, own)))
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    params = jax.eval_shape(policy.init, jax.random.key(0))
+    samples, own = batch._replace(advantage=None, mask=None, weight=None), (batch.advantage, batch.mask, batch.weight)
+    coefficients = jax.tree.map(lambda _: number, hyperparams)
+    return Traced(gradient, params, coefficients, number, *jax.tree.map(block, (samples, own)))
