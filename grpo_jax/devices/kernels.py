@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from grpo_jax.devices.mesh import envs_are_split
 from grpo_jax.devices.tiles import NotOnTiles, along, tile_shape
 from grpo_jax.types import PyTree
 
@@ -28,7 +29,12 @@ def launch(kernel: Callable, results: PyTree, *arguments: jax.Array, num_program
       num_programs: number of instances of the kernel, `pl.program_id(0)`.
       num_warps: groups of 32 threads in each instance.
       name: what profilers show.
+
+    Raises:
+      ValueError: the environments of a run are split over devices.
     """
+    if envs_are_split():
+        raise ValueError(f"{name} runs on one device, but the mesh splits environments; use a mesh of rows only")
 
     def call(interpret, *arguments):
         params = None if interpret else triton.CompilerParams(num_warps=num_warps, num_stages=1)

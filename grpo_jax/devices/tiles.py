@@ -31,7 +31,11 @@ _ELEMENTWISE = {
 
 
 class NotOnTiles(ValueError):
-    """An operation that kernels lack. `args[0]` names it."""
+    """An operation that kernels lack."""
+
+    def __init__(self, operation: str):
+        """`operation`: its name, with shapes where they matter."""
+        super().__init__(f"kernels lack {operation}")
 
 
 def tile_shape(shape: Sequence[int]) -> tuple[int, ...]:

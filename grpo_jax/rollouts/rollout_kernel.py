@@ -22,6 +22,7 @@ from grpo_jax.types import PyTree, RolloutState, Trajectory
 BLOCK = 32
 """Environments that a program plays."""
 NUM_WARPS = 8
+"""Groups of 32 threads in a program."""
 
 
 def kernel_unroll(
@@ -46,8 +47,7 @@ def kernel_unroll(
     environment, policy, num_envs = simulator.environment, simulator.policy, state.num_envs
     if policy.has_carry:
         raise ValueError(
-            "rollout_kernel=True is for policies without a carry, but this one has a recurrent layer or a cache; leave "
-            "it out"
+            "the kernel keeps no carry of a policy, but this policy has a recurrent layer or a cache"
         )
     key_reset, key_steps = jax.random.split(key)
     environment_params, start = state.environment_params, state._replace(environment_params=None)
@@ -116,8 +116,7 @@ def _play(simulator, inputs, num_steps) -> tuple[Carry, Trajectory]:
     """The last carry, and the record of all steps."""
     num_envs = inputs.carry.state.num_envs
     traced = _trace(simulator, inputs)
-    shared = [*traced.captured, *jax.tree.leaves((simulator.params, simulator.discount))]
-    layout = Vector(shared)
+    layout = Vector(traced.captured)
 
     def at_full_size(leaf, axis):
         return jax.ShapeDtypeStruct((*leaf.shape[:axis], num_envs, *leaf.shape[axis + 1 :]), leaf.dtype)
@@ -128,7 +127,7 @@ def _play(simulator, inputs, num_steps) -> tuple[Carry, Trajectory]:
     return launch(
         functools.partial(_rollout_kernel, traced, layout, num_steps),
         (jax.tree.map(at_full_size, end, _env_axes(end)), record),
-        *(layout.pack(shared), inputs),
+        *(layout.pack(traced.captured), inputs),
         num_programs=-(-num_envs // BLOCK),
         num_warps=NUM_WARPS,
         name="rollout_kernel",
@@ -166,11 +165,9 @@ def _env_axes(carry: Carry) -> Carry:
 def _trace(simulator, inputs) -> Traced:
     """One step of a block of environments, traced: the next carry, and the record."""
 
-    def step(shared, environment_params, noise, fresh, carry, keys):
-        params, discount = shared
+    def step(environment_params, noise, fresh, carry, keys):
         policy, before = simulator.policy, carry.state
-        acting = simulator._replace(params=params, discount=discount)
-        after, record = acting._step(
+        after, record = simulator._step(
             *(before, environment_params, carry.alive, keys),
             lambda distribution: policy.distribution.from_noise(distribution, noise),
         )
@@ -179,7 +176,7 @@ def _trace(simulator, inputs) -> Traced:
         if fresh is None:
             after, alive = advance_where(alive, before, after), alive & ~ended
         else:
-            after = select(ended, new_episodes(*fresh, policy.initial_carry(params, BLOCK)), after)
+            after = select(ended, new_episodes(*fresh, policy.initial_carry(simulator.params, BLOCK)), after)
         return Carry(after, alive, carry.num_ended + ended, truncations), record
 
     def shapes(tree, axis):
@@ -189,14 +186,9 @@ def _trace(simulator, inputs) -> Traced:
     def carry_shape(leaf, axis):
         return jax.ShapeDtypeStruct((*leaf.shape[:axis], BLOCK, *leaf.shape[axis + 1 :]), leaf.dtype)
 
-    shared = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)),
-        (simulator.params, simulator.discount),
-    )
     keys = jax.eval_shape(lambda: shared_keys(jax.random.key(0), BLOCK, 1))
     traced = Traced(
         step,
-        shared,
         shapes(inputs.environment_params, 0),
         shapes(inputs.noise, 1),
         shapes(inputs.fresh, 1),
@@ -204,8 +196,5 @@ def _trace(simulator, inputs) -> Traced:
         keys,
     )
     if traced.uses_argument[-1]:
-        raise ValueError(
-            f"rollout_kernel=True is for environments without random numbers in their steps, but {simulator.environment.name!r} draws "
-            "some; leave it out"
-        )
+        raise ValueError("kernels draw no random numbers, but a step of this environment does")
     return traced

@@ -25,6 +25,9 @@ from grpo_jax.updates.minibatches import Minibatch
 BLOCK = 32
 """Samples that a program processes at a time."""
 NUM_WARPS = 8
+"""Groups of 32 threads in a program."""
+MAX_WEIGHTS = 128 * 128
+"""The most weights of a layer: each program keeps their gradient in registers."""
 MAX_PROGRAMS = 128
 """The most programs, each of which writes a partial gradient. An H100 runs 132 at a time."""
 
@@ -41,17 +44,23 @@ def make_kernel_gradient(
 
     Raises:
       NotOnTiles: a slot or the policy has an operation that kernels lack.
+      ValueError: samples of the batch are compared with each other, or a layer is too wide.
     """
+    if batch.whole.sequences or batch.whole.minibatches:
+        raise ValueError("a block of the kernel has single steps, but the update compares or carries over several")
     samples = batch._replace(advantage=None, mask=None, weight=None)
     leaves = jax.tree.leaves(samples)
     traced = _trace(algorithm, policy, hyperparams, batch)
-    params_used, hyperparams_used, num_steps_used, samples_used, _ = map(jax.tree.leaves, traced.uses_argument)
+    largest = max(leaf.size for leaf in jax.tree.leaves(traced.results))
+    if largest > MAX_WEIGHTS:
+        raise ValueError(f"a layer of {largest} weights is more than fits into registers, {MAX_WEIGHTS}")
+    params_used, num_steps_used, samples_used, _ = map(jax.tree.leaves, traced.uses_argument)
     packed = Rows(leaves, samples_used)
     rows = packed.pack(leaves)  # once for all minibatches
 
     def gradient(params, minibatch):
-        shared = [*traced.captured, *jax.tree.leaves((params, hyperparams, minibatch.num_steps))]
-        used = [True] * len(traced.captured) + params_used + hyperparams_used + num_steps_used
+        shared = [*traced.captured, *jax.tree.leaves(params), minibatch.num_steps]
+        used = [True] * len(traced.captured) + params_used + num_steps_used
         own = minibatch.advantage, minibatch.mask, minibatch.weight
         layouts = Layouts(Vector(shared, used), packed, Rows(own), Vector(jax.tree.leaves(traced.results)))
         indices, own, num_programs, num_blocks = _filled_blocks(minibatch.indices, own)
@@ -73,7 +82,7 @@ def make_kernel_gradient(
 class Layouts(NamedTuple):
     """How the arguments and the results of the kernel lie in memory."""
 
-    shared: Vector  # captured arrays, parameters, hyperparameters, number of valid samples
+    shared: Vector  # captured arrays such as hyperparameters, parameters, number of valid samples
     samples: Rows  # of the whole batch
     own: Rows  # of the minibatch: advantage, mask, weight
     results: Vector  # loss, metrics, gradient, largest ratio
@@ -108,7 +117,7 @@ def _gradient_kernel(traced, layouts, num_blocks, shared_ref, samples_ref, indic
 def _trace(algorithm, policy, hyperparams, batch) -> Traced:
     """The gradient of one block, traced: the sums (loss, metrics, gradient), and the maximum `RATIO_MAX`."""
 
-    def gradient(params, hyperparams, num_steps, samples, own):
+    def gradient(params, num_steps, samples, own):
         advantage, mask, weight = own
         samples = samples._replace(advantage=advantage, mask=mask, weight=weight)
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
@@ -123,5 +132,4 @@ def _trace(algorithm, policy, hyperparams, batch) -> Traced:
     number = jax.ShapeDtypeStruct((), jnp.float32)
     params = jax.eval_shape(policy.init, jax.random.key(0))
     samples, own = batch._replace(advantage=None, mask=None, weight=None), (batch.advantage, batch.mask, batch.weight)
-    coefficients = jax.tree.map(lambda _: number, hyperparams)
-    return Traced(gradient, params, coefficients, number, *jax.tree.map(block, (samples, own)))
+    return Traced(gradient, params, number, *jax.tree.map(block, (samples, own)))
