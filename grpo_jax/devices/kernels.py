@@ -19,7 +19,9 @@ from grpo_jax.devices.tiles import NotOnTiles, along, tile_shape
 from grpo_jax.types import PyTree
 
 
-def launch(kernel: Callable, results: PyTree, *arguments: jax.Array, num_programs: int, num_warps: int, name: str) -> PyTree:
+def launch(
+    kernel: Callable, results: PyTree, *arguments: jax.Array, num_programs: int, num_warps: int, name: str
+) -> PyTree:
     """Runs a kernel: compiled by Triton for a GPU, interpreted on a CPU.
 
     Args:

@@ -262,8 +262,9 @@ def _stack(equation, *tiles, shapes, axis):
 def _unstack(equation, tile, *, shapes, axis):
     kind = jnp.int32 if tile.dtype == bool else tile.dtype
     return [
-        jnp.sum(jnp.where(along(tile.shape, axis) == i, tile, jnp.zeros((), tile.dtype)).astype(kind), axis=axis)
-        .astype(tile.dtype)
+        jnp.sum(
+            jnp.where(along(tile.shape, axis) == i, tile, jnp.zeros((), tile.dtype)).astype(kind), axis=axis
+        ).astype(tile.dtype)
         for i in range(shapes[0][axis])
     ]
 
@@ -280,9 +281,7 @@ def _slice(equation, tile, *, shapes, start_indices, limit_indices, strides):
 def _split(equation, tile, *, shapes, sizes, axis):
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     sides = [tile_shape((size,))[0] for size in sizes]
-    return [
-        _moved(tile, shapes[0][axis], axis, -start, side, 0) for start, side in zip(starts, sides, strict=True)
-    ]
+    return [_moved(tile, shapes[0][axis], axis, -start, side, 0) for start, side in zip(starts, sides, strict=True)]
 
 
 def _pad(equation, tile, fill, *, shapes, padding_config):

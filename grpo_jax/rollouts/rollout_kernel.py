@@ -46,9 +46,7 @@ def kernel_unroll(
     """
     environment, policy, num_envs = simulator.environment, simulator.policy, state.num_envs
     if policy.has_carry:
-        raise ValueError(
-            "the kernel keeps no carry of a policy, but this policy has a recurrent layer or a cache"
-        )
+        raise ValueError("the kernel keeps no carry of a policy, but this policy has a recurrent layer or a cache")
     key_reset, key_steps = jax.random.split(key)
     environment_params, start = state.environment_params, state._replace(environment_params=None)
     fresh = None
@@ -65,9 +63,7 @@ def kernel_unroll(
     inputs = Inputs(environment_params, _noise(policy, key_steps, num_steps, num_envs, num_sharing), fresh, carry)
     end, record = _play(simulator, inputs, num_steps)
 
-    trajectory = record._replace(
-        carry=jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(start.policy_carry))
-    )
+    trajectory = record._replace(carry=jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(start.policy_carry)))
     finals = (end.truncations or truncations).and_last(end.state)
     trajectory = simulator._with_final_values(trajectory, finals, keep_final)
     return end.state._replace(environment_params=environment_params), trajectory

@@ -74,9 +74,7 @@ def test_train_step_with_the_kernel_is_the_same_up_to_rounding():
         jax.jit(jax.vmap(make_train_step(config)))(jax.vmap(lambda key: make_init(config)(key, Hyperparams()))(keys))[0]
         for config in configs
     ]
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *(state.params for state in states)
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *(state.params for state in states))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +85,10 @@ def test_train_step_with_the_kernel_is_the_same_up_to_rounding():
         ({"algorithm": "ppo", "recurrent": "gru"}, "compares or carries over several"),
         ({"algorithm": "ppo", "hidden_sizes": (256, 256)}, "65536 weights"),
         ({"algorithm": "ppo", "num_microbatches": 2}, "num_microbatches=2"),
-        ({"algorithm": "ppo", "environment": "Breakout-MinAtar"}, "gradient_kernel=True cannot serve 'Breakout-MinAtar'"),
+        (
+            {"algorithm": "ppo", "environment": "Breakout-MinAtar"},
+            "gradient_kernel=True cannot serve 'Breakout-MinAtar'",
+        ),
     ],
 )
 def test_errors_say_what_the_kernel_cannot_serve(fields, message):
