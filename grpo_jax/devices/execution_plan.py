@@ -16,10 +16,11 @@ from grpo_jax.errors import ConfigError, as_count, nearest
 class ExecutionPlan:
     """The layout of a train step. Static; `PLANS` has one for each kind of device."""
 
-    outputs_after_rollout: bool
-    """Values and log-probabilities are computed in one pass after the rollout, where no step depends on them."""
+    values_after_rollout: int
+    """Values and log-probabilities are computed after the rollout, for this many samples at once; 0: in each step. A
+    policy with a carry computes them in each step."""
     packed_steps: bool
-    """The carry of the rollout's scan is one array, and so are the outputs of its steps: fewer copies."""
+    """The carry of the rollout's loop is one array, and so is the record of a step: fewer copies."""
     steps_per_loop: int
     """Environment steps in one iteration of the rollout's loop (unrolling)."""
     num_reset_draws: int
@@ -45,7 +46,7 @@ class ExecutionPlan:
 
 
 CPU = ExecutionPlan(
-    outputs_after_rollout=False,
+    values_after_rollout=0,
     packed_steps=False,
     steps_per_loop=1,
     num_reset_draws=8,
@@ -56,7 +57,7 @@ CPU = ExecutionPlan(
 )
 
 GPU = ExecutionPlan(
-    outputs_after_rollout=True,
+    values_after_rollout=2**17,
     packed_steps=True,
     steps_per_loop=4,
     num_reset_draws=0,

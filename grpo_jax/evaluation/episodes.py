@@ -78,7 +78,7 @@ def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy:
 
 def _simulator(config: Config, state: TrainState) -> Simulator:
     policy = acting_policy(config, state.normalizer, state.hyperparams)
-    return Simulator(config.env, policy, state.params)
+    return Simulator(config.env, policy, state.params, plan=config.plan)
 
 
 def _environment_params(

@@ -28,25 +28,27 @@ def num_finals(environment: Environment, num_steps: int, auto_reset: bool) -> in
 class Truncations(NamedTuple):
     """The final observations of the episodes that were truncated so far in a rollout; `S` slots an environment."""
 
-    slots: PyTree  # (observation, carry of the policy), each leaf [S, B, ...], in the order of truncation
+    slots: PyTree  # (observation, carry of the policy), each leaf [B, S, ...], in the order of truncation
     count: jax.Array  # [B] int32; truncations beyond the last slot are counted but not kept
 
     @classmethod
     def none(cls, num_slots: int, state: RolloutState) -> "Truncations":
         """Empty slots for observations and carries as in `state`."""
-        slots = jax.tree.map(
-            lambda leaf: jnp.zeros((num_slots, *leaf.shape), leaf.dtype), (state.observation, state.policy_carry)
-        )
-        return cls(slots, jnp.zeros(state.num_envs, jnp.int32))
+
+        def empty(leaf):
+            return jnp.zeros((leaf.shape[0], num_slots, *leaf.shape[1:]), leaf.dtype)
+
+        return cls(jax.tree.map(empty, (state.observation, state.policy_carry)), jnp.zeros(state.num_envs, jnp.int32))
 
     def add(self, truncated: jax.Array, state: RolloutState) -> "Truncations":
         """Adds the observations in `state` of the environments that are `truncated` at this step, `[B]` bool."""
-        num_slots = len(jax.tree.leaves(self.slots)[0])
-        is_next = truncated & (self.count == jnp.arange(num_slots)[:, None])
-        slots = select(is_next, (state.observation, state.policy_carry), self.slots)
-        return Truncations(slots, self.count + truncated)
+        num_slots = jax.tree.leaves(self.slots)[0].shape[1]
+        is_next = truncated[:, None] & (self.count[:, None] == jnp.arange(num_slots))
+        new = jax.tree.map(lambda leaf: leaf[:, None], (state.observation, state.policy_carry))
+        return Truncations(select(is_next, new, self.slots), self.count + truncated)
 
     def and_last(self, state: RolloutState) -> PyTree:
         """Observations and carries, each leaf `[S + 1, B, ...]`: the slots, and then those in `state`."""
         last = (state.observation, state.policy_carry)
-        return jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), self.slots, last)
+        both = jax.tree.map(lambda many, one: jnp.concatenate([many, one[:, None]], axis=1), self.slots, last)
+        return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), both)

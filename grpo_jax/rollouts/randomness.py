@@ -23,7 +23,12 @@ def block_length(num_steps: int) -> int:
 
 
 def scan_in_blocks(
-    step: Callable, start: PyTree, key: jax.Array, num_steps: int, draw: Callable[[jax.Array, int], PyTree]
+    step: Callable,
+    start: PyTree,
+    key: jax.Array,
+    num_steps: int,
+    draw: Callable[[jax.Array, int], PyTree],
+    steps_per_loop: int = 1,
 ) -> tuple[PyTree, PyTree]:
     """`lax.scan` with a random input to each step.
 
@@ -33,6 +38,7 @@ def scan_in_blocks(
       key: of all randomness.
       num_steps: `T`.
       draw: `(key, length) -> randomness` for a block of steps, each leaf `[length, ...]`.
+      steps_per_loop: steps in one iteration of the compiled loop.
 
     Returns:
       The last carry, and the outputs, each leaf `[T, ...]`.
@@ -42,7 +48,8 @@ def scan_in_blocks(
 
     def block(carry, now):
         key, is_first = now
-        return jax.lax.scan(step, carry, (draw(key, length), is_first & (jnp.arange(length) == 0)))
+        steps = draw(key, length), is_first & (jnp.arange(length) == 0)
+        return jax.lax.scan(step, carry, steps, unroll=min(steps_per_loop, length))
 
     blocks = jax.random.split(key, num_blocks), jnp.arange(num_blocks) == 0
     end, outputs = jax.lax.scan(block, start, blocks, unroll=num_blocks == 1)

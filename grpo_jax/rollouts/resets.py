@@ -10,26 +10,22 @@ from grpo_jax.devices.mesh import envs_are_split
 from grpo_jax.environments import Environment
 from grpo_jax.types import PyTree, RolloutState
 
-NUM_RESET_DRAWS = 8
-"""Start states that a CPU draws ahead for each environment of a rollout: see `make_start_states`."""
-
 
 def make_start_states(
-    environment: Environment, environment_params: PyTree, keys: jax.Array, num_steps: int
+    environment: Environment, environment_params: PyTree, keys: jax.Array, num_draws: int
 ) -> Callable[[jax.Array, jax.Array], tuple[PyTree, jax.Array]]:
     """Makes `start_states(ended, num_ended) -> states, observations`, which starts the next episodes of a rollout.
 
     The start state after the n-th end of an environment is a function of its key and n alone. Few episodes end at any
-    one step, so drawing a start state for every environment at every step is mostly wasted. A CPU therefore draws the
-    first `NUM_RESET_DRAWS` of each environment before the rollout, and later ones only at a step that needs one.
-    Everything else draws at every step: accelerators, where a branch makes the host wait; environments that are split
-    over devices, which would have to agree on the branch; and a CPU under `vmap`, which computes both sides of it
-    (`over_rows` maps there instead). The numbers are the same.
+    one step, so drawing a start state for every environment at every step is mostly wasted. With `num_draws` the first
+    start states of each environment are drawn before the rollout, and later ones only at a step that needs one. That
+    branch pays on a CPU. It makes a GPU's host wait; environments that are split over devices would have to agree on
+    it; and `vmap` computes both sides of it (on a CPU `over_rows` maps instead). The numbers are the same.
 
     Args:
       environment, environment_params: the environment, and its parameters, each leaf `[B, ...]`.
       keys: `[B]`; environments with equal keys get equal start states.
-      num_steps: steps of the rollout; no environment needs more start states.
+      num_draws: start states that are drawn before the rollout; 0: one is drawn at every step.
 
     Returns:
       A function of `ended`, `[B]` bool, the environments whose episode ends at this step, and `num_ended`, `[B]` int32,
@@ -40,10 +36,9 @@ def make_start_states(
     def draw(num_ended):
         return jax.vmap(environment.reset)(jax.vmap(jax.random.fold_in)(keys, num_ended), environment_params)
 
-    if jax.default_backend() != "cpu" or envs_are_split():
+    if not num_draws or envs_are_split():
         return lambda ended, num_ended: draw(num_ended)
 
-    num_draws = min(NUM_RESET_DRAWS, num_steps)
     drawn = jax.vmap(draw)(jnp.broadcast_to(jnp.arange(num_draws)[:, None], (num_draws, keys.shape[0])))
     take = jax.vmap(lambda draws, n: jax.tree.map(lambda leaf: leaf.at[n].get(mode="clip"), draws), in_axes=(1, 0))
 

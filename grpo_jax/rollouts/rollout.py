@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import threefry
 from grpo_jax.objectives.returns import next_values
@@ -14,9 +15,19 @@ from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.rollouts.finals import Truncations, num_finals
 from grpo_jax.rollouts.groups import copy_to_members
+from grpo_jax.rollouts.packing import pack, packed_step
 from grpo_jax.rollouts.randomness import scan_in_blocks, shared_keys, step_randomness
 from grpo_jax.rollouts.resets import advance_where, make_start_states, new_episodes, select
 from grpo_jax.types import PyTree, RolloutState, Trajectory
+
+
+class Progress(NamedTuple):
+    """The carry of a rollout's loop, each leaf `[B, ...]`."""
+
+    state: RolloutState
+    truncations: Truncations
+    alive: jax.Array | None = None  # bool: the episode goes on; None where another follows
+    num_ended: jax.Array | None = None  # int32, episodes that have ended; None where no other follows
 
 
 class Simulator(NamedTuple):
@@ -33,6 +44,7 @@ class Simulator(NamedTuple):
     policy: Policy
     params: PyTree  # of the policy
     discount: jax.Array | float = 1.0  # of `discounted_return`
+    plan: str | ExecutionPlan = "auto"  # how the rollout is laid out: see `ExecutionPlan`
 
     def reset(self, environment_params: PyTree, key: jax.Array, num_envs: int, *, group_size: int = 1) -> RolloutState:
         """New episodes: one reset for each group, copied to its members, which therefore start bitwise equal.
@@ -89,16 +101,20 @@ class Simulator(NamedTuple):
         Returns:
           The state after the last step, and the trajectory `[T, B]`.
         """
-        policy, num_envs = self.policy, state.num_envs
+        plan, policy, num_envs = resolve_plan(self.plan), self.policy, state.num_envs
+        # A carry advances with the values, and support depends on the distribution: then every step computes all.
+        values_after = 0 if policy.has_carry or policy.support is not None else plan.values_after_rollout
         key_reset, key_steps = jax.random.split(key)
         # The parameters stay as they are, so the scan need not carry them.
         environment_params, start = state.environment_params, state._replace(environment_params=None)
+        all_alive = jnp.ones(num_envs, bool)
         if auto_reset:
-            reset_keys = shared_keys(key_reset, num_envs, num_sharing)
-            start_states = make_start_states(self.environment, environment_params, reset_keys, num_steps)
+            reset_keys, num_draws = shared_keys(key_reset, num_envs, num_sharing), min(plan.num_reset_draws, num_steps)
+            start_states = make_start_states(self.environment, environment_params, reset_keys, num_draws)
 
-        def step(carry, now):
-            before, alive, num_ended, truncations = carry
+        def step(progress, now):
+            before, truncations = progress.state, progress.truncations
+            alive = all_alive if auto_reset else progress.alive
             (noise, keys), is_first = now
             keys = jnp.repeat(keys, num_sharing, axis=0)
 
@@ -112,28 +128,39 @@ class Simulator(NamedTuple):
             after, record = self._step(before, environment_params, alive, keys, choose)
             ended = record.ended
             truncations = truncations.add(record.truncated, after)
+            if values_after:
+                record = record._replace(log_prob=None, value=None)
             if auto_reset:
-                fresh = new_episodes(*start_states(ended, num_ended), policy.initial_carry(self.params, num_envs))
-                after = select(ended, fresh, after)
-            else:
-                after = advance_where(alive, before, after)
-                alive = alive & ~ended
-            return (after, alive, num_ended + ended, truncations), record
+                starts = start_states(ended, progress.num_ended)
+                after = select(ended, new_episodes(*starts, policy.initial_carry(self.params, num_envs)), after)
+                return Progress(after, truncations, num_ended=progress.num_ended + ended), record._replace(valid=None)
+            return Progress(advance_where(alive, before, after), truncations, alive=alive & ~ended), record
 
         values_finals = policy.has_critic or keep_final
         num_slots = num_finals(self.environment, num_steps, auto_reset) - 1 if values_finals else 0
-        truncations = Truncations.none(num_slots, start)
-        carry = start, jnp.ones(num_envs, bool), jnp.zeros(num_envs, jnp.int32), truncations
+        progress = Progress(start, Truncations.none(num_slots, start))
+        if auto_reset:
+            progress = progress._replace(num_ended=jnp.zeros(num_envs, jnp.int32))
+        else:
+            progress = progress._replace(alive=all_alive)
+        if plan.packed_steps:
+            step, progress = packed_step(step), pack(progress)
         draw = functools.partial(step_randomness, policy.distribution, num_envs=num_envs, num_sharing=num_sharing)
-        (end, _, _, truncations), trajectory = scan_in_blocks(step, carry, key_steps, num_steps, draw)
+        progress, trajectory = scan_in_blocks(step, progress, key_steps, num_steps, draw, plan.steps_per_loop)
+        if plan.packed_steps:
+            progress, trajectory = progress.unpack(), trajectory.unpack()
+        end = progress.state
 
-        trajectory = self._with_final_values(trajectory, truncations.and_last(end), keep_final)
         is_first, shape = jnp.arange(num_steps)[:, None] == 0, (num_steps, num_envs)
         trajectory = trajectory._replace(
+            valid=jnp.ones(shape, bool) if auto_reset else trajectory.valid,
             carry=jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(start.policy_carry)),
             greedy=None if greedy is False else jnp.broadcast_to(greedy, shape),
             given=None if first_action is None else jnp.broadcast_to(is_first, shape),
         )
+        if values_after:
+            trajectory = self._with_values(trajectory, start.policy_carry, values_after)
+        trajectory = self._with_final_values(trajectory, progress.truncations.and_last(end), keep_final)
         return end._replace(environment_params=environment_params), trajectory
 
     def _step(
@@ -182,6 +209,22 @@ class Simulator(NamedTuple):
             action_mask=action_mask,
             reward_parts=moved.reward_parts,
         )
+
+    def _with_values(self, trajectory: Trajectory, carry: PyTree, num_samples: int) -> Trajectory:
+        """Adds log-probabilities and the critic's values, of about `num_samples` observations at a time."""
+        policy = self.policy
+        log_prob = policy.distribution.log_prob(trajectory.distribution, trajectory.action)
+        trajectory = trajectory._replace(log_prob=log_prob)
+        if not policy.has_critic:
+            return trajectory
+        num_steps, num_envs = trajectory.reward.shape
+        most = max(1, num_samples // num_envs)
+        num_rows = max(number for number in range(1, num_steps + 1) if num_steps % number == 0 and number <= most)
+
+        observations = trajectory.observation.reshape(-1, num_rows, *trajectory.observation.shape[1:])
+        is_first = jnp.zeros((num_rows, num_envs), bool)  # without a carry nothing depends on it
+        values = jax.lax.map(lambda rows: policy.sequence(self.params, rows, carry, is_first)[1], observations)
+        return trajectory._replace(value=values.reshape(num_steps, num_envs))
 
     def _with_final_values(self, trajectory: Trajectory, finals: tuple[jax.Array, PyTree], keep: bool) -> Trajectory:
         """Adds the critic's next values, if it has one, and the final observations, if they are to be kept."""

@@ -72,7 +72,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         # The statistics change only after the update: it must see the observations as the behaviour policy saw them.
         policy = acting_policy(config, state.normalizer, hyperparams)
 
-        simulator = Simulator(config.env, policy, state.params, hyperparams.discount)
+        simulator = Simulator(config.env, policy, state.params, hyperparams.discount, config.plan)
         rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout)
         normalizer = merge_rollout(state.normalizer, trajectory)
         kept = trajectory

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
@@ -17,6 +18,23 @@ from grpo_jax.updates.gradient_kernel import make_kernel_gradient
 from grpo_jax.updates.loss import RATIO_MAX
 from grpo_jax.updates.minibatches import make_gradient, make_minibatches
 from grpo_jax.updates.shuffle import shuffled_order
+
+
+@struct.dataclass
+class Scalars:
+    """Numbers by name, in one array: an accelerator writes them at once."""
+
+    values: jax.Array  # [..., M] float
+    names: tuple[str, ...] = struct.field(pytree_node=False)
+
+    @classmethod
+    def stack(cls, scalars: Metrics) -> "Scalars":
+        """One array of these scalars."""
+        return cls(jnp.stack([value.astype(float) for value in scalars.values()]), tuple(scalars))
+
+    def as_dict(self) -> Metrics:
+        """Each array `[...]` by its name."""
+        return dict(zip(self.names, jnp.moveaxis(self.values, -1, 0), strict=True))
 
 
 class Learner(NamedTuple):
@@ -83,9 +101,10 @@ def update_epochs(
         updated = Learner(optax.apply_updates(learner.params, steps), optimizer_state)
         finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
         within_limit &= ~(metrics["policy/kl_behaviour"] > hyperparams.kl_limit)
-        applied = finite & within_limit & jnp.any(minibatch.mask)
+        applied = finite & within_limit & (minibatch.num_valid > 0)
         learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), updated, learner)
-        return (learner, within_limit), (applied, finite, metrics | {"optim/grad_norm": grad_norm})
+        record = metrics | {"optim/grad_norm": grad_norm, "applied": applied, "finite": finite}
+        return (learner, within_limit), Scalars.stack(record)
 
     if plan.gradient_kernel:
         gradient_of = make_kernel_gradient(algorithm, policy, batch, hyperparams)
@@ -94,7 +113,9 @@ def update_epochs(
     orders = jax.lax.map(order, jax.random.split(key, num_epochs))
     minibatches = make_minibatches(algorithm, batch, orders.reshape(num_epochs * num_minibatches, -1))
     start = flatten(learner), jnp.array(True)
-    (learner, _), (applied, finite, metrics) = jax.lax.scan(update, start, minibatches)
+    (learner, _), records = jax.lax.scan(update, start, minibatches)
+    metrics = records.as_dict()
+    applied, finite = metrics.pop("applied") > 0, metrics.pop("finite") > 0
     summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}
     summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
     summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)

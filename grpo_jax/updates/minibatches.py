@@ -23,7 +23,7 @@ class Minibatch(NamedTuple):
     advantage: jax.Array  # [S, n], normalised over the minibatch
     mask: jax.Array  # [S, n] bool
     weight: jax.Array  # [S, n], which sums to the weight of the whole batch
-    num_steps: jax.Array  # number of valid samples, float; at least 1
+    num_valid: jax.Array  # number of valid samples, float
 
 
 def make_minibatches(algorithm: Algorithm, batch: Batch, orders: jax.Array) -> Minibatch:
@@ -45,7 +45,7 @@ def make_minibatches(algorithm: Algorithm, batch: Batch, orders: jax.Array) -> M
         if algorithm.normalize is not None:
             advantage = algorithm.normalize(advantage, mask)
         weight *= batch.mask.shape[1] / indices.shape[0]
-        return Minibatch(indices, advantage, mask, weight, jnp.maximum(jnp.sum(mask.astype(float)), 1.0))
+        return Minibatch(indices, advantage, mask, weight, jnp.sum(mask.astype(float)))
 
     return jax.vmap(make)(orders)
 
@@ -104,7 +104,7 @@ def make_gradient(
         )
         samples = along_envs(samples, axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
-        per_step = minibatch.mask / minibatch.num_steps
+        per_step = minibatch.mask / jnp.maximum(minibatch.num_valid, 1.0)
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
             algorithm, policy, params, samples, per_step, hyperparams
         )
@@ -121,7 +121,7 @@ def make_gradient(
 
         def accumulate(i, sums):
             here = [jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis=-1) for leaf in minibatch[:-1]]
-            (total, metrics, gradient), new = sums, part(params, Minibatch(*here, minibatch.num_steps))
+            (total, metrics, gradient), new = sums, part(params, Minibatch(*here, minibatch.num_valid))
             ratio_max = jnp.maximum(metrics[RATIO_MAX], new[1][RATIO_MAX])
             total, metrics, gradient = jax.tree.map(jnp.add, (total, metrics, gradient), new)
             return total, metrics | {RATIO_MAX: ratio_max}, gradient
@@ -129,9 +129,9 @@ def make_gradient(
         num_parts = number
         if plan.skips_empty_parts:
             # Neighbours that share a carry stay together, and those with a valid sample come first.
-            num_valid = members * jnp.sum(jnp.any(minibatch.mask.reshape(num_steps, -1, members), axis=(0, 2)))
-            num_parts = (num_valid + size - 1) // size
-        first = Minibatch(*(leaf[..., :size] for leaf in minibatch[:-1]), minibatch.num_steps)
+            num_filled = members * jnp.sum(jnp.any(minibatch.mask.reshape(num_steps, -1, members), axis=(0, 2)))
+            num_parts = (num_filled + size - 1) // size
+        first = Minibatch(*(leaf[..., :size] for leaf in minibatch[:-1]), minibatch.num_valid)
         shapes = jax.eval_shape(part, params, first)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.lax.fori_loop(0, num_parts, accumulate, zeros)

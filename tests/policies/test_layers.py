@@ -8,10 +8,6 @@ import pytest
 from grpo_jax.policies.layers import orthogonal, patches, product, side_by_side
 
 
-def product(inputs, kernel):
-    return product(inputs, kernel)
-
-
 def curve(product, kernel, inputs):
     return jnp.sum(jnp.sin(product(inputs, kernel)))
 
