@@ -55,39 +55,37 @@ def launch(
     )
 
 
-def load(ref: Any, rows: jax.Array, *, at: Sequence[jax.Array] = (), axis: int = 0) -> jax.Array:
+def load(ref: Any, rows: jax.Array, *, at: Sequence[jax.Array] = ()) -> jax.Array:
     """In a kernel: the tile of some rows of an array.
 
     Args:
-      ref: reference to the array.
-      rows: `[n]` int32, indices along `axis`.
-      at: indices of the first axes, which the tile does not have: scalars, or `[n]`, one for each row.
-      axis: of the rows, counted after those of `at`.
+      ref: reference to the array, `[..., N, ...]`.
+      rows: `[n]` int32, indices along the axis after those of `at`. Beyond its end the last row is read.
+      at: indices along the first axes, which the tile does not have: scalars, or `[n]`, one for each row.
     """
-    indices, _ = _row_indices(ref.shape, rows, at, axis)
-    return ref[indices]
+    indices, _ = _row_indices(ref.shape, rows, at)
+    sides = ref.shape[: len(indices)]
+    return ref[tuple(jnp.minimum(index, side - 1) for index, side in zip(indices, sides, strict=True))]
 
 
-def store(ref: Any, tile: jax.Array, rows: jax.Array, *, at: Sequence[jax.Array] = (), axis: int = 0) -> None:
-    """In a kernel: writes the tile of some rows of an array; the arguments are those of `load`."""
-    indices, inside = _row_indices(ref.shape, rows, at, axis, clamped=False)
+def store(ref: Any, tile: jax.Array, rows: jax.Array, *, at: Sequence[jax.Array] = ()) -> None:
+    """In a kernel: writes the tile of some rows of an array. The arguments are those of `load`."""
+    indices, inside = _row_indices(ref.shape, rows, at)
+    # Triton masks what lies outside; Pallas' interpreter drops it, as its index is out of bounds.
     triton.store(ref.at[indices], tile, mask=inside)
 
 
-def _row_indices(shape, rows, at, axis, clamped=True):
-    """Indices for each entry of the tile, and whether it lies in the array; if not, the index is clamped or beyond it."""
-    first, shape = shape[: len(at)], shape[len(at) :]
-    tile = tile_shape((*shape[:axis], len(rows), *shape[axis + 1 :]))
+def _row_indices(shape, rows, at):
+    """For each entry of the tile: its indices, and whether it lies in the array along the axes after those of `at`."""
+    shape = shape[len(at) :]
+    tile = tile_shape((len(rows), *shape[1:]))
 
     def spread(index):
-        return jnp.broadcast_to(index.reshape([-1 if i == axis else 1 for i in range(len(tile))]), tile)
+        return jnp.broadcast_to(jnp.reshape(index, (-1, *(1,) * (len(tile) - 1))), tile)
 
-    indices = [spread(rows) if i == axis else along(tile, i) for i in range(len(tile))]
+    indices = [spread(rows), *(along(tile, axis) for axis in range(1, len(tile)))]
     inside = functools.reduce(jnp.logical_and, [i < side for i, side in zip(indices, shape, strict=True)])
-    bounds = [side - 1 if clamped else side for side in shape]
-    indices = [jnp.minimum(i, bound) for i, bound in zip(indices, bounds, strict=True)]
-    at = [jnp.broadcast_to(i, tile) if jnp.ndim(i) == 0 else spread(i) for i in at]
-    return (*(jnp.minimum(i, side - 1) for i, side in zip(at, first, strict=True)), *indices), inside
+    return (*map(spread, at), *indices), inside
 
 
 class Vector:
@@ -119,9 +117,8 @@ class Vector:
                 ref[row, start] = tile
                 continue
             index, inside = flat_index(leaf.shape)
-            # Triton masks what lies outside; Pallas' interpreter drops it, as its index is out of bounds.
             column = jnp.where(inside, start + index, self.size)
-            triton.store(ref.at[row, column], tile, mask=inside)
+            triton.store(ref.at[row, column], tile, mask=inside)  # as in `store`
 
     def unpack(self, vector: jax.Array) -> list[jax.Array]:
         """The arrays, from their float32 entries `[size]`."""

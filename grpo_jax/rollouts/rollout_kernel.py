@@ -6,7 +6,7 @@ before the kernel.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from grpo_jax.devices.tiles import Traced
 from grpo_jax.rollouts.finals import Truncations, num_finals
 from grpo_jax.rollouts.randomness import block_length, shared_keys, step_randomness
 from grpo_jax.rollouts.resets import advance_where, new_episodes, select
+from grpo_jax.rollouts.rollout import Progress, Simulator
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 BLOCK = 32
@@ -26,7 +27,7 @@ NUM_WARPS = 8
 
 
 def kernel_unroll(
-    simulator: Any,
+    simulator: Simulator,
     state: RolloutState,
     key: jax.Array,
     *,
@@ -35,60 +36,51 @@ def kernel_unroll(
     num_sharing: int = 1,
     keep_final: bool = False,
 ) -> tuple[RolloutState, Trajectory]:
-    """The same as `Simulator.unroll` of these arguments, in one kernel; numbers are equal up to rounding.
+    """The same as `Simulator.unroll` with these arguments, in one kernel. Numbers are equal up to rounding.
 
-    Start states are drawn for every step, since any may end an episode: `num_steps` times the size of the environments'
-    states is needed while the kernel runs.
+    With `auto_reset` a start state is drawn for every step, since any may end an episode: `num_steps` times the size of
+    the environments' states is needed while the kernel runs.
 
     Raises:
       NotOnTiles: the environment, the policy or the distribution has an operation that kernels lack.
-      ValueError: the environment draws random numbers in its steps, or the policy has a carry.
+      ValueError: a step of the environment draws random numbers, or the policy has a carry.
     """
-    environment, policy, num_envs = simulator.environment, simulator.policy, state.num_envs
+    policy, num_envs, shape = simulator.policy, state.num_envs, (num_steps, state.num_envs)
     if policy.has_carry:
         raise ValueError("the kernel keeps no carry of a policy, but this policy has a recurrent layer or a cache")
     key_reset, key_steps = jax.random.split(key)
     environment_params, start = state.environment_params, state._replace(environment_params=None)
-    fresh = None
+    num_slots = num_finals(simulator.environment, num_steps, auto_reset) - 1 if policy.has_critic or keep_final else 0
+    no_truncations = Truncations.none(num_slots, start)
+    progress, fresh = Progress(start, no_truncations if num_slots else None), None
     if auto_reset:
+        progress = progress._replace(num_ended=jnp.zeros(num_envs, jnp.int32))
         fresh = _start_states(simulator, environment_params, shared_keys(key_reset, num_envs, num_sharing), num_steps)
-    num_slots = num_finals(environment, num_steps, auto_reset) - 1 if policy.has_critic or keep_final else 0
-    truncations = Truncations.none(num_slots, start)
-    carry = Carry(
-        state=start,
-        alive=jnp.ones(num_envs, bool),
-        num_ended=jnp.zeros(num_envs, jnp.int32),
-        truncations=truncations if num_slots else None,
+    else:
+        progress = progress._replace(alive=jnp.ones(num_envs, bool))
+    noise = _noise(policy, key_steps, num_steps, num_envs, num_sharing)
+    progress, trajectory = _play(simulator, Inputs(environment_params, noise, fresh, progress), num_steps)
+
+    trajectory = trajectory._replace(
+        valid=jnp.ones(shape, bool) if auto_reset else trajectory.valid,
+        carry=jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(start.policy_carry)),
     )
-    inputs = Inputs(environment_params, _noise(policy, key_steps, num_steps, num_envs, num_sharing), fresh, carry)
-    end, record = _play(simulator, inputs, num_steps)
-
-    trajectory = record._replace(carry=jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(start.policy_carry)))
-    finals = (end.truncations or truncations).and_last(end.state)
+    finals = (progress.truncations or no_truncations).and_last(progress.state)
     trajectory = simulator._with_final_values(trajectory, finals, keep_final)
-    return end.state._replace(environment_params=environment_params), trajectory
-
-
-class Carry(NamedTuple):
-    """What one step hands to the next."""
-
-    state: RolloutState  # each leaf [B, ...]
-    alive: jax.Array  # [B] bool: the episode of a rollout without resets is not over
-    num_ended: jax.Array  # [B] int32 number of episodes that ended
-    truncations: Truncations | None  # slots [S, B, ...], count [B]; None: none are kept
+    return progress.state._replace(environment_params=environment_params), trajectory
 
 
 class Inputs(NamedTuple):
-    """What is known before the first step."""
+    """The arrays that the kernel reads."""
 
     environment_params: PyTree  # each leaf [B, ...]
-    noise: PyTree  # [T, B, ...] of the actions
-    fresh: PyTree  # [T, B, ...] start states and observations, by the number of episodes that ended; None: no resets
-    carry: Carry  # before the first step
+    noise: PyTree  # each leaf [T, B, ...], of the actions
+    fresh: PyTree  # (states, observations), [T, B, ...], by the number of episodes that ended before; None: no resets
+    progress: Progress  # before the first step
 
 
 def _start_states(simulator, environment_params, keys, num_steps):
-    """What `resets.make_start_states` draws after each number of ends."""
+    """The start states of `resets.make_start_states`, for each number of episodes that ended before."""
 
     def draw(num_ended):
         keys_ended = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, num_ended)
@@ -98,7 +90,7 @@ def _start_states(simulator, environment_params, keys, num_steps):
 
 
 def _noise(policy, key, num_steps, num_envs, num_sharing):
-    """`[T, B, ...]`: what `randomness.scan_in_blocks` draws, all blocks of it."""
+    """`[T, B, ...]`: the noise of `randomness.scan_in_blocks`, of all its blocks."""
     length = block_length(num_steps)
 
     def draw(key):
@@ -108,88 +100,71 @@ def _noise(policy, key, num_steps, num_envs, num_sharing):
     return jax.tree.map(lambda leaf: leaf.reshape(num_steps, *leaf.shape[2:]), blocks)
 
 
-def _play(simulator, inputs, num_steps) -> tuple[Carry, Trajectory]:
-    """The last carry, and the record of all steps."""
-    num_envs = inputs.carry.state.num_envs
-    traced = _trace(simulator, inputs)
-    layout = Vector(traced.captured)
-
-    def at_full_size(leaf, axis):
-        return jax.ShapeDtypeStruct((*leaf.shape[:axis], num_envs, *leaf.shape[axis + 1 :]), leaf.dtype)
-
-    end, record = traced.results
-    record = jax.tree.map(lambda leaf: at_full_size(leaf, 0), record)
-    record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_steps, *leaf.shape), leaf.dtype), record)
+def _play(simulator, inputs, num_steps) -> tuple[Progress, Trajectory]:
+    """The progress after the last step, and the record of all steps, `[T, B, ...]`."""
+    num_envs = inputs.progress.state.num_envs
+    step = _trace(simulator, inputs)
+    layout = Vector(step.captured)
+    end = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs.progress)
+    record = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((num_steps, num_envs, *leaf.shape[1:]), leaf.dtype), step.results[1]
+    )
     return launch(
-        functools.partial(_rollout_kernel, traced, layout, num_steps),
-        (jax.tree.map(at_full_size, end, _env_axes(end)), record),
-        *(layout.pack(traced.captured), inputs),
+        functools.partial(_rollout_kernel, step, layout, num_steps),
+        (end, record),
+        *(layout.pack(step.captured), inputs),
         num_programs=-(-num_envs // BLOCK),
         num_warps=NUM_WARPS,
         name="rollout_kernel",
     )
 
 
-def _rollout_kernel(traced, layout, num_steps, shared_ref, refs, end_refs, record_refs):
+def _rollout_kernel(step, layout, num_steps, captured_ref, refs, end_refs, record_refs):
     """One program: all steps of its environments."""
     rows = pl.program_id(0) * BLOCK + jnp.arange(BLOCK)
-    axes = _env_axes(refs.carry)
-    shared = layout.load(shared_ref)
+    captured = layout.load(captured_ref)
     params = [load(ref, rows) for ref in jax.tree.leaves(refs.environment_params)]
 
-    def play(t, carry):
+    def play(t, progress):
         noise = [load(ref, rows, at=(t,)) for ref in jax.tree.leaves(refs.noise)]
-        fresh = [load(ref, rows, at=(carry.num_ended,)) for ref in jax.tree.leaves(refs.fresh)]
-        carry, record = traced.on_tiles(*shared, *params, *noise, *fresh, *jax.tree.leaves(carry), None)
+        fresh = [load(ref, rows, at=(progress.num_ended,)) for ref in jax.tree.leaves(refs.fresh)]
+        progress, record = step.on_tiles(*captured, *params, *noise, *fresh, *jax.tree.leaves(progress), None)
         jax.tree.map(lambda ref, tile: store(ref, tile, rows, at=(t,)), record_refs, record)
-        return carry
+        return progress
 
-    start = jax.tree.map(lambda ref, axis: load(ref, rows, axis=axis), refs.carry, axes)
-    end = jax.lax.fori_loop(0, num_steps, play, start)
-    jax.tree.map(lambda ref, tile, axis: store(ref, tile, rows, axis=axis), end_refs, end, axes)
-
-
-def _env_axes(carry: Carry) -> Carry:
-    """The axis of the environments in each leaf."""
-    axes = jax.tree.map(lambda _: 0, carry)
-    if carry.truncations is None:
-        return axes
-    slots = jax.tree.map(lambda _: 1, carry.truncations.slots)
-    return axes._replace(truncations=axes.truncations._replace(slots=slots))
+    end = jax.lax.fori_loop(0, num_steps, play, jax.tree.map(lambda ref: load(ref, rows), refs.progress))
+    jax.tree.map(lambda ref, tile: store(ref, tile, rows), end_refs, end)
 
 
 def _trace(simulator, inputs) -> Traced:
-    """One step of a block of environments, traced: the next carry, and the record."""
+    """One step of a block of environments, traced: the next progress, and the record."""
 
-    def step(environment_params, noise, fresh, carry, keys):
-        policy, before = simulator.policy, carry.state
+    def step(environment_params, noise, fresh, progress, keys):
+        policy, before = simulator.policy, progress.state
+        alive = jnp.ones(BLOCK, bool) if progress.alive is None else progress.alive
         after, record = simulator._step(
-            *(before, environment_params, carry.alive, keys),
+            *(before, environment_params, alive, keys),
             lambda distribution: policy.distribution.from_noise(distribution, noise),
         )
-        ended, alive = record.ended, carry.alive
-        truncations = carry.truncations and carry.truncations.add(record.truncated, after)
+        truncations = progress.truncations and progress.truncations.add(record.truncated, after)
         if fresh is None:
-            after, alive = advance_where(alive, before, after), alive & ~ended
-        else:
-            after = select(ended, new_episodes(*fresh, policy.initial_carry(simulator.params, BLOCK)), after)
-        return Carry(after, alive, carry.num_ended + ended, truncations), record
+            return Progress(advance_where(alive, before, after), truncations, alive=alive & ~record.ended), record
+        after = select(record.ended, new_episodes(*fresh, policy.initial_carry(simulator.params, BLOCK)), after)
+        num_ended = progress.num_ended + record.ended
+        return Progress(after, truncations, num_ended=num_ended), record._replace(valid=None)
 
-    def shapes(tree, axis):
-        """Of a block: `axis` environments come before, and the axes before are dropped."""
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((BLOCK, *leaf.shape[axis + 1 :]), leaf.dtype), tree)
+    def block(leaf):
+        return jax.ShapeDtypeStruct((BLOCK, *leaf.shape[1:]), leaf.dtype)
 
-    def carry_shape(leaf, axis):
-        return jax.ShapeDtypeStruct((*leaf.shape[:axis], BLOCK, *leaf.shape[axis + 1 :]), leaf.dtype)
+    def block_of_step(leaf):
+        return jax.ShapeDtypeStruct((BLOCK, *leaf.shape[2:]), leaf.dtype)
 
-    keys = jax.eval_shape(lambda: shared_keys(jax.random.key(0), BLOCK, 1))
     traced = Traced(
         step,
-        shapes(inputs.environment_params, 0),
-        shapes(inputs.noise, 1),
-        shapes(inputs.fresh, 1),
-        jax.tree.map(carry_shape, inputs.carry, _env_axes(inputs.carry)),
-        keys,
+        jax.tree.map(block, inputs.environment_params),
+        *jax.tree.map(block_of_step, (inputs.noise, inputs.fresh)),
+        jax.tree.map(block, inputs.progress),
+        jax.eval_shape(lambda: shared_keys(jax.random.key(0), BLOCK, 1)),
     )
     if traced.uses_argument[-1]:
         raise ValueError("kernels draw no random numbers, but a step of this environment does")
