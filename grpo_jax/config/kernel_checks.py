@@ -18,8 +18,8 @@ def check_kernels(config: Fields) -> None:
     if config.plan.rollout_kernel:
         if algorithm.greedy_member or algorithm.start.all_actions:
             raise ConfigError(
-                "rollout_kernel=True samples every action, but this algorithm has greedy_member or all_actions; leave it "
-                "out"
+                "rollout_kernel=True samples every action, but this algorithm has greedy_member or all_actions; leave "
+                "out one of the two"
             )
         _lower("rollout_kernel", config, _make_rollout(config))
     if config.plan.gradient_kernel:

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from grpo_jax.devices.mesh import envs_are_split
-from grpo_jax.devices.tiles import NotOnTiles, along, tile_shape
+from grpo_jax.devices.tile_operations import NotOnTiles, along, tile_shape
 from grpo_jax.types import PyTree
 
 
@@ -166,7 +166,7 @@ def _layout(leaves, used, num_leading):
 def to_words(leaf: jax.Array) -> jax.Array:
     """uint32 of the same shape, from numbers of 4 bytes or truth values."""
     leaf = jnp.asarray(leaf)
-    if leaf.dtype == bool:
+    if jnp.issubdtype(leaf.dtype, bool):
         return leaf.astype(jnp.uint32)
     if leaf.dtype.itemsize != 4:
         raise NotOnTiles(f"arrays of {leaf.dtype}")
@@ -175,7 +175,7 @@ def to_words(leaf: jax.Array) -> jax.Array:
 
 def from_words(words: jax.Array, dtype: Any) -> jax.Array:
     """The inverse of `to_words`."""
-    return words != 0 if dtype == bool else jax.lax.bitcast_convert_type(words, dtype)
+    return words != 0 if jnp.issubdtype(dtype, bool) else jax.lax.bitcast_convert_type(words, dtype)
 
 
 def flat_index(shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:

@@ -15,7 +15,8 @@ from jax.experimental import pallas as pl
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.kernels import Rows, Vector, launch
-from grpo_jax.devices.tiles import Traced, tile_shape
+from grpo_jax.devices.tile_operations import tile_shape
+from grpo_jax.devices.tiles import Traced
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree
@@ -54,13 +55,13 @@ def make_kernel_gradient(
     largest = max(leaf.size for leaf in jax.tree.leaves(traced.results))
     if largest > MAX_WEIGHTS:
         raise ValueError(f"a layer of {largest} weights is more than fits into registers, {MAX_WEIGHTS}")
-    params_used, num_steps_used, samples_used, _ = map(jax.tree.leaves, traced.uses_argument)
+    params_used, num_valid_used, samples_used, _ = map(jax.tree.leaves, traced.uses_argument)
     packed = Rows(leaves, samples_used)
     rows = packed.pack(leaves)  # once for all minibatches
 
     def gradient(params, minibatch):
-        shared = [*traced.captured, *jax.tree.leaves(params), minibatch.num_steps]
-        used = [True] * len(traced.captured) + params_used + num_steps_used
+        shared = [*traced.captured, *jax.tree.leaves(params), minibatch.num_valid]
+        used = [True] * len(traced.captured) + params_used + num_valid_used
         own = minibatch.advantage, minibatch.mask, minibatch.weight
         layouts = Layouts(Vector(shared, used), packed, Rows(own), Vector(jax.tree.leaves(traced.results)))
         indices, own, num_programs, num_blocks = _filled_blocks(minibatch.indices, own)
@@ -117,11 +118,11 @@ def _gradient_kernel(traced, layouts, num_blocks, shared_ref, samples_ref, indic
 def _trace(algorithm, policy, hyperparams, batch) -> Traced:
     """The gradient of one block, traced: the sums (loss, metrics, gradient), and the maximum `RATIO_MAX`."""
 
-    def gradient(params, num_steps, samples, own):
+    def gradient(params, num_valid, samples, own):
         advantage, mask, weight = own
         samples = samples._replace(advantage=advantage, mask=mask, weight=weight)
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
-            algorithm, policy, params, samples, mask / num_steps, hyperparams
+            algorithm, policy, params, samples, mask / jnp.maximum(num_valid, 1.0), hyperparams
         )
         maximum = metrics.pop(RATIO_MAX)
         return (total, metrics, gradient), maximum
