@@ -77,11 +77,8 @@ def main(arguments: Arguments) -> None:
     if out.exists():
         raise FileExistsError(f"{out} exists; choose another file (--out), or move the old one away")
     out.parent.mkdir(parents=True, exist_ok=True)
-    names = arguments.implementations
-    if "rejax PPO" in names and reference.rejax_version() is None:
-        names = tuple(name for name in names if name != "rejax PPO")
-        if not names:
-            raise ConfigError("rejax is not installed (pip install '.[benchmark]'), and nothing else was asked for")
+    names = reference.installed(arguments.implementations)
+    if names != arguments.implementations:
         console.print("rejax is not installed (pip install '.[benchmark]'): it is left out.")
     results = provenance() | {
         "cores_used": num_cores(),

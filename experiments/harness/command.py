@@ -142,9 +142,18 @@ def parse_mesh(sizes: Sequence[str]) -> Mesh | None:
     Raises:
       ConfigError: for another axis, a size that is not a number, or more devices than there are.
     """
+    return make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None
+
+
+def mesh_sizes(sizes: Sequence[str], flag: str) -> dict[str, int]:
+    """The number of devices along each axis, of sizes such as seeds=4, envs=8 and model=2.
+
+    Raises:
+      ConfigError: for another axis, or a size that is not a number; it names the flag.
+    """
     pairs = dict(size.partition("=")[::2] for size in sizes)
     known = len(pairs) == len(sizes) and pairs.keys() <= {ROWS, ENVS, MODEL}
     if not known or not all(map(str.isdecimal, pairs.values())):
         layout = " ".join(sizes)
-        raise ConfigError(f"--mesh {layout} is no layout of devices; use seeds=4, envs=8 or model=2, or several")
-    return make_mesh(**{axis: int(size) for axis, size in pairs.items()}) if pairs else None
+        raise ConfigError(f"{flag} {layout} is no layout of devices; use seeds=4, envs=8 or model=2, or several")
+    return {axis: int(size) for axis, size in pairs.items()}

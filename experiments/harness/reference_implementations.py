@@ -5,7 +5,7 @@ They have the same environments, network sizes, samples and gradient steps as ou
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -30,6 +30,18 @@ class Implementation(NamedTuple):
 def rejax_version() -> str | None:
     """The installed version; None without the extra `benchmark`."""
     return importlib.metadata.version("rejax") if importlib.util.find_spec("rejax") else None
+
+
+def installed(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of implementations, without rejax's PPO if rejax is not installed.
+
+    Raises:
+      ConfigError: if none is left.
+    """
+    found = tuple(name for name in names if name != "rejax PPO" or rejax_version() is not None)
+    if not found:
+        raise ConfigError("rejax is not installed (pip install '.[benchmark]'), and nothing else was asked for")
+    return found
 
 
 def rejax_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = HIDDEN_SIZES) -> Implementation:

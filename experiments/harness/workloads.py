@@ -1,7 +1,7 @@
 """What the benchmarks measure: train steps of every implementation, parts of ours, and matrix products."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -95,13 +95,25 @@ def make_cases(
             # Ours in the layout of `run`; the others with all seeds in one vmap, as their authors do.
             init, step = jax.vmap(init), over_rows(step, make_row_mesh(num_seeds)) if other is None else jax.vmap(step)
         key = jax.random.key(0) if num_seeds == 1 else jax.random.split(jax.random.key(0), num_seeds)
-        state = jax.tree.map(_strong, jax.jit(init)(key))
         flops = num_samples * (forward_flops(config) + reference.NUM_EPOCHS * gradient_flops(config))
-        cases.append(compiled(name, lambda state, _, step=step: step(state), state, None, num_samples, flops))
+        cases.append(make_case(name, Implementation(init, step), key, num_samples, flops))
     if parts:
         state = jax.jit(ours(ppo).init)(jax.random.key(0))
         cases += make_parts(ppo, state, num_samples)
     return cases
+
+
+def make_case(
+    name: str,
+    implementation: Implementation,
+    key: jax.Array,
+    num_samples: int,
+    flops: float = np.nan,
+    options: Mapping[str, str] | None = None,
+) -> Case:
+    """The train steps of an implementation from the state of `key`, or of keys, compiled with options of XLA."""
+    state = jax.tree.map(_strong, jax.jit(implementation.init)(key))
+    return compiled(name, lambda state, _: implementation.step(state), state, None, num_samples, flops, options)
 
 
 def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case]:
@@ -168,14 +180,22 @@ def make_update(config: Config) -> Callable:
     return update
 
 
-def compiled(name: str, step: Callable, state: Any, fixed: Any, num_samples: int, flops: float) -> Case:
+def compiled(
+    name: str,
+    step: Callable,
+    state: Any,
+    fixed: Any,
+    num_samples: int,
+    flops: float,
+    options: Mapping[str, str] | None = None,
+) -> Case:
     """Compiles a program that makes a given number of steps; it returns the state and the output of the last one."""
 
     def program(state, fixed, n):
         return jax.lax.fori_loop(0, n, lambda _, carry: step(carry[0], fixed), step(state, fixed))
 
     started = time.perf_counter()
-    executable = jax.jit(program).lower(state, fixed, jnp.int32(0)).compile()
+    executable = jax.jit(program).lower(state, fixed, jnp.int32(0)).compile(options)
     compile_seconds = time.perf_counter() - started
     memory = executable.memory_analysis()
     memory = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes

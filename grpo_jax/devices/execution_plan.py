@@ -16,9 +16,8 @@ from grpo_jax.errors import ConfigError, as_count, nearest
 class ExecutionPlan:
     """The layout of a train step. Static; `PLANS` has one for each kind of device."""
 
-    values_after_rollout: int
-    """Values and log-probabilities are computed after the rollout, for this many samples at once; 0: in each step. A
-    policy with a carry computes them in each step."""
+    value_passes: int
+    """Passes over a rollout that compute values and log-probabilities; 0, or a policy with a carry: in each step."""
     packed_steps: bool
     """The carry of the rollout's loop is one array, and so is the record of a step: fewer copies."""
     steps_per_loop: int
@@ -46,7 +45,7 @@ class ExecutionPlan:
 
 
 CPU = ExecutionPlan(
-    values_after_rollout=0,
+    value_passes=0,
     packed_steps=False,
     steps_per_loop=1,
     num_reset_draws=8,
@@ -57,11 +56,11 @@ CPU = ExecutionPlan(
 )
 
 GPU = ExecutionPlan(
-    values_after_rollout=2**17,
+    value_passes=4,
     packed_steps=True,
     steps_per_loop=4,
     num_reset_draws=0,
-    samples_per_part=2**20,
+    samples_per_part=2**22,
     skips_empty_parts=False,
     fused_layers=True,
     max_flat_parameters=2**20,

@@ -6,7 +6,7 @@ groups, minibatches and normaliser statistics), nor are the parts of a policy: h
 to split, and XLA's partitioner adds the communication.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +20,23 @@ ROWS, ENVS, MODEL = "seeds", "envs", "model"
 _SPLIT_BY_INPUT = ("down", "out")  # layers of a transformer that read the split outputs of another layer
 
 
-def make_mesh(*, seeds: int | None = None, envs: int = 1, model: int = 1) -> Mesh:
+def make_mesh(
+    *, seeds: int | None = None, envs: int = 1, model: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
     """A mesh `seeds` × `envs` × `model` of the devices of all processes; it omits `envs` or `model` of size 1.
 
     Args:
       seeds: devices along the rows; by default the number of devices divided by `envs` and `model`.
       envs: devices along the environments of each row.
       model: devices along the weights of each policy, for a policy too large for one device.
+      devices: optional; these devices instead of those of all processes.
 
     Raises:
       ConfigError: if there are too few devices, or the devices of several processes are not all used.
     """
-    num_devices, one_process = jax.device_count(), jax.process_count() == 1
+    one_process = devices is not None or jax.process_count() == 1
+    devices = jax.devices() if devices is None else devices
+    num_devices = len(devices)
     seeds = num_devices // max(envs * model, 1) if seeds is None else seeds
     size = seeds * envs * model
     if min(seeds, envs, model) < 1 or not (size <= num_devices if one_process else size == num_devices):
@@ -44,7 +49,7 @@ def make_mesh(*, seeds: int | None = None, envs: int = 1, model: int = 1) -> Mes
     return jax.make_mesh(
         tuple(shape.values()),
         tuple(shape),
-        devices=jax.devices()[:size] if one_process else None,
+        devices=devices[:size] if one_process else None,
         axis_types=(AxisType.Auto,) * len(shape),
     )
 

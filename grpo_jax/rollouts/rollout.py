@@ -103,7 +103,7 @@ class Simulator(NamedTuple):
         """
         plan, policy, num_envs = resolve_plan(self.plan), self.policy, state.num_envs
         # A carry advances with the values, and support depends on the distribution: then every step computes all.
-        values_after = 0 if policy.has_carry or policy.support is not None else plan.values_after_rollout
+        num_passes = 0 if policy.has_carry or policy.support is not None else plan.value_passes
         key_reset, key_steps = jax.random.split(key)
         # The parameters stay as they are, so the scan need not carry them.
         environment_params, start = state.environment_params, state._replace(environment_params=None)
@@ -128,7 +128,7 @@ class Simulator(NamedTuple):
             after, record = self._step(before, environment_params, alive, keys, choose)
             ended = record.ended
             truncations = truncations.add(record.truncated, after)
-            if values_after:
+            if num_passes:
                 record = record._replace(log_prob=None, value=None)
             if auto_reset:
                 starts = start_states(ended, progress.num_ended)
@@ -158,8 +158,8 @@ class Simulator(NamedTuple):
             greedy=None if greedy is False else jnp.broadcast_to(greedy, shape),
             given=None if first_action is None else jnp.broadcast_to(is_first, shape),
         )
-        if values_after:
-            trajectory = self._with_values(trajectory, start.policy_carry, values_after)
+        if num_passes:
+            trajectory = self._with_values(trajectory, start.policy_carry, num_passes)
         trajectory = self._with_final_values(trajectory, progress.truncations.and_last(end), keep_final)
         return end._replace(environment_params=environment_params), trajectory
 
@@ -210,17 +210,16 @@ class Simulator(NamedTuple):
             reward_parts=moved.reward_parts,
         )
 
-    def _with_values(self, trajectory: Trajectory, carry: PyTree, num_samples: int) -> Trajectory:
-        """Adds log-probabilities and the critic's values, of about `num_samples` observations at a time."""
+    def _with_values(self, trajectory: Trajectory, carry: PyTree, num_passes: int) -> Trajectory:
+        """Adds log-probabilities and the critic's values, in `num_passes` passes or more."""
         policy = self.policy
         log_prob = policy.distribution.log_prob(trajectory.distribution, trajectory.action)
         trajectory = trajectory._replace(log_prob=log_prob)
         if not policy.has_critic:
             return trajectory
         num_steps, num_envs = trajectory.reward.shape
-        most = max(1, num_samples // num_envs)
-        num_rows = max(number for number in range(1, num_steps + 1) if num_steps % number == 0 and number <= most)
-
+        most = max(num_steps // num_passes, 1)
+        num_rows = max(number for number in range(1, most + 1) if num_steps % number == 0)
         observations = trajectory.observation.reshape(-1, num_rows, *trajectory.observation.shape[1:])
         is_first = jnp.zeros((num_rows, num_envs), bool)  # without a carry nothing depends on it
         values = jax.lax.map(lambda rows: policy.sequence(self.params, rows, carry, is_first)[1], observations)

@@ -49,6 +49,10 @@ def test_groups_are_configured_as_printed():
     run_page("groups.md")
 
 
+def test_execution_plans_are_configured_as_printed():
+    assert run_page("accelerators.md")["config"].plan.steps_per_loop == 8
+
+
 @pytest.mark.slow
 def test_the_page_about_algorithms_runs():
     names = run_page("algorithms.md")
