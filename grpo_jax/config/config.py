@@ -9,6 +9,7 @@ from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.config.checks import check_algorithm, check_counts, check_groups, check_numbers
 from grpo_jax.config.dry_run import check_slots
 from grpo_jax.config.fields import Fields
+from grpo_jax.config.kernel_checks import check_kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,3 +44,4 @@ class Config(Fields):
         check_groups(self)
         check_algorithm(self)
         check_slots(self)
+        check_kernels(self)

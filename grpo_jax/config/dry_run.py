@@ -1,5 +1,7 @@
 """An update on shapes only: slots that do not fit together raise an error when the `Config` is made."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -8,7 +10,7 @@ from grpo_jax.environments import Environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.rollouts.finals import num_finals
-from grpo_jax.types import RewardParts, Trajectory
+from grpo_jax.types import PyTree, RewardParts, Trajectory
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
@@ -24,9 +26,22 @@ class _AnyHyperparams(Hyperparams):
 
 def check_slots(config: Fields) -> None:
     """Runs the slots on shapes only; raises ConfigError with the error of a slot that does not fit."""
+    try:
+        jax.eval_shape(make_update(config, minibatch_gradient), jax.random.key(0))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"the algorithm and this configuration do not fit: {error}") from error
+
+
+def make_update(config: Fields, gradient_of: Callable) -> Callable[[jax.Array], PyTree]:
+    """`update(key)`: what `gradient_of` gives for the first minibatch of a trajectory of zeros.
+
+    Args:
+      config: the run.
+      gradient_of: a function with the arguments of `minibatch_gradient`.
+    """
     algorithm, policy = config.algorithm, config.policy
 
-    def gradient(key):
+    def update(key):
         params = policy.init(key)
         trajectory = _trajectory(config, params)
         hyperparams = _AnyHyperparams()
@@ -37,16 +52,13 @@ def check_slots(config: Fields) -> None:
             shuffle_blocks=config.shuffle_blocks,
         )
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
-        return minibatch_gradient(
+        return gradient_of(
             *(algorithm, policy, params, batch, indices, hyperparams),
             num_microbatches=config.num_microbatches,
             plan=config.plan,
         )
 
-    try:
-        jax.eval_shape(gradient, jax.random.key(0))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"the algorithm and this configuration do not fit: {error}") from error
+    return update
 
 
 def _trajectory(config: Fields, params) -> Trajectory:

@@ -173,5 +173,5 @@ class Fields:
             critic_scale=self.critic_scale,
             critic=critic,
             shared_critic=self.shared_critic,
-            fused_layers=self.plan.fused_layers,
+            fused_layers=self.plan.fused_layers and not self.plan.gradient_kernel,  # which fuses everything
         )

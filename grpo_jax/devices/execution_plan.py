@@ -33,6 +33,11 @@ class ExecutionPlan:
     max_flat_parameters: int
     """Clipping, Adam and the check for finite numbers run on one vector of all parameters, up to this many."""
 
+    rollout_kernel: bool = False
+    """Rollouts run as one Pallas kernel: for environments whose step lowers, and policies without a carry."""
+    gradient_kernel: bool = False
+    """Loss and gradient of a minibatch are one Pallas kernel: for small dense policies and single steps."""
+
     def __post_init__(self):
         """Checks the numbers."""
         for field in dataclasses.fields(self):

@@ -1,5 +1,7 @@
 """The experience of one iteration: windows of a rollout, one after the other, each with groups of its own."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -8,6 +10,7 @@ from grpo_jax.devices.mesh import along_envs
 from grpo_jax.objectives.slots import episode_scores
 from grpo_jax.rollouts.groups import first_members
 from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.rollouts.rollout_kernel import kernel_unroll
 from grpo_jax.types import RolloutState, Trajectory
 
 
@@ -27,18 +30,21 @@ def collect(
       with `T = window_steps` and `B = num_windows * num_envs`.
     """
     start = config.algorithm.start
-    first_action = jnp.arange(config.num_envs) % config.group_size if start.all_actions else None
+    if config.plan.rollout_kernel:
+        unroll = functools.partial(kernel_unroll, simulator)
+    else:
+        greedy = config.algorithm.greedy_member and first_members(config.num_envs, config.group_size)
+        first_action = jnp.arange(config.num_envs) % config.group_size if start.all_actions else None
+        unroll = functools.partial(simulator.unroll, greedy=greedy, first_action=first_action)
 
     def window(state, keys):
         key_start, key_rollout = keys
         begun = start.begin(simulator, state, key_start, config.group_size)
-        ended, trajectory = simulator.unroll(
+        ended, trajectory = unroll(
             along_envs(begun, axis=0),
             key_rollout,
             num_steps=config.window_steps,
             auto_reset=start.auto_reset,
-            greedy=config.algorithm.greedy_member and first_members(config.num_envs, config.group_size),
-            first_action=first_action,
             num_sharing=config.group_size if config.common_random_numbers else 1,
             keep_final=config.algorithm.baseline is not None,
         )
