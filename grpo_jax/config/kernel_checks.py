@@ -9,7 +9,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.rollout_kernel import kernel_unroll
 from grpo_jax.updates.gradient_kernel import make_kernel_gradient
-from grpo_jax.updates.minibatches import make_minibatches
+from grpo_jax.updates.minibatches import make_minibatch
 
 
 def check_kernels(config: Fields) -> None:
@@ -60,5 +60,5 @@ def _make_rollout(config):
 
 
 def _first_gradient(algorithm, policy, params, batch, indices, hyperparams, **options):
-    minibatch = jax.tree.map(lambda leaf: leaf[0], make_minibatches(algorithm, batch, indices[None]))
+    minibatch = make_minibatch(algorithm, batch, indices)
     return make_kernel_gradient(algorithm, policy, batch, hyperparams)(params, minibatch)

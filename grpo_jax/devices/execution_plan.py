@@ -32,7 +32,6 @@ class ExecutionPlan:
     """Dense layers with few inputs or outputs are sums that XLA fuses with their neighbours: fewer bytes."""
     max_flat_parameters: int
     """Clipping, Adam and the check for finite numbers run on one vector of all parameters, up to this many."""
-
     rollout_kernel: bool = False
     """Rollouts run as one Pallas kernel: for environments whose step lowers, and policies without a carry."""
     gradient_kernel: bool = False
@@ -74,7 +73,10 @@ GPU = ExecutionPlan(
 
 TPU = GPU
 
-PLANS = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
+GPU_KERNELS = dataclasses.replace(GPU, rollout_kernel=True, gradient_kernel=True)
+"""For small dense policies; not the default, as it has not been timed on a device."""
+
+PLANS = {"cpu": CPU, "gpu": GPU, "tpu": TPU, "gpu_kernels": GPU_KERNELS}
 
 
 def resolve_plan(plan: str | ExecutionPlan) -> ExecutionPlan:

@@ -1,5 +1,6 @@
 """Dense, convolutional and recurrent layers, and their initial weights."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,7 +84,7 @@ class Dense(nn.Module):
     features: int
     use_bias: bool = True
     dtype: Any = None  # of the computation; None: that of the inputs and parameters
-    kernel_init: Callable = nn.initializers.lecun_normal()
+    kernel_init: Callable = dataclasses.field(default_factory=nn.initializers.lecun_normal)
     fused: bool = False  # the product is `fused_dense`; for inputs [N, features] and with a bias
 
     @nn.compact

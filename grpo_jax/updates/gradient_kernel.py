@@ -62,9 +62,12 @@ def make_kernel_gradient(
     def gradient(params, minibatch):
         shared = [*traced.captured, *jax.tree.leaves(params), minibatch.num_valid]
         used = [True] * len(traced.captured) + params_used + num_valid_used
-        own = minibatch.advantage, minibatch.mask, minibatch.weight
+        own = [leaf.reshape(1, -1) for leaf in (minibatch.advantage, minibatch.mask, minibatch.weight)]
         layouts = Layouts(Vector(shared, used), packed, Rows(own), Vector(jax.tree.leaves(traced.results)))
-        indices, own, num_programs, num_blocks = _filled_blocks(minibatch.indices, own)
+        num_shuffled = batch.whole.blocks
+        first = jnp.arange(num_shuffled) * (batch.mask.shape[1] // num_shuffled)  # of each block that is shuffled apart
+        indices = (minibatch.indices + first[:, None]).reshape(-1)
+        indices, own, num_programs, num_blocks = _filled_blocks(indices, own)
         partial = launch(
             functools.partial(_gradient_kernel, traced, layouts, num_blocks),
             jax.ShapeDtypeStruct((num_programs, layouts.results.size), jnp.float32),

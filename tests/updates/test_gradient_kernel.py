@@ -13,7 +13,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.gradient_kernel import BLOCK, make_kernel_gradient
-from grpo_jax.updates.minibatches import make_gradient, make_minibatches
+from grpo_jax.updates.minibatches import make_gradient, make_minibatch
 from tests.h100 import compile_for_h100
 
 PLAN = dataclasses.replace(CPU, gradient_kernel=True)
@@ -54,7 +54,7 @@ def test_kernel_has_the_loss_metrics_and_gradient_of_the_loss(environment, algor
 
     @jax.jit
     def both(params, hyperparams):
-        minibatch = jax.tree.map(lambda leaf: leaf[0], make_minibatches(config.algorithm, batch, indices[None]))
+        minibatch = make_minibatch(config.algorithm, batch, indices)
         arguments = config.algorithm, config.policy, batch, hyperparams
         return make_gradient(*arguments, 1)(params, minibatch), make_kernel_gradient(*arguments)(params, minibatch)
 
@@ -106,7 +106,7 @@ def test_kernel_compiles_for_a_gpu():
 
     def gradient(params, batch, hyperparams):
         indices = jnp.arange(batch.mask.shape[1])
-        minibatch = jax.tree.map(lambda leaf: leaf[0], make_minibatches(config.algorithm, batch, indices[None]))
+        minibatch = make_minibatch(config.algorithm, batch, indices)
         return make_kernel_gradient(config.algorithm, config.policy, batch, hyperparams)(params, minibatch)
 
     assert "gradient_kernel" in compile_for_h100(gradient, params, batch, state.hyperparams).as_text()
