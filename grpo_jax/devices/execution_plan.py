@@ -28,6 +28,8 @@ class ExecutionPlan:
     """The most samples of a minibatch whose gradient is computed at once."""
     skips_empty_parts: bool
     """Parts without a valid sample are skipped, by a loop whose length is known at run time only."""
+    stacked_sums: bool
+    """The loss and its metrics are one reduction of a stack of arrays: fewer launches."""
     fused_layers: bool
     """Dense layers with few inputs or outputs are sums that XLA fuses with their neighbours: fewer bytes."""
     max_flat_parameters: int
@@ -56,6 +58,7 @@ CPU = ExecutionPlan(
     num_reset_draws=8,
     samples_per_part=512,
     skips_empty_parts=True,
+    stacked_sums=False,
     fused_layers=False,
     max_flat_parameters=0,
 )
@@ -67,6 +70,7 @@ GPU = ExecutionPlan(
     num_reset_draws=0,
     samples_per_part=2**22,
     skips_empty_parts=False,
+    stacked_sums=True,
     fused_layers=True,
     max_flat_parameters=2**20,
 )

@@ -95,14 +95,21 @@ def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
     Returns:
       Scalar.
     """
-    return weighted_sums([values], [weights])[0]
+    chex.assert_equal_shape([values, weights])
+    return jnp.sum(_weighted(values, weights))
 
 
-def weighted_sums(values: Sequence[jax.Array], weights: Sequence[jax.Array]) -> list[jax.Array]:
-    """`weighted_sum` of several values of equal shape, in one reduction: an accelerator launches one kernel."""
+def weighted_sums(
+    values: Sequence[jax.Array], weights: Sequence[jax.Array], *, stacked: bool = False
+) -> list[jax.Array]:
+    """`weighted_sum` of several values of equal shape; `stacked`: in one reduction, which a GPU launches at once."""
     chex.assert_equal_shape([*values, *weights])
-    rows = []
-    for value, weight in zip(values, weights, strict=True):
-        value, weight = at_least_float32(value), at_least_float32(weight)
-        rows.append((weight * jnp.where(weight == 0, 0.0, value)).reshape(-1))
-    return list(jnp.sum(jnp.stack(rows), axis=1))
+    weighted = [_weighted(value, weight) for value, weight in zip(values, weights, strict=True)]
+    if not stacked:
+        return [jnp.sum(value) for value in weighted]
+    return list(jnp.sum(jnp.stack([value.reshape(-1) for value in weighted]), axis=1))
+
+
+def _weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
+    values, weights = at_least_float32(values), at_least_float32(weights)
+    return weights * jnp.where(weights == 0, 0.0, values)

@@ -41,6 +41,8 @@ def loss(
     batch: Batch,
     per_step: jax.Array,
     hyperparams: Hyperparams,
+    *,
+    stacked_sums: bool = False,
 ) -> tuple[jax.Array, Metrics]:
     """Σ weight · (−surrogate + penalties + value_coef · value loss), and metrics of it.
 
@@ -54,6 +56,7 @@ def loss(
       batch: the samples.
       per_step: `[S, N]` weight of each sample in the metrics, which are means over valid steps.
       hyperparams: every coefficient.
+      stacked_sums: all sums are one reduction, as in `ExecutionPlan`.
     """
     prediction = predict(policy, params, batch)
 
@@ -83,7 +86,7 @@ def loss(
 
     weighed = [*means.values(), *losses.values(), *penalties]
     weights = [per_step] * len(means) + [batch.weight] * (len(losses) + len(penalties))
-    sums = weighted_sums(weighed, weights)
+    sums = weighted_sums(weighed, weights, stacked=stacked_sums)
     metrics = dict(zip([*means, *losses], sums, strict=False))
     total = metrics["loss/policy"] + sum(sums[len(means) + len(losses) :])
     if algorithm.critic is not None:

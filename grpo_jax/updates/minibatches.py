@@ -130,7 +130,7 @@ def make_gradient(
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
         per_step = mask / jnp.maximum(minibatch.num_valid, 1.0)
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
-            algorithm, policy, params, samples, per_step, hyperparams
+            algorithm, policy, params, samples, per_step, hyperparams, stacked_sums=plan.stacked_sums
         )
         return total, metrics, gradient
 
