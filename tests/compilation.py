@@ -1,8 +1,21 @@
-"""How programs are compiled where compiling them takes longer than running them."""
+"""How tests compile: cheaply where compiling takes longer than running, and for a GPU that is not there."""
 
+import jax
 import jaxlib.version
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from experiments.harness.targets import TARGETS
 
 CHEAP_XLA_FLAGS = "--xla_backend_optimization_level=0"
 if jaxlib.version.__version_info__ < (0, 11):
     # Compiling fusions through MLIR takes three times as long. jaxlib 0.11 refuses the flag as unknown.
     CHEAP_XLA_FLAGS += " --xla_cpu_use_fusion_emitters=false"
+
+
+def compile_for_h100(function, *arguments):
+    """The compiled program; skips the test without the plugin of jax[cuda12]."""
+    pytest.importorskip("jax_plugins.xla_cuda12")
+    sharding = SingleDeviceSharding(TARGETS["h100"].devices(1)[0])
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), arguments)
+    return jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).compile()

@@ -8,6 +8,7 @@ import jax
 import pytest
 from compilation import CHEAP_XLA_FLAGS
 
+from experiments.harness.ahead_of_time import choose_backend
 from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
 
 
@@ -23,6 +24,7 @@ def pytest_configure(config):
     if hasattr(config, "cache"):  # not with -p no:cacheprovider
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    choose_backend()  # last: JAX starts, and without a GPU or TPU an installed plugin for one only compiles
 
 
 class Run(NamedTuple):

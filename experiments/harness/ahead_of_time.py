@@ -13,6 +13,7 @@ import jax
 
 from experiments.harness import hlo
 from experiments.harness.collectives import read_collectives
+from experiments.harness.gpu_flags import has_gpu
 from experiments.harness.gpu_program import Costs, read_events
 from experiments.harness.implementations import Workload, make_workload
 from experiments.harness.targets import Target
@@ -26,7 +27,6 @@ USABLE_MEMORY = 0.9
 TRITON = "xla_gpu_enable_triton_gemm"
 """XLA's option for matrix products in Triton instead of cuBLAS."""
 
-_GPUS = ("/dev/nvidia[0-9]*", "/dev/dxg")
 _TPUS = ("/dev/accel*", "/dev/vfio/[0-9]*")
 _TPU_WITHOUT_DEVICE = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -51,11 +51,11 @@ def choose_backend() -> bool:
 
     To be called before JAX looks for its devices: the installed plugins would search for theirs and fail.
     """
-    has_gpu, has_tpu = (any(glob.glob(pattern) for pattern in patterns) for patterns in (_GPUS, _TPUS))
+    has_tpu = any(glob.glob(pattern) for pattern in _TPUS)
     if not has_tpu:
         for name, value in _TPU_WITHOUT_DEVICE.items():
             os.environ.setdefault(name, value)
-    if not (has_gpu or has_tpu or jax.config.jax_platforms):
+    if not (has_gpu() or has_tpu or jax.config.jax_platforms):
         jax.config.update("jax_platforms", "cpu")
     return jax.default_backend() != "cpu"
 

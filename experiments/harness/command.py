@@ -16,6 +16,7 @@ import tyro
 from jax.sharding import Mesh
 from rich.console import Console
 
+from experiments.harness.gpu_flags import apply_gpu_flags, flags_in_use
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS, make_mesh
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import describe_claims, release_if_unused
@@ -27,7 +28,7 @@ DISK_ERRORS |= {errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
 def command(main: Callable[[], None]) -> None:
-    """Runs an experiment as a command, on all cores.
+    """Runs an experiment as a command, on all cores; on a GPU, with the settings of `gpu_flags`.
 
     Wrong arguments, too little memory and a disk that cannot be written to are reported in one line.
     """
@@ -35,6 +36,7 @@ def command(main: Callable[[], None]) -> None:
     if jax.config.jax_num_cpu_devices < 0:
         jax.config.update("jax_num_cpu_devices", num_cores())
     try:
+        apply_gpu_flags()
         join_processes()
         with release_if_unused():
             main()
@@ -87,8 +89,8 @@ def commit() -> str | None:
 
 
 def provenance() -> dict[str, Any]:
-    """Where a measurement comes from: the hardware, the versions of packages, the commit."""
-    return {"hardware": hardware(), "versions": versions(), "commit": commit()}
+    """Where a measurement comes from: the hardware, the settings of GPUs, the versions of packages, the commit."""
+    return {"hardware": hardware(), "gpu_settings": flags_in_use(), "versions": versions(), "commit": commit()}
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -6,7 +6,7 @@ thunks that are recorded once as a CUDA graph and launched together.
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from experiments.harness import hlo
@@ -18,6 +18,9 @@ _THUNK = re.compile(r"(\s*)(\d+): (k\w+)")
 _NOT_LAUNCHED = re.compile(
     r"k(Sequential|While|Conditional|CommandBuffer|DynamicSliceFusion|Wait\w*|Async\w*|Group\w*|\w+Done|Host\w*)$"
 )
+_VIEWS = {"bitcast", "reshape"}  # the same elements in the same order
+_UPDATE = "dynamic-update-slice"
+_PARTIAL = {"dynamic-slice", "gather", _UPDATE}
 _METADATA = re.compile(r'profile_annotation: "([^"]+)"\s+thunk_id: (\d+)')
 
 
@@ -124,20 +127,43 @@ def _fused(program: hlo.Program, instruction: hlo.Instruction | None) -> tuple[h
 
 def _traffic(program: hlo.Program, instruction: hlo.Instruction, fused: tuple[hlo.Instruction, ...]) -> int:
     """The bytes that an instruction reads and writes, without caches: of a slice or a gather, what it takes."""
-    total = hlo.num_bytes(instruction.type)
     if not fused:
         operands = (program.instructions.get(name) for name in instruction.operands)
-        return total + sum(hlo.num_bytes(operand.type) for operand in operands if operand)
-    types = {inner.name: inner.type for inner in fused}
-    for inner in fused:
-        if inner.operation == "parameter":
-            uses = [use for use in fused if inner.name in use.operands]
-            # An index, unlike the array that is sliced, is read whole.
-            roles = {use.operation if use.operands[0] == inner.name else "" for use in uses}
-            if roles and roles <= {"dynamic-slice", "gather"}:
-                total += sum(hlo.num_bytes(use.type) for use in uses)
-            elif roles != {"dynamic-update-slice"}:
-                total += hlo.num_bytes(inner.type)
-        elif inner.operation == "dynamic-update-slice":  # in place: only the update is written
-            total -= hlo.num_bytes(inner.type) - hlo.num_bytes(types.get(inner.operands[1], ""))
-    return max(total, 0)
+        return hlo.num_bytes(instruction.type) + sum(hlo.num_bytes(operand.type) for operand in operands if operand)
+    root = next(inner for inner in fused if inner.text.lstrip().startswith("ROOT"))
+    results = root.operands if root.operation == "tuple" else (root.name,)
+    parameters = (inner for inner in fused if inner.operation == "parameter")
+    return sum(_read(inner, fused) for inner in parameters) + sum(_written(program, name) for name in results)
+
+
+def _read(parameter: hlo.Instruction, fused: tuple[hlo.Instruction, ...]) -> int:
+    """The bytes that a fusion reads of a parameter."""
+    uses = list(_uses(parameter.name, fused))
+    # An index, unlike the array that is sliced or updated, is read whole.
+    if not uses or any(use.operation not in _PARTIAL or use.operands[0] != name for name, use in uses):
+        return hlo.num_bytes(parameter.type)
+    return sum(hlo.num_bytes(use.type) for _, use in uses if use.operation != _UPDATE)
+
+
+def _uses(name: str, fused: tuple[hlo.Instruction, ...]) -> Iterator[tuple[str, hlo.Instruction]]:
+    """The instructions that use an array, each with the array's name there: views of it have names of their own."""
+    for use in fused:
+        if name in use.operands:
+            of_view = list(_uses(use.name, fused)) if use.operation in _VIEWS else []
+            yield from of_view or [(name, use)]  # a view without uses is the result
+
+
+def _written(program: hlo.Program, name: str) -> int:
+    """The bytes that a fusion writes for a result: of an array that it updates in place, the update."""
+    result = _origin(program, name)
+    if result.operation != _UPDATE:
+        return hlo.num_bytes(result.type)
+    updated, update = result.operands[:2]
+    in_place = _origin(program, updated).operation == "parameter"
+    return hlo.num_bytes(program.instructions[update].type) + (0 if in_place else _written(program, updated))
+
+
+def _origin(program: hlo.Program, name: str) -> hlo.Instruction:
+    """The instruction that computes an array, instead of a view of it."""
+    instruction = program.instructions[name]
+    return _origin(program, instruction.operands[0]) if instruction.operation in _VIEWS else instruction

@@ -139,6 +139,62 @@ METADATA = "\n".join(
     for number, name in NAMES_OF_THUNKS.items()
 )
 
+# A gather, and an update in place, of another view of the array; an array that is updated twice; one that is new.
+VIEWS = """HloModule jit_views
+
+%fused_gather (table: u32[1,512,11], rows: s32[8,1]) -> u32[8,11] {
+  %table = u32[1,512,11]{2,1,0} parameter(0)
+  %rows = s32[8,1]{1,0} parameter(1)
+  %flat = u32[512,11]{1,0} bitcast(%table)
+  %again = u32[512,11]{1,0} reshape(%flat)
+  ROOT %taken = u32[8,11]{1,0} gather(%again, %rows), offset_dims={1}, slice_sizes={1,11}
+}
+
+%fused_updates (whole: f32[128,64], twice: f32[128,64], row: f32[1,64], i: s32[]) -> (f32[8192], f32[128,64]) {
+  %whole = f32[128,64]{1,0} parameter(0)
+  %twice = f32[128,64]{1,0} parameter(1)
+  %row = f32[1,64]{1,0} parameter(2)
+  %i = s32[] parameter(3)
+  %view = f32[128,64]{1,0} bitcast(%whole)
+  %old = f32[1,64]{1,0} dynamic-slice(%view, %i, %i), dynamic_slice_sizes={1,64}
+  %sum = f32[1,64]{1,0} add(%old, %row)
+  %one = f32[128,64]{1,0} dynamic-update-slice(%view, %sum, %i, %i)
+  %flat.1 = f32[8192]{0} bitcast(%one)
+  %two = f32[128,64]{1,0} dynamic-update-slice(%twice, %row, %i, %i)
+  %three = f32[128,64]{1,0} dynamic-update-slice(%two, %row, %i, %i)
+  ROOT %both = (f32[8192]{0}, f32[128,64]{1,0}) tuple(%flat.1, %three)
+}
+
+%fused_new (row.1: f32[1,64], j: s32[], read: f32[64]) -> (f32[128,64], f32[8,8]) {
+  %row.1 = f32[1,64]{1,0} parameter(0)
+  %j = s32[] parameter(1)
+  %read = f32[64]{0} parameter(2)
+  %zero = f32[] constant(0)
+  %zeros = f32[128,64]{1,0} broadcast(%zero), dimensions={}
+  %filled = f32[128,64]{1,0} dynamic-update-slice(%zeros, %row.1, %j, %j)
+  %square = f32[8,8]{1,0} bitcast(%read)
+  ROOT %new.1 = (f32[128,64]{1,0}, f32[8,8]{1,0}) tuple(%filled, %square)
+}
+
+ENTRY %main () -> u32[8,11] {
+  %gathered = u32[8,11]{1,0} fusion(%a, %b), kind=kLoop, calls=%fused_gather
+  %updated = (f32[8192]{0}, f32[128,64]{1,0}) fusion(%c, %d, %e, %f), kind=kLoop, calls=%fused_updates
+  ROOT %new = (f32[128,64]{1,0}, f32[8,8]{1,0}) fusion(%g, %h, %k), kind=kLoop, calls=%fused_new
+}
+"""
+
+
+def test_bytes_of_arrays_that_are_read_or_updated_through_a_view():
+    names = {1: "gathered", 2: "updated", 3: "new"}
+    thunks = "\n".join(f"00{number}: kCustomKernel [source | sink]" for number in names)
+    metadata = "\n".join(f'profile_annotation: "{name}"\n thunk_id: {number}' for number, name in names.items())
+    row, whole = 256, 128 * 256
+    assert [event.bytes for event in read_events(hlo.parse(VIEWS), thunks, metadata)] == [
+        2 * 8 * 11 * 4 + 8 * 4,
+        (row + row + 4) + (row + 2 * row),  # read: a slice, the update and its index; written: three updates
+        (row + 4 + 256) + (row + whole + 256),
+    ]
+
 
 @pytest.fixture(scope="module")
 def program():

@@ -5,13 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilation import compile_for_h100
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.errors import ConfigError
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.rollout_kernel import kernel_unroll
-from tests.h100 import compile_for_h100
 
 PLAN = dataclasses.replace(CPU, rollout_kernel=True)
 SHORT = {"max_steps_in_episode": 12}

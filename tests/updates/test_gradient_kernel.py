@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilation import compile_for_h100
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step, with_reference
 from grpo_jax.algorithms import CISPO, GRPO, PPO, SAPO
@@ -14,7 +15,6 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.gradient_kernel import BLOCK, make_kernel_gradient
 from grpo_jax.updates.minibatches import make_gradient, make_minibatch
-from tests.h100 import compile_for_h100
 
 PLAN = dataclasses.replace(CPU, gradient_kernel=True)
 
