@@ -32,7 +32,7 @@ def mixed():
 
 def test_what_comes_out_is_what_went_in():
     batch = mixed()
-    samples = jax.jit(lambda batch, indices: make_gather(batch)(indices))(batch, INDICES)
+    samples = jax.jit(lambda batch, indices: make_gather(batch)(indices[None]))(batch, INDICES)
     assert samples.keys() == batch.keys() and samples["nothing"] is None
     for name in batch.keys() - {"nothing"}:
         expected, actual = batch[name][:, INDICES], np.asarray(samples[name])
@@ -41,7 +41,7 @@ def test_what_comes_out_is_what_went_in():
 
 
 def num_gathers(batch):
-    return str(jax.make_jaxpr(lambda batch: make_gather(batch)(INDICES))(batch)).count("= gather[")
+    return str(jax.make_jaxpr(lambda batch: make_gather(batch)(INDICES[None]))(batch)).count("= gather[")
 
 
 def test_narrow_leaves_are_gathered_together():
