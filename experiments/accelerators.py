@@ -55,7 +55,7 @@ class Arguments:
     """Layouts of devices, one program each: 1 (one device), envs=8, seeds=8, or seeds=2,envs=4. The reference
     implementations run on one device only."""
     execution_plan: str | None = None
-    """Layout of our program: cpu, gpu or tpu; by default that of the target."""
+    """Layout of our program: cpu, gpu, gpu_kernels or tpu; by default that of the target."""
     options: tuple[str, ...] = ()
     """Options of XLA's compiler, NAME=VALUE each."""
     out: Path | None = None
@@ -139,13 +139,13 @@ def check(arguments: Arguments, has_device: bool) -> tuple[dict[str, Any], list[
 
 
 def compile_cases(cases: list[Case], target: Target, plan: str, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each case; if the compiler refuses a program, its row has the error instead of numbers."""
+    """A row for each case; if the plan cannot serve it, or the compiler refuses it, with the error, not numbers."""
     rows = []
     for case in cases:
         row = {"target": target.name} | case._asdict()
         try:
             row |= compile_case(case, target, plan, options)
-        except jax.errors.JaxRuntimeError as error:
+        except (ConfigError, jax.errors.JaxRuntimeError) as error:
             row["error"] = str(error).partition("\n")[0]
         rows.append(row)
     baseline = next((row["model_seconds"] for row in rows if row["name"] == BASELINE and "model_seconds" in row), None)
@@ -158,9 +158,14 @@ def compile_cases(cases: list[Case], target: Target, plan: str, options: dict[st
 def measure_cases(
     rows: list[dict[str, Any]], cases: list[Case], plan: str, options: dict[str, Any], arguments: Arguments
 ) -> None:
-    """Adds the measured seconds of a train step on the attached accelerator to the rows, and profiles the steps."""
-    programs = []
-    for case in cases:
+    """Adds the measured seconds of a train step on the attached accelerator to the rows, and profiles the steps.
+
+    Rows with an error are left out.
+    """
+    programs, measured_rows = [], [row for row in rows if "error" not in row]
+    for row, case in zip(rows, cases, strict=True):
+        if "error" in row:
+            continue
         workload = make_workload(case.name, case.environment, case.num_envs, plan)
         implementation, key = workload.implementation, jax.random.key(0)
         if case.num_seeds > 1:
@@ -171,7 +176,7 @@ def measure_cases(
             folder = re.sub(r"\W+", "_", f"{case.name} {case.environment} {case.num_envs} {case.num_seeds}")
             with jax.profiler.trace(arguments.profile / folder):
                 jax.block_until_ready(programs[-1].program(programs[-1].state, None, jnp.int32(0)))
-    for row, measured in zip(rows, measure(programs, arguments.repeats, arguments.seconds), strict=True):
+    for row, measured in zip(measured_rows, measure(programs, arguments.repeats, arguments.seconds), strict=True):
         row["measured_seconds"] = float(np.median(measured["seconds_per_train_step"]))
 
 

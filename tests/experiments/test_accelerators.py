@@ -349,14 +349,22 @@ def test_a_missing_compiler_names_the_extra(monkeypatch):
             targets.TARGETS[name].devices(1)
 
 
+def test_what_a_plan_cannot_serve_is_an_error_of_its_row():
+    target, case = targets.TARGETS["h100"], Case("PPO", "Breakout-MinAtar", 16, 1, {})
+    (found,) = accelerators.compile_cases([case], target, "gpu_kernels", {})
+    assert "kernel=True cannot serve" in found["error"] and "launches" not in found
+
+
 @pytest.mark.slow
 def test_steps_are_timed_and_profiled(tmp_path):
     """On the CPU, as on an accelerator."""
     cases = [Case("PPO", "CartPole-v1", 16, num_seeds, {}) for num_seeds in (1, 2)]
+    cases.append(Case("PPO", "Breakout-MinAtar", 16, 1, {}))
     rows = [case._asdict() for case in cases]
+    rows[-1]["error"] = "the plan cannot serve it"
     arguments = accelerators.Arguments(repeats=1, seconds=0.0, profile=tmp_path)
     accelerators.measure_cases(rows, cases, "cpu", {}, arguments)
-    assert all(row["measured_seconds"] > 0 for row in rows)
+    assert [row.get("measured_seconds", 0) > 0 for row in rows] == [True, True, False]
     assert len(list(tmp_path.glob("*/plugins/profile/*/*.xplane.pb"))) == 2
 
 
