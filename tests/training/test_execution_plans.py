@@ -118,6 +118,8 @@ def test_a_plan_is_found_by_name_or_backend_and_checked():
     assert Config(execution_plan=GPU).plan is GPU
     with pytest.raises(ConfigError, match="unknown execution_plan 'gpuu': did you mean 'gpu'"):
         Config(execution_plan="gpuu")
+    with pytest.raises(ConfigError, match="unknown execution_plan {'value_passes': 1}: known: auto, cpu"):
+        Config(execution_plan={"value_passes": 1})
     fields = {field.name: getattr(GPU, field.name) for field in dataclasses.fields(GPU)}
     for field in ("steps_per_loop", "samples_per_part", "value_passes", "num_reset_draws", "max_flat_parameters"):
         with pytest.raises(ConfigError, match=field):
