@@ -55,7 +55,7 @@ class Arguments:
     """Layouts of devices, one program each: 1 (one device), envs=8, seeds=8, or seeds=2,envs=4. The reference
     implementations run on one device only."""
     execution_plan: str | None = None
-    """Layout of our program: cpu, gpu or tpu; by default that of the target."""
+    """Layout of our program: cpu, gpu, gpu_kernels or tpu; by default that of the target."""
     options: tuple[str, ...] = ()
     """Options of XLA's compiler, NAME=VALUE each."""
     out: Path | None = None
