@@ -38,7 +38,8 @@ def _lower(field, config, function):
     except (NotImplementedError, TypeError, ValueError) as error:
         reason = str(error).split(". Please file an issue")[0]
         raise ConfigError(
-            f"{field}=True cannot serve {config.env.name!r} with this policy and algorithm: {reason}; leave it out"
+            f"{field}=True cannot serve {config.env.name!r} with this policy and algorithm: {reason}; use a plan "
+            "without this kernel, such as execution_plan='gpu'"
         ) from error
 
 

@@ -93,6 +93,6 @@ def resolve_plan(plan: str | ExecutionPlan) -> ExecutionPlan:
         return plan
     if plan == "auto":
         return PLANS.get(jax.default_backend(), GPU)
-    if plan not in PLANS:
+    if not isinstance(plan, str) or plan not in PLANS:
         raise ConfigError(f"unknown execution_plan {plan!r}: {nearest(str(plan), ('auto', *PLANS))}")
     return PLANS[plan]

@@ -14,9 +14,19 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from grpo_jax.devices.mesh import envs_are_split
+from grpo_jax.devices.mesh import envs_are_split, model_is_split
 from grpo_jax.devices.tile_operations import NotOnTiles, along, tile_shape
+from grpo_jax.errors import ConfigError
 from grpo_jax.types import PyTree
+
+
+def check_one_device(field: str) -> None:
+    """Raises ConfigError if the mesh of the surrounding `over_rows` splits environments or policies over devices."""
+    if envs_are_split() or model_is_split():
+        raise ConfigError(
+            f"{field}=True in the execution plan has a kernel for one device, but the mesh splits environments or "
+            "policies over several; use a mesh of rows only, or execution_plan='gpu'"
+        )
 
 
 def launch(
@@ -31,12 +41,7 @@ def launch(
       num_programs: number of instances of the kernel, `pl.program_id(0)`.
       num_warps: groups of 32 threads in each instance.
       name: what profilers show.
-
-    Raises:
-      ValueError: the environments of a run are split over devices.
     """
-    if envs_are_split():
-        raise ValueError(f"{name} runs on one device, but the mesh splits environments; use a mesh of rows only")
 
     def call(interpret, *arguments):
         params = None if interpret else triton.CompilerParams(num_warps=num_warps, num_stages=1)

@@ -169,10 +169,10 @@ def mlp(
       fused: the layers are laid out for an accelerator (`fused_dense`).
 
     Returns:
-      `[N, features]` float32.
+      `[N, features]` float32; with `fused` and without layers, integers stay integers.
     """
     x = x.reshape(x.shape[0], -1)
-    if not fused:
+    if not fused or jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(jnp.float32)
     for size in hidden_sizes:
         was_narrow = is_narrow(x)

@@ -21,7 +21,7 @@ MAX_ROWS = 64
 class Packed:
     """A tree of leaves `[B, ...]`; or a stack of such trees, if its arrays have leading axes."""
 
-    rows: jax.Array  # [..., K, B] uint32: the bits of the narrow leaves of 4-byte numbers and booleans
+    rows: jax.Array  # [..., K, B] int32: the bits of the narrow leaves of 4-byte numbers and booleans
     others: list[jax.Array]  # the other leaves, [..., B, ...]
     structure: Any = struct.field(pytree_node=False)
     leaves: tuple[jax.ShapeDtypeStruct, ...] = struct.field(pytree_node=False)  # of one tree
@@ -50,7 +50,7 @@ def pack(tree: PyTree) -> Packed:
     num_envs = leaves[0].shape[0]
     rows = [_as_rows(leaf) for leaf in leaves if _is_packed(leaf)]
     return Packed(
-        rows=jnp.concatenate(rows) if rows else jnp.zeros((0, num_envs), jnp.uint32),
+        rows=jnp.concatenate(rows) if rows else jnp.zeros((0, num_envs), jnp.int32),
         others=[leaf for leaf in leaves if not _is_packed(leaf)],
         structure=structure,
         leaves=tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves),
@@ -73,6 +73,6 @@ def _is_packed(leaf: jax.Array) -> bool:
 
 
 def _as_rows(leaf: jax.Array) -> jax.Array:
-    """`[B, ...]` to `[K, B]` uint32."""
+    """`[B, ...]` to `[K, B]` int32."""
     rows = jnp.moveaxis(leaf.reshape(leaf.shape[0], -1), 0, -1)
-    return rows.astype(jnp.uint32) if leaf.dtype == bool else jax.lax.bitcast_convert_type(rows, jnp.uint32)
+    return rows.astype(jnp.int32) if leaf.dtype == bool else jax.lax.bitcast_convert_type(rows, jnp.int32)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from grpo_jax.devices.kernels import Vector, launch, load, store
+from grpo_jax.devices.kernels import Vector, check_one_device, launch, load, store
 from grpo_jax.devices.tiles import Traced
 from grpo_jax.rollouts.finals import Truncations, num_finals
 from grpo_jax.rollouts.randomness import block_length, shared_keys, step_randomness
@@ -42,10 +42,12 @@ def kernel_unroll(
     the environments' states is needed while the kernel runs.
 
     Raises:
+      ConfigError: the mesh splits environments or policies over devices.
       NotOnTiles: the environment, the policy or the distribution has an operation that kernels lack.
       ValueError: a step of the environment draws random numbers, or the policy has a carry.
     """
     policy, num_envs, shape = simulator.policy, state.num_envs, (num_steps, state.num_envs)
+    check_one_device("rollout_kernel")
     if policy.has_carry:
         raise ValueError("the kernel keeps no carry of a policy, but this policy has a recurrent layer or a cache")
     key_reset, key_steps = jax.random.split(key)

@@ -53,13 +53,13 @@ def _rows(leaf, indices):
 
 
 def _as_words(leaf: jax.Array) -> jax.Array | None:
-    """`[S, N, words]` uint32; None for a leaf that is wide, or of a type that is not 4 bytes or a truth value."""
+    """`[S, N, words]` int32; None for a leaf that is wide, or of a type that is not 4 bytes or a truth value."""
     flat = leaf.reshape(*leaf.shape[:2], -1)
     if flat.shape[-1] >= CACHE_LINE:
         return None
     if leaf.dtype == bool:
-        return flat.astype(jnp.uint32)
-    return jax.lax.bitcast_convert_type(flat, jnp.uint32) if leaf.dtype.itemsize == 4 else None
+        return flat.astype(jnp.int32)
+    return jax.lax.bitcast_convert_type(flat, jnp.int32) if leaf.dtype.itemsize == 4 else None
 
 
 def _from_words(words: jax.Array, like: jax.Array) -> jax.Array:

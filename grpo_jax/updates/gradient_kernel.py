@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from grpo_jax.algorithms import Algorithm
-from grpo_jax.devices.kernels import Rows, Vector, launch
+from grpo_jax.devices.kernels import Rows, Vector, check_one_device, launch
 from grpo_jax.devices.tile_operations import tile_shape
 from grpo_jax.devices.tiles import Traced
 from grpo_jax.hyperparams import Hyperparams
@@ -44,9 +44,11 @@ def make_kernel_gradient(
       hyperparams: every coefficient.
 
     Raises:
+      ConfigError: the mesh splits environments or policies over devices.
       NotOnTiles: a slot or the policy has an operation that kernels lack.
       ValueError: samples of the batch are compared with each other, or a layer is too wide.
     """
+    check_one_device("gradient_kernel")
     if batch.whole.sequences or batch.whole.minibatches:
         raise ValueError("a block of the kernel has single steps, but the update compares or carries over several")
     samples = batch._replace(advantage=None, mask=None, weight=None)

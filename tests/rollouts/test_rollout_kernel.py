@@ -100,6 +100,18 @@ def test_errors_say_what_the_kernel_cannot_serve(fields, message):
         Config(**({"algorithm": "ppo", "num_envs": 32, "execution_plan": PLAN} | fields))
 
 
+@pytest.mark.parametrize("kernel", ["rollout_kernel", "gradient_kernel"])
+@pytest.mark.parametrize("axis", ["envs", "model"])
+def test_kernels_are_for_one_device(kernel, axis):
+    config = Config(num_envs=4, hidden_sizes=(8,), execution_plan=dataclasses.replace(CPU, **{kernel: True}))
+    state = jax.eval_shape(lambda: make_init(config)(jax.random.key(0), Hyperparams()))
+    with (
+        jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1, 2), ("seeds", axis))),
+        pytest.raises(ConfigError, match=f"{kernel}=True .* the mesh splits environments or policies over several"),
+    ):
+        jax.eval_shape(make_train_step(config), state)
+
+
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_kernel_compiles_for_a_gpu(environment):
     start, params, unroll = make_rollout(environment)

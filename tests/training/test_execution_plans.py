@@ -57,6 +57,18 @@ def test_plans_agree(name):
         np.testing.assert_allclose(other, one, rtol=2e-4, atol=2e-5, err_msg=jax.tree_util.keystr(path))
 
 
+def test_types_of_a_plan_are_the_same_with_float64():
+    with jax.enable_x64(True):
+        shapes = []
+        for plan in (CPU, GPU):
+            config = dataclasses.replace(CONFIGS["ppo"], normalize_observations=False, execution_plan=plan)
+            init, train_step = make_init(config), make_train_step(config)
+            shapes.append(
+                jax.eval_shape(lambda f=init, g=train_step: g(f(jax.random.key(0), Hyperparams(total_steps=1e6))))
+            )
+        assert shapes[0] == shapes[1]
+
+
 @pytest.mark.parametrize("inputs, outputs", [(4, 16), (16, 2), (16, 16), (3, 5)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
 def test_the_fused_layer_is_a_dense_layer(inputs, outputs, dtype):
@@ -106,6 +118,8 @@ def test_a_plan_is_found_by_name_or_backend_and_checked():
     assert Config(execution_plan=GPU).plan is GPU
     with pytest.raises(ConfigError, match="unknown execution_plan 'gpuu': did you mean 'gpu'"):
         Config(execution_plan="gpuu")
+    with pytest.raises(ConfigError, match="unknown execution_plan {'value_passes': 1}: known: auto, cpu"):
+        Config(execution_plan={"value_passes": 1})
     fields = {field.name: getattr(GPU, field.name) for field in dataclasses.fields(GPU)}
     for field in ("steps_per_loop", "samples_per_part", "value_passes", "num_reset_draws", "max_flat_parameters"):
         with pytest.raises(ConfigError, match=field):
