@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,7 +80,9 @@ def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy:
 
 def _simulator(config: Config, state: TrainState) -> Simulator:
     policy = acting_policy(config, state.normalizer, state.hyperparams)
-    return Simulator(config.env, policy, state.params, plan=config.plan)
+    # Few parts of the trajectory are read, and a compiler leaves out the others, unless they are packed with these.
+    plan = dataclasses.replace(config.plan, packed_steps=False)
+    return Simulator(config.env, policy, state.params, plan=plan)
 
 
 def _environment_params(
