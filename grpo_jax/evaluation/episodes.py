@@ -1,8 +1,7 @@
 """Whole episodes under fixed parameters."""
 
-from typing import NamedTuple
-
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
