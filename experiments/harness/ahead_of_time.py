@@ -157,7 +157,8 @@ def _report(
 def what_fits(rows: list[dict[str, Any]], target: Target) -> list[dict[str, Any]]:
     """The largest environments × seeds of each implementation, by a line through the memory of two programs.
 
-    These are its largest and its second largest; an implementation without two sizes is left out.
+    These are its largest and its second largest; an implementation without two sizes, of which the larger takes more,
+    is left out.
     """
     found = []
     compiled = [row for row in rows if "error" not in row]
@@ -169,6 +170,8 @@ def what_fits(rows: list[dict[str, Any]], target: Target) -> list[dict[str, Any]
         }
         if len(sizes) > 1:
             (small, low), (large, high) = sorted(sizes.items())[-2:]
+            if low >= high:
+                continue
             bytes_each = (high - low) / (large - small)
             most = int((USABLE_MEMORY * target.memory - high) / bytes_each) + large
             size = {"target": target.name, "environment": rows[0]["environment"], "name": name, "mesh": dict(mesh)}

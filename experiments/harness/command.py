@@ -151,11 +151,11 @@ def mesh_sizes(sizes: Sequence[str], flag: str) -> dict[str, int]:
     """The number of devices along each axis, of sizes such as seeds=4, envs=8 and model=2.
 
     Raises:
-      ConfigError: for another axis, or a size that is not a number; it names the flag.
+      ConfigError: for another axis, or a size that is not a positive integer; it names the flag.
     """
     pairs = dict(size.partition("=")[::2] for size in sizes)
     known = len(pairs) == len(sizes) and pairs.keys() <= {ROWS, ENVS, MODEL}
-    if not known or not all(map(str.isdecimal, pairs.values())):
+    if not known or not all(size.isdecimal() and int(size) for size in pairs.values()):
         layout = " ".join(sizes)
         raise ConfigError(f"{flag} {layout} is no layout of devices; use seeds=4, envs=8 or model=2, or several")
     return {axis: int(size) for axis, size in pairs.items()}

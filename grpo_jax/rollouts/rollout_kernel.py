@@ -24,6 +24,8 @@ BLOCK = 32
 """Environments that a program plays."""
 NUM_WARPS = 8
 """Groups of 32 threads in a program."""
+MAX_WEIGHTS = 128 * 128
+"""The most weights of a layer: on an H100 the operands of a product of twice as many exceed the shared memory."""
 
 
 def kernel_unroll(
@@ -44,12 +46,15 @@ def kernel_unroll(
     Raises:
       ConfigError: the mesh splits environments or policies over devices.
       NotOnTiles: the environment, the policy or the distribution has an operation that kernels lack.
-      ValueError: a step of the environment draws random numbers, or the policy has a carry.
+      ValueError: a step of the environment draws random numbers, or the policy has a carry or a wide layer.
     """
     policy, num_envs, shape = simulator.policy, state.num_envs, (num_steps, state.num_envs)
     check_one_device("rollout_kernel")
     if policy.has_carry:
         raise ValueError("the kernel keeps no carry of a policy, but this policy has a recurrent layer or a cache")
+    largest = max((leaf.size for leaf in jax.tree.leaves(simulator.params)), default=0)
+    if largest > MAX_WEIGHTS:
+        raise ValueError(f"a layer of {largest} weights is more than fits into shared memory, {MAX_WEIGHTS}")
     key_reset, key_steps = jax.random.split(key)
     environment_params, start = state.environment_params, state._replace(environment_params=None)
     num_slots = num_finals(simulator.environment, num_steps, auto_reset) - 1 if policy.has_critic or keep_final else 0

@@ -286,6 +286,7 @@ def row(name="PPO", num_envs=1, total_bytes=0, **others):
 def test_what_fits():
     target = targets.TARGETS["h100"]._replace(memory=1_000_000)
     rows = [row(num_envs=n, total_bytes=100_000 + 50 * n) for n in (10, 100, 1000)] + [row("GRPO", 10, 1)]
+    rows += [row("kernel_gae", num_envs, total_bytes=7) for num_envs in (10, 20)]
     (fits,) = what_fits([*rows, row(num_envs=5000, error="too large")], target)
     assert (fits["name"], fits["environments_times_seeds"], fits["bytes_each"]) == ("PPO", 16_000, 50)
 

@@ -175,7 +175,7 @@ def test_a_mesh_from_flags():
     assert parse_mesh(()) is None
     assert dict(parse_mesh(("seeds=2",)).shape) == {"seeds": 2}
     assert dict(parse_mesh(("envs=2",)).shape) == {"seeds": 1, "envs": 2}
-    for sizes in (("rows=2",), ("seeds",), ("seeds=two",), ("seeds=1", "seeds=2")):
+    for sizes in (("rows=2",), ("seeds",), ("seeds=two",), ("envs=0",), ("seeds=1", "seeds=2")):
         with pytest.raises(ValueError, match="is no layout of devices; use seeds=4"):
             parse_mesh(sizes)
 
