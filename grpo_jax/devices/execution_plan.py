@@ -76,6 +76,7 @@ GPU = ExecutionPlan(
 )
 
 TPU = GPU
+"""A TPU waits for no launches, but its arrays are padded: the GPU's layout takes a fifth of the CPU's memory there."""
 
 GPU_KERNELS = dataclasses.replace(GPU, rollout_kernel=True, gradient_kernel=True)
 """For small dense policies; not the default, as it has not been timed on a device."""

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.policies.dense import Dense
 from grpo_jax.policies.distributions import Distribution
-from grpo_jax.policies.layers import GRU, KERNEL, Dense, convolution, is_image, mlp, orthogonal
+from grpo_jax.policies.layers import GRU, KERNEL, convolution, is_image, mlp, orthogonal
 from grpo_jax.policies.policy import Policy
 
 
@@ -45,7 +46,7 @@ def make_policy(
       hidden_scale, actor_scale, critic_scale: gain of the initial weights of hidden layers and of the heads.
       critic: whether to make a critic. Without one, it has no parameters and costs nothing.
       shared_critic: one network with two heads instead of two networks.
-      fused_layers: dense layers are laid out for an accelerator (`layers.fused_dense`).
+      fused_layers: dense layers are laid out for an accelerator (`dense.fused_dense`).
 
     Raises:
       ConfigError: for an unknown network or recurrent layer, or a CNN for observations that are not images.

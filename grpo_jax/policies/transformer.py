@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError, as_count
-from grpo_jax.policies.layers import Dense, product
+from grpo_jax.policies.dense import Dense, product
 
 DTYPES = ("float32", "bfloat16")
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
@@ -18,23 +17,7 @@ from grpo_jax.updates.flattening import make_flattening
 from grpo_jax.updates.gradient_kernel import make_kernel_gradient
 from grpo_jax.updates.loss import RATIO_MAX
 from grpo_jax.updates.minibatches import make_gradient, make_minibatches, minibatch_order
-
-
-@struct.dataclass
-class Scalars:
-    """Numbers by name, in one array: an accelerator writes them at once."""
-
-    values: jax.Array  # [..., M] float
-    names: tuple[str, ...] = struct.field(pytree_node=False)
-
-    @classmethod
-    def stack(cls, scalars: Metrics) -> "Scalars":
-        """One array of these scalars."""
-        return cls(jnp.stack([value.astype(float) for value in scalars.values()]), tuple(scalars))
-
-    def as_dict(self) -> Metrics:
-        """Each array `[...]` by its name."""
-        return dict(zip(self.names, jnp.moveaxis(self.values, -1, 0), strict=True))
+from grpo_jax.updates.scalars import Scalars
 
 
 class Learner(NamedTuple):

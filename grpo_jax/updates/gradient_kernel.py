@@ -101,7 +101,8 @@ def _filled_blocks(indices, own):
     num_programs = -(-num_blocks // blocks_per_program)
     missing = num_programs * blocks_per_program * BLOCK - indices.shape[0]
     own = [jnp.pad(leaf, ((0, 0), (0, missing))) for leaf in own]
-    return jnp.pad(indices, (0, missing)), own, num_programs, blocks_per_program
+    # A sample of the minibatch itself: even with weight 0, one with NaN from elsewhere would make the gradient NaN.
+    return jnp.pad(indices, (0, missing), mode="edge"), own, num_programs, blocks_per_program
 
 
 def _gradient_kernel(traced, layouts, num_blocks, shared_ref, samples_ref, indices_ref, own_ref, results_ref):

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax.policies.layers import orthogonal, patches, product, side_by_side
+from grpo_jax.policies.dense import fused_dense, product
+from grpo_jax.policies.layers import orthogonal, patches, side_by_side
 
 
 def curve(product, kernel, inputs):
@@ -19,6 +20,25 @@ def test_gradients_of_the_dense_product(shape, outputs):
     for argument in (1, 2):
         ours, plain = (jax.grad(curve, argument)(f, kernel, inputs) for f in (product, jnp.matmul))
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("inputs, outputs", [(4, 16), (16, 2), (16, 16), (3, 5)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
+def test_the_fused_layer_is_a_dense_layer(inputs, outputs, dtype):
+    x = (3 * jax.random.normal(jax.random.key(0), (10, inputs))).astype(dtype)
+    kernel = jax.random.normal(jax.random.key(1), (inputs, outputs))
+    bias = jax.random.normal(jax.random.key(2), (outputs,))
+
+    def curve(layer):
+        return lambda kernel, bias: jnp.sum(jnp.sin(layer(x, kernel, bias)))
+
+    def dense(x, kernel, bias):
+        return x.astype(jnp.float32) @ kernel + bias
+
+    np.testing.assert_allclose(fused_dense(x, kernel, bias), dense(x, kernel, bias), rtol=1e-5, atol=1e-5)
+    ours, theirs = (jax.grad(curve(layer), (0, 1))(kernel, bias) for layer in (fused_dense, dense))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_many_kernels_at_once_and_second_derivatives():

@@ -12,7 +12,6 @@ from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with
 from grpo_jax.devices.execution_plan import CPU, GPU, ExecutionPlan, resolve_plan
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
-from grpo_jax.policies.layers import fused_dense
 from grpo_jax.rollouts.packing import pack
 from grpo_jax.types import Whole
 from grpo_jax.updates.minibatches import minibatch_order
@@ -67,25 +66,6 @@ def test_types_of_a_plan_are_the_same_with_float64():
                 jax.eval_shape(lambda f=init, g=train_step: g(f(jax.random.key(0), Hyperparams(total_steps=1e6))))
             )
         assert shapes[0] == shapes[1]
-
-
-@pytest.mark.parametrize("inputs, outputs", [(4, 16), (16, 2), (16, 16), (3, 5)])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
-def test_the_fused_layer_is_a_dense_layer(inputs, outputs, dtype):
-    x = (3 * jax.random.normal(jax.random.key(0), (10, inputs))).astype(dtype)
-    kernel = jax.random.normal(jax.random.key(1), (inputs, outputs))
-    bias = jax.random.normal(jax.random.key(2), (outputs,))
-
-    def curve(layer):
-        return lambda kernel, bias: jnp.sum(jnp.sin(layer(x, kernel, bias)))
-
-    def dense(x, kernel, bias):
-        return x.astype(jnp.float32) @ kernel + bias
-
-    np.testing.assert_allclose(fused_dense(x, kernel, bias), dense(x, kernel, bias), rtol=1e-5, atol=1e-5)
-    ours, theirs = (jax.grad(curve(layer), (0, 1))(kernel, bias) for layer in (fused_dense, dense))
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_packed_trees_come_back_bitwise():

@@ -1,0 +1,120 @@
+"""Dense layers, with gradients that are fast on CPUs and accelerators."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.lax import optimization_barrier
+
+
+@jax.custom_vjp
+def product(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`inputs @ kernel` with a gradient that is fast on CPUs too, `[..., inputs] @ [inputs, outputs]`.
+
+    The gradient of the kernel contracts the first axis of both operands, for which XLA's CPU backend has no fast
+    routine. There it is an ordinary product with the smaller operand transposed, which saves a tenth of the whole train
+    step. The rule is for reverse mode only: `jax.jvp` raises an error.
+    """
+    return inputs @ kernel
+
+
+def _forward(inputs, kernel):
+    return inputs @ kernel, (inputs, kernel)
+
+
+def _backward(residuals, gradient):
+    inputs, kernel = residuals
+    flat = (x.reshape(-1, x.shape[-1]) for x in (inputs, gradient))
+    into_kernel = jax.lax.platform_dependent(*flat, cpu=_transposed_first, default=lambda x, y: x.T @ y)
+    return gradient @ kernel.T, into_kernel
+
+
+def _transposed_first(inputs: jax.Array, gradient: jax.Array) -> jax.Array:
+    """`inputs.T @ gradient`. The barriers stop XLA from merging the transpose into the product again."""
+    if gradient.shape[1] < inputs.shape[1]:
+        return optimization_barrier(optimization_barrier(gradient.T) @ inputs).T
+    return optimization_barrier(inputs.T) @ gradient
+
+
+product.defvjp(_forward, _backward)
+
+
+class Dense(nn.Module):
+    """A dense layer, `x @ kernel + bias`, with the parameters of `flax.linen.Dense`."""
+
+    features: int
+    use_bias: bool = True
+    dtype: Any = None  # of the computation; None: that of the inputs and parameters
+    kernel_init: Callable = dataclasses.field(default_factory=nn.initializers.lecun_normal)
+    fused: bool = False  # the product is `fused_dense`; for inputs [N, features] and with a bias
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[..., inputs]` to `[..., features]`."""
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32) if self.use_bias else None
+        if self.fused:
+            return fused_dense(x, kernel, bias)
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
+        y = product(x, kernel)
+        return y if bias is None else y + bias
+
+
+NARROW = 8
+"""The most inputs or outputs of a layer that `fused_dense` computes one by one."""
+
+
+@jax.custom_vjp
+def fused_dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    """`x @ kernel + bias`, laid out so that an accelerator moves few bytes.
+
+    A matrix product reads its operands from memory and writes its result to it, also where one side is narrow, such as
+    the observations of CartPole and the heads of a policy. XLA fuses a sum of products of columns into the operations
+    around it. The gradient of a bias is one more column, of ones. Integers are converted in each product, which reads
+    a quarter of the bytes of float32.
+
+    Args:
+      x: `[N, inputs]`, of any dtype.
+      kernel: `[inputs, outputs]`.
+      bias: `[outputs]`.
+    """
+    return _narrow_product(x, kernel) + bias
+
+
+def _fused_backward(residuals, gradient):
+    x, kernel = residuals
+    into_x = _narrow_product(gradient, kernel.T) if jnp.issubdtype(x.dtype, jnp.floating) else None
+    x = _as_float(x)
+    if is_narrow(x):
+        x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
+        both = _sum_of_outer_products(x, gradient)
+        return into_x, both[:-1], both[-1]
+    into_kernel = _sum_of_outer_products(x, gradient) if is_narrow(gradient) else x.T @ gradient
+    return into_x, into_kernel, jnp.sum(gradient, axis=0)
+
+
+fused_dense.defvjp(lambda x, kernel, bias: (fused_dense(x, kernel, bias), (x, kernel)), _fused_backward)
+
+
+def is_narrow(x: jax.Array) -> bool:
+    """Whether `[N, columns]` has at most `NARROW` columns."""
+    return x.shape[1] <= NARROW
+
+
+def _narrow_product(x, kernel):
+    """`x @ kernel`."""
+    x = _as_float(x)
+    return sum(x[:, i : i + 1] * kernel[i] for i in range(x.shape[1])) if is_narrow(x) else x @ kernel
+
+
+def _as_float(x):
+    """float32, by a conversion of its own: XLA fuses one that only one product reads."""
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else optimization_barrier(x).astype(jnp.float32)
+
+
+def _sum_of_outer_products(x, y):
+    """`x.T @ y`."""
+    return jnp.sum(x[:, :, None] * y[:, None, :], axis=0)
