@@ -56,6 +56,8 @@ class Arguments:
     implementations run on one device only."""
     execution_plan: str | None = None
     """Layout of our program: cpu, gpu, gpu_kernels or tpu; by default that of the target."""
+    shuffle_blocks: int = 1
+    """Blocks of environments that ours shuffles apart: with as many as devices along envs, samples stay on theirs."""
     options: tuple[str, ...] = ()
     """Options of XLA's compiler, NAME=VALUE each."""
     out: Path | None = None
@@ -96,7 +98,8 @@ def main(arguments: Arguments) -> None:
             for mesh, num_seeds, num_envs in itertools.product(meshes, arguments.num_seeds, arguments.num_envs):
                 num_rows = num_seeds * mesh.get(ROWS, 1)
                 compared = [name for name in here if not (mesh and name in REFERENCES)]
-                cases = [Case(name, environment, num_envs, num_rows, mesh) for name in compared]
+                blocks = arguments.shuffle_blocks
+                cases = [Case(name, environment, num_envs, num_rows, mesh, blocks) for name in compared]
                 new = compile_cases(cases, target, plan, options)
                 if target.backend == jax.default_backend() and not mesh:
                     measure_cases(new, cases, plan, options, arguments)
@@ -166,7 +169,7 @@ def measure_cases(
     for row, case in zip(rows, cases, strict=True):
         if "error" in row:
             continue
-        workload = make_workload(case.name, case.environment, case.num_envs, plan)
+        workload = make_workload(case.name, case.environment, case.num_envs, plan, case.shuffle_blocks)
         implementation, key = workload.implementation, jax.random.key(0)
         if case.num_seeds > 1:
             implementation, key = Implementation(*map(jax.vmap, implementation)), jax.random.split(key, case.num_seeds)

@@ -44,6 +44,7 @@ class Case(NamedTuple):
     num_envs: int
     num_seeds: int
     mesh: dict[str, int]  # devices along each axis; empty: one device
+    shuffle_blocks: int = 1  # of ours
 
 
 def choose_backend() -> bool:
@@ -72,7 +73,7 @@ def compile_case(case: Case, target: Target, plan: str, options: Mapping[str, An
     Returns:
       The numbers of a row: launches and time on a GPU, collectives, memory in bytes, seconds of compilation.
     """
-    workload = make_workload(case.name, case.environment, case.num_envs, plan)
+    workload = make_workload(case.name, case.environment, case.num_envs, plan, case.shuffle_blocks)
     init, step = workload.implementation
     mesh = make_mesh(**{ROWS: 1} | case.mesh, devices=target.devices(math.prod(case.mesh.values())))
     if case.mesh or case.num_seeds > 1:

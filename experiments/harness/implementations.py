@@ -49,12 +49,14 @@ class Workload(NamedTuple):
     num_gradient_steps: int
 
 
-def make_workload(name: str, environment: str, num_envs: int, execution_plan: str) -> Workload:
-    """The implementation of this name; the execution plan is that of ours, the others have none."""
+def make_workload(name: str, environment: str, num_envs: int, execution_plan: str, shuffle_blocks: int = 1) -> Workload:
+    """The implementation of this name; the execution plan and the blocks are those of ours, the others have none."""
     if name in REFERENCES:
         implementation, num_steps = REFERENCES[name](environment, num_envs), reference.NUM_STEPS
     else:
-        config = dataclasses.replace(OURS[name](environment, num_envs), execution_plan=execution_plan)
+        config = dataclasses.replace(
+            OURS[name](environment, num_envs), execution_plan=execution_plan, shuffle_blocks=shuffle_blocks
+        )
         implementation, num_steps = ours(config), config.num_steps
     return Workload(implementation, num_steps, reference.NUM_EPOCHS * reference.NUM_MINIBATCHES)
 
