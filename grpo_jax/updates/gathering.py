@@ -34,6 +34,8 @@ def make_gather(tree: PyTree, num_blocks: int = 1) -> Callable[[jax.Array], PyTr
 
     def take(indices):
         def gather(leaf):
+            if num_blocks == 1:  # the mapped gather below takes twice the memory on a TPU
+                return _rows(leaf, indices[0])
             # Mapped over the blocks: a partitioner then knows that each block's samples stay on its device.
             blocks = leaf.reshape(leaf.shape[0], num_blocks, -1, *leaf.shape[2:])
             taken = jax.vmap(_rows, in_axes=(1, 0), out_axes=1)(blocks, indices)
