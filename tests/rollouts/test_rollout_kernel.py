@@ -48,8 +48,8 @@ def make_rollout(environment, algorithm="ppo", num_envs=40, num_steps=24, num_sh
         ("CartPole-v1", {"env_params": SHORT}),
         ("CartPole-v1", {"algorithm": "grpo"}),
         ("Pendulum-v1", {"env_params": SHORT, "keep_final": True, "num_sharing": 4}),
-        ("MountainCar-v0", {"env_params": SHORT}),
-        ("MountainCarContinuous-v0", {}),
+        pytest.param("MountainCar-v0", {"env_params": SHORT}, marks=pytest.mark.slow),
+        pytest.param("MountainCarContinuous-v0", {}, marks=pytest.mark.slow),
     ],
     ids=["cartpole", "one_episode_groups", "pendulum_with_finals", "mountain_car", "mountain_car_continuous"],
 )

@@ -37,7 +37,10 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+SLOW = ("real actions", "images", "tokens")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
 def test_plans_agree(name):
     """Two train steps with the plan of a GPU, in which every layout differs, and with that of a CPU."""
     results = []

@@ -42,8 +42,8 @@ def make_samples(environment, algorithm, num_envs=8, num_steps=16, **fields):
     [
         ("CartPole-v1", PPO, {}),
         ("CartPole-v1", with_reference(GRPO), {"activation": "relu", "hidden_sizes": (32, 16)}),
-        ("CartPole-v1", CISPO, {}),
-        ("MountainCar-v0", SAPO, {}),
+        pytest.param("CartPole-v1", CISPO, {}, marks=pytest.mark.slow),
+        pytest.param("MountainCar-v0", SAPO, {}, marks=pytest.mark.slow),
         ("Pendulum-v1", PPO, {"shared_critic": True}),
     ],
     ids=["ppo", "grpo_with_reference", "cispo", "three_actions", "gaussian_with_shared_critic"],
