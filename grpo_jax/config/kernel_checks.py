@@ -1,6 +1,7 @@
 """Kernels that are lowered for a GPU when a `Config` is made, so that what they cannot do is an error there."""
 
 import jax
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from grpo_jax.config.dry_run import make_update
 from grpo_jax.config.fields import Fields
@@ -10,6 +11,8 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.rollout_kernel import kernel_unroll
 from grpo_jax.updates.gradient_kernel import make_kernel_gradient
 from grpo_jax.updates.minibatches import make_minibatch
+
+_GPU = AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
 
 
 def check_kernels(config: Fields) -> None:
@@ -32,9 +35,11 @@ def check_kernels(config: Fields) -> None:
 
 
 def _lower(field, config, function):
-    """Lowers a function of a key: Triton's rules need no GPU."""
+    """Lowers a function of a key: Triton's rules need no GPU, but the name of one."""
+    key = jax.random.key(0)
     try:
-        jax.jit(function).trace(jax.random.key(0)).lower(lowering_platforms=("cuda",))
+        with use_abstract_mesh(AbstractMesh((), (), abstract_device=_GPU)):
+            jax.jit(function).trace(key).lower(lowering_platforms=("cuda",))
     except (NotImplementedError, TypeError, ValueError) as error:
         reason = str(error).split(". Please file an issue")[0]
         raise ConfigError(
