@@ -106,8 +106,9 @@ def test_errors_say_what_the_kernel_cannot_serve(fields, message):
 def test_kernels_are_for_one_device(kernel, axis):
     config = Config(num_envs=4, hidden_sizes=(8,), execution_plan=dataclasses.replace(CPU, **{kernel: True}))
     state = jax.eval_shape(lambda: make_init(config)(jax.random.key(0), Hyperparams()))
+    mesh = jax.sharding.AbstractMesh((1, 2), ("seeds", axis), (jax.sharding.AxisType.Auto,) * 2)
     with (
-        jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1, 2), ("seeds", axis))),
+        jax.sharding.use_abstract_mesh(mesh),
         pytest.raises(ConfigError, match=f"{kernel}=True .* the mesh splits environments or policies over several"),
     ):
         jax.eval_shape(make_train_step(config), state)
