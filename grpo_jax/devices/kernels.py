@@ -16,6 +16,7 @@ from jax.experimental.pallas import triton
 
 from grpo_jax.devices.mesh import envs_are_split, model_is_split
 from grpo_jax.devices.tile_operations import NotOnTiles, along, tile_shape
+from grpo_jax.devices.words import from_words, has_words, to_words
 from grpo_jax.errors import ConfigError
 from grpo_jax.types import PyTree
 
@@ -101,9 +102,9 @@ class Vector:
         self.leaves, self.starts, self.size = _layout(leaves, used, num_leading=0)
 
     def pack(self, leaves: Sequence[jax.Array]) -> jax.Array:
-        """`[size]` uint32."""
+        """`[size]` int32."""
         chosen = [x for x, start in zip(leaves, self.starts, strict=True) if start is not None]
-        return jnp.concatenate([to_words(leaf).reshape(-1) for leaf in chosen])
+        return jnp.concatenate([_leaf_words(leaf).reshape(-1) for leaf in chosen])
 
     def load(self, ref: Any) -> list[jax.Array | None]:
         """In a kernel: the tiles of the arrays; None for those that are not used."""
@@ -141,9 +142,9 @@ class Rows:
         self.leaves, self.starts, self.size = _layout(leaves, used, num_leading=2)
 
     def pack(self, leaves: Sequence[jax.Array]) -> jax.Array:
-        """`[N, size]` uint32."""
+        """`[N, size]` int32."""
         chosen = [x for x, start in zip(leaves, self.starts, strict=True) if start is not None]
-        return jnp.concatenate([to_words(leaf).reshape(leaf.shape[1], -1) for leaf in chosen], axis=1)
+        return jnp.concatenate([_leaf_words(leaf).reshape(leaf.shape[1], -1) for leaf in chosen], axis=1)
 
     def load(self, ref: Any, rows: jax.Array) -> list[jax.Array | None]:
         """In a kernel: the tiles of the arrays `[1, n, ...]` at these rows, `[n]`; None for those that are not used."""
@@ -168,19 +169,11 @@ def _layout(leaves, used, num_leading):
     return leaves, starts, size
 
 
-def to_words(leaf: jax.Array) -> jax.Array:
-    """uint32 of the same shape, from numbers of 4 bytes or truth values."""
+def _leaf_words(leaf: jax.Array) -> jax.Array:
     leaf = jnp.asarray(leaf)
-    if jnp.issubdtype(leaf.dtype, bool):
-        return leaf.astype(jnp.uint32)
-    if leaf.dtype.itemsize != 4:
+    if not has_words(leaf.dtype):
         raise NotOnTiles(f"arrays of {leaf.dtype}")
-    return jax.lax.bitcast_convert_type(leaf, jnp.uint32)
-
-
-def from_words(words: jax.Array, dtype: Any) -> jax.Array:
-    """The inverse of `to_words`."""
-    return words != 0 if jnp.issubdtype(dtype, bool) else jax.lax.bitcast_convert_type(words, dtype)
+    return to_words(leaf)
 
 
 def flat_index(shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:

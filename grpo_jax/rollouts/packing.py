@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from grpo_jax.devices.words import from_words, has_words, to_words
 from grpo_jax.types import PyTree
 
 MAX_ROWS = 64
@@ -35,8 +36,7 @@ class Packed:
         others = iter(self.others)
 
         def leaf_from(rows, leaf):
-            rows = rows != 0 if leaf.dtype == bool else jax.lax.bitcast_convert_type(rows, leaf.dtype)
-            return jnp.moveaxis(rows, -1, len(lead)).reshape(*lead, *leaf.shape)
+            return jnp.moveaxis(from_words(rows, leaf.dtype), -1, len(lead)).reshape(*lead, *leaf.shape)
 
         return self.structure.unflatten(
             leaf_from(next(rows), leaf) if packed else next(others)
@@ -68,11 +68,9 @@ def packed_step(step: Callable) -> Callable:
 
 
 def _is_packed(leaf: jax.Array) -> bool:
-    has_words = leaf.dtype == bool or (jnp.issubdtype(leaf.dtype, jnp.number) and leaf.dtype.itemsize == 4)
-    return has_words and leaf.size <= MAX_ROWS * leaf.shape[0]
+    return has_words(leaf.dtype) and leaf.size <= MAX_ROWS * leaf.shape[0]
 
 
 def _as_rows(leaf: jax.Array) -> jax.Array:
     """`[B, ...]` to `[K, B]` int32."""
-    rows = jnp.moveaxis(leaf.reshape(leaf.shape[0], -1), 0, -1)
-    return rows.astype(jnp.int32) if leaf.dtype == bool else jax.lax.bitcast_convert_type(rows, jnp.int32)
+    return to_words(jnp.moveaxis(leaf.reshape(leaf.shape[0], -1), 0, -1))

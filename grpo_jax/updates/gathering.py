@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.devices.words import from_words, has_words, to_words
 from grpo_jax.types import PyTree
 
 CACHE_LINE = 16
@@ -57,13 +58,8 @@ def _rows(leaf, indices):
 def _as_words(leaf: jax.Array) -> jax.Array | None:
     """`[S, N, words]` int32; None for a leaf that is wide, or of a type that is not 4 bytes or a truth value."""
     flat = leaf.reshape(*leaf.shape[:2], -1)
-    if flat.shape[-1] >= CACHE_LINE:
-        return None
-    if leaf.dtype == bool:
-        return flat.astype(jnp.int32)
-    return jax.lax.bitcast_convert_type(flat, jnp.int32) if leaf.dtype.itemsize == 4 else None
+    return to_words(flat) if flat.shape[-1] < CACHE_LINE and has_words(leaf.dtype) else None
 
 
 def _from_words(words: jax.Array, like: jax.Array) -> jax.Array:
-    flat = words.astype(bool) if like.dtype == bool else jax.lax.bitcast_convert_type(words, like.dtype)
-    return flat.reshape(*words.shape[:2], *like.shape[2:])
+    return from_words(words, like.dtype).reshape(*words.shape[:2], *like.shape[2:])
