@@ -18,19 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from experiments.harness import reference_implementations as reference
-from experiments.harness.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_case, what_fits
-from experiments.harness.command import command, make_console, mesh_sizes, provenance
-from experiments.harness.gpu_program import SORT_KERNELS, Costs
-from experiments.harness.implementations import REFERENCES, by_environment, make_workload
-from experiments.harness.program_tables import draw, fits_table, tables
-from experiments.harness.reference_implementations import Implementation
-from experiments.harness.targets import TARGETS, Target
-from experiments.harness.workloads import make_case, measure
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.devices.mesh import ROWS
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
+
+from .harness import reference_implementations as reference
+from .harness.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_case, what_fits
+from .harness.command import command, make_console, mesh_sizes, provenance
+from .harness.gpu_program import SORT_KERNELS, Costs
+from .harness.implementations import REFERENCES, by_environment, make_workload
+from .harness.program_tables import draw, fits_table, tables
+from .harness.reference_implementations import Implementation
+from .harness.targets import TARGETS, Target
+from .harness.workloads import make_case, measure
 
 ONE_DEVICE, BASELINE = "1", "plain PPO"
 

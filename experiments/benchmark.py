@@ -21,16 +21,17 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.harness import reference_implementations as reference
-from experiments.harness.command import command, make_console, num_cores, provenance
-from experiments.harness.figures import panels
-from experiments.harness.runs import score_summary
-from experiments.harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours
 from grpo_jax import Hyperparams, run
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.recorder import Recording, record
+
+from .harness import reference_implementations as reference
+from .harness.command import command, make_console, num_cores, provenance
+from .harness.figures import panels
+from .harness.runs import score_summary
+from .harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours
 
 DEFAULT_NUM_ENVS = {"CartPole-v1": (64, 512, 2048)}
 

@@ -19,9 +19,6 @@ from jax.flatten_util import ravel_pytree
 from rich.progress import track
 from rich.table import Table
 
-from experiments.harness.command import command, make_console, provenance
-from experiments.harness.figures import panels
-from experiments.harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
@@ -33,6 +30,10 @@ from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.training.experience import collect
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
+
+from .harness.command import command, make_console, provenance
+from .harness.figures import panels
+from .harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
 
 NUM_ENVS, GROUP_SIZE = 32, 8
 NUM_CHAINS = 256  # independent, while the rollouts within a chain are not

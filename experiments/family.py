@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from experiments.harness.command import command
-from experiments.harness.figures import draw_curve, panels
-from experiments.harness.runs import Run, make_plan
-from experiments.harness.settings import SOLVED_AT
-from experiments.harness.study import Study, StudyArguments
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
 from grpo_jax.recording import learning_curve
+
+from .harness.command import command
+from .harness.figures import draw_curve, panels
+from .harness.runs import Run, make_plan
+from .harness.settings import SOLVED_AT
+from .harness.study import Study, StudyArguments
 
 WHY_NOT = {
     "grpo_process": "cannot learn here: CartPole pays 1 at every step, so rewards normalised over a group are all 0",

@@ -4,9 +4,9 @@ import dataclasses
 
 import tyro
 
-from experiments.harness.command import command
-from experiments.harness.runs import make_plan
-from experiments.harness.study import Study, StudyArguments
+from .harness.command import command
+from .harness.runs import make_plan
+from .harness.study import Study, StudyArguments
 
 
 @dataclasses.dataclass

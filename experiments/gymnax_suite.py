@@ -9,14 +9,15 @@ import numpy as np
 import tyro
 from numpy.typing import ArrayLike
 
-from experiments.harness.command import command, hardware
-from experiments.harness.figures import draw_curves
-from experiments.harness.runs import Run, make_plan, sampled_return, score_summary
-from experiments.harness.study import Study, StudyArguments
 from grpo_jax.algorithms import name_of
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import Plan
+
+from .harness.command import command, hardware
+from .harness.figures import draw_curves
+from .harness.runs import Run, make_plan, sampled_return, score_summary
+from .harness.study import Study, StudyArguments
 
 SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
 

@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from experiments.harness.command import command
-from experiments.harness.runs import make_plan, sampled_return
-from experiments.harness.study import Study, StudyArguments
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import KERNEL_GAE
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.objectives import policy_features
 from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import CONTINUE
+
+from .harness.command import command
+from .harness.runs import make_plan, sampled_return
+from .harness.study import Study, StudyArguments
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
 

@@ -10,11 +10,12 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.harness.command import command, make_console
-from experiments.harness.figures import draw_curve, panels, with_interval
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import learning_curve, performance_profile, probability_of_improvement
 from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, read_metrics
+
+from .harness.command import command, make_console
+from .harness.figures import draw_curve, panels, with_interval
 
 RETURN = "episode/return_mean"
 MEANS_OVER_EPISODES = (RETURN, "episode/length_mean")

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from experiments.harness.command import command, make_console
-from experiments.harness.runs import make_plan
 from grpo_jax import TrainState, make_init, make_train_step
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
+
+from .harness.command import command, make_console
+from .harness.runs import make_plan
 
 
 @dataclasses.dataclass

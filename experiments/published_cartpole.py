@@ -12,15 +12,16 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.harness.command import command
-from experiments.harness.figures import with_interval
-from experiments.harness.runs import Run
-from experiments.harness.settings import ALGORITHM_SETTINGS
-from experiments.harness.study import Study, StudyArguments
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
 from grpo_jax.recording import Plan, iqm
 from grpo_jax.rollouts.starts import CONTINUE
+
+from .harness.command import command
+from .harness.figures import with_interval
+from .harness.runs import Run
+from .harness.settings import ALGORITHM_SETTINGS
+from .harness.study import Study, StudyArguments
 
 PUBLISHED = {"(a) single trajectory": "417.8 / 418.6", "(b) window": "417.8 / 418.6", "(d) PPO": "500"}
 """Mean return of the last ten episodes, as published (for GRPO, two values, not said of which recipe)."""

@@ -14,18 +14,19 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.harness.command import command
-from experiments.harness.figures import format_value, panels, plot_curves, return_cells, return_columns
-from experiments.harness.flags import as_fields
-from experiments.harness.runs import Run
-from experiments.harness.study import Study, StudyArguments, check_plans
-from experiments.harness.sweeps import SPLIT_FILE, Sweep, make_programs, make_sweep
 from grpo_jax.recording import bootstrap_interval, iqm
+from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.recorder import NO_ITERATIONS
 from grpo_jax.training.run import Chunk
+
+from .harness.command import command
+from .harness.figures import format_value, panels, plot_curves, return_cells, return_columns
+from .harness.runs import Run
+from .harness.study import Study, StudyArguments, check_plans
+from .harness.sweeps import SPLIT_FILE, Sweep, make_programs, make_sweep
 
 NUM_SHOWN = 20
 

@@ -15,8 +15,6 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.harness.command import command, make_console, provenance
-from experiments.harness.workloads import Case, compiled, make_update, measure
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
 from grpo_jax.environments import Environment
@@ -28,6 +26,9 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import Learner
+
+from .harness.command import command, make_console, provenance
+from .harness.workloads import Case, compiled, make_update, measure
 
 
 @dataclasses.dataclass

@@ -8,10 +8,17 @@ from typing import Any
 import jax
 import tyro
 
-from experiments.harness.command import command
-from experiments.harness.settings import REWARD_HACKING, TokenTask, settings, split_fields, token_task
-from experiments.harness.study import Study, StudyArguments
-from experiments.harness.token_runs import (
+from grpo_jax import Config, Hyperparams, objectives
+from grpo_jax.algorithms import by_name, with_reference
+from grpo_jax.environments.tokens import ACCURACY, FORMAT, Task, accuracy, gated, make_task, well_formed
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording.plan import Plan
+from grpo_jax.rollouts.starts import FRESH
+
+from .harness.command import command
+from .harness.settings import REWARD_HACKING, TokenTask, settings, split_fields, token_task
+from .harness.study import Study, StudyArguments
+from .harness.token_runs import (
     EXACT_MATCH,
     AccuracyCurves,
     load_or_make_warm_start,
@@ -19,12 +26,6 @@ from experiments.harness.token_runs import (
     plot_accuracies,
     show_samples,
 )
-from grpo_jax import Config, Hyperparams, objectives
-from grpo_jax.algorithms import by_name, with_reference
-from grpo_jax.environments.tokens import ACCURACY, FORMAT, Task, accuracy, gated, make_task, well_formed
-from grpo_jax.errors import ConfigError
-from grpo_jax.recording.plan import Plan
-from grpo_jax.rollouts.starts import FRESH
 
 
 @dataclasses.dataclass

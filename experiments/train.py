@@ -6,14 +6,15 @@ from pathlib import Path
 
 import jax
 
-from experiments.harness.command import command
-from experiments.harness.flags import Settings, parse
-from experiments.harness.study import Study, StudyArguments
 from grpo_jax.algorithms import name_of
 from grpo_jax.environments.render import check_renderable, render
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.episodes import record_episode
 from grpo_jax.recording import Plan
+
+from .harness.command import command
+from .harness.flags import Settings, parse
+from .harness.study import Study, StudyArguments
 
 
 @dataclasses.dataclass(kw_only=True)

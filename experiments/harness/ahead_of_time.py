@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.harness import hlo
-from experiments.harness.collectives import read_collectives
-from experiments.harness.gpu_flags import has_gpu
-from experiments.harness.gpu_program import Costs, read_events
-from experiments.harness.implementations import Workload, make_workload
-from experiments.harness.targets import Target
 from grpo_jax.devices.mesh import ROWS, make_mesh, over_rows, replicated, state_shardings
+
+from . import hlo
+from .collectives import read_collectives
+from .gpu_flags import has_gpu
+from .gpu_program import Costs, read_events
+from .implementations import Workload, make_workload
+from .targets import Target
 
 PHASES = ("rollout", "gradient", "rest")
 

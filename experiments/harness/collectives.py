@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from experiments.harness import hlo
+from . import hlo
 
 _COLLECTIVE = re.compile(r"(all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(-start)?$")
 

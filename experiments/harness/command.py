@@ -16,11 +16,12 @@ import tyro
 from jax.sharding import Mesh
 from rich.console import Console
 
-from experiments.harness.gpu_flags import apply_gpu_flags, flags_in_use
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS, make_mesh
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import describe_claims, release_if_unused
 from grpo_jax.recording.plan import versions
+
+from .gpu_flags import apply_gpu_flags, flags_in_use
 
 # None: raised by this library. The last three: the name cannot be that of a file.
 DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}

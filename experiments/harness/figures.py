@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from rich.table import Column, Table
 
-from experiments.harness.runs import Run
-from experiments.harness.settings import SOLVED_AT
 from grpo_jax.recording import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
+
+from .runs import Run
+from .settings import SOLVED_AT
 
 
 def solved_after(run: Run) -> float:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from experiments.harness import hlo
+from . import hlo
 
 SORT_KERNELS = 6
 """Kernels of a sort. CUB's are not available without a device, and the sort that replaces them has many more."""

@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from experiments.harness import reference_implementations as reference
-from experiments.harness.reference_implementations import Implementation
-from experiments.harness.workloads import GROUP_SIZE, make_config, ours
 from grpo_jax import Config
 from grpo_jax.policies import Architecture
+
+from . import reference_implementations as reference
+from .reference_implementations import Implementation
+from .workloads import GROUP_SIZE, make_config, ours
 
 TOKENS = "tokens:addition-2"
 """The environment of "GRPO, tokens"."""

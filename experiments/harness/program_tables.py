@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from experiments.harness.ahead_of_time import TRITON
-from experiments.harness.figures import panels
-from experiments.harness.targets import Target
+from .ahead_of_time import TRITON
+from .figures import panels
+from .targets import Target
 
 Row = dict[str, Any]
 Cell = Callable[[Row], str]

@@ -6,11 +6,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from experiments.harness.settings import settings, split_fields
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.recording import Plan, bootstrap_interval, iqm
 from grpo_jax.training.run import RunResult
+
+from .settings import settings, split_fields
 
 PROGRAMS = "programs"
 

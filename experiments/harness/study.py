@@ -14,9 +14,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.harness.command import DeviceArguments, hardware, make_console, parse_mesh
-from experiments.harness.figures import plot_curves, table
-from experiments.harness.runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
 from grpo_jax import Config, TrainState
 from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated
 from grpo_jax.devices.processes import from_process_zero, is_process_zero
@@ -28,6 +25,10 @@ from grpo_jax.recording.signals import StopSignal
 from grpo_jax.training.budget import check_budget
 from grpo_jax.training.run import Progress, check_mesh
 from grpo_jax.types import PyTree
+
+from .command import DeviceArguments, hardware, make_console, parse_mesh
+from .figures import plot_curves, table
+from .runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
 
 
 @dataclasses.dataclass

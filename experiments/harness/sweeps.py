@@ -13,9 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.harness.figures import format_value
-from experiments.harness.flags import Settings, parse
-from experiments.harness.runs import PROGRAMS
 from grpo_jax import Config, Hyperparams, make_train_step
 from grpo_jax.devices.memory import Memory, device_memory
 from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_shardings
@@ -23,6 +20,10 @@ from grpo_jax.devices.processes import from_every_process, from_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Plan
 from grpo_jax.training.run import initial_states
+
+from .figures import format_value
+from .flags import Settings, parse
+from .runs import PROGRAMS
 
 LIST_FIELDS = ("hidden_sizes", "env_params")  # fields with several values, which are hence no axis
 SPLIT_FILE = Path(PROGRAMS) / "split.json"  # in the folder of a sweep

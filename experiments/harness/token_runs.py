@@ -13,8 +13,6 @@ import numpy as np
 from flax import serialization
 from rich.console import Console
 
-from experiments.harness.figures import panels
-from experiments.harness.runs import Score
 from grpo_jax import Config, TrainState
 from grpo_jax.environments.tokens import ASK, text
 from grpo_jax.errors import ConfigError
@@ -24,6 +22,9 @@ from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.training.imitation import WarmStart, warm_start
 from grpo_jax.training.run import Progress
 from grpo_jax.types import PyTree
+
+from .figures import panels
+from .runs import Score
 
 HELD_OUT = {"held_out": 1}
 NUM_FINAL, NUM_PROMPTS, NUM_SAMPLES = 512, 64, 16

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness import reference_implementations as reference
-from experiments.harness.reference_implementations import Implementation
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.rollouts.rollout import Simulator
@@ -17,6 +15,9 @@ from grpo_jax.rollouts.starts import CONTINUE
 from grpo_jax.types import TrainState
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import Learner, make_optimizer, update_epochs
+
+from . import reference_implementations as reference
+from .reference_implementations import Implementation
 
 WINDOWED_GRPO = GRPO._replace(start=CONTINUE)
 GROUP_SIZE = 8

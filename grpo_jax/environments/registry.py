@@ -1,6 +1,5 @@
 """Finds environments by name or import path."""
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +8,8 @@ from grpo_jax.environments.environment import Environment
 from grpo_jax.environments.gymnax_adapter import from_gymnax, registered
 from grpo_jax.environments.suites import SUITES, from_suite
 from grpo_jax.environments.tokens import Task, token_environment
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError
+from grpo_jax.importing import import_object
 
 
 def make_environment(environment: str | Any, params: Mapping[str, Any] | None = None) -> Environment:
@@ -44,31 +44,19 @@ def environment_object(environment: str | Any) -> Any:
     source, colon, name = environment.partition(":")
     if not colon:
         return registered(environment)
-    return from_suite(source, name) if source in SUITES else _imported(source, name)
+    return from_suite(source, name) if source in SUITES else _imported(environment)
 
 
-def _imported(module: str, name: str) -> Any:
-    where = f"environment '{module}:{name}'"
-    try:
-        if not all(part.isidentifier() for part in module.split(".")):
-            raise ImportError("not a module name")
-        found = importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"{where}: cannot import {module!r} ({error}); before the colon write a module on Python's path or one of "
-            f"the suites {', '.join(SUITES)}"
-        ) from error
-    if not hasattr(found, name):
-        known = [public for public in vars(found) if not public.startswith("_")]
-        raise ConfigError(f"{where}: {module!r} has no {name!r}: {nearest(name, known)}")
-    found = getattr(found, name)
+def _imported(path: str) -> Any:
+    name = path.partition(":")[2]
+    found = import_object(path, "environment", alternative=f" or one of the suites {', '.join(SUITES)}")
     if isinstance(found, type) or not (hasattr(found, "step_env") or isinstance(found, Task)):
         try:
             inspect.signature(found).bind()
         except TypeError as error:
             raise ConfigError(
-                f"{where}: cannot call {name!r} without arguments ({error}); name an object, or a function without "
-                "required arguments that makes one"
+                f"environment {path!r}: cannot call {name!r} without arguments ({error}); name an object, or a "
+                "function without required arguments that makes one"
             ) from error
         found = found()
     return found

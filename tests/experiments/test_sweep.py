@@ -13,10 +13,10 @@ from test_experiments import keep_the_cache  # noqa: F401
 from experiments import population, sweep, train
 from experiments.harness import sweeps
 from experiments.harness.command import join_processes, parse_mesh
-from experiments.harness.flags import as_fields
 from experiments.harness.runs import Run
 from grpo_jax import Config, Hyperparams, TrainState
 from grpo_jax.recording.checkpoint import Checkpoints
+from grpo_jax.recording.config_file import as_fields
 from grpo_jax.training.run import RunResult
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]

@@ -1,0 +1,43 @@
+"""Python objects by import path, "package.module:name", which stand for environments, networks and the like."""
+
+import importlib
+import inspect
+from typing import Any
+
+from grpo_jax.errors import ConfigError, nearest
+
+
+def import_object(path: str, what: str, *, alternative: str = "") -> Any:
+    """The object at an import path.
+
+    Args:
+      path: "package.module:name", of a module on Python's path.
+      what: what the object is for, such as "environment", for the error.
+      alternative: what else may stand before the colon, for the error.
+
+    Raises:
+      ConfigError: the module cannot be imported, or has no such name.
+    """
+    module, _, name = path.partition(":")
+    where = f"{what} {path!r}"
+    try:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ImportError("not a module name")
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{where}: cannot import {module!r} ({error}); before the colon write a module on Python's path"
+            f"{alternative}"
+        ) from error
+    if not hasattr(found, name):
+        known = [public for public in vars(found) if not public.startswith("_")]
+        raise ConfigError(f"{where}: {module!r} has no {name!r}: {nearest(name, known)}")
+    return getattr(found, name)
+
+
+def import_path(value: Any) -> str | None:
+    """The import path of a class, a function or an object that a module holds; None if it has none."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not module or not name or module == "__main__":
+        return None
+    return f"{module}:{name}" if getattr(inspect.getmodule(value), name, None) is value else None
