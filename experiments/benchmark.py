@@ -141,15 +141,15 @@ def overhead(repeats: int) -> dict:
     def seconds(is_recorded: bool) -> np.ndarray:
         marks = []
 
-        def mark(progress):
+        def mark(progress, chunk):
             marks.append((time.perf_counter(), time.process_time()))
 
         if is_recorded:
             recording = Recording(checkpoint_every=50, tensorboard=True)
             with tempfile.TemporaryDirectory() as folder:
-                record(plan, Path(folder), recording, console=make_console(quiet=True), watch=mark)
+                record(plan, Path(folder), recording, console=make_console(quiet=True), callback=mark)
         else:
-            run(config, hyperparams, plan.keys, save=mark)
+            run(config, hyperparams, plan.keys, callback=mark)
         return np.subtract((time.perf_counter(), time.process_time()), marks[1])
 
     times = np.array([[seconds(is_recorded) for is_recorded in (False, True)] for _ in range(repeats)])

@@ -1,6 +1,6 @@
 """Population-based training by hand: rows of the state with low returns become copies of rows with high ones.
 
-A state is data, so selection between two chunks of training is a gather along the rows (Jaderberg et al.,
+A state is data, so selection is a gather along the rows, in a callback between iterations (Jaderberg et al.,
 https://arxiv.org/abs/1711.09846). Run `python -m experiments.population`; the function `select` is the method.
 """
 
@@ -8,10 +8,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tyro
 
-from grpo_jax import TrainState, make_init, make_train_step
-from grpo_jax.devices.mesh import make_row_mesh, over_rows
+from grpo_jax import TrainState, run
 
 from .harness.command import command, make_console
 from .harness.runs import make_plan
@@ -57,25 +57,22 @@ def select(states: TrainState, scores: jax.Array, key: jax.Array) -> TrainState:
 def main(arguments: Arguments) -> None:
     num_rows = arguments.population
     key_init, key_select = jax.random.split(jax.random.key(arguments.seed))
-    keys = jax.random.split(key_init, num_rows)
-    plan = make_plan("CartPole-v1", "grpo", keys, total_steps=10**9)  # so many that no learning rate decays
+    plan = make_plan("CartPole-v1", "grpo", jax.random.split(key_init, num_rows), total_steps=10**9)  # no rate decays
     config = dataclasses.replace(plan.config, num_envs=arguments.num_envs, num_minibatches=4)
-    hyperparams = plan.hyperparams.replace(learning_rate=jnp.logspace(-5, -1, num_rows)).broadcast(num_rows)
-    states = jax.vmap(make_init(config))(keys, hyperparams)
-
-    train_step = make_train_step(config)
-
-    def train_steps(state):
-        return jax.lax.scan(lambda state, _: train_step(state), state, length=arguments.iterations)
-
-    chunk = jax.jit(over_rows(train_steps, make_row_mesh(num_rows)), donate_argnums=0)
+    hyperparams = plan.hyperparams.replace(learning_rate=jnp.logspace(-5, -1, num_rows))
     console = make_console()
-    for i, key in enumerate(jax.random.split(key_select, arguments.rounds), start=1):
-        states, metrics = chunk(states)
-        scores, rates = metrics["episode/return_mean"][:, -1], states.hyperparams.learning_rate
+
+    def next_round(progress, chunk):
+        if chunk is None:
+            return None
+        number = progress.iteration // arguments.iterations
+        scores, rates = chunk.metrics["episode/return_mean"][-1], progress.states.hyperparams.learning_rate
         spread = f"learning rates {rates.min():.1e} to {rates.max():.1e}"
-        console.print(f"round {i}: return {jnp.median(scores):.4g}, best {scores.max():.4g}; {spread}")
-        states = jax.jit(select)(states, scores, key)
+        console.print(f"round {number}: return {np.median(scores):.4g}, best {scores.max():.4g}; {spread}")
+        states = jax.jit(select)(progress.states, scores, jax.random.fold_in(key_select, number))
+        return progress._replace(states=states, stopped=np.full(num_rows, number == arguments.rounds))
+
+    run(config, hyperparams, plan.keys, callback=next_round, chunk_length=arguments.iterations)
 
 
 if __name__ == "__main__":

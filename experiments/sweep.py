@@ -20,7 +20,7 @@ from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.recorder import NO_ITERATIONS
-from grpo_jax.training.run import Chunk
+from grpo_jax.training.progress import Chunk
 
 from .harness.command import command
 from .harness.figures import format_value, panels, plot_curves, return_cells, return_columns

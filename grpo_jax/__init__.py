@@ -11,6 +11,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import grpo_loss, ppo_loss
 from grpo_jax.recording import recorded_run
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
+from grpo_jax.training.evaluations import no_progress, reached_return
 from grpo_jax.training.imitation import warm_start
 from grpo_jax.training.run import run
 from grpo_jax.training.train_step import make_init, make_train_step
@@ -39,9 +40,11 @@ __all__ = [
     "make_init",
     "make_mesh",
     "make_train_step",
+    "no_progress",
     "objectives",
     "policies",
     "ppo_loss",
+    "reached_return",
     "recorded_run",
     "recording",
     "run",

@@ -10,6 +10,7 @@ import numpy as np
 from rich.table import Column, Table
 
 from grpo_jax.recording import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
+from grpo_jax.training.evaluations import SAMPLED
 
 from .runs import Run
 from .settings import SOLVED_AT
@@ -99,16 +100,23 @@ def draw_curve(axis: Any, curve: Curve, color: str, label: str | None = None) ->
 
 
 def plot_curves(runs: list[Run], path: Path, over: str) -> None:
-    """One panel for each environment: IQM over seeds with its 95% band, over "environment steps" or "episodes"."""
+    """One panel for each environment: IQM over seeds with its 95% band, over "environment steps" or "episodes".
+
+    Returns are those of the evaluations while training, if all runs have some.
+    """
+    evaluated = all(SAMPLED in run.result.metrics for run in runs)
     curves: dict[str, dict[str, Curve]] = {run.environment: {} for run in runs}
     for run in runs:
-        if not np.isnan(run.returns).all():
+        returns, counts = (run.result.metrics[SAMPLED], None) if evaluated else (run.returns, run.counts)
+        if not np.isnan(returns).all():
             x = run.result.steps if over == "environment steps" else run.episodes
-            curves[run.environment][run.label] = learning_curve(x, run.returns, run.counts)
-    draw_curves(curves, path, over, len(runs[0].final_returns))
+            curves[run.environment][run.label] = learning_curve(x, returns, counts)
+    draw_curves(curves, path, over, len(runs[0].final_returns), of="evaluation" if evaluated else "training")
 
 
-def draw_curves(curves: Mapping[str, Mapping[str, Curve]], path: Path, over: str, num_seeds: int) -> None:
+def draw_curves(
+    curves: Mapping[str, Mapping[str, Curve]], path: Path, over: str, num_seeds: int, of: str = "training"
+) -> None:
     """A panel for each environment, with its curves by label."""
     labels = list(dict.fromkeys(label for by_label in curves.values() for label in by_label))
     size = (6.4, 4.2) if len(curves) < 4 else (4.8, 3.2)
@@ -119,7 +127,7 @@ def draw_curves(curves: Mapping[str, Mapping[str, Curve]], path: Path, over: str
                 draw_curve(axis, curve, f"C{labels.index(label)}", label)
             if environment in SOLVED_AT:
                 axis.axhline(SOLVED_AT[environment], color="0.6", linestyle="--", linewidth=0.8, zorder=0)
-            axis.set(title=environment, xlabel=f"{over} (each seed)", ylabel="return of training episodes")
+            axis.set(title=environment, xlabel=f"{over} (each seed)", ylabel=f"return of {of} episodes")
             if len(by_label) > 6:  # too many for a legend inside
                 axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
             else:

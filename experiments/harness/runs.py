@@ -9,7 +9,7 @@ import numpy as np
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.recording import Plan, bootstrap_interval, iqm
-from grpo_jax.training.run import RunResult
+from grpo_jax.training.progress import RunResult
 
 from .settings import settings, split_fields
 

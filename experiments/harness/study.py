@@ -15,15 +15,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from grpo_jax import Config, TrainState
-from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated
+from grpo_jax.devices.mesh import make_row_mesh
 from grpo_jax.devices.processes import from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError
+from grpo_jax.evaluation.scores import make_row_scores
 from grpo_jax.recording.files import release_if_unused, write_json
 from grpo_jax.recording.plan import Plan, claim, versions
 from grpo_jax.recording.recorder import Recording, record
 from grpo_jax.recording.signals import StopSignal
 from grpo_jax.training.budget import check_budget
-from grpo_jax.training.run import Progress, check_mesh
+from grpo_jax.training.progress import Chunk, Progress
+from grpo_jax.training.run import check_mesh
 from grpo_jax.types import PyTree
 
 from .command import DeviceArguments, hardware, make_console, parse_mesh
@@ -119,11 +121,12 @@ class Study:
     def run_all(
         self,
         params: Callable[[Config], PyTree] | None = None,
-        watch: Callable[[Plan, Progress], None] | None = None,
+        callback: Callable[[Plan, Progress, Chunk | None], None] | None = None,
     ) -> list[TrainState]:
         """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`.
 
-        Policies start from `params(config)`, `[num_seeds, ...]`, if given. `watch` is called as `run` calls `save`.
+        Policies start from `params(config)`, `[num_seeds, ...]`, if given. `callback` is that of `run`, with the plan
+        as its first argument.
         """
         trained = []
         for plan in self.plans:
@@ -131,7 +134,7 @@ class Study:
                 plan,
                 self._arguments.evaluation_keys,
                 params=None if params is None else params(plan.config),
-                watch=None if watch is None else functools.partial(watch, plan),
+                callback=None if callback is None else functools.partial(callback, plan),
             )
             trained.append(run.result.states)
             self.add(run._replace(result=run.result._replace(states=None)))
@@ -143,7 +146,7 @@ class Study:
         evaluation_keys: jax.Array,
         *,
         params: PyTree = None,
-        watch: Callable[[Progress], None] | None = None,
+        callback: Callable[[Progress, Chunk | None], None] | None = None,
     ) -> Run:
         """Makes a run of all rows of a plan, or the rest of it, and evaluates each row with one of the keys."""
         started, core_started = time.perf_counter(), time.process_time()
@@ -151,14 +154,19 @@ class Study:
         try:
             with release_if_unused(self.out):
                 result, warnings = record(
-                    plan, folder, self._arguments, console=self.console, params=params, watch=watch, mesh=self.mesh
+                    *(plan, folder, self._arguments),
+                    callback=callback,
+                    console=self.console,
+                    params=params,
+                    mesh=self.mesh,
                 )
         except StopSignal as stop:
             if is_process_zero():
                 message = f"{stop.name}: saved. To go on, repeat the command with --resume --out {self.out}"
                 print(message, file=sys.stderr)
             raise
-        final_returns = evaluate_rows(plan.config, result.states, evaluation_keys, self.mesh, score=self._score)
+        with self.console.status(f"{plan.name}: final evaluation"):  # on a terminal
+            final_returns = evaluate_rows(plan.config, result.states, evaluation_keys, self.mesh, score=self._score)
         return Run(
             plan.label,
             plan.config,
@@ -200,11 +208,5 @@ def evaluate_rows(
     score: Score = SAMPLED_RETURN,
 ) -> np.ndarray:
     """`[R]` score of each row's policy, with one key each."""
-    num_rows, mesh = len(keys), make_row_mesh(len(keys)) if mesh is None else mesh
-    score_rows = over_rows(lambda row: score.function(config, *row), mesh)
-
-    def scores(*rows):  # the states of a run of several processes are padded already
-        return score_rows(tuple(pad_rows(each, mesh) for each in rows))
-
-    final_returns = jax.jit(scores, out_shardings=replicated(mesh))(states, keys)
-    return np.asarray(final_returns, np.float64)[:num_rows]
+    mesh = make_row_mesh(len(keys)) if mesh is None else mesh
+    return make_row_scores(functools.partial(score.function, config), mesh)(states, keys)

@@ -20,7 +20,7 @@ from grpo_jax.evaluation.answers import answer
 from grpo_jax.recording import Plan, pass_at_k
 from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.training.imitation import WarmStart, warm_start
-from grpo_jax.training.run import Progress
+from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import PyTree
 
 from .figures import panels
@@ -133,8 +133,8 @@ class AccuracyCurves:
         self.curves: dict[str, list[Point]] = self._read()
         self._programs = {}
 
-    def __call__(self, plan: Plan, progress: Progress) -> None:
-        """Adds a point to the run's curve if it is time for one; see `watch` of `Study.run_all`."""
+    def __call__(self, plan: Plan, progress: Progress, chunk: Chunk | None) -> None:
+        """Adds a point to the run's curve if it is time for one; the callback of `Study.run_all`."""
         distance = int(plan.hyperparams.total_steps) / self._num_points
         steps = np.asarray(progress.steps)
         # A resumed run repeats the points after its checkpoint.

@@ -16,7 +16,8 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
-from grpo_jax.training.run import Progress
+from grpo_jax.training.evaluations import no_evaluations
+from grpo_jax.training.progress import Progress
 from grpo_jax.types import PyTree, TrainState
 
 KEPT = 2
@@ -32,7 +33,7 @@ class Checkpoints:
     ```python
     with Checkpoints(folder, plan.describe(), every=100) as checkpoints:
         start = checkpoints.restore(jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys))
-        run(config, hyperparams, keys, resume_from=start, save=checkpoints.update)
+        run(config, hyperparams, keys, resume_from=start, callback=lambda progress, chunk: checkpoints.update(progress))
     ```
 
     All processes of a run make the same calls; process 0 alone reads and writes, and sends the others what it reads.
@@ -84,6 +85,8 @@ class Checkpoints:
             "iteration": progress.iteration,
             "steps": progress.steps.tolist(),
             "seconds": progress.seconds,
+            "evaluations": [column.tolist() for column in progress.evaluations],
+            "stopped": progress.stopped.tolist(),
             "types": {path: [[num_rows, *leaf.shape[1:]], str(leaf.dtype)] for path, leaf in states.items()},
             "checksums": {path: zlib.crc32(leaf) for path, leaf in arrays.items()},
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
@@ -120,7 +123,11 @@ class Checkpoints:
             arrays[path] = jax.random.wrap_key_data(arrays[path], impl=implementation)
         self._saved = run["iteration"]
         states = jax.tree.unflatten(jax.tree.structure(like), arrays.values())
-        return Progress(states, np.array(run["steps"], np.int64), run["iteration"], run["seconds"])
+        steps, stopped = np.array(run["steps"], np.int64), np.array(run["stopped"], bool)
+        evaluations = no_evaluations(len(steps))
+        for saved in zip(*run["evaluations"], strict=True):
+            evaluations = evaluations.append(*saved)
+        return Progress(states, steps, run["iteration"], run["seconds"], evaluations, stopped)
 
     def _newest(self, like: TrainState, at_most: float) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
         """The newest checkpoint that can be read: what is saved beside the arrays, and the arrays."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from grpo_jax.training.run import Chunk
+from grpo_jax.training.progress import Chunk
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from grpo_jax.recording.alarms import Alarms, list_seeds
 from grpo_jax.recording.files import METRICS_FILE, claim_directory, truncate_metrics
 from grpo_jax.recording.trackers import Tracker
-from grpo_jax.training.run import Chunk
+from grpo_jax.training.evaluations import SAMPLED
+from grpo_jax.training.progress import Chunk
 
 
 class Logbook:
@@ -72,7 +73,7 @@ class Logbook:
 
     @property
     def typical_return(self) -> float:
-        """Median over seeds of the last known return; NaN if there is none."""
+        """Median over seeds of the last known return, of an evaluation if there are any; NaN if there is none."""
         known = self._returns[~np.isnan(self._returns)]
         return float(np.median(known)) if len(known) else np.nan
 
@@ -154,7 +155,7 @@ class Logbook:
         self._recent.append((self._seconds, int(self._steps.sum())))
         if "optim/skipped_updates" in known:
             self.skipped_updates += np.nansum(known["optim/skipped_updates"], axis=0).astype(np.int64)
-        for returns in known.get("episode/return_mean", ()):
+        for returns in known.get(SAMPLED, known.get("episode/return_mean", ())):
             self._returns = np.where(np.isfinite(returns), returns, self._returns)
         if self._alarms is not None:
             for warning in self._alarms.watch(chunk.iteration, known):

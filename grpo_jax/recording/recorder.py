@@ -28,13 +28,14 @@ from grpo_jax.recording.plan import Plan, claim, versions
 from grpo_jax.recording.signals import StopSignal, deferred_signals
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases, check_installed
 from grpo_jax.training.budget import check_budget, most_steps
-from grpo_jax.training.run import Chunk, Progress, RunResult, check_keys, initial_states, run
+from grpo_jax.training.evaluations import Evaluations, no_progress, reached_return
+from grpo_jax.training.progress import Chunk, Progress, RunResult
+from grpo_jax.training.run import NUM_CHUNKS, check_evaluations, check_keys, initial_states, run
 from grpo_jax.types import PyTree
 
 if TYPE_CHECKING:  # orbax is imported where a run has checkpoints
     from grpo_jax.recording.checkpoint import Checkpoints
 
-NUM_CHUNKS = 50  # of a run, unless its checkpoints are closer together
 NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0, seconds=0.0)
 
 _log = logging.getLogger(__name__)
@@ -52,8 +53,28 @@ class Recording:
     """Also write TensorBoard's event files."""
     wandb: Literal["offline", "online"] | None = None
     """Also log to Weights & Biases."""
+    evaluate_every: int = 0
+    """Iterations between two evaluations of the policies, with sampled and with greedy actions; 0 for none."""
+    evaluation_episodes: int = 32
+    """Episodes of each evaluation."""
+    stop_at_return: float | None = None
+    """Stop a seed once the return of an evaluation (sampled actions) is at least this."""
+    stop_without_progress: int | None = None
+    """Stop a seed after this many evaluations in a row without a better return."""
     debug_nans: bool = False
     """Stop at the first loss or gradient that is not finite, and show the operation it comes from; slow."""
+
+    @property
+    def stop_when(self) -> Callable[[Evaluations], np.ndarray] | None:
+        """The criterion of `run`; None without one."""
+        criteria = []
+        if self.stop_at_return is not None:
+            criteria.append(reached_return(self.stop_at_return))
+        if self.stop_without_progress is not None:
+            criteria.append(no_progress(self.stop_without_progress))
+        if not criteria:
+            return None
+        return lambda evaluations: np.any([criterion(evaluations) for criterion in criteria], axis=0)
 
     def check(self) -> None:
         """Raises ConfigError for fields that contradict each other or need a package that is not installed."""
@@ -61,6 +82,7 @@ class Recording:
             raise ConfigError(f"checkpoint_every={self.checkpoint_every} is negative; use 0 for no checkpoints")
         if self.resume and self.checkpoint_every == 0:
             raise ConfigError("resume=True needs checkpoints; set checkpoint_every (--checkpoint-every N), such as 100")
+        check_evaluations(self.evaluate_every, self.evaluation_episodes, self.stop_when)
         if self.wandb is not None:
             check_installed("wandb")
 
@@ -76,6 +98,10 @@ def recorded_run(
     tensorboard: bool = False,
     wandb: Literal["offline", "online"] | None = None,
     debug_nans: bool = False,
+    evaluate_every: int = 0,
+    evaluation_episodes: int = 32,
+    stop_when: Callable[[Evaluations], np.ndarray] | None = None,
+    callback: Callable[[Progress, Chunk | None], Progress | None] | None = None,
     console: bool | Console = True,
     env_params: EnvParams = None,
     params: PyTree = None,
@@ -109,6 +135,9 @@ def recorded_run(
       tensorboard: also write TensorBoard's event files.
       wandb: also log to Weights & Biases, "online" or "offline".
       debug_nans: stop at the first loss or gradient that is not finite, and show the operation it comes from; slow.
+      evaluate_every, evaluation_episodes, stop_when, callback: see `run`; the latest return of an evaluation decides
+        which checkpoint is the best one. A run goes on exactly after an interruption if a callback depends only on the
+        progress and the chunk.
       console: False shows nothing; True uses standard output; or a rich `Console`.
       env_params, params, max_episodes, mesh: see `run`.
 
@@ -130,15 +159,25 @@ def recorded_run(
         tensorboard=tensorboard,
         wandb=wandb,
         debug_nans=debug_nans,
+        evaluate_every=evaluate_every,
+        evaluation_episodes=evaluation_episodes,
     )
     recording.check()
+    check_evaluations(evaluate_every, evaluation_episodes, stop_when)
     check_budget(config, hyperparams, max_episodes)
     check_keys(keys)
     plan = Plan(name_of(config.algorithm), config, hyperparams, keys, max_episodes, env_params)
     with release_if_unused(directory):
         from_process_zero(lambda: claim(directory, [plan], resume=resume))
         try:
-            result, _ = record(plan, directory, recording, console=console, params=params, mesh=mesh)
+            result, _ = record(
+                *(plan, directory, recording),
+                stop_when=stop_when,
+                callback=callback,
+                console=console,
+                params=params,
+                mesh=mesh,
+            )
         except StopSignal as stop:
             if is_process_zero():
                 _log.warning("%s: saved in %s; resume it with recorded_run(..., resume=True)", stop.name, directory)
@@ -153,7 +192,8 @@ def record(
     *,
     console: bool | Console = True,
     params: PyTree = None,
-    watch: Callable[[Progress], None] | None = None,
+    stop_when: Callable[[Evaluations], np.ndarray] | None = None,
+    callback: Callable[[Progress, Chunk | None], Progress | None] | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[RunResult, list[str]]:
     """Makes a run, or the rest of it, in a claimed folder; returns the result of the whole run, and the warnings.
@@ -163,19 +203,18 @@ def record(
       directory: its folder.
       recording: how it is recorded.
       console: see `Logbook`; other processes than process 0 print nothing.
-      params: see `run`.
-      watch: called with the run's progress before each chunk and after the last one, as `run` calls `save`.
-      mesh: see `run`.
+      params, callback, mesh: see `run`.
+      stop_when: see `run`; in place of that of the recording.
     """
     config, hyperparams = plan.config, plan.hyperparams
     total_steps = most_steps(config, hyperparams, plan.max_episodes)
     num_iterations = total_steps // config.steps_per_iteration
-    start, past, checkpoints, received, num_chunks = None, None, None, [], NUM_CHUNKS
+    start, past, checkpoints, received, chunk_length = None, None, None, [], None
     with contextlib.ExitStack() as stack:
         if recording.checkpoint_every:
             from grpo_jax.recording.checkpoint import Checkpoints
 
-            num_chunks = max(num_chunks, math.ceil(num_iterations / recording.checkpoint_every))
+            chunk_length = min(recording.checkpoint_every, -(-num_iterations // NUM_CHUNKS))
             folder = remove_if_unused(directory / "checkpoints") / plan.folder
             received = stack.enter_context(deferred_signals())
             checkpoints = stack.enter_context(
@@ -197,14 +236,13 @@ def record(
         )
         finder = NonFiniteFinder(config) if recording.debug_nans else None
 
-        def report(chunk):
-            logbook.record(chunk)
-            if finder is not None:
-                finder.check(chunk)
-
-        def save(progress):
-            if watch is not None:
-                watch(progress)
+        def called(progress, chunk):
+            if chunk is not None:
+                logbook.record(chunk)
+                if finder is not None:
+                    finder.check(chunk)
+            changed = None if callback is None else callback(progress, chunk)
+            progress = progress if changed is None else changed
             if finder is not None:
                 finder.remember(progress)
             if checkpoints is not None:
@@ -213,6 +251,7 @@ def record(
                 if number := from_every_process(received[0] if received else 0).max():
                     checkpoints.save(progress, logbook.typical_return)
                     raise StopSignal(int(number))
+            return changed
 
         result = run(
             config,
@@ -222,9 +261,11 @@ def record(
             params=params,
             max_episodes=plan.max_episodes,
             resume_from=start,
-            report=report,
-            save=save,
-            num_chunks=num_chunks if finder is None else num_iterations,
+            callback=called,
+            chunk_length=chunk_length if finder is None else 1,
+            evaluate_every=recording.evaluate_every,
+            evaluation_episodes=recording.evaluation_episodes,
+            stop_when=recording.stop_when if stop_when is None else stop_when,
             mesh=mesh,
         )
     return _joined(past, result), logbook.warnings

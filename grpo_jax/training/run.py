@@ -4,7 +4,6 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,40 +17,24 @@ from grpo_jax.environments import EnvParams, row_parameters
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.training import budget
+from grpo_jax.training.evaluations import Evaluations, make_evaluation
+from grpo_jax.training.progress import (
+    Chunk,
+    Progress,
+    RunResult,
+    initial_progress,
+    to_host,
+    with_evaluation,
+    without_padding,
+)
 from grpo_jax.training.train_step import make_init, make_train_step
-from grpo_jax.types import Metrics, PyTree, TrainState
+from grpo_jax.types import PyTree, TrainState
+
+NUM_CHUNKS = 50
+"""The approximate number of chunks of a run, unless their length is given."""
 
 MAX_CHUNK = 1000
-"""The most iterations between two reports of a run that only `max_episodes` limits."""
-
-
-class Chunk(NamedTuple):
-    """`n` successive iterations of a run, on the host; `R` rows (seeds × hyperparameters)."""
-
-    metrics: dict[str, np.ndarray]  # each [n, R]; once a row's budget is spent, environment/steps is 0, others are NaN
-    steps: np.ndarray  # int64 [n, R] environment steps since the start of the run
-    iteration: int  # of the first of the n
-    seconds: float  # since training started
-
-
-class Progress(NamedTuple):
-    """The progress of a run between two chunks: all that is needed to resume it, in this process or in another."""
-
-    # [R, ...], with padding rows in multi-process runs. Donated to the next chunk: copy what you keep
-    states: TrainState
-    steps: np.ndarray  # int64 [R] environment steps made
-    iteration: int  # iterations made, by the row with the most
-    seconds: float  # of training
-
-
-class RunResult(NamedTuple):
-    """The result of `run`. After `resume_from`, metrics and steps are those of the iterations made since."""
-
-    states: TrainState  # as in Progress
-    metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
-    steps: np.ndarray  # int64 [num_iterations, R]
-    compile_seconds: float
-    train_seconds: float  # including those of `resume_from`
+"""The most iterations of a chunk of a run that only `max_episodes` limits."""
 
 
 def check_mesh(config: Config, mesh: Mesh) -> None:
@@ -91,9 +74,11 @@ def run(
     params: PyTree = None,
     max_episodes: float = math.inf,
     resume_from: Progress | None = None,
-    report: Callable[[Chunk], None] | None = None,
-    save: Callable[[Progress], None] | None = None,
-    num_chunks: int = 50,
+    callback: Callable[[Progress, Chunk | None], Progress | None] | None = None,
+    chunk_length: int | None = None,
+    evaluate_every: int = 0,
+    evaluation_episodes: int = 32,
+    stop_when: Callable[[Evaluations], np.ndarray] | None = None,
     mesh: Mesh | None = None,
 ) -> RunResult:
     """Trains one row for each key, all in one compiled program, until each has spent `hyperparams.total_steps`.
@@ -114,32 +99,39 @@ def run(
       max_episodes: a row also stops once it has completed this many; `total_steps` may then be infinite.
       resume_from: the progress of an earlier run with the same arguments. The result is that of one run without an
         interruption: bitwise with the same devices and rows on each, and otherwise up to rounding.
-      report: called on the host with each chunk of iterations when it is done.
-      save: called with the run's progress once before the first chunk, and after each `report`.
-      num_chunks: approximate number of reports; results do not depend on it.
+      callback: called on the host with the progress, before the first chunk of iterations (with None) and after each
+        (with the chunk). It may return a changed progress, to go on from: `progress._replace(states=...)` for a
+        curriculum or the selection of a population, `progress._replace(stopped=...)` to stop rows.
+      chunk_length: iterations between two calls of the callback; by default about a fiftieth of the run. Without
+        changes by the callback, results do not depend on it.
+      evaluate_every: iterations between two evaluations, each at the end of a chunk and the last one at the end of the
+        run; 0 for none. The metrics get `evaluation/return_sampled` and `evaluation/return_greedy`, NaN in between.
+      evaluation_episodes: episodes of an evaluation, and again as many with greedy actions.
+      stop_when: called after each evaluation with all of them so far; returns bool `[R]`, the rows to stop, as
+        `reached_return` and `no_progress` do.
       mesh: the devices, from `grpo_jax.make_mesh`; by default the rows are split over the devices.
 
     Raises:
       ConfigError: the budget does not allow a single iteration or has no end, `keys` is not an array of keys or is
-        empty, `num_chunks` is not a positive integer, or the mesh does not divide the environments.
+        empty, a number of iterations or episodes is not a positive integer, `stop_when` comes without evaluations, or
+        the mesh does not divide the environments.
       MemoryError: the rows need more memory than there is; the message says what to lower.
     """
     budget.check_budget(config, hyperparams, max_episodes)
     check_keys(keys)
-    num_rows, num_chunks = keys.shape[0], as_count("num_chunks", num_chunks)
+    check_evaluations(evaluate_every, evaluation_episodes, stop_when)
+    num_rows = keys.shape[0]
     mesh = make_row_mesh(num_rows) if mesh is None else mesh
     check_mesh(config, mesh)
-    num_iterations = budget.most_steps(config, hyperparams, max_episodes) // config.steps_per_iteration
-    limits = budget.make_budget(hyperparams.total_steps, max_episodes, num_rows, unit=config.steps_per_iteration)
-    limits = pad_rows(limits, mesh)
+    chunk_length = _chunk_length(config, hyperparams, max_episodes, chunk_length, evaluate_every)
     within_budget = jax.jit(_within_budget, out_shardings=replicated(mesh))
 
-    def has_budget(states):
-        return np.asarray(within_budget(states, limits))[:num_rows].any()
+    def limits(progress):
+        steps = np.where(progress.stopped, 0.0, hyperparams.total_steps)
+        return pad_rows(budget.make_budget(steps, max_episodes, num_rows, unit=config.steps_per_iteration), mesh)
 
-    # Without a limit of steps num_iterations assumes episodes of the greatest length, which are rare: report earlier.
-    longest = num_iterations if np.all(np.isfinite(hyperparams.total_steps)) else MAX_CHUNK
-    chunk_length = min(-(-num_iterations // num_chunks), longest)
+    def has_budget(progress):
+        return np.asarray(within_budget(progress.states, limits(progress)))[:num_rows].any()
 
     init = functools.partial(initial_states, config, mesh=mesh)
     started, compile_seconds, chunks = time.perf_counter(), 0.0, []
@@ -147,32 +139,70 @@ def run(
         layout = state_shardings(mesh, jax.eval_shape(init, hyperparams, keys, env_params, params))
         if resume_from is None:
             states = jax.jit(init, out_shardings=layout)(hyperparams, keys, env_params, params)
-            progress = Progress(states, np.zeros(num_rows, np.int64), iteration=0, seconds=0.0)
+            progress = initial_progress(states, num_rows)
         else:  # copies, as the program's arguments are donated
             progress = resume_from._replace(states=shard_states(resume_from.states, mesh))
-        if has_budget(progress.states):
+        if has_budget(progress):
             chunk_of_rows = over_rows(_budgeted_chunk(config, chunk_length), mesh)
             layouts = layout, replicated(mesh)
             program = jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
-            program = memory.measure(program.lower(progress.states, limits).compile())
+            program = memory.measure(program.lower(progress.states, limits(progress)).compile())
             compile_seconds = time.perf_counter() - started
-        if save is not None:
-            save(_without_padding(progress))
+        evaluation = make_evaluation(config, keys, evaluation_episodes, mesh)
+        progress = _called(callback, progress, None, mesh)
         started = time.perf_counter() - progress.seconds
-        while has_budget(progress.states):
-            states, metrics = program(progress.states, limits)
-            chunk = _to_host(metrics, progress, started)
-            steps, iteration = chunk.steps[-1], progress.iteration + len(chunk.steps)
-            progress = Progress(states, steps, iteration, chunk.seconds)
+        while has_budget(progress):
+            states, metrics = program(progress.states, limits(progress))
+            chunk = to_host(metrics, progress, started)
+            before, iteration = progress.iteration, progress.iteration + len(chunk.steps)
+            progress = progress._replace(states=states, steps=chunk.steps[-1], iteration=iteration)
+            if evaluate_every:
+                is_due = iteration // evaluate_every > before // evaluate_every or not has_budget(progress)
+                returns = evaluation(states, iteration) if is_due else None
+                progress, chunk = with_evaluation(progress, chunk, returns, stop_when)
+            progress = progress._replace(seconds=time.perf_counter() - started)
             chunks.append(chunk)
-            if report is not None:
-                report(chunk)
-            if save is not None:
-                save(_without_padding(progress))
+            progress = _called(callback, progress, chunk, mesh)
     train_seconds = time.perf_counter() - started
     metrics = {name: np.concatenate([c.metrics[name] for c in chunks]) for name in (chunks and chunks[0].metrics)}
     steps = np.concatenate([np.zeros((0, num_rows), np.int64), *(chunk.steps for chunk in chunks)])
-    return RunResult(_without_padding(progress).states, metrics, steps, compile_seconds, train_seconds)
+    states = without_padding(progress).states
+    return RunResult(states, metrics, steps, compile_seconds, train_seconds, progress.evaluations)
+
+
+def check_evaluations(every: int, num_episodes: int, stop_when: Callable | None) -> None:
+    """Raises ConfigError for numbers that are not counts, or a criterion without evaluations."""
+    if every != 0:
+        as_count("evaluate_every", every)
+    as_count("evaluation_episodes", num_episodes)
+    if stop_when is not None and not every:
+        raise ConfigError("stop_when decides by evaluations, but there are none; set evaluate_every, such as 10")
+
+
+def _chunk_length(
+    config: Config, hyperparams: Hyperparams, max_episodes: float, chunk_length: int | None, evaluate_every: int
+) -> int:
+    """Iterations of the compiled program."""
+    num_iterations = budget.most_steps(config, hyperparams, max_episodes) // config.steps_per_iteration
+    if chunk_length is None:
+        # Without a limit of steps num_iterations assumes episodes of the greatest length, which are rare.
+        longest = num_iterations if np.all(np.isfinite(hyperparams.total_steps)) else MAX_CHUNK
+        chunk_length = min(-(-num_iterations // NUM_CHUNKS), longest)
+    length = min(as_count("chunk_length", chunk_length), num_iterations)
+    return min(length, evaluate_every) if evaluate_every else length
+
+
+def _called(callback: Callable | None, progress: Progress, chunk: Chunk | None, mesh: Mesh) -> Progress:
+    """The progress after a call of the callback."""
+    changed = None if callback is None else callback(without_padding(progress), chunk)
+    if changed is None:
+        return progress
+    if not isinstance(changed, Progress):
+        raise ConfigError(
+            f"the callback returned {type(changed).__name__}; return None, or what to go on from, such as "
+            "progress._replace(states=...)"
+        )
+    return changed._replace(states=shard_states(changed.states, mesh))
 
 
 def check_keys(keys: jax.Array) -> None:
@@ -183,29 +213,6 @@ def check_keys(keys: jax.Array) -> None:
         )
     if keys.shape[0] == 0:
         raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
-
-
-def _to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
-    """A chunk as NumPy arrays, without the iterations after the last row stopped."""
-    metrics = {name: np.asarray(value)[: len(before.steps)].T for name, value in metrics.items()}
-    made = metrics["environment/steps"].astype(np.int64)
-    num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
-    return Chunk(
-        metrics={name: value[:num_made] for name, value in metrics.items()},
-        steps=before.steps + np.cumsum(made[:num_made], axis=0),
-        iteration=before.iteration,
-        seconds=time.perf_counter() - started,
-    )
-
-
-def _without_padding(progress: Progress) -> Progress:
-    """Without padding rows; several processes keep them, as removing them would need communication."""
-    num_rows = len(progress.steps)
-    if jax.process_count() > 1:
-        return progress
-    return progress._replace(
-        states=jax.tree.map(lambda leaf: leaf if len(leaf) == num_rows else leaf[:num_rows], progress.states)
-    )
 
 
 def _within_budget(state: TrainState, limit: budget.Budget) -> jax.Array:

@@ -110,7 +110,7 @@ hyperparams = Hyperparams(total_steps=jnp.array([3.0, 5.0, 2.0]) * config.steps_
 keys = jax.random.split(jax.random.key(0), 3)
 
 def result(seeds, envs):
-    done = run(config, hyperparams, keys, num_chunks=2, mesh=make_mesh(seeds=seeds, envs=envs))
+    done = run(config, hyperparams, keys, chunk_length=2, mesh=make_mesh(seeds=seeds, envs=envs))
     state = done.states.replace(key=jax.random.key_data(done.states.key))
     return jax.tree.map(np.asarray, (state, done.metrics))
 
@@ -136,7 +136,7 @@ hyperparams = Hyperparams(learning_rate=1e-3, total_steps=3 * config.steps_per_i
 keys = jax.random.split(jax.random.key(0), 2)
 
 def result(**sizes):
-    done = run(config, hyperparams, keys, num_chunks=2, mesh=make_mesh(**sizes))
+    done = run(config, hyperparams, keys, chunk_length=2, mesh=make_mesh(**sizes))
     block = done.states.params["actor"]["block_0"]
     parts = [block[name]["kernel"].addressable_shards[0].data.shape for name in ("qkv", "out", "gate_up", "down")]
     return jax.tree.map(np.asarray, (done.states.params, done.metrics)), parts

@@ -21,7 +21,7 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
-from grpo_jax.training.run import Progress, RunResult
+from grpo_jax.training.progress import RunResult, initial_progress
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,7 @@ def test_what_cannot_be_drawn_is_refused_before_training(tmp_path):
 def test_the_last_episodes_are_weighted_by_iteration():
     counts = np.array([[4.0, 1.0], [4.0, 1.0], [2.0, 1.0], [0.0, np.nan]])
     returns = np.array([[1.0, 10.0], [2.0, 20.0], [5.0, 30.0], [np.nan, np.nan]])
-    result = RunResult(None, {"episode/count": counts, "episode/return_mean": returns}, None, 0.0, 0.0)
+    result = RunResult(None, {"episode/count": counts, "episode/return_mean": returns}, None, 0.0, 0.0, None)
     run = Run("", None, None, result, np.zeros(2), 0.0, 0.0)
     # Seed 0: the last 2 episodes are those of one iteration, the last 3 reach into the one before.
     np.testing.assert_allclose(published_cartpole.last_episodes(run, 2), [5.0, 25.0])
@@ -166,7 +166,7 @@ def test_a_run_without_a_limit_of_steps_is_written_as_strict_json(tmp_path):
     config = Config(environment="Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=16, num_minibatches=2)
     names = ("episode/count", "episode/return_mean", "optim/skipped_updates")
     steps = 64 * np.arange(1, 101)[:, None]
-    result = RunResult(None, {name: np.full((100, 1), 1.0) for name in names}, steps, 1.0, 1.0)
+    result = RunResult(None, {name: np.full((100, 1), 1.0) for name in names}, steps, 1.0, 1.0, None)
     run = Run("ppo", config, Hyperparams(total_steps=np.inf), result, np.ones(1), 2.0, 1.0)
     write_json(tmp_path / "summary.json", summarise(run))
     summary = (tmp_path / "summary.json").read_text()
@@ -245,7 +245,7 @@ def test_accuracies_go_on_where_a_checkpoint_was(tmp_path, monkeypatch):
         accuracies = token_runs.AccuracyCurves(out, jax.random.key(0))
         for step in steps:
             states = SimpleNamespace(params=jnp.array([step / 4000, 0.0]))
-            accuracies(plan, Progress(states, np.array([step, step // 2]), step // 100, 0.0))
+            accuracies(plan, initial_progress(states, 2)._replace(steps=np.array([step, step // 2])), None)
         return (out / "accuracy.json").read_text()
 
     for name in ("whole", "killed"):

@@ -21,7 +21,7 @@ from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
 from grpo_jax.training.imitation import WarmStart
-from grpo_jax.training.run import Chunk, Progress
+from grpo_jax.training.progress import Chunk, initial_progress
 
 TINY = (
     *("--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "8"),
@@ -38,7 +38,7 @@ def saved_run(tmp_path_factory):
     keys = jax.random.split(jax.random.split(jax.random.key(0))[0], 1)
     plan = Plan("ppo", parsed.config, parsed.hyperparams, keys)
     with Checkpoints(out / "checkpoints" / plan.folder, plan.describe(), every=1) as checkpoints:
-        checkpoints.save(Progress({"params": jnp.ones((1, 4))}, np.array([32]), 1, 0.5))
+        checkpoints.save(initial_progress({"params": jnp.ones((1, 4))}, 1)._replace(steps=np.array([32]), iteration=1))
     (out / "metrics.jsonl").write_text('{"run": "ppo on Catch-bsuite", "iteration": 0, "environment_steps": [32]}\n')
     return out
 
@@ -222,14 +222,14 @@ FAILURES = {
     "checkpoints": ("experiments.harness.study.record", failing(ConfigError("of another run")), "of another run"),
     "the first chunk": (
         "grpo_jax.recording.recorder.run",
-        lambda *_, save, **__: save_and_fail(save),
+        lambda *_, callback, **__: save_and_fail(callback),
         "not enough memory: 1",
     ),
 }
 
 
-def save_and_fail(save):
-    save(Progress({"params": jnp.ones((1, 4))}, np.array([0]), 0, 0.0))
+def save_and_fail(callback):
+    callback(initial_progress({"params": jnp.ones((1, 4))}, 1), None)
     raise MemoryError("not enough memory: 1")
 
 
@@ -266,10 +266,11 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
         dict.fromkeys(["environment/steps", "loss/policy"], np.full((2, 1), 32.0)), np.array([[32], [64]]), 0, 1
     )
 
-    def run(*arguments, report, **others):
-        report(chunk)
+    def run(*arguments, callback, **others):
+        progress = initial_progress({"params": jnp.ones((1, 4))}, 1)
+        callback(progress, chunk)
         monkeypatch.setattr(Logbook, "_write", failing(OSError(errno.ENOSPC, "No space left on device")))
-        report(chunk._replace(iteration=2))
+        callback(progress, chunk._replace(iteration=2))
 
     monkeypatch.setattr("grpo_jax.recording.recorder.run", run)
     said = refused(capsys, lambda: start("--out", str(tmp_path / "[red]")))

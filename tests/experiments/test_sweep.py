@@ -17,7 +17,7 @@ from experiments.harness.runs import Run
 from grpo_jax import Config, Hyperparams, TrainState
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
-from grpo_jax.training.run import RunResult
+from grpo_jax.training.progress import RunResult
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
 SMALL += ["--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
@@ -111,7 +111,7 @@ def test_a_sweep_that_is_resumed_keeps_its_split(tmp_path, monkeypatch):
 
 
 def finished(label, learning_rate, final_returns):
-    result = RunResult(None, {}, np.full((1, len(final_returns)), 64), 1.0, 1.0)
+    result = RunResult(None, {}, np.full((1, len(final_returns)), 64), 1.0, 1.0, None)
     hyperparams = Hyperparams(learning_rate=learning_rate)
     config = Config(environment=Echo(), num_envs=8, num_minibatches=1)
     return Run(label, config, hyperparams, result, final_returns, 2.0, 1.0)

@@ -30,7 +30,7 @@ def test_known_values_are_learnt(type_of_policy, shared_critic):
         **TYPES[type_of_policy],
     )
     hyperparams = Hyperparams(learning_rate=0.01, discount=0.5, total_steps=60.0 * config.steps_per_iteration)
-    params = run(config, hyperparams, KEYS, num_chunks=1).states.params
+    params = run(config, hyperparams, KEYS).states.params
 
     kinds, cues = jnp.array([0, 1, 2, 3, 3, 4]), jnp.array([0, 0, 0, 0, 1, 0])
     observations = jnp.stack(
@@ -58,7 +58,7 @@ def test_known_values_are_learnt(type_of_policy, shared_critic):
 def test_long_episodes_count_as_often_as_they_start():
     config = Config(environment=OneOrThirty(), algorithm="ppo", num_envs=64)
     hyperparams = Hyperparams(learning_rate=0.01, total_steps=60.0 * config.steps_per_iteration)
-    result = run(config, hyperparams, KEYS, num_chunks=1)
+    result = run(config, hyperparams, KEYS)
     num_episodes = result.metrics["episode/count"].mean()
     assert abs(num_episodes / (config.steps_per_iteration / OneOrThirty.MEAN_LENGTH) - 1) < 0.03
     evaluated = jax.jit(jax.vmap(lambda state, key: evaluate(config, state, key, num_episodes=4096).returns.mean()))
@@ -67,7 +67,7 @@ def test_long_episodes_count_as_often_as_they_start():
 
 def returns_after(config, num_iterations, **hyperparams):
     hyperparams = Hyperparams(total_steps=float(num_iterations * config.steps_per_iteration), **hyperparams)
-    states = run(config, hyperparams, KEYS, num_chunks=1).states
+    states = run(config, hyperparams, KEYS).states
     play = jax.jit(jax.vmap(lambda state: evaluate(config, state, jax.random.key(1)).returns.mean()))
     returns = np.asarray(play(states))
     print(config.env.name, "memory", config.recurrent, "returns by seed:", returns)

@@ -238,5 +238,5 @@ def test_observations_far_from_0_are_learnt_from_if_normalized():
     for normalize in (True, False):
         flags = {"normalize_observations": normalize, "normalize_rewards": normalize}
         config = Config(environment=FarEcho(), algorithm="ppo", **flags, **sizes)
-        answers.append(run(config, hyperparams, keys, num_chunks=1).metrics["episode/return_mean"][-10:].mean(0))
+        answers.append(run(config, hyperparams, keys).metrics["episode/return_mean"][-10:].mean(0))
     assert (answers[0] > 0.85).all() and (answers[1] < 0.65).all(), "half of the answers are right by chance"

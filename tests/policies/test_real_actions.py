@@ -61,7 +61,7 @@ def test_aiming_is_learnt(algorithm, family, state_dependent):
     )
     rates = jnp.array([0.02, 0.02, 0.0])
     hyperparams = Hyperparams(learning_rate=rates, final_learning_rate=rates, total_steps=100 * 64.0)
-    result = run(config, hyperparams, jax.random.split(jax.random.key(0), 3), num_chunks=1)
+    result = run(config, hyperparams, jax.random.split(jax.random.key(0), 3))
     returns = result.metrics["episode/return_mean"]
     assert np.isfinite(returns).all()
     assert (returns[-10:, :2].mean(0) > 0.85).all() and returns[-10:, 2].mean() < 0.4

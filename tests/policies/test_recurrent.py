@@ -188,6 +188,6 @@ def test_a_gru_learns_to_recall():
         recurrent_size=8,
     )
     hyperparams = Hyperparams(learning_rate=0.02, total_steps=20.0 * config.steps_per_iteration)
-    states = run(config, hyperparams, jax.random.split(jax.random.key(0), 2), num_chunks=1).states
+    states = run(config, hyperparams, jax.random.split(jax.random.key(0), 2)).states
     play = jax.jit(jax.vmap(lambda state: evaluate(config, state, jax.random.key(1)).returns.mean()))
     assert (play(states) > 0.9).all(), "half of the answers are right by chance"

@@ -18,7 +18,8 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import adaptive_coefficient, group_normalized, outcome, tuned
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same, check_same_run
 from grpo_jax.recording.plan import describe
-from grpo_jax.training.run import Progress, initial_states
+from grpo_jax.training.progress import initial_progress
+from grpo_jax.training.run import initial_states
 
 # Nothing that reads or writes goes on behind a test's back.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -42,7 +43,9 @@ def state(value=1.0):
 
 
 def progress(iteration):
-    return Progress(state(float(iteration)), np.array([2**40 + iteration, 1, 2]), iteration, seconds=iteration / 8)
+    return initial_progress(state(float(iteration)), 3)._replace(
+        steps=np.array([2**40 + iteration, 1, 2]), iteration=iteration, seconds=iteration / 8
+    )
 
 
 def saved_at(path, iterations, scores=None, every=1):
@@ -50,6 +53,11 @@ def saved_at(path, iterations, scores=None, every=1):
         for iteration in iterations:
             checkpoints.update(progress(iteration), (scores or {}).get(iteration, np.nan))
     return sorted(int(folder.name) for folder in path.iterdir() if folder.name.isdigit())
+
+
+def saved_in(checkpoints):
+    """A callback that saves."""
+    return lambda progress, chunk: checkpoints.update(progress)
 
 
 def restored(path, **arguments):
@@ -82,7 +90,7 @@ def test_buffers_may_be_donated_while_it_writes(tmp_path):
     overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
         states = state(4.0) | {"params": {"kernel": jnp.full((3, 512, 512), 4.0)}}
-        checkpoints.save(Progress(states, np.zeros(3, np.int64), 4, 0.0))
+        checkpoints.save(initial_progress(states, 3)._replace(iteration=4))
         after = overwrite(states["params"]["kernel"]).block_until_ready()
         assert states["params"]["kernel"].is_deleted() and (after == -1).all()
     with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
@@ -223,14 +231,14 @@ def test_a_coefficient_that_adapts_goes_on(tmp_path):
     config = Config(environment=Probe(), algorithm=algorithm, **sizes)
     hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1)
     with Checkpoints(tmp_path, DESCRIPTION, every=2) as checkpoints:
-        whole = run(config, hyperparams, KEYS[:2], save=checkpoints.update, num_chunks=3)
+        whole = run(config, hyperparams, KEYS[:2], callback=saved_in(checkpoints), chunk_length=2)
     with Checkpoints(tmp_path, DESCRIPTION, every=2) as checkpoints:
         like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, KEYS[:2])
         start = checkpoints.restore(like, at_most=5)
     coefficients = whole.metrics["policy/kl_coef"]
     assert start.iteration == 4 and (start.states.kl_coef == coefficients[3]).all()
     assert (np.diff([np.full(2, 0.1), *coefficients], axis=0) != 0).all(), "it adapts in every iteration"
-    rest = run(config, hyperparams, KEYS[:2], resume_from=start, num_chunks=3)
+    rest = run(config, hyperparams, KEYS[:2], resume_from=start, chunk_length=2)
     assert bits(rest.states) == bits(whole.states)
     assert bits(rest.metrics) == bits({name: values[4:] for name, values in whole.metrics.items()})
 
@@ -241,18 +249,18 @@ def test_a_run_goes_on_bitwise_where_it_was_saved(tmp_path):
     config, hyperparams, keys = small_run(normalize_observations=True, normalize_rewards=True)
     middle = []
 
-    def save(progress):
+    def save(progress, chunk):
         checkpoints.update(progress)
         middle.append(progress.iteration)
 
     with Checkpoints(tmp_path, DESCRIPTION, every=4) as checkpoints:
-        whole = run(config, hyperparams, keys, save=save, num_chunks=5)
+        whole = run(config, hyperparams, keys, callback=save, chunk_length=2)
     assert middle == [0, 2, 4, 6, 8, 10]
     with Checkpoints(tmp_path, DESCRIPTION, every=4) as checkpoints:
         like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
         start = checkpoints.restore(like, at_most=9)
     assert start.iteration == 8
-    rest = run(config, hyperparams, keys, resume_from=start, num_chunks=5)
+    rest = run(config, hyperparams, keys, resume_from=start, chunk_length=2)
     assert bits(rest.states) == bits(whole.states)
     assert bits(rest.metrics) == bits({name: values[8:] for name, values in whole.metrics.items()})
     assert np.array_equal(rest.steps, whole.steps[8:])
@@ -268,10 +276,12 @@ def test_a_run_goes_on_with_other_devices(tmp_path):
     for before, after in ((2, 1), (1, 2)):
         folder = tmp_path / str(before)
         with Checkpoints(folder, DESCRIPTION, every=4) as checkpoints:
-            whole = run(config, hyperparams, keys, save=checkpoints.update, num_chunks=5, mesh=make_mesh(seeds=before))
+            whole = run(
+                config, hyperparams, keys, callback=saved_in(checkpoints), chunk_length=2, mesh=make_mesh(seeds=before)
+            )
         with Checkpoints(folder, DESCRIPTION, every=4) as checkpoints:
             start = checkpoints.restore(like, at_most=9)
-        rest = run(config, hyperparams, keys, resume_from=start, num_chunks=5, mesh=make_mesh(seeds=after))
+        rest = run(config, hyperparams, keys, resume_from=start, chunk_length=2, mesh=make_mesh(seeds=after))
         assert start.iteration == 8 and len(jax.tree.leaves(rest.states)[0].devices()) == after
         for one, other in zip(jax.tree.leaves(whole.states.params), jax.tree.leaves(rest.states.params), strict=True):
             np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)

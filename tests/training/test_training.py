@@ -212,7 +212,7 @@ def test_it_learns_to_echo_and_not_at_learning_rate_0(algorithm):
     config = Config(environment=Echo(), algorithm=algorithm, group_size=4 if algorithm == "grpo" else 1, **sizes)
     rates = jnp.array([0.02, 0.02, 0.0])
     hyperparams = Hyperparams(learning_rate=rates, final_learning_rate=rates, total_steps=60 * 64.0)
-    result = run(config, hyperparams, jax.random.split(jax.random.key(0), 3), num_chunks=1)
+    result = run(config, hyperparams, jax.random.split(jax.random.key(0), 3), chunk_length=9)
     returns = result.metrics["episode/return_mean"]
     assert returns.shape == (60, 3)
     assert (abs(returns[:5].mean(0) - 0.5) < 0.25).all()
@@ -227,12 +227,17 @@ MAX_EPISODES = 56
 BUDGETS = np.array([600.0, 4000.0, 4000.0])
 
 
+def kept(chunks):
+    """A callback that keeps the chunks."""
+    return lambda progress, chunk: chunks.append(chunk) if chunk is not None else None
+
+
 @pytest.fixture(scope="module")
 def driven(grpo):
     """Three rows: the first spends its budget, the others stop at their number of episodes."""
     chunks = []
     hyperparams = grpo.hyperparams.replace(total_steps=jnp.asarray(BUDGETS))
-    result = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, report=chunks.append, num_chunks=8)
+    result = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, callback=kept(chunks), chunk_length=2)
     return result, chunks
 
 
@@ -266,7 +271,7 @@ def test_a_row_is_the_train_step_again_and_again(grpo, driven):
 def test_a_row_that_has_stopped_stays_bitwise_whatever_the_others_do(grpo, driven):
     """Nor do its bits depend on how many iterations are reported at once: two, and here one."""
     hyperparams = grpo.hyperparams.replace(total_steps=float(BUDGETS[0]))
-    alone = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, num_chunks=2)
+    alone = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, chunk_length=8)
     assert alone.metrics["environment/steps"].shape[0] < driven[0].metrics["environment/steps"].shape[0]
     first = [jax.tree.map(lambda leaf: leaf[0], result.states) for result in (driven[0], alone)]
     assert bits(first[0]) == bits(first[1])
@@ -275,7 +280,7 @@ def test_a_row_that_has_stopped_stays_bitwise_whatever_the_others_do(grpo, drive
 def test_a_row_that_diverges_leaves_its_neighbours_as_they_are(grpo, driven):
     rates = jnp.array([grpo.hyperparams.learning_rate, 1e38, grpo.hyperparams.learning_rate])
     hyperparams = grpo.hyperparams.replace(total_steps=jnp.asarray(BUDGETS), learning_rate=rates)
-    result = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, num_chunks=8)
+    result = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, chunk_length=2)
     skipped = np.nansum(result.metrics["optim/skipped_updates"], axis=0)
     assert skipped[1] > 0 and skipped[0] == skipped[2] == 0
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.states.params))
@@ -300,8 +305,8 @@ def test_progress_is_reported_in_order(driven):
 MEANINGLESS = {
     "no keys": ({"keys": KEYS[:0]}, "keys is empty, and one row is trained for each"),
     "no raw keys": ({"keys": jax.random.key_data(KEYS[:0])}, "keys is empty"),
-    "no chunks": ({"num_chunks": 0}, "num_chunks=0 is not a positive integer"),
-    "half a chunk": ({"num_chunks": 0.5}, "num_chunks=0.5 is not a positive integer"),
+    "no chunks": ({"chunk_length": 0}, "chunk_length=0 is not a positive integer"),
+    "half a chunk": ({"chunk_length": 0.5}, "chunk_length=0.5 is not a positive integer"),
     **{
         name: ({name: 0.0}, f"{name}=0.0 must be more than 0; the default is {getattr(Hyperparams(), name)}")
         for name in ("kl_target", "reference_interval", "sapo_tau_positive", "adam_eps", "max_grad_norm")
@@ -326,7 +331,7 @@ def test_a_budget_for_not_one_iteration_is_an_error(grpo, budget):
 def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
     hyperparams = grpo.hyperparams.replace(total_steps=jnp.array([np.inf, 4000.0, np.inf]))
     chunks = []
-    result = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, num_chunks=2, report=chunks.append)
+    result = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, chunk_length=20, callback=kept(chunks))
     episodes = counted(result.states.episodes, grpo.config.steps_per_iteration)
     assert episodes.tolist() == [MAX_EPISODES] * 3 and len(chunks) == 2
     # An infinite horizon has no decay, and what has one is as it was.
@@ -357,7 +362,7 @@ def test_what_nothing_ends_is_refused(grpo):
 def test_rows_of_different_budgets_train_in_double_precision(grpo):
     with jax.enable_x64(True):
         hyperparams = grpo.hyperparams.replace(total_steps=np.array([256.0, 800.0]))
-        result = run(grpo.config, hyperparams, jax.random.split(jax.random.key(0), 2), num_chunks=1)
+        result = run(grpo.config, hyperparams, jax.random.split(jax.random.key(0), 2), chunk_length=9)
     assert (result.metrics["environment/steps"] > 0).sum(0).tolist()[0] == 1 < len(result.steps)
     assert np.isnan(result.metrics["loss/policy"][1:, 0]).all() and not result.metrics["environment/steps"][1:, 0].any()
     assert np.isfinite(result.metrics["loss/policy"][:, 1]).all()

@@ -1,0 +1,101 @@
+"""Evaluations while training, and criteria that stop a run because of them."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from grpo_jax.config.config import Config
+from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.evaluation.episodes import evaluate
+from grpo_jax.evaluation.scores import make_row_scores
+from grpo_jax.types import TrainState
+
+SAMPLED, GREEDY = "evaluation/return_sampled", "evaluation/return_greedy"
+"""The names of the returns among the metrics."""
+
+_STREAM = 2**31  # of the random numbers of evaluations: training draws others from the same key
+
+
+class Evaluations(NamedTuple):
+    """The `K` evaluations of a run so far, on the host; `R` rows."""
+
+    iterations: np.ndarray  # int64 [K] iterations made before each
+    steps: np.ndarray  # int64 [K, R] environment steps made before each
+    sampled: np.ndarray  # float64 [K, R] mean return with sampled actions
+    greedy: np.ndarray  # float64 [K, R] mean return with the most probable actions
+
+    def append(self, iteration: int, steps: np.ndarray, sampled: np.ndarray, greedy: np.ndarray) -> "Evaluations":
+        """With one more evaluation, of `[R]` steps and returns."""
+        new = Evaluations(iteration, steps, sampled, greedy)
+        return jax.tree.map(lambda old, one: np.concatenate([old, np.array([one], old.dtype)]), self, new)
+
+
+def no_evaluations(num_rows: int) -> Evaluations:
+    """Before the first one: `K` is 0."""
+    empty = np.zeros((0, num_rows))
+    return Evaluations(np.zeros(0, np.int64), empty.astype(np.int64), empty, empty)
+
+
+def make_evaluation(
+    config: Config, keys: jax.Array, num_episodes: int, mesh: Mesh
+) -> Callable[[TrainState, int], np.ndarray]:
+    """`evaluation(states, iteration) -> [R, 2]`: mean returns with sampled and with greedy actions.
+
+    The episodes depend on the rows' keys and on the iteration. Training draws its random numbers apart from theirs, and
+    so is the same with and without evaluations.
+
+    Args:
+      config: the config of the run.
+      keys: `[R]`, those that the run began with.
+      num_episodes: episodes of each mean.
+      mesh: the devices.
+    """
+
+    def mean_returns(state, key):
+        returns = [evaluate(config, state, key, num_episodes=num_episodes, greedy=greedy) for greedy in (False, True)]
+        return jnp.stack([episodes.returns.mean() for episodes in returns])
+
+    scores = make_row_scores(mean_returns, mesh)
+
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    def evaluation_key(key, iteration):
+        return jax.random.fold_in(jax.random.fold_in(key, _STREAM), iteration)
+
+    return lambda states, iteration: scores(states, evaluation_key(keys, iteration))
+
+
+def reached_return(threshold: float, *, greedy: bool = False) -> Callable[[Evaluations], np.ndarray]:
+    """For `run(stop_when=...)`: a row stops once the mean return of an evaluation is at least `threshold`.
+
+    Args:
+      threshold: a return.
+      greedy: compare the return with greedy actions instead of sampled ones.
+    """
+    if not np.isfinite(threshold):
+        raise ConfigError(f"threshold={threshold} is not a return; use a number such as 475.0")
+
+    def stop(evaluations):
+        returns = evaluations.greedy if greedy else evaluations.sampled
+        return (returns >= threshold).any(axis=0)
+
+    return stop
+
+
+def no_progress(num_evaluations: int) -> Callable[[Evaluations], np.ndarray]:
+    """For `run(stop_when=...)`: a row stops once its last `num_evaluations` have no better return than one before them.
+
+    Returns are those with sampled actions; NaN is no progress.
+    """
+    num_evaluations = as_count("num_evaluations", num_evaluations)
+
+    def stop(evaluations):
+        returns = np.nan_to_num(evaluations.sampled, nan=-np.inf)
+        before, last = returns[:-num_evaluations], returns[-num_evaluations:]
+        return len(before) > 0 and last.max(axis=0) <= before.max(axis=0)
+
+    return stop

@@ -1,0 +1,95 @@
+"""The progress of a run, chunk by chunk, and its result."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
+from grpo_jax.types import Metrics, TrainState
+
+
+class Chunk(NamedTuple):
+    """`n` successive iterations of a run, on the host; `R` rows (seeds × hyperparameters)."""
+
+    metrics: dict[str, np.ndarray]  # each [n, R]; once a row's budget is spent, environment/steps is 0, others are NaN
+    steps: np.ndarray  # int64 [n, R] environment steps since the start of the run
+    iteration: int  # of the first of the n
+    seconds: float  # since training started
+
+
+class Progress(NamedTuple):
+    """The progress of a run between two chunks: all that is needed to resume it, in this process or in another."""
+
+    # [R, ...], with padding rows in multi-process runs. Donated to the next chunk: copy what you keep
+    states: TrainState
+    steps: np.ndarray  # int64 [R] environment steps made
+    iteration: int  # iterations made, by the row with the most
+    seconds: float  # of training
+    evaluations: Evaluations
+    stopped: np.ndarray  # bool [R]: the row makes no more iterations, whatever is left of its budget
+
+
+def initial_progress(states: TrainState, num_rows: int) -> Progress:
+    """The progress before the first iteration of `num_rows` rows."""
+    steps, stopped = np.zeros(num_rows, np.int64), np.zeros(num_rows, bool)
+    return Progress(states, steps, 0, 0.0, no_evaluations(num_rows), stopped)
+
+
+class RunResult(NamedTuple):
+    """The result of `run`. After `resume_from`, metrics and steps are those of the iterations made since."""
+
+    states: TrainState  # as in Progress
+    metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
+    steps: np.ndarray  # int64 [num_iterations, R]
+    compile_seconds: float
+    train_seconds: float  # including those of `resume_from`, of evaluations and of callbacks
+    evaluations: Evaluations  # including those of `resume_from`
+
+
+def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
+    """A chunk as NumPy arrays, without the iterations after the last row stopped."""
+    metrics = {name: np.asarray(value)[: len(before.steps)].T for name, value in metrics.items()}
+    made = metrics["environment/steps"].astype(np.int64)
+    num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
+    return Chunk(
+        metrics={name: value[:num_made] for name, value in metrics.items()},
+        steps=before.steps + np.cumsum(made[:num_made], axis=0),
+        iteration=before.iteration,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def without_padding(progress: Progress) -> Progress:
+    """Without padding rows; several processes keep them, as removing them would need communication."""
+    num_rows = len(progress.steps)
+    if jax.process_count() > 1:
+        return progress
+    return progress._replace(
+        states=jax.tree.map(lambda leaf: leaf if len(leaf) == num_rows else leaf[:num_rows], progress.states)
+    )
+
+
+def with_evaluation(
+    progress: Progress, chunk: Chunk, returns: np.ndarray | None, stop_when: Callable | None
+) -> tuple[Progress, Chunk]:
+    """The progress and the metrics after an evaluation at the end of a chunk.
+
+    Args:
+      progress, chunk: before it.
+      returns: `[R, 2]`, sampled and greedy; None if there was no evaluation.
+      stop_when: see `run`.
+    """
+    made = chunk.metrics["environment/steps"] > 0
+    # A row that spends its budget within the chunk makes its last iteration before the chunk's end.
+    last = made & (np.cumsum(made, axis=0) == made.sum(axis=0)) & (returns is not None)
+    if returns is None:
+        returns = np.full((len(progress.steps), 2), np.nan)
+    else:
+        evaluations = progress.evaluations.append(progress.iteration, progress.steps, *returns.T)
+        stopped = progress.stopped if stop_when is None else progress.stopped | stop_when(evaluations)
+        progress = progress._replace(evaluations=evaluations, stopped=stopped)
+    columns = {name: np.where(last, value, np.nan) for name, value in zip((SAMPLED, GREEDY), returns.T, strict=True)}
+    return progress, chunk._replace(metrics=chunk.metrics | columns)

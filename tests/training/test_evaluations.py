@@ -1,0 +1,160 @@
+"""Evaluations while training, criteria that stop rows, and callbacks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Probe, bits
+
+from grpo_jax import Config, Hyperparams, evaluate, no_progress, reached_return, recorded_run, run
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording.files import read_metrics
+from grpo_jax.recording.signals import StopSignal
+from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
+
+CONFIG = Config(
+    environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(4,)
+)
+KEYS = jax.random.split(jax.random.key(5), 3)
+HYPERPARAMS = Hyperparams(total_steps=jnp.array([10 * 32.0, 7 * 32.0, 10 * 32.0]), learning_rate=1e-2)
+EVALUATED = {"evaluate_every": 4, "evaluation_episodes": 6, "chunk_length": 2}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return run(CONFIG, HYPERPARAMS, KEYS, chunk_length=2)
+
+
+@pytest.fixture(scope="module")
+def evaluated():
+    return run(CONFIG, HYPERPARAMS, KEYS, **EVALUATED)
+
+
+def test_evaluations_change_nothing_in_training(plain, evaluated):
+    assert bits(plain.states) == bits(evaluated.states)
+    rest = {name: value for name, value in evaluated.metrics.items() if name not in (SAMPLED, GREEDY)}
+    assert bits(rest) == bits(plain.metrics)
+    assert len(plain.evaluations.iterations) == 0 and SAMPLED not in plain.metrics
+
+
+def test_evaluations_come_every_so_many_iterations_and_at_the_end(evaluated):
+    evaluations = evaluated.evaluations
+    assert evaluations.iterations.tolist() == [4, 8, 10]
+    assert evaluations.steps.tolist() == [[128, 128, 128], [256, 224, 256], [320, 224, 320]]
+    # The second row's budget ends at iteration 7, within the chunk that ends at 8.
+    assert [np.flatnonzero(np.isfinite(column)).tolist() for column in evaluated.metrics[SAMPLED].T] == [
+        [3, 7, 9],
+        [3, 6],
+        [3, 7, 9],
+    ]
+    assert np.array_equal(evaluated.metrics[GREEDY][9, [0, 2]], evaluations.greedy[2, [0, 2]])
+
+
+def test_the_last_evaluation_is_that_of_the_final_states(evaluated):
+    keys = [jax.random.fold_in(jax.random.fold_in(key, 2**31), 10) for key in KEYS]
+    for row, key in enumerate(keys):
+        state = jax.tree.map(lambda leaf, row=row: leaf[row], evaluated.states)
+        for greedy, returns in ((False, evaluated.evaluations.sampled), (True, evaluated.evaluations.greedy)):
+            expected = evaluate(CONFIG, state, key, num_episodes=6, greedy=greedy).returns.mean()
+            assert np.isclose(returns[-1, row], expected, rtol=1e-6)
+
+
+def test_a_row_stops_while_others_continue(plain, evaluated):
+    def second_evaluation_of_row_0(evaluations):
+        return np.array([len(evaluations.iterations) == 2, False, False])
+
+    result = run(CONFIG, HYPERPARAMS, KEYS, **EVALUATED, stop_when=second_evaluation_of_row_0)
+    assert result.states.iteration.tolist() == [8, 7, 10]
+    assert result.steps[-1].tolist() == [256, 224, 320]
+    assert np.isnan(result.metrics["loss/policy"][8:, 0]).all()
+    others = [jax.tree.map(lambda leaf: leaf[1:], whole.states) for whole in (plain, result)]
+    assert bits(others[0]) == bits(others[1])
+
+
+def test_a_run_ends_when_all_rows_have_stopped():
+    result = run(CONFIG, HYPERPARAMS, KEYS, **EVALUATED, stop_when=reached_return(-1e9))
+    assert len(result.steps) == 4 and result.evaluations.iterations.tolist() == [4]
+
+
+def returns(*sampled):
+    table = np.array(sampled, float)
+    steps = np.zeros(table.shape, np.int64)
+    return Evaluations(np.arange(len(table)), steps, table, table + 1)
+
+
+def test_criteria():
+    history = returns([1.0, 5.0, np.nan], [3.0, 4.0, np.nan], [2.0, 5.0, np.nan], [3.5, 5.0, np.nan])
+    assert reached_return(4.5)(history).tolist() == [False, True, False]
+    assert reached_return(4.6, greedy=True)(history).tolist() == [False, True, False]
+    assert reached_return(4.4, greedy=True)(history).tolist() == [True, True, False]
+    assert no_progress(3)(history).tolist() == [False, True, True]
+    assert no_progress(1)(returns([1.0], [2.0], [2.0])).tolist() == [True]
+    assert not np.any(no_progress(4)(history)), "nothing comes before the last four"
+    assert not np.any(no_progress(1)(no_evaluations(3)))
+
+
+def test_a_callback_may_change_the_states_and_stop_rows(plain):
+    seen = []
+
+    def callback(progress, chunk):
+        seen.append((progress.iteration, None if chunk is None else len(chunk.steps)))
+        if progress.iteration != 4:
+            return None
+        halved = progress.states.hyperparams.learning_rate * 0
+        states = progress.states.replace(hyperparams=progress.states.hyperparams.replace(learning_rate=halved))
+        return progress._replace(states=states, stopped=np.array([True, False, False]))
+
+    result = run(CONFIG, HYPERPARAMS, KEYS, chunk_length=2, callback=callback)
+    assert seen == [(0, None), (2, 2), (4, 2), (6, 2), (8, 2), (10, 2)]
+    assert result.states.iteration.tolist() == [4, 7, 10]
+    assert bits(result.metrics["policy/entropy"][:4]) == bits(plain.metrics["policy/entropy"][:4])
+    assert (result.metrics["optim/learning_rate"][:4, 2] > 0).all()
+    assert (result.metrics["optim/learning_rate"][4:, 2] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"evaluate_every": -1}, "evaluate_every=-1 is not a positive integer"),
+        ({"evaluate_every": 2, "evaluation_episodes": 0}, "evaluation_episodes=0 is not a positive integer"),
+        ({"stop_when": reached_return(1.0)}, "there are none; set evaluate_every, such as 10"),
+        ({"callback": lambda progress, chunk: progress.states}, "the callback returned TrainState; return None, or"),
+    ],
+)
+def test_mistakes(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        run(CONFIG, HYPERPARAMS, KEYS, **arguments)
+    with pytest.raises(ConfigError, match="threshold=nan is not a return"):
+        reached_return(float("nan"))
+
+
+def test_an_interrupted_run_stops_where_it_would_have_stopped(tmp_path):
+    def stop_when(evaluations):
+        return np.array([len(evaluations.iterations) >= 2, False, False])
+
+    def recorded(folder, callback=None):
+        return recorded_run(
+            *(CONFIG, HYPERPARAMS, KEYS, tmp_path / folder),
+            checkpoint_every=2,
+            evaluate_every=4,
+            evaluation_episodes=6,
+            stop_when=stop_when,
+            callback=callback,
+            resume=True,
+            console=False,
+        )
+
+    whole = recorded("whole")
+    assert whole.states.iteration.tolist() == [8, 7, 10]
+
+    def interrupt(progress, chunk):
+        if progress.iteration == 8:
+            raise StopSignal(15)
+
+    with pytest.raises(StopSignal):
+        recorded("parts", interrupt)
+    parts = recorded("parts")
+    assert bits(parts.states) == bits(whole.states) and bits(parts.evaluations) == bits(whole.evaluations)
+    assert bits(parts.metrics) == bits(whole.metrics)
+    (chunk,) = read_metrics(tmp_path / "parts").values()
+    assert np.array_equal(chunk.metrics[SAMPLED], whole.metrics[SAMPLED], equal_nan=True)
