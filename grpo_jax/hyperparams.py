@@ -13,7 +13,9 @@ _BETWEEN_0_AND_1 = ("discount", "gae_lambda", "reference_decay", "covariance_fra
 _NOT_NEGATIVE = (
     *("learning_rate", "final_learning_rate", "clip_low", "clip_high", "value_clip", "kl_limit"),
     *("observation_clip", "reward_clip", "temperature", "kernel_bandwidth"),
+    *("critic_learning_rate", "weight_decay"),
 )
+_BELOW_1 = ("beta1", "beta2", "warmup")
 # Divisors, and the limit of the gradient's norm: if it were 0, a gradient of 0 would be scaled by 0 / 0.
 _POSITIVE = ("kl_target", "reference_interval", "sapo_tau_positive", "sapo_tau_negative", "adam_eps", "max_grad_norm")
 
@@ -22,14 +24,19 @@ _POSITIVE = ("kl_target", "reference_interval", "sapo_tau_positive", "sapo_tau_n
 class Hyperparams:
     """The float settings of an algorithm, each a traced leaf: sweep any of them under `vmap` without recompiling.
 
-    A hyperparameter that no slot of the algorithm reads has no effect (`value_coef` without a critic, for example). For
-    a coefficient of your own, subclass this and add a field with a default.
+    A hyperparameter that no slot of the algorithm reads has no effect (`value_coef` without a critic, for example).
+    None, where it is a default, is no leaf: what it would be the strength of is not part of the program. For a
+    coefficient of your own, subclass this and add a field with a default.
     """
 
     learning_rate: float = 2.5e-3
-    """Adam's step size at the start of training."""
+    """The optimiser's step size at the start of training, or after `warmup`."""
     final_learning_rate: float = 0.0
-    """Adam's step size after `total_steps`; it changes linearly in between."""
+    """The optimiser's step size after `total_steps`; the schedule is in between."""
+    critic_learning_rate: float | None = None
+    """Step size of the critic's parameters, on the same schedule; None: learning_rate."""
+    warmup: float | None = None
+    """Share of training over which the step sizes first rise from 0; None: no warm-up."""
     total_steps: float = 500_000.0
     """Environment steps of training: the learning rate decays over them, and `run` stops after them; inf: no decay."""
     discount: float = 0.99
@@ -80,9 +87,15 @@ class Hyperparams:
     reward_clip: float = math.inf
     """Largest magnitude of a reward in training, after any normalisation; reported returns are never clipped."""
     max_grad_norm: float = 0.5
-    """Gradients with a larger global norm are scaled down to it."""
+    """Gradients with a larger global norm are scaled down to it before any optimiser; inf: no limit."""
     adam_eps: float = 1e-5
-    """Floor added to Adam's denominator."""
+    """Floor added to the denominator of Adam, AdamW and RMSprop, and to Muon's."""
+    beta1: float | None = None
+    """Decay of the average of gradients, sgd's momentum; None: 0.9, with muon 0.95 for matrices, with sgd none."""
+    beta2: float | None = None
+    """Decay of the average of squared gradients; None: 0.999, with rmsprop 0.9."""
+    weight_decay: float | None = None
+    """A step subtracts this times the learning rate from each weight (adamw, muon; no biases); None: 1e-4, muon 0."""
 
     def broadcast(self, num_rows: int) -> "Hyperparams":
         """Every leaf as a float32 array `[num_rows]`, for `vmap`; a scalar is repeated, an array `[num_rows]` stays."""
@@ -91,14 +104,22 @@ class Hyperparams:
     def check(self) -> None:
         """Raises ConfigError if a value of any row is invalid. Runs on the host."""
         for name, value in vars(self).items():
+            if value is None:
+                continue
             low, high = np.min(value), np.max(value)
             if np.isnan(low):
                 raise ConfigError(f"{name}={low} is not a number")
             if name in _BETWEEN_0_AND_1 and not 0 <= low <= high <= 1:
                 raise ConfigError(f"{name}={low if low < 0 else high} must be between 0 and 1")
+            if name in _BELOW_1 and not 0 <= low <= high < 1:
+                raise ConfigError(f"{name}={low if low < 0 else high} must be at least 0 and less than 1")
             if name in _NOT_NEGATIVE and low < 0:
                 raise ConfigError(f"{name}={low} is negative; use 0 or more")
             if name in _POSITIVE and low <= 0:
                 raise ConfigError(f"{name}={low} must be more than 0; the default is {getattr(type(self), name)}")
             if name == "top_k" and low < 1:
                 raise ConfigError(f"top_k={low} leaves no token to sample; use 1 or more, or inf for all")
+        if self.warmup is not None and np.any((np.asarray(self.warmup) > 0) & np.isinf(self.total_steps)):
+            raise ConfigError(
+                "warmup is a share of total_steps, but total_steps=inf, so it would not end; leave it out"
+            )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from grpo_jax import Config, Hyperparams, make_train_step
+from grpo_jax import Hyperparams, make_train_step
 from grpo_jax.devices.memory import Memory, device_memory
 from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_shardings
 from grpo_jax.devices.processes import from_every_process, from_process_zero
@@ -167,9 +167,9 @@ def _split(sweep: Sweep, mesh: Mesh | None, memory_gib: float | None) -> list[li
     available = 0.8 * (device_memory() or math.inf) if memory_gib is None else memory_gib * 2**30
     available = from_every_process(available).min()
     parts = []
-    for config, group in itertools.groupby(sweep.plans, key=lambda plan: plan.config):
+    for _, group in itertools.groupby(sweep.plans, key=lambda plan: plan.config):
         plans = list(group)
-        num_parts = -(-len(plans) // plans_at_once(config, len(plans), len(plans[0].keys), mesh, available))
+        num_parts = -(-len(plans) // plans_at_once(plans[0], len(plans), mesh, available))
         parts += [plans[i::num_parts] for i in range(num_parts)]
     return parts
 
@@ -186,21 +186,21 @@ def _saved_split(sweep: Sweep, folder: Path | None) -> list[list[Plan]]:
     return [[plans[label] for label in part] for part in labels]
 
 
-def plans_at_once(config: Config, num_plans: int, num_seeds: int, mesh: Mesh | None, available: float) -> int:
+def plans_at_once(plan: Plan, num_plans: int, mesh: Mesh | None, available: float) -> int:
     """How many plans, with all seeds, fit into memory together, by XLA's analysis of the compiled program.
 
     Args:
-      config: of all plans.
-      num_plans, num_seeds: how many plans there are, and the seeds of each.
+      plan: one of them; all have its config and its number of seeds.
+      num_plans: how many plans there are.
       mesh: over which rows are split; None as in `run`.
       available: bytes on each device.
 
     Raises:
       ConfigError: a single one does not fit.
     """
-    count = num_plans
+    count, num_seeds = num_plans, len(plan.keys)
     # The largest need of any process, so that all make the same choice.
-    while (needed := from_every_process(_bytes_needed(config, count * num_seeds, mesh)).max()) > available:
+    while (needed := from_every_process(_bytes_needed(plan, count * num_seeds, mesh)).max()) > available:
         if count == 1:
             raise ConfigError(
                 f"the {num_seeds} seeds of one configuration need {needed / 2**30:.3g} GiB on a device, and there are "
@@ -211,14 +211,15 @@ def plans_at_once(config: Config, num_plans: int, num_seeds: int, mesh: Mesh | N
     return count
 
 
-def _bytes_needed(config: Config, num_rows: int, mesh: Mesh | None) -> int:
+def _bytes_needed(plan: Plan, num_rows: int, mesh: Mesh | None) -> int:
     """The memory that a train step of so many rows needs on each device."""
     mesh = make_row_mesh(num_rows) if mesh is None else mesh
-    keys, init = jax.random.split(jax.random.key(0), num_rows), functools.partial(initial_states, config, mesh=mesh)
-    states = jax.eval_shape(init, Hyperparams().broadcast(num_rows), keys)
+    keys = jax.random.split(jax.random.key(0), num_rows)
+    init = functools.partial(initial_states, plan.config, mesh=mesh)
+    states = jax.eval_shape(init, plan.hyperparams.broadcast(num_rows), keys)
     layout = state_shardings(mesh, states)
     step = jax.jit(
-        over_rows(make_train_step(config), mesh),
+        over_rows(make_train_step(plan.config), mesh),
         in_shardings=(layout,),
         out_shardings=(layout, replicated(mesh)),
         donate_argnums=0,

@@ -14,7 +14,9 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import CONTINUE
 from grpo_jax.types import TrainState
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.epochs import Learner, make_optimizer, update_epochs
+from grpo_jax.updates.epochs import Learner, update_epochs
+from grpo_jax.updates.optimizers import make_optimizer
+from grpo_jax.updates.schedules import learning_rates
 
 from . import reference_implementations as reference
 from .reference_implementations import Implementation
@@ -164,10 +166,11 @@ def make_update(config: Config) -> Callable:
         learner, key = carry
         batch, hyperparams = fixed
         key, key_update = jax.random.split(key)
+        rates = learning_rates(config.schedule, hyperparams, jnp.float32(0))
         learner, metrics = update_epochs(
             config.algorithm,
             config.policy,
-            make_optimizer(hyperparams, jnp.float32(0)),
+            make_optimizer(config.optimizer, hyperparams, rates),
             learner,
             batch,
             hyperparams,

@@ -10,6 +10,7 @@ from grpo_jax.config.checks import check_algorithm, check_counts, check_groups, 
 from grpo_jax.config.dry_run import check_slots
 from grpo_jax.config.fields import Fields
 from grpo_jax.config.kernel_checks import check_kernels
+from grpo_jax.config.optimizer_checks import check_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,3 +46,4 @@ class Config(Fields):
         check_algorithm(self)
         check_slots(self)
         check_kernels(self)
+        check_optimizer(self)

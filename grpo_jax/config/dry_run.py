@@ -15,7 +15,7 @@ from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
 
-class _AnyHyperparams(Hyperparams):
+class AnyHyperparams(Hyperparams):
     """The defaults, and a number for each coefficient that a variant's own subclass may add."""
 
     def __getattr__(self, name: str) -> float:
@@ -44,7 +44,7 @@ def make_update(config: Fields, gradient_of: Callable) -> Callable[[jax.Array], 
     def update(key):
         params = policy.init(key)
         trajectory = _trajectory(config, params)
-        hyperparams = _AnyHyperparams()
+        hyperparams = AnyHyperparams()
         batch = make_batch(
             *(algorithm, policy, params, trajectory, params, hyperparams, config.group_size),
             num_windows=config.num_windows,

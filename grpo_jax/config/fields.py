@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo_jax.algorithms import Algorithm
@@ -49,6 +49,12 @@ class Fields:
     """Passes over the samples of a rollout."""
     num_minibatches: int = 16
     """Gradient steps in each pass."""
+    optimizer: str | Callable = "adam"
+    """Optimiser: "adam", "adamw", "sgd", "rmsprop", "muon", package.module:name (or a function of the hyperparameters
+    and the learning rate that gives an optax.GradientTransformation)."""
+    schedule: str | Callable = "linear"
+    """Learning rate over training: "constant", "linear", "cosine", package.module:name (or a function of progress in
+    [0, 1]), from learning_rate to final_learning_rate."""
     num_microbatches: int | None = None
     """Parts over which the gradient of a minibatch is accumulated; None: chosen by size."""
     share_prompts: bool | None = None

@@ -17,7 +17,9 @@ from grpo_jax.training.experience import collect, most_varied_groups
 from grpo_jax.training.metrics import rollout_metrics
 from grpo_jax.types import Metrics, PyTree, TrainState
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.epochs import Learner, learning_rate, make_optimizer, update_epochs
+from grpo_jax.updates.epochs import Learner, update_epochs
+from grpo_jax.updates.optimizers import make_optimizer
+from grpo_jax.updates.schedules import learning_rates
 
 
 def make_init(config: Config) -> Callable[..., TrainState]:
@@ -40,10 +42,11 @@ def make_init(config: Config) -> Callable[..., TrainState]:
         environment_params = group_parameters(config.env, env_params, config.num_groups, config.group_size)
         simulator = Simulator(config.env, config.policy, params)
         rollout = simulator.reset(environment_params, key_reset, config.num_envs)
+        rates = learning_rates(config.schedule, hyperparams, progress=0.0)
         return TrainState(
             params=params,
             reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
-            optimizer=make_optimizer(hyperparams, progress=0.0).init(params),
+            optimizer=jax.tree.map(jnp.copy, make_optimizer(config.optimizer, hyperparams, rates).init(params)),
             rollout=config.algorithm.start.keep(rollout, rollout),
             normalizer=initial_normalizer(
                 rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards
@@ -92,10 +95,11 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             shuffle_blocks=config.shuffle_blocks,
         )
 
+        rates = learning_rates(config.schedule, hyperparams, progress)
         learner, update_metrics = update_epochs(
             algorithm,
             policy,
-            make_optimizer(hyperparams, progress),
+            make_optimizer(config.optimizer, hyperparams, rates),
             Learner(state.params, state.optimizer),
             batch,
             hyperparams,
@@ -113,7 +117,9 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
 
         metrics = rollout_metrics(trajectory, batch, config.group_size) | update_metrics
         metrics["environment/steps"] += config.trunk_steps
-        metrics["optim/learning_rate"] = learning_rate(hyperparams, progress)
+        metrics["optim/learning_rate"] = rates.default
+        if rates.critic is not None:
+            metrics["optim/critic_learning_rate"] = rates.critic
 
         kl_coef = state.kl_coef
         if algorithm.kl_controller is not None:

@@ -1,4 +1,4 @@
-"""Epochs of minibatches, and the optimiser."""
+"""Epochs of minibatches: gradient steps with any optimiser."""
 
 import functools
 from typing import Any, NamedTuple
@@ -27,21 +27,6 @@ class Learner(NamedTuple):
     optimizer: Any
 
 
-def learning_rate(hyperparams: Hyperparams, progress: jax.Array) -> jax.Array:
-    """Linear from `learning_rate` to `final_learning_rate` as `progress` goes from 0 to 1, constant after."""
-    start, end = hyperparams.learning_rate, hyperparams.final_learning_rate
-    return start + (end - start) * jnp.minimum(progress, 1.0)
-
-
-def make_optimizer(hyperparams: Hyperparams, progress: jax.Array) -> optax.GradientTransformation:
-    """Adam behind a limit on the gradient's global norm. Rebuilt in each step, as all its settings are traced."""
-    return optax.chain(
-        optax.clip_by_global_norm(hyperparams.max_grad_norm),
-        optax.scale_by_adam(eps=hyperparams.adam_eps),
-        optax.scale_by_learning_rate(learning_rate(hyperparams, progress)),
-    )
-
-
 def update_epochs(
     algorithm: Algorithm,
     policy: Policy,
@@ -64,7 +49,7 @@ def update_epochs(
     are means over the updates that were applied, `policy/ratio_max` their maximum.
     """
     plan = resolve_plan(plan)
-    flatten, unflatten = make_flattening(learner.params, plan)
+    flatten, unflatten = make_flattening(optimizer, learner.params, plan)
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.
     batch = on_every_device(batch) if batch.whole.blocks % num_env_devices() else along_envs(batch, axis=1)

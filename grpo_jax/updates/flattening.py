@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import optax
 from jax.flatten_util import ravel_pytree
 
 from grpo_jax.devices.execution_plan import ExecutionPlan
@@ -10,13 +11,20 @@ from grpo_jax.devices.mesh import model_is_split
 from grpo_jax.types import PyTree
 
 
-def make_flattening(params: PyTree, plan: ExecutionPlan) -> tuple[Callable, Callable]:
+class Elementwise(optax.GradientTransformationExtraArgs):
+    """A transformation that is the same function of each element and of norms of all: it may get one vector of all."""
+
+
+def make_flattening(
+    optimizer: optax.GradientTransformation, params: PyTree, plan: ExecutionPlan
+) -> tuple[Callable, Callable]:
     """`flatten(tree)` replaces every part of a tree that is structured like the parameters by one vector.
 
     Parameters, their gradient, Adam's moments and a `Learner` have such parts. Elementwise optimisers and global norms
     give the same on vectors, up to the order of sums.
 
     Args:
+      optimizer: nothing is flattened unless it is `Elementwise`.
       params: the parameters, or their shapes.
       plan: its `max_flat_parameters`; larger policies stay as they are, and so do those that are split over devices or
         have parameters of several dtypes.
@@ -27,7 +35,8 @@ def make_flattening(params: PyTree, plan: ExecutionPlan) -> tuple[Callable, Call
     leaves, structure = jax.tree.flatten(params)
     size = sum(leaf.size for leaf in leaves)
     has_one_dtype = len({leaf.dtype for leaf in leaves}) == 1
-    if len(leaves) < 2 or size > plan.max_flat_parameters or not has_one_dtype or model_is_split():
+    fits = size <= plan.max_flat_parameters and has_one_dtype and not model_is_split()
+    if not isinstance(optimizer, Elementwise) or len(leaves) < 2 or not fits:
         return (lambda tree: tree), (lambda tree: tree)
 
     _, unravel = ravel_pytree(params)

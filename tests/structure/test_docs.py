@@ -14,6 +14,8 @@ from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import TASKS, make_task
 from grpo_jax.recording import Recording
+from grpo_jax.updates.optimizers import OPTIMIZERS
+from grpo_jax.updates.schedules import DECAYS
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md"))}
@@ -68,6 +70,17 @@ def test_every_slot_has_a_row_and_what_fills_it_exists():
     for _, filled_by in rows:
         for name in re.findall(r"`(\w+)", filled_by):
             assert hasattr(objectives, name) or hasattr(grpo_jax, name), name
+
+
+@pytest.mark.slow
+def test_the_page_about_optimizers_runs():
+    names = run_page("optimizers.md")
+    assert names["metrics"]["optim/learning_rate"] == names["metrics"]["optim/critic_learning_rate"] == 0
+
+
+def test_every_optimizer_and_schedule_has_a_row():
+    rows = set(re.findall(r'^\| `"(\w+)"`', PAGES["optimizers.md"], flags=re.MULTILINE))
+    assert rows == {*OPTIMIZERS, *DECAYS}
 
 
 @pytest.mark.slow

@@ -177,7 +177,10 @@ def test_episodes_go_on_across_iterations_for_ppo_and_start_anew_for_grpo(grpo, 
 def test_every_hyperparameter_is_a_traced_leaf_with_a_default():
     hyperparams = Hyperparams()
     fields = dataclasses.fields(Hyperparams)
-    assert len(jax.tree.leaves(hyperparams)) == len(fields)
+    optional = {field.name: 0.5 for field in fields if getattr(hyperparams, field.name) is None}
+    assert set(optional) == {"critic_learning_rate", "warmup", "beta1", "beta2", "weight_decay"}
+    assert len(jax.tree.leaves(hyperparams)) == len(fields) - len(optional)
+    hyperparams = hyperparams.replace(**optional)
     assert all(isinstance(getattr(hyperparams, field.name), float) for field in fields)
     rows = hyperparams.replace(discount=jnp.array([0.9, 0.99])).broadcast(2)
     assert {(leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(rows)} == {((2,), "float32")}

@@ -1,0 +1,105 @@
+"""The optimiser and the schedule on shapes only: what cannot train the policy is an error before training."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.config.dry_run import AnyHyperparams
+from grpo_jax.config.fields import Fields
+from grpo_jax.errors import ConfigError
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.types import PyTree
+from grpo_jax.updates.optimizers import OPTIMIZERS, find_optimizer, make_optimizer
+from grpo_jax.updates.schedules import DECAYS, LearningRates, find_schedule
+
+
+def check_optimizer(config: Fields) -> None:
+    """Raises ConfigError for an optimiser that cannot update the policy, or a schedule that gives no learning rate."""
+    if config.schedule not in DECAYS:
+        _check_schedule(config.schedule)
+    make = find_optimizer(config.optimizer)
+    if make is OPTIMIZERS["muon"]:
+        shapes = [leaf.shape for leaf in jax.tree.leaves(_params(config))]
+        if not any(len(shape) == 2 for shape in shapes):
+            raise ConfigError(
+                f"optimizer='muon' is for matrices, but the policy's parameters have the shapes {shapes}; use 'adam'"
+            )
+    elif make not in OPTIMIZERS.values():
+        numbers = [name for name in Hyperparams.__dataclass_fields__ if name != "critic_learning_rate"]
+        _check_update(config, lambda number: AnyHyperparams(**dict.fromkeys(numbers, number)))
+
+
+def check_hyperparams(config: Fields, hyperparams: Hyperparams) -> None:
+    """Raises ConfigError if hyperparameters are set, or left out, that do not fit the optimiser or the policy."""
+    _check_update(config, lambda number: jax.tree.map(lambda _: number, hyperparams))
+
+
+def _params(config: Fields) -> PyTree:
+    return jax.eval_shape(config.policy.init, jax.random.key(0))
+
+
+def _check_schedule(schedule: str | Callable) -> None:
+    function, what = find_schedule(schedule), f"schedule={_name(schedule)}"
+    try:
+        factors = np.asarray(jax.vmap(function)(jnp.array([0.0, 1.0])))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{what} fails for a traced progress: {_first_line(error)}; use a function such as "
+            "optax.cosine_decay_schedule(1.0, 1)"
+        ) from error
+    if factors.shape != (2,) or not np.isfinite(factors).all() or not (factors >= 0).all():
+        raise ConfigError(
+            f"{what} must give a factor of learning_rate, a number of at least 0 for each progress in [0, 1], but for "
+            f"0 and 1 it gives {factors.tolist()}"
+        )
+
+
+def _check_update(config: Fields, make_hyperparams: Callable[[jax.Array], Hyperparams]) -> None:
+    """Makes the optimiser and an update, as a train step does."""
+    what = f"optimizer={_name(config.optimizer)}"
+
+    def update(params, number):
+        hyperparams = make_hyperparams(number)
+        rates = LearningRates(number, hyperparams.critic_learning_rate)
+        optimizer = make_optimizer(config.optimizer, hyperparams, rates)
+        state = optimizer.init(params)
+        for leaf in jax.tree.leaves(state):
+            if not isinstance(leaf, jax.Array | np.ndarray):
+                raise ConfigError(
+                    f"{what} has {leaf!r} of type {type(leaf).__name__} in its state, but only arrays can be saved and "
+                    "vmapped; use one, such as jnp.zeros(())"
+                )
+        return state, *optimizer.update(params, state, params)
+
+    params = _params(config)
+    try:
+        state, steps, after = jax.eval_shape(update, params, jnp.zeros(()))
+    except ConfigError:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{what} cannot update the policy's parameters: {_first_line(error)}. It gets traced (hyperparams, "
+            "learning_rate), where hyperparameters that are not set may be None, and its update gets (gradient, state, "
+            "parameters), without the loss that a line search needs; write for example "
+            "lambda hyperparams, learning_rate: optax.lion(learning_rate)"
+        ) from error
+    for part, before, result in (("steps", params, steps), ("a state", state, after)):
+        if _shapes(before) != _shapes(result):
+            raise ConfigError(
+                f"{what} gives {part} of {_shapes(result)}, but an update must keep the structure, shapes and dtypes "
+                f"{_shapes(before)}"
+            )
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
+
+
+def _name(value: str | Callable) -> str:
+    return repr(value) if isinstance(value, str) else getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".")

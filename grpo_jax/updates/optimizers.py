@@ -1,0 +1,156 @@
+"""Optimisers: functions `(hyperparams, learning_rate) -> optax.GradientTransformation`."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import optax
+import optax.contrib
+
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.importing import import_object
+from grpo_jax.types import PyTree
+from grpo_jax.updates.flattening import Elementwise
+from grpo_jax.updates.schedules import LearningRates
+
+CRITIC = "critic"
+"""The top-level key of the critic's parameters."""
+
+
+def adam(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
+    """Adam (https://arxiv.org/abs/1412.6980)."""
+    return optax.adam(learning_rate, eps=hyperparams.adam_eps, **_adam_betas(hyperparams))
+
+
+def adamw(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
+    """Adam with decoupled weight decay of matrices (https://arxiv.org/abs/1711.05101)."""
+    options = _adam_betas(hyperparams) | _set(weight_decay=hyperparams.weight_decay)
+    return optax.adamw(learning_rate, eps=hyperparams.adam_eps, mask=_matrices, **options)
+
+
+def sgd(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
+    """Gradient descent, with momentum if `beta1` is set: m = g + beta1 m."""
+    return optax.sgd(learning_rate, momentum=hyperparams.beta1)
+
+
+def rmsprop(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
+    """RMSprop: g / (sqrt(v) + adam_eps), where v = beta2 v + (1 - beta2) g^2 starts from 0."""
+    options = _set(decay=hyperparams.beta2)
+    return optax.rmsprop(learning_rate, eps=hyperparams.adam_eps, eps_in_sqrt=False, **options)
+
+
+def muon(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
+    """Momentum orthogonalised by Newton-Schulz for matrices (https://arxiv.org/abs/2502.16982), Adam for the rest."""
+    options = _set(beta=hyperparams.beta1, weight_decay=hyperparams.weight_decay)
+    options |= {f"adam_{name}": value for name, value in _adam_betas(hyperparams).items()}
+    return optax.contrib.muon(learning_rate, eps=hyperparams.adam_eps, **options)
+
+
+class _Named(NamedTuple):
+    make: Callable
+    reads: tuple[str, ...]  # of `_OPTIONAL`
+    is_elementwise: bool = True
+
+
+_OPTIONAL = ("weight_decay", "beta1", "beta2")
+_NAMED = {
+    "adam": _Named(adam, ("beta1", "beta2")),
+    "adamw": _Named(adamw, _OPTIONAL, is_elementwise=False),  # its decay depends on the number of dimensions
+    "sgd": _Named(sgd, ("beta1",)),
+    "rmsprop": _Named(rmsprop, ("beta2",)),
+    "muon": _Named(muon, _OPTIONAL, is_elementwise=False),
+}
+OPTIMIZERS = {name: named.make for name, named in _NAMED.items()}
+"""The optimisers by name."""
+
+
+def find_optimizer(optimizer: str | Callable) -> Callable:
+    """A function `(hyperparams, learning_rate) -> optax.GradientTransformation`.
+
+    Args:
+      optimizer: a name in `OPTIMIZERS`, an import path "package.module:name" of such a function, or the function.
+
+    Raises:
+      ConfigError: for an unknown name, or a value that is no function.
+    """
+    found = optimizer
+    if isinstance(optimizer, str):
+        found = import_object(optimizer, "optimizer") if ":" in optimizer else OPTIMIZERS.get(optimizer)
+        if found is None:
+            raise ConfigError(f"unknown optimizer {optimizer!r}: {nearest(optimizer, OPTIMIZERS)}")
+    if not callable(found):
+        raise ConfigError(
+            f"optimizer is a {type(found).__name__}, but the learning rate changes during training; use a function "
+            "such as lambda hyperparams, learning_rate: optax.adam(learning_rate)"
+        )
+    return found
+
+
+def make_optimizer(
+    optimizer: str | Callable, hyperparams: Hyperparams, rates: LearningRates
+) -> optax.GradientTransformation:
+    """An optimiser behind a limit on the gradient's global norm. Rebuilt in each step, as its settings are traced.
+
+    Args:
+      optimizer: as in `find_optimizer`.
+      hyperparams: `max_grad_norm`, where inf is no limit, and what the optimiser reads.
+      rates: with a critic's rate, the parameters under the top-level key "critic" have an optimiser of their own.
+
+    Raises:
+      ConfigError: a hyperparameter is set that the optimiser of this name does not read, or a function gives something
+        else. In `init`, if the critic has a rate, but the parameters have no such key.
+    """
+    make, named = find_optimizer(optimizer), _NAMED.get(optimizer) if isinstance(optimizer, str) else None
+    if named is not None:
+        _check_reads(optimizer, named, hyperparams)
+    transformation = make(hyperparams, rates.default)
+    if not isinstance(transformation, optax.GradientTransformation):
+        raise ConfigError(
+            f"optimizer gives a {type(transformation).__name__}, but it must give an optax.GradientTransformation, "
+            "such as optax.adam(learning_rate)"
+        )
+    if rates.critic is not None:
+        parts = {CRITIC: make(hyperparams, rates.critic), "others": transformation}
+        transformation = optax.partition(parts, _label_critic)
+    clipped = optax.chain(optax.clip_by_global_norm(hyperparams.max_grad_norm), transformation)
+    is_elementwise = named is not None and named.is_elementwise and rates.critic is None
+    return Elementwise(*clipped) if is_elementwise else clipped
+
+
+def _check_reads(name, named, hyperparams):
+    for field in _OPTIONAL:
+        if getattr(hyperparams, field) is not None and field not in named.reads:
+            readers = " or ".join(repr(other) for other, (_, reads, _) in _NAMED.items() if field in reads)
+            raise ConfigError(f"{field} has no effect with optimizer={name!r}; leave it out, or use {readers}")
+
+
+def _label_critic(params: PyTree) -> PyTree:
+    """ "critic" for each parameter under that key, and "others" for the rest."""
+
+    def label(path, _):
+        return CRITIC if jax.tree_util.keystr(path[:1], simple=True) == CRITIC else "others"
+
+    labels = jax.tree_util.tree_map_with_path(label, params)
+    if CRITIC not in jax.tree.leaves(labels):
+        paths = jax.tree_util.tree_leaves_with_path(params)
+        keys = sorted({jax.tree_util.keystr(path[:1], simple=True) for path, _ in paths})
+        raise ConfigError(
+            f"critic_learning_rate is for parameters under the top-level key {CRITIC!r}, but the policy's parameters "
+            f"have the keys {keys}; leave it out, or use an algorithm with a critic and shared_critic=False"
+        )
+    return labels
+
+
+def _matrices(params: PyTree) -> PyTree:
+    """Which parameters have weight decay: those of two dimensions or more, so no biases, scales or free parameters."""
+    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+
+def _adam_betas(hyperparams: Hyperparams) -> dict[str, jax.Array]:
+    return _set(b1=hyperparams.beta1, b2=hyperparams.beta2)
+
+
+def _set(**options) -> dict[str, jax.Array]:
+    """The options that are not None; for the others, optax has defaults."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,80 @@
+"""Schedules: the learning rates as functions of the share of training that is done."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.importing import import_object
+
+DECAYS = {
+    "constant": jnp.zeros_like,
+    "linear": lambda progress: progress,
+    "cosine": lambda progress: (1 - jnp.cos(jnp.pi * progress)) / 2,
+}
+"""The schedules with a name: the share of the way from `learning_rate` to `final_learning_rate` at a progress."""
+
+
+class LearningRates(NamedTuple):
+    """The learning rates of an iteration."""
+
+    default: jax.Array
+    critic: jax.Array | None  # None: the critic has the default rate
+
+
+def find_schedule(schedule: str | Callable) -> str | Callable:
+    """The name of a schedule, or a function of progress.
+
+    Args:
+      schedule: a name in `DECAYS`, an import path "package.module:name" of a function, or the function.
+
+    Raises:
+      ConfigError: for an unknown name, or a value that is neither a name nor a function.
+    """
+    found = import_object(schedule, "schedule") if isinstance(schedule, str) and ":" in schedule else schedule
+    if callable(found) or (isinstance(found, str) and found in DECAYS):
+        return found
+    if isinstance(found, str):
+        raise ConfigError(f"unknown schedule {found!r}: {nearest(found, DECAYS)}")
+    raise ConfigError(f"schedule={found!r} is not a function of progress; use one, or {', '.join(map(repr, DECAYS))}")
+
+
+def learning_rates(schedule: str | Callable, hyperparams: Hyperparams, progress: jax.Array | float) -> LearningRates:
+    """The learning rates at a progress, constant from progress 1 on.
+
+    With `start` and `end` for `learning_rate` and `final_learning_rate`, and p for the progress after warm-up:
+
+        constant  start
+        linear    start + (end - start) p
+        cosine    start + (end - start) (1 - cos(pi p)) / 2
+        function  end + (start - end) function(p)
+
+    so a function is a factor of `learning_rate`, as long as `final_learning_rate` is 0. During warm-up the rate rises
+    linearly from 0 to `start`; p is then the share of the rest, (progress - warmup) / (1 - warmup). The critic's rate
+    is the default one times `critic_learning_rate / learning_rate`; if `learning_rate` is 0, its `end` is 0.
+
+    Args:
+      schedule: as in `find_schedule`.
+      hyperparams: `learning_rate`, `final_learning_rate`, `critic_learning_rate` and `warmup`.
+      progress: share of `total_steps` that is done.
+    """
+    schedule, warmup = find_schedule(schedule), hyperparams.warmup
+    start, end = hyperparams.learning_rate, hyperparams.final_learning_rate
+    progress = warmed = jnp.minimum(progress, 1.0)
+    if warmup is not None:
+        warmed = jnp.maximum(progress - warmup, 0.0) / (1.0 - warmup)
+
+    def rate(start, end):
+        if callable(schedule):
+            decayed = end + (start - end) * schedule(warmed)
+        else:
+            decayed = start + (end - start) * DECAYS[schedule](warmed)
+        return decayed if warmup is None else jnp.where(progress < warmup, start * progress / warmup, decayed)
+
+    critic = hyperparams.critic_learning_rate
+    if critic is not None:
+        critic = rate(critic, critic * end / jnp.where(start > 0, start, jnp.inf))
+    return LearningRates(rate(start, end), critic)

@@ -1,0 +1,326 @@
+"""Optimisers and schedules: the published formulas, and what cannot be is an error before training."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from probes import Probe, bits
+
+from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
+from grpo_jax.config.dry_run import make_update
+from grpo_jax.devices.execution_plan import CPU, GPU
+from grpo_jax.errors import ConfigError
+from grpo_jax.updates.epochs import Learner, update_epochs
+from grpo_jax.updates.minibatches import minibatch_gradient
+from grpo_jax.updates.optimizers import OPTIMIZERS, make_optimizer
+from grpo_jax.updates.schedules import LearningRates, learning_rates
+
+CONFIG = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=3, num_minibatches=1, hidden_sizes=(3,))
+RATE = 0.02
+PARAMS = {
+    "actor": {"kernel": jnp.array([[0.3, -0.2], [0.5, 0.1], [-0.4, 0.2]]), "bias": jnp.array([0.2, -0.3])},
+    "critic": {"kernel": jnp.array([[0.7], [-0.6]]), "bias": jnp.array([0.1])},
+    "free": jnp.array([-0.5]),
+}
+GRADIENTS = [jax.tree.map(lambda leaf, i=i: jnp.sin(7 * leaf + i), PARAMS) for i in range(3)]
+
+
+def descend(optimizer, gradients=GRADIENTS, params=PARAMS):
+    """The parameters after a step for each gradient."""
+
+    @jax.jit
+    def learn(params):
+        state = optimizer.init(params)
+        for gradient in gradients:
+            steps, state = optimizer.update(gradient, state, params)
+            params = optax.apply_updates(params, steps)
+        return params
+
+    return learn(params)
+
+
+def made(name, critic=None, **hyperparams):
+    return make_optimizer(name, Hyperparams(**{"max_grad_norm": np.inf} | hyperparams), LearningRates(RATE, critic))
+
+
+def assert_close(tree, other, **tolerance):
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **{"rtol": 1e-5, "atol": 1e-7} | tolerance), tree, other)
+
+
+# --- formulas --------------------------------------------------------------------------------------------------------
+
+BETAS = {"beta1": 0.8, "beta2": 0.95}
+
+
+def adam_oracle(g, m, v, w, t, decay=0.0):
+    m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
+    return m, v, w - RATE * (m / (1 - 0.8**t) / (np.sqrt(v / (1 - 0.95**t)) + 1e-5) + decay * (w.ndim == 2) * w)
+
+
+def sgd_oracle(g, m, v, w, t):
+    m = 0.8 * m + g
+    return m, v, w - RATE * m
+
+
+def rmsprop_oracle(g, m, v, w, t):
+    v = 0.95 * v + 0.05 * g**2
+    return m, v, w - RATE * g / (np.sqrt(v) + 1e-5)
+
+
+ORACLES = {
+    "adam": (BETAS, adam_oracle),
+    "adamw": (BETAS | {"weight_decay": 0.7}, functools.partial(adam_oracle, decay=0.7)),
+    "sgd": ({"beta1": 0.8}, sgd_oracle),
+    "rmsprop": ({"beta2": 0.95}, rmsprop_oracle),
+}
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """A batch with a gradient: the probe's observations are zeros, but its advantages are not."""
+    found = []
+    make_update(CONFIG, lambda *arguments, **options: found.append(arguments[3]))(jax.random.key(0))
+    shape = found[0].advantage.shape
+    wave = jnp.sin(jnp.arange(12.0)).reshape(shape)
+    return found[0]._replace(
+        advantage=wave, target=wave + 1, mask=jnp.ones(shape, bool), weight=jnp.ones(shape) / 12,
+        observation=jnp.cos(jnp.arange(24.0)).reshape(*shape, 2),
+    )  # fmt: skip
+
+
+@functools.cache
+def gradient_of():
+    return jax.jit(
+        lambda params, batch: minibatch_gradient(
+            CONFIG.algorithm, CONFIG.policy, params, batch, jnp.arange(12), Hyperparams(), num_microbatches=1, plan=CPU
+        )[2]
+    )
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_three_updates_are_those_of_the_formula_with_every_plan(name, batch):
+    options, oracle = ORACLES[name]
+    optimizer = make_optimizer(name, Hyperparams(max_grad_norm=0.1, **options), LearningRates(RATE, None))
+    params = CONFIG.policy.init(jax.random.key(1))
+
+    @jax.jit
+    def learn(params):
+        learner = Learner(params, optimizer.init(params))
+        update = functools.partial(
+            *(update_epochs, CONFIG.algorithm, CONFIG.policy, optimizer, learner, batch, Hyperparams()),
+            *(jax.random.key(0),),
+            num_epochs=3,
+            num_minibatches=1,
+            num_microbatches=1,
+        )
+        return update(plan=CPU)[0].params, update(plan=GPU)[0].params
+
+    leaves, structure = jax.tree.flatten(params)
+    rows = [(0.0, 0.0, np.asarray(leaf, np.float64)) for leaf in leaves]
+    for t in (1, 2, 3):
+        weights = structure.unflatten(jnp.asarray(w, jnp.float32) for _, _, w in rows)
+        gradient = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(gradient_of()(weights, batch))]
+        norm = np.sqrt(sum(np.sum(g**2) for g in gradient))
+        assert norm > 0.1, "so that the gradient is clipped"
+        rows = [oracle(0.1 / norm * g, *row, t) for g, row in zip(gradient, rows, strict=True)]
+    expected = structure.unflatten(w for _, _, w in rows)
+    for learnt in learn(params):
+        assert_close(learnt, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_muon_is_optax():
+    optimizer = made("muon", beta1=0.9, beta2=0.95, weight_decay=0.3)
+    directly = optax.contrib.muon(
+        RATE, beta=0.9, eps=1e-5, weight_decay=0.3, adam_b1=0.9, adam_b2=0.95, adam_weight_decay=0.0
+    )
+    assert_close(descend(optimizer), descend(directly))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_weight_decay_is_of_matrices_only(name):
+    nothing = [jax.tree.map(jnp.zeros_like, PARAMS)]
+    after = descend(made(name, weight_decay=0.5), nothing)
+    for part in ("actor", "critic"):
+        assert_close(after[part]["kernel"], (1 - 0.5 * RATE) * PARAMS[part]["kernel"])
+        assert bits(after[part]["bias"]) == bits(PARAMS[part]["bias"])
+    assert bits(after["free"]) == bits(PARAMS["free"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_critic_may_have_a_rate_of_its_own(name):
+    actor, critic, both = (
+        descend(make_optimizer(name, Hyperparams(max_grad_norm=np.inf), rates))
+        for rates in (LearningRates(RATE, None), LearningRates(5 * RATE, None), LearningRates(RATE, 5 * RATE))
+    )
+    assert_close(both, actor | {"critic": critic["critic"]})
+
+
+def test_an_infinite_limit_of_the_norm_is_none():
+    large = [jax.tree.map(lambda leaf: 1e6 * leaf, gradient) for gradient in GRADIENTS]
+    assert bits(descend(made("sgd"), large)) == bits(descend(optax.sgd(RATE), large))
+    clipped = made("sgd", max_grad_norm=0.5)
+    steps, _ = clipped.update(large[0], clipped.init(PARAMS), PARAMS)
+    np.testing.assert_allclose(optax.global_norm(steps), 0.5 * RATE, rtol=1e-5)
+    nothing = jax.tree.map(jnp.zeros_like, PARAMS)
+    assert bits(descend(made("sgd"), [nothing])) == bits(PARAMS)
+
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+PROGRESS = (0.0, 0.25, 0.5, 1.0, 1.5)
+HALF = (1 + np.sqrt(0.5)) / 2
+SCHEDULES = {
+    "constant": ("constant", [1, 1, 1, 1, 1]),
+    "linear": ("linear", [1, 0.75, 0.5, 0, 0]),
+    "cosine": ("cosine", [1, HALF, 0.5, 0, 0]),
+    "optax": (optax.cosine_decay_schedule(1.0, 1), [1, HALF, 0.5, 0, 0]),
+    "path": ("optax.schedules:constant_schedule", None),
+    "number": (lambda progress: 0.5, [0.5] * 5),
+}
+
+
+@pytest.mark.parametrize("schedule, factors", [pair for pair in SCHEDULES.values() if pair[1]])
+def test_schedules_go_from_the_rate_to_the_final_one(schedule, factors):
+    hyperparams = Hyperparams(learning_rate=0.4, final_learning_rate=0.1, critic_learning_rate=0.8)
+    rates = [learning_rates(schedule, hyperparams, progress) for progress in PROGRESS]
+    expected = 0.1 + 0.3 * np.array(factors)
+    np.testing.assert_allclose([rate.default for rate in rates], expected, rtol=1e-6)
+    np.testing.assert_allclose([rate.critic for rate in rates], 2 * expected, rtol=1e-6)
+
+
+def test_warm_up_rises_from_0_and_the_schedule_follows():
+    hyperparams = Hyperparams(learning_rate=0.4, warmup=0.2, critic_learning_rate=0.04)
+    rates = [learning_rates("linear", hyperparams, progress) for progress in (0.0, 0.1, 0.2, 0.6, 1.0)]
+    np.testing.assert_allclose([rate.default for rate in rates], [0, 0.2, 0.4, 0.2, 0], atol=1e-7)
+    np.testing.assert_allclose([rate.critic for rate in rates], [0, 0.02, 0.04, 0.02, 0], atol=1e-8)
+    without = [learning_rates("linear", Hyperparams(warmup=value), 0.3).default for value in (None, 0.0)]
+    assert bits(without[0]) == bits(without[1])
+
+
+def test_a_critic_may_learn_alone():
+    hyperparams = Hyperparams(learning_rate=0.0, critic_learning_rate=0.4)
+    rates = learning_rates("linear", hyperparams, 0.25)
+    assert (rates.default, rates.critic) == (0, pytest.approx(0.3))
+
+
+# --- whole train steps -----------------------------------------------------------------------------------------------
+
+SWEPT = {
+    "adam": ("beta1", "beta2"),
+    "adamw": ("weight_decay", "beta1"),
+    "sgd": ("beta1",),
+    "rmsprop": ("beta2",),
+    "muon": ("weight_decay", "beta2"),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "rmsprop")) for name in SWEPT])
+def test_ten_iterations_are_five_and_five_bitwise_for_rows_of_settings(name):
+    config = dataclasses.replace(CONFIG, optimizer=name, schedule="cosine", num_epochs=1)
+    train_step = make_train_step(config)
+    traces = []
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    @jax.vmap
+    def five(state):
+        traces.append(name)
+        return jax.lax.scan(lambda state, _: train_step(state), state, length=5)
+
+    def start(swept):
+        swept = dict.fromkeys(SWEPT[name], jnp.array(swept))
+        hyperparams = Hyperparams(warmup=0.02, critic_learning_rate=1e-3, total_steps=200.0, **swept).broadcast(2)
+        return jax.vmap(make_init(config))(jnp.stack([jax.random.key(0)] * 2), hyperparams)
+
+    end, first = five(start([0.1, 0.9]))
+    saved = jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)), end.replace(key=jax.random.key_data(end.key)))
+    end, second = five(end)
+    resumed = five(saved.replace(key=jax.random.wrap_key_data(saved.key)))
+    assert bits((end, second)) == bits(resumed) and len(traces) == 1
+    kernel = end.params["actor"]["Dense_0"]["kernel"]
+    assert np.isfinite(kernel).all() and bits(kernel[0]) != bits(kernel[1])
+    rates = np.concatenate([first["optim/learning_rate"], second["optim/learning_rate"]], axis=1)
+    critic = np.concatenate([first["optim/critic_learning_rate"], second["optim/critic_learning_rate"]], axis=1)
+    assert rates[0, 0] == 0 and (np.diff(rates[0, 1:]) < 0).all()
+    np.testing.assert_allclose(critic, rates * 1e-3 / Hyperparams().learning_rate, rtol=1e-4)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def stateful(state, after):
+    """An optimiser with these states before and after an update."""
+    return lambda hyperparams, learning_rate: optax.GradientTransformation(
+        lambda params: state, lambda gradient, state, params: (gradient, after)
+    )
+
+
+REFUSED = {
+    "unknown name": ({"optimizer": "adamm"}, "unknown optimizer 'adamm': did you mean 'adam'"),
+    "unknown path": ({"optimizer": "optax:adamz"}, "optimizer 'optax:adamz': 'optax' has no 'adamz'"),
+    "fixed rate": ({"optimizer": optax.adam(1e-3)}, "is a GradientTransformationExtraArgs, but the learning rate ch"),
+    "no transformation": (
+        {"optimizer": lambda hyperparams, rate: 3},
+        "gives a int, but .* optax.GradientTransformation",
+    ),
+    "optax's own": ({"optimizer": optax.adam}, "optimizer=adam cannot update .*traced .hyperparams, learning_rate"),
+    "needs the loss": ({"optimizer": lambda hyperparams, rate: optax.polyak_sgd()}, "'value'.*without the loss"),
+    "line search": (
+        {"optimizer": lambda hyperparams, rate: optax.lbfgs(rate)},
+        "'value_fn'.*without the loss that a li",
+    ),
+    "branch": ({"optimizer": lambda _, rate: optax.adam(rate if rate > 0 else 1)}, "boolean conversion of traced"),
+    "state of numbers": (
+        {"optimizer": stateful({"n": 0}, {"n": 0})},
+        "has 0 of type int in its state.*use one, such as",
+    ),
+    "other state": (
+        {"optimizer": stateful(jnp.zeros(()), jnp.zeros(3))},
+        r"gives a state of .*float32\[3\].*must keep",
+    ),
+    "unknown schedule": ({"schedule": "cosin"}, "unknown schedule 'cosin': did you mean 'cosine'"),
+    "no schedule": ({"schedule": 0.5}, "schedule=0.5 is not a function of progress"),
+    "nan": ({"schedule": jnp.log}, "schedule=.*factor of learning_rate.*for 0 and 1 it gives .-inf, 0.0"),
+    "shape": ({"schedule": lambda progress: jnp.ones(2)}, "a number of at least 0 for each progress"),
+    "ascent": ({"schedule": lambda progress: -progress}, "a number of at least 0 for each progress"),
+    "schedule that branches": ({"schedule": lambda p: 1.0 if p > 0 else 0.0}, "fails for a traced progress: .*boolean"),
+}
+
+
+@pytest.mark.parametrize("fields, message", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_train_is_refused_at_construction(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(CONFIG, **fields)
+
+
+UNFIT = {
+    "beta of 1": ({}, {"beta1": 1.0}, "beta1=1.0 must be at least 0 and less than 1"),
+    "negative beta": ({}, {"beta2": jnp.array([0.9, -0.1])}, "beta2=-0.1.* must be at least 0 and less than 1"),
+    "negative decay": ({"optimizer": "adamw"}, {"weight_decay": -1.0}, "weight_decay=-1.0 is negative"),
+    "negative rate": ({}, {"critic_learning_rate": -1.0}, "critic_learning_rate=-1.0 is negative"),
+    "endless warm-up": ({}, {"warmup": 0.1, "total_steps": np.inf}, "warmup is a share of total_steps, but total_st"),
+    "decay": ({}, {"weight_decay": 0.1}, "weight_decay has no effect with optimizer='adam'; .* 'adamw' or 'muon'"),
+    "beta2": ({"optimizer": "sgd"}, {"beta2": 0.9}, "beta2 has no effect with optimizer='sgd'"),
+    "no critic": (
+        {"algorithm": "kernel_gae", "group_size": 2},
+        {"critic_learning_rate": 0.1},
+        r"have the keys \['actor'",
+    ),
+    "shared": (
+        {"shared_critic": True},
+        {"critic_learning_rate": 0.1},
+        r"have the keys \['actor_critic'\].*shared_critic=F",
+    ),
+    "left out": ({"optimizer": lambda hyperparams, rate: optax.adam(rate, b1=hyperparams.beta1)}, {}, "may be None"),
+}
+
+
+@pytest.mark.parametrize("fields, hyperparams, message", UNFIT.values(), ids=UNFIT)
+def test_hyperparameters_that_do_not_fit_are_refused_before_training(fields, hyperparams, message):
+    config = dataclasses.replace(CONFIG, **fields)
+    with pytest.raises(ConfigError, match=message):
+        run(config, Hyperparams(**hyperparams), jax.random.split(jax.random.key(0), 2))
