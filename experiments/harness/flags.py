@@ -1,7 +1,7 @@
 """A run's `Config` and `Hyperparams` from the flags of a command line."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,7 +63,7 @@ def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.Construc
 
     @registry.primitive_rule
     def by_name(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        if type_info.type not in (str | Algorithm, str | ExecutionPlan, str | Any):
+        if type_info.type not in (str | Algorithm, str | ExecutionPlan, str | Any, str | Callable):
             return None
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,

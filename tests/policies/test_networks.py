@@ -205,8 +205,8 @@ def test_only_images_take_a_cnn():
         make(network="cnn")
     with pytest.raises(ConfigError, match="unknown network 'cn': did you mean 'cnn'"):
         make(network="cn")
-    with pytest.raises(ConfigError, match="unknown recurrent layer 'lstm'"):
-        make(recurrent="lstm")
+    with pytest.raises(ConfigError, match="unknown recurrent layer 'lstn': did you mean 'lstm'"):
+        make(recurrent="lstn")
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
