@@ -70,8 +70,8 @@ class Fields:
 
     network: str | Callable = "auto"
     """Hidden layers: "mlp" (dense), "cnn" (a 3×3 convolution before those), "nature_cnn", "impala" (a ResNet),
-    "transformer" (of tokens), or "auto": "cnn" for images, "transformer" where there is a prompt. Or package.module:name
-    (or a function) of your own, (observation, distribution, critic) -> Policy."""
+    "transformer" (of tokens), or "auto": "cnn" for images, "transformer" where there is a prompt. Or one of your own:
+    package.module:name (or a function), (observation, distribution, critic) -> Policy."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the dense hidden layers, of the actor and of the critic."""
     activation: str = "tanh"
@@ -91,8 +91,8 @@ class Fields:
     critic_activation: str | None = None
     """Activation function of the critic; None: that of the actor."""
     action_distribution: str | Callable = "auto"
-    """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto". Or
-    package.module:name (or a function) of your own, (space) -> Distribution."""
+    """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto". Or one
+    of your own: package.module:name (or a function), (space) -> Distribution."""
     state_dependent_std: bool = False
     """Standard deviations of real actions depend on the observation; otherwise they are free parameters."""
     hidden_scale: float = math.sqrt(2)

@@ -121,8 +121,6 @@ def _check_network(config: Fields, policy: Policy) -> None:
 
 
 def _check_params(name: str, params: PyTree) -> None:
-    if not jax.tree.leaves(params):
-        raise ConfigError(f"{name}: init gives {params!r}, which holds no arrays; return the parameters of the network")
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ConfigError(

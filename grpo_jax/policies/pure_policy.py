@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
 from grpo_jax.types import PyTree
@@ -28,7 +29,7 @@ def make_pure_policy(
 
         Config(network=network)
 
-    The policy's parameters are `{"network": params}`, with "free" beside it for the free parameters of the distribution.
+    The policy's parameters are `{"network": params}`, with an entry "free" for the free parameters of the distribution.
 
     Args:
       init: `(key, observation [1, ...]) -> params`, a pytree of floating-point arrays.
@@ -41,12 +42,18 @@ def make_pure_policy(
         `(params, num_envs) -> carry`, each leaf `[num_envs, ...]`. None: the policy has no carry.
       features: `(params, observation [N, ...]) -> [N, F]`, the input of the actor's head, for a baseline that compares
         states by it. With an initial carry: `(params, observation, carry) -> [N, F]`.
+
+    Raises:
+      ConfigError: from the policy's `init`, if there are no parameters.
     """
     has_carry = initial_carry is not None
 
     def init_all(key):
         example = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), observation)
-        return {"network": init(key, example)} | distribution.init_free()
+        params = init(key, example)
+        if not jax.tree.leaves(params):
+            raise ConfigError(f"init gives {params!r}, which holds no arrays; return the parameters of the network")
+        return {"network": params} | distribution.init_free()
 
     def initial(params, num_envs, prompt=None):
         if callable(initial_carry):
