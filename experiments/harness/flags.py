@@ -9,6 +9,7 @@ import tyro
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, name_of
+from grpo_jax.config.policy_checks import BUILT_IN_FIELDS
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.recording.config_file import FIELDS, read_fields
 
@@ -32,6 +33,7 @@ class Chosen:
     config: Path | None = None
     environment: str = Config.environment
     algorithm: str = Config.algorithm
+    network: str = Config.network
 
 
 def parse(arguments: type, flags: Sequence[str]) -> Any:
@@ -45,6 +47,8 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
         fields = read_fields(chosen.config)
     else:
         fields = settings(chosen.environment, name_of(by_name(chosen.algorithm)))
+        if ":" in chosen.network:  # one of the user's own, on which the tuned settings of a network have no effect
+            fields = {name: value for name, value in fields.items() if name not in BUILT_IN_FIELDS}
     static, traced = split_fields(fields)
     # Not by its constructor, which would check it and choose its sizes before the flags are read.
     config = object.__new__(Config)

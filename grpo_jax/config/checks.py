@@ -2,13 +2,12 @@
 
 import math
 
-import flax.linen as nn
 import jax.numpy as jnp
 
 from grpo_jax.config.fields import Fields
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.errors import ConfigError, as_count, nearest
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.policies import Architecture
 from grpo_jax.updates.batch import kept_whole
 from grpo_jax.updates.shuffle import MAX_SAMPLES
@@ -26,11 +25,14 @@ def check_counts(config: Fields) -> None:
         value = getattr(config, field)
         if value is not None:
             object.__setattr__(config, field, as_count(field, value))
-    sizes = config.hidden_sizes
-    try:
-        object.__setattr__(config, "hidden_sizes", tuple(as_count("hidden_sizes", size) for size in sizes))
-    except (ConfigError, TypeError) as error:
-        raise ConfigError(f"hidden_sizes={sizes!r} must be positive integers, such as (64, 64)") from error
+    for field in ("hidden_sizes", "critic_hidden_sizes"):
+        sizes = getattr(config, field)
+        if sizes is None and field == "critic_hidden_sizes":
+            continue
+        try:
+            object.__setattr__(config, field, tuple(as_count(field, size) for size in sizes))
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"{field}={sizes!r} must be positive integers, such as (64, 64)") from error
     if not isinstance(config.transformer, Architecture):
         raise ConfigError(f"transformer={config.transformer!r} must be an Architecture, such as Architecture(width=16)")
     for field in ("hidden_scale", "actor_scale", "critic_scale"):
@@ -42,9 +44,6 @@ def check_counts(config: Fields) -> None:
 def check_numbers(config: Fields) -> None:
     """Checks numbers against each other, after fields that were left out have their values."""
     resolve_plan(config.execution_plan)
-    activation = getattr(nn, str(config.activation), None)
-    if not callable(activation) or isinstance(activation, type):
-        raise ConfigError(f"unknown activation {config.activation!r}: {nearest(str(config.activation), _ACTIVATIONS)}")
     if config.num_envs % config.group_size:
         above = -(-config.num_envs // config.group_size) * config.group_size
         nearest_sizes = " or ".join(str(size) for size in (above - config.group_size, above) if size > 0)
@@ -213,6 +212,3 @@ def _check_transformer(config: Fields) -> None:
             "a transformer has a cache of its own, and tokens have no mean; leave out recurrent and "
             "normalize_observations"
         )
-
-
-_ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", "softplus")

@@ -11,6 +11,7 @@ from grpo_jax.config.dry_run import check_slots
 from grpo_jax.config.fields import Fields
 from grpo_jax.config.kernel_checks import check_kernels
 from grpo_jax.config.optimizer_checks import check_optimizer
+from grpo_jax.config.policy_checks import check_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Config(Fields):
         if self.share_prompts is None:
             in_groups = self.num_training_groups % self.num_minibatches == 0 and self.group_size > 1
             resolve("share_prompts", self.is_transformer and self.algorithm.start.from_reset and in_groups)
+        check_policy(self)
         check_numbers(self)
         check_groups(self)
         check_algorithm(self)

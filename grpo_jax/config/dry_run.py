@@ -66,7 +66,7 @@ def _trajectory(config: Fields, params) -> Trajectory:
     shape = (config.window_steps, config.num_training_groups * config.group_size)
     real, flag, count = jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)
     observation = jnp.zeros(shape + config.env.observation.shape, config.env.observation.dtype)
-    carry = config.policy.initial_carry(params, shape[1], _prompts(config.env, shape[1]))
+    carry = config.policy.initial_carry(params, shape[1], empty_prompts(config.env, shape[1]))
     distribution, value = config.policy.sequence(params, observation, carry, flag)
     action = config.policy.distribution.mode(distribution)
     masked = config.env.action_mask is not None or config.truncate_sampling
@@ -91,7 +91,7 @@ def _trajectory(config: Fields, params) -> Trajectory:
     return trajectory
 
 
-def _prompts(env: Environment, num_envs: int) -> jax.Array | None:
+def empty_prompts(env: Environment, num_envs: int) -> jax.Array | None:
     """Prompts of zeros in the shape of the environment's; None without prompts."""
     if env.prompt is None:
         return None

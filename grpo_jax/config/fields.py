@@ -9,6 +9,7 @@ from typing import Any
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment, make_environment
+from grpo_jax.importing import import_object
 from grpo_jax.policies import Architecture, Policy, make_policy, make_token_policy
 from grpo_jax.policies.distributions import make_distribution
 
@@ -73,23 +74,31 @@ class Fields:
 
     # --- the policy ---
 
-    network: str = "auto"
-    """Hidden layers: "mlp" (dense), "cnn" (a 3×3 convolution before those), "transformer" (of tokens), or "auto":
-    "cnn" for images, "transformer" where there is a prompt."""
+    network: str | Callable = "auto"
+    """Hidden layers: "mlp" (dense), "cnn" (a 3×3 convolution before those), "nature_cnn", "impala" (a ResNet),
+    "transformer" (of tokens), or "auto": "cnn" for images, "transformer" where there is a prompt. Or one of your own:
+    package.module:name (or a function), (observation, distribution, critic) -> Policy."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the dense hidden layers, of the actor and of the critic."""
     activation: str = "tanh"
     """Activation function by its name in flax.linen."""
+    layer_norm: bool = False
+    """Normalise the features of each dense hidden layer before the activation."""
     conv_channels: int = 16
-    """Channels of the CNN's convolution."""
+    """Channels of the first convolution; "nature_cnn" has 2, 4 and 4 times as many, "impala" 1, 2 and 2 times."""
     recurrent: str = "none"
-    """A recurrent layer before the heads: "gru", or "none"."""
+    """A recurrent layer before the heads: "gru", "lstm", "mingru" (parallel over steps), or "none"."""
     recurrent_size: int = 64
-    """Units of the GRU."""
+    """Units of the recurrent layer."""
     shared_critic: bool = False
     """The critic is a second head of the actor's network instead of a network of its own."""
-    action_distribution: str = "auto"
-    """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto"."""
+    critic_hidden_sizes: tuple[int, ...] | None = None
+    """Widths of the critic's dense hidden layers; None: hidden_sizes."""
+    critic_activation: str | None = None
+    """Activation function of the critic; None: that of the actor."""
+    action_distribution: str | Callable = "auto"
+    """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto". Or one
+    of your own: package.module:name (or a function), (space) -> Distribution."""
     state_dependent_std: bool = False
     """Standard deviations of real actions depend on the observation; otherwise they are free parameters."""
     hidden_scale: float = math.sqrt(2)
@@ -142,6 +151,16 @@ class Fields:
         return self.network == "transformer" or (self.network == "auto" and self.env.prompt is not None)
 
     @property
+    def has_own_network(self) -> bool:
+        """Whether the network is the user's: a function or an import path."""
+        return not isinstance(self.network, str) or ":" in self.network
+
+    @property
+    def has_own_distribution(self) -> bool:
+        """Whether the family of action distributions is the user's: a function or an import path."""
+        return not isinstance(self.action_distribution, str) or ":" in self.action_distribution
+
+    @property
     def plan(self) -> ExecutionPlan:
         """The execution plan; "auto" depends on JAX's backend, so that a run may go on elsewhere."""
         return resolve_plan(self.execution_plan)
@@ -158,6 +177,11 @@ class Fields:
             self.env.action_space, self.action_distribution, state_dependent_std=self.state_dependent_std
         )
         critic = self.algorithm.critic is not None
+        if self.has_own_network:
+            network = self.network
+            if isinstance(network, str):
+                network = import_object(network, "network")
+            return network(self.env.observation, distribution, critic)
         if self.is_transformer:
             return make_token_policy(
                 self.transformer,
@@ -180,5 +204,8 @@ class Fields:
             critic_scale=self.critic_scale,
             critic=critic,
             shared_critic=self.shared_critic,
-            fused_layers=self.plan.fused_layers and not self.plan.gradient_kernel,  # which fuses everything
+            critic_hidden_sizes=self.critic_hidden_sizes,
+            critic_activation=self.critic_activation,
+            layer_norm=self.layer_norm,
+            fused_layers=self.plan.fused_layers,
         )

@@ -37,7 +37,8 @@ class ExecutionPlan:
     rollout_kernel: bool = False
     """Rollouts run as one Pallas kernel: for environments whose step lowers, and policies without a carry."""
     gradient_kernel: bool = False
-    """Loss and gradient of a minibatch are one Pallas kernel: for small dense policies and single steps."""
+    """Loss and gradient of a minibatch are one Pallas kernel: for small dense policies, single steps, and without
+    fused_layers, as it fuses all layers."""
 
     def __post_init__(self):
         """Checks the numbers."""
@@ -49,6 +50,8 @@ class ExecutionPlan:
                     raise ConfigError(f"{field.name}={value!r} must be an integer of at least {least}")
             elif not isinstance(value, bool):
                 raise ConfigError(f"{field.name}={value!r} must be True or False")
+        if self.gradient_kernel and self.fused_layers:
+            raise ConfigError("gradient_kernel=True fuses all layers by itself; use fused_layers=False with it")
 
 
 CPU = ExecutionPlan(
@@ -78,7 +81,7 @@ GPU = ExecutionPlan(
 TPU = GPU
 """A TPU waits for no launches, but its arrays are padded: the GPU's layout takes a fifth of the CPU's memory there."""
 
-GPU_KERNELS = dataclasses.replace(GPU, rollout_kernel=True, gradient_kernel=True)
+GPU_KERNELS = dataclasses.replace(GPU, fused_layers=False, rollout_kernel=True, gradient_kernel=True)
 """For small dense policies; not the default, as it has not been timed on a device."""
 
 PLANS = {"cpu": CPU, "gpu": GPU, "tpu": TPU, "gpu_kernels": GPU_KERNELS}

@@ -171,7 +171,10 @@ def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.A
 def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
     """States are compared by the features that the actor's head reads."""
     if policy.features is None:
-        raise ValueError("this policy, a transformer, has no features for policy_features; use metric=observed")
+        raise ValueError(
+            "this policy, a transformer or a network of your own, has no features for policy_features; give "
+            "make_pure_policy features=..., or use metric=observed"
+        )
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
     begins = jnp.zeros((1, trajectory.valid.shape[1]), bool)
     of_final = jax.vmap(lambda observation, carry: policy.features(params, observation[None], carry, begins)[0])

@@ -14,6 +14,7 @@ from grpo_jax.policies.distributions import (
     squashed_gaussian,
 )
 from grpo_jax.policies.policy import Policy
+from grpo_jax.policies.pure_policy import make_pure_policy
 from grpo_jax.policies.token_policy import make_token_policy
 from grpo_jax.policies.transformer import Architecture
 
@@ -26,6 +27,7 @@ __all__ = [
     "distributions",
     "make_distribution",
     "make_policy",
+    "make_pure_policy",
     "make_token_policy",
     "multi_categorical",
     "pretrained",

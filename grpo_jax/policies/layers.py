@@ -1,4 +1,4 @@
-"""Fully connected, convolutional and recurrent layers, and their initial weights."""
+"""Fully connected layers and their initial weights."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import optimization_barrier
 
-from grpo_jax.policies.dense import Dense, is_narrow, product
+from grpo_jax.policies.dense import Dense, is_narrow
 
 
 def orthogonal(scale: float) -> Callable:
@@ -47,7 +47,13 @@ def side_by_side(init: Callable, number: int) -> Callable:
 
 
 def mlp(
-    x: jax.Array, *, hidden_sizes: Sequence[int], activation: Callable, scale: float, fused: bool = False
+    x: jax.Array,
+    *,
+    hidden_sizes: Sequence[int],
+    activation: Callable,
+    scale: float,
+    layer_norm: bool = False,
+    fused: bool = False,
 ) -> jax.Array:
     """Dense layers with orthogonal weights and zero biases, created inside the flax module that calls this function.
 
@@ -56,6 +62,7 @@ def mlp(
       hidden_sizes: widths of the layers; an empty sequence returns the flat samples.
       activation: applied after each layer.
       scale: gain of the initial weights.
+      layer_norm: normalise the features of each layer before the activation (https://arxiv.org/abs/1607.06450).
       fused: the layers are laid out for an accelerator (`fused_dense`).
 
     Returns:
@@ -66,99 +73,9 @@ def mlp(
         x = x.astype(jnp.float32)
     for size in hidden_sizes:
         was_narrow = is_narrow(x)
-        x = activation(Dense(size, kernel_init=orthogonal(scale), fused=fused)(x))
+        x = Dense(size, kernel_init=orthogonal(scale), fused=fused)(x)
+        x = activation(nn.LayerNorm()(x) if layer_norm else x)
         if fused and was_narrow:
             # Otherwise XLA stores the sums and repeats the activation, which it does not fuse into the gradient's sums.
             x = optimization_barrier(x)
     return x
-
-
-KERNEL = 3
-"""Height and width of the convolution's kernel, and the smallest height and width of an image."""
-
-
-def is_image(shape: tuple[int, ...]) -> bool:
-    """Whether observations of this shape have a height and a width that the convolution's kernel fits into."""
-    return len(shape) >= 2 and min(shape[:2]) >= KERNEL
-
-
-def convolution(x: jax.Array, *, channels: int, activation: Callable, scale: float) -> jax.Array:
-    """One 3×3 convolution with orthogonal weights, created inside the flax module that calls this function.
-
-    The stride is 1 for images of up to 16 pixels a side, as in MinAtar's paper (https://arxiv.org/abs/1903.03176). It
-    grows to 3 for larger images, to limit the cost of the dense layers. Every pixel is in some patch.
-
-    Args:
-      x: `[N, height, width, ...]`, of any dtype; all axes after the width are flattened into channels.
-      channels: number of output channels.
-      activation: applied after the convolution.
-      scale: gain of the initial weights.
-
-    Returns:
-      `[N, height', width', channels]` float32.
-    """
-    x = x.reshape(*x.shape[:3], -1)
-    stride = min(KERNEL, -(-max(x.shape[1:3]) // 16))
-    x = patches(x, stride).astype(jnp.float32)
-    return activation(Dense(channels, kernel_init=orthogonal(scale), name="Conv_0")(x))
-
-
-def patches(x: jax.Array, stride: int) -> jax.Array:
-    """The 3×3 patches of an image; their product with a kernel is a convolution.
-
-    Under `vmap` over the kernels XLA turns an ordinary convolution into a grouped one, which is slow on a CPU.
-
-    Args:
-      x: `[N, height, width, channels]`; padded with zeros at the end where the stride would leave out pixels.
-      stride: distance between patches.
-
-    Returns:
-      `[N, 1 + ceil((height - 3) / stride), 1 + ceil((width - 3) / stride), 9 * channels]`, row by row.
-    """
-    steps = [-(-(side - KERNEL) // stride) for side in x.shape[1:3]]
-    padding = [stride * step + KERNEL - side for step, side in zip(steps, x.shape[1:3], strict=True)]
-    x = jnp.pad(x, ((0, 0), (0, padding[0]), (0, padding[1]), (0, 0)))
-    rows, columns = (stride * step + 1 for step in steps)
-    shifted = [x[:, i : i + rows : stride, j : j + columns : stride] for i in range(KERNEL) for j in range(KERNEL)]
-    return jnp.concatenate(shifted, axis=-1)
-
-
-class GRU(nn.Module):
-    """Gated recurrent units (https://arxiv.org/abs/1406.1078), with the reset gate after the product, as in cuDNN.
-
-        r = σ(W_r x + U_r h),  z = σ(W_z x + U_z h),  n = tanh(W_n x + r (U_n h + b)),  h' = (1 - z) n + z h
-
-    Initially every W and U is orthogonal and every bias is 0.
-    """
-
-    size: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array, carry: jax.Array, is_first: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Processes a sequence.
-
-        Args:
-          x: `[S, N, features]`.
-          carry: `[N, size]`, before the first step.
-          is_first: `[S, N]` bool: reset the carry to 0 before this step.
-
-        Returns:
-          The carry after each step, `[S, N, size]`, and after the last one, `[N, size]`.
-        """
-        gates = side_by_side(orthogonal(1.0), 3)
-        # One matrix product for the inputs of all steps; the scan computes only what depends on the carry.
-        inputs = Dense(3 * self.size, kernel_init=gates, name="input")(x)
-        kernel = self.param("recurrent_kernel", gates, (self.size, 3 * self.size), jnp.float32)
-        bias = self.param("recurrent_bias", nn.initializers.zeros, (self.size,), jnp.float32)
-
-        def cell(h, step):
-            x, first = step
-            h = jnp.where(first[:, None], 0.0, h)
-            x_gates, x_new = jnp.split(x, [2 * self.size], axis=-1)
-            h_gates, h_new = jnp.split(product(h, kernel), [2 * self.size], axis=-1)
-            r, z = jnp.split(nn.sigmoid(x_gates + h_gates), 2, axis=-1)
-            h = (1.0 - z) * jnp.tanh(x_new + r * (h_new + bias)) + z * h
-            return h, h
-
-        carry, outputs = jax.lax.scan(cell, carry, (inputs, is_first))
-        return outputs, carry

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax.policies.convolutions import patches
 from grpo_jax.policies.dense import fused_dense, product
-from grpo_jax.policies.layers import orthogonal, patches, side_by_side
+from grpo_jax.policies.layers import orthogonal, side_by_side
 
 
 def curve(product, kernel, inputs):

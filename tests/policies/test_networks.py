@@ -1,5 +1,8 @@
 """Networks: initial weights, shapes of observations, and one pass over a sequence equals its steps."""
 
+import functools
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +11,11 @@ from probes import bits
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import make_policy
+from grpo_jax.policies.convolutions import impala, nature_cnn
 from grpo_jax.policies.distributions import categorical, diagonal_gaussian
+from grpo_jax.policies.recurrent import RECURRENT
 
+KEY = jax.random.key(0)
 SETTINGS = {
     "network": "auto",
     "recurrent": "none",
@@ -25,11 +31,14 @@ SETTINGS = {
 }
 IMAGE = (6, 5, 2)
 GRU = {"recurrent": "gru"}
-TYPES = {"mlp": {}, "cnn": {"shape": IMAGE}, "gru": GRU, "cnn and gru": {"shape": IMAGE} | GRU}
+TYPES = {
+    **{"mlp": {}, "cnn": {"shape": IMAGE}, "gru": GRU, "cnn and gru": {"shape": IMAGE} | GRU},
+    **{"lstm": {"recurrent": "lstm"}, "mingru and norm": {"recurrent": "mingru", "layer_norm": True}},
+}
 # The last covers the two before it.
 each_type = pytest.mark.parametrize(
     "settings",
-    [pytest.param(TYPES[name], id=name, marks=[pytest.mark.slow] * (name in ("cnn", "gru"))) for name in TYPES],
+    [pytest.param(TYPES[name], id=name, marks=[pytest.mark.slow] * (name in ("cnn", "gru", "lstm"))) for name in TYPES],
 )
 
 
@@ -174,6 +183,35 @@ def test_a_gru_follows_its_formula():
         np.testing.assert_allclose(logits[t], h @ head["kernel"] + head["bias"], atol=1e-5)
 
 
+def test_an_lstm_and_a_minimal_gru_follow_their_formulas():
+    x = np.asarray(jax.random.normal(jax.random.key(1), (5, 2, 4)), np.float64)
+    is_first = np.array([[0, 0], [0, 1], [0, 0], [1, 0], [0, 0]], bool)
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
+
+    for name, size in (("lstm", 3), ("mingru", 3)):
+        layer = RECURRENT[name](size)
+        carry = jax.tree.map(lambda leaf: leaf + 0.7, layer.initial_carry(2))
+        arguments = jnp.asarray(x, jnp.float32), carry, jnp.asarray(is_first)
+        params = jax.tree.map(lambda leaf: leaf + 0.1, layer.init(jax.random.key(0), *arguments))
+        outputs, after = layer.apply(params, *arguments)
+        p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["params"])
+        c, h = np.full((2, 2, size), 0.7)
+        for t in range(5):
+            c, h = (np.where(is_first[t][:, None], 0.0, part) for part in (c, h))
+            inputs = x[t] @ p["input"]["kernel"] + p["input"]["bias"]
+            if name == "lstm":
+                i, f, o, g = np.split(inputs + h @ p["recurrent_kernel"], 4, axis=1)
+                c = sigmoid(f + 1) * c + sigmoid(i) * np.tanh(g)
+                h = sigmoid(o) * np.tanh(c)
+            else:
+                z, new = np.split(inputs, 2, axis=1)
+                h = (1 - sigmoid(z)) * h + sigmoid(z) * new
+            np.testing.assert_allclose(outputs[t], h, atol=1e-5)
+        np.testing.assert_allclose(jax.tree.leaves(after)[-1], h, atol=1e-5)
+
+
 # --- observations ----------------------------------------------------------------------------------------------------
 
 
@@ -200,13 +238,62 @@ def test_images_get_a_convolution(shape, features):
         assert layers["Dense_0"]["kernel"].shape == (features * 5, 16)
 
 
+def convolve(images, kernels, stride, padding):
+    """Of the parameters `[kernel² inputs, outputs]` of a layer, by XLA's own convolution."""
+    size = round((kernels.shape[0] // images.shape[-1]) ** 0.5)
+    kernels = kernels.reshape(size, size, images.shape[-1], -1)
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(images, kernels, (stride,) * 2, padding, dimension_numbers=dimensions)
+
+
+def test_the_nature_cnn_has_the_published_layers():
+    images = jax.random.randint(jax.random.key(0), (2, 44, 36, 3), 0, 256).astype(jnp.uint8)
+    layers = functools.partial(nature_cnn, channels=2, activation=jnp.tanh, scale=1.0)
+    ours, params = initialised(layers, images)
+    x = images / 255.0
+    for i, stride in enumerate((4, 2, 1)):
+        x = jnp.tanh(convolve(x, params[f"Conv_{i}"]["kernel"], stride, "VALID"))
+    np.testing.assert_allclose(ours, x, atol=1e-5)
+    published = jax.eval_shape(make((84, 84, 4), jnp.uint8, network="nature_cnn", conv_channels=16).init, KEY)["actor"]
+    kernels = [published[name]["kernel"].shape for name in ("Conv_0", "Conv_1", "Conv_2", "Dense_0")]
+    assert kernels == [(64 * 4, 32), (16 * 32, 64), (9 * 64, 64), (7 * 7 * 64, 16)]
+
+
+def test_impala_has_the_published_layers():
+    images = jax.random.normal(jax.random.key(0), (2, 7, 6, 3))
+    ours, params = initialised(functools.partial(impala, channels=2, activation=jax.nn.relu, scale=1.0), images)
+    x = images
+    for stage in range(3):
+        x = convolve(x, params[f"Conv_{stage}"]["kernel"], 1, "SAME")
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        for block in range(2):
+            inner = convolve(jax.nn.relu(x), params[f"Conv_{stage}_{block}_0"]["kernel"], 1, "SAME")
+            x += convolve(jax.nn.relu(inner), params[f"Conv_{stage}_{block}_1"]["kernel"], 1, "SAME")
+    np.testing.assert_allclose(ours, jax.nn.relu(x), atol=1e-5)
+    assert len(params) == 15 and ours.shape == (2, 1, 1, 4)
+
+
+def initialised(layers, x):
+    """The outputs of layers, and their parameters."""
+
+    class Module(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return layers(x)
+
+    outputs, variables = jax.jit(Module().init_with_output)(KEY, x)
+    return outputs, variables["params"]
+
+
 def test_only_images_take_a_cnn():
+    with pytest.raises(ConfigError, match=r"'nature_cnn' needs .* 36 by 36.* \(20, 40, 3\); use network='cnn'"):
+        make((20, 40, 3), network="nature_cnn")
     with pytest.raises(ConfigError, match=r"images.* shape \(4,\); use network='mlp'"):
         make(network="cnn")
     with pytest.raises(ConfigError, match="unknown network 'cn': did you mean 'cnn'"):
         make(network="cn")
-    with pytest.raises(ConfigError, match="unknown recurrent layer 'lstm'"):
-        make(recurrent="lstm")
+    with pytest.raises(ConfigError, match="unknown recurrent layer 'lstn': did you mean 'lstm'"):
+        make(recurrent="lstn")
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -224,6 +311,28 @@ def test_hidden_sizes_and_activation():
     head = params["critic"]["Dense_1"]["kernel"][:, 0]
     for value, activation in zip(values, (np.tanh, lambda x: np.maximum(x, 0)), strict=True):
         np.testing.assert_allclose(value[0, 0], activation(hidden) @ head, rtol=1e-5)
+
+
+def test_a_critic_may_have_sizes_and_an_activation_of_its_own():
+    policy = make(hidden_sizes=(7,), critic_hidden_sizes=(9, 5), critic_activation="relu")
+    params = policy.init(KEY)
+    shapes = {role: [layer["kernel"].shape for layer in params[role].values()] for role in params}
+    assert shapes == {"actor": [(4, 7), (7, 3)], "critic": [(4, 9), (9, 5), (5, 1)]}
+    observation = jnp.linspace(-1, 1, 4)
+    x = observation
+    for i in range(2):
+        x = jax.nn.relu(x @ params["critic"][f"Dense_{i}"]["kernel"])
+    value = sequence(policy, params, observation[None, None])[1]
+    np.testing.assert_allclose(value[0, 0], (x @ params["critic"]["Dense_2"]["kernel"])[0], rtol=1e-5)
+
+
+def test_layer_norm_comes_before_the_activation():
+    policy = make(hidden_sizes=(7,), layer_norm=True, critic=False)
+    params = policy.init(KEY)["actor"]
+    observation = jnp.linspace(-1, 1, 4)
+    x = observation @ params["Dense_0"]["kernel"]
+    x = np.tanh((x - x.mean()) / np.sqrt(x.var() + 1e-6)) @ params["Dense_1"]["kernel"]
+    np.testing.assert_allclose(sequence(policy, {"actor": params}, observation[None, None])[0][0, 0], x, rtol=1e-4)
 
 
 @each_type

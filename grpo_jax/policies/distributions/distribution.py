@@ -1,9 +1,10 @@
 """The interface of every family of action distributions."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 
 class Distribution(NamedTuple):
@@ -29,3 +30,21 @@ class Distribution(NamedTuple):
     def sample(self, parameters: jax.Array, key: jax.Array) -> jax.Array:
         """One action for each parameter vector."""
         return self.from_noise(parameters, self.noise(key, parameters.shape[:-1]))
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of parameters that a network computes from the observation: all but the free ones."""
+        return self.num_parameters - self.num_free
+
+    def init_free(self) -> dict[str, jax.Array]:
+        """The free parameters as the entry "free" of a policy's parameters; no entry if there are none."""
+        if not self.num_free:
+            return {}
+        return {"free": jnp.full(self.num_free, self.initial_free, jnp.float32)}
+
+    def join_free(self, outputs: jax.Array, params: Mapping[str, Any]) -> jax.Array:
+        """A network's outputs `[..., num_outputs]` with the free parameters of `params` after them, `[..., P]`."""
+        if not self.num_free:
+            return outputs
+        free = jnp.broadcast_to(params["free"], (*outputs.shape[:-1], self.num_free))
+        return jnp.concatenate([outputs, free], axis=-1)

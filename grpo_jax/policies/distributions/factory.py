@@ -1,7 +1,10 @@
 """The family of distributions for an action space."""
 
+from collections.abc import Callable
+
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.importing import import_object
 from grpo_jax.policies.distributions.discrete import categorical, multi_categorical
 from grpo_jax.policies.distributions.distribution import Distribution
 from grpo_jax.policies.distributions.gaussian import diagonal_gaussian, squashed_gaussian
@@ -10,20 +13,23 @@ BOX_FAMILIES = {"gaussian": diagonal_gaussian, "squashed_gaussian": squashed_gau
 
 
 def make_distribution(
-    space: ActionSpace, action_distribution: str = "auto", *, state_dependent_std: bool = False
+    space: ActionSpace, action_distribution: str | Callable = "auto", *, state_dependent_std: bool = False
 ) -> Distribution:
     """The family of distributions over an action space.
 
     Args:
       space: the action space.
       action_distribution: "auto" is categorical for Discrete and MultiDiscrete, and "gaussian" for Box. The
-        alternative for Box is "squashed_gaussian".
+        alternative for Box is "squashed_gaussian". One of your own is a function `(space) -> Distribution`, or its
+        path "package.module:name".
       state_dependent_std: the network computes a Gaussian's standard deviations from the observation; otherwise they
         are free parameters.
 
     Raises:
       ConfigError: for an unknown name, or a family that does not fit the space.
     """
+    if not isinstance(action_distribution, str) or ":" in action_distribution:
+        return _make_own(space, action_distribution, state_dependent_std)
     names = ("auto", *BOX_FAMILIES)
     if action_distribution not in names:
         raise ConfigError(f"unknown action_distribution {action_distribution!r}: {nearest(action_distribution, names)}")
@@ -41,3 +47,17 @@ def make_distribution(
         case MultiDiscrete(num_actions):
             return multi_categorical(num_actions)
     raise ConfigError(f"unknown action space {space}; use Discrete, MultiDiscrete or Box")
+
+
+def _make_own(space, family, state_dependent_std) -> Distribution:
+    if state_dependent_std:
+        raise ConfigError("state_dependent_std=True has no effect on an action_distribution of your own; leave it out")
+    if isinstance(family, str):
+        family = import_object(family, "action_distribution")
+    distribution = family(space) if callable(family) else family
+    if not isinstance(distribution, Distribution):
+        raise ConfigError(
+            f"action_distribution gives {distribution!r} for {space}, but must give a Distribution: write a function "
+            "(space) -> Distribution"
+        )
+    return distribution

@@ -1,0 +1,115 @@
+"""Convolutional layers for images, created inside the flax module that calls these functions.
+
+Each takes `[N, height, width, ...]`, whose axes after the width are flattened into channels, and returns `[N, height',
+width', channels]` float32. Pixels of type uint8 are divided by 255; other types are converted to float32 unscaled.
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.policies.dense import Dense
+from grpo_jax.policies.layers import orthogonal
+
+
+def convolution(x: jax.Array, *, channels: int, activation: Callable, scale: float) -> jax.Array:
+    """One 3×3 convolution with orthogonal weights.
+
+    The stride is 1 for images of up to 16 pixels a side, as in MinAtar's paper (https://arxiv.org/abs/1903.03176). It
+    grows to 3 for larger images, to limit the cost of the dense layers. Every pixel is in some patch.
+
+    Args:
+      x: `[N, height, width, ...]`.
+      channels: number of output channels.
+      activation: applied after the convolution.
+      scale: gain of the initial weights.
+    """
+    x = x.reshape(*x.shape[:3], -1)
+    stride = min(3, -(-max(x.shape[1:3]) // 16))
+    x = _as_float(patches(x, stride))
+    return activation(Dense(channels, kernel_init=orthogonal(scale), name="Conv_0")(x))
+
+
+def nature_cnn(x: jax.Array, *, channels: int, activation: Callable, scale: float) -> jax.Array:
+    """Three convolutions, 8×8 with stride 4, 4×4 with stride 2, and 3×3 (https://doi.org/10.1038/nature14236).
+
+    The paper has 32, 64 and 64 channels and a dense layer of 512 units, all with relu.
+
+    Args:
+      x: `[N, height, width, ...]`, 84×84 in the paper, which become 7×7.
+      channels: the convolutions have 2, 4 and 4 times as many; 16 in the paper.
+      activation: applied after each convolution.
+      scale: gain of the initial weights, which are orthogonal.
+    """
+    x = x.reshape(*x.shape[:3], -1)
+    for i, (multiple, kernel, stride) in enumerate(((2, 8, 4), (4, 4, 2), (4, 3, 1))):
+        x = _as_float(patches(x, stride, kernel))
+        x = activation(Dense(multiple * channels, kernel_init=orthogonal(scale), name=f"Conv_{i}")(x))
+    return x
+
+
+def impala(x: jax.Array, *, channels: int, activation: Callable, scale: float) -> jax.Array:
+    """The residual network of IMPALA: 15 convolutions of 3×3 in three stages (https://arxiv.org/abs/1802.01561).
+
+    A stage is a convolution, a 3×3 max-pooling with stride 2, and two residual blocks
+
+        x + conv(activation(conv(activation(x))))
+
+    The paper has 16, 32 and 32 channels and a dense layer of 256 units, all with relu.
+
+    Args:
+      x: `[N, height, width, ...]`; each stage halves the height and the width, rounded up.
+      channels: of the first stage; the other two have twice as many.
+      activation: applied before each convolution of a residual block, and at the end.
+      scale: gain of the initial weights, which are orthogonal.
+    """
+
+    def conv(x, channels, name):
+        x = patches(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), stride=1)
+        return Dense(channels, kernel_init=orthogonal(scale), name=name)(x)
+
+    x = _as_float(x.reshape(*x.shape[:3], -1))
+    for stage, multiple in enumerate((1, 2, 2)):
+        size = multiple * channels
+        x = nn.max_pool(conv(x, size, f"Conv_{stage}"), (3, 3), (2, 2), "SAME")
+        for block in range(2):
+            inner = conv(activation(x), size, f"Conv_{stage}_{block}_0")
+            x = x + conv(activation(inner), size, f"Conv_{stage}_{block}_1")
+    return activation(x)
+
+
+CONVOLUTIONS = {"cnn": (convolution, 3), "nature_cnn": (nature_cnn, 36), "impala": (impala, 3)}
+"""By the name of the network: its convolutions, and the smallest height and width of an image."""
+
+
+def is_image(shape: tuple[int, ...], least: int = 3) -> bool:
+    """Whether observations of this shape have a height and a width of at least this many pixels."""
+    return len(shape) >= 2 and min(shape[:2]) >= least
+
+
+def patches(x: jax.Array, stride: int, kernel: int = 3) -> jax.Array:
+    """The square patches of an image; their product with a kernel is a convolution.
+
+    Under `vmap` over the kernels XLA turns an ordinary convolution into a grouped one, which is slow on a CPU.
+
+    Args:
+      x: `[N, height, width, channels]`; padded with zeros at the end where the stride would leave out pixels.
+      stride: distance between patches.
+      kernel: height and width of a patch.
+
+    Returns:
+      `[N, 1 + ceil((height - kernel) / stride), 1 + ceil((width - kernel) / stride), kernel² * channels]`, row by row.
+    """
+    steps = [-(-(side - kernel) // stride) for side in x.shape[1:3]]
+    padding = [stride * step + kernel - side for step, side in zip(steps, x.shape[1:3], strict=True)]
+    x = jnp.pad(x, ((0, 0), (0, padding[0]), (0, padding[1]), (0, 0)))
+    rows, columns = (stride * step + 1 for step in steps)
+    shifted = [x[:, i : i + rows : stride, j : j + columns : stride] for i in range(kernel) for j in range(kernel)]
+    return jnp.concatenate(shifted, axis=-1)
+
+
+def _as_float(x: jax.Array) -> jax.Array:
+    """float32; pixels of type uint8 divided by 255."""
+    return x.astype(jnp.float32) / 255.0 if x.dtype == jnp.uint8 else x.astype(jnp.float32)

@@ -1,0 +1,121 @@
+"""Recurrent layers.
+
+Each processes a sequence: `layer(x [S, N, features], carry, is_first [S, N])` returns the outputs `[S, N, size]` and
+the carry after the last step. `is_first` resets the carry to 0 before a step.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.policies.dense import Dense, product
+from grpo_jax.policies.layers import orthogonal, side_by_side
+
+
+class GRU(nn.Module):
+    """Gated recurrent units (https://arxiv.org/abs/1406.1078), with the reset gate after the product, as in cuDNN.
+
+        r = σ(W_r x + U_r h),  z = σ(W_z x + U_z h),  n = tanh(W_n x + r (U_n h + b)),  h' = (1 - z) n + z h
+
+    Initially every W and U is orthogonal and every bias is 0. The carry and the output are h, `[N, size]`.
+    """
+
+    size: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, carry: jax.Array, is_first: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Processes a sequence."""
+        gates = side_by_side(orthogonal(1.0), 3)
+        # One matrix product for the inputs of all steps; the scan computes only what depends on the carry.
+        inputs = Dense(3 * self.size, kernel_init=gates, name="input")(x)
+        kernel = self.param("recurrent_kernel", gates, (self.size, 3 * self.size), jnp.float32)
+        bias = self.param("recurrent_bias", nn.initializers.zeros, (self.size,), jnp.float32)
+
+        def cell(h, step):
+            x, first = step
+            h = jnp.where(first[:, None], 0.0, h)
+            x_gates, x_new = jnp.split(x, [2 * self.size], axis=-1)
+            h_gates, h_new = jnp.split(product(h, kernel), [2 * self.size], axis=-1)
+            r, z = jnp.split(nn.sigmoid(x_gates + h_gates), 2, axis=-1)
+            h = (1.0 - z) * jnp.tanh(x_new + r * (h_new + bias)) + z * h
+            return h, h
+
+        carry, outputs = jax.lax.scan(cell, carry, (inputs, is_first))
+        return outputs, carry
+
+    def initial_carry(self, num_envs: int) -> jax.Array:
+        """Zeros."""
+        return jnp.zeros((num_envs, self.size), jnp.float32)
+
+
+class LSTM(nn.Module):
+    """Long short-term memory (https://doi.org/10.1162/neco.1997.9.8.1735), with a forget gate that begins open.
+
+        i, f, o = σ(W x + U h + (0, 1, 0)),  g = tanh(W_g x + U_g h),  c' = f c + i g,  h' = o tanh(c')
+
+    Initially every W and U is orthogonal and every trained bias is 0. The carry is (c, h), each `[N, size]`, the output
+    h.
+    """
+
+    size: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, carry: Any, is_first: jax.Array) -> tuple[jax.Array, Any]:
+        """Processes a sequence."""
+        gates = side_by_side(orthogonal(1.0), 4)
+        inputs = Dense(4 * self.size, kernel_init=gates, name="input")(x)
+        kernel = self.param("recurrent_kernel", gates, (self.size, 4 * self.size), jnp.float32)
+
+        def cell(carry, step):
+            x, first = step
+            c, h = (jnp.where(first[:, None], 0.0, part) for part in carry)
+            i, f, o, g = jnp.split(x + product(h, kernel), 4, axis=-1)
+            c = nn.sigmoid(f + 1.0) * c + nn.sigmoid(i) * jnp.tanh(g)
+            h = nn.sigmoid(o) * jnp.tanh(c)
+            return (c, h), h
+
+        carry, outputs = jax.lax.scan(cell, carry, (inputs, is_first))
+        return outputs, carry
+
+    def initial_carry(self, num_envs: int) -> tuple[jax.Array, jax.Array]:
+        """Zeros."""
+        return (jnp.zeros((num_envs, self.size), jnp.float32),) * 2
+
+
+class MinGRU(nn.Module):
+    """A minimal gated recurrent unit (https://arxiv.org/abs/2410.01201), a diagonal linear recurrence.
+
+        z = σ(W_z x),  h' = (1 - z) h + z W_h x
+
+    The gate does not depend on h, so an associative scan computes all steps at once, in logarithmic depth. At the first
+    step of an episode the factor of h is 0 (https://arxiv.org/abs/2303.03982). Initially every W is orthogonal and
+    every bias is 0. The carry and the output are h, `[N, size]`.
+    """
+
+    size: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, carry: jax.Array, is_first: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Processes a sequence."""
+        both = Dense(2 * self.size, kernel_init=side_by_side(orthogonal(1.0), 2), name="input")(x)
+        z, new = jnp.split(both, 2, axis=-1)
+        z = nn.sigmoid(z)
+        keep, add = jnp.where(is_first[..., None], 0.0, 1.0 - z), z * new
+        add = add.at[0].add(keep[0] * carry)
+
+        def compose(first, second):
+            """The steps h -> keep h + add, one after the other."""
+            return second[0] * first[0], second[0] * first[1] + second[1]
+
+        _, outputs = jax.lax.associative_scan(compose, (keep, add))
+        return outputs, outputs[-1]
+
+    def initial_carry(self, num_envs: int) -> jax.Array:
+        """Zeros."""
+        return jnp.zeros((num_envs, self.size), jnp.float32)
+
+
+RECURRENT = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU}
+"""By the name of the recurrent layer."""

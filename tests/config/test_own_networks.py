@@ -1,0 +1,226 @@
+"""Networks and action distributions of the user's own: what is used, and what is refused when a `Config` is made."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import bits
+
+from grpo_jax import Config
+from grpo_jax.algorithms import KERNEL_GAE
+from grpo_jax.devices.execution_plan import GPU, PLANS
+from grpo_jax.errors import ConfigError
+from grpo_jax.objectives import kernel_baseline, policy_features
+from grpo_jax.policies import categorical, make_pure_policy
+from grpo_jax.recording.plan import describe
+
+SMALL = {"algorithm": "ppo", "num_envs": 4, "num_steps": 4, "num_minibatches": 2, "num_epochs": 1}
+
+
+def init(key, observation):
+    return jax.random.normal(key, (observation.shape[1], 3))
+
+
+def apply(params, observation):
+    x = observation @ params
+    return x[:, :2], x[:, 2]
+
+
+def linear(observation, distribution, critic):
+    return make_pure_policy(init, apply, observation, distribution, critic)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """A network with a setting."""
+
+    scale: float = 1.0
+
+    def __call__(self, observation, distribution, critic):
+        def scaled(params, observation):
+            return jax.tree.map(lambda x: self.scale * x, apply(params, observation))
+
+        return make_pure_policy(init, scaled, observation, distribution, critic)
+
+
+def recurrent(observation, distribution, critic, initial_carry=None):
+    """A sum over the episode, which begins at the initial carry."""
+
+    def apply_step(params, observation, carry):
+        carry = {"sum": carry["sum"] + observation}
+        return *apply(params, carry["sum"]), carry
+
+    initial_carry = {"sum": jnp.full(observation.shape, 0.5)} if initial_carry is None else initial_carry
+    return make_pure_policy(
+        *(init, apply_step, observation, distribution, critic),
+        initial_carry=initial_carry,
+        features=lambda params, observation, carry: carry["sum"] + observation,
+    )
+
+
+def outputs(config):
+    policy = config.policy
+    params = policy.init(jax.random.key(0))
+    return policy.step(params, jnp.linspace(-1.0, 1.0, 12).reshape(3, 4), policy.initial_carry(params, 3))
+
+
+def test_a_function_a_path_and_a_frozen_dataclass_are_the_same_network():
+    configs = [Config(network=network, **SMALL) for network in (linear, f"{__name__}:linear", Linear())]
+    results = [bits(outputs(config)) for config in configs]
+    assert results[0] == results[1] == results[2]
+    assert configs[0] == Config(network=linear, **SMALL) and hash(configs[0]) == hash(Config(network=linear, **SMALL))
+    assert configs[2] == Config(network=Linear(), **SMALL) != Config(network=Linear(2.0), **SMALL)
+    assert [describe(config)["network"] for config in configs] == [
+        *("linear", f"{__name__}:linear"),
+        ["Linear", {"scale": 1.0}],
+    ]
+
+
+def test_a_recurrent_sequence_is_its_steps():
+    observation = jax.ShapeDtypeStruct((3,), jnp.float32)
+    is_first = jnp.array([[1, 0], [0, 0], [0, 1], [1, 0]], bool)
+    observations = jax.random.normal(jax.random.key(1), (4, 2, 3))
+    for start in (None, lambda params, num_envs: {"sum": jnp.full((num_envs, 3), 0.5)}):
+        policy = recurrent(observation, categorical(2), True, start)
+        params = policy.init(jax.random.key(0))
+        fresh = policy.initial_carry(params, 2)
+        carry = before = {"sum": jnp.ones((2, 3))}
+        parameters, values = policy.sequence(params, observations, before, is_first)
+        features = policy.features(params, observations, before, is_first)
+        for t in range(4):
+            carry = {"sum": jnp.where(is_first[t][:, None], fresh["sum"], carry["sum"])}
+            step_parameters, value, carry = policy.step(params, observations[t], carry)
+            np.testing.assert_allclose(parameters[t], step_parameters, atol=1e-6)
+            np.testing.assert_allclose(values[t], value, atol=1e-6)
+            np.testing.assert_allclose(features[t], carry["sum"], atol=1e-6)
+    assert policy.has_carry and Config(network=recurrent, **SMALL).policy.has_carry
+
+
+def test_free_parameters_and_missing_critics():
+    pendulum = Config(environment="Pendulum-v1", network=free, num_envs=4, algorithm="grpo")
+    params = pendulum.policy.init(jax.random.key(0))
+    assert params["free"].shape == (1,) and set(params) == {"network", "free"}
+    parameters, value, _ = pendulum.policy.step({**params, "free": jnp.array([7.0])}, jnp.ones((4, 3)), ())
+    assert parameters.shape == (4, 2) and (parameters[:, 1] == 7.0).all() and value is None
+
+
+def free(observation, distribution, critic):
+    assert (distribution.num_outputs, distribution.num_parameters) == (1, 2) and not critic
+    return make_pure_policy(
+        lambda key, x: jnp.zeros((3, 1)), lambda params, x: (x @ params, None), observation, distribution, critic
+    )
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def variant(**changes):
+    """`linear` with other functions or options."""
+
+    def network(observation, distribution, critic):
+        functions = {"init": init, "apply": apply} | changes
+        return make_pure_policy(observation=observation, distribution=distribution, critic=critic, **functions)
+
+    return network
+
+
+@pytest.mark.parametrize(
+    "network, message",
+    [
+        (variant(apply=lambda p, x: (x @ p, x[:, 0])), r"float32\[3, 3\] instead of float32\[3, 2\].* \[N, 2\]"),
+        (variant(apply=lambda p, x: ((x @ p[:, :2]).astype("bfloat16"), x[:, 0])), r"bfloat16\[3, 2\] instead of"),
+        (variant(apply=lambda p, x: ((x @ p)[:, :2], x[:, :1])), r"values float32\[3, 1\] instead of float32\[3\]"),
+        (variant(apply=lambda p, x: ((x @ p)[:, :2], None)), "gives no value, but the algorithm has a critic"),
+        (variant(apply=lambda p, x: (x @ p)[:, :2]), "step fails with ValueError"),
+        (variant(init=lambda key, x: {}), "init gives {}, which holds no arrays"),
+        (variant(init=lambda key, x: {"w": init(key, x), "key": key}), r"\['key'\] of type key.* floating-point"),
+        (variant(init=lambda key, x: {"w": jnp.tanh}), "init fails with TypeError"),
+        (variant(features=lambda p, x: x[:, 0]), r"features are float32\[2, 3\].* \[S, N, F\]"),
+        (variant(apply=lambda p, x, c: (*apply(p, x), c + 1.5), initial_carry=0), r"int32\[3\], but after it float32"),
+        (lambda observation, distribution: None, "fails with TypeError.* takes 2 positional arguments"),
+        (lambda *arguments: None, "gives NoneType, but must give a Policy"),
+        ("grpo_jax:nothing", "'grpo_jax' has no 'nothing'"),
+        (7, "network=7 must be a name"),
+        (dataclasses.make_dataclass("Unfrozen", [], namespace={"__call__": linear})(), "cannot be hashed"),
+    ],
+)  # fmt: skip
+def test_errors_say_what_is_wrong_with_a_network(network, message):
+    with pytest.raises(ConfigError, match=message):
+        Config(network=network, **SMALL)
+
+
+@pytest.mark.parametrize("field, value", [("hidden_sizes", (8,)), ("recurrent", "gru"), ("shared_critic", True)])
+def test_settings_without_effect_are_refused(field, value):
+    with pytest.raises(ConfigError, match=f"{field}=.* has no effect on a network of your own"):
+        Config(network=linear, **{field: value}, **SMALL)
+
+
+def test_a_shared_critic_has_no_sizes_of_its_own():
+    for fields in ({"critic_hidden_sizes": (8,)}, {"critic_activation": "relu"}):
+        with pytest.raises(ConfigError, match="shared_critic=True"):
+            Config(shared_critic=True, **fields, **SMALL)
+    with pytest.raises(ConfigError, match="unknown critic_activation 'rely': did you mean 'relu'"):
+        Config(critic_activation="rely", **SMALL)
+    with pytest.raises(ConfigError, match="critic_hidden_sizes=.* must be positive integers"):
+        Config(critic_hidden_sizes=(0,), **SMALL)
+
+
+def test_a_baseline_by_features_needs_features():
+    algorithm = KERNEL_GAE._replace(baseline=functools.partial(kernel_baseline, metric=policy_features))
+    fields = SMALL | {"algorithm": algorithm, "group_size": 2}
+    with pytest.raises(ConfigError, match="has no features.*features=.*metric=observed"):
+        Config(network=linear, **fields)
+    Config(network=variant(features=lambda params, x: x @ params), **fields)
+
+
+def test_the_gradient_kernel_is_without_fused_layers():
+    with pytest.raises(ConfigError, match="use fused_layers=False"):
+        dataclasses.replace(GPU, gradient_kernel=True)
+    assert not PLANS["gpu_kernels"].fused_layers
+
+
+def test_kernels_refuse_networks_that_they_cannot_serve():
+    def sorting(params, x):
+        return apply(params, jnp.sort(x, axis=1))
+
+    for kernel in ("rollout_kernel", "gradient_kernel"):
+        plan = dataclasses.replace(PLANS["cpu"], **{kernel: True})
+        with pytest.raises(ConfigError, match=f"{kernel}=True cannot serve 'CartPole-v1' with this policy.*sort"):
+            Config(network=variant(apply=sorting), execution_plan=plan, **SMALL)
+        Config(network=linear, execution_plan=plan, **SMALL)
+
+
+# --- distributions ---------------------------------------------------------------------------------------------------
+
+
+def over_actions(space):
+    return categorical(space.num_actions)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"log_prob": lambda parameters, action: action}, r"log_prob gives int32\[3\] instead of float32\[3\]"),
+        ({"entropy": lambda parameters: parameters}, r"entropy gives float32\[3, 2\]"),
+        ({"mode": lambda parameters: parameters}, r"samples are int32\[3\], but modes float32\[3, 2\]"),
+        ({"to_environment": lambda action: action[:, None]}, r"to_environment gives int32\[3, 1\]"),
+        ({"num_free": 3}, "num_free=3"),
+        ({"kl": lambda parameters: 0.0}, "kl fails with TypeError"),
+    ],
+)
+def test_errors_say_what_is_wrong_with_a_distribution(change, message):
+    with pytest.raises(ConfigError, match=message):
+        Config(action_distribution=lambda space: categorical(2)._replace(**change), **SMALL)
+
+
+def test_a_distribution_by_its_path():
+    path = f"{__name__}:over_actions"
+    for family in (path, over_actions):
+        assert Config(action_distribution=family, **SMALL).policy.distribution.num_outputs == 2
+    with pytest.raises(ConfigError, match="state_dependent_std=True has no effect"):
+        Config(action_distribution=path, state_dependent_std=True, **SMALL)
+    with pytest.raises(ConfigError, match="must give a Distribution"):
+        Config(action_distribution=lambda space: space, **SMALL)

@@ -1,0 +1,143 @@
+"""The networks and the distribution of docs/networks.md: numbers, learning, and runs that are resumed."""
+
+import importlib.util
+import re
+import signal
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from probes import bits
+
+from grpo_jax import Config, Hyperparams, evaluate, recorded_run, run
+from grpo_jax.environments import Box
+from grpo_jax.recording.logbook import Logbook
+
+PAGE = (Path(__file__).parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
+LIBRARIES = {"linen": "flax", "nnx": "flax", "equinox": "equinox", "haiku": "haiku"}
+each_library = pytest.mark.parametrize("library", LIBRARIES)
+
+
+@pytest.fixture(scope="module")
+def names():
+    """What the page defines, without blocks whose libraries are missing."""
+    found = {"__name__": "my_networks"}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        if all(map(importlib.util.find_spec, re.findall(r"^import (\w+)", block, flags=re.MULTILINE))):
+            exec(compile(block, "networks.md", "exec"), found)
+    return found
+
+
+@pytest.fixture
+def network(names, library):
+    pytest.importorskip(LIBRARIES[library])
+    return names[f"{library}_network"]
+
+
+def test_the_page_runs(names):
+    assert names["metrics"]["environment/steps"] > 0
+    assert names["recurrent"].policy.has_carry
+    assert names["pendulum"].policy.distribution.num_outputs == 2
+
+
+@each_library
+def test_a_network_takes_at_most_six_lines(library):
+    (function,) = re.findall(rf"(def {library}_network.*?)(?:\n\n[^ ]|```)", PAGE, flags=re.DOTALL)
+    assert len([line for line in function.splitlines() if line.strip()]) <= 7 - (library != "haiku")
+
+
+@each_library
+def test_a_sequence_is_its_steps(network):
+    policy = Config(algorithm="ppo", network=network).policy
+    params = jax.jit(policy.init)(jax.random.key(0))
+    observations = jax.random.normal(jax.random.key(1), (2, 3, 4))
+    parameters, values = jax.jit(policy.sequence)(params, observations, (), jnp.zeros((2, 3), bool))
+    step = jax.jit(policy.step)
+    for t in range(2):
+        step_parameters, value, _ = step(params, observations[t], ())
+        np.testing.assert_allclose(parameters[t], step_parameters, atol=1e-5)
+        np.testing.assert_allclose(values[t], value, atol=1e-5)
+    assert bits(params) != bits(jax.jit(policy.init)(jax.random.key(1)))
+
+
+@pytest.mark.slow
+@each_library
+def test_cartpole_is_solved_within_250_000_steps(network):
+    config = Config(algorithm="ppo", num_envs=32, network=network)
+    hyperparams = Hyperparams(entropy_coef=0.01, learning_rate=1e-3, total_steps=250_000.0)
+    states = run(config, hyperparams, jax.random.split(jax.random.key(0), 2)).states
+    returns = jax.jit(jax.vmap(lambda state: jnp.mean(evaluate(config, state, jax.random.key(1)).returns)))(states)
+    print("returns by seed:", returns)
+    assert (returns >= 475).all()
+
+
+@pytest.mark.slow
+@each_library
+def test_an_interrupted_run_goes_on_bitwise(network, tmp_path, monkeypatch):
+    config = Config(algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=2, num_epochs=1, network=network)
+    hyperparams = Hyperparams(total_steps=8.0 * config.steps_per_iteration)
+    write = Logbook.record
+
+    def record(folder):
+        keys = jax.random.split(jax.random.key(0), 2)
+        return recorded_run(
+            config, hyperparams, keys, tmp_path / folder, checkpoint_every=2, resume=True, console=False
+        )
+
+    def interrupt(self, chunk):
+        write(self, chunk)
+        if chunk.iteration == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Logbook, "record", interrupt)
+        with pytest.raises(SystemExit):
+            record("run")
+    assert bits(record("run").states) == bits(record("whole").states)
+
+
+# --- the Beta distribution -------------------------------------------------------------------------------------------
+
+LOW, HIGH = (-2.0, 0.0), (2.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def beta(names):
+    """The distribution, parameters `[5, 4]` and others, and for each the frozen distributions of scipy."""
+    distribution = names["beta"](Box(LOW, HIGH))
+    both = 2.0 * jax.random.normal(jax.random.key(0), (2, 5, 4))
+
+    def frozen(parameters):
+        a, b = np.split(1.0 + np.logaddexp(0.0, np.asarray(parameters, np.float64)), 2, axis=-1)
+        return scipy.stats.beta(a, b, loc=LOW, scale=np.subtract(HIGH, LOW))
+
+    return distribution, *both, *map(frozen, both)
+
+
+def test_beta_has_the_numbers_of_scipy(beta):
+    distribution, parameters, other, oracle, other_oracle = beta
+    actions = np.array(LOW) + np.subtract(HIGH, LOW) * np.random.default_rng(0).uniform(0.01, 0.99, (5, 2))
+    log_prob = distribution.log_prob(parameters, jnp.asarray(actions, jnp.float32))
+    np.testing.assert_allclose(log_prob, oracle.logpdf(actions).sum(-1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(distribution.entropy(parameters), oracle.entropy().sum(-1), rtol=1e-4, atol=1e-4)
+    nodes = np.linspace(LOW, HIGH, 20_001)[1:-1, None]
+    density = oracle.pdf(nodes)
+    kl = (density * (oracle.logpdf(nodes) - other_oracle.logpdf(nodes))).sum(0) * (nodes[1, 0] - nodes[0, 0])
+    np.testing.assert_allclose(distribution.kl(parameters, other), kl.sum(-1), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(distribution.kl(parameters, parameters), 0.0, atol=1e-5)
+    highest = nodes[density.argmax(0), 0, np.arange(2)]
+    np.testing.assert_allclose(distribution.mode(parameters), highest, atol=1e-3)
+
+
+def test_beta_samples_follow_their_distribution(beta):
+    distribution, parameters, _, oracle, _ = beta
+    actions = jax.jit(distribution.sample)(jnp.broadcast_to(parameters, (4000, 5, 4)), jax.random.key(2))
+    assert (actions > jnp.array(LOW)).all() and (actions < jnp.array(HIGH)).all()
+    cdf = np.sort(oracle.cdf(np.asarray(actions, np.float64)), axis=0)
+    distance = np.abs(cdf - (np.arange(4000) + 0.5)[:, None, None] / 4000).max()
+    assert distance < 1.95 / np.sqrt(4000), "Kolmogorov-Smirnov at 0.1%"
+    gradient = jax.grad(lambda p: distribution.log_prob(p, actions[0]).sum() + distribution.entropy(p).sum())
+    assert np.isfinite(gradient(parameters)).all()
