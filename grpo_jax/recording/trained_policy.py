@@ -1,7 +1,9 @@
 """Host: trained policies, read from the folder of a run."""
 
+import dataclasses
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,6 +106,38 @@ class TrainedPolicy:
         """
         state = make_init(self.config)(key, self.hyperparams, self.env_params, self.params)
         return state.replace(normalizer=self.normalizer)
+
+    def on(self, environment: Any = None, env_params: Mapping[str, float] | None = None) -> "TrainedPolicy":
+        """The policy for playing in another environment, or under other parameters of the environment.
+
+        Args:
+          environment: as in `Config`; None keeps the run's.
+          env_params: parameters to override, such as `{"max_steps_in_episode": 1000}`.
+
+        Raises:
+          ConfigError: the other environment has other observations or actions.
+        """
+        config, given = self.config, dict(env_params or {})
+        kept = {} if environment is not None else dict(config.env_params)
+        config = dataclasses.replace(
+            config,
+            environment=config.environment if environment is None else environment,
+            env_params=kept | given,
+            # A rollout for training of one episode has its length, which may be another now.
+            num_steps=config.num_steps if config.algorithm.start.auto_reset else None,
+            num_minibatches=1,
+            num_microbatches=None,
+            shuffle_blocks=1,
+        )
+        for field in ("observation", "action_space"):
+            old, new = getattr(self.config.env, field), getattr(config.env, field)
+            if old != new:
+                raise ConfigError(
+                    f"{config.env.name!r} has the {field} {new}, but the policy was trained with {old}, that of "
+                    f"{self.config.env.name!r}; choose an environment with the same"
+                )
+        rows = {} if environment is not None else self.env_params
+        return self.replace(config=config, env_params={name: rows[name] for name in rows if name not in given})
 
     def _check_single(self) -> None:
         if np.ndim(self.seed):
