@@ -5,6 +5,7 @@ a row for each of them and each seed; those of `Config` need a program each, and
 """
 
 import dataclasses
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,21 +15,24 @@ import numpy as np
 import tyro
 from rich.table import Table
 
+from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.policies import FOLDER as POLICIES
 from grpo_jax.recording.recorder import NO_ITERATIONS
 from grpo_jax.training.progress import Chunk
 
 from .harness.command import command
 from .harness.figures import format_value, panels, plot_curves, return_cells, return_columns
-from .harness.runs import Run
+from .harness.runs import PROGRAMS, Run
 from .harness.study import Study, StudyArguments, check_plans
-from .harness.sweeps import SPLIT_FILE, Sweep, make_programs, make_sweep
+from .harness.sweeps import SPLIT_FILE, Sweep, make_programs, make_sweep, split_policies
 
 NUM_SHOWN = 20
+NUM_DRAWN = 10  # the best, whose policies are kept
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -54,7 +58,18 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     write_json(remove_if_unused(study.out / SPLIT_FILE), [[plan.label for plan in plans] for _, plans in programs])
     for program, plans in programs:
         run_program(study, program, plans, arguments)
-    show(study, sweep)
+    ranked = show(study, sweep)
+    if is_process_zero():
+        split_policies(study.out, programs, {run.label for run in ranked[:NUM_DRAWN]})
+        if not arguments.checkpoint_every:  # else a sweep that is resumed needs them
+            shutil.rmtree(study.out / PROGRAMS / POLICIES)
+    study.print_files(
+        *("summary.json", "metrics.jsonl", "best.json", "sweep.png"),
+        f"learning_curves.png (best {NUM_DRAWN})",
+    )
+    study.console.print(
+        f"The best again: python -m experiments.train --config {study.out / 'best.json'}", soft_wrap=True
+    )
 
 
 def run_program(study: Study, program: Plan, plans: list[Plan], arguments: Arguments) -> None:
@@ -88,8 +103,8 @@ def run_program(study: Study, program: Plan, plans: list[Plan], arguments: Argum
     study.add(*runs)
 
 
-def show(study: Study, sweep: Sweep) -> None:
-    """Prints the ranking, draws sweep.png and learning_curves.png, and writes best.json."""
+def show(study: Study, sweep: Sweep) -> list[Run]:
+    """Prints the ranking, draws sweep.png and learning_curves.png, and writes best.json; returns the ranked runs."""
     points = {plan.label: point for plan, point in zip(sweep.plans, sweep.points, strict=True)}
     scored = [(float(iqm(run.final_returns)), run) for run in study.runs]
     # The score of a configuration that diverged is NaN, and comes last.
@@ -98,13 +113,10 @@ def show(study: Study, sweep: Sweep) -> None:
     study.console.print(ranking(sweep.axes, [points[run.label] for run in ranked], ranked))
     write_json(study.out / "best.json", as_fields(best.config, best.hyperparams))
     plot(sweep.axes, [points[run.label] for run in study.runs], study.runs, study.out / "sweep.png")
-    plot_curves(ranked[:10], study.out / "learning_curves.png", "environment steps")
-    for line in (
-        f"Final return: IQM and 95% interval over {len(best.final_returns)} seeds.",
-        f"Results in {study.out}: summary.json, metrics.jsonl, best.json, sweep.png, learning_curves.png (best ten)",
-        f"The best again: python -m experiments.train --config {study.out / 'best.json'}",
-    ):
-        study.console.print(line, soft_wrap=True)
+    plot_curves(ranked[:NUM_DRAWN], study.out / "learning_curves.png", "environment steps")
+    num_seeds = len(best.final_returns)
+    study.console.print(f"Final return: IQM and 95% interval over {num_seeds} seeds.", soft_wrap=True)
+    return ranked
 
 
 def ranking(axes: Sequence[str], points: list[tuple], runs: list[Run]) -> Table:

@@ -9,7 +9,7 @@ from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.evaluation.generation import generate
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import grpo_loss, ppo_loss
-from grpo_jax.recording import recorded_run
+from grpo_jax.recording import TrainedPolicy, load, recorded_run
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.training.evaluations import no_progress, reached_return
 from grpo_jax.training.imitation import warm_start
@@ -29,6 +29,7 @@ __all__ = [
     "Config",
     "Hyperparams",
     "TrainState",
+    "TrainedPolicy",
     "__version__",
     "algorithms",
     "answer",
@@ -37,6 +38,7 @@ __all__ = [
     "forked",
     "generate",
     "grpo_loss",
+    "load",
     "make_init",
     "make_mesh",
     "make_train_step",

@@ -84,7 +84,7 @@ def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.Construc
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs="*",
             metavar="[NAME=VALUE ...]",
-            instance_from_str=lambda strings: {**env_params, **dict(map(_override, strings))},
+            instance_from_str=lambda strings: {**env_params, **dict(map(parse_override, strings))},
             is_instance=lambda value: True,
             str_from_instance=lambda value: [f"{name}={number}" for name, number in dict(value).items()],
         )
@@ -92,7 +92,8 @@ def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.Construc
     return registry
 
 
-def _override(string: str) -> tuple[str, float]:
+def parse_override(string: str) -> tuple[str, float]:
+    """A parameter of the environment, NAME=NUMBER."""
     name, equals, value = string.partition("=")
     try:
         return name, float(value)

@@ -21,6 +21,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.scores import make_row_scores
 from grpo_jax.recording.files import release_if_unused, write_json
 from grpo_jax.recording.plan import Plan, claim, versions
+from grpo_jax.recording.policies import FOLDER as POLICIES
 from grpo_jax.recording.recorder import Recording, record
 from grpo_jax.recording.signals import StopSignal
 from grpo_jax.training.budget import check_budget
@@ -196,7 +197,13 @@ class Study:
             self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
         seeds = f"IQM and 95% interval over {self._arguments.num_seeds} seeds, {self._score.caption}"
         self.console.print(f"Final return: {seeds}.", soft_wrap=True)
-        self.console.print(f"Results in {self.out}: summary.json, metrics.jsonl, learning_curves.png", soft_wrap=True)
+        self.print_files("summary.json", "metrics.jsonl", "learning_curves.png")
+
+    def print_files(self, *names: str) -> None:
+        """Prints the names of the files of results, and the size of the policies."""
+        size = sum(path.stat().st_size for path in (self.out / POLICIES).rglob("*.safetensors"))
+        files = ", ".join([*names, f"policies ({size / 1e6:.1f} MB)"])
+        self.console.print(f"Results in {self.out}: {files}", soft_wrap=True)
 
 
 def evaluate_rows(

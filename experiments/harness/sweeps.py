@@ -19,6 +19,7 @@ from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_sh
 from grpo_jax.devices.processes import from_every_process, from_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Plan
+from grpo_jax.recording.policies import describe_policy, policy_folder, read_arrays, write_policies
 from grpo_jax.training.run import initial_states
 
 from .figures import format_value
@@ -161,6 +162,17 @@ def make_programs(
         label = f"program {len(programs) + 1}: {len(plans)} × {len(keys)} seeds"
         programs.append((Plan(label, plans[0].config, hyperparams, jnp.repeat(keys, len(plans))), plans))
     return programs
+
+
+def split_policies(out: Path, programs: Sequence[tuple[Plan, list[Plan]]], labels: set[str]) -> None:
+    """Copies the rows of the plans with these labels from the policies of their programs to folders of their own."""
+    for program, plans in programs:
+        folder = policy_folder(out / PROGRAMS, program)
+        chosen = [(i, plan) for i, plan in enumerate(plans) if plan.label in labels]
+        saved = {which: read_arrays(folder / f"{which}.safetensors") for which in ("final", "best") if chosen}
+        for i, plan in chosen:
+            rows = {which: {path: leaf[i :: len(plans)] for path, leaf in saved[which].items()} for which in saved}
+            write_policies(policy_folder(out, plan), describe_policy(plan), rows)
 
 
 def _split(sweep: Sweep, mesh: Mesh | None, memory_gib: float | None) -> list[list[Plan]]:

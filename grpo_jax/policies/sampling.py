@@ -32,6 +32,21 @@ def truncated(policy: Policy, top_k: jax.Array, top_p: jax.Array) -> Policy:
     return policy._replace(support=lambda logits: most_probable(logits, top_k, top_p))
 
 
+def restricted(
+    policy: Policy, parameters: jax.Array, action_mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """The distribution's parameters and the mask of the actions that may be sampled, both `[..., num_actions]`.
+
+    Args:
+      policy: may restrict the actions itself (see `truncated`).
+      parameters: the policy's, for an observation.
+      action_mask: the environment's legal actions; None if all are.
+    """
+    if policy.support is not None:
+        action_mask = policy.support(mask_actions(parameters, action_mask))
+    return mask_actions(parameters, action_mask), action_mask
+
+
 def mask_actions(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
     """The logits with -inf for illegal actions, whose probability and gradient are then 0.
 

@@ -20,6 +20,7 @@ from grpo_jax.recording.statistics import (
     steps_to_reach,
 )
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
+from grpo_jax.recording.trained_policy import TrainedPolicy, load
 
 __all__ = [
     "Alarms",
@@ -30,10 +31,12 @@ __all__ = [
     "StopSignal",
     "TensorBoard",
     "Tracker",
+    "TrainedPolicy",
     "WeightsAndBiases",
     "bootstrap_interval",
     "iqm",
     "learning_curve",
+    "load",
     "pass_at_k",
     "performance_profile",
     "probability_of_improvement",

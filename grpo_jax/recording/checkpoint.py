@@ -63,10 +63,14 @@ class Checkpoints:
             with _disk_errors():
                 self._manager.close()
 
+    def is_due(self, progress: Progress) -> bool:
+        """Whether `update` would save."""
+        return self._saved < 0 or progress.iteration // self._every > self._saved // self._every
+
     def update(self, progress: Progress, score: float = np.nan) -> None:
         """Saves if a checkpoint is due; the best checkpoint is that of the highest `score`, a return."""
         self._last = progress, score
-        if self._saved < 0 or progress.iteration // self._every > self._saved // self._every:
+        if self.is_due(progress):
             self.save(progress, score)
 
     def save(self, progress: Progress, score: float = np.nan) -> None:

@@ -12,6 +12,7 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.config.config import Config
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.importing import import_object, import_path
 from grpo_jax.policies import Architecture
 
 FIELDS = get_type_hints(Config) | get_type_hints(Hyperparams)
@@ -33,11 +34,21 @@ def read_fields(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path} cannot be read: {error}; use a file such as a sweep's best.json") from error
     if not isinstance(fields, dict):
         raise ConfigError(f'{path} holds no JSON object; use one such as {{"environment": "CartPole-v1"}}')
-    return _from_json(path, fields, FIELDS, "Config or Hyperparams")
+    return from_json(path, fields, FIELDS, "Config or Hyperparams")
 
 
-def _from_json(path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The fields in their types; `Config` and `Hyperparams.check` check the rest."""
+def from_json(path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The fields in their types; `Config` and `Hyperparams.check` check the rest.
+
+    Args:
+      path: the file that they come from, for errors.
+      fields: values in JSON's types, as `config_fields` gives them.
+      kinds: the type of each known field.
+      what: the classes with these fields, for errors.
+
+    Raises:
+      ConfigError: for an unknown field, or a value of the wrong type.
+    """
     for name in fields:
         if name not in kinds:
             raise ConfigError(f"{path}: {name!r} is no field of {what}: {nearest(name, kinds)}")
@@ -52,7 +63,9 @@ def _value_from_json(path: Path, name: str, value: Any, kind: Any) -> Any:
     if expected is float and value == "inf":
         return math.inf
     if expected is Architecture and type(value) is dict:
-        return Architecture(**_from_json(path, value, get_type_hints(Architecture), "Architecture"))
+        return Architecture(**from_json(path, value, get_type_hints(Architecture), "Architecture"))
+    if len(kinds) > 1 and type(value) is dict and expected is str:
+        return _object_from_json(value, name)
     if type(value) not in JSON_TYPES.get(expected, ()):
         raise ConfigError(f"{path}: {name}={json.dumps(value)} must be of type {expected.__name__}; or leave it out")
     return expected(value) if expected in (float, tuple) else value
@@ -60,9 +73,76 @@ def _value_from_json(path: Path, name: str, value: Any, kind: Any) -> Any:
 
 def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
     """The fields for `read_fields` in JSON's types: without None, a default, and with "inf" for infinity."""
-    fields = {field: getattr(config, field) for field in Config.__dataclass_fields__}
-    fields |= {field: getattr(hyperparams, field) for field in Hyperparams.__dataclass_fields__}
-    fields |= {"algorithm": name_of(config.algorithm), "env_params": dict(config.env_params)}
-    fields |= {"transformer": dataclasses.asdict(config.transformer)}
-    fields = {field: "inf" if value == math.inf else value for field, value in fields.items()}
+    numbers = {field: getattr(hyperparams, field) for field in Hyperparams.__dataclass_fields__}
+    fields = config_fields(config)[0] | {
+        field: "inf" if value == math.inf else value for field, value in numbers.items()
+    }
     return {field: value for field, value in fields.items() if value is not None}
+
+
+def config_fields(config: Config) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a config in JSON's types, without None, and the names of the fields that JSON cannot express.
+
+    An algorithm is a name, or an object with its slots. Other functions are import paths. A function without one, such
+    as a lambda, and an environment that is an object cannot be expressed.
+    """
+    known = name_of(config.algorithm)
+    fields = {field: getattr(config, field) for field in Config.__dataclass_fields__}
+    fields |= {"algorithm": config.algorithm if known == "custom" else known}
+    fields |= {"env_params": dict(config.env_params), "transformer": dataclasses.asdict(config.transformer)}
+    found, missing = {}, []
+    for field, value in fields.items():
+        try:
+            found[field] = value if isinstance(value, dict) else _as_json(value)
+            if callable(value) and import_path(value):
+                found[field] = import_path(value)
+        except TypeError:
+            missing.append(field)
+    return {field: value for field, value in found.items() if value is not None}, missing
+
+
+def _as_json(value: Any) -> Any:
+    """A value in JSON's types: a function by its import path, a dataclass or a named tuple as an object.
+
+    Raises:
+      TypeError: JSON cannot express the value.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return "inf" if value == math.inf else value
+    if (parts := _parts(value)) is not None and (path := import_path(type(value))) is not None:
+        return {"class": path, "fields": {name: _as_json(part) for name, part in parts.items()}}
+    if isinstance(value, tuple):
+        return [_as_json(part) for part in value]
+    if callable(value) and (path := import_path(value)) is not None:
+        return {"import": path}
+    raise TypeError(f"{value!r} has no import path")
+
+
+def _parts(value: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass or a named tuple; None for other values, and for classes."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
+
+
+def _object_from_json(value: Any, field: str) -> Any:
+    """The value that `_as_json` wrote.
+
+    Raises:
+      ConfigError: the code has changed: there is no such name, or it has other fields.
+    """
+    if isinstance(value, list):
+        return tuple(_object_from_json(part, field) for part in value)
+    if not isinstance(value, dict):
+        return math.inf if value == "inf" else value
+    found = import_object(value.get("class") or value["import"], field)
+    if "class" not in value:
+        return found
+    if not (isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))):
+        raise ConfigError(f"{field}: {value['class']!r} is neither a dataclass nor a named tuple")
+    try:
+        return found(**{name: _object_from_json(part, field) for name, part in value["fields"].items()})
+    except TypeError as error:
+        raise ConfigError(f"{field}: {value['class']!r} has other fields now ({error})") from error

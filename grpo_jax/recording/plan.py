@@ -51,10 +51,10 @@ class Plan(NamedTuple):
         return {
             "name": self.name,
             "config": describe(self.config),
-            "hyperparams": _as_lists(vars(self.hyperparams)),
+            "hyperparams": as_lists(vars(self.hyperparams)),
             "keys": np.asarray(jax.random.key_data(self.keys)).tolist(),
             "max_episodes": self.max_episodes,
-            "env_params": None if self.env_params is None else _as_lists(self.env_params),
+            "env_params": None if self.env_params is None else as_lists(self.env_params),
         }
 
 
@@ -77,7 +77,8 @@ def describe(config: Config) -> dict[str, Any]:
     return fields | {"environment": config.env.name, "env_params": dict(config.env_params)}
 
 
-def _as_lists(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def as_lists(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays by name as nested lists."""
     return {name: np.asarray(value).tolist() for name, value in arrays.items()}
 
 

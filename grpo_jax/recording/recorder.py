@@ -25,6 +25,7 @@ from grpo_jax.recording.files import read_metrics, release_if_unused, remove_if_
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.nan_finder import NonFiniteFinder
 from grpo_jax.recording.plan import Plan, claim, versions
+from grpo_jax.recording.policies import KeptPolicies, RecentReturns
 from grpo_jax.recording.signals import StopSignal, deferred_signals
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases, check_installed
 from grpo_jax.training.budget import check_budget, most_steps
@@ -120,8 +121,9 @@ def recorded_run(
     result = recorded_run(config, Hyperparams(total_steps=200_000), keys, "runs/mine", resume=True)
     ```
 
-    The folder gets `metrics.jsonl` (a JSON object an iteration), `checkpoints/` (the latest two and the best one) and
-    the files of the trackers. The console shows the progress, and warnings, such as of a collapsed entropy.
+    The folder gets `metrics.jsonl` (a JSON object an iteration), `policies/` (the final and the best policy of each
+    row, for `grpo_jax.load`), `checkpoints/` (the latest two and the best one) and the files of the trackers. The
+    console shows the progress, and warnings, such as of a collapsed entropy.
 
     A run that is interrupted and then resumed on the same devices ends bitwise as one without the interruption.
     With checkpoints, SIGTERM and Ctrl-C end the process after the current chunk of iterations, which is saved; a second
@@ -222,6 +224,8 @@ def record(
             )
         if recording.resume:
             start, past = _resume(plan, directory, checkpoints, params)
+        policies = stack.enter_context(KeptPolicies(directory, plan, resume=start is not None and start.iteration > 0))
+        recent = RecentReturns(len(plan.keys), past)
         logbook = stack.enter_context(
             Logbook(
                 directory if is_process_zero() else None,
@@ -239,16 +243,24 @@ def record(
         def called(progress, chunk):
             if chunk is not None:
                 logbook.record(chunk)
+                recent.add(chunk)
                 if finder is not None:
                     finder.check(chunk)
+            if not recording.evaluate_every:
+                policies.update(progress, recent.scores)
+            elif progress.iteration in progress.evaluations.iterations:
+                policies.update(progress, progress.evaluations.sampled[-1])
             changed = None if callback is None else callback(progress, chunk)
             progress = progress if changed is None else changed
             if finder is not None:
                 finder.remember(progress)
             if checkpoints is not None:
+                if checkpoints.is_due(progress):
+                    policies.save()  # first: a run that goes on from the checkpoint needs the best ones before it
                 checkpoints.update(progress, logbook.typical_return)
                 # All processes stop together, whichever of them received the signal.
                 if number := from_every_process(received[0] if received else 0).max():
+                    policies.save()
                     checkpoints.save(progress, logbook.typical_return)
                     raise StopSignal(int(number))
             return changed
@@ -268,7 +280,10 @@ def record(
             stop_when=recording.stop_when if stop_when is None else stop_when,
             mesh=mesh,
         )
-    return _joined(past, result), logbook.warnings
+        result = _joined(past, result)
+        scores = result.evaluations.sampled[-1] if len(result.evaluations.iterations) else recent.scores
+        policies.finish(result.states, result.steps[-1], scores)
+    return result, logbook.warnings
 
 
 def _resume(plan: Plan, directory: Path, checkpoints: "Checkpoints", params: PyTree) -> tuple[Progress | None, Chunk]:

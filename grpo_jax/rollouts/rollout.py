@@ -13,7 +13,7 @@ from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import threefry
 from grpo_jax.objectives.returns import next_values
 from grpo_jax.policies import Policy
-from grpo_jax.policies.sampling import mask_actions
+from grpo_jax.policies.sampling import restricted
 from grpo_jax.rollouts.finals import Truncations, num_finals
 from grpo_jax.rollouts.groups import copy_to_members
 from grpo_jax.rollouts.packing import pack, packed_step
@@ -178,9 +178,7 @@ class Simulator(NamedTuple):
         action_mask = None
         if environment.action_mask is not None:
             action_mask = jax.vmap(environment.action_mask)(state.environment, environment_params)
-        if self.policy.support is not None:
-            action_mask = self.policy.support(mask_actions(distribution, action_mask))
-        distribution = mask_actions(distribution, action_mask)
+        distribution, action_mask = restricted(self.policy, distribution, action_mask)
         action = choose(distribution)
         moved = jax.vmap(environment.step)(keys, state.environment, family.to_environment(action), environment_params)
         reward = jnp.where(alive, moved.reward, 0.0)

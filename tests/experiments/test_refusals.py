@@ -15,6 +15,7 @@ from rich.console import Console
 from experiments import family, plot, tokens, train
 from experiments.harness import token_runs
 from experiments.harness.command import command
+from grpo_jax import TrainState
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.checkpoint import Checkpoints
@@ -229,7 +230,8 @@ FAILURES = {
 
 
 def save_and_fail(callback):
-    callback(initial_progress({"params": jnp.ones((1, 4))}, 1), None)
+    states = TrainState(**dict.fromkeys(TrainState.__dataclass_fields__) | {"params": jnp.ones((1, 4))})
+    callback(initial_progress(states, 1), None)
     raise MemoryError("not enough memory: 1")
 
 

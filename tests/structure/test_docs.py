@@ -133,6 +133,14 @@ def test_the_recorded_run_goes_on(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "mine" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
+def test_the_page_about_trained_policies_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_page("trained_policies.md")
+    assert names["actions"].shape == (32,) and names["action"].shape == ()
+    assert names["arrays"]["params/actor/Dense_1/kernel"].shape == (4, 64, 64)
+
+
 def test_flags_of_long_runs_are_those_of_the_experiments():
     fields = Recording.__dataclass_fields__
     assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)

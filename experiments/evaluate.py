@@ -1,0 +1,134 @@
+"""Episodes of the trained policies in a folder: `python -m experiments.evaluate runs/mine --num-episodes 1000`."""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax
+import numpy as np
+import tyro
+from rich.progress import track
+from rich.table import Table
+
+from grpo_jax import Config, TrainedPolicy, evaluate, load
+from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated
+from grpo_jax.errors import as_count
+from grpo_jax.recording.files import write_json
+
+from .harness.command import command, make_console, provenance
+from .harness.figures import with_interval
+from .harness.flags import parse_override
+from .harness.runs import score_summary
+
+EPISODES_AT_ONCE = 4096  # of all rows together
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Plays whole episodes with the trained policies of all seeds of a run."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Folder of results of a command that trains."""
+    run: str | None = None
+    """Name of the run, if the folder holds several."""
+    which: Literal["final", "best"] = "final"
+    """The policies at the end of training, or those with the highest training returns."""
+    num_episodes: int = 1000
+    """Episodes of each seed."""
+    greedy: bool = False
+    """Take the most probable actions instead of samples."""
+    environment: str | None = None
+    """Play in another environment with the same observations and actions."""
+    env_params: tuple[str, ...] = ()
+    """Parameters of the environment to override, such as max_steps_in_episode=1000."""
+    seed: int = 0
+    """Seed of the episodes."""
+    out: Path | None = None
+    """JSON file for the returns and lengths of all episodes."""
+
+
+def main(arguments: Arguments) -> None:
+    num_episodes = as_count("num_episodes", arguments.num_episodes)
+    policies = load(arguments.folder, arguments.run, which=arguments.which, seed="all")
+    overrides = dict(map(parse_override, arguments.env_params))
+    if arguments.environment is not None or overrides:
+        policies = policies.on(arguments.environment, overrides)
+    console = make_console()
+    started = time.perf_counter()
+    batches = play(policies, jax.random.key(arguments.seed), num_episodes, greedy=arguments.greedy)
+    count = num_batches(len(policies), num_episodes)
+    if console.is_interactive:
+        batches = track(batches, "episodes", total=count, console=console, transient=True)
+    returns, lengths = (np.concatenate(parts, axis=1) for parts in zip(*batches, strict=True))
+    seconds = time.perf_counter() - started
+    console.print(table(policies, returns, lengths))
+    kind = "greedy" if arguments.greedy else "sampled"
+    console.print(
+        f"{policies.config.env.name}: {num_episodes} {kind} episodes of each of {len(policies)} seeds, "
+        f"{lengths.sum() / seconds:,.0f} steps/s",
+        soft_wrap=True,
+    )
+    if arguments.out is not None:
+        write_json(arguments.out, summarise(arguments, policies, returns, lengths))
+        console.print(f"Written to {arguments.out}", soft_wrap=True)
+
+
+def num_batches(num_rows: int, num_episodes: int) -> int:
+    """Batches in which the episodes of each row are played, so that the memory is bounded."""
+    return -(-num_episodes // max(1, EPISODES_AT_ONCE // num_rows))
+
+
+def play(
+    policies: TrainedPolicy, key: jax.Array, num_episodes: int, *, greedy: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Returns and lengths `[R, ...]` of the next episodes of all rows, batch after batch."""
+    num_rows, config = len(policies), policies.config
+    batches = num_batches(num_rows, num_episodes)
+    size, mesh = -(-num_episodes // batches), make_row_mesh(num_rows)
+
+    def episodes(row):
+        policy, key = row
+        return evaluate(config, policy.state(key), key, num_episodes=size, greedy=greedy)
+
+    program = jax.jit(lambda *rows: over_rows(episodes, mesh)(pad_rows(rows, mesh)), out_shardings=replicated(mesh))
+    left = num_episodes
+    for key_batch in jax.random.split(key, batches):
+        played = program(policies, jax.random.split(key_batch, num_rows))
+        yield tuple(np.asarray(values)[:num_rows, :left] for values in played)
+        left -= size
+
+
+def table(policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> Table:
+    """A line for each seed, and one for all."""
+    rendered = Table("seed", "mean return", "std", "worst", "best", "mean length", title=policies.name)
+    for seed, row, steps in zip(policies.seed, returns, lengths, strict=True):
+        numbers = row.mean(), row.std(), row.min(), row.max(), steps.mean()
+        rendered.add_row(str(seed), *(f"{number:.4g}" for number in numbers))
+    if len(returns) > 1:
+        rendered.add_section()
+        rendered.add_row("IQM", with_interval(returns.mean(axis=1)), "", "", "", f"{lengths.mean():.4g}")
+    return rendered
+
+
+def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> dict:
+    """The contents of the file."""
+    config: Config = policies.config
+    return {
+        "folder": arguments.folder,
+        "run": policies.name,
+        "which": arguments.which,
+        "greedy": arguments.greedy,
+        "seed": arguments.seed,
+        "environment": config.env.name,
+        "env_params": dict(config.env_params),
+        "return": score_summary(returns.mean(axis=1)),
+        "returns": returns,
+        "lengths": lengths,
+        **provenance(),
+    }
+
+
+if __name__ == "__main__":
+    command(lambda: main(tyro.cli(Arguments)))

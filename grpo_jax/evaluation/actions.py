@@ -1,0 +1,41 @@
+"""Actions of a policy outside of any environment of ours."""
+
+import jax
+
+from grpo_jax.config.acting import acting_policy
+from grpo_jax.config.config import Config
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.policies.normalization import Normalizer
+from grpo_jax.policies.sampling import restricted
+from grpo_jax.types import PyTree
+
+
+def choose_actions(
+    config: Config,
+    params: PyTree,
+    normalizer: Normalizer,
+    hyperparams: Hyperparams,
+    observation: PyTree,
+    carry: PyTree,
+    key: jax.Array | None = None,
+    action_mask: jax.Array | None = None,
+) -> tuple[jax.Array, PyTree]:
+    """Actions for `N` observations, as the environment takes them, and the carry for the next ones. Pure.
+
+    Args:
+      config: the run that the policy comes from.
+      params, normalizer, hyperparams: of one row of it.
+      observation: `[N, ...]`.
+      carry: of the policy, each leaf `[N, ...]`.
+      key: of samples; None takes the most probable actions, or for squashed actions the medians.
+      action_mask: bool `[N, num_actions]`, the legal actions; None if all are.
+
+    Returns:
+      `[N]` or `[N, D]` actions, scaled and clipped to the bounds of the action space; and the carry.
+    """
+    policy = acting_policy(config, normalizer, hyperparams)
+    parameters, _, carry = policy.step(params, observation, carry)
+    parameters, _ = restricted(policy, parameters, action_mask)
+    distribution = policy.distribution
+    action = distribution.mode(parameters) if key is None else distribution.sample(parameters, key)
+    return distribution.to_environment(action), carry

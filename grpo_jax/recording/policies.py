@@ -1,0 +1,275 @@
+"""Host: the files of trained policies, the final and the best one of each row of a run.
+
+OUT/policies/<run>/policy.json         config, versions, format
+OUT/policies/<run>/final.safetensors   arrays by path, such as params/actor/Dense_0/kernel, with rows first
+OUT/policies/<run>/best.safetensors
+"""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
+from grpo_jax.errors import ConfigError
+from grpo_jax.importing import import_path
+from grpo_jax.recording.config_file import config_fields
+from grpo_jax.recording.files import remove_if_unused, write_json
+from grpo_jax.recording.plan import Plan, as_lists, versions
+from grpo_jax.training.progress import Chunk, Progress
+from grpo_jax.types import PyTree, TrainState
+
+FOLDER, DESCRIPTION = "policies", "policy.json"
+FORMAT = 1
+"""Of the files; a reader refuses a newer one."""
+
+NUM_EPISODES = 100
+"""The fewest episodes that a score is a mean of, once as many have ended."""
+
+_HEADER = "grpo_jax"  # the only entry of a file's metadata: safetensors does not keep the order of several
+_log = logging.getLogger(__name__)
+
+Arrays = dict[str, np.ndarray]
+
+
+class RecentReturns:
+    """The mean return of each row's recent training episodes.
+
+    Args:
+      num_rows: `R`.
+      past: the iterations before a resumed run goes on.
+
+    Attributes:
+      scores: `[R]` mean return of the last 100 or more episodes, of as many iterations as have them; NaN if none ended.
+    """
+
+    def __init__(self, num_rows: int, past: Chunk | None = None):
+        self._returns, self._counts = np.zeros((2, 0, num_rows))
+        self.scores = np.full(num_rows, np.nan)
+        if past is not None and len(past.steps):
+            self.add(past)
+
+    def add(self, chunk: Chunk) -> None:
+        """Adds the episodes of the next iterations."""
+        returns, counts = (np.nan_to_num(chunk.metrics[f"episode/{name}"]) for name in ("return_mean", "count"))
+        returns, counts = np.concatenate([self._returns, returns]), np.concatenate([self._counts, counts])
+        ended_later = np.cumsum(counts[::-1], axis=0)[::-1] - counts
+        counts = np.where(ended_later < NUM_EPISODES, counts, 0.0)
+        kept = counts.any(axis=1)
+        self._returns, self._counts = returns[kept], counts[kept]
+        total = self._counts.sum(axis=0)
+        self.scores = np.divide(
+            (self._returns * self._counts).sum(axis=0), total, out=np.full(total.shape, np.nan), where=total > 0
+        )
+
+
+class KeptPolicies:
+    """The final and the best policy of each row of a run. The best ones are kept on the host until they are written.
+
+    All processes of a run make the same calls; process 0 alone writes.
+
+    ```python
+    with KeptPolicies(directory, plan) as policies:
+        result = run(config, hyperparams, keys, callback=lambda progress, chunk: policies.update(progress, scores))
+        policies.finish(result.states, result.steps[-1], scores)
+    ```
+
+    Args:
+      directory: the folder of the run's results.
+      plan: the run.
+      resume: the best policies in the folder are those of this run so far.
+    """
+
+    def __init__(self, directory: Path, plan: Plan, *, resume: bool = False):
+        self._folder = policy_folder(directory, plan)
+        if is_process_zero():
+            remove_if_unused(directory / FOLDER)
+        self._description, self._num_rows = describe_policy(plan), len(plan.keys)
+        self._best: Arrays | None = from_process_zero(self._read_best) if resume else None
+        self._changed = self._checked = False
+
+    def __enter__(self) -> "KeptPolicies":
+        return self
+
+    def __exit__(self, exception_type, exception, traceback) -> None:
+        # The disk may be full: that is reported already.
+        with contextlib.suppress(*([OSError] if exception_type else [])):
+            self.save()
+
+    def update(self, progress: Progress, scores: np.ndarray) -> None:
+        """Keeps the policies of the rows whose score is higher than any before.
+
+        Args:
+          progress: the run's progress.
+          scores: `[R]`, of these policies, larger is better; a row with NaN keeps its best policy.
+        """
+        if not self._checked:
+            size = sum(leaf.nbytes for leaf in jax.tree.leaves(_parts(progress.states)))
+            from_process_zero(lambda: _check_space(self._folder, 2 * size))
+            self._checked = True
+        best = (
+            np.full(self._num_rows, -np.inf) if self._best is None else np.nan_to_num(self._best["score"], nan=-np.inf)
+        )
+        improved = scores > best  # False for NaN
+        if not improved.any():
+            return
+        arrays = _to_host(progress.states, self._num_rows) | _progress(progress.steps, scores)
+        if self._best is None:
+            self._best = arrays
+        else:
+            for path, leaf in arrays.items():
+                self._best[path][improved] = leaf[improved]
+        self._changed = True
+
+    def save(self) -> None:
+        """Writes the best policies, if there are better ones than before."""
+        if self._changed:
+            self._write("best", self._best)
+        self._changed = False
+
+    def finish(self, states: TrainState, steps: np.ndarray, scores: np.ndarray) -> None:
+        """Writes the final policies. They are also the best ones of rows that have no score yet.
+
+        Args:
+          states, steps: of the end of the run.
+          scores: `[R]`, of the final policies.
+        """
+        final = _to_host(states, self._num_rows) | _progress(steps, scores)
+        if self._best is None:
+            self._best = final
+            self._changed = True
+        elif (unknown := np.isnan(self._best["score"])).any():
+            for path, leaf in final.items():
+                self._best[path][unknown] = leaf[unknown]
+            self._changed = True
+        self._write("final", final)
+        self.save()
+
+    def _write(self, which: str, arrays: Arrays) -> None:
+        if is_process_zero():
+            write_policies(self._folder, self._description, {which: arrays})
+
+    def _read_best(self) -> Arrays | None:
+        """None, with a warning, if the file is damaged or missing."""
+        try:
+            return read_arrays(self._folder / "best.safetensors")
+        except ConfigError as error:
+            _log.warning("The best policies before the interruption are lost: %s", error)
+            return None
+
+
+def policy_folder(directory: Path, plan: Plan) -> Path:
+    """The folder of a run's policies in the folder of its results."""
+    return directory / FOLDER / plan.folder
+
+
+def describe_policy(plan: Plan) -> dict[str, Any]:
+    """The contents of policy.json."""
+    config, missing = config_fields(plan.config)
+    return {
+        "format": FORMAT,
+        "name": plan.name,
+        "label": plan.label,
+        "environment": plan.config.env.name,
+        "num_rows": len(plan.keys),
+        "config": config,
+        "not_in_config": missing,
+        "hyperparams": import_path(type(plan.hyperparams)),
+        "env_params": None if plan.env_params is None else as_lists(plan.env_params),
+        "score": f"mean return of an evaluation, or else of the last {NUM_EPISODES} or more training episodes",
+        "versions": versions(),
+    }
+
+
+def write_policies(folder: Path, description: Mapping[str, Any], arrays: Mapping[str, Arrays]) -> None:
+    """Writes policy.json and a file of arrays for each of "final" and "best"; each file is replaced as a whole."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / DESCRIPTION, description)
+    for which, leaves in arrays.items():
+        leaves = {path: np.ascontiguousarray(leaf) for path, leaf in leaves.items()}
+        header = {"format": FORMAT, "checksums": {path: _checksum(leaf) for path, leaf in leaves.items()}}
+        path = folder / f"{which}.safetensors"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            save_file(leaves, temporary, metadata={_HEADER: json.dumps(header)})
+            shutil.copymode(folder / DESCRIPTION, temporary)  # safetensors lets only the owner read it
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            raise
+        except Exception as error:  # safetensors has one of its own for a full disk
+            raise OSError(f"{path} cannot be written: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def read_arrays(path: Path) -> Arrays:
+    """The arrays in a file, by their paths.
+
+    Raises:
+      ConfigError: there is no such file, or it is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dictionary
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if "checksums" not in header:
+        raise ConfigError(f"{path} does not hold policies of grpo_jax")
+    for name in {**header["checksums"], **arrays}:
+        if name not in arrays or _checksum(arrays[name]) != header["checksums"].get(name):
+            raise ConfigError(f"{path} is damaged: {name} has changed since it was written")
+    return arrays
+
+
+def by_path(tree: PyTree, prefix: str) -> dict[str, Any]:
+    """The leaves of a tree by their paths, such as "params/actor/Dense_0/kernel"."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        "/".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="/")))): leaf
+        for path, leaf in leaves
+    }
+
+
+def _parts(states: TrainState) -> dict[str, Any]:
+    """The parts of a state that a policy consists of, by path."""
+    parts = {"params": states.params, "normalizer": states.normalizer, "hyperparams": states.hyperparams}
+    return {path: leaf for prefix, tree in parts.items() for path, leaf in by_path(tree, prefix).items()}
+
+
+def _to_host(states: TrainState, num_rows: int) -> Arrays:
+    """Copies, without padding rows."""
+    return {path: whole_array(leaf)[:num_rows] for path, leaf in _parts(states).items()}
+
+
+def _progress(steps: np.ndarray, scores: np.ndarray) -> Arrays:
+    return {"score": np.array(scores, np.float64), "steps": np.array(steps, np.int64)}
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    """Raises ConfigError if the disk has less space than the policies need."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise ConfigError(
+            f"the final and the best policies need {needed / 1e6:,.0f} MB, but {existing} has {free / 1e6:,.0f} MB "
+            "free; use fewer rows, or a folder (--out) on another disk"
+        )

@@ -1,0 +1,300 @@
+"""Host: trained policies, read from the folder of a run."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from grpo_jax.config.config import Config
+from grpo_jax.environments import row_parameters
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.evaluation.actions import choose_actions
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.importing import import_object
+from grpo_jax.policies.normalization import Normalizer
+from grpo_jax.recording.config_file import FIELDS, from_json
+from grpo_jax.recording.policies import DESCRIPTION, FOLDER, FORMAT, Arrays, by_path, read_arrays
+from grpo_jax.training.train_step import make_init
+from grpo_jax.types import PyTree, TrainState
+
+
+@struct.dataclass
+class TrainedPolicy:
+    """A trained policy, or those of all rows of a run: a pytree, whose leaves then have a leading axis `[R]`.
+
+    ```python
+    policy = grpo_jax.load("runs/mine")
+    action = policy.act(observation)
+    returns = evaluate(policy.config, policy.state(key), key).returns
+    ```
+    """
+
+    name: str = struct.field(pytree_node=False)  # of the run
+    config: Config = struct.field(pytree_node=False)
+    params: PyTree
+    normalizer: Normalizer
+    hyperparams: Hyperparams
+    env_params: dict[str, jax.Array]  # parameters of the environment that the run gave to this row
+    score: jax.Array  # mean return of recent training episodes; NaN if none had ended
+    steps: jax.Array  # environment steps it was trained for
+    seed: jax.Array  # its row in the run
+
+    def __len__(self) -> int:
+        """Number of rows; TypeError for a single policy."""
+        return len(self.seed)
+
+    def __getitem__(self, row: int) -> "TrainedPolicy":
+        """The policy of one of the rows."""
+        if not np.ndim(self.seed):
+            raise ConfigError("this is a single policy already; load(folder, seed='all') gives all of them")
+        return jax.tree.map(lambda leaf: leaf[row], self)
+
+    def act(
+        self,
+        observation: PyTree,
+        key: jax.Array | None = None,
+        *,
+        carry: PyTree = None,
+        action_mask: jax.Array | None = None,
+    ) -> Any:
+        """The action for an observation, or the actions for a batch of them, as the environment takes them.
+
+        Args:
+          observation: one, or a batch `[N, ...]`.
+          key: samples the action; None takes the most probable one, or for squashed actions the median.
+          carry: of a recurrent policy: from `initial_carry` at the start of an episode, then from the call before.
+          action_mask: bool `[num_actions]` or `[N, num_actions]`, the legal actions; None if all are.
+
+        Returns:
+          The action, `[...]` or `[N, ...]`; with a carry, the action and the next carry.
+
+        Raises:
+          ConfigError: the observation has another shape, a recurrent policy has no carry, or there are several rows.
+        """
+        self._check_single()
+        if carry is None and self.config.policy.has_carry:
+            instead = "action, carry = policy.act(observation, carry=carry), with policy.initial_carry() at first"
+            if self.config.is_transformer:
+                instead = "generate(policy.config.policy, policy.params, prompts, key), or answer(policy.config, ...)"
+            raise ConfigError(f"this policy keeps a carry from step to step: write {instead}")
+        expected, is_single = self.config.env.observation, _is_single(self.config, observation)
+        observation = jax.tree.map(lambda like, leaf: jnp.asarray(leaf, like.dtype), expected, observation)
+        if is_single:
+            observation, action_mask = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (observation, action_mask))
+        num = len(jax.tree.leaves(observation)[0])
+        before = self.initial_carry(num) if carry is None else carry
+        arrays = self.params, self.normalizer, self.hyperparams
+        action, after = _program(self.config)(*arrays, observation, before, key, action_mask)
+        action = action[0] if is_single else action
+        return action if carry is None else (action, after)
+
+    def initial_carry(self, num: int = 1, prompt: jax.Array | None = None) -> PyTree:
+        """The carry at the start of `num` episodes; a transformer reads the prompts `[num, P]`."""
+        return self.config.policy.initial_carry(self.params, num, prompt)
+
+    def state(self, key: jax.Array) -> TrainState:
+        """A train state with this policy, for `evaluate` and `make_train_step`: environments and optimiser begin anew.
+
+        Pure: `vmap` it over policies and keys.
+        """
+        state = make_init(self.config)(key, self.hyperparams, self.env_params, self.params)
+        return state.replace(normalizer=self.normalizer)
+
+    def on(self, environment: Any = None, env_params: Mapping[str, float] | None = None) -> "TrainedPolicy":
+        """The policy for playing in another environment, or under other parameters of the environment.
+
+        Args:
+          environment: as in `Config`; None keeps the run's.
+          env_params: parameters to override, such as `{"max_steps_in_episode": 1000}`.
+
+        Raises:
+          ConfigError: the other environment has other observations or actions.
+        """
+        config, given = self.config, dict(env_params or {})
+        kept = {} if environment is not None else dict(config.env_params)
+        config = dataclasses.replace(
+            config,
+            environment=config.environment if environment is None else environment,
+            env_params=kept | given,
+            # A rollout for training of one episode has its length, which may be another now.
+            num_steps=config.num_steps if config.algorithm.start.auto_reset else None,
+            num_minibatches=1,
+            num_microbatches=None,
+            shuffle_blocks=1,
+        )
+        for field in ("observation", "action_space"):
+            old, new = getattr(self.config.env, field), getattr(config.env, field)
+            if old != new:
+                raise ConfigError(
+                    f"{config.env.name!r} has the {field} {new}, but the policy was trained with {old}, that of "
+                    f"{self.config.env.name!r}; choose an environment with the same"
+                )
+        rows = {} if environment is not None else self.env_params
+        return self.replace(config=config, env_params={name: rows[name] for name in rows if name not in given})
+
+    def _check_single(self) -> None:
+        if np.ndim(self.seed):
+            raise ConfigError(f"these are the policies of {len(self)} rows; take one of them, policy[0]")
+
+
+@functools.lru_cache
+def _program(config: Config):
+    """Rows of a run share what is compiled."""
+    return jax.jit(functools.partial(choose_actions, config))
+
+
+def _is_single(config: Config, observation: PyTree) -> bool:
+    """Whether this is one observation; False for a batch."""
+    expected = jax.tree.leaves(config.env.observation)
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(observation)]
+    if shapes == [leaf.shape for leaf in expected]:
+        return True
+    if [shape[1:] for shape in shapes] != [leaf.shape for leaf in expected] or not all(shapes):
+        raise ConfigError(
+            f"an observation of {config.env.name!r} has the shape {config.env.observation.shape}, but was given "
+            f"{shapes[0] if len(shapes) == 1 else shapes}; a batch has one more axis, the first"
+        )
+    return False
+
+
+def load(
+    folder: str | Path,
+    run: str | None = None,
+    *,
+    which: Literal["final", "best"] = "final",
+    seed: int | Literal["best", "all"] = "best",
+    config: Config | None = None,
+) -> TrainedPolicy:
+    """A trained policy from the folder of a run.
+
+    ```python
+    policy = grpo_jax.load("runs/mine")
+    actions = policy.act(observations)
+    ```
+
+    Args:
+      folder: of the results, such as `--out` of a command.
+      run: its name, such as "PPO on CartPole-v1" or "PPO"; needed if the folder holds several runs.
+      which: "final", after all training, or "best", when the mean return of recent training episodes was highest.
+      seed: the row; "best" is that of the highest score, and "all" gives all rows, as `run(params=...)` takes them.
+      config: of the run, where policy.json cannot express it: with functions that have no import path, such as a
+        lambda, or an environment that is an object.
+
+    Raises:
+      ConfigError: there is no such folder, run, file or row, a file is damaged or of a newer format, or the parameters
+        do not fit the config.
+    """
+    if which not in ("final", "best"):
+        raise ConfigError(f"which={which!r} is unknown; use 'final' or 'best'")
+    path, description = find_run(Path(folder), run)
+    if config is None:
+        config = _read_config(path / DESCRIPTION, description)
+    file = path / f"{which}.safetensors"
+    if which == "final" and not file.exists() and (path / "best.safetensors").exists():
+        raise ConfigError(f"{path} has no final policies, as the run did not end; use which='best' (--which best)")
+    arrays = read_arrays(file)
+    num_rows = description["num_rows"]
+    like = jax.eval_shape(make_init(config), jax.random.key(0), _hyperparams_class(description)())
+    policies = TrainedPolicy(
+        name=description["name"],
+        config=config,
+        params=_tree(like.params, "params", arrays, file),
+        normalizer=_tree(like.normalizer, "normalizer", arrays, file),
+        hyperparams=_hyperparams(type(like.hyperparams), arrays),
+        env_params=row_parameters(config.env, description["env_params"], num_rows),
+        score=arrays["score"],
+        steps=arrays["steps"],
+        seed=np.arange(num_rows),
+    )
+    if seed == "all":
+        return policies
+    if seed == "best":
+        seed = int(np.argmax(np.nan_to_num(arrays["score"], nan=-np.inf)))
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < num_rows:
+        raise ConfigError(f"seed={seed!r}, but {path} holds the rows 0 to {num_rows - 1}; or use 'best' or 'all'")
+    return policies[seed]
+
+
+def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]]:
+    """The folder of a run's policies, and the contents of its policy.json.
+
+    Raises:
+      ConfigError: there is no such folder or run, or there are several and `run` is None.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}; name that of a run, such as runs/mine")
+    paths = [path for path in (folder, *sorted((folder / FOLDER).glob("*"))) if (path / DESCRIPTION).exists()]
+    if not paths:
+        raise ConfigError(
+            f"{folder} has no trained policies ({FOLDER}/*/{DESCRIPTION}); they are written at a run's end"
+        )
+    found = [(path, _read_description(path / DESCRIPTION)) for path in paths]
+    if run is not None:
+        named = [each for each in found if run in (each[1]["name"], each[1]["label"], each[0].name)]
+        if not named:
+            names = [description["name"] for _, description in found]
+            raise ConfigError(f"{folder} has no run {run!r}: {nearest(run, names)}")
+        found = named
+    if len(found) > 1:
+        names = ", ".join(repr(description["name"]) for _, description in found)
+        raise ConfigError(f"{folder} holds several runs: {names}; choose one by its name (run=..., --run)")
+    return found[0]
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+        version = int(description["format"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if version > FORMAT:
+        made_with = description.get("versions", {}).get("grpo-jax")
+        raise ConfigError(
+            f"{path} has format {version}, written by grpo-jax {made_with}, but this version reads up to {FORMAT}; "
+            "install a newer grpo-jax"
+        )
+    return description
+
+
+def _read_config(path: Path, description: dict[str, Any]) -> Config:
+    if missing := description["not_in_config"]:
+        raise ConfigError(
+            f"{path} cannot express {', '.join(missing)}, as it is an object or a function without an import path; "
+            "give the run's config: load(folder, config=my_config)"
+        )
+    return Config(**from_json(path, description["config"], FIELDS, "Config"))
+
+
+def _hyperparams_class(description: dict[str, Any]) -> type[Hyperparams]:
+    """The run's own class, if it has an import path that still leads to one."""
+    path = description["hyperparams"]
+    return Hyperparams if path is None else import_object(path, "hyperparams")
+
+
+def _hyperparams(kind: type[Hyperparams], arrays: Arrays) -> Hyperparams:
+    """The hyperparameters; a field that is newer than the file has its default."""
+    num_rows = len(arrays["score"])
+    saved = {name: arrays.get(f"hyperparams/{name}") for name in kind.__dataclass_fields__}
+    return kind(**{name: jnp.asarray(value) for name, value in saved.items() if value is not None}).broadcast(num_rows)
+
+
+def _tree(like: PyTree, prefix: str, arrays: Arrays, file: Path) -> PyTree:
+    """The arrays whose paths begin with the prefix, in the structure of `like`, each with a leading axis of rows."""
+    shapes = by_path(like, prefix)
+    saved = {path: leaf for path, leaf in arrays.items() if path.split("/")[0] == prefix}
+    for path in {**shapes, **saved}:
+        here = [*shapes[path].shape] if path in shapes else "missing"
+        there = [*saved[path].shape[1:]] if path in saved else "missing"
+        if here != there:
+            raise ConfigError(
+                f"{path} is {there} in {file}, but {here} in the config's policy: the code has changed since, or "
+                "config= is that of another run"
+            )
+    return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(saved[path]) for path in shapes])

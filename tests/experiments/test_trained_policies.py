@@ -1,0 +1,102 @@
+"""The commands that use trained policies: evaluate and export."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from saved_policies import save_policies
+
+from experiments import evaluate, export
+from grpo_jax import Config, load
+from grpo_jax.errors import ConfigError
+
+SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "hidden_sizes": (4,)}
+CARTPOLE = Config(environment="CartPole-v1", env_params={"max_steps_in_episode": 20}, **SIZES)
+EXPORTED = {
+    "mlp": CARTPOLE,
+    "gaussian": Config(environment="Pendulum-v1", normalize_observations=True, **SIZES),
+    "gru": dataclasses.replace(CARTPOLE, recurrent="gru", recurrent_size=3),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("cartpole")
+    save_policies(directory, CARTPOLE)
+    return directory
+
+
+def test_episodes_of_all_rows_are_evaluated(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluate, "EPISODES_AT_ONCE", 8)
+    out = tmp_path / "evaluation.json"
+    evaluate.main(
+        evaluate.Arguments(folder, num_episodes=10, out=out, env_params=("max_steps_in_episode=7", "gravity=1"))
+    )
+    assert "run on CartPole-v1" in (printed := capsys.readouterr().out) and "IQM" in printed
+    written = json.loads(out.read_text())
+    assert np.shape(written["returns"]) == np.shape(written["lengths"]) == (2, 10)
+    assert written["returns"] == written["lengths"] and np.max(written["lengths"]) <= 7
+    assert written["return"]["per_seed"] == np.mean(written["returns"], axis=1).tolist()
+    assert written["env_params"] == {"max_steps_in_episode": 7, "gravity": 1}
+
+
+SCRIPT = """
+import sys
+
+sys.modules["grpo_jax"] = None  # an import of it raises an error
+import jax.export
+import numpy as np
+
+for folder in sys.argv[1:]:
+    given = np.load(folder + "/given.npz")
+    carry = (tuple(given[name] for name in given if name.startswith("carry")),) if "carry0" in given else ()
+    for name, seed in (("act", ()), ("act_sampled", (np.uint32(7),))):
+        program = jax.export.deserialize(bytearray(open(f"{folder}/{name}.jax_export", "rb").read()))
+        leaves = jax.tree.leaves(program.call(given["observation"], *carry, *seed))
+        np.savez(f"{folder}/{name}.npz", *leaves)
+"""
+
+
+def test_exported_programs_choose_the_same_actions_without_this_package(tmp_path):
+    pytest.importorskip("flatbuffers")
+    expected, outs = {}, []
+    for name, config in EXPORTED.items():
+        save_policies(tmp_path / name, config)
+        outs.append(out := tmp_path / "exported" / name)
+        export.main(export.Arguments(folder=tmp_path / name, out=out, seed=0))
+        policy = load(tmp_path / name, seed=0)
+        observation = np.random.default_rng(0).normal(size=(1000, *config.env.observation.shape)).astype(np.float32)
+        carry = jax.tree.map(lambda leaf: leaf + 0.1, policy.initial_carry(1000))
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(carry)]
+        np.savez(out / "given.npz", observation=observation, **{f"carry{i}": leaf for i, leaf in enumerate(leaves)})
+        for program, key in (("act", None), ("act_sampled", jax.random.key(7))):
+            acted = policy.act(observation, key, carry=carry if leaves else None)
+            expected[out / f"{program}.npz"] = jax.tree.leaves(acted)
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", SCRIPT, *map(str, outs)], check=True, env=environment, cwd=tmp_path)
+    for path, leaves in expected.items():
+        for name, leaf in zip(found := np.load(path), leaves, strict=True):
+            np.testing.assert_allclose(found[name], leaf, rtol=1e-5, atol=1e-6, err_msg=f"{path} {name}")
+        assert len(np.unique(leaves[0])) > 1
+    with pytest.raises(ConfigError, match=r"action, carry = policy\.act"):
+        policy.act(observation)
+    readme = (outs[2] / "README.md").read_text()
+    assert "actions, carry = act.call(observation, carry)" in readme
+    assert json.loads((outs[0] / "manifest.json").read_text())["programs"]["act"]["platforms"] == ["cpu", "cuda", "tpu"]
+
+
+def test_arrays_are_exported_with_the_same_names(folder, tmp_path):
+    from safetensors.numpy import load_file
+
+    policy = load(folder)
+    export.write_arrays(policy, tmp_path)
+    arrays, numpy_arrays = load_file(tmp_path / "policy.safetensors"), np.load(tmp_path / "policy.npz")
+    assert arrays.keys() == set(numpy_arrays) and all((arrays[name] == numpy_arrays[name]).all() for name in arrays)
+    assert (arrays["params/actor/Dense_1/kernel"] == policy.params["actor"]["Dense_1"]["kernel"]).all()
+    with pytest.raises(ConfigError, match="exists already"):
+        export.main(export.Arguments(folder=folder, out=tmp_path))

@@ -1,0 +1,213 @@
+"""Kept policies: the best rows are copied, files are read back exactly, and mistakes are explained."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Probe, bits
+from saved_policies import save_policies
+
+import grpo_jax
+from grpo_jax import GRPO, Config, Hyperparams, evaluate, with_reference
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording import Plan
+from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
+from grpo_jax.recording.policies import KeptPolicies, RecentReturns, read_arrays
+from grpo_jax.training.progress import Chunk, initial_progress
+from grpo_jax.training.run import initial_states
+
+SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "hidden_sizes": (4,)}
+CATCH = Config(environment="Catch-bsuite", algorithm="ppo", network="mlp", normalize_observations=True, **SIZES)
+OWN = Config(environment=Probe(), algorithm="ppo", **SIZES)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("saved")
+    return directory, save_policies(directory, CATCH)
+
+
+def chunk(returns, counts):
+    metrics = {"episode/return_mean": np.array(returns), "episode/count": np.array(counts)}
+    return Chunk(metrics, np.zeros(np.shape(returns), np.int64), iteration=0, seconds=0.0)
+
+
+def test_scores_are_means_of_the_last_hundred_episodes():
+    recent = RecentReturns(2)
+    recent.add(chunk([[1.0, np.nan], [2.0, np.nan]], [[80, 0], [60, 0]]))
+    assert recent.scores[0] == (80 * 1 + 60 * 2) / 140 and np.isnan(recent.scores[1])
+    recent.add(chunk([[5.0, 3.0]], [[50, 1]]))
+    np.testing.assert_allclose(recent.scores, [(60 * 2 + 50 * 5) / 110, 3.0])
+    recent.add(chunk([[np.nan, 7.0]], [[np.nan, 300]]))
+    np.testing.assert_allclose(recent.scores, [(60 * 2 + 50 * 5) / 110, 7.0])
+
+
+def test_each_row_keeps_its_best_policy(tmp_path):
+    keys, hyperparams = jax.random.split(jax.random.key(0), 3), Hyperparams()
+    states = jax.jit(lambda *rows: initial_states(OWN, *rows))(hyperparams, keys)
+    plan = Plan("run", OWN, hyperparams, keys)
+
+    def at(number):
+        return states.replace(params=jax.tree.map(lambda leaf: jnp.full_like(leaf, number), states.params))
+
+    with KeptPolicies(tmp_path, plan) as policies:
+        for number, scores in enumerate([[1, 5, np.nan], [2, 4, np.nan], [0, np.nan, np.nan]]):
+            progress = initial_progress(at(number), 3)._replace(steps=np.full(3, number), iteration=number)
+            policies.update(progress, np.array(scores, float))
+        policies.save()
+    with KeptPolicies(tmp_path, plan, resume=True) as policies:
+        policies.update(
+            initial_progress(at(7), 3)._replace(steps=np.full(3, 7), iteration=7), np.array([1.5, 9, np.nan])
+        )
+        policies.finish(at(8), np.full(3, 8), np.array([1.0, 1.0, np.nan]))
+    best = grpo_jax.load(tmp_path, which="best", seed="all", config=OWN)
+    assert best.steps.tolist() == [1, 7, 8] and best.score.tolist()[:2] == [2, 9]
+    assert all((leaf == jnp.array([1, 7, 8]).reshape(3, *[1] * (leaf.ndim - 1))).all() for leaf in _leaves(best))
+    final = grpo_jax.load(tmp_path, seed="all", config=OWN)
+    assert all((leaf == 8).all() for leaf in _leaves(final))
+
+
+def _leaves(policies):
+    return jax.tree.leaves(policies.params)
+
+
+def test_policies_are_read_back_exactly(saved):
+    directory, states = saved
+    policies = grpo_jax.load(directory, seed="all")
+    assert policies.config == CATCH and len(policies) == 2
+    for part in ("params", "normalizer", "hyperparams"):
+        assert bits(getattr(policies, part)) == bits(getattr(states, part))
+    assert grpo_jax.load(directory).seed == 1, "the best row"
+    assert bits(grpo_jax.load(directory, seed=0).params) == bits(policies[0].params)
+
+
+def test_files_are_readable_without_this_package(saved):
+    from safetensors.numpy import load_file
+
+    (path,) = saved[0].glob("policies/*/final.safetensors")
+    arrays = load_file(path)
+    assert arrays["params/actor/Dense_0/kernel"].shape == (2, 50, 4)
+    assert arrays["score"].tolist() == [1.0, 2.0] and arrays["hyperparams/learning_rate"].tolist() == [1.0, 2.0]
+
+
+def test_one_line_acts(saved):
+    policy = grpo_jax.load(saved[0])
+    observations = np.random.default_rng(0).uniform(size=(20, 10, 5))
+    greedy = policy.act(observations)
+    assert greedy.shape == (20,) and policy.act(observations[0]) == greedy[0] and len(set(greedy.tolist())) > 1
+    assert (policy.act(observations, jax.random.key(0)) != greedy).any()
+    assert (policy.act(observations, action_mask=np.tile([False, True, False], (20, 1))) == 1).all()
+    assert policy.act(observations[0], action_mask=np.array([False, False, True])) == 2
+
+
+def test_a_policy_is_evaluated_as_the_state_it_came_from(saved):
+    policy, key = grpo_jax.load(saved[0], seed=0), jax.random.key(2)
+
+    @jax.jit
+    def play(policy, state, key):
+        return [evaluate(CATCH, state, key, num_episodes=8) for state in (policy.state(key), state)]
+
+    one, other = play(policy, jax.tree.map(lambda leaf: leaf[0], saved[1]), key)
+    assert bits(one) == bits(other)
+
+
+def test_a_policy_plays_in_other_environments(saved, tmp_path):
+    policies = grpo_jax.load(saved[0], seed="all")
+    with pytest.raises(ConfigError, match="'CartPole-v1' has the observation"):
+        policies.on("CartPole-v1")
+    config = Config(environment="CartPole-v1", algorithm="grpo", num_envs=8, group_size=4, hidden_sizes=(4,))
+    save_policies(tmp_path, config, env_params={"gravity": np.array([9.0, 11.0])})
+    policies = grpo_jax.load(tmp_path, seed="all")
+    assert policies.env_params["gravity"].tolist() == [9.0, 11.0]
+    longer = policies.on(env_params={"max_steps_in_episode": 700})
+    assert longer.config.env.max_steps == 700 and "gravity" in longer.env_params
+    assert policies.on(env_params={"gravity": 5.0}).env_params == {}
+
+
+ALGORITHM = with_reference(GRPO)._replace(filter_overlong=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CATCH,
+        Config(environment="Catch-bsuite", algorithm=ALGORITHM, num_envs=4, hidden_sizes=(4,)),
+        dataclasses.replace(CATCH, execution_plan=CATCH.plan, env_params={"max_steps_in_episode": 9}),
+    ],
+)
+def test_configs_are_read_back_from_json(config, tmp_path):
+    fields, missing = config_fields(config)
+    assert not missing
+    fields = json.loads(json.dumps(fields))
+    assert Config(**from_json(tmp_path, fields, FIELDS, "Config")) == config
+
+
+def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
+    own = GRPO._replace(surrogate=lambda log_ratio, advantage, hyperparams: log_ratio * advantage)
+    config = Config(environment=Probe(), algorithm=own, num_envs=4, num_minibatches=1, hidden_sizes=(4,))
+    save_policies(tmp_path, config)
+    with pytest.raises(ConfigError, match=r"environment, algorithm.*load\(folder, config=my_config\)"):
+        grpo_jax.load(tmp_path)
+    assert grpo_jax.load(tmp_path, config=config).config is config
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"folder": "elsewhere"}, "there is no folder"),
+        ({"run": "PPO"}, "no run 'PPO'.*run on Catch-bsuite"),
+        ({"seed": 2}, "seed=2, .* the rows 0 to 1"),
+        ({"which": "last"}, "which='last' is unknown"),
+        ({"config": dataclasses.replace(CATCH, hidden_sizes=(5,))}, r"Dense_0/bias is \[4\] in .*, but \[5\]"),
+    ],
+)
+def test_mistakes_are_explained(saved, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        grpo_jax.load(**{"folder": saved[0]} | arguments)
+
+
+def test_rows_are_not_one_policy(saved):
+    with pytest.raises(ConfigError, match="policies of 2 rows"):
+        grpo_jax.load(saved[0], seed="all").act(np.zeros((10, 5)))
+    with pytest.raises(ConfigError, match=r"has the shape \(10, 5\), but was given \(4,\)"):
+        grpo_jax.load(saved[0]).act(np.zeros(4))
+
+
+def test_damaged_files_and_newer_formats_are_refused(tmp_path):
+    save_policies(tmp_path, CATCH)
+    save_policies(tmp_path, CATCH, label="another")
+    with pytest.raises(ConfigError, match="several runs: 'another on Catch-bsuite', 'run on"):
+        grpo_jax.load(tmp_path)
+    folder = tmp_path / "policies" / "another_on_Catch-bsuite"
+    file, description = folder / "final.safetensors", folder / "policy.json"
+    whole = file.read_bytes()
+    for broken in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:100], b""):
+        file.write_bytes(broken)
+        with pytest.raises(ConfigError, match="is damaged|cannot be read"):
+            grpo_jax.load(tmp_path, "another")
+    file.unlink()
+    with pytest.raises(ConfigError, match="use which='best'"):
+        grpo_jax.load(folder)
+    description.write_text(description.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(ConfigError, match="format 2, .* reads up to 1"):
+        grpo_jax.load(folder)
+
+
+def test_a_disk_that_is_too_small_is_noticed_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
+    keys = jax.random.split(jax.random.key(0), 2)
+    states = jax.jit(lambda *rows: initial_states(OWN, *rows))(Hyperparams(), keys)
+    policies = KeptPolicies(tmp_path, Plan("run", OWN, Hyperparams(), keys))
+    with pytest.raises(ConfigError, match="another disk"):
+        policies.update(initial_progress(states, 2), np.full(2, np.nan))
+
+
+def test_half_precision_is_kept(tmp_path):
+    from grpo_jax.recording.policies import write_policies
+
+    arrays = {"params/weight": np.ones((2, 3), jnp.bfloat16), "empty": np.zeros((2, 0), np.float32)}
+    write_policies(tmp_path, {}, {"final": arrays})
+    assert bits(read_arrays(tmp_path / "final.safetensors")) == bits(arrays)
