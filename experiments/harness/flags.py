@@ -80,7 +80,7 @@ def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.Construc
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs="*",
             metavar="[NAME=VALUE ...]",
-            instance_from_str=lambda strings: {**env_params, **dict(map(_override, strings))},
+            instance_from_str=lambda strings: {**env_params, **dict(map(parse_override, strings))},
             is_instance=lambda value: True,
             str_from_instance=lambda value: [f"{name}={number}" for name, number in dict(value).items()],
         )
@@ -88,10 +88,11 @@ def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.Construc
     return registry
 
 
-def _override(string: str) -> tuple[str, float]:
+def parse_override(string: str) -> tuple[str, float]:
+    """The name and the number of NAME=NUMBER."""
     name, equals, value = string.partition("=")
     try:
         return name, float(value)
     except ValueError:
         problem = f"{value!r} is not a number" if equals else "there is no '='"
-        raise ValueError(f"{string!r}: {problem}; write NAME=NUMBER, such as max_steps_in_episode=200") from None
+        raise ConfigError(f"{string!r}: {problem}; write NAME=NUMBER, such as max_steps_in_episode=200") from None
