@@ -25,7 +25,7 @@ DRAWINGS = {
     "Swimmer-misc": (shapes.swimmer, 20),
     "FourRooms-misc": (grids.maze, 10),
     "MetaMaze-misc": (grids.maze, 10),
-    "FrozenLake-v1": (grids.frozen_lake, 5),
+    "FrozenLake-misc": (grids.frozen_lake, 5),
 }
 """Drawings of gymnax's environments, and frames per second. Those that observe images need none."""
 
