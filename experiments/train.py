@@ -7,12 +7,11 @@ from pathlib import Path
 import jax
 
 from grpo_jax.algorithms import name_of
-from grpo_jax.environments.render import check_renderable, render
 from grpo_jax.errors import ConfigError
-from grpo_jax.evaluation.episodes import record_episode
 from grpo_jax.recording import Plan
 
 from .harness.command import command
+from .harness.drawing import Drawing
 from .harness.flags import Settings, parse
 from .harness.study import Study, StudyArguments
 
@@ -29,7 +28,7 @@ class Arguments(StudyArguments, Settings):
 
 def main(arguments: Arguments) -> None:
     if arguments.render is not None:
-        check_renderable(arguments.config.env.name, arguments.render)
+        drawing = Drawing(arguments.config, arguments.render)
         if jax.process_count() > 1:
             raise ConfigError("--render needs a run of a single process; leave it out")
     config = arguments.config
@@ -39,8 +38,7 @@ def main(arguments: Arguments) -> None:
     study.finish()
     if arguments.render is not None:
         first = jax.tree.map(lambda leaf: leaf[0], states)
-        episode = record_episode(config, first, jax.random.key(arguments.seed))
-        render(config.environment, dict(config.env_params), episode.states, episode.rewards, arguments.render)
+        drawing.draw(first, jax.random.key(arguments.seed))
         study.console.print(f"An episode of the first seed is drawn in {arguments.render}", soft_wrap=True)
 
 

@@ -93,10 +93,10 @@ def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.Construc
 
 
 def parse_override(string: str) -> tuple[str, float]:
-    """A parameter of the environment, NAME=NUMBER."""
+    """The name and the number of NAME=NUMBER."""
     name, equals, value = string.partition("=")
     try:
         return name, float(value)
     except ValueError:
         problem = f"{value!r} is not a number" if equals else "there is no '='"
-        raise ValueError(f"{string!r}: {problem}; write NAME=NUMBER, such as max_steps_in_episode=200") from None
+        raise ConfigError(f"{string!r}: {problem}; write NAME=NUMBER, such as max_steps_in_episode=200") from None

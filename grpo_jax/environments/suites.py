@@ -48,6 +48,7 @@ class Brax(_Timed):
 
             _check_known("brax", name, envs._envs)
             super().__init__(envs.get_environment(name), 1000)
+        self.name = f"brax:{name}"
 
     def action_space(self, params):
         """Actions in [-1, 1], like those of brax's own policies."""
@@ -104,6 +105,7 @@ class Craftax:
         from craftax.craftax_env import make_craftax_env_from_name
 
         _check_known("craftax", name, self.NAMES)
+        self.name = f"craftax:{name}"
         inner = make_craftax_env_from_name(name, auto_reset=False)
         self.reset_env, self.step_env, self.action_space = inner.reset_env, inner.step_env, inner.action_space
         params = inner.default_params

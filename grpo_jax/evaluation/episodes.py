@@ -1,6 +1,7 @@
 """Whole episodes under fixed parameters."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -10,8 +11,14 @@ import numpy as np
 from grpo_jax.config.acting import acting_policy
 from grpo_jax.config.config import Config
 from grpo_jax.environments import EnvParams, group_parameters
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.policies.normalization import Normalizer
+from grpo_jax.rollouts.resets import advance_where
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree, TrainState
+
+CHUNK = 64
+"""Steps whose states are in memory at once while episodes are recorded."""
 
 
 class Evaluation(NamedTuple):
@@ -43,49 +50,85 @@ def evaluate(
       env_params: parameters of the environment by name, instead of the state's: one value for all episodes.
     """
     key_reset, key_rollout = jax.random.split(key)
-    simulator = _simulator(config, state)
+    simulator = _simulator(config, state.params, state.normalizer, state.hyperparams)
     start = simulator.reset(_environment_params(config, state, num_episodes, env_params), key_reset, num_episodes)
     end, _ = simulator.unroll(start, key_rollout, num_steps=config.env.max_steps, auto_reset=False, greedy=greedy)
     return Evaluation(returns=end.episode_return, lengths=end.episode_length)
 
 
-class Episode(NamedTuple):
-    """One episode, on the host."""
+class Steps(NamedTuple):
+    """Consecutive steps of `B` episodes, on the host. An episode that has ended stays in its final state."""
 
-    states: list[PyTree]  # of the environment, one before each step
-    rewards: np.ndarray  # [length]
+    states: PyTree  # of the environment, each leaf [N, B, ...]
+    observations: np.ndarray  # [N, B, ...]
+    returns: np.ndarray  # [N, B]: the sum of the rewards before
+    lengths: np.ndarray  # [N, B]: the number of steps before
 
 
-def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy: bool = False) -> Episode:
-    """Plays one episode and keeps the environment's states, to draw them."""
+def record_episodes(
+    config: Config,
+    state: TrainState,
+    key: jax.Array,
+    *,
+    num_episodes: int = 1,
+    greedy: bool = False,
+    env_params: EnvParams = None,
+) -> Iterator[Steps]:
+    """Plays whole episodes and yields their states, from the first to the last one, in chunks of `CHUNK` steps.
+
+    Args:
+      config: the config of the policy.
+      state: has the policy: `params`, `normalizer` and `hyperparams`.
+      key: of the resets, the environment and the actions.
+      num_episodes: `B`.
+      greedy: take the most probable actions instead of samples, or for squashed actions the medians.
+      env_params: parameters of the environment by name, instead of the config's.
+    """
+    policy = state.params, state.normalizer, state.hyperparams
+    key_reset, key_rollout = jax.random.split(key)
+    num_chunks = config.env.max_steps // CHUNK + 1  # one more row than there are steps, for the final state
 
     @jax.jit
-    def play(state, key):
-        key_reset, key_rollout = jax.random.split(key)
-        simulator = _simulator(config, state)
-        start = simulator.reset(_environment_params(config, state, num_episodes=1), key_reset, num_envs=1)
+    def reset(policy):
+        environment_params = group_parameters(config.env, env_params, num_episodes, 1)
+        rollout = _simulator(config, *policy).reset(environment_params, key_reset, num_episodes)
+        return rollout, jnp.ones(num_episodes, bool)
 
-        def step(rollout, key):
-            after, trajectory = simulator.unroll(rollout, key, num_steps=1, auto_reset=False, greedy=greedy)
-            return after, (rollout.environment, trajectory.reward[0, 0], trajectory.ended[0, 0])
+    @jax.jit
+    def play(policy, start, keys):
+        simulator = _simulator(config, *policy)
 
-        return jax.lax.scan(step, start, jax.random.split(key_rollout, config.env.max_steps))[1]
+        def step(carry, key):
+            before, alive = carry
+            after, trajectory = simulator.unroll(before, key, num_steps=1, auto_reset=False, greedy=greedy)
+            steps = Steps(before.environment, before.observation, before.episode_return, before.episode_length)
+            return (advance_where(alive, before, after), alive & ~trajectory.ended[0]), (steps, alive.any())
 
-    states, rewards, ended = jax.tree.map(np.asarray, play(state, key))
-    length = int(np.argmax(ended)) + 1 if ended.any() else len(ended)
-    leaves, structure = jax.tree.flatten(states)
-    return Episode([structure.unflatten(leaf[t, 0] for leaf in leaves) for t in range(length)], rewards[:length])
+        return jax.lax.scan(step, start, keys)
+
+    progress = reset(policy)
+    for keys in jax.random.split(key_rollout, (num_chunks, CHUNK)):
+        progress, (steps, alive) = play(policy, progress, keys)
+        num_rows = min(int(alive.sum()) + 1, CHUNK)
+        yield jax.tree.map(lambda leaf, num_rows=num_rows: _to_host(leaf)[:num_rows], steps)
+        if not alive.all():
+            return
 
 
-def _simulator(config: Config, state: TrainState) -> Simulator:
-    policy = acting_policy(config, state.normalizer, state.hyperparams)
+def _to_host(leaf: jax.Array) -> np.ndarray | jax.Array:
+    """The array in NumPy, which has no random keys."""
+    return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
+
+
+def _simulator(config: Config, params: PyTree, normalizer: Normalizer, hyperparams: Hyperparams) -> Simulator:
+    policy = acting_policy(config, normalizer, hyperparams)
     # Few parts of the trajectory are read, and a compiler leaves out the others, unless they are packed with these.
     plan = dataclasses.replace(config.plan, packed_steps=False)
-    return Simulator(config.env, policy, state.params, plan=plan)
+    return Simulator(config.env, policy, params, plan=plan)
 
 
 def _environment_params(
-    config: Config, state: TrainState, num_episodes: int, env_params: EnvParams = None
+    config: Config, state: TrainState, num_episodes: int, env_params: EnvParams
 ) -> dict[str, jax.Array]:
     """The parameters in the state, spread evenly over the episodes, with `env_params` in place of some."""
     which = jnp.arange(num_episodes) * config.num_envs // num_episodes

@@ -7,7 +7,8 @@ import pytest
 from probes import FOREVER, Probe, bits
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init
-from grpo_jax.evaluation.episodes import record_episode
+from grpo_jax.evaluation import episodes
+from grpo_jax.evaluation.episodes import record_episodes
 
 BONUS, LIFETIME, NUM_EPISODES = 0.5, 5, 64
 
@@ -81,9 +82,18 @@ def test_it_vmaps_over_states_and_keys(probe, sampled):
     assert (result.returns[1] == LIFETIME * (1 + BONUS)).all()
 
 
-def test_a_recorded_episode_is_whole_and_no_longer(probe):
+def test_recorded_episodes_are_whole_and_no_longer(probe):
     config, state = probe
-    episode = record_episode(config, state, jax.random.key(0), greedy=True)
-    assert [int(s.time) for s in episode.states] == list(range(LIFETIME))
-    assert len({float(s.mark) for s in episode.states}) == 1
-    assert episode.rewards.tolist() == [1 + BONUS] * LIFETIME
+    (steps,) = record_episodes(config, state, jax.random.key(0), num_episodes=2, greedy=True)
+    assert steps.lengths.tolist() == [[i, i] for i in range(LIFETIME + 1)]
+    assert np.array_equal(steps.returns, steps.lengths * (1 + BONUS))
+    assert np.array_equal(steps.states.time, steps.lengths)
+    assert (steps.states.mark == steps.states.mark[0]).all() and len(steps.observations) == LIFETIME + 1
+
+
+def test_recorded_episodes_come_in_chunks(probe, monkeypatch):
+    monkeypatch.setattr(episodes, "CHUNK", 3)
+    config, state = probe
+    chunks = list(record_episodes(config, state, jax.random.key(0)))
+    assert [len(steps.returns) for steps in chunks] == [3, 3]
+    assert np.concatenate([steps.lengths for steps in chunks])[:, 0].tolist() == list(range(LIFETIME + 1))

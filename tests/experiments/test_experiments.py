@@ -142,12 +142,12 @@ def test_train_runs_and_draws(tmp_path):
 
 def test_what_cannot_be_drawn_is_refused_before_training(tmp_path):
     arguments = train.Arguments(
-        config=Config(environment="DeepSea-bsuite"),
+        config=Config(environment="DiscountingChain-bsuite"),
         hyperparams=Hyperparams(),
         out=tmp_path / "out",
         render=tmp_path / "episode.gif",
     )
-    with pytest.raises(ValueError, match="cannot draw 'DeepSea-bsuite'"):
+    with pytest.raises(ValueError, match="no drawing of 'DiscountingChain-bsuite'"):
         train.main(arguments)
     assert not (tmp_path / "out").exists()
 

@@ -90,15 +90,16 @@ FLAGS = {
     "resume without checkpoints": ("--resume", "--checkpoint-every N"),
     "unknown tracker mode": ("--wandb sometimes", "sometimes"),
     "no tracker": ("--wandb offline", "pip install wandb"),
-    "drawing into no picture": ("--render x.xyz", "x.xyz has no format for animations: use a name such as"),
-    "a video without ffmpeg": ("--render x.mp4", "needs ffmpeg, which is not installed; use x.gif"),
-    "drawing what cannot be": ("--environment DeepSea-bsuite --network mlp --render x.gif", "cannot draw"),
+    "drawing into no picture": ("--render x.xyz", "x.xyz is not a name for an animation; use one"),
+    "a video without ffmpeg": ("--render x.mp4", "needs imageio-ffmpeg"),
+    "drawing what cannot be": ("--environment DiscountingChain-bsuite --render x.gif", "there is no drawing"),
 }
 
 
 @pytest.mark.parametrize("flags, message", FLAGS.values(), ids=FLAGS)
 def test_flags(flags, message, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     monkeypatch.setenv("PATH", "")
     said = refused(capsys, lambda: start(*flags.split(), "--out", str(tmp_path / "out")))
     assert message in said and "Traceback" not in said

@@ -18,7 +18,7 @@ ORDER = (
 STRANGERS = {"objectives", "environments", "devices"}  # which do not know each other
 HOST = "recording"
 READS_FILES = {"grpo_jax.policies.pretrained"}  # models that others have made
-DRAWS = "grpo_jax.environments.render"  # knows gymnax, and is the host's: nothing below the host imports it
+DRAWS = "grpo_jax.environments.rendering"  # knows gymnax, and is the host's: nothing below the host imports it
 HOST_LIBRARIES = {
     "json", "matplotlib", "optparse", "orbax", "PIL", "rich", "safetensors", "sys", "tensorboardX", "tokenizers",
     "tqdm", "tyro", "wandb",

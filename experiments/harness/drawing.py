@@ -1,0 +1,58 @@
+"""Episodes of a policy as a picture that moves."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from grpo_jax import Config, TrainState
+from grpo_jax.environments.rendering import make_renderer
+from grpo_jax.evaluation.episodes import Evaluation, Steps, record_episodes
+from grpo_jax.recording.animation import captioned, check_animation_path, write_animation
+
+
+class Drawing:
+    """A file with episodes of an environment, side by side.
+
+    Args:
+      config: of the policies that are drawn.
+      path: file to write: .gif, .mp4, or .png for a sheet of frames.
+      fps: frames per second; None: as suits the environment.
+
+    Raises:
+      ConfigError: the environment or the format cannot be drawn.
+    """
+
+    def __init__(self, config: Config, path: Path, fps: float | None = None):
+        check_animation_path(path)
+        self._config, self._path = config, path
+        self._renderer = make_renderer(config.environment, dict(config.env_params))
+        self._fps = self._renderer.fps if fps is None else fps
+
+    def draw(
+        self, policy: TrainState, key: jax.Array, *, num_episodes: int = 1, greedy: bool = False
+    ) -> Evaluation:
+        """Plays the episodes, writes the file, and returns the episodes' returns and lengths."""
+        last = None
+
+        def frames():
+            nonlocal last
+            for steps in record_episodes(self._config, policy, key, num_episodes=num_episodes, greedy=greedy):
+                last = steps
+                yield self._frames(steps)
+
+        write_animation(frames(), self._path, self._fps)
+        return Evaluation(returns=last.returns[-1], lengths=last.lengths[-1])
+
+    def _frames(self, steps: Steps) -> np.ndarray:
+        """`[N, B, H, W, 3]`, with the number of steps and the return in a line above each picture."""
+        shape = steps.returns.shape
+        states, observations = jax.tree.map(
+            lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (steps.states, steps.observations)
+        )
+        frames = self._renderer.draw(states, observations)
+        captions = [
+            [f"step {length}   return {value:.5g}" for length, value in zip(*row, strict=True)]
+            for row in zip(steps.lengths, steps.returns, strict=True)
+        ]
+        return captioned(frames.reshape(*shape, *frames.shape[1:]), captions)

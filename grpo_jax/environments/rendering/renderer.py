@@ -1,0 +1,94 @@
+"""Finds how an environment is drawn."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from grpo_jax.environments.environment import Environment
+from grpo_jax.environments.gymnax_adapter import env_name, overridden_params
+from grpo_jax.environments.registry import environment_object, make_environment
+from grpo_jax.environments.rendering import grids, shapes, suites
+from grpo_jax.environments.suites import Brax, Craftax, Pgx
+from grpo_jax.environments.tokens import Task
+from grpo_jax.errors import ConfigError
+
+DRAWINGS = {
+    "CartPole-v1": (shapes.cart_pole, 50),
+    "Pendulum-v1": (shapes.pendulum, 20),
+    "Acrobot-v1": (shapes.acrobot, 15),
+    "MountainCar-v0": (shapes.mountain_car, 30),
+    "MountainCarContinuous-v0": (shapes.mountain_car, 30),
+    "PointRobot-misc": (shapes.point_robot, 10),
+    "Reacher-misc": (shapes.reacher, 20),
+    "Swimmer-misc": (shapes.swimmer, 20),
+    "FourRooms-misc": (grids.maze, 10),
+    "MetaMaze-misc": (grids.maze, 10),
+    "FrozenLake-misc": (grids.frozen_lake, 5),
+}
+"""Drawings of gymnax's environments, and frames per second. Those that observe images need none."""
+
+
+class Renderer(NamedTuple):
+    """How an environment is drawn, on the host."""
+
+    # (states, observations), NumPy arrays, each leaf [N, ...] -> frames [N, H, W, 3] uint8
+    draw: Callable[[Any, np.ndarray], np.ndarray]
+    fps: float  # frames per second at which it looks natural
+
+
+def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = None) -> Renderer:
+    """The renderer of an environment.
+
+    An environment's own method `render(state, params) -> [H, W, 3]` uint8 comes first. It gets one state, of NumPy
+    arrays, and may use any library. Without one, an environment is drawn that observes an image `[h, w]` or
+    `[h, w, c]`.
+
+    Args:
+      environment, params: as for `make_environment`.
+
+    Raises:
+      ConfigError: if there is no drawing of the environment, or a package for it is missing.
+    """
+    env = environment_object(environment)
+    if isinstance(env, Task):
+        raise ConfigError("a token task has no picture; grpo_jax.evaluation.answers shows its prompts and completions")
+    if not isinstance(env, Environment):
+        env_params = overridden_params(env, params or {})
+        if (drawing := _drawing(env)) is not None:
+            render, fps = drawing
+            return Renderer(one_by_one(lambda state: render(state, env_params)), fps)
+        if isinstance(env, Brax):
+            return Renderer(one_by_one(suites.brax_drawing(env)), 1 / env.inner.dt)
+        if isinstance(env, Craftax):
+            return Renderer(suites.craftax_drawing(env), 10)
+        if isinstance(env, Pgx) and env.inner.id == "2048":
+            return Renderer(one_by_one(suites.draw_2048), 5)
+    if grids.is_image(make_environment(environment, params).observation.shape):
+        return Renderer(lambda states, observations: grids.draw_observations(observations), 15)
+    raise ConfigError(
+        f"there is no drawing of {environment!r}; give the environment a method render(state, params) -> [H, W, 3] "
+        f"uint8, or choose one that observes an image, of brax or Craftax, or among {', '.join(DRAWINGS)}"
+    )
+
+
+def one_by_one(draw: Callable[[Any], np.ndarray]) -> Callable[[Any, np.ndarray], np.ndarray]:
+    """`Renderer.draw` of a function from one state to one frame."""
+
+    def draw_all(states, observations):
+        leaves, structure = jax.tree.flatten(states)
+        return np.stack([draw(structure.unflatten(leaf[i] for leaf in leaves)) for i in range(len(observations))])
+
+    return draw_all
+
+
+def _drawing(env: Any) -> tuple[Callable, float] | None:
+    """The environment's own drawing or that for its name, `(state, params) -> frame`, and frames per second."""
+    render = getattr(env, "render", None)
+    if render is not None and not render.__module__.startswith("gymnax."):  # gymnax's returns figures of matplotlib
+        return render, 30
+    if env_name(env) not in DRAWINGS:
+        return None
+    draw, fps = DRAWINGS[env_name(env)]
+    return lambda state, params: draw(env, state, params), fps
