@@ -16,7 +16,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.devices.mesh import ROWS
@@ -28,6 +27,7 @@ from .harness.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_
 from .harness.command import command, make_console, mesh_sizes, provenance
 from .harness.gpu_program import SORT_KERNELS, Costs
 from .harness.implementations import REFERENCES, by_environment, make_workload
+from .harness.parsing import parse_flags
 from .harness.program_tables import draw, fits_table, tables
 from .harness.reference_implementations import Implementation
 from .harness.targets import TARGETS, Target
@@ -185,4 +185,4 @@ def measure_cases(
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

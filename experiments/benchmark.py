@@ -18,7 +18,6 @@ from typing import Literal
 
 import jax
 import numpy as np
-import tyro
 from rich.table import Table
 
 from grpo_jax import Hyperparams, run
@@ -30,6 +29,7 @@ from grpo_jax.recording.recorder import Recording, record
 from .harness import reference_implementations as reference
 from .harness.command import command, make_console, num_cores, provenance
 from .harness.figures import panels
+from .harness.parsing import parse_flags
 from .harness.runs import score_summary
 from .harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours
 
@@ -205,4 +205,4 @@ def plot(results: list[dict], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

@@ -16,6 +16,7 @@ from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, read_metrics
 
 from .harness.command import command, make_console
 from .harness.figures import draw_curve, panels, with_interval
+from .harness.parsing import invocation, parse_flags
 
 RETURN = "episode/return_mean"
 MEANS_OVER_EPISODES = (RETURN, "episode/length_mean")
@@ -177,7 +178,7 @@ def table(runs: list[SavedRun]) -> Table:
 
 def main(arguments: Arguments) -> None:
     if not arguments.runs:
-        raise ConfigError("no folders given; write python -m experiments.plot runs/one runs/other")
+        raise ConfigError(f"no folders given; write {invocation('plot')} runs/one runs/other")
     import matplotlib.figure
 
     formats = matplotlib.figure.Figure().canvas.get_supported_filetypes()
@@ -191,4 +192,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

@@ -8,12 +8,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import tyro
 
 from grpo_jax import TrainState, make_init, make_train_step
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 
 from .harness.command import command, make_console
+from .harness.parsing import parse_flags
 from .harness.runs import make_plan
 
 
@@ -79,4 +79,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

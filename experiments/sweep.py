@@ -5,13 +5,11 @@ a row for each of them and each seed; those of `Config` need a program each, and
 """
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from rich.table import Table
 
 from grpo_jax.recording import bootstrap_interval, iqm
@@ -24,6 +22,7 @@ from grpo_jax.training.run import Chunk
 
 from .harness.command import command
 from .harness.figures import format_value, panels, plot_curves, return_cells, return_columns
+from .harness.parsing import invocation, parse_known_flags
 from .harness.runs import Run
 from .harness.study import Study, StudyArguments, check_plans
 from .harness.sweeps import SPLIT_FILE, Sweep, make_programs, make_sweep
@@ -35,7 +34,7 @@ NUM_SHOWN = 20
 class Arguments(StudyArguments):
     """Trains every combination of the values given, all seeds, and ranks them.
 
-    Beside the flags below, any flag of experiments.train, with one value or with several: --learning-rate 1e-3 1e-2.
+    Beside the flags below, any flag of the command train, with one value or with several: --learning-rate 1e-3 1e-2.
     """
 
     samples: int | None = None
@@ -102,7 +101,7 @@ def show(study: Study, sweep: Sweep) -> None:
     for line in (
         f"Final return: IQM and 95% interval over {len(best.final_returns)} seeds.",
         f"Results in {study.out}: summary.json, metrics.jsonl, best.json, sweep.png, learning_curves.png (best ten)",
-        f"The best again: python -m experiments.train --config {study.out / 'best.json'}",
+        f"The best again: {invocation('train')} --config {study.out / 'best.json'}",
     ):
         study.console.print(line, soft_wrap=True)
 
@@ -154,4 +153,4 @@ def _sortable(column: tuple[float | str, ...]) -> tuple[float, ...] | tuple[str,
 
 
 if __name__ == "__main__":
-    command(lambda: main(*tyro.cli(Arguments, args=sys.argv[1:], return_unknown_args=True)))
+    command(lambda: main(*parse_known_flags(Arguments)))

@@ -22,6 +22,7 @@ from grpo_jax.recording.files import describe_claims, release_if_unused
 from grpo_jax.recording.plan import versions
 
 from .gpu_flags import apply_gpu_flags, flags_in_use
+from .parsing import one_line_errors
 
 # None: raised by this library. The last three: the name cannot be that of a file.
 DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -116,7 +117,8 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
     Raises:
       ConfigError: flags are missing or contradict each other, or no scheduler is found.
     """
-    arguments, _ = tyro.cli(DeviceArguments, args=flags, return_unknown_args=True, add_help=False)
+    with one_line_errors():
+        arguments, _ = tyro.cli(DeviceArguments, args=flags, return_unknown_args=True, add_help=False)
     address, count, number = arguments.coordinator, arguments.num_processes, arguments.process_id
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM in our place
     if address == "auto":
