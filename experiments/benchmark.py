@@ -27,7 +27,7 @@ from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.recorder import Recording, record
 
 from .harness import reference_implementations as reference
-from .harness.command import command, make_console, num_cores, provenance
+from .harness.command import command, make_console, new_folder, num_cores, provenance
 from .harness.figures import panels
 from .harness.parsing import parse_flags
 from .harness.runs import score_summary
@@ -69,7 +69,7 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     console = make_console()
     now = datetime.datetime.now()
-    out = arguments.out or Path("runs") / f"benchmark_{now:%Y-%m-%d_%H-%M-%S}.json"
+    out = arguments.out or new_folder("benchmark").with_suffix(".json")
     counts = arguments.repeats, *arguments.num_envs, *arguments.num_seeds, *arguments.hidden_sizes
     if min(counts) < 1 or not arguments.implementations:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Experiments as commands: errors, devices, the console, and the hardware and versions they ran on."""
 
 import dataclasses
+import datetime
 import errno
 import os
 import platform
@@ -45,6 +46,9 @@ def command(main: Callable[[], None]) -> None:
     except (ConfigError, FileExistsError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # what reads the output, such as head, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
@@ -53,6 +57,11 @@ def command(main: Callable[[], None]) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def new_folder(name: str) -> Path:
+    """The folder for results if --out is left out."""
+    return Path("runs") / f"{name}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
 def make_console(*, width: int = 120, quiet: bool = False) -> Console:
