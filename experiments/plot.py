@@ -163,16 +163,16 @@ def draw_improvements(
 
 def table(runs: list[SavedRun]) -> Table:
     """All runs, each beside the first on its environment."""
-    rendered = Table("environment", "run", "seeds", "steps a seed", "return", "P(better than the first)")
+    rendered = Table("environment", "run", "return", "P(better than the first)", "seeds", "steps a seed")
     for environment in dict.fromkeys(run.environment for run in runs):
         here = [run for run in runs if run.environment == environment]
         _, finals = final_returns(here)
         for run, final in zip(here, finals, strict=True):
             chance, below, above = probability_of_improvement(final, finals[0])
             rendered.add_row(
-                *(environment, run.label, str(len(final)), f"{run.steps[-1].mean():,.0f}"),
-                with_interval(final),
+                *(environment, run.label, with_interval(final)),
                 "" if run is here[0] else f"{chance:.2f} [{below:.2f}, {above:.2f}]",
+                *(str(len(final)), f"{run.steps[-1].mean():,.0f}"),
             )
     return rendered
 

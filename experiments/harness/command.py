@@ -16,6 +16,8 @@ import jax
 import tyro
 from jax.sharding import Mesh
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS, make_mesh
 from grpo_jax.errors import ConfigError
@@ -64,12 +66,26 @@ def new_folder(name: str) -> Path:
     return Path("runs") / f"{name}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
+class FittingConsole(Console):
+    """A console that prints a table without the last of its columns, if it is narrower than the table."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich's; a table's last columns are its least important ones."""
+        for table in (each for each in objects if isinstance(each, Table)):
+            missing: list[str] = []
+            while len(table.columns) > 2 and Measurement.get(self, self.options, table).maximum > self.width:
+                missing.insert(0, str(table.columns.pop().header))
+            if missing:
+                table.caption = "\n".join(filter(None, (table.caption, f"too narrow for: {', '.join(missing)}")))
+        super().print(*objects, **options)
+
+
 def make_console(*, width: int = 120, quiet: bool = False) -> Console:
     """A console that prints brackets and colons as they are; `width` is that of files and pipes.
 
     Print lines that contain a path with `soft_wrap`, so that the path can be copied.
     """
-    return Console(
+    return FittingConsole(
         width=None if sys.stdout.isatty() else width, quiet=quiet, markup=False, emoji=False, highlight=False
     )
 

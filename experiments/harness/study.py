@@ -156,7 +156,8 @@ class Study:
                 message = f"{stop.name}: saved. To go on, repeat the command with --resume --out {self.out}"
                 print(message, file=sys.stderr)
             raise
-        final_returns = evaluate_rows(plan.config, result.states, evaluation_keys, self.mesh, score=self._score)
+        with self.console.status(f"{plan.name}: evaluating"):
+            final_returns = evaluate_rows(plan.config, result.states, evaluation_keys, self.mesh, score=self._score)
         return Run(
             plan.label,
             plan.config,
