@@ -73,7 +73,8 @@ class FittingConsole(Console):
         """As rich's; a table's last columns are its least important ones."""
         for table in (each for each in objects if isinstance(each, Table)):
             missing: list[str] = []
-            while len(table.columns) > 2 and Measurement.get(self, self.options, table).maximum > self.width:
+            unlimited = self.options.update(max_width=10_000)
+            while len(table.columns) > 2 and Measurement.get(self, unlimited, table).maximum > self.width:
                 missing.insert(0, str(table.columns.pop().header))
             if missing:
                 table.caption = "\n".join(filter(None, (table.caption, f"too narrow for: {', '.join(missing)}")))
