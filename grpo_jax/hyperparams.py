@@ -1,6 +1,7 @@
 """The hyperparameters: every number that training depends on, as one pytree of traced floats."""
 
 import math
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,11 @@ class Hyperparams:
     """Gradients with a larger global norm are scaled down to it."""
     adam_eps: float = 1e-5
     """Floor added to Adam's denominator."""
+
+    if TYPE_CHECKING:  # flax's decorator defines it, which type checkers do not see
+
+        def replace(self, **changes: Any) -> Self:
+            """A copy with other values of these fields."""
 
     def broadcast(self, num_rows: int) -> "Hyperparams":
         """Every leaf as a float32 array `[num_rows]`, for `vmap`; a scalar is repeated, an array `[num_rows]` stays."""
