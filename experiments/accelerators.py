@@ -16,7 +16,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.devices.mesh import ROWS
@@ -25,9 +24,10 @@ from grpo_jax.recording.files import write_json
 
 from .harness import reference_implementations as reference
 from .harness.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_case, what_fits
-from .harness.command import command, make_console, mesh_sizes, provenance
+from .harness.command import command, make_console, mesh_sizes, new_folder, provenance
 from .harness.gpu_program import SORT_KERNELS, Costs
 from .harness.implementations import REFERENCES, by_environment, make_workload
+from .harness.parsing import parse_flags
 from .harness.program_tables import draw, fits_table, tables
 from .harness.reference_implementations import Implementation
 from .harness.targets import TARGETS, Target
@@ -79,7 +79,7 @@ def main(arguments: Arguments) -> None:
     if names != arguments.implementations:
         console.print("rejax is not installed (pip install '.[benchmark]'): it is left out.")
     now = datetime.datetime.now()
-    out = arguments.out or Path("runs") / f"accelerators_{now:%Y-%m-%d_%H-%M-%S}"
+    out = arguments.out or new_folder("accelerators")
     summary = out / "summary.json"
     if summary.exists():
         raise FileExistsError(f"{summary} exists; choose another folder (--out), or move the old one away")
@@ -185,4 +185,4 @@ def measure_cases(
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

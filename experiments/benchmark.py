@@ -18,7 +18,6 @@ from typing import Literal
 
 import jax
 import numpy as np
-import tyro
 from rich.table import Table
 
 from grpo_jax import Hyperparams, run
@@ -28,8 +27,9 @@ from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.recorder import Recording, record
 
 from .harness import reference_implementations as reference
-from .harness.command import command, make_console, num_cores, provenance
+from .harness.command import command, make_console, new_folder, num_cores, provenance
 from .harness.figures import panels
+from .harness.parsing import parse_flags
 from .harness.runs import score_summary
 from .harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours
 
@@ -69,7 +69,7 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     console = make_console()
     now = datetime.datetime.now()
-    out = arguments.out or Path("runs") / f"benchmark_{now:%Y-%m-%d_%H-%M-%S}.json"
+    out = arguments.out or new_folder("benchmark").with_suffix(".json")
     counts = arguments.repeats, *arguments.num_envs, *arguments.num_seeds, *arguments.hidden_sizes
     if min(counts) < 1 or not arguments.implementations:
         raise ConfigError(
@@ -205,4 +205,4 @@ def plot(results: list[dict], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

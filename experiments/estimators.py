@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jax.flatten_util import ravel_pytree
 from rich.progress import track
 from rich.table import Table
@@ -33,6 +32,7 @@ from grpo_jax.updates.minibatches import minibatch_gradient
 
 from .harness.command import command, make_console, provenance
 from .harness.figures import panels
+from .harness.parsing import parse_flags
 from .harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
 
 NUM_ENVS, GROUP_SIZE = 32, 8
@@ -284,4 +284,4 @@ def draw(results: dict[str, list[dict]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

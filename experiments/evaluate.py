@@ -18,6 +18,7 @@ from grpo_jax.errors import as_count
 from grpo_jax.recording.files import write_json
 
 from .harness.command import command, make_console, provenance
+from .harness.parsing import parse_flags
 from .harness.figures import with_interval
 from .harness.flags import parse_override
 from .harness.runs import score_summary
@@ -131,4 +132,4 @@ def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

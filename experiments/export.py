@@ -20,6 +20,7 @@ from grpo_jax.recording.plan import versions
 from grpo_jax.recording.policies import by_path
 
 from .harness.command import command, make_console
+from .harness.parsing import parse_flags
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CARRY = "initial_carry"
@@ -202,4 +203,4 @@ def readme(policy: TrainedPolicy, programs: list[Program]) -> str:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

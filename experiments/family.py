@@ -4,13 +4,13 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import tyro
 
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
 from grpo_jax.recording import learning_curve
 
 from .harness.command import command
 from .harness.figures import draw_curve, panels
+from .harness.parsing import parse_flags
 from .harness.runs import Run, make_plan
 from .harness.settings import SOLVED_AT
 from .harness.study import Study, StudyArguments
@@ -64,4 +64,4 @@ def plot_family(runs: list[Run], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

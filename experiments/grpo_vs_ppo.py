@@ -2,9 +2,8 @@
 
 import dataclasses
 
-import tyro
-
 from .harness.command import command
+from .harness.parsing import parse_flags
 from .harness.runs import make_plan
 from .harness.study import Study, StudyArguments
 
@@ -31,4 +30,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

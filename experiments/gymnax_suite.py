@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import tyro
 from numpy.typing import ArrayLike
 
 from grpo_jax.algorithms import name_of
@@ -16,6 +15,7 @@ from grpo_jax.recording.plan import Plan
 
 from .harness.command import command, hardware
 from .harness.figures import draw_curves
+from .harness.parsing import parse_flags
 from .harness.runs import Run, make_plan, sampled_return, score_summary
 from .harness.study import Study, StudyArguments
 
@@ -190,4 +190,4 @@ def row(environment: str, result: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

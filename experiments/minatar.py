@@ -9,8 +9,6 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-import tyro
-
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import KERNEL_GAE
 from grpo_jax.errors import ConfigError, nearest
@@ -19,6 +17,7 @@ from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import CONTINUE
 
 from .harness.command import command
+from .harness.parsing import parse_flags
 from .harness.runs import make_plan, sampled_return
 from .harness.study import Study, StudyArguments
 
@@ -114,4 +113,4 @@ def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) 
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

@@ -11,6 +11,7 @@ import grpo_jax
 from grpo_jax.errors import ConfigError
 
 from .harness.command import command, make_console
+from .harness.parsing import parse_flags
 from .harness.drawing import Drawing
 from .harness.flags import parse_override
 
@@ -54,4 +55,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

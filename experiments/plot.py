@@ -14,9 +14,11 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording import learning_curve, performance_profile, probability_of_improvement
 from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, read_metrics
 
-from .harness.command import command, make_console
+from .harness.command import command, make_console, new_folder
 from .harness.figures import draw_curve, panels, with_interval
+from .harness.parsing import invocation, parse_flags
 
+PICTURE = "comparison.png"
 RETURN = "episode/return_mean"
 MEANS_OVER_EPISODES = (RETURN, "episode/length_mean")
 
@@ -29,8 +31,8 @@ class Arguments:
     """Folders of results, each of one run or several. The first run of the first folder is the baseline."""
     metric: str = RETURN
     """What the curves show, by its name in metrics.jsonl."""
-    out: Path = Path("comparison.png")
-    """File for the picture."""
+    out: Path | None = None
+    """Folder for the picture, comparison.png; a new one under runs/ if left out."""
 
 
 class SavedRun(NamedTuple):
@@ -161,34 +163,32 @@ def draw_improvements(
 
 def table(runs: list[SavedRun]) -> Table:
     """All runs, each beside the first on its environment."""
-    rendered = Table("environment", "run", "seeds", "steps a seed", "return", "P(better than the first)")
+    rendered = Table("environment", "run", "return", "P(better than the first)", "seeds", "steps a seed")
     for environment in dict.fromkeys(run.environment for run in runs):
         here = [run for run in runs if run.environment == environment]
         _, finals = final_returns(here)
         for run, final in zip(here, finals, strict=True):
             chance, below, above = probability_of_improvement(final, finals[0])
             rendered.add_row(
-                *(environment, run.label, str(len(final)), f"{run.steps[-1].mean():,.0f}"),
-                with_interval(final),
+                *(environment, run.label, with_interval(final)),
                 "" if run is here[0] else f"{chance:.2f} [{below:.2f}, {above:.2f}]",
+                *(str(len(final)), f"{run.steps[-1].mean():,.0f}"),
             )
     return rendered
 
 
 def main(arguments: Arguments) -> None:
     if not arguments.runs:
-        raise ConfigError("no folders given; write python -m experiments.plot runs/one runs/other")
-    import matplotlib.figure
-
-    formats = matplotlib.figure.Figure().canvas.get_supported_filetypes()
-    if arguments.out.suffix.lower().removeprefix(".") not in formats:
-        raise ConfigError(f"--out {arguments.out} is no picture that can be drawn: use one of .{', .'.join(formats)}")
+        raise ConfigError(f"no folders given; write {invocation('plot')} runs/one runs/other")
+    out = arguments.out or new_folder("plot")
+    if out.is_file() or out.suffix in (".png", ".pdf", ".svg"):
+        raise ConfigError(f"--out {out} is a file, but {PICTURE} needs a folder; use {out.with_suffix('')}")
     runs = read_all(arguments.runs, arguments.metric)
-    plot(runs, arguments.metric, arguments.out)
+    plot(runs, arguments.metric, out / PICTURE)
     console = make_console()
     console.print(table(runs))
-    console.print(f"Drawn in {arguments.out}", soft_wrap=True)
+    console.print(f"Results in {out}: {PICTURE}", soft_wrap=True)
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

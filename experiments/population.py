@@ -9,11 +9,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from grpo_jax import TrainState, run
 
 from .harness.command import command, make_console
+from .harness.parsing import parse_flags
 from .harness.runs import make_plan
 
 
@@ -76,4 +76,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

@@ -9,7 +9,6 @@ import dataclasses
 import math
 
 import numpy as np
-import tyro
 from rich.table import Table
 
 from grpo_jax import GRPO, Config, Hyperparams
@@ -19,6 +18,7 @@ from grpo_jax.rollouts.starts import CONTINUE
 
 from .harness.command import command
 from .harness.figures import with_interval
+from .harness.parsing import parse_flags
 from .harness.runs import Run
 from .harness.settings import ALGORITHM_SETTINGS
 from .harness.study import Study, StudyArguments
@@ -106,4 +106,4 @@ def last_episodes(run: Run, num_episodes: int) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

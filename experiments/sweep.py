@@ -6,13 +6,11 @@ a row for each of them and each seed; those of `Config` need a program each, and
 
 import dataclasses
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from rich.table import Table
 
 from grpo_jax.devices.processes import is_process_zero
@@ -27,6 +25,7 @@ from grpo_jax.training.progress import Chunk
 
 from .harness.command import command
 from .harness.figures import format_value, panels, plot_curves, return_cells, return_columns
+from .harness.parsing import parse_known_flags
 from .harness.runs import PROGRAMS, Run
 from .harness.study import Study, StudyArguments, check_plans
 from .harness.sweeps import SPLIT_FILE, Sweep, make_programs, make_sweep, split_policies
@@ -39,7 +38,7 @@ NUM_DRAWN = 10  # the best, whose policies are kept
 class Arguments(StudyArguments):
     """Trains every combination of the values given, all seeds, and ranks them.
 
-    Beside the flags below, any flag of experiments.train, with one value or with several: --learning-rate 1e-3 1e-2.
+    Beside the flags below, any flag of the command train, with one value or with several: --learning-rate 1e-3 1e-2.
     """
 
     samples: int | None = None
@@ -67,9 +66,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
         *("summary.json", "metrics.jsonl", "best.json", "sweep.png"),
         f"learning_curves.png (best {NUM_DRAWN})",
     )
-    study.console.print(
-        f"The best again: python -m experiments.train --config {study.out / 'best.json'}", soft_wrap=True
-    )
+    study.console.print(f"The best again: {invocation('train')} --config {study.out / 'best.json'}", soft_wrap=True)
 
 
 def run_program(study: Study, program: Plan, plans: list[Plan], arguments: Arguments) -> None:
@@ -166,4 +163,4 @@ def _sortable(column: tuple[float | str, ...]) -> tuple[float, ...] | tuple[str,
 
 
 if __name__ == "__main__":
-    command(lambda: main(*tyro.cli(Arguments, args=sys.argv[1:], return_unknown_args=True)))
+    command(lambda: main(*parse_known_flags(Arguments)))

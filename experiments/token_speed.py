@@ -12,7 +12,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, make_train_step
@@ -28,6 +27,7 @@ from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import Learner
 
 from .harness.command import command, make_console, provenance
+from .harness.parsing import parse_flags
 from .harness.workloads import Case, compiled, make_update, measure
 
 
@@ -218,4 +218,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

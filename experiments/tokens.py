@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import tyro
 
 from grpo_jax import Config, Hyperparams, objectives
 from grpo_jax.algorithms import by_name, with_reference
@@ -16,6 +15,7 @@ from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import FRESH
 
 from .harness.command import command
+from .harness.parsing import parse_flags
 from .harness.settings import REWARD_HACKING, TokenTask, settings, split_fields, token_task
 from .harness.study import Study, StudyArguments
 from .harness.token_runs import (
@@ -156,4 +156,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(tyro.cli(Arguments)))
+    command(lambda: main(parse_flags(Arguments)))

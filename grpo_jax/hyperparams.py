@@ -1,6 +1,7 @@
 """The hyperparameters: every number that training depends on, as one pytree of traced floats."""
 
 import math
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +97,11 @@ class Hyperparams:
     """Decay of the average of squared gradients; None: 0.999, with rmsprop 0.9."""
     weight_decay: float | None = None
     """A step subtracts this times the learning rate from each weight (adamw, muon; no biases); None: 1e-4, muon 0."""
+
+    if TYPE_CHECKING:  # flax's decorator defines it, which type checkers do not see
+
+        def replace(self, **changes: Any) -> Self:
+            """A copy with other values of these fields."""
 
     def broadcast(self, num_rows: int) -> "Hyperparams":
         """Every leaf as a float32 array `[num_rows]`, for `vmap`; a scalar is repeated, an array `[num_rows]` stays."""

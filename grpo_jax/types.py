@@ -4,7 +4,7 @@ Groups lie side by side along `B`: member `i` of group `g` is environment `g * g
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 from flax import struct
@@ -143,3 +143,8 @@ class TrainState:
     steps: Count  # environment steps so far
     episodes: Count  # completed episodes so far
     hyperparams: Hyperparams
+
+    if TYPE_CHECKING:  # flax's decorator defines it, which type checkers do not see
+
+        def replace(self, **changes: Any) -> Self:
+            """A copy with other values of these fields."""

@@ -1,6 +1,7 @@
 """Experiments as commands: errors, devices, the console, and the hardware and versions they ran on."""
 
 import dataclasses
+import datetime
 import errno
 import os
 import platform
@@ -15,6 +16,8 @@ import jax
 import tyro
 from jax.sharding import Mesh
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS, make_mesh
 from grpo_jax.errors import ConfigError
@@ -22,6 +25,7 @@ from grpo_jax.recording.files import describe_claims, release_if_unused
 from grpo_jax.recording.plan import versions
 
 from .gpu_flags import apply_gpu_flags, flags_in_use
+from .parsing import one_line_errors
 
 # None: raised by this library. The last three: the name cannot be that of a file.
 DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -44,6 +48,9 @@ def command(main: Callable[[], None]) -> None:
     except (ConfigError, FileExistsError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # what reads the output, such as head, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
@@ -54,12 +61,32 @@ def command(main: Callable[[], None]) -> None:
         sys.exit(128 + signal.SIGINT)
 
 
+def new_folder(name: str) -> Path:
+    """The folder for results if --out is left out."""
+    return Path("runs") / f"{name}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
+
+
+class FittingConsole(Console):
+    """A console that prints a table without the last of its columns, if it is narrower than the table."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich's; a table's last columns are its least important ones."""
+        for table in (each for each in objects if isinstance(each, Table)):
+            missing: list[str] = []
+            unlimited = self.options.update(max_width=10_000)
+            while len(table.columns) > 2 and Measurement.get(self, unlimited, table).maximum > self.width:
+                missing.insert(0, str(table.columns.pop().header))
+            if missing:
+                table.caption = "\n".join(filter(None, (table.caption, f"too narrow for: {', '.join(missing)}")))
+        super().print(*objects, **options)
+
+
 def make_console(*, width: int = 120, quiet: bool = False) -> Console:
     """A console that prints brackets and colons as they are; `width` is that of files and pipes.
 
     Print lines that contain a path with `soft_wrap`, so that the path can be copied.
     """
-    return Console(
+    return FittingConsole(
         width=None if sys.stdout.isatty() else width, quiet=quiet, markup=False, emoji=False, highlight=False
     )
 
@@ -116,7 +143,8 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
     Raises:
       ConfigError: flags are missing or contradict each other, or no scheduler is found.
     """
-    arguments, _ = tyro.cli(DeviceArguments, args=flags, return_unknown_args=True, add_help=False)
+    with one_line_errors():
+        arguments, _ = tyro.cli(DeviceArguments, args=flags, return_unknown_args=True, add_help=False)
     address, count, number = arguments.coordinator, arguments.num_processes, arguments.process_id
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM in our place
     if address == "auto":

@@ -51,13 +51,13 @@ def with_interval(scores: np.ndarray, spec: str = ".4g") -> str:
 def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
     """The runs on one environment side by side, with notes on some of them, by label, below."""
     environment = runs[0].environment
-    columns = [Column("run", overflow="fold"), *return_columns(environment), "train", "compile", "wall", "steps/s"]
+    columns = [Column("run", overflow="fold"), *return_columns(environment), "steps/s", "train", "compile", "wall"]
     caption = "\n".join(f"{run.label}: {notes[run.label]}" for run in runs if run.label in notes)
     rendered = Table(*columns, title=environment, caption=caption or None)
     for run in runs:
         seconds = run.result.train_seconds, run.result.compile_seconds, run.wall_seconds
         times = [f"{value:.0f} s" for value in seconds]
-        rendered.add_row(run.label, *return_cells(run), *times, f"{run.steps_per_second:,.0f}")
+        rendered.add_row(run.label, *return_cells(run), f"{run.steps_per_second:,.0f}", *times)
     return rendered
 
 

@@ -11,8 +11,10 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, name_of
 from grpo_jax.config.policy_checks import BUILT_IN_FIELDS
 from grpo_jax.devices.execution_plan import ExecutionPlan
+from grpo_jax.errors import ConfigError
 from grpo_jax.recording.config_file import FIELDS, read_fields
 
+from .parsing import one_line_errors, parse_flags
 from .settings import settings, split_fields
 
 
@@ -22,8 +24,14 @@ class Settings:
 
     config: tyro.conf.OmitArgPrefixes[Config]
     hyperparams: tyro.conf.OmitArgPrefixes[Hyperparams]
-    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
-    """JSON file of fields, such as a sweep's best.json, in place of the tuned settings; flags override them."""
+    config_file: Annotated[
+        Path | None,
+        tyro.conf.arg(
+            name="config",
+            help="JSON file of fields, such as a sweep's best.json, in place of the tuned settings; flags override "
+            "them.",
+        ),
+    ] = None
 
 
 @dataclasses.dataclass
@@ -42,7 +50,8 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     The defaults are the fields in the file --config, or else the tuned settings of the environment and the algorithm.
     Parameters of the environment are merged one by one.
     """
-    chosen, _ = tyro.cli(Chosen, args=flags, return_unknown_args=True, add_help=False)
+    with one_line_errors():
+        chosen, _ = tyro.cli(Chosen, args=flags, return_unknown_args=True, add_help=False)
     if chosen.config is not None:
         fields = read_fields(chosen.config)
     else:
@@ -53,9 +62,9 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     # Not by its constructor, which would check it and choose its sizes before the flags are read.
     config = object.__new__(Config)
     vars(config).update(static)
-    return tyro.cli(
+    return parse_flags(
         arguments,
-        args=flags,
+        flags,
         default=arguments(config=config, hyperparams=Hyperparams(**traced)),
         registry=_constructors(dict(fields.get("env_params", ()))),
     )

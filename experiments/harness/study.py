@@ -1,7 +1,6 @@
 """The steps that all experiments share: train, evaluate, record and compare runs."""
 
 import dataclasses
-import datetime
 import functools
 import os
 import sys
@@ -29,7 +28,7 @@ from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.training.run import check_mesh
 from grpo_jax.types import PyTree
 
-from .command import DeviceArguments, hardware, make_console, parse_mesh
+from .command import DeviceArguments, hardware, make_console, new_folder, parse_mesh
 from .figures import plot_curves, table
 from .runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
 
@@ -102,8 +101,7 @@ class Study:
         trained = programs or plans
         if len({plan.folder for plan in trained}) < len(trained):
             raise ConfigError("two runs have the same name, so their records would be mixed up; leave one out")
-        stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        self.out = arguments.out or Path("runs") / f"{name}_{stamp}"
+        self.out = arguments.out or new_folder(name)
         self.console = make_console(quiet=not is_process_zero())
         self._subfolder = PROGRAMS if programs else ""
         with release_if_unused(self.out):
@@ -166,7 +164,7 @@ class Study:
                 message = f"{stop.name}: saved. To go on, repeat the command with --resume --out {self.out}"
                 print(message, file=sys.stderr)
             raise
-        with self.console.status(f"{plan.name}: final evaluation"):  # on a terminal
+        with self.console.status(f"{plan.name}: evaluating"):
             final_returns = evaluate_rows(plan.config, result.states, evaluation_keys, self.mesh, score=self._score)
         return Run(
             plan.label,

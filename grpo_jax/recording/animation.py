@@ -33,7 +33,8 @@ def check_animation_path(path: Path) -> None:
             imageio_ffmpeg.get_ffmpeg_exe()
         except (ImportError, RuntimeError) as error:
             raise ConfigError(
-                f"writing {path} needs imageio-ffmpeg: pip install 'grpo-jax[render]'; or use {path.with_suffix('.gif')}"
+                f"writing {path} needs imageio-ffmpeg: pip install 'grpo-jax[render]'; or use "
+                f"{path.with_suffix('.gif')}"
             ) from error
 
 

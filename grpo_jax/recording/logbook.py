@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Column
 
 from grpo_jax.recording.alarms import Alarms, list_seeds
 from grpo_jax.recording.files import METRICS_FILE, claim_directory, truncate_metrics
@@ -85,7 +86,7 @@ class Logbook:
             self._file = (self._directory / METRICS_FILE).open("a", encoding="utf-8")
         if self._console is not None and self._console.is_interactive:
             self._progress = Progress(
-                TextColumn("{task.description}", markup=False),
+                TextColumn("{task.description}", markup=False, table_column=Column(max_width=28, no_wrap=True)),
                 BarColumn(bar_width=20),
                 TaskProgressColumn(),
                 TextColumn("{task.fields[status]}", markup=False),
@@ -94,7 +95,7 @@ class Logbook:
                 transient=True,
             )
             total = self._total_steps * self._num_seeds
-            self._task = self._progress.add_task(self._run, total=total, status="starting")
+            self._task = self._progress.add_task(self._run, total=total, status="compiling")
             self._progress.start()
         if self._past is not None and len(self._past.steps):
             self._update(self._past, _active(self._past))
@@ -173,7 +174,8 @@ class Logbook:
         if len(self._recent) == 1:
             seconds, steps = 0.0, 0
         rate = (last_steps - steps) / max(last_seconds - seconds, 1e-9)
-        status = f"{rate:,.0f} steps/s, {_spread(self._returns)}, {_clock((total - done) / rate) if rate else '?'} left"
+        left = f"{_clock((total - done) / rate) if rate else '?'} left"
+        status = f"{_spread(self._returns)}, {left}, {rate:,.0f} steps/s"  # a narrow terminal cuts off its end
         if self._progress is not None:
             self._progress.update(self._task, completed=done, status=status)
         elif self._tenths < 10 * done // total < 10:

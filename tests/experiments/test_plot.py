@@ -60,9 +60,9 @@ def test_a_path_with_brackets_is_printed_as_it_is(tmp_path, capsys, monkeypatch)
     write_run(tmp_path / "[red]a", returns=[[0.0], [0.5], [0.6]])
     write_run(tmp_path / "b", returns=[[0.0], [0.5], [0.6]], label="[/]")
     monkeypatch.chdir(tmp_path)
-    plot.main(plot.Arguments(runs=(Path("[red]a"), Path("b")), out=Path("[bold]:smile:.png")))
+    plot.main(plot.Arguments(runs=(Path("[red]a"), Path("b")), out=Path("[bold]:smile:")))
     printed = capsys.readouterr().out
-    assert "Drawn in [bold]:smile:.png" in printed and "[red]a" in printed
+    assert "Results in [bold]:smile:: comparison.png" in printed and "[red]a" in printed
     plot.main(plot.Arguments(runs=(Path("b"),)))
     assert "[/]" in capsys.readouterr().out
 
@@ -77,17 +77,17 @@ def test_evaluations_are_compared_only_with_evaluations(folders):
 
 def test_they_are_drawn_and_tabled(folders, tmp_path, capsys):
     write_run(folders[0], returns=[[1.0], [2.0], [3.0]], finals=[3.0], label="grpo", environment="Acrobot-v1")
-    plot.main(plot.Arguments(runs=folders, out=tmp_path / "new" / "picture.png"))
-    assert (tmp_path / "new" / "picture.png").read_bytes().startswith(b"\x89PNG")
+    plot.main(plot.Arguments(runs=folders, out=tmp_path / "new"))
+    assert (tmp_path / "new" / "comparison.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
-    assert "1.00 [1.00, 1.00]" in printed and "Acrobot-v1" in printed and "picture.png" in printed
+    assert "1.00 [1.00, 1.00]" in printed and "Acrobot-v1" in printed and "comparison.png" in printed
 
 
 def test_folders_without_a_run_are_reported(tmp_path, folders):
     with pytest.raises(ValueError, match="no folders given"):
         plot.main(plot.Arguments(runs=()))
-    with pytest.raises(ValueError, match=r"out.xyz is no picture that can be drawn: use one of .*\.png"):
-        plot.main(plot.Arguments(runs=folders, out=tmp_path / "out.xyz"))
+    with pytest.raises(ValueError, match=r"out.png is a file, but comparison.png needs a folder; use .*out$"):
+        plot.main(plot.Arguments(runs=folders, out=tmp_path / "out.png"))
     with pytest.raises(ValueError, match="not the folder of a run: it has no metrics.jsonl"):
         plot.read_runs(tmp_path)
     with pytest.raises(ValueError, match="no metric 'return'; known: episode/count, episode/return_mean, loss/policy"):

@@ -54,7 +54,8 @@ def refused(capsys, call):
         command(call)
     said = capsys.readouterr()
     assert stopped.value.code == 2
-    return " ".join((said.err + said.out).replace("│", " ").split())
+    assert said.err.count("\n") == 1 and said.err.startswith("error: ")
+    return said.err
 
 
 def start(*flags):

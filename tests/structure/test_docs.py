@@ -5,11 +5,12 @@ import re
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 import grpo_jax
-from grpo_jax import Algorithm, objectives
+from grpo_jax import Algorithm, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import TASKS, make_task
@@ -144,6 +145,18 @@ def test_the_page_about_trained_policies_runs(tmp_path, monkeypatch):
 def test_flags_of_long_runs_are_those_of_the_experiments():
     fields = Recording.__dataclass_fields__
     assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)
+
+
+def test_the_metrics_of_a_run_are_those_described():
+    controller = objectives.tuned(objectives.adaptive_coefficient, target="kl_target")
+    adaptive = grpo_jax.with_reference(grpo_jax.GRPO)._replace(kl_controller=controller)
+    keys = set()
+    for algorithm in (adaptive, grpo_jax.PPO):
+        config = Config(algorithm=algorithm, num_envs=8, num_minibatches=2)
+        state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
+        keys |= jax.eval_shape(make_train_step(config), state)[1].keys()
+    _, _, section = LONG_RUNS.partition("## The lines of metrics.jsonl")
+    assert set(re.findall(r"`(\w+/\w+)`", section)) == keys
 
 
 DOCUMENTS = [

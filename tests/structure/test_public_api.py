@@ -8,7 +8,7 @@ import pkgutil
 import pytest
 
 import grpo_jax
-from grpo_jax import Config, Hyperparams
+from grpo_jax import Config, Hyperparams, environments, objectives, policies, recording
 from grpo_jax.policies import Architecture
 
 PROMISED = {
@@ -51,6 +51,15 @@ def test_signatures_have_the_promised_arguments(name):
     for part in name.split("."):
         value = getattr(value, part)
     assert SIGNATURES[name] <= set(inspect.signature(value).parameters)
+
+
+@pytest.mark.parametrize("module", [grpo_jax, objectives, policies, environments, recording])
+def test_public_functions_are_annotated(module):
+    for name in module.__all__:
+        if inspect.isfunction(function := getattr(module, name)):
+            signature = inspect.signature(function)
+            annotations = [parameter.annotation for parameter in signature.parameters.values()]
+            assert inspect.Signature.empty not in (*annotations, signature.return_annotation), name
 
 
 def test_everything_in_a_config_has_a_default():

@@ -1,0 +1,74 @@
+"""The command `grpo-jax`. It stands beside the package, so that help comes without the seconds of importing JAX."""
+
+import difflib
+import importlib.metadata
+import runpy
+import sys
+
+COMMANDS = {
+    "first steps": {
+        "train": "Any algorithm on any environment",
+        "sweep": "Grids and random samples of settings",
+        "plot": "Runs side by side, from their folders",
+    },
+    "trained policies": {
+        "evaluate": "Plays episodes of trained policies",
+        "play": "Draws episodes of a trained policy",
+        "export": "A trained policy for other programs",
+    },
+    "token tasks": {
+        "tokens": "GRPO as in the training of language models, on small tasks",
+        "token-speed": "Tokens per second of a transformer, and memory",
+    },
+    "comparisons": {
+        "grpo-vs-ppo": "GRPO beside PPO, the same budget of environment steps",
+        "family": "All algorithms on one task",
+        "gymnax-suite": "PPO and GRPO on every environment of gymnax",
+        "minatar": "Groups without a critic beside PPO on MinAtar",
+        "published-cartpole": "Published GRPO results on CartPole-v1 at their own budget of episodes",
+        "estimators": "Bias and noise of estimates of the policy gradient",
+        "population": "Population-based training by hand",
+    },
+    "speed": {
+        "benchmark": "Training steps per second of rejax, of PPO in its common formulation, and of ours",
+        "accelerators": "What an H100, an A100 or a TPU executes in a train step, without having one",
+    },
+}
+"""The modules of `grpo_jax.experiments` and the first words of their docstrings, in groups."""
+
+
+def main() -> None:
+    """`grpo-jax NAME FLAGS` is `python -m grpo_jax.experiments.NAME FLAGS`."""
+    name, *flags = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print_help()
+    elif name == "--version":
+        print(f"grpo-jax {importlib.metadata.version('grpo-jax')}")
+    else:
+        known = [command for group in COMMANDS.values() for command in group]
+        command = name.replace("_", "-")
+        if command not in known:
+            close = difflib.get_close_matches(command, known)
+            advice = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+            print(f"error: unknown command {name!r}: {advice}", file=sys.stderr)
+            sys.exit(2)
+        sys.argv[1:] = flags
+        runpy.run_module(f"grpo_jax.experiments.{command.replace('-', '_')}", run_name="__main__", alter_sys=True)
+
+
+def print_help() -> None:
+    """Prints all commands, in the style of their own help."""
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    options = {"-h, --help": "show this help message and exit", "--version": "show the version and exit"}
+    console.print("usage: grpo-jax COMMAND [OPTIONS]\n\nGRPO and PPO in JAX.\n", markup=False)
+    for title, rows in {"options": options, **COMMANDS}.items():
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(width=18, no_wrap=True)
+        for name, line in rows.items():
+            grid.add_row(name, line)
+        console.print(Panel(grid, title=title, title_align="left", border_style="dim"))
+    console.print("The options of a command: grpo-jax COMMAND --help")

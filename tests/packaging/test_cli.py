@@ -1,0 +1,39 @@
+"""The command `grpo-jax`: it lists every experiment at once, and starts one as a module."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import grpo_jax_cli
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+COMMANDS = {name.replace("-", "_"): line for group in grpo_jax_cli.COMMANDS.values() for name, line in group.items()}
+
+
+def test_every_experiment_is_a_command():
+    assert COMMANDS.keys() == {path.stem for path in EXPERIMENTS.glob("[!_]*.py")}, "complete grpo_jax_cli.COMMANDS"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_described_as_its_docstring_begins(name):
+    docstring = ast.get_docstring(ast.parse((EXPERIMENTS / f"{name}.py").read_text(encoding="utf-8")))
+    assert docstring.startswith(COMMANDS[name])
+
+
+def test_help_and_version_do_not_wait_for_jax():
+    script = "import sys, grpo_jax_cli; grpo_jax_cli.main(); assert not {'jax', 'grpo_jax'} & sys.modules.keys()"
+    for flag in ("--help", "--version"):
+        done = subprocess.run([sys.executable, "-c", script, flag], cwd=EXPERIMENTS.parent, capture_output=True)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name, advice", [("trian", "did you mean train?"), ("xyz", "known: train, sweep, ")])
+def test_an_unknown_command_is_one_line(name, advice, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["grpo-jax", name])
+    with pytest.raises(SystemExit) as stopped:
+        grpo_jax_cli.main()
+    printed = capsys.readouterr().err
+    assert stopped.value.code == 2 and printed.startswith(f"error: unknown command {name!r}: {advice}")

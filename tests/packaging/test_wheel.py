@@ -1,0 +1,56 @@
+"""The wheel, built and installed into a new environment: the commands of a user who has no clone."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = "--num-envs 4 --num-steps 16 --num-minibatches 2 --hidden-sizes 8 --total-steps 200"
+
+# Commands, one after the other in one empty folder, each with words of what it prints.
+COMMANDS = {
+    "grpo-jax --version": "grpo-jax ",
+    "grpo-jax --help": "Any algorithm on any environment",
+    "grpo-jax train --help": "usage: grpo-jax train ",
+    "grpo-jax train --environment CartPole-v1 --algorithm ppo --num-seeds 2 --total-steps 20000 --out runs/ppo": (
+        "Results in runs/ppo"
+    ),
+    "grpo-jax plot runs/ppo --out runs/plot": "Results in runs/plot",
+    f"grpo-jax sweep --environment Catch-bsuite --algorithm ppo --learning-rate 1e-3 1e-2 --num-seeds 2 {TINY}": (
+        "The best again: grpo-jax train --config runs/sweep_"
+    ),
+}
+
+
+def run(command: str, folder: Path, path: Path) -> str:
+    """What a command prints, which succeeds, with the programs of an environment first."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")}
+    environment["PATH"] = f"{path}:{environment['PATH']}"
+    done = subprocess.run(command.split(), cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """The folder of the programs of an environment in which the wheel is installed."""
+    folder = tmp_path_factory.mktemp("wheel")
+    # A copy, as setuptools would also pack what an earlier build has left in build/.
+    ignored = shutil.ignore_patterns(".*", "build", "runs", "venv", "*.egg-info")
+    source = shutil.copytree(REPOSITORY, folder / "source", ignore=ignored)
+    run(f"{sys.executable} -m pip wheel -q --no-deps -w {folder} {source}", folder, folder)
+    run(f"{sys.executable} -m venv {folder / 'venv'}", folder, folder)
+    (wheel,) = folder.glob("*.whl")
+    run(f"{folder / 'venv' / 'bin' / 'pip'} install -q {wheel}", folder, folder)
+    return folder / "venv" / "bin"
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_trains(programs, tmp_path):
+    for command, words in COMMANDS.items():
+        assert words in run(command, tmp_path, programs), command
+    assert (tmp_path / "runs" / "plot" / "comparison.png").exists()
