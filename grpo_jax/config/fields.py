@@ -82,6 +82,8 @@ class Fields:
     """Units of the GRU."""
     shared_critic: bool = False
     """The critic is a second head of the actor's network instead of a network of its own."""
+    actor_observation: tuple[str, ...] | None = None
+    """Keys of a dict of observations that the actor sees, while its critic sees all; None: the actor sees all too."""
     action_distribution: str = "auto"
     """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto"."""
     state_dependent_std: bool = False
@@ -174,5 +176,6 @@ class Fields:
             critic_scale=self.critic_scale,
             critic=critic,
             shared_critic=self.shared_critic,
+            actor_observation=self.actor_observation,
             fused_layers=self.plan.fused_layers and not self.plan.gradient_kernel,  # which fuses everything
         )

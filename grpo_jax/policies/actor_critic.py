@@ -1,7 +1,7 @@
 """Actor-critics: hidden layers, an optional recurrent layer, and a head each for the actor and the critic."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.observations import joined, leading_shape
 from grpo_jax.policies.dense import Dense
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.layers import GRU, KERNEL, convolution, is_image, mlp, orthogonal
 from grpo_jax.policies.policy import Policy
+from grpo_jax.types import PyTree
 
 
 def make_policy(
-    observation: jax.ShapeDtypeStruct,
+    observation: PyTree,
     distribution: Distribution,
     *,
     network: str,
@@ -30,14 +32,17 @@ def make_policy(
     critic_scale: float,
     critic: bool,
     shared_critic: bool,
+    actor_observation: Sequence[str] | None = None,
     fused_layers: bool = False,
 ) -> Policy:
     """An actor and an optional critic, which is either a network of its own or a second head of the actor's.
 
     Args:
-      observation: shape and dtype of one observation; the first layer converts it to float32.
+      observation: shape and dtype of each array of one observation; several are joined (`observations.joined`). The
+        first layer converts them to float32.
       distribution: the family of action distributions; its free parameters are one trainable vector.
-      network: "mlp", "cnn", or "auto": a CNN for images (see `layers.is_image`), else an MLP.
+      network: "mlp", "cnn", or "auto": a CNN if there is an image (see `layers.is_image`), else an MLP. The features of
+        the image are joined with the other arrays before the dense layers.
       recurrent: "none", or "gru" for a GRU between the hidden layers and the heads.
       hidden_sizes: widths of the dense hidden layers.
       conv_channels: channels of a CNN's convolution.
@@ -46,29 +51,39 @@ def make_policy(
       hidden_scale, actor_scale, critic_scale: gain of the initial weights of hidden layers and of the heads.
       critic: whether to make a critic. Without one, it has no parameters and costs nothing.
       shared_critic: one network with two heads instead of two networks.
+      actor_observation: keys of a dict of observations that the actor sees; None: all, as the critic does.
       fused_layers: dense layers are laid out for an accelerator (`dense.fused_dense`).
 
     Raises:
-      ConfigError: for an unknown network or recurrent layer, or a CNN for observations that are not images.
+      ConfigError: for an unknown network or recurrent layer, a CNN without an image or for several, or
+        `actor_observation` that does not fit the observation or the critic.
     """
     if recurrent not in ("none", "gru"):
         raise ConfigError(f"unknown recurrent layer {recurrent!r}: {nearest(recurrent, ('none', 'gru'))}")
     layer = {"activation": getattr(nn, activation), "scale": hidden_scale}
     dense = functools.partial(mlp, hidden_sizes=tuple(hidden_sizes), fused=fused_layers, **layer)
-    torso = _make_torso(
-        observation.shape, network, dense, functools.partial(convolution, channels=conv_channels, **layer)
-    )
-    make = functools.partial(Network, torso, recurrent_size if recurrent == "gru" else 0, fused_layers)
+    convolve = functools.partial(convolution, channels=conv_channels, **layer)
+
+    def make(heads, keys):
+        torso = _make_torso(_seen(observation, keys), network, dense, convolve)
+        return Network(torso, recurrent_size if recurrent == "gru" else 0, fused_layers, heads, keys)
+
     heads = {"actor": Head(distribution.num_parameters - distribution.num_free, actor_scale)}
     if critic:
         heads["critic"] = Head(1, critic_scale)
     groups = [heads] if shared_critic else [{name: head} for name, head in heads.items()]
-    networks = {"_".join(group): make(tuple(group.values())) for group in groups}
+    seen = {}
+    if actor_observation is not None:
+        _check_actor_observation(actor_observation, observation, critic, shared_critic)
+        seen["actor"] = tuple(actor_observation)
+    names = {"_".join(group): tuple(group.values()) for group in groups}
+    networks = {name: make(heads, seen.get(name)) for name, heads in names.items()}
     forward = functools.partial(_forward, networks, distribution)
 
     def step(params, observation, carry):
-        is_first = jnp.zeros((1, observation.shape[0]), bool)  # the caller has reset the carry where it is
-        parameters, value, carry = forward(params, observation[None], carry, is_first)
+        is_first = jnp.zeros((1, *leading_shape(observation, 1)), bool)  # the caller has reset the carry where it is
+        one_step = jax.tree.map(lambda leaf: leaf[None], observation)
+        parameters, value, carry = forward(params, one_step, carry, is_first)
         return parameters[0], value[0] if critic else None, carry
 
     return Policy(
@@ -85,7 +100,8 @@ def make_policy(
 
 def _init(networks, distribution, observation, key):
     """Parameters of each network, by name, and the distribution's free parameters."""
-    x, is_first = jnp.zeros((1, 1, *observation.shape), observation.dtype), jnp.zeros((1, 1), bool)
+    x = jax.tree.map(lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), observation)
+    is_first = jnp.zeros((1, 1), bool)
     params = {
         name: net.init(k, x, net.initial_carry(1), is_first)["params"]
         for k, (name, net) in zip(jax.random.split(key, len(networks)), networks.items(), strict=True)
@@ -119,18 +135,53 @@ def _features(networks, params, observations, carry, is_first):
     return net.apply({"params": params[name]}, observations, carry[name], is_first)[1]
 
 
-def _make_torso(shape, network, dense, convolve) -> Callable:
-    """The hidden layers for observations of this shape: a function from `[N, ...]` to `[N, features]`."""
+def _seen(observation: PyTree, keys: Sequence[str] | None) -> PyTree:
+    """The part of a dict of observations under these keys; all of it without keys."""
+    return observation if keys is None else {key: observation[key] for key in keys}
+
+
+def _check_actor_observation(keys, observation, critic, shared_critic):
+    """Raises ConfigError unless the actor can see a part of what a critic of its own sees."""
+    problem = f"actor_observation={keys!r} is the part of a dict of observations that the actor sees, but"
+    if not isinstance(observation, Mapping):
+        raise ConfigError(f"{problem} an observation is {observation}; observe a dict, or leave it out")
+    if isinstance(keys, str) or not keys:
+        raise ConfigError(f"{problem} it is not a tuple of keys; write one such as {tuple(observation)[:1]}")
+    for key in keys:
+        if key not in observation:
+            raise ConfigError(f"{problem} there is no {key!r}: {nearest(str(key), map(str, observation))}")
+    if not critic:
+        raise ConfigError(f"{problem} this algorithm has no critic that would see the rest; leave it out, or use 'ppo'")
+    if shared_critic:
+        raise ConfigError(f"{problem} with shared_critic=True one network sees all; use shared_critic=False")
+
+
+def _make_torso(observation, network, dense, convolve) -> Callable:
+    """The hidden layers for observations like this one: a function from leaves `[N, ...]` to `[N, features]`."""
     if network not in ("auto", "mlp", "cnn"):
         raise ConfigError(f"unknown network {network!r}: {nearest(network, ('auto', 'mlp', 'cnn'))}")
-    if network == "cnn" and not is_image(shape):
+    shapes = [leaf.shape for leaf in jax.tree.leaves(observation)]
+    images = [index for index, shape in enumerate(shapes) if is_image(shape)]
+    if network == "cnn" and not images:
         raise ConfigError(
             f"network='cnn' needs images, [height, width, ...] of at least {KERNEL} by {KERNEL}, but observations "
-            f"have the shape {shape}; use network='mlp'"
+            f"have the shape {', '.join(map(str, shapes))}; use network='mlp'"
         )
-    if network == "mlp" or not is_image(shape):
-        return dense
-    return lambda x: dense(convolve(x))
+    if network == "mlp" or not images:
+        return lambda x: dense(joined(x, 1))
+    if len(images) > 1:
+        raise ConfigError(
+            f"network={network!r} convolves one image, but observations have {len(images)}, of the shapes "
+            f"{', '.join(str(shapes[index]) for index in images)}; use network='mlp', or join the images along their "
+            "channels in the environment"
+        )
+
+    def torso(x):
+        leaves = jax.tree.leaves(x)
+        leaves[images[0]] = convolve(leaves[images[0]])
+        return dense(joined(leaves, 1))
+
+    return torso
 
 
 class Head(NamedTuple):
@@ -147,13 +198,14 @@ class Network(nn.Module):
     recurrent_size: int  # units of the GRU; 0: no GRU
     fused_layers: bool  # of the heads; the torso has its own
     heads: tuple[Head, ...]
+    keys: tuple[str, ...] | None = None  # of a dict of observations, those that this network sees; None: all
 
     @nn.compact
-    def __call__(self, x: jax.Array, carry: Any, is_first: jax.Array) -> tuple[list[jax.Array], jax.Array, Any]:
+    def __call__(self, x: PyTree, carry: Any, is_first: jax.Array) -> tuple[list[jax.Array], jax.Array, Any]:
         """Processes a sequence. Only the GRU runs step by step; all other layers take the steps as one flat batch.
 
         Args:
-          x: `[S, N, ...]` observations.
+          x: observations, each leaf `[S, N, ...]`.
           carry: `[N, recurrent_size]` before the first step; ignored without a GRU.
           is_first: `[S, N]` bool: the first observation of an episode; ignored without a GRU.
 
@@ -161,8 +213,8 @@ class Network(nn.Module):
           The output of each head, `[S, N, num_outputs]`; the input of the heads, `[S, N, features]`; and the carry
           after the last step.
         """
-        batch_shape = x.shape[:2]
-        x = self.torso(x.reshape(-1, *x.shape[2:]))
+        batch_shape = leading_shape(x, 2)
+        x = self.torso(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), _seen(x, self.keys)))
         if self.recurrent_size:
             x, carry = GRU(self.recurrent_size)(x.reshape(*batch_shape, -1), carry, is_first)
             x = x.reshape(-1, self.recurrent_size)
