@@ -16,7 +16,7 @@ from grpo_jax.updates.shuffle import MAX_SAMPLES
 _COUNTS = (
     *("num_envs", "group_size", "num_steps", "regroup_every", "num_kept_groups"),
     *("num_epochs", "num_minibatches", "num_microbatches", "shuffle_blocks"),
-    *("conv_channels", "recurrent_size"),
+    *("conv_channels", "recurrent_size", "frame_stack"),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
-from grpo_jax.environments import Environment, make_environment
+from grpo_jax.environments import Environment, make_environment, stack_frames
 from grpo_jax.policies import Architecture, Policy, make_policy, make_token_policy
 from grpo_jax.policies.distributions import make_distribution
 
@@ -23,6 +23,8 @@ class Fields:
     """Name of an algorithm (or a value of `Algorithm`)."""
     env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
     """Parameters of the environment to override, such as max_steps_in_episode=200."""
+    frame_stack: int = 1
+    """Observations that the policy sees at once, the last ones side by side: channels of an image, or features."""
 
     # --- the rollout ---
 
@@ -145,7 +147,7 @@ class Fields:
     @functools.cached_property
     def env(self) -> Environment:
         """The environment's pure functions."""
-        return make_environment(self.environment, dict(self.env_params))
+        return stack_frames(make_environment(self.environment, dict(self.env_params)), self.frame_stack)
 
     @functools.cached_property
     def policy(self) -> Policy:

@@ -10,6 +10,7 @@ import numpy as np
 from grpo_jax.config.acting import acting_policy
 from grpo_jax.config.config import Config
 from grpo_jax.environments import EnvParams, group_parameters
+from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree, TrainState
 
@@ -52,7 +53,7 @@ def evaluate(
 class Episode(NamedTuple):
     """One episode, on the host."""
 
-    states: list[PyTree]  # of the environment, one before each step
+    states: list[PyTree]  # of the environment itself, without stacked frames, one before each step
     rewards: np.ndarray  # [length]
 
 
@@ -67,7 +68,7 @@ def record_episode(config: Config, state: TrainState, key: jax.Array, *, greedy:
 
         def step(rollout, key):
             after, trajectory = simulator.unroll(rollout, key, num_steps=1, auto_reset=False, greedy=greedy)
-            return after, (rollout.environment, trajectory.reward[0, 0], trajectory.ended[0, 0])
+            return after, (unstacked_state(rollout.environment), trajectory.reward[0, 0], trajectory.ended[0, 0])
 
         return jax.lax.scan(step, start, jax.random.split(key_rollout, config.env.max_steps))[1]
 
