@@ -18,9 +18,9 @@ from grpo_jax.errors import as_count
 from grpo_jax.recording.files import write_json
 
 from .harness.command import command, make_console, provenance
-from .harness.parsing import parse_flags
 from .harness.figures import with_interval
 from .harness.flags import parse_override
+from .harness.parsing import parse_flags
 from .harness.runs import score_summary
 
 EPISODES_AT_ONCE = 4096  # of all rows together

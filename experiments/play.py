@@ -11,9 +11,9 @@ import grpo_jax
 from grpo_jax.errors import ConfigError
 
 from .harness.command import command, make_console
-from .harness.parsing import parse_flags
 from .harness.drawing import Drawing
 from .harness.flags import parse_override
+from .harness.parsing import parse_flags
 
 
 @dataclasses.dataclass

@@ -25,7 +25,7 @@ from grpo_jax.training.progress import Chunk
 
 from .harness.command import command
 from .harness.figures import format_value, panels, plot_curves, return_cells, return_columns
-from .harness.parsing import parse_known_flags
+from .harness.parsing import invocation, parse_known_flags
 from .harness.runs import PROGRAMS, Run
 from .harness.study import Study, StudyArguments, check_plans
 from .harness.sweeps import SPLIT_FILE, Sweep, make_programs, make_sweep, split_policies

@@ -19,7 +19,7 @@ class RolloutState(NamedTuple):
     """The state of `B` environments between two rollouts: a value, so that it can be copied, regrouped and saved."""
 
     environment: PyTree  # environment states, each leaf [B, ...]
-    observation: jax.Array  # [B, ...]
+    observation: PyTree  # each leaf [B, ...]; one array is a tree too
     policy_carry: PyTree  # carry of the policy, each leaf [B, ...]; a policy without one has no leaves
     episode_return: jax.Array  # [B] sum of the rewards of the current episode
     episode_length: jax.Array  # [B] number of steps of the current episode
@@ -42,7 +42,7 @@ class RewardParts(NamedTuple):
 class Trajectory(NamedTuple):
     """One rollout of `T` steps in `B` environments, time-major."""
 
-    observation: jax.Array  # [T, B, ...]
+    observation: PyTree  # each leaf [T, B, ...]
     action: jax.Array  # [T, B] or [T, B, D], as sampled: before a real action is squashed, scaled and clipped
     reward: jax.Array  # [T, B]; 0 where not valid
     terminated: jax.Array  # [T, B] bool: the step led to a terminal state
@@ -60,7 +60,7 @@ class Trajectory(NamedTuple):
     reward_parts: RewardParts | None = None  # each [T, B, K]; None: the environment does not report them
     # Observations that no step starts from, which only a baseline needs: the final one of each truncated episode, in
     # order, then the one after the window.
-    final_observation: jax.Array | None = None  # [F, B, ...]
+    final_observation: PyTree = None  # each leaf [F, B, ...]
     final_carry: PyTree = None  # carry of the policy at these observations, each leaf [F, B, ...]
     final_value: jax.Array | None = None  # [F, B] critic's values of these observations; None without a critic
     greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None: all are sampled
@@ -91,7 +91,7 @@ class Whole:
 class Batch(NamedTuple):
     """The samples of an update, `[S, N]`: `S` is 1 for single steps and `T` for whole sequences."""
 
-    observation: jax.Array  # [S, N, ...]
+    observation: PyTree  # each leaf [S, N, ...]
     action: jax.Array  # [S, N] or [S, N, D]
     log_prob: jax.Array  # [S, N] under the behaviour policy
     distribution: PyTree  # [S, N, ...] of the behaviour policy

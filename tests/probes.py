@@ -14,6 +14,7 @@ from gymnax.environments import environment, spaces
 from grpo_jax.environments import Environment, group_parameters
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
+from grpo_jax.observations import leading_shape
 from grpo_jax.policies import Policy
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.rollouts.rollout import Simulator
@@ -129,6 +130,73 @@ class OneOrThirty(Probe):
 
     def get_obs(self, state, params=None, key=None):
         return jnp.zeros(1)
+
+
+class PartsState(NamedTuple):
+    position: jax.Array
+    velocity: jax.Array
+    luck: jax.Array
+    time: jax.Array
+
+
+class Parts:
+    """Observes a nested dict. A step pays 1 if it pushes the next position towards 0, and the luck of the episode.
+
+    The luck is -1 or 1, whatever the actions, and the privileged part of the observation shows it: V of the best policy
+    at discount 1/2 is 2 * (1 + luck), since only the limit ends an episode.
+    """
+
+    default_params = ProbeParams(max_steps_in_episode=4)
+
+    def action_space(self, params):
+        return Discrete(2)
+
+    def reset_env(self, key, params):
+        key_place, key_luck = jax.random.split(key)
+        position, velocity = jax.random.uniform(key_place, (2, 1), minval=-1.0)
+        luck = jax.random.rademacher(key_luck, (1,), jnp.float32)
+        state = PartsState(position, velocity, luck, jnp.zeros((), jnp.int32))
+        return self.look(state), state
+
+    def step_env(self, key, state, action, params):
+        position, push = state.position + state.velocity, 2 * action - 1
+        reward = state.luck[0] + (push * position[0] < 0)
+        state = PartsState(position, 0.5 * push - 0.5 * position, state.luck, state.time + 1)
+        return self.look(state), state, reward, False, {}
+
+    def is_truncated(self, state, params):
+        return state.time >= params.max_steps_in_episode
+
+    def look(self, state):
+        privileged = {"luck": state.luck, "is_lucky": state.luck > 0, "time": state.time[None]}
+        return {"position": state.position, "velocity": state.velocity, "privileged": privileged}
+
+
+class Moving(Probe):
+    """Two steps: the second pays 1 if the action says whether the number that is shown has grown since the first.
+
+    It starts uniformly in (0, 1) and grows or falls by 1/8. The second number alone gives the answer only below 1/8 and
+    above 7/8, a quarter of the time: at best 5/8 in the mean.
+    """
+
+    @property
+    def name(self):
+        return "Moving"
+
+    @property
+    def default_params(self):
+        return ProbeParams(max_steps_in_episode=3, lifetime=2)
+
+    def grows(self, state):
+        return jnp.mod(1000 * state.mark, 1.0) > 0.5
+
+    def step_env(self, key, state, action, params):
+        reward = (state.time == 1) & (action == self.grows(state))
+        observation, state, _, terminated, info = super().step_env(key, state, action, params)
+        return observation, state, reward.astype(jnp.float32), terminated, info
+
+    def get_obs(self, state, params=None, key=None):
+        return (state.mark + 0.125 * state.time * (2 * self.grows(state) - 1))[None]
 
 
 @struct.dataclass
@@ -272,7 +340,7 @@ def random_policy(space):
     return Policy(
         init=None,
         initial_carry=lambda params, num_envs, prompt=None: (),
-        step=lambda params, observations, carry: (jnp.zeros((observations.shape[0], 1)), None, carry),
+        step=lambda params, observations, carry: (jnp.zeros((*leading_shape(observations, 1), 1)), None, carry),
         sequence=None,
         distribution=family,
         has_critic=False,

@@ -29,9 +29,7 @@ class Drawing:
         self._renderer = make_renderer(config.environment, dict(config.env_params))
         self._fps = self._renderer.fps if fps is None else fps
 
-    def draw(
-        self, policy: TrainState, key: jax.Array, *, num_episodes: int = 1, greedy: bool = False
-    ) -> Evaluation:
+    def draw(self, policy: TrainState, key: jax.Array, *, num_episodes: int = 1, greedy: bool = False) -> Evaluation:
         """Plays the episodes, writes the file, and returns the episodes' returns and lengths."""
         last = None
 

@@ -2,7 +2,7 @@
 
 import math
 
-import jax.numpy as jnp
+import jax
 
 from grpo_jax.config.fields import Fields
 from grpo_jax.devices.execution_plan import resolve_plan
@@ -15,7 +15,7 @@ from grpo_jax.updates.shuffle import MAX_SAMPLES
 _COUNTS = (
     *("num_envs", "group_size", "num_steps", "regroup_every", "num_kept_groups"),
     *("num_epochs", "num_minibatches", "num_microbatches", "shuffle_blocks"),
-    *("conv_channels", "recurrent_size"),
+    *("conv_channels", "recurrent_size", "frame_stack"),
 )
 
 
@@ -196,19 +196,19 @@ def _check_all_actions(config: Fields) -> None:
 
 def _check_transformer(config: Fields) -> None:
     env = config.env
-    if env.observation.shape or env.observation.dtype != jnp.int32 or not isinstance(env.action_space, Discrete):
+    observed = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(env.observation)]
+    if observed != ["int32[]"] or not isinstance(env.action_space, Discrete):
         raise ConfigError(
             f"a transformer observes a token (an int32 scalar) and chooses the next (Discrete), but {env.name!r} has "
-            f"observations {env.observation.dtype}{list(env.observation.shape)} and actions {env.action_space}; use "
-            "network='mlp'"
+            f"observations {', '.join(observed)} and actions {env.action_space}; use network='mlp'"
         )
     if not config.algorithm.start.from_reset:
         raise ConfigError(
             "a transformer reads its prompt where a rollout begins, so rollouts must begin with episodes, but those of "
             "this algorithm continue; use one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
         )
-    if config.recurrent != "none" or config.normalize_observations:
+    if config.recurrent != "none" or config.normalize_observations or config.actor_observation is not None:
         raise ConfigError(
-            "a transformer has a cache of its own, and tokens have no mean; leave out recurrent and "
-            "normalize_observations"
+            "a transformer has a cache of its own, and tokens have neither a mean nor parts; leave out recurrent, "
+            "normalize_observations and actor_observation"
         )

@@ -65,7 +65,7 @@ def _trajectory(config: Fields, params) -> Trajectory:
     """A trajectory of zeros in the shapes of this run."""
     shape = (config.window_steps, config.num_training_groups * config.group_size)
     real, flag, count = jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32)
-    observation = jnp.zeros(shape + config.env.observation.shape, config.env.observation.dtype)
+    observation = jax.tree.map(lambda leaf: jnp.zeros(shape + leaf.shape, leaf.dtype), config.env.observation)
     carry = config.policy.initial_carry(params, shape[1], empty_prompts(config.env, shape[1]))
     distribution, value = config.policy.sequence(params, observation, carry, flag)
     action = config.policy.distribution.mode(distribution)

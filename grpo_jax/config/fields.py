@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
-from grpo_jax.environments import Environment, make_environment
+from grpo_jax.environments import Environment, make_environment, stack_frames
 from grpo_jax.importing import import_object
 from grpo_jax.policies import Architecture, Policy, make_policy, make_token_policy
 from grpo_jax.policies.distributions import make_distribution
@@ -24,6 +24,8 @@ class Fields:
     """Name of an algorithm (or a value of `Algorithm`)."""
     env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
     """Parameters of the environment to override, such as max_steps_in_episode=200."""
+    frame_stack: int = 1
+    """Observations that the policy sees at once, the last ones side by side: channels of an image, or features."""
 
     # --- the rollout ---
 
@@ -99,6 +101,8 @@ class Fields:
     action_distribution: str | Callable = "auto"
     """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto". Or one
     of your own: package.module:name (or a function), (space) -> Distribution."""
+    actor_observation: tuple[str, ...] | None = None
+    """Keys of a dict of observations that the actor sees, while its critic sees all; None: the actor sees all too."""
     state_dependent_std: bool = False
     """Standard deviations of real actions depend on the observation; otherwise they are free parameters."""
     hidden_scale: float = math.sqrt(2)
@@ -168,7 +172,7 @@ class Fields:
     @functools.cached_property
     def env(self) -> Environment:
         """The environment's pure functions."""
-        return make_environment(self.environment, dict(self.env_params))
+        return stack_frames(make_environment(self.environment, dict(self.env_params)), self.frame_stack)
 
     @functools.cached_property
     def policy(self) -> Policy:
@@ -207,5 +211,6 @@ class Fields:
             critic_hidden_sizes=self.critic_hidden_sizes,
             critic_activation=self.critic_activation,
             layer_norm=self.layer_norm,
+            actor_observation=self.actor_observation,
             fused_layers=self.plan.fused_layers,
         )

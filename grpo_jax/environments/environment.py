@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.environments.spaces import ActionSpace
-from grpo_jax.types import RewardParts
+from grpo_jax.types import PyTree, RewardParts
 
 
 class Transition(NamedTuple):
     """The result of one step, before any reset."""
 
     state: Any  # the new state
-    observation: jax.Array  # of the new state, even if the episode has ended
+    observation: PyTree  # of the new state, even if the episode has ended: one array, or any pytree of arrays
     reward: jax.Array  # float32 scalar
     terminated: jax.Array  # bool: the new state is terminal
     truncated: jax.Array  # bool: the time limit ends the episode, and the new state is not terminal
@@ -28,7 +28,7 @@ class Environment(NamedTuple):
     reset: Callable  # (key, params) -> state, observation
     step: Callable  # (key, state, action, params) -> Transition
     params: Mapping[str, Any]  # default value of each traced parameter, a NumPy array
-    observation: jax.ShapeDtypeStruct  # shape and dtype of one observation
+    observation: PyTree  # shape and dtype of each array of one observation, a jax.ShapeDtypeStruct
     action_space: ActionSpace
     action_mask: Callable | None  # (state, params) -> bool [num_actions]: the legal actions; None: all always are
     max_steps: int  # the time limit: an episode is truncated at this length and never earlier
@@ -50,7 +50,7 @@ def threefry(key: jax.Array) -> jax.Array:
 
 
 def transition(
-    state: Any, observation: jax.Array, reward: jax.Array, terminated: jax.Array, truncated: jax.Array
+    state: Any, observation: PyTree, reward: jax.Array, terminated: jax.Array, truncated: jax.Array
 ) -> Transition:
     """A `Transition` with the right dtypes. A step that is both terminated and truncated counts as terminated."""
     terminated = jnp.asarray(terminated, bool)

@@ -77,7 +77,7 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         reset=reset,
         step=step,
         params=params,
-        observation=jax.ShapeDtypeStruct(observation.shape, observation.dtype),
+        observation=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), observation),
         action_space=action_space,
         action_mask=None if mask is None else action_mask,
         max_steps=max_steps,
@@ -188,24 +188,46 @@ def _some_action(space: ActionSpace) -> jax.Array:
 
 
 def _encoder(env: Any, defaults: Any) -> Callable:
-    """The function that makes an observation one array with a fixed dtype; an integer scalar becomes one-hot."""
+    """The function that gives the arrays of an observation fixed dtypes; integer scalars become one-hot."""
     first = jax.eval_shape(lambda key: env.reset_env(key, defaults)[0], jax.random.key(0))
-    if not isinstance(first, jax.ShapeDtypeStruct):
-        raise ConfigError(
-            f"{env_name(env)!r} observes {first}; an observation must be one array: concatenate its parts"
-        )
-    if first.shape == () and jnp.issubdtype(first.dtype, jnp.integer):
-        if not hasattr(env, "observation_space"):
+    if not jax.tree.leaves(first):
+        raise ConfigError(f"{env_name(env)!r} observes {first}; an observation must have at least one array")
+
+    def leaf_encoder(path, leaf):
+        if leaf.shape == () and jnp.issubdtype(leaf.dtype, jnp.integer):
+            num_states = _num_states(env, defaults, path)
+            return lambda x: jax.nn.one_hot(x, num_states)
+        # MinAtar's observations are 0 or 1: bytes need a quarter of the memory traffic. A GPU's matrix products read
+        # int8 without a conversion before them, but not uint8.
+        dtype = jnp.int8 if env_name(env).endswith("-MinAtar") else leaf.dtype
+        return lambda x: jnp.asarray(x, dtype)
+
+    encoders = jax.tree_util.tree_map_with_path(leaf_encoder, first)
+
+    def encode(observation):
+        if jax.tree.structure(observation) != jax.tree.structure(first):
             raise ConfigError(
-                f"{env_name(env)!r} observes an integer of unknown range; give it an observation_space(params) with n, "
-                "or observe an array"
+                f"{env_name(env)!r} observes {jax.tree.structure(first)} after a reset, but "
+                f"{jax.tree.structure(observation)} after a step; return the same structure"
             )
-        num_states = int(env.observation_space(defaults).n)
-        return lambda observation: jax.nn.one_hot(observation, num_states)
-    # MinAtar's observations are 0 or 1: bytes need a quarter of the memory traffic. A GPU's matrix products read int8
-    # without a conversion before them, but not uint8.
-    dtype = jnp.int8 if env_name(env).endswith("-MinAtar") else first.dtype
-    return lambda observation: jnp.asarray(observation, dtype)
+        return jax.tree.map(lambda encode_leaf, x: encode_leaf(x), encoders, observation)
+
+    return encode
+
+
+def _num_states(env: Any, defaults: Any, path: tuple) -> int:
+    """The number of values of an observed integer, from the part of the observation space at this path."""
+    try:
+        space = env.observation_space(defaults)
+        for entry in path:
+            key = next(getattr(entry, name) for name in ("key", "idx", "name") if hasattr(entry, name))
+            space = getattr(space, "spaces", space)[key]
+        return int(space.n)
+    except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError) as error:
+        raise ConfigError(
+            f"{env_name(env)!r} observes an integer of unknown range{jax.tree_util.keystr(path)}; give it an "
+            "observation_space(params) with n, or observe an array"
+        ) from error
 
 
 def _without_weak_type(leaf: Any) -> jax.Array:

@@ -11,6 +11,7 @@ import numpy as np
 from grpo_jax.config.acting import acting_policy
 from grpo_jax.config.config import Config
 from grpo_jax.environments import EnvParams, group_parameters
+from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.rollouts.resets import advance_where
@@ -101,7 +102,9 @@ def record_episodes(
         def step(carry, key):
             before, alive = carry
             after, trajectory = simulator.unroll(before, key, num_steps=1, auto_reset=False, greedy=greedy)
-            steps = Steps(before.environment, before.observation, before.episode_return, before.episode_length)
+            steps = Steps(
+                unstacked_state(before.environment), before.observation, before.episode_return, before.episode_length
+            )
             return (advance_where(alive, before, after), alive & ~trajectory.ended[0]), (steps, alive.any())
 
         return jax.lax.scan(step, start, keys)

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import same_step_leave_one_out
 from grpo_jax.objectives.returns import bootstrapped_returns
+from grpo_jax.observations import leading_shape
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
 
 
 def state_hash_values(
-    observation: jax.Array,
-    final_observation: jax.Array,
+    observation: PyTree,
+    final_observation: PyTree,
     returns: jax.Array,
     mask: jax.Array,
     fallback: jax.Array,
@@ -35,8 +36,8 @@ def state_hash_values(
     64 bits of hash are.
 
     Args:
-      observation: `[T, N, ...]`.
-      final_observation: `[F, N, ...]`, of the observations that no step starts from (see `next_values`).
+      observation: each leaf `[T, N, ...]`.
+      final_observation: each leaf `[F, N, ...]`, of the observations that no step starts from (see `next_values`).
       returns: `[T, N]` returns-to-go.
       mask: `[T, N]`, true on the valid steps.
       fallback: `[T, N]`, the value where no other rollout visited the state.
@@ -46,10 +47,11 @@ def state_hash_values(
     """
     returns, fallback = at_least_float32(returns), at_least_float32(fallback)
     num_steps, num_envs = returns.shape
-    everything = jnp.concatenate([observation, final_observation])
-    shape = everything.shape[:2]
+    everything = jax.tree.map(lambda *parts: jnp.concatenate(parts), observation, final_observation)
+    shape = leading_shape(everything, 2)
     env = jnp.broadcast_to(jnp.arange(num_envs), shape).reshape(-1)
-    states, visitors = _same(*_hashes(everything.reshape(env.size, -1)), env)
+    words = [_words(leaf.reshape(env.size, -1)) for leaf in jax.tree.leaves(everything)]
+    states, visitors = _same(*_hashes(jnp.concatenate(words, axis=1)), env)
     counted = mask.astype(bool) & jnp.isfinite(returns)
     centre = jnp.mean(returns, where=counted)
     centre = jnp.where(jnp.isfinite(centre), centre, 0.0)  # sums over many visits are then of small numbers
@@ -72,13 +74,17 @@ def state_hash_values(
     return jnp.where(found, values, fallback), jnp.where(found_finally, final_values, 0.0)
 
 
-def _hashes(x):
-    """Two hashes of each row of `[M, E]`, uint32 `[M]`, by all of its bits but the sign of a zero."""
+def _words(x):
+    """The bits of `[M, E]` but the sign of a zero, uint32 `[M, words]`."""
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jnp.where(x == 0, 0.0, at_least_float32(x))
     elif x.dtype.itemsize < 4:
         x = x.astype(jnp.uint32)
-    words = jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(x.shape[0], -1)
+    return jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(x.shape[0], -1)
+
+
+def _hashes(words):
+    """Two hashes of each row of `[M, words]`, uint32 `[M]`."""
     place = jnp.arange(words.shape[1], dtype=jnp.uint32)
     salts = [_mixed(place + jnp.uint32(offset)) for offset in (0x9E3779B9, 0x3C6EF372)]
     return [jnp.sum(_mixed(words ^ salt), axis=1, dtype=jnp.uint32) for salt in salts]
@@ -132,7 +138,7 @@ def _window_returns(trajectory: Trajectory, hyperparams: Hyperparams) -> tuple[j
     """Discounted returns-to-go `[T, B]`, and the final values that continue them, `[F, B]`: 0 without a critic."""
     final_value = trajectory.final_value
     if final_value is None:
-        final_value = jnp.zeros(trajectory.final_observation.shape[:2])
+        final_value = jnp.zeros(leading_shape(trajectory.final_observation, 2))
     returns = bootstrapped_returns(
         trajectory.reward, final_value, trajectory.terminated, trajectory.truncated, discount=hyperparams.discount
     )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.returns import bootstrapped_returns
+from grpo_jax.observations import joined
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
 
@@ -164,8 +165,8 @@ def _variance(x, valid):
 
 
 def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """States are compared by their observations."""
-    return trajectory.observation, trajectory.final_observation
+    """States are compared by their observations; several arrays are joined to one (`joined`)."""
+    return joined(trajectory.observation, 2), joined(trajectory.final_observation, 2)
 
 
 def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
@@ -177,10 +178,14 @@ def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tupl
         )
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
     begins = jnp.zeros((1, trajectory.valid.shape[1]), bool)
-    of_final = jax.vmap(lambda observation, carry: policy.features(params, observation[None], carry, begins)[0])
+
+    def of_final(observation, carry):
+        one_step = jax.tree.map(lambda leaf: leaf[None], observation)
+        return policy.features(params, one_step, carry, begins)[0]
+
     return (
         policy.features(params, trajectory.observation, carry, trajectory.is_first),
-        of_final(trajectory.final_observation, trajectory.final_carry),
+        jax.vmap(of_final)(trajectory.final_observation, trajectory.final_carry),
     )
 
 

@@ -1,7 +1,7 @@
 """Actor-critics: hidden layers, an optional recurrent layer, and a head each for the actor and the critic."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -9,16 +9,18 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.observations import joined, leading_shape
 from grpo_jax.policies.convolutions import CONVOLUTIONS, is_image
 from grpo_jax.policies.dense import Dense
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.layers import mlp, orthogonal
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.recurrent import RECURRENT
+from grpo_jax.types import PyTree
 
 
 def make_policy(
-    observation: jax.ShapeDtypeStruct,
+    observation: PyTree,
     distribution: Distribution,
     *,
     network: str,
@@ -35,14 +37,17 @@ def make_policy(
     critic_hidden_sizes: Sequence[int] | None = None,
     critic_activation: str | None = None,
     layer_norm: bool = False,
+    actor_observation: Sequence[str] | None = None,
     fused_layers: bool = False,
 ) -> Policy:
     """An actor and an optional critic, which is either a network of its own or a second head of the actor's.
 
     Args:
-      observation: shape and dtype of one observation; the first layer converts it to float32.
+      observation: shape and dtype of each array of one observation; several are joined (`observations.joined`). The
+        first layer converts them to float32.
       distribution: the family of action distributions; its free parameters are one trainable vector.
-      network: "mlp", a name in `CONVOLUTIONS`, or "auto": "cnn" for images (see `is_image`), else "mlp".
+      network: "mlp", a name in `CONVOLUTIONS`, or "auto": "cnn" if there is an image (see `is_image`), else "mlp". The
+        features of the image are joined with the other arrays before the dense layers.
       recurrent: "none", or a name in `RECURRENT` for such a layer between the hidden layers and the heads.
       hidden_sizes: widths of the dense hidden layers.
       conv_channels: channels of the first convolution.
@@ -53,36 +58,40 @@ def make_policy(
       shared_critic: one network with two heads instead of two networks.
       critic_hidden_sizes, critic_activation: of a critic that is a network of its own; None: those of the actor.
       layer_norm: normalise the features of each dense hidden layer before the activation.
+      actor_observation: keys of a dict of observations that the actor sees; None: all, as the critic does.
       fused_layers: dense layers are laid out for an accelerator (`dense.fused_dense`).
 
     Raises:
-      ConfigError: for an unknown network or recurrent layer, or a CNN for observations that are not images.
+      ConfigError: for an unknown network or recurrent layer, a CNN without an image or for several, or
+        `actor_observation` that does not fit the observation or the critic.
     """
     if recurrent not in ("none", *RECURRENT):
         raise ConfigError(f"unknown recurrent layer {recurrent!r}: {nearest(recurrent, ('none', *RECURRENT))}")
-    convolutions = _find_convolutions(observation.shape, network)
     cell = functools.partial(RECURRENT[recurrent], recurrent_size) if recurrent != "none" else None
+    if actor_observation is not None:
+        _check_actor_observation(actor_observation, observation, critic, shared_critic)
+        actor_observation = tuple(actor_observation)
 
-    def make(heads, sizes, activation):
+    def make(heads, sizes, activation, keys=None):
         layer = {"activation": getattr(nn, activation), "scale": hidden_scale}
         dense = functools.partial(mlp, hidden_sizes=tuple(sizes), layer_norm=layer_norm, fused=fused_layers, **layer)
-        convolve = convolutions and functools.partial(convolutions, channels=conv_channels, **layer)
-        return Network(convolve, dense, cell, fused_layers, tuple(heads))
+        torso = _make_torso(_seen(observation, keys), network, dense, {"channels": conv_channels, **layer})
+        return Network(torso, cell, fused_layers, tuple(heads), keys)
 
-    heads, actor = [Head(distribution.num_outputs, actor_scale)], (hidden_sizes, activation)
-    networks = {"actor": make(heads, *actor)}
-    if critic:
-        head = Head(1, critic_scale)
-        if shared_critic:
-            networks = {"actor_critic": make([*heads, head], *actor)}
-        else:
-            sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
-            networks["critic"] = make([head], sizes, critic_activation or activation)
+    heads = [Head(distribution.num_outputs, actor_scale)]
+    if critic and shared_critic:
+        networks = {"actor_critic": make([*heads, Head(1, critic_scale)], hidden_sizes, activation)}
+    else:
+        networks = {"actor": make(heads, hidden_sizes, activation, actor_observation)}
+    if critic and not shared_critic:
+        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        networks["critic"] = make([Head(1, critic_scale)], sizes, critic_activation or activation)
     forward = functools.partial(_forward, networks, distribution)
 
     def step(params, observation, carry):
-        is_first = jnp.zeros((1, observation.shape[0]), bool)  # the caller has reset the carry where it is
-        parameters, value, carry = forward(params, observation[None], carry, is_first)
+        is_first = jnp.zeros((1, *leading_shape(observation, 1)), bool)  # the caller has reset the carry where it is
+        one_step = jax.tree.map(lambda leaf: leaf[None], observation)
+        parameters, value, carry = forward(params, one_step, carry, is_first)
         return parameters[0], value[0] if critic else None, carry
 
     return Policy(
@@ -99,7 +108,8 @@ def make_policy(
 
 def _init(networks, distribution, observation, key):
     """Parameters of each network, by name, and the distribution's free parameters."""
-    x, is_first = jnp.zeros((1, 1, *observation.shape), observation.dtype), jnp.zeros((1, 1), bool)
+    x = jax.tree.map(lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), observation)
+    is_first = jnp.zeros((1, 1), bool)
     params = {
         name: net.init(k, x, net.initial_carry(1), is_first)["params"]
         for k, (name, net) in zip(jax.random.split(key, len(networks)), networks.items(), strict=True)
@@ -128,23 +138,64 @@ def _features(networks, params, observations, carry, is_first):
     return net.apply({"params": params[name]}, observations, carry[name], is_first)[1]
 
 
-def _find_convolutions(shape: tuple[int, ...], network: str) -> Callable | None:
-    """The convolutions of a network for observations of this shape; None: it has none."""
-    if network == "mlp" or network == "auto" and not is_image(shape):
-        return None
-    if network not in ("auto", *CONVOLUTIONS):
+def _seen(observation: PyTree, keys: Sequence[str] | None) -> PyTree:
+    """The part of a dict of observations under these keys; all of it without keys."""
+    return observation if keys is None else {key: observation[key] for key in keys}
+
+
+def _check_actor_observation(keys, observation, critic, shared_critic):
+    """Raises ConfigError unless the actor can see a part of what a critic of its own sees."""
+    problem = f"actor_observation={keys!r} is the part of a dict of observations that the actor sees, but"
+    if not isinstance(observation, Mapping):
+        raise ConfigError(f"{problem} an observation is {observation}; observe a dict, or leave it out")
+    if isinstance(keys, str) or not keys:
+        raise ConfigError(f"{problem} it is not a tuple of keys; write one such as {tuple(observation)[:1]}")
+    for key in keys:
+        if key not in observation:
+            raise ConfigError(f"{problem} there is no {key!r}: {nearest(str(key), map(str, observation))}")
+    if not critic:
+        raise ConfigError(f"{problem} this algorithm has no critic that would see the rest; leave it out, or use 'ppo'")
+    if shared_critic:
+        raise ConfigError(f"{problem} with shared_critic=True one network sees all; use shared_critic=False")
+
+
+def _make_torso(observation: PyTree, network: str, dense: Callable, options: Mapping[str, Any]) -> Callable:
+    """The hidden layers for observations like this one: a function from leaves `[N, ...]` to `[N, features]`.
+
+    Args:
+      observation: shape and dtype of each array.
+      network: see `make_policy`.
+      dense: the dense layers.
+      options: of the convolutions.
+    """
+    if network not in ("auto", "mlp", *CONVOLUTIONS):
         known = ("auto", "mlp", "transformer", *CONVOLUTIONS)
         raise ConfigError(
             f"unknown network {network!r}: {nearest(network, known)} (for your own, write 'package.module:name')"
         )
+    shapes = [leaf.shape for leaf in jax.tree.leaves(observation)]
+    images = [index for index, shape in enumerate(shapes) if is_image(shape)]
+    if network == "mlp" or network == "auto" and not images:
+        return lambda x: dense(joined(x, 1))
     convolutions, least = CONVOLUTIONS["cnn" if network == "auto" else network]
-    if not is_image(shape, least):
-        other = "'cnn'" if is_image(shape) else "'mlp'"
+    if not any(is_image(shape, least) for shape in shapes):
         raise ConfigError(
             f"network={network!r} needs images, [height, width, ...] of at least {least} by {least}, but observations "
-            f"have the shape {shape}; use network={other}"
+            f"have the shape {', '.join(map(str, shapes))}; use network={'cnn' if images else 'mlp'!r}"
         )
-    return convolutions
+    if len(images) > 1:
+        raise ConfigError(
+            f"network={network!r} convolves one image, but observations have {len(images)}, of the shapes "
+            f"{', '.join(str(shapes[index]) for index in images)}; use network='mlp', or join the images along their "
+            "channels in the environment"
+        )
+
+    def torso(x):
+        leaves = jax.tree.leaves(x)
+        leaves[images[0]] = convolutions(leaves[images[0]], **options)
+        return dense(joined(leaves, 1))
+
+    return torso
 
 
 class Head(NamedTuple):
@@ -157,18 +208,18 @@ class Head(NamedTuple):
 class Network(nn.Module):
     """Hidden layers, an optional recurrent layer, and linear heads."""
 
-    convolve: Callable | None  # (x [N, ...]) -> [N, ...]; creates its layers inside this module
-    dense: Callable  # (x [N, ...]) -> [N, features]; likewise
+    torso: Callable  # (leaves [N, ...]) -> [N, features]; creates its layers inside this module
     recurrent: Callable | None  # () -> a layer of `policies.recurrent`
     fused_layers: bool  # of the heads; the dense layers have their own
     heads: tuple[Head, ...]
+    keys: tuple[str, ...] | None = None  # of a dict of observations, those that this network sees; None: all
 
     @nn.compact
-    def __call__(self, x: jax.Array, carry: Any, is_first: jax.Array) -> tuple[list[jax.Array], jax.Array, Any]:
+    def __call__(self, x: PyTree, carry: Any, is_first: jax.Array) -> tuple[list[jax.Array], jax.Array, Any]:
         """Processes a sequence. All layers but the recurrent one take the steps as one flat batch.
 
         Args:
-          x: `[S, N, ...]` observations.
+          x: observations, each leaf `[S, N, ...]`.
           carry: that of the recurrent layer before the first step; ignored without one.
           is_first: `[S, N]` bool: the first observation of an episode; ignored without a recurrent layer.
 
@@ -176,9 +227,8 @@ class Network(nn.Module):
           The output of each head, `[S, N, num_outputs]`; the input of the heads, `[S, N, features]`; and the carry
           after the last step.
         """
-        batch_shape = x.shape[:2]
-        x = x.reshape(-1, *x.shape[2:])
-        x = self.dense(self.convolve(x) if self.convolve else x)
+        batch_shape = leading_shape(x, 2)
+        x = self.torso(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), _seen(x, self.keys)))
         if self.recurrent:
             x, carry = self.recurrent()(x.reshape(*batch_shape, -1), carry, is_first)
             x = x.reshape(-1, x.shape[-1])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.policies.policy import Policy
-from grpo_jax.types import Trajectory
+from grpo_jax.types import PyTree, Trajectory
 
 EPS = 1e-8  # added to variances
 
@@ -26,9 +26,12 @@ class RunningStatistics(NamedTuple):
 
 
 class Normalizer(NamedTuple):
-    """The running statistics of observations and of discounted returns; None where normalisation is off."""
+    """The running statistics of observations and of discounted returns; None where normalisation is off.
 
-    observation: RunningStatistics | None
+    Those of observations are a pytree like the observation, with None for an array that is not normalised.
+    """
+
+    observation: PyTree  # of RunningStatistics
     discounted_return: RunningStatistics | None
 
 
@@ -74,17 +77,27 @@ def merge(statistics: RunningStatistics, x: jax.Array, valid: jax.Array) -> Runn
     return jax.tree.map(lambda new, old: jnp.where(usable, new, old), merged, statistics)
 
 
-def normalized(policy: Policy, statistics: RunningStatistics | None, clip: jax.Array) -> Policy:
+def normalized(policy: Policy, statistics: PyTree, clip: jax.Array) -> Policy:
     """The policy on normalised observations, clip((x - mean) / std, -clip, clip); unchanged without statistics.
 
-    Observations of any dtype are converted to float32. An element that never varied becomes 0.
+    An array with statistics is converted to float32, one without is unchanged. An element that never varied becomes 0.
+
+    Args:
+      policy: any.
+      statistics: those of a `Normalizer`.
+      clip: largest magnitude of a normalised observation.
     """
     if statistics is None:
         return policy
 
-    def normalize(observation):
-        centered = observation.astype(jnp.float32) - statistics.origin - statistics.mean
+    def normalized_leaf(statistics, x):
+        if statistics is None:
+            return x
+        centered = x.astype(jnp.float32) - statistics.origin - statistics.mean
         return jnp.clip(centered * jax.lax.rsqrt(statistics.variance + EPS), -clip, clip)
+
+    def normalize(observation):
+        return jax.tree.map(normalized_leaf, statistics, observation, is_leaf=_is_statistics)
 
     def step(params, observation, *rest):
         return policy.step(params, normalize(observation), *rest)
@@ -98,15 +111,22 @@ def normalized(policy: Policy, statistics: RunningStatistics | None, clip: jax.A
     return policy._replace(step=step, sequence=sequence, features=policy.features and features)
 
 
-def initial_normalizer(observation: jax.Array, *, observations: bool, rewards: bool) -> Normalizer:
+def initial_normalizer(observation: PyTree, *, observations: bool, rewards: bool) -> Normalizer:
     """The normaliser before the first rollout.
 
+    If an observation has several arrays, those of integers or booleans (tokens, masks) are not normalised.
+
     Args:
-      observation: `[B, ...]` of the reset states; the first is the origin of the statistics.
+      observation: each leaf `[B, ...]`, of the reset states; the first is the origin of the statistics.
       observations, rewards: whether to normalise them.
     """
+    is_one_array = len(jax.tree.leaves(observation)) == 1
+
+    def statistics(x):
+        return initial_statistics(x[0]) if is_one_array or jnp.issubdtype(x.dtype, jnp.floating) else None
+
     return Normalizer(
-        observation=initial_statistics(observation[0]) if observations else None,
+        observation=jax.tree.map(statistics, observation) if observations else None,
         discounted_return=initial_statistics(0.0) if rewards else None,
     )
 
@@ -114,12 +134,15 @@ def initial_normalizer(observation: jax.Array, *, observations: bool, rewards: b
 def merge_rollout(normalizer: Normalizer, trajectory: Trajectory) -> Normalizer:
     """The normaliser with the valid steps of one more rollout in its statistics."""
     values = Normalizer(trajectory.observation, trajectory.discounted_return)
-    return Normalizer(
-        *(
-            None if statistics is None else merge(statistics, x, trajectory.valid)
-            for statistics, x in zip(normalizer, values, strict=True)
-        )
-    )
+
+    def merged(statistics, x):
+        return None if statistics is None else merge(statistics, x, trajectory.valid)
+
+    return jax.tree.map(merged, normalizer, values, is_leaf=_is_statistics)
+
+
+def _is_statistics(part):
+    return part is None or isinstance(part, RunningStatistics)
 
 
 def scaled_rewards(normalizer: Normalizer, trajectory: Trajectory, clip: jax.Array) -> Trajectory:

@@ -152,14 +152,14 @@ def _program(config: Config):
 
 def _is_single(config: Config, observation: PyTree) -> bool:
     """Whether this is one observation; False for a batch."""
-    expected = jax.tree.leaves(config.env.observation)
+    expected = [leaf.shape for leaf in jax.tree.leaves(config.env.observation)]
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(observation)]
-    if shapes == [leaf.shape for leaf in expected]:
+    if shapes == expected:
         return True
-    if [shape[1:] for shape in shapes] != [leaf.shape for leaf in expected] or not all(shapes):
+    if [shape[1:] for shape in shapes] != expected or not all(shapes):
         raise ConfigError(
-            f"an observation of {config.env.name!r} has the shape {config.env.observation.shape}, but was given "
-            f"{shapes[0] if len(shapes) == 1 else shapes}; a batch has one more axis, the first"
+            f"an observation of {config.env.name!r} has the shape {', '.join(map(str, expected))}, but was given "
+            f"{', '.join(map(str, shapes))}; a batch has one more axis, the first"
         )
     return False
 

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 
 from grpo_jax.devices.mesh import envs_are_split
 from grpo_jax.environments import Environment
+from grpo_jax.observations import leading_shape
 from grpo_jax.types import PyTree, RolloutState
 
 
 def make_start_states(
     environment: Environment, environment_params: PyTree, keys: jax.Array, num_draws: int
-) -> Callable[[jax.Array, jax.Array], tuple[PyTree, jax.Array]]:
+) -> Callable[[jax.Array, jax.Array], tuple[PyTree, PyTree]]:
     """Makes `start_states(ended, num_ended) -> states, observations`, which starts the next episodes of a rollout.
 
     The start state after the n-th end of an environment is a function of its key and n alone. Few episodes end at any
@@ -50,10 +51,10 @@ def make_start_states(
 
 
 def new_episodes(
-    environment: PyTree, observation: jax.Array, policy_carry: PyTree, environment_params: PyTree = None
+    environment: PyTree, observation: PyTree, policy_carry: PyTree, environment_params: PyTree = None
 ) -> RolloutState:
     """The rollout state of environments in these start states, before their first step."""
-    zeros = jnp.zeros(observation.shape[0])
+    zeros = jnp.zeros(leading_shape(observation, 1))
     return RolloutState(
         environment=environment,
         observation=observation,

@@ -219,7 +219,8 @@ class Simulator(NamedTuple):
         num_steps, num_envs = trajectory.reward.shape
         most = max(num_steps // num_passes, 1)
         num_rows = max(number for number in range(1, most + 1) if num_steps % number == 0)
-        observations = trajectory.observation.reshape(-1, num_rows, *trajectory.observation.shape[1:])
+        rows = (-1, num_rows)
+        observations = jax.tree.map(lambda leaf: leaf.reshape(*rows, *leaf.shape[1:]), trajectory.observation)
         is_first = jnp.zeros((num_rows, num_envs), bool)  # without a carry nothing depends on it
 
         def values(rows, carry, is_first):
@@ -231,7 +232,7 @@ class Simulator(NamedTuple):
         value = jax.lax.map(lambda rows: values(rows, carry, is_first), observations)
         return trajectory._replace(value=value.reshape(num_steps, num_envs))
 
-    def _with_final_values(self, trajectory: Trajectory, finals: tuple[jax.Array, PyTree], keep: bool) -> Trajectory:
+    def _with_final_values(self, trajectory: Trajectory, finals: tuple[PyTree, PyTree], keep: bool) -> Trajectory:
         """Adds the critic's next values, if it has one, and the final observations, if they are to be kept."""
         observation, carry = finals
         value = None
@@ -248,6 +249,7 @@ def _over_envs(sequence: Callable) -> Callable:
     """A function of sequences `[S, B, ...]` mapped over the environments, whose carry is `[B, ...]`."""
 
     def one(rows, carry, is_first):
-        return sequence(rows[:, None], jax.tree.map(lambda leaf: leaf[None], carry), is_first[:, None])[:, 0]
+        rows, is_first = jax.tree.map(lambda leaf: leaf[:, None], (rows, is_first))
+        return sequence(rows, jax.tree.map(lambda leaf: leaf[None], carry), is_first)[:, 0]
 
     return jax.vmap(one, in_axes=(1, 0, 1), out_axes=1)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from probes import Echo, Probe, copy_task
+from probes import Echo, Parts, Probe, copy_task
 
 from grpo_jax import GRPO, PPO, Config
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, with_reference
@@ -87,6 +87,7 @@ def test_rollouts_may_be_cut_on_request_or_longer_than_an_episode():
 
 
 WITHOUT_CRITIC = GRPO._replace(advantage=gae_advantage)
+PARTS = {"environment": Parts(), "algorithm": "ppo"}
 MISTAKES = {
     "unknown environment": ({"environment": "CartPole-v2"}, "unknown environment 'CartPole-v2'.*'CartPole-v1'"),
     "not an environment": ({"environment": 3}, "environment=3 .*name.*'CartPole-v1'"),
@@ -161,6 +162,20 @@ MISTAKES = {
     "windows without overlong episodes": (
         {"algorithm": PPO._replace(filter_overlong=True)},
         r"one-episode groups \(start=FRESH\)",
+    ),
+    "no frames": ({"frame_stack": 0}, "frame_stack=0 .*positive integer"),
+    "frames of tokens": ({"environment": copy_task(), "frame_stack": 2}, "frame_stack=2 .*use frame_stack=1"),
+    "a part of an array": ({"algorithm": "ppo", "actor_observation": ("a",)}, "observe a dict, or leave it out"),
+    "an unknown part": (PARTS | {"actor_observation": ("positions",)}, "no 'positions': did you mean 'position'"),
+    "a key in place of keys": (PARTS | {"actor_observation": "position"}, r"not a tuple of keys.*\('position',\)"),
+    "no keys": (PARTS | {"actor_observation": ()}, "not a tuple of keys"),
+    "no critic that sees more": (
+        PARTS | {"actor_observation": ("position",), "algorithm": "grpo"},
+        "no critic that would see the rest; leave it out",
+    ),
+    "a critic that sees the same": (
+        PARTS | {"actor_observation": ("position",), "shared_critic": True},
+        "one network sees all; use shared_critic=False",
     ),
     "nobody beside the greedy member": ({"algorithm": REMAX, "group_size": 1}, "group_size=1 .*use group_size=2"),
 }

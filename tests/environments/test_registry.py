@@ -1,6 +1,10 @@
 """Environments by name, by path and as objects, and the errors for those that cannot be made."""
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from gymnax.environments import spaces
 from probes import Probe, ProbeParams
@@ -16,10 +20,32 @@ class WithSpace(Probe):
         return self.space
 
 
-class Dictionary(Probe):
+class OnlyAfterReset(Probe):
+    """Observes a dict after a reset, and an array after a step."""
+
     def reset_env(self, key, params):
         observation, state = super().reset_env(key, params)
         return {"here": observation}, state
+
+
+class Place(NamedTuple):
+    room: jax.Array
+    at: tuple
+
+
+class Rooms(Probe):
+    """Observes a room by its number, a door by its number, and a place."""
+
+    def get_obs(self, state, params=None, key=None):
+        return {"door": state.time, "place": Place(state.time + 1, (state.mark, jnp.zeros(2, bool)))}
+
+    def observation_space(self, params):
+        return spaces.Dict({"door": spaces.Discrete(5), "place": {"room": spaces.Discrete(7)}})
+
+
+class Nothing(Probe):
+    def get_obs(self, state, params=None, key=None):
+        return {}
 
 
 class Masked(WithSpace):
@@ -49,6 +75,11 @@ class Counting:
 
     def is_truncated(self, state, params):
         return state >= params.max_steps_in_episode
+
+
+class Lost(Rooms):
+    def observation_space(self, params):
+        return spaces.Dict({"door": spaces.Discrete(5)})
 
 
 class Faulty(Probe):
@@ -83,9 +114,11 @@ def make_probe():
         (("CartPole-v1", {"max_steps_in_episode": 0}), "leaves no step"),
         ((3,), "does not have gymnax's interface: it lacks default_params"),
         ((WithSpace(spaces.Dict({"a": spaces.Discrete(2)})),), "use Discrete, Box or a Tuple of Discrete"),
-        ((Dictionary(),), "must be one array"),
+        ((OnlyAfterReset(),), "observes .*here.* after a reset, but .* after a step; return the same structure"),
+        ((Nothing(),), "at least one array"),
         ((Masked(spaces.Box(-1.0, 1.0, (2,))),), "action_mask, which only Discrete actions can have"),
         ((Counting(),), "observes an integer of unknown range"),
+        ((Lost(),), r"observes an integer of unknown range\['place'\].room"),
         ((".relative:Name",), "cannot import '.relative'.*not a module name"),
         (("no_such_module:Name",), "cannot import 'no_such_module'.*No module named"),
         (("probes:Prob",), "'probes' has no 'Prob': did you mean 'Probe'"),
@@ -96,3 +129,14 @@ def make_probe():
 def test_errors_name_the_nearest_correct_value(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_environment(*arguments)
+
+
+def test_observations_of_several_arrays_keep_their_structure():
+    env = make_environment(Rooms())
+    state, first = env.reset(jax.random.key(0), env.params)
+    for observation in (first, env.step(jax.random.key(0), state, 0, env.params).observation):
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), observation) == jax.tree.map(
+            lambda x: (x.shape, x.dtype), env.observation
+        )
+    assert np.array_equal(first["door"], np.eye(5)[0]) and np.array_equal(first["place"].room, np.eye(7)[1])
+    assert first["place"].at[0] == state.mark and first["place"].at[1].dtype == bool

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import OneOrThirty, Questions, QuestionState, Recall
+from probes import Moving, OneOrThirty, Parts, Questions, QuestionState, Recall
 
 from grpo_jax import Config, Hyperparams, evaluate, run
 
@@ -106,3 +106,39 @@ def test_only_a_memory_solves_the_memory_chain(memory):
     )
     returns = returns_after(config, 100, learning_rate=5e-3, entropy_coef=0.01)
     assert (returns > 0.9).all() if memory == "gru" else (abs(returns) < 0.3).all()
+
+
+def test_a_critic_that_sees_more_than_the_actor():
+    config = Config(
+        environment=Parts(),
+        algorithm="ppo",
+        actor_observation=("position", "velocity"),
+        num_envs=64,
+        num_steps=16,
+        num_minibatches=4,
+        hidden_sizes=(32,),
+    )
+    hyperparams = Hyperparams(learning_rate=0.01, discount=0.5, total_steps=60.0 * config.steps_per_iteration)
+    state = jax.tree.map(lambda leaf: leaf[0], run(config, hyperparams, KEYS, num_chunks=1).states)
+    observation = {name: jnp.array([[0.5], [0.5], [-0.5]]) for name in ("position", "velocity")}
+    luck = jnp.array([[1.0], [-1.0], [1.0]])
+    observation["privileged"] = {"luck": luck, "is_lucky": luck > 0, "time": jnp.zeros((3, 1), jnp.int32)}
+    logits, values, _ = config.policy.step(state.params, observation, config.policy.initial_carry(state.params, 3))
+    np.testing.assert_array_equal(logits[0], logits[1])
+    assert logits[0, 0] - logits[0, 1] > 2 and logits[2, 1] - logits[2, 0] > 2, "it pushes towards 0"
+    np.testing.assert_allclose(values, [4.0, 0.0, 4.0], atol=0.2)
+
+
+@pytest.mark.parametrize("frame_stack", [1, 2])
+def test_only_two_frames_show_a_velocity(frame_stack):
+    config = Config(
+        environment=Moving(),
+        algorithm="ppo",
+        frame_stack=frame_stack,
+        num_envs=64,
+        num_steps=8,
+        num_minibatches=4,
+        hidden_sizes=(16,),
+    )
+    returns = returns_after(config, 60, learning_rate=0.02)
+    assert (returns > 0.95).all() if frame_stack == 2 else (returns < 0.75).all()

@@ -245,6 +245,20 @@ def test_visits_to_the_same_state(dtype):
             np.testing.assert_allclose(actual[1][f, n], np.mean(found) if found else 0.0, atol=1e-5)
 
 
+def test_a_state_of_several_arrays_is_known_by_all_of_them():
+    rng = np.random.default_rng(2)
+    states = rng.integers(0, 2, (T + F, N, 3)).astype(np.float32)
+    returns, mask = rng.normal(size=(T, N)).astype(np.float32), np.ones((T, N), bool)
+    parts = {"a": (states[..., :1],), "b": states[..., 1:]}
+    first, last = (jax.tree.map(lambda x, s=s: jnp.asarray(x[s]), parts) for s in (slice(T), slice(T, None)))
+    for one, other in zip(
+        state_hash_values(first, last, returns, mask, returns),
+        state_hash_values(jnp.asarray(states[:T]), jnp.asarray(states[T:]), returns, mask, returns),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_the_sign_of_a_zero_makes_no_other_state(dtype):
     states = jnp.asarray([[[0.0], [-0.0], [1.0]]], dtype)

@@ -10,6 +10,7 @@ import pytest
 from probes import bits
 
 from grpo_jax.errors import ConfigError
+from grpo_jax.observations import joined, leading_shape
 from grpo_jax.policies import make_policy
 from grpo_jax.policies.convolutions import impala, nature_cnn
 from grpo_jax.policies.distributions import categorical, diagonal_gaussian
@@ -51,8 +52,9 @@ def make(shape=(4,), dtype=jnp.float32, distribution=None, **settings):
 
 def sequence(policy, params, observations, is_first=None):
     """`policy.sequence` from the initial carry; by default no episode begins within it."""
-    is_first = jnp.zeros(observations.shape[:2], bool) if is_first is None else jnp.asarray(is_first)
-    return policy.sequence(params, observations, policy.initial_carry(params, observations.shape[1]), is_first)
+    shape = leading_shape(observations, 2)
+    is_first = jnp.zeros(shape, bool) if is_first is None else jnp.asarray(is_first)
+    return policy.sequence(params, observations, policy.initial_carry(params, shape[1]), is_first)
 
 
 def test_weights_start_orthogonal_with_the_usual_gains():
@@ -294,6 +296,38 @@ def test_only_images_take_a_cnn():
         make(network="cn")
     with pytest.raises(ConfigError, match="unknown recurrent layer 'lstn': did you mean 'lstm'"):
         make(recurrent="lstn")
+
+
+def test_arrays_are_joined_in_the_order_of_their_keys():
+    parts = {"b": jnp.arange(6, dtype=jnp.int8).reshape(1, 2, 3), "a": (jnp.full((1, 1), 7.5), jnp.array([True]))}
+    np.testing.assert_array_equal(joined(parts, 1), [[7.5, 1, 0, 1, 2, 3, 4, 5]])
+    assert joined({"a": parts["b"]}, 1) is parts["b"]
+
+
+def test_features_of_an_image_are_joined_with_vectors():
+    parts = {"image": jax.ShapeDtypeStruct(IMAGE, jnp.int8), "goal": jax.ShapeDtypeStruct((3,), jnp.float32)}
+    convolved = 4 * 3 * 5
+    for network, sizes in {"auto": convolved + 3, "cnn": convolved + 3, "mlp": 6 * 5 * 2 + 3}.items():
+        policy = make_policy(parts, categorical(3), **(SETTINGS | {"network": network}))
+        layers = jax.eval_shape(policy.init, jax.random.key(0))["critic"]
+        assert layers["Dense_0"]["kernel"].shape == (sizes, 16)
+    with pytest.raises(ConfigError, match="convolves one image, but observations have 2.*use network='mlp'"):
+        make_policy({"left": parts["image"], "right": parts["image"]}, categorical(3), **SETTINGS)
+
+
+def test_an_actor_sees_its_part_and_the_critic_all():
+    parts = {name: jax.ShapeDtypeStruct((2,), jnp.float32) for name in ("position", "velocity", "privileged")}
+    settings = SETTINGS | GRU | {"actor_observation": ("velocity", "position")}
+    policy = make_policy(parts, categorical(3), **settings)
+    params = policy.init(jax.random.key(0))
+    assert [params[name]["Dense_0"]["kernel"].shape[0] for name in ("actor", "critic")] == [4, 6]
+    seen = {name: jnp.ones((1, 2, 2)) for name in parts}
+    other = seen | {"privileged": jnp.zeros((1, 2, 2))}
+    (logits, values), (other_logits, other_values) = (sequence(policy, params, x) for x in (seen, other))
+    np.testing.assert_array_equal(logits, other_logits)
+    assert (values != other_values).all()
+    other = seen | {"velocity": jnp.zeros((1, 2, 2))}
+    assert (logits != sequence(policy, params, other)[0]).all()
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, 
 from grpo_jax.policies.normalization import (
     Normalizer,
     RunningStatistics,
+    initial_normalizer,
     initial_statistics,
     merge,
+    merge_rollout,
     normalized,
     scaled_rewards,
 )
@@ -96,6 +98,25 @@ def test_integers_and_flags_have_statistics_too():
     np.testing.assert_allclose(after.variance, [0, 0.25, 0])
     flags = merge(initial_statistics(x[0, 0] > 0), x > 0, np.ones((2, 4), bool))
     np.testing.assert_allclose(flags.variance, [0, 0.25, 0])
+
+
+def test_several_arrays_have_statistics_each_and_integers_none():
+    x = {"real": RNG.normal(5.0, 2.0, (T, B, D)).astype(np.float32), "token": np.ones((T, B), np.int32)}
+    x["mask"] = x["real"] > 0
+    rollout = trajectory(observation=x, valid=np.ones((T, B), bool), discounted_return=x["real"][..., 0])
+    start = initial_normalizer(jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), x), observations=True, rewards=False)
+    after = merge_rollout(start, rollout)
+    assert after.observation["token"] is None and after.observation["mask"] is None and after.discounted_return is None
+    alone = merge_rollout(
+        start._replace(observation=start.observation["real"]), rollout._replace(observation=x["real"])
+    )
+    assert bits(after.observation["real"]) == bits(alone.observation)
+    observed = known_policy._replace(step=lambda params, observation, carry: observation)
+    seen = normalized(observed, after.observation, jnp.float32(3.0)).step(None, x, ())
+    assert bits((seen["token"], seen["mask"])) == bits((x["token"], x["mask"]))
+    np.testing.assert_array_equal(
+        seen["real"], normalized(observed, alone.observation, jnp.float32(3.0)).step(None, x["real"], ())
+    )
 
 
 SHARDED = """

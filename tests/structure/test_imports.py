@@ -13,7 +13,8 @@ REPOSITORY = PACKAGE.parent
 # From the top: a folder, or a module of the package itself, imports only from what stands below it.
 ORDER = (
     *("recording", "training", "evaluation", "config", "updates", "algorithms", "rollouts", "policies"),
-    *("objectives", "environments", "devices", "precision", "types", "hyperparams", "importing", "errors"),
+    *("objectives", "environments", "devices", "observations", "precision", "types"),
+    *("hyperparams", "importing", "errors"),
 )
 STRANGERS = {"objectives", "environments", "devices"}  # which do not know each other
 HOST = "recording"

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Probe
+from probes import Parts, Probe
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with_reference
 from grpo_jax.devices.execution_plan import CPU, GPU, ExecutionPlan, resolve_plan
@@ -23,6 +23,16 @@ CONFIGS = {
     ),
     "grpo": Config(
         environment=Probe(), algorithm=with_reference(GRPO), num_envs=8, group_size=4, num_microbatches=2, **SMALL
+    ),
+    "parts": Config(
+        environment=Parts(),
+        algorithm="ppo",
+        actor_observation=("position", "velocity"),
+        frame_stack=2,
+        num_envs=8,
+        num_steps=6,
+        normalize_observations=True,
+        **SMALL,
     ),
     "real actions": Config(environment="Pendulum-v1", algorithm="kernel_gae", num_envs=8, num_steps=8, **SMALL),
     "images": Config(environment="Breakout-MinAtar", algorithm="ppo", num_envs=4, num_steps=4, network="mlp", **SMALL),

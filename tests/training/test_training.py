@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from probes import Echo, Probe, bits, counted
+from probes import Echo, Probe, bits, counted, difference
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.algorithms import with_reference
@@ -369,3 +369,22 @@ def test_rows_of_different_budgets_train_in_double_precision(grpo):
     assert (result.metrics["environment/steps"] > 0).sum(0).tolist()[0] == 1 < len(result.steps)
     assert np.isnan(result.metrics["loss/policy"][1:, 0]).all() and not result.metrics["environment/steps"][1:, 0].any()
     assert np.isfinite(result.metrics["loss/policy"][:, 1]).all()
+
+
+def test_a_dict_of_one_array_trains_as_the_array(ppo):
+    env = ppo.config.env
+
+    def reset(key, params):
+        state, observation = env.reset(key, params)
+        return state, {"all": observation}
+
+    def step(*arguments):
+        moved = env.step(*arguments)
+        return moved._replace(observation={"all": moved.observation})
+
+    named = env._replace(reset=reset, step=step, observation={"all": env.observation})
+    config = dataclasses.replace(ppo.config, environment=named, env_params=())
+    train_step = make_train_step(config)
+    start = jax.jit(make_init(config))(jax.random.key(0), ppo.hyperparams)
+    end, metrics = jax.jit(lambda state: jax.lax.scan(lambda state, _: train_step(state), state, length=10))(start)
+    assert not difference((ppo.end.params, ppo.metrics), (end.params, metrics))

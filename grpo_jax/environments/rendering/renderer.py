@@ -65,7 +65,8 @@ def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = Non
             return Renderer(suites.craftax_drawing(env), 10)
         if isinstance(env, Pgx) and env.inner.id == "2048":
             return Renderer(one_by_one(suites.draw_2048), 5)
-    if grids.is_image(make_environment(environment, params).observation.shape):
+    observation = make_environment(environment, params).observation
+    if isinstance(observation, jax.ShapeDtypeStruct) and grids.is_image(observation.shape):
         return Renderer(lambda states, observations: grids.draw_observations(observations), 15)
     raise ConfigError(
         f"there is no drawing of {environment!r}; give the environment a method render(state, params) -> [H, W, 3] "

@@ -1,0 +1,29 @@
+"""Observations: one array, or a pytree of arrays such as a dict, a tuple or a NamedTuple, also nested."""
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.types import PyTree
+
+
+def leading_shape(observation: PyTree, num_axes: int) -> tuple[int, ...]:
+    """The first `num_axes` sides, which all leaves share: `(B,)` of `[B, ...]`, or `(T, B)` of `[T, B, ...]`."""
+    return jax.tree.leaves(observation)[0].shape[:num_axes]
+
+
+def joined(observation: PyTree, num_axes: int) -> jax.Array:
+    """All leaves as one array: flattened, converted to float32, and side by side.
+
+    Args:
+      observation: each leaf has `num_axes` leading axes, which stay, such as `[N, ...]`. The order is that of
+        `jax.tree.leaves`: dicts by sorted key, tuples from first to last.
+      num_axes: number of leading axes.
+
+    Returns:
+      `[..., features]` float32; a single leaf is returned unchanged.
+    """
+    leaves = jax.tree.leaves(observation)
+    if len(leaves) == 1:
+        return leaves[0]
+    flat = (leaf.reshape(*leaf.shape[:num_axes], -1).astype(jnp.float32) for leaf in leaves)
+    return jnp.concatenate(list(flat), axis=-1)
