@@ -150,10 +150,10 @@ def test_flags_of_long_runs_are_those_of_the_experiments():
 def test_the_metrics_of_a_run_are_those_described():
     controller = objectives.tuned(objectives.adaptive_coefficient, target="kl_target")
     adaptive = grpo_jax.with_reference(grpo_jax.GRPO)._replace(kl_controller=controller)
-    keys = set()
-    for algorithm in (adaptive, grpo_jax.PPO):
+    keys = {SAMPLED, GREEDY}
+    for algorithm, hyperparams in ((adaptive, Hyperparams()), (grpo_jax.PPO, Hyperparams(critic_learning_rate=1e-3))):
         config = Config(algorithm=algorithm, num_envs=8, num_minibatches=2)
-        state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
+        state = jax.eval_shape(make_init(config), jax.random.key(0), hyperparams)
         keys |= jax.eval_shape(make_train_step(config), state)[1].keys()
     _, _, section = LONG_RUNS.partition("## The lines of metrics.jsonl")
     assert set(re.findall(r"`(\w+/\w+)`", section)) == keys
