@@ -15,6 +15,7 @@ from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import TASKS, make_task
 from grpo_jax.recording import Recording
+from grpo_jax.training.evaluations import GREEDY, SAMPLED
 from grpo_jax.updates.optimizers import OPTIMIZERS
 from grpo_jax.updates.schedules import DECAYS
 
