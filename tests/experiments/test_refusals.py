@@ -296,6 +296,6 @@ def test_a_name_that_is_too_long_for_a_folder(tmp_path, capsys):
 def test_a_picture_that_cannot_be_where_a_folder_is(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(plot, "read_all", lambda *_: [])
     monkeypatch.setattr(plot, "plot", lambda runs, metric, out: out.open("wb"))
-    (tmp_path / "curves.png").mkdir()
-    arguments = plot.Arguments(runs=(tmp_path,), out=tmp_path / "curves.png")
+    (tmp_path / "comparison.png").mkdir()
+    arguments = plot.Arguments(runs=(tmp_path,), out=tmp_path)
     assert "error: [Errno 21] Is a directory" in refused(capsys, lambda: plot.main(arguments))
