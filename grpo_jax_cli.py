@@ -12,9 +12,9 @@ COMMANDS = {
         "plot": "Runs side by side, from their folders",
     },
     "trained policies": {
-        "evaluate": "Plays episodes of trained policies",
+        "evaluate": "Episodes of the trained policies in a folder",
         "play": "Draws episodes of a trained policy",
-        "export": "A trained policy for other programs",
+        "export": "A trained policy without this package",
     },
     "token tasks": {
         "tokens": "GRPO as in the training of language models, on small tasks",

@@ -66,7 +66,8 @@ def test_the_page_about_algorithms_runs():
 
 
 def test_every_slot_has_a_row_and_what_fills_it_exists():
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", PAGES["algorithms.md"], flags=re.MULTILINE)
+    slots, _, _ = PAGES["algorithms.md"].partition("## The published algorithms")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", slots, flags=re.MULTILINE)
     flags = {name for name, default in Algorithm._field_defaults.items() if default is False}
     assert {slot for slot, _ in rows} == set(Algorithm._fields) - flags
     for _, filled_by in rows:
