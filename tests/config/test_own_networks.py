@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from probes import bits
 
+from experiments.harness.flags import Settings, parse
 from grpo_jax import Config
 from grpo_jax.algorithms import KERNEL_GAE
 from grpo_jax.devices.execution_plan import GPU, PLANS
@@ -77,6 +78,15 @@ def test_a_function_a_path_and_a_frozen_dataclass_are_the_same_network():
         *("linear", f"{__name__}:linear"),
         ["Linear", {"scale": 1.0}],
     ]
+
+
+def test_a_network_from_the_command_line_has_no_tuned_layers():
+    flags = ["--environment", "PointRobot-misc", "--algorithm", "ppo"]
+    assert parse(Settings, flags).config.recurrent == "gru"
+    config = parse(Settings, [*flags, "--network", f"{__name__}:linear"]).config
+    assert not config.policy.has_carry and config.num_epochs == 8, "other tuned settings stay"
+    with pytest.raises(SystemExit):  # one that is written is an error
+        parse(Settings, [*flags, f"--network={__name__}:linear", "--recurrent", "lstm"])
 
 
 def test_a_recurrent_sequence_is_its_steps():
