@@ -44,10 +44,12 @@ CONFIGS = {
         num_minibatches=2,
         transformer=Architecture(width=16, num_layers=1, num_heads=2),
     ),
+    "adamw": Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=6, optimizer="adamw", **SMALL),
 }
+OPTIMIZER = {"adamw": {"weight_decay": 0.5, "critic_learning_rate": 5e-3}}
 
 
-SLOW = ("real actions", "images", "tokens")
+SLOW = ("real actions", "images", "tokens", "adamw")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
@@ -56,7 +58,7 @@ def test_plans_agree(name):
     results = []
     for plan in (CPU, dataclasses.replace(GPU, steps_per_loop=3, value_passes=3)):
         config = dataclasses.replace(CONFIGS[name], execution_plan=plan)
-        hyperparams = Hyperparams(learning_rate=1e-3, entropy_coef=0.01, total_steps=1e6)
+        hyperparams = Hyperparams(learning_rate=1e-3, entropy_coef=0.01, total_steps=1e6, **OPTIMIZER.get(name, {}))
         train_step = make_train_step(config)
         state = make_init(config)(jax.random.key(0), hyperparams)
         state, metrics = jax.jit(lambda state, f=train_step: jax.lax.scan(lambda s, _: f(s), state, length=2))(state)
