@@ -29,9 +29,7 @@ class Drawing:
         self._renderer = make_renderer(config.environment, dict(config.env_params))
         self._fps = self._renderer.fps if fps is None else fps
 
-    def draw(
-        self, policy: TrainState, key: jax.Array, *, num_episodes: int = 1, greedy: bool = False
-    ) -> Evaluation:
+    def draw(self, policy: TrainState, key: jax.Array, *, num_episodes: int = 1, greedy: bool = False) -> Evaluation:
         """Plays the episodes, writes the file, and returns the episodes' returns and lengths."""
         last = None
 
@@ -46,13 +44,9 @@ class Drawing:
 
     def _frames(self, steps: Steps) -> np.ndarray:
         """`[N, B, H, W, 3]`, with the number of steps and the return in a line above each picture."""
-        shape = steps.returns.shape
-        states, observations = jax.tree.map(
-            lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (steps.states, steps.observations)
-        )
-        frames = self._renderer.draw(states, observations)
+        frames = self._renderer.frames(steps.states, steps.observations)
         captions = [
             [f"step {length}   return {value:.5g}" for length, value in zip(*row, strict=True)]
             for row in zip(steps.lengths, steps.returns, strict=True)
         ]
-        return captioned(frames.reshape(*shape, *frames.shape[1:]), captions)
+        return captioned(frames, captions)

@@ -10,6 +10,7 @@ import tyro
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, name_of
 from grpo_jax.devices.execution_plan import ExecutionPlan
+from grpo_jax.errors import ConfigError
 from grpo_jax.recording.config_file import FIELDS, read_fields
 
 from .settings import settings, split_fields
@@ -89,7 +90,11 @@ def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.Construc
 
 
 def parse_override(string: str) -> tuple[str, float]:
-    """The name and the number of NAME=NUMBER."""
+    """The name and the number of NAME=NUMBER.
+
+    Raises:
+      ConfigError: there is no number.
+    """
     name, equals, value = string.partition("=")
     try:
         return name, float(value)
