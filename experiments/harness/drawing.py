@@ -44,13 +44,9 @@ class Drawing:
 
     def _frames(self, steps: Steps) -> np.ndarray:
         """`[N, B, H, W, 3]`, with the number of steps and the return in a line above each picture."""
-        shape = steps.returns.shape
-        states, observations = jax.tree.map(
-            lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (steps.states, steps.observations)
-        )
-        frames = self._renderer.draw(states, observations)
+        frames = self._renderer.frames(steps.states, steps.observations)
         captions = [
             [f"step {length}   return {value:.5g}" for length, value in zip(*row, strict=True)]
             for row in zip(steps.lengths, steps.returns, strict=True)
         ]
-        return captioned(frames.reshape(*shape, *frames.shape[1:]), captions)
+        return captioned(frames, captions)

@@ -102,7 +102,11 @@ def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.Construc
 
 
 def parse_override(string: str) -> tuple[str, float]:
-    """The name and the number of NAME=NUMBER."""
+    """The name and the number of NAME=NUMBER.
+
+    Raises:
+      ConfigError: there is no number.
+    """
     name, equals, value = string.partition("=")
     try:
         return name, float(value)

@@ -82,7 +82,7 @@ def _line(text: str, width: int) -> np.ndarray:
 def _write_gif(chunks: Iterable[np.ndarray], path: Path, fps: float) -> None:
     duration = max(20, 10 * round(100 / fps))  # browsers slow down a GIF with shorter frames
     images = _with_durations(_few_colors(chunks), duration)
-    next(images).save(path, save_all=True, append_images=images, loop=0, optimize=False)
+    next(images).save(path, save_all=True, append_images=images, loop=0, optimize=True)
 
 
 def _with_durations(images: Iterator[Image.Image], duration: int) -> Iterator[Image.Image]:
@@ -93,17 +93,30 @@ def _with_durations(images: Iterator[Image.Image], duration: int) -> Iterator[Im
 
 
 def _few_colors(chunks: Iterable[np.ndarray]) -> Iterator[Image.Image]:
-    """The frames with at most 255 colors, one is left for what does not change.
-
-    Frames share their colors as long as these fit, because a GIF with one palette is smaller and does not flicker.
-    """
+    """The frames with few colors, which later frames share as long as these fit: a GIF has a table in each frame."""
     palette = None
     for chunk in chunks:
         if palette is None or not _fits(chunk, palette):
-            tall = Image.fromarray(chunk.reshape(-1, *chunk.shape[2:]))
-            palette = tall.quantize(255, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+            palette = _smallest_palette(chunk)
         for frame in chunk:
             yield Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE)
+
+
+def _smallest_palette(chunk: np.ndarray) -> Image.Image:
+    """An image with the fewest colors that fit the frames, or the most that there can be.
+
+    A GIF has at most 256. One is left for pixels that do not change.
+    """
+    tall = Image.fromarray(chunk.reshape(-1, *chunk.shape[2:]))
+    for num_colors in (31, 63, 127, 255):
+        if colors := tall.getcolors(num_colors):
+            palette = Image.new("P", (1, 1))
+            palette.putpalette([channel for _, color in colors for channel in color])
+            return palette
+        palette = tall.quantize(num_colors, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        if _fits(chunk, palette):
+            break
+    return palette
 
 
 def _fits(chunk: np.ndarray, palette: Image.Image) -> bool:

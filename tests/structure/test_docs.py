@@ -58,6 +58,13 @@ def test_execution_plans_are_configured_as_printed():
 
 
 @pytest.mark.slow
+def test_the_page_about_pictures_writes_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_page("playing.md")
+    assert (tmp_path / "episode.gif").read_bytes().startswith(b"GIF8")
+
+
+@pytest.mark.slow
 def test_the_page_about_algorithms_runs():
     names = run_page("algorithms.md")
     assert names["state"].hyperparams.softness == jnp.float32(0.1)

@@ -18,7 +18,7 @@ class Canvas:
     """A picture of the rectangle from (left, bottom) to (right, top), with x to the right and y up."""
 
     def __init__(
-        self, left: float, right: float, bottom: float, top: float, *, width: int = 400, background: str = WHITE
+        self, left: float, right: float, bottom: float, top: float, *, width: int = 320, background: str = WHITE
     ):
         self._left, self._top = left, top
         self._scale = SMOOTHING * width / (right - left)

@@ -37,6 +37,12 @@ class Renderer(NamedTuple):
     draw: Callable[[Any, np.ndarray], np.ndarray]
     fps: float  # frames per second at which it looks natural
 
+    def frames(self, states: Any, observations: np.ndarray) -> np.ndarray:
+        """Frames `[N, B, H, W, 3]` uint8 of `N` steps of `B` episodes; the leaves are `[N, B, ...]`."""
+        shape = observations.shape[:2]
+        frames = self.draw(*jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (states, observations)))
+        return frames.reshape(*shape, *frames.shape[1:])
+
 
 def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = None) -> Renderer:
     """The renderer of an environment.
