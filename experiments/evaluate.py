@@ -13,8 +13,9 @@ from rich.progress import track
 from rich.table import Table
 
 from grpo_jax import Config, TrainedPolicy, evaluate, load
-from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated
+from grpo_jax.devices.mesh import make_row_mesh
 from grpo_jax.errors import as_count
+from grpo_jax.evaluation.rows import make_rows_function
 from grpo_jax.recording.files import write_json
 
 from .harness.command import command, make_console, provenance
@@ -87,17 +88,16 @@ def play(
     """Returns and lengths `[R, ...]` of the next episodes of all rows, batch after batch."""
     num_rows, config = len(policies), policies.config
     batches = num_batches(num_rows, num_episodes)
-    size, mesh = -(-num_episodes // batches), make_row_mesh(num_rows)
+    size = -(-num_episodes // batches)
 
-    def episodes(row):
-        policy, key = row
+    def episodes(policy, key):
         return evaluate(config, policy.state(key), key, num_episodes=size, greedy=greedy)
 
-    program = jax.jit(lambda *rows: over_rows(episodes, mesh)(pad_rows(rows, mesh)), out_shardings=replicated(mesh))
+    episodes_of_rows = make_rows_function(episodes, make_row_mesh(num_rows))
     left = num_episodes
     for key_batch in jax.random.split(key, batches):
-        played = program(policies, jax.random.split(key_batch, num_rows))
-        yield tuple(np.asarray(values)[:num_rows, :left] for values in played)
+        played = episodes_of_rows(policies, jax.random.split(key_batch, num_rows))
+        yield tuple(values[:, :left] for values in played)
         left -= size
 
 

@@ -2,12 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import tyro
 
-import grpo_jax
+from grpo_jax import load
 from grpo_jax.errors import ConfigError
 
 from .harness.command import command, make_console
@@ -22,6 +22,10 @@ class Arguments:
 
     folder: Annotated[Path, tyro.conf.Positional]
     """Folder of results of a training command."""
+    run: str | None = None
+    """Name of the run, if the folder holds several."""
+    which: Literal["final", "best"] = "final"
+    """The policy at the end of training, or the one with the highest training return."""
     out: Path = Path("episode.gif")
     """File to write: .gif, .mp4, or .png for a sheet of frames."""
     num_episodes: int = 1
@@ -41,10 +45,10 @@ def main(arguments: Arguments) -> None:
         raise ConfigError(f"--num-episodes {arguments.num_episodes} is not a positive integer")
     if arguments.fps is not None and not arguments.fps > 0:
         raise ConfigError(f"--fps {arguments.fps} is not a positive number")
-    policy = grpo_jax.load(arguments.folder)
-    env_params = dict(policy.config.env_params) | dict(map(parse_override, arguments.env_params))
-    config = dataclasses.replace(policy.config, env_params=env_params)
-    drawing = Drawing(config, arguments.out, arguments.fps)
+    policy = load(arguments.folder, arguments.run, which=arguments.which)
+    if arguments.env_params:
+        policy = policy.on(env_params=dict(map(parse_override, arguments.env_params)))
+    drawing = Drawing(policy.config, arguments.out, arguments.fps)
     played = drawing.draw(
         policy, jax.random.key(arguments.seed), num_episodes=arguments.num_episodes, greedy=arguments.greedy
     )

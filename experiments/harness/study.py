@@ -17,7 +17,7 @@ from grpo_jax import Config, TrainState
 from grpo_jax.devices.mesh import make_row_mesh
 from grpo_jax.devices.processes import from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError
-from grpo_jax.evaluation.scores import make_row_scores
+from grpo_jax.evaluation.rows import make_rows_function
 from grpo_jax.recording.files import release_if_unused, write_json
 from grpo_jax.recording.plan import Plan, claim, versions
 from grpo_jax.recording.policies import FOLDER as POLICIES
@@ -214,4 +214,5 @@ def evaluate_rows(
 ) -> np.ndarray:
     """`[R]` score of each row's policy, with one key each."""
     mesh = make_row_mesh(len(keys)) if mesh is None else mesh
-    return make_row_scores(functools.partial(score.function, config), mesh)(states, keys)
+    scores = make_rows_function(functools.partial(score.function, config), mesh)
+    return scores(states, keys).astype(np.float64)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from grpo_jax.config.config import Config
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.evaluation.episodes import evaluate
-from grpo_jax.evaluation.scores import make_row_scores
+from grpo_jax.evaluation.rows import make_rows_function
 from grpo_jax.types import TrainState
 
 SAMPLED, GREEDY = "evaluation/return_sampled", "evaluation/return_greedy"
@@ -60,13 +60,13 @@ def make_evaluation(
         returns = [evaluate(config, state, key, num_episodes=num_episodes, greedy=greedy) for greedy in (False, True)]
         return jnp.stack([episodes.returns.mean() for episodes in returns])
 
-    scores = make_row_scores(mean_returns, mesh)
+    returns_of_rows = make_rows_function(mean_returns, mesh)
 
     @functools.partial(jax.vmap, in_axes=(0, None))
     def evaluation_key(key, iteration):
         return jax.random.fold_in(jax.random.fold_in(key, _STREAM), iteration)
 
-    return lambda states, iteration: scores(states, evaluation_key(keys, iteration))
+    return lambda states, iteration: returns_of_rows(states, evaluation_key(keys, iteration))
 
 
 def reached_return(threshold: float, *, greedy: bool = False) -> Callable[[Evaluations], np.ndarray]:

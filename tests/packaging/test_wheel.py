@@ -20,10 +20,27 @@ COMMANDS = {
         "Results in runs/ppo"
     ),
     "grpo-jax plot runs/ppo --out runs/plot": "Results in runs/plot",
+    "grpo-jax evaluate runs/ppo --num-episodes 20": "20 sampled episodes of each of 2 seeds",
+    "grpo-jax play runs/ppo --out cartpole.gif": "Drawn in cartpole.gif",
+    "grpo-jax export runs/ppo --out exported": "exported/act.jax_export",
     f"grpo-jax sweep --environment Catch-bsuite --algorithm ppo --learning-rate 1e-3 1e-2 --num-seeds 2 {TINY}": (
         "The best again: grpo-jax train --config runs/sweep_"
     ),
 }
+
+# What the folder of an export says to write.
+EXPORTED = """
+import sys
+
+sys.modules["grpo_jax"] = None  # importing it is an error
+import pathlib
+
+import numpy as np
+from jax import export
+
+act = export.deserialize(pathlib.Path("exported/act.jax_export").read_bytes())
+print(len(act.call(np.zeros((3, 4), np.float32))), "actions")
+"""
 
 
 def run(command: str, folder: Path, path: Path) -> str:
@@ -54,3 +71,5 @@ def test_an_installed_wheel_trains(programs, tmp_path):
     for command, words in COMMANDS.items():
         assert words in run(command, tmp_path, programs), command
     assert (tmp_path / "runs" / "plot" / "comparison.png").exists()
+    (tmp_path / "without_the_package.py").write_text(EXPORTED)
+    assert run("python without_the_package.py", tmp_path, programs) == "3 actions\n"
