@@ -95,6 +95,10 @@ settings = {
     "grpo": {"algorithm": "grpo", "group_size": 4, "env_params": {"max_steps_in_episode": 32}},
     "ppo": {"algorithm": "ppo", "num_steps": 16, "normalize_observations": True, "normalize_rewards": True},
     "gru": {"algorithm": "ppo", "num_steps": 16, "recurrent": "gru", "recurrent_size": 8},
+    "parts": {
+        **{"environment": "tests.probes:Parts", "algorithm": "ppo", "num_steps": 16, "frame_stack": 2},
+        **{"actor_observation": ("position", "velocity"), "normalize_observations": True},
+    },
     "blocks": {"algorithm": "ppo", "num_steps": 16, "shuffle_blocks": 8, "execution_plan": "tpu"},
     "kernel": {"algorithm": "kernel_gae"} | windows,
     "same step": {"algorithm": "same_step_gae"} | windows,
@@ -173,7 +177,20 @@ def start(*arguments: str, num_devices: int | None = None) -> subprocess.Popen:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    ["grpo", "ppo", "gru", "blocks", "kernel", "same step", "critic", "hash", "forks", "forks and baseline", "actions"],
+    [
+        "grpo",
+        "ppo",
+        "gru",
+        "parts",
+        "blocks",
+        "kernel",
+        "same step",
+        "critic",
+        "hash",
+        "forks",
+        "forks and baseline",
+        "actions",
+    ],
 )
 def test_eight_devices_are_as_one(case):
     finish(start("-c", EIGHT_DEVICES, case))

@@ -28,6 +28,10 @@ RUNS = {
     "grpo": ("--algorithm", "grpo", "--group-size", "4"),
     "gru": ("--algorithm", "grpo", "--group-size", "4", "--recurrent", "gru", "--recurrent-size", "8"),
     "anchored": ("--algorithm", "kernel_gae", "--group-size", "4", "--num-steps", "16", "--regroup-every", "8"),
+    "parts": (
+        *("--environment", "tests.probes:Parts", "--actor-observation", "position", "velocity", "--frame-stack", "2"),
+        *("--algorithm", "ppo", "--num-steps", "16", "--normalize-observations"),
+    ),
     "envs": ("--algorithm", "grpo", "--group-size", "4", "--mesh", "envs=2", "--total-steps", "16000"),
 }
 # Where processes talk to each other, an iteration takes longer.
@@ -152,7 +156,9 @@ def assert_close(one, other, first):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, num_kills", [("ppo", 20), ("grpo", 2), ("gru", 2), ("anchored", 2), ("envs", 2)])
+@pytest.mark.parametrize(
+    "kind, num_kills", [("ppo", 20), ("grpo", 2), ("gru", 2), ("parts", 2), ("anchored", 2), ("envs", 2)]
+)
 def test_killed_at_random_moments(kind, num_kills, uninterrupted, environment, tmp_path):
     expected = uninterrupted(kind)
     out = tmp_path / "out"
