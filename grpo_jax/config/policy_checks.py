@@ -18,6 +18,7 @@ from grpo_jax.types import PyTree
 BUILT_IN_FIELDS = (
     *("hidden_sizes", "activation", "layer_norm", "conv_channels", "recurrent", "recurrent_size", "shared_critic"),
     *("critic_hidden_sizes", "critic_activation", "hidden_scale", "actor_scale", "critic_scale", "transformer"),
+    "actor_observation",
 )
 """The fields of the networks that have a name."""
 
