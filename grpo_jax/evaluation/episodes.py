@@ -61,7 +61,7 @@ class Steps(NamedTuple):
     """Consecutive steps of `B` episodes, on the host. An episode that has ended stays in its final state."""
 
     states: PyTree  # of the environment, each leaf [N, B, ...]
-    observations: np.ndarray  # [N, B, ...]
+    observations: PyTree  # each leaf [N, B, ...]
     returns: np.ndarray  # [N, B]: the sum of the rewards before
     lengths: np.ndarray  # [N, B]: the number of steps before
 

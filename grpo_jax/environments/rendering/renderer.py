@@ -34,12 +34,12 @@ class Renderer(NamedTuple):
     """How an environment is drawn, on the host."""
 
     # (states, observations), NumPy arrays, each leaf [N, ...] -> frames [N, H, W, 3] uint8
-    draw: Callable[[Any, np.ndarray], np.ndarray]
+    draw: Callable[[Any, Any], np.ndarray]
     fps: float  # frames per second at which it looks natural
 
-    def frames(self, states: Any, observations: np.ndarray) -> np.ndarray:
+    def frames(self, states: Any, observations: Any) -> np.ndarray:
         """Frames `[N, B, H, W, 3]` uint8 of `N` steps of `B` episodes; the leaves are `[N, B, ...]`."""
-        shape = observations.shape[:2]
+        shape = jax.tree.leaves(states)[0].shape[:2]
         frames = self.draw(*jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (states, observations)))
         return frames.reshape(*shape, *frames.shape[1:])
 
@@ -80,12 +80,12 @@ def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = Non
     )
 
 
-def one_by_one(draw: Callable[[Any], np.ndarray]) -> Callable[[Any, np.ndarray], np.ndarray]:
+def one_by_one(draw: Callable[[Any], np.ndarray]) -> Callable[[Any, Any], np.ndarray]:
     """`Renderer.draw` of a function from one state to one frame."""
 
     def draw_all(states, observations):
         leaves, structure = jax.tree.flatten(states)
-        return np.stack([draw(structure.unflatten(leaf[i] for leaf in leaves)) for i in range(len(observations))])
+        return np.stack([draw(structure.unflatten(leaf[i] for leaf in leaves)) for i in range(len(leaves[0]))])
 
     return draw_all
 
