@@ -21,5 +21,6 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Blocks that tests do not run are Python like the others."""
-    return re.sub(r"^```python no-run$", "```python", markdown, flags=re.MULTILINE)
+    """Blocks that tests do not run are Python like the others; pictures lead to themselves in full size."""
+    markdown = re.sub(r"^```python no-run$", "```python", markdown, flags=re.MULTILINE)
+    return re.sub(r"^(!\[[^\]]*\]\(([^)]+)\))$", r"[\1](\2)", markdown, flags=re.MULTILINE)
