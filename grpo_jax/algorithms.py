@@ -1,6 +1,6 @@
 """Algorithms as values: tuples of pure functions, one for each decision. A variant replaces some of them.
 
-DR_GRPO = GRPO._replace(advantage=outcome(group_centered), reduce=sum_over_horizon)
+`DR_GRPO = GRPO._replace(advantage=outcome(group_centered), reduce=sum_over_horizon)`
 """
 
 from typing import NamedTuple, Protocol

@@ -72,6 +72,11 @@ def test_the_page_about_algorithms_runs():
     assert abs(names["loss"]) < 1e-6, "whitened advantages have mean 0"
 
 
+@pytest.mark.slow
+def test_the_loop_of_ones_own_learns():
+    assert run_page("own_loop.md")["returns"][-10:].mean() > 0.9
+
+
 def test_every_slot_has_a_row_and_what_fills_it_exists():
     slots, _, _ = PAGES["algorithms.md"].partition("## The published algorithms")
     rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", slots, flags=re.MULTILINE)
