@@ -85,7 +85,7 @@ def test_a_network_from_the_command_line_has_no_tuned_layers():
     assert parse(Settings, flags).config.recurrent == "gru"
     config = parse(Settings, [*flags, "--network", f"{__name__}:linear"]).config
     assert not config.policy.has_carry and config.num_epochs == 8, "other tuned settings stay"
-    with pytest.raises(SystemExit):  # one that is written is an error
+    with pytest.raises(ConfigError):  # one that is written is an error
         parse(Settings, [*flags, f"--network={__name__}:linear", "--recurrent", "lstm"])
 
 
