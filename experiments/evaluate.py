@@ -4,15 +4,13 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
 
 import jax
 import numpy as np
-import tyro
 from rich.progress import track
 from rich.table import Table
 
-from grpo_jax import Config, TrainedPolicy, evaluate, load
+from grpo_jax import Config, TrainedPolicy, evaluate
 from grpo_jax.devices.mesh import make_row_mesh
 from grpo_jax.errors import as_count
 from grpo_jax.evaluation.rows import make_rows_function
@@ -20,43 +18,26 @@ from grpo_jax.recording.files import write_json
 
 from .harness.command import command, make_console, provenance
 from .harness.figures import with_interval
-from .harness.flags import parse_override
 from .harness.parsing import parse_flags
 from .harness.runs import score_summary
+from .harness.trained import EpisodeArguments
 
 EPISODES_AT_ONCE = 4096  # of all rows together
 
 
 @dataclasses.dataclass
-class Arguments:
+class Arguments(EpisodeArguments):
     """Plays whole episodes with the trained policies of all seeds of a run."""
 
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Folder of results of a command that trains."""
-    run: str | None = None
-    """Name of the run, if the folder holds several."""
-    which: Literal["final", "best"] = "final"
-    """The policies at the end of training, or those with the highest training returns."""
     num_episodes: int = 1000
     """Episodes of each seed."""
-    greedy: bool = False
-    """Take the most probable actions instead of samples."""
-    environment: str | None = None
-    """Play in another environment with the same observations and actions."""
-    env_params: tuple[str, ...] = ()
-    """Parameters of the environment to override, such as max_steps_in_episode=1000."""
-    seed: int = 0
-    """Seed of the episodes."""
     out: Path | None = None
     """JSON file for the returns and lengths of all episodes."""
 
 
 def main(arguments: Arguments) -> None:
-    num_episodes = as_count("num_episodes", arguments.num_episodes)
-    policies = load(arguments.folder, arguments.run, which=arguments.which, seed="all")
-    overrides = dict(map(parse_override, arguments.env_params))
-    if arguments.environment is not None or overrides:
-        policies = policies.on(arguments.environment, overrides)
+    num_episodes = as_count("--num-episodes", arguments.num_episodes)
+    policies = arguments.load("all")
     console = make_console()
     started = time.perf_counter()
     batches = play(policies, jax.random.key(arguments.seed), num_episodes, greedy=arguments.greedy)
@@ -104,9 +85,9 @@ def play(
 def table(policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> Table:
     """A line for each seed, and one for all."""
     rendered = Table("seed", "mean return", "std", "worst", "best", "mean length", title=policies.name)
-    for seed, row, steps in zip(policies.seed, returns, lengths, strict=True):
-        numbers = row.mean(), row.std(), row.min(), row.max(), steps.mean()
-        rendered.add_row(str(seed), *(f"{number:.4g}" for number in numbers))
+    for row, values, steps in zip(policies.row, returns, lengths, strict=True):
+        numbers = values.mean(), values.std(), values.min(), values.max(), steps.mean()
+        rendered.add_row(str(row), *(f"{number:.4g}" for number in numbers))
     if len(returns) > 1:
         rendered.add_section()
         rendered.add_row("IQM", with_interval(returns.mean(axis=1)), "", "", "", f"{lengths.mean():.4g}")

@@ -4,15 +4,14 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jax import export
 
-from grpo_jax import TrainedPolicy, load
+from grpo_jax import TrainedPolicy
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.recording.files import write_json
@@ -21,25 +20,20 @@ from grpo_jax.recording.policies import by_path
 
 from .harness.command import command, make_console
 from .harness.parsing import parse_flags
+from .harness.trained import PolicyArguments
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CARRY = "initial_carry"
 
 
 @dataclasses.dataclass(kw_only=True)
-class Arguments:
+class Arguments(PolicyArguments):
     """Writes one policy as safetensors, as NumPy arrays, and as a program that JAX alone can call."""
 
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Folder of results of a command that trains."""
     out: Path
     """Folder for the files; it must not exist."""
-    run: str | None = None
-    """Name of the run, if the folder holds several."""
-    which: Literal["final", "best"] = "final"
-    """The policy at the end of training, or the one with the highest training return."""
-    seed: int | None = None
-    """Its row in the run; by default the one with the highest score."""
+    row: int | None = None
+    """Row of the policy in the run, such as its seed's number; by default the one with the highest score."""
 
 
 class Program(NamedTuple):
@@ -53,8 +47,7 @@ class Program(NamedTuple):
 def main(arguments: Arguments) -> None:
     if arguments.out.exists():
         raise ConfigError(f"--out {arguments.out} exists already; name a new folder")
-    seed = "best" if arguments.seed is None else arguments.seed
-    policy = load(arguments.folder, arguments.run, which=arguments.which, seed=seed)
+    policy = arguments.load(arguments.row)
     programs = [] if policy.config.is_transformer else [make_program(policy, greedy) for greedy in (True, False)]
     exported = {program.name: export_program(program) for program in programs}
     arguments.out.mkdir(parents=True)
@@ -146,7 +139,7 @@ def describe(policy: TrainedPolicy, programs: list[Program], exported: dict[str,
     """The contents of manifest.json."""
     return {
         "run": policy.name,
-        "row": int(policy.seed),
+        "row": int(policy.row),
         "score": float(policy.score),
         "environment": policy.config.env.name,
         "action_space": str(policy.config.env.action_space),
@@ -166,7 +159,7 @@ def describe(policy: TrainedPolicy, programs: list[Program], exported: dict[str,
 
 def readme(policy: TrainedPolicy, programs: list[Program]) -> str:
     """How to use the files."""
-    title = f"# The policy of row {int(policy.seed)} of {policy.name}\n\n"
+    title = f"# The policy of row {int(policy.row)} of {policy.name}\n\n"
     arrays = (
         "`policy.safetensors` and `policy.npz` contain the same arrays: parameters, hyperparameters and, where\n"
         "observations are normalised, their statistics. `manifest.json` lists arguments and platforms.\n"

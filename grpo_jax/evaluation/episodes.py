@@ -78,20 +78,16 @@ def record_episodes(
     """Plays whole episodes and yields their states, from the first to the last one, in chunks of `CHUNK` steps.
 
     Args:
-      config: the config of the policy.
-      state: has the policy: `params`, `normalizer` and `hyperparams`.
-      key: of the resets, the environment and the actions.
+      config, state, key, greedy, env_params: see `evaluate`.
       num_episodes: `B`.
-      greedy: take the most probable actions instead of samples, or for squashed actions the medians.
-      env_params: parameters of the environment by name, instead of the config's.
     """
     policy = state.params, state.normalizer, state.hyperparams
+    environment_params = _environment_params(config, state, num_episodes, env_params)
     key_reset, key_rollout = jax.random.split(key)
     num_chunks = config.env.max_steps // CHUNK + 1  # one more row than there are steps, for the final state
 
     @jax.jit
     def reset(policy):
-        environment_params = group_parameters(config.env, env_params, num_episodes, 1)
         rollout = _simulator(config, *policy).reset(environment_params, key_reset, num_episodes)
         return rollout, jnp.ones(num_episodes, bool)
 

@@ -42,18 +42,18 @@ class TrainedPolicy:
     normalizer: Normalizer
     hyperparams: Hyperparams
     env_params: dict[str, jax.Array]  # parameters of the environment that the run gave to this row
-    score: jax.Array  # mean return of recent training episodes; NaN if none had ended
+    score: jax.Array  # mean return of an evaluation, or else of recent training episodes; NaN if none had ended
     steps: jax.Array  # environment steps it was trained for
-    seed: jax.Array  # its row in the run
+    row: jax.Array  # its number in the run, from 0
 
     def __len__(self) -> int:
         """Number of rows; TypeError for a single policy."""
-        return len(self.seed)
+        return len(self.row)
 
     def __getitem__(self, row: int) -> "TrainedPolicy":
         """The policy of one of the rows."""
-        if not np.ndim(self.seed):
-            raise ConfigError("this is a single policy already; load(folder, seed='all') gives all of them")
+        if not np.ndim(self.row):
+            raise ConfigError("this is a single policy already; load(folder, row='all') gives all of them")
         return jax.tree.map(lambda leaf: leaf[row], self)
 
     def act(
@@ -140,7 +140,7 @@ class TrainedPolicy:
         return self.replace(config=config, env_params={name: rows[name] for name in rows if name not in given})
 
     def _check_single(self) -> None:
-        if np.ndim(self.seed):
+        if np.ndim(self.row):
             raise ConfigError(f"these are the policies of {len(self)} rows; take one of them, policy[0]")
 
 
@@ -169,7 +169,7 @@ def load(
     run: str | None = None,
     *,
     which: Literal["final", "best"] = "final",
-    seed: int | Literal["best", "all"] = "best",
+    row: int | Literal["best", "all"] = "best",
     config: Config | None = None,
 ) -> TrainedPolicy:
     """A trained policy from the folder of a run.
@@ -182,8 +182,9 @@ def load(
     Args:
       folder: of the results, such as `--out` of a command.
       run: its name, such as "PPO on CartPole-v1" or "PPO"; needed if the folder holds several runs.
-      which: "final", after all training, or "best", when the mean return of recent training episodes was highest.
-      seed: the row; "best" is that of the highest score, and "all" gives all rows, as `run(params=...)` takes them.
+      which: "final", after all training, or "best", when the score was highest.
+      row: number of the seed, or of the seed × hyperparameters; "best" is that of the highest score; "all" gives all
+        rows, as `run(params=...)` takes them.
       config: of the run, where policy.json cannot express it: with functions that have no import path, such as a
         lambda, or an environment that is an object.
 
@@ -211,15 +212,15 @@ def load(
         env_params=row_parameters(config.env, description["env_params"], num_rows),
         score=arrays["score"],
         steps=arrays["steps"],
-        seed=np.arange(num_rows),
+        row=np.arange(num_rows),
     )
-    if seed == "all":
+    if row == "all":
         return policies
-    if seed == "best":
-        seed = int(np.argmax(np.nan_to_num(arrays["score"], nan=-np.inf)))
-    if not isinstance(seed, int | np.integer) or not 0 <= seed < num_rows:
-        raise ConfigError(f"seed={seed!r}, but {path} holds the rows 0 to {num_rows - 1}; or use 'best' or 'all'")
-    return policies[seed]
+    if row == "best":
+        row = int(np.argmax(np.nan_to_num(arrays["score"], nan=-np.inf)))
+    if not isinstance(row, int | np.integer) or not 0 <= row < num_rows:
+        raise ConfigError(f"row={row!r}, but {path} holds the rows 0 to {num_rows - 1}; use one, 'best' or 'all'")
+    return policies[row]
 
 
 def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]]:

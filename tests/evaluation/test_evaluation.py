@@ -84,9 +84,11 @@ def test_it_vmaps_over_states_and_keys(probe, sampled):
 
 def test_recorded_episodes_are_whole_and_no_longer(probe):
     config, state = probe
-    (steps,) = record_episodes(config, state, jax.random.key(0), num_episodes=2, greedy=True)
+    bonus = jnp.array([1.0, 1.0, 3.0, 3.0])  # of the environments in the state, over which episodes are spread
+    rollout = state.rollout._replace(environment_params=state.rollout.environment_params | {"bonus": bonus})
+    (steps,) = record_episodes(config, state.replace(rollout=rollout), jax.random.key(0), num_episodes=2, greedy=True)
     assert steps.lengths.tolist() == [[i, i] for i in range(LIFETIME + 1)]
-    assert np.array_equal(steps.returns, steps.lengths * (1 + BONUS))
+    assert np.array_equal(steps.returns, steps.lengths * np.array([2.0, 4.0]))
     assert np.array_equal(steps.states.time, steps.lengths)
     assert (steps.states.mark == steps.states.mark[0]).all() and len(steps.observations) == LIFETIME + 1
 

@@ -12,17 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
 
-import grpo_jax
-from experiments import family, grpo_vs_ppo, gymnax_suite, play, published_cartpole, tokens, train
+from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, tokens, train
 from experiments.harness import token_runs
 from experiments.harness.figures import solved_after
 from experiments.harness.runs import Run, summarise
-from grpo_jax import Config, Hyperparams, make_init
+from grpo_jax import Config, Hyperparams
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
-from grpo_jax.recording.animation import CAPTION_HEIGHT
 from grpo_jax.recording.files import write_json
 from grpo_jax.training.progress import RunResult, initial_progress
 
@@ -293,22 +290,3 @@ def test_comparisons_are_of_equal_samples(plans):
     assert len({plan.config.steps_per_iteration for plan in made}) == 1
     assert len({float(plan.hyperparams.total_steps) for plan in made}) == 1
     assert not any(plan.config.algorithm.start.auto_reset for plan in made)
-
-
-def test_play_draws_a_policy(tmp_path, monkeypatch, capsys):
-    config = Config(environment="Catch-bsuite", num_envs=2, group_size=2, num_minibatches=1, hidden_sizes=())
-    policy = make_init(config)(jax.random.key(0), Hyperparams())
-    policy = SimpleNamespace(
-        config=config, params=policy.params, normalizer=policy.normalizer, hyperparams=policy.hyperparams
-    )
-    monkeypatch.setattr(grpo_jax, "load", lambda folder: policy, raising=False)
-    out = tmp_path / "episode.gif"
-    play.main(play.Arguments(tmp_path, out=out, num_episodes=2, env_params=("max_steps_in_episode=4",)))
-    printed = capsys.readouterr().out
-    assert "episode 1: return 0, 4 steps" in printed and str(out) in printed
-    with Image.open(out) as gif:
-        assert gif.n_frames == 5 and gif.size == (2 * 120, 240 + CAPTION_HEIGHT)
-    with pytest.raises(ConfigError, match="no parameter 'gravity'"):
-        play.main(play.Arguments(tmp_path, out=out, env_params=("gravity=1",)))
-    with pytest.raises(ConfigError, match="--num-episodes 0 is not a positive integer"):
-        play.main(play.Arguments(tmp_path, out=out, num_episodes=0))

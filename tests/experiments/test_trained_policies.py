@@ -1,4 +1,4 @@
-"""The commands that use trained policies: evaluate and export."""
+"""The commands that use trained policies: evaluate, play and export."""
 
 import dataclasses
 import json
@@ -9,11 +9,13 @@ import sys
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from saved_policies import save_policies
 
-from experiments import evaluate, export
+from experiments import evaluate, export, play
 from grpo_jax import Config, load
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording.animation import CAPTION_HEIGHT
 
 SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "hidden_sizes": (4,)}
 CARTPOLE = Config(environment="CartPole-v1", env_params={"max_steps_in_episode": 20}, **SIZES)
@@ -45,6 +47,21 @@ def test_episodes_of_all_rows_are_evaluated(folder, tmp_path, capsys, monkeypatc
     assert written["env_params"] == {"max_steps_in_episode": 7, "gravity": 1}
 
 
+def test_episodes_are_drawn(tmp_path, capsys):
+    config = Config(environment="Catch-bsuite", num_envs=2, group_size=2, num_minibatches=1, hidden_sizes=())
+    save_policies(tmp_path, config)
+    out = tmp_path / "episode.gif"
+    play.main(play.Arguments(tmp_path, out=out, row=0, num_episodes=2, env_params=("max_steps_in_episode=4",)))
+    printed = capsys.readouterr().out
+    assert "episode 1: return 0, 4 steps" in printed and str(out) in printed
+    with Image.open(out) as gif:
+        assert gif.n_frames == 5 and gif.size == (2 * 120, 240 + CAPTION_HEIGHT)
+    with pytest.raises(ConfigError, match="no parameter 'gravity'"):
+        play.main(play.Arguments(tmp_path, out=out, env_params=("gravity=1",)))
+    with pytest.raises(ConfigError, match="--num-episodes=0 is not a positive integer"):
+        play.main(play.Arguments(tmp_path, out=out, num_episodes=0))
+
+
 SCRIPT = """
 import sys
 
@@ -68,8 +85,8 @@ def test_exported_programs_choose_the_same_actions_without_this_package(tmp_path
     for name, config in EXPORTED.items():
         save_policies(tmp_path / name, config)
         outs.append(out := tmp_path / "exported" / name)
-        export.main(export.Arguments(folder=tmp_path / name, out=out, seed=0))
-        policy = load(tmp_path / name, seed=0)
+        export.main(export.Arguments(folder=tmp_path / name, out=out, row=0))
+        policy = load(tmp_path / name, row=0)
         observation = np.random.default_rng(0).normal(size=(1000, *config.env.observation.shape)).astype(np.float32)
         carry = jax.tree.map(lambda leaf: leaf + 0.1, policy.initial_carry(1000))
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(carry)]

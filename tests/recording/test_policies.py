@@ -63,10 +63,10 @@ def test_each_row_keeps_its_best_policy(tmp_path):
             initial_progress(at(7), 3)._replace(steps=np.full(3, 7), iteration=7), np.array([1.5, 9, np.nan])
         )
         policies.finish(at(8), np.full(3, 8), np.array([1.0, 1.0, np.nan]))
-    best = grpo_jax.load(tmp_path, which="best", seed="all", config=OWN)
+    best = grpo_jax.load(tmp_path, which="best", row="all", config=OWN)
     assert best.steps.tolist() == [1, 7, 8] and best.score.tolist()[:2] == [2, 9]
     assert all((leaf == jnp.array([1, 7, 8]).reshape(3, *[1] * (leaf.ndim - 1))).all() for leaf in _leaves(best))
-    final = grpo_jax.load(tmp_path, seed="all", config=OWN)
+    final = grpo_jax.load(tmp_path, row="all", config=OWN)
     assert all((leaf == 8).all() for leaf in _leaves(final))
 
 
@@ -76,12 +76,12 @@ def _leaves(policies):
 
 def test_policies_are_read_back_exactly(saved):
     directory, states = saved
-    policies = grpo_jax.load(directory, seed="all")
+    policies = grpo_jax.load(directory, row="all")
     assert policies.config == CATCH and len(policies) == 2
     for part in ("params", "normalizer", "hyperparams"):
         assert bits(getattr(policies, part)) == bits(getattr(states, part))
-    assert grpo_jax.load(directory).seed == 1, "the best row"
-    assert bits(grpo_jax.load(directory, seed=0).params) == bits(policies[0].params)
+    assert grpo_jax.load(directory).row == 1, "the best row"
+    assert bits(grpo_jax.load(directory, row=0).params) == bits(policies[0].params)
 
 
 def test_files_are_readable_without_this_package(saved):
@@ -104,7 +104,7 @@ def test_one_line_acts(saved):
 
 
 def test_a_policy_is_evaluated_as_the_state_it_came_from(saved):
-    policy, key = grpo_jax.load(saved[0], seed=0), jax.random.key(2)
+    policy, key = grpo_jax.load(saved[0], row=0), jax.random.key(2)
 
     @jax.jit
     def play(policy, state, key):
@@ -115,12 +115,12 @@ def test_a_policy_is_evaluated_as_the_state_it_came_from(saved):
 
 
 def test_a_policy_plays_in_other_environments(saved, tmp_path):
-    policies = grpo_jax.load(saved[0], seed="all")
+    policies = grpo_jax.load(saved[0], row="all")
     with pytest.raises(ConfigError, match="'CartPole-v1' has the observation"):
         policies.on("CartPole-v1")
     config = Config(environment="CartPole-v1", algorithm="grpo", num_envs=8, group_size=4, hidden_sizes=(4,))
     save_policies(tmp_path, config, env_params={"gravity": np.array([9.0, 11.0])})
-    policies = grpo_jax.load(tmp_path, seed="all")
+    policies = grpo_jax.load(tmp_path, row="all")
     assert policies.env_params["gravity"].tolist() == [9.0, 11.0]
     longer = policies.on(env_params={"max_steps_in_episode": 700})
     assert longer.config.env.max_steps == 700 and "gravity" in longer.env_params
@@ -159,7 +159,7 @@ def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
     [
         ({"folder": "elsewhere"}, "there is no folder"),
         ({"run": "PPO"}, "no run 'PPO'.*run on Catch-bsuite"),
-        ({"seed": 2}, "seed=2, .* the rows 0 to 1"),
+        ({"row": 2}, "row=2, .* the rows 0 to 1"),
         ({"which": "last"}, "which='last' is unknown"),
         ({"config": dataclasses.replace(CATCH, hidden_sizes=(5,))}, r"Dense_0/bias is \[4\] in .*, but \[5\]"),
     ],
@@ -171,7 +171,7 @@ def test_mistakes_are_explained(saved, arguments, message):
 
 def test_rows_are_not_one_policy(saved):
     with pytest.raises(ConfigError, match="policies of 2 rows"):
-        grpo_jax.load(saved[0], seed="all").act(np.zeros((10, 5)))
+        grpo_jax.load(saved[0], row="all").act(np.zeros((10, 5)))
     with pytest.raises(ConfigError, match=r"has the shape \(10, 5\), but was given \(4,\)"):
         grpo_jax.load(saved[0]).act(np.zeros(4))
 
