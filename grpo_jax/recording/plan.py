@@ -68,7 +68,7 @@ def describe(config: Config) -> dict[str, Any]:
             return [plain(value.func), plain(value.args), {name: plain(part) for name, part in value.keywords.items()}]
         if dataclasses.is_dataclass(value):
             fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-            return [type(value).__qualname__, fields] if callable(value) else fields
+            return {"class": type(value).__qualname__} | fields if callable(value) else fields
         if isinstance(value, tuple):
             return [plain(part) for part in value]
         return getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else value

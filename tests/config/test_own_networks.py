@@ -76,7 +76,7 @@ def test_a_function_a_path_and_a_frozen_dataclass_are_the_same_network():
     assert configs[2] == Config(network=Linear(), **SMALL) != Config(network=Linear(2.0), **SMALL)
     assert [describe(config)["network"] for config in configs] == [
         *("linear", f"{__name__}:linear"),
-        ["Linear", {"scale": 1.0}],
+        {"class": "Linear", "scale": 1.0},
     ]
 
 
