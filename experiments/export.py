@@ -16,7 +16,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import versions
-from grpo_jax.recording.policies import by_path
+from grpo_jax.recording.policy_files import policy_arrays
 
 from .harness.command import command, make_console
 from .harness.parsing import parse_flags
@@ -116,10 +116,9 @@ def export_program(program: Program) -> export.Exported:
         return export.export(function, platforms=lowered)(*shapes)
 
 
-def policy_arrays(policy: TrainedPolicy) -> dict[str, np.ndarray]:
-    """The parameters, the normaliser's statistics, the hyperparameters and the carry for one observation, by path."""
-    parts = {"params": policy.params, "normalizer": policy.normalizer, "hyperparams": policy.hyperparams}
-    arrays = {path: leaf for prefix, tree in parts.items() for path, leaf in by_path(tree, prefix).items()}
+def exported_arrays(policy: TrainedPolicy) -> dict[str, np.ndarray]:
+    """The arrays of the policy and the carry for one observation, by path."""
+    arrays = policy_arrays(policy)
     if not policy.config.is_transformer:
         carry = jax.tree.leaves(policy.initial_carry())
         arrays |= {f"{CARRY}/{i}": leaf for i, leaf in enumerate(carry)}
@@ -130,7 +129,7 @@ def write_arrays(policy: TrainedPolicy, out: Path) -> None:
     """Writes policy.safetensors and policy.npz, with the same names."""
     from safetensors.numpy import save_file
 
-    arrays = policy_arrays(policy)
+    arrays = exported_arrays(policy)
     save_file(arrays, out / "policy.safetensors")
     np.savez(out / "policy.npz", **arrays)
 

@@ -20,7 +20,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.rows import make_rows_function
 from grpo_jax.recording.files import release_if_unused, write_json
 from grpo_jax.recording.plan import Plan, claim, versions
-from grpo_jax.recording.policies import FOLDER as POLICIES
+from grpo_jax.recording.policy_files import FOLDER as POLICIES
 from grpo_jax.recording.recorder import Recording, record
 from grpo_jax.recording.signals import StopSignal
 from grpo_jax.training.budget import check_budget

@@ -19,7 +19,7 @@ from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_sh
 from grpo_jax.devices.processes import from_every_process, from_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Plan
-from grpo_jax.recording.policies import describe_policy, policy_folder, read_arrays, write_policies
+from grpo_jax.recording.policy_files import describe_policy, policy_folder, read_arrays, write_policies
 from grpo_jax.training.run import initial_states
 
 from .figures import format_value

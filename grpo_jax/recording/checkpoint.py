@@ -16,9 +16,10 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording.files import by_path
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Progress
-from grpo_jax.types import PyTree, TrainState
+from grpo_jax.types import TrainState
 
 KEPT = 2
 """How many of the latest checkpoints are kept, beside the best one."""
@@ -78,8 +79,8 @@ class Checkpoints:
         if progress.iteration == self._saved:
             return
         self._saved = progress.iteration
-        states, num_rows = _by_path(progress.states), len(progress.steps)
-        numbers = _by_path(_as_numbers(progress.states))
+        states, num_rows = by_path(progress.states), len(progress.steps)
+        numbers = by_path(_as_numbers(progress.states))
         arrays = {path: whole_array(leaf)[:num_rows] for path, leaf in numbers.items()}  # without padding
         if self._manager is None:
             return
@@ -160,8 +161,8 @@ class Checkpoints:
 
     def _read(self, step: int, like: TrainState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         run = _read_run(self._manager, step)
-        check_same(run["types"], {path: _type(leaf) for path, leaf in _by_path(like).items()}, "state")
-        numbers = _by_path(jax.eval_shape(_as_numbers, like))
+        check_same(run["types"], {path: _type(leaf) for path, leaf in by_path(like).items()}, "state")
+        numbers = by_path(jax.eval_shape(_as_numbers, like))
         arrays = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in numbers.items()}
         saved = {path: leaf for path, leaf in arrays.items() if leaf.size}
         arrays |= self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(saved))).arrays
@@ -268,11 +269,6 @@ def _strict(value: Any) -> Any:
         case float() if not math.isfinite(value):
             return str(value)
     return value
-
-
-def _by_path(tree: PyTree) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _type(leaf: jax.Array | jax.ShapeDtypeStruct) -> list:

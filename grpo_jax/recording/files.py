@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+import jax
 import numpy as np
 
 from grpo_jax.training.progress import Chunk
+from grpo_jax.types import PyTree
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
@@ -205,15 +207,30 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
+    with replacement(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replacement(path: Path) -> Iterator[Path]:
+    """A temporary path for the block to write to; the file then takes the place of `path`, if the block succeeds."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def by_path(tree: PyTree, prefix: str = "") -> dict[str, Any]:
+    """The leaves of a tree by their paths, such as "params/actor/Dense_0/kernel"."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        "/".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="/")))): leaf
+        for path, leaf in leaves
+    }
 
 
 def _plain(value: Any) -> Any:

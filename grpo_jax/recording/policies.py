@@ -1,43 +1,31 @@
-"""Host: the files of trained policies, the final and the best one of each row of a run.
-
-OUT/policies/<run>/policy.json         config, versions, format
-OUT/policies/<run>/final.safetensors   arrays by path, such as params/actor/Dense_0/kernel, with rows first
-OUT/policies/<run>/best.safetensors
-"""
+"""Host: the final and the best policy of each row are kept while a run goes on."""
 
 import contextlib
-import json
 import logging
-import os
 import shutil
-import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
-from grpo_jax.importing import import_path
-from grpo_jax.recording.config_file import config_fields
-from grpo_jax.recording.files import remove_if_unused, write_json
-from grpo_jax.recording.plan import Plan, as_lists, versions
+from grpo_jax.recording.files import remove_if_unused
+from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.policy_files import (
+    FOLDER,
+    NUM_EPISODES,
+    Arrays,
+    describe_policy,
+    policy_arrays,
+    policy_folder,
+    read_arrays,
+    write_policies,
+)
 from grpo_jax.training.progress import Chunk, Progress
-from grpo_jax.types import PyTree, TrainState
+from grpo_jax.types import TrainState
 
-FOLDER, DESCRIPTION = "policies", "policy.json"
-FORMAT = 1
-"""Of the files; a reader refuses a newer one."""
-
-NUM_EPISODES = 100
-"""The fewest episodes that a score is a mean of, once as many have ended."""
-
-_HEADER = "grpo_jax"  # the only entry of a file's metadata: safetensors does not keep the order of several
 _log = logging.getLogger(__name__)
-
-Arrays = dict[str, np.ndarray]
 
 
 class RecentReturns:
@@ -112,7 +100,7 @@ class KeptPolicies:
           scores: `[R]`, of these policies, larger is better; a row with NaN keeps its best policy.
         """
         if not self._checked:
-            size = sum(leaf.nbytes for leaf in jax.tree.leaves(_parts(progress.states)))
+            size = sum(leaf.nbytes for leaf in jax.tree.leaves(policy_arrays(progress.states)))
             from_process_zero(lambda: _check_space(self._folder, 2 * size))
             self._checked = True
         best = (
@@ -166,102 +154,13 @@ class KeptPolicies:
             return None
 
 
-def policy_folder(directory: Path, plan: Plan) -> Path:
-    """The folder of a run's policies in the folder of its results."""
-    return directory / FOLDER / plan.folder
-
-
-def describe_policy(plan: Plan) -> dict[str, Any]:
-    """The contents of policy.json."""
-    config, missing = config_fields(plan.config)
-    return {
-        "format": FORMAT,
-        "name": plan.name,
-        "label": plan.label,
-        "environment": plan.config.env.name,
-        "num_rows": len(plan.keys),
-        "config": config,
-        "not_in_config": missing,
-        "hyperparams": import_path(type(plan.hyperparams)),
-        "env_params": None if plan.env_params is None else as_lists(plan.env_params),
-        "score": f"mean return of an evaluation, or else of the last {NUM_EPISODES} or more training episodes",
-        "versions": versions(),
-    }
-
-
-def write_policies(folder: Path, description: Mapping[str, Any], arrays: Mapping[str, Arrays]) -> None:
-    """Writes policy.json and a file of arrays for each of "final" and "best"; each file is replaced as a whole."""
-    from safetensors.numpy import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / DESCRIPTION, description)
-    for which, leaves in arrays.items():
-        leaves = {path: np.ascontiguousarray(leaf) for path, leaf in leaves.items()}
-        header = {"format": FORMAT, "checksums": {path: _checksum(leaf) for path, leaf in leaves.items()}}
-        path = folder / f"{which}.safetensors"
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            save_file(leaves, temporary, metadata={_HEADER: json.dumps(header)})
-            shutil.copymode(folder / DESCRIPTION, temporary)  # safetensors lets only the owner read it
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            raise
-        except Exception as error:  # safetensors has one of its own for a full disk
-            raise OSError(f"{path} cannot be written: {error}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def read_arrays(path: Path) -> Arrays:
-    """The arrays in a file, by their paths.
-
-    Raises:
-      ConfigError: there is no such file, or it is damaged.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dictionary
-    except (OSError, SafetensorError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if "checksums" not in header:
-        raise ConfigError(f"{path} does not hold policies of grpo_jax")
-    for name in {**header["checksums"], **arrays}:
-        if name not in arrays or _checksum(arrays[name]) != header["checksums"].get(name):
-            raise ConfigError(f"{path} is damaged: {name} has changed since it was written")
-    return arrays
-
-
-def by_path(tree: PyTree, prefix: str) -> dict[str, Any]:
-    """The leaves of a tree by their paths, such as "params/actor/Dense_0/kernel"."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        "/".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="/")))): leaf
-        for path, leaf in leaves
-    }
-
-
-def _parts(states: TrainState) -> dict[str, Any]:
-    """The parts of a state that a policy consists of, by path."""
-    parts = {"params": states.params, "normalizer": states.normalizer, "hyperparams": states.hyperparams}
-    return {path: leaf for prefix, tree in parts.items() for path, leaf in by_path(tree, prefix).items()}
-
-
 def _to_host(states: TrainState, num_rows: int) -> Arrays:
     """Copies, without padding rows."""
-    return {path: whole_array(leaf)[:num_rows] for path, leaf in _parts(states).items()}
+    return {path: whole_array(leaf)[:num_rows] for path, leaf in policy_arrays(states).items()}
 
 
 def _progress(steps: np.ndarray, scores: np.ndarray) -> Arrays:
     return {"score": np.array(scores, np.float64), "steps": np.array(steps, np.int64)}
-
-
-def _checksum(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
 def _check_space(folder: Path, needed: int) -> None:

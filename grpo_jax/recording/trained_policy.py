@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,13 +13,14 @@ from flax import struct
 
 from grpo_jax.config.config import Config
 from grpo_jax.environments import row_parameters
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.recording.config_file import FIELDS, from_json
-from grpo_jax.recording.policies import DESCRIPTION, FOLDER, FORMAT, Arrays, by_path, read_arrays
+from grpo_jax.recording.files import by_path
+from grpo_jax.recording.policy_files import DESCRIPTION, Arrays, find_run, read_arrays
 from grpo_jax.training.train_step import make_init
 from grpo_jax.types import PyTree, TrainState
 
@@ -221,47 +221,6 @@ def load(
     if not isinstance(row, int | np.integer) or not 0 <= row < num_rows:
         raise ConfigError(f"row={row!r}, but {path} holds the rows 0 to {num_rows - 1}; use one, 'best' or 'all'")
     return policies[row]
-
-
-def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]]:
-    """The folder of a run's policies, and the contents of its policy.json.
-
-    Raises:
-      ConfigError: there is no such folder or run, or there are several and `run` is None.
-    """
-    if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}; name that of a run, such as runs/mine")
-    paths = [path for path in (folder, *sorted((folder / FOLDER).glob("*"))) if (path / DESCRIPTION).exists()]
-    if not paths:
-        raise ConfigError(
-            f"{folder} has no trained policies ({FOLDER}/*/{DESCRIPTION}); they are written at a run's end"
-        )
-    found = [(path, _read_description(path / DESCRIPTION)) for path in paths]
-    if run is not None:
-        named = [each for each in found if run in (each[1]["name"], each[1]["label"], each[0].name)]
-        if not named:
-            names = [description["name"] for _, description in found]
-            raise ConfigError(f"{folder} has no run {run!r}: {nearest(run, names)}")
-        found = named
-    if len(found) > 1:
-        names = ", ".join(repr(description["name"]) for _, description in found)
-        raise ConfigError(f"{folder} holds several runs: {names}; choose one by its name (run=..., --run)")
-    return found[0]
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-        version = int(description["format"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if version > FORMAT:
-        made_with = description.get("versions", {}).get("grpo-jax")
-        raise ConfigError(
-            f"{path} has format {version}, written by grpo-jax {made_with}, but this version reads up to {FORMAT}; "
-            "install a newer grpo-jax"
-        )
-    return description
 
 
 def _read_config(path: Path, description: dict[str, Any]) -> Config:

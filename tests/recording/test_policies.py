@@ -15,7 +15,8 @@ from grpo_jax import GRPO, Config, Hyperparams, evaluate, with_reference
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Plan
 from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
-from grpo_jax.recording.policies import KeptPolicies, RecentReturns, read_arrays
+from grpo_jax.recording.policies import KeptPolicies, RecentReturns
+from grpo_jax.recording.policy_files import read_arrays, write_policies
 from grpo_jax.training.progress import Chunk, initial_progress
 from grpo_jax.training.run import initial_states
 
@@ -206,8 +207,6 @@ def test_a_disk_that_is_too_small_is_noticed_before_training(tmp_path, monkeypat
 
 
 def test_half_precision_is_kept(tmp_path):
-    from grpo_jax.recording.policies import write_policies
-
     arrays = {"params/weight": np.ones((2, 3), jnp.bfloat16), "empty": np.zeros((2, 0), np.float32)}
     write_policies(tmp_path, {}, {"final": arrays})
     assert bits(read_arrays(tmp_path / "final.safetensors")) == bits(arrays)
