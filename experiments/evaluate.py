@@ -11,9 +11,8 @@ from rich.progress import track
 from rich.table import Table
 
 from grpo_jax import Config, TrainedPolicy, evaluate
-from grpo_jax.devices.mesh import make_row_mesh
+from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.errors import as_count
-from grpo_jax.evaluation.rows import make_rows_function
 from grpo_jax.recording.files import write_json
 
 from .harness.command import command, make_console, provenance

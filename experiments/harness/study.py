@@ -14,10 +14,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from grpo_jax import Config, TrainState
-from grpo_jax.devices.mesh import make_row_mesh
+from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.devices.processes import from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError
-from grpo_jax.evaluation.rows import make_rows_function
 from grpo_jax.recording.files import release_if_unused, write_json
 from grpo_jax.recording.plan import Plan, claim, versions
 from grpo_jax.recording.policy_files import FOLDER as POLICIES

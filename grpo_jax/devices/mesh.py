@@ -7,9 +7,11 @@ to split, and XLA's partitioner adds the communication.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from grpo_jax.errors import ConfigError
@@ -94,6 +96,27 @@ def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyT
         return out if num_rows % mesh.shape[ROWS] == 0 else jax.tree.map(lambda leaf: leaf[:num_rows], out)
 
     return on_all_devices
+
+
+def make_rows_function(function: Callable, mesh: Mesh) -> Callable[..., Any]:
+    """`rows_function(*rows) -> results`: maps a function over rows, split over the mesh, with results on the host.
+
+    Each leaf of `rows` and, in NumPy, of the results is `[R, ...]`.
+
+    Args:
+      function: of one row's arguments, such as (state, key) -> array.
+      mesh: the devices; rows are padded to a number that it divides. All but the last argument may be padded already.
+    """
+    mapped = over_rows(lambda row: function(*row), mesh)
+    program = jax.jit(
+        lambda *rows: mapped(tuple(pad_rows(each, mesh) for each in rows)), out_shardings=replicated(mesh)
+    )
+
+    def rows_function(*rows):
+        num_rows = len(jax.tree.leaves(rows[-1])[0])
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:num_rows], program(*rows))
+
+    return rows_function
 
 
 def state_shardings(mesh: Mesh, states: TrainState) -> TrainState:

@@ -1,4 +1,4 @@
-"""Host: pictures that move, with captions, as files."""
+"""Pictures that move, with captions, as files."""
 
 import functools
 import itertools
