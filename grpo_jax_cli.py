@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.metadata
+import os
 import runpy
 import sys
 
@@ -53,6 +54,7 @@ def main() -> None:
             print(f"error: unknown command {name!r}: {advice}", file=sys.stderr)
             sys.exit(2)
         sys.argv[1:] = flags
+        sys.path.append(os.getcwd())  # as `python -m` does, for modules of the user's own such as my_networks:network
         runpy.run_module(f"grpo_jax.experiments.{command.replace('-', '_')}", run_name="__main__", alter_sys=True)
 
 

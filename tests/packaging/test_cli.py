@@ -1,6 +1,7 @@
 """The command `grpo-jax`: it lists every experiment at once, and starts one as a module."""
 
 import ast
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,16 @@ def test_help_and_version_do_not_wait_for_jax():
     for flag in ("--help", "--version"):
         done = subprocess.run([sys.executable, "-c", script, flag], cwd=EXPERIMENTS.parent, capture_output=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_command_finds_modules_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "argv", ["grpo-jax", "grpo-vs-ppo", "--num-seeds", "1"])
+    monkeypatch.setattr(runpy, "run_module", lambda name, **_: started.append((name, sys.argv[1:], sys.path)))
+    started = []
+    grpo_jax_cli.main()
+    assert started == [("grpo_jax.experiments.grpo_vs_ppo", ["--num-seeds", "1"], [str(tmp_path)])]
 
 
 @pytest.mark.parametrize("name, advice", [("trian", "did you mean train?"), ("xyz", "known: train, sweep, ")])

@@ -23,7 +23,8 @@ COMMANDS = {
     "grpo-jax evaluate runs/ppo --num-episodes 20": "20 sampled episodes of each of 2 seeds",
     "grpo-jax play runs/ppo --out cartpole.gif": "Drawn in cartpole.gif",
     "grpo-jax export runs/ppo --out exported": "exported/act.jax_export",
-    f"grpo-jax sweep --environment Catch-bsuite --algorithm ppo --learning-rate 1e-3 1e-2 --num-seeds 2 {TINY}": (
+    f"grpo-jax sweep --environment Catch-bsuite --algorithm ppo --learning-rate 1e-3 1e-2 --num-seeds 2 {TINY} "
+    "--schedule own:half": (
         "The best again: grpo-jax train --config runs/sweep_"
     ),
 }
@@ -68,6 +69,7 @@ def programs(tmp_path_factory):
 
 @pytest.mark.slow
 def test_an_installed_wheel_trains(programs, tmp_path):
+    (tmp_path / "own.py").write_text("def half(progress):\n    return 0.5 + 0.0 * progress\n")
     for command, words in COMMANDS.items():
         assert words in run(command, tmp_path, programs), command
     assert (tmp_path / "runs" / "plot" / "comparison.png").exists()

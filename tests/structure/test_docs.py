@@ -18,6 +18,7 @@ from grpo_jax.recording import Recording
 from grpo_jax.training.evaluations import GREEDY, SAMPLED
 from grpo_jax.updates.optimizers import OPTIMIZERS
 from grpo_jax.updates.schedules import DECAYS
+from grpo_jax_cli import COMMANDS
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md"))}
@@ -204,6 +205,8 @@ def test_files_and_commands_that_are_named_exist(path):
         assert (REPOSITORY / name).exists(), name
     for module in re.findall(r"python -m (experiments\.\w+)", text):
         assert (REPOSITORY / (module.replace(".", "/") + ".py")).exists(), module
+    for command in re.findall(r"^(?:.*[`/ ])?grpo-jax ([a-z][a-z-]*)[ `]", text, flags=re.MULTILINE):
+        assert any(command in group for group in COMMANDS.values()), command
 
 
 @each_document
