@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.config.descriptions import are_alike, describe_arrays, describe_function
 from grpo_jax.config.dry_run import AnyHyperparams
 from grpo_jax.config.fields import Fields
 from grpo_jax.errors import ConfigError
@@ -41,7 +42,7 @@ def _params(config: Fields) -> PyTree:
 
 
 def _check_schedule(schedule: str | Callable) -> None:
-    function, what = find_schedule(schedule), f"schedule={_name(schedule)}"
+    function, what = find_schedule(schedule), describe_function("schedule", schedule)
     try:
         factors = np.asarray(jax.vmap(function)(jnp.array([0.0, 1.0])))
     except (AttributeError, TypeError, ValueError) as error:
@@ -58,7 +59,7 @@ def _check_schedule(schedule: str | Callable) -> None:
 
 def _check_update(config: Fields, make_hyperparams: Callable[[jax.Array], Hyperparams]) -> None:
     """Makes the optimiser and an update, as a train step does."""
-    what = f"optimizer={_name(config.optimizer)}"
+    what = describe_function("optimizer", config.optimizer)
 
     def update(params, number):
         hyperparams = make_hyperparams(number)
@@ -86,19 +87,11 @@ def _check_update(config: Fields, make_hyperparams: Callable[[jax.Array], Hyperp
             "lambda hyperparams, learning_rate: optax.lion(learning_rate)"
         ) from error
     for part, before, result in (("steps", params, steps), ("a state", state, after)):
-        if _shapes(before) != _shapes(result):
+        if not are_alike(before, result):
             raise ConfigError(
-                f"{what} gives {part} of {_shapes(result)}, but an update must keep the structure, shapes and dtypes "
-                f"{_shapes(before)}"
+                f"{what} gives {part} of {describe_arrays(result)}, but an update must keep the structure, shapes and "
+                f"dtypes {describe_arrays(before)}"
             )
-
-
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
-
-
-def _name(value: str | Callable) -> str:
-    return repr(value) if isinstance(value, str) else getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _first_line(error: Exception) -> str:

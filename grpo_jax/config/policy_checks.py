@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.config.descriptions import are_alike, describe_arrays, describe_function
 from grpo_jax.config.dry_run import empty_prompts
 from grpo_jax.config.fields import Fields
 from grpo_jax.environments.spaces import Discrete
@@ -107,9 +108,9 @@ def _check_network(config: Fields, policy: Policy) -> None:
     carry = _shapes("network", config, "initial_carry", start, params)
     *results, after = _shapes("network", config, "step", policy.step, params, observations(_NUM_ENVS), carry)
     check("step", results, (_NUM_ENVS,), "N")
-    if jax.tree.map(_shape_and_dtype, carry) != jax.tree.map(_shape_and_dtype, after):
+    if not are_alike(carry, after):
         raise ConfigError(
-            f"{name}: the carry before a step is {_described(carry)}, but after it {_described(after)}; both must have "
+            f"{name}: the carry before a step is {describe_arrays(carry)}, but after it {describe_arrays(after)}; both must have "
             "the same structure, shapes and dtypes"
         )
     is_first = jax.ShapeDtypeStruct((_NUM_STEPS, _NUM_ENVS), bool)
@@ -118,7 +119,7 @@ def _check_network(config: Fields, policy: Policy) -> None:
     if policy.features is not None:
         features = _shapes("network", config, "features", policy.features, *arguments)
         if getattr(features, "ndim", None) != 3 or features.shape[:2] != is_first.shape:
-            raise ConfigError(f"{name}: features are {_described(features)}, but must be one array [S, N, F]")
+            raise ConfigError(f"{name}: features are {describe_arrays(features)}, but must be one array [S, N, F]")
 
 
 def _check_params(name: str, params: PyTree) -> None:
@@ -146,8 +147,10 @@ def _check_distribution(config: Fields, distribution: Distribution) -> None:
 
     action = shapes("sample", parameters, jax.random.key(0))
     mode = shapes("mode", parameters)
-    if jax.tree.map(_shape_and_dtype, action) != jax.tree.map(_shape_and_dtype, mode):
-        raise ConfigError(f"{name}: samples are {_described(action)}, but modes {_described(mode)}; make them alike")
+    if not are_alike(action, mode):
+        raise ConfigError(
+            f"{name}: samples are {describe_arrays(action)}, but modes {describe_arrays(mode)}; make them alike"
+        )
     for function, arguments in (("log_prob", (action,)), ("entropy", ()), ("kl", (parameters,))):
         result = shapes(function, parameters, *arguments)
         _check_array(f"{name}: {function} gives", result, batch, "it must be [N], one number for each action")
@@ -155,14 +158,14 @@ def _check_distribution(config: Fields, distribution: Distribution) -> None:
     taken = shapes("to_environment", action)
     if getattr(taken, "shape", None) != (*batch, *size):
         raise ConfigError(
-            f"{name}: to_environment gives {_described(taken)} for {_NUM_ENVS} actions in {space}; make it "
+            f"{name}: to_environment gives {describe_arrays(taken)} for {_NUM_ENVS} actions in {space}; make it "
             f"{list((_NUM_ENVS, *size))}"
         )
 
 
 def _check_array(what: str, array: Any, shape: tuple[int, ...], instead: str) -> None:
-    if _shape_and_dtype(array) != (shape, jnp.float32):
-        raise ConfigError(f"{what} {_described(array)} instead of float32{list(shape)}; {instead}")
+    if not are_alike(array, jax.ShapeDtypeStruct(shape, jnp.float32)):
+        raise ConfigError(f"{what} {describe_arrays(array)} instead of float32{list(shape)}; {instead}")
 
 
 def _shapes(field: str, config: Fields, part: str, function: Callable, *arguments: PyTree) -> Any:
@@ -181,15 +184,4 @@ def _call(field: str, config: Fields, function: Callable, part: str = "") -> Any
 
 
 def _name(config: Fields, field: str) -> str:
-    value = getattr(config, field)
-    return f"{field}={getattr(value, '__qualname__', repr(value)) if callable(value) else repr(value)}"
-
-
-def _shape_and_dtype(leaf: Any) -> Any:
-    return (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf
-
-
-def _described(tree: PyTree) -> str:
-    """Shapes and dtypes, such as float32[3, 2]."""
-    described = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
-    return described if isinstance(described, str) else str(described).replace("'", "")
+    return describe_function(field, getattr(config, field))
