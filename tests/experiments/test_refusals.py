@@ -67,7 +67,7 @@ FLAGS = {
     "unknown environment": ("--environment Catch", "did you mean 'Catch-bsuite'"),
     "unknown algorithm": ("--algorithm pppo", "did you mean 'ppo'"),
     "unknown network": ("--network transformer", "transformer"),
-    "unknown memory": ("--recurrent lstm", "lstm"),
+    "unknown memory": ("--recurrent lsmt", "did you mean 'lstm'"),
     "unknown activation": ("--activation rellu", "did you mean 'relu'"),
     "unknown parameter": ("--env-params max_steps=9", "max_steps_in_episode"),
     "parameter without a value": ("--env-params gravity=1 gravity", "'gravity': there is no '='; write NAME=NUMBER"),
@@ -231,9 +231,11 @@ FAILURES = {
 }
 
 
+STATES = TrainState(**dict.fromkeys(TrainState.__dataclass_fields__) | {"params": jnp.ones((1, 4))})
+
+
 def save_and_fail(callback):
-    states = TrainState(**dict.fromkeys(TrainState.__dataclass_fields__) | {"params": jnp.ones((1, 4))})
-    callback(initial_progress(states, 1), None)
+    callback(initial_progress(STATES, 1), None)
     raise MemoryError("not enough memory: 1")
 
 
@@ -267,11 +269,14 @@ def test_a_failed_start_keeps_what_was_saved_before(saved_run, capsys, monkeypat
 
 def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
     chunk = Chunk(
-        dict.fromkeys(["environment/steps", "loss/policy"], np.full((2, 1), 32.0)), np.array([[32], [64]]), 0, 1
+        dict.fromkeys(["environment/steps", "episode/return_mean", "episode/count"], np.full((2, 1), 32.0)),
+        steps=np.array([[32], [64]]),
+        iteration=0,
+        seconds=1,
     )
 
     def run(*arguments, callback, **others):
-        progress = initial_progress({"params": jnp.ones((1, 4))}, 1)
+        progress = initial_progress(STATES, 1)
         callback(progress, chunk)
         monkeypatch.setattr(Logbook, "_write", failing(OSError(errno.ENOSPC, "No space left on device")))
         callback(progress, chunk._replace(iteration=2))

@@ -334,7 +334,7 @@ def test_a_budget_for_not_one_iteration_is_an_error(grpo, budget):
 def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
     hyperparams = grpo.hyperparams.replace(total_steps=jnp.array([np.inf, 4000.0, np.inf]))
     chunks = []
-    result = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, chunk_length=20, callback=kept(chunks))
+    result = run(grpo.config, hyperparams, KEYS, max_episodes=MAX_EPISODES, chunk_length=4, callback=kept(chunks))
     episodes = counted(result.states.episodes, grpo.config.steps_per_iteration)
     assert episodes.tolist() == [MAX_EPISODES] * 3 and len(chunks) == 2
     # An infinite horizon has no decay, and what has one is as it was.
