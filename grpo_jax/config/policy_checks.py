@@ -110,8 +110,8 @@ def _check_network(config: Fields, policy: Policy) -> None:
     check("step", results, (_NUM_ENVS,), "N")
     if not are_alike(carry, after):
         raise ConfigError(
-            f"{name}: the carry before a step is {describe_arrays(carry)}, but after it {describe_arrays(after)}; both must have "
-            "the same structure, shapes and dtypes"
+            f"{name}: the carry before a step is {describe_arrays(carry)}, but after it {describe_arrays(after)}; both "
+            "must have the same structure, shapes and dtypes"
         )
     is_first = jax.ShapeDtypeStruct((_NUM_STEPS, _NUM_ENVS), bool)
     arguments = params, observations(*is_first.shape), jax.eval_shape(policy.sequence_carry, carry), is_first

@@ -24,9 +24,7 @@ COMMANDS = {
     "grpo-jax play runs/ppo --out cartpole.gif": "Drawn in cartpole.gif",
     "grpo-jax export runs/ppo --out exported": "exported/act.jax_export",
     f"grpo-jax sweep --environment Catch-bsuite --algorithm ppo --learning-rate 1e-3 1e-2 --num-seeds 2 {TINY} "
-    "--schedule own:half": (
-        "The best again: grpo-jax train --config runs/sweep_"
-    ),
+    "--schedule own:half": ("The best again: grpo-jax train --config runs/sweep_"),
 }
 
 # What the folder of an export says to write.
