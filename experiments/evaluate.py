@@ -53,6 +53,7 @@ def main(arguments: Arguments) -> None:
         soft_wrap=True,
     )
     if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(arguments.out, summarise(arguments, policies, returns, lengths))
         console.print(f"Written to {arguments.out}", soft_wrap=True)
 

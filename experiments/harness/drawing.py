@@ -29,13 +29,13 @@ class Drawing:
         self._renderer = make_renderer(config.environment, dict(config.env_params))
         self._fps = self._renderer.fps if fps is None else fps
 
-    def draw(self, policy: TrainState, key: jax.Array, *, num_episodes: int = 1, greedy: bool = False) -> Evaluation:
-        """Plays the episodes, writes the file, and returns the episodes' returns and lengths."""
+    def draw(self, state: TrainState, key: jax.Array, *, num_episodes: int = 1, greedy: bool = False) -> Evaluation:
+        """Plays episodes with the policy and the environment parameters of a state, and writes the file."""
         last = None
 
         def frames():
             nonlocal last
-            for steps in record_episodes(self._config, policy, key, num_episodes=num_episodes, greedy=greedy):
+            for steps in record_episodes(self._config, state, key, num_episodes=num_episodes, greedy=greedy):
                 last = steps
                 yield self._frames(steps)
 

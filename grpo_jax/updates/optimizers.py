@@ -118,7 +118,7 @@ def make_optimizer(
     return Elementwise(*clipped) if is_elementwise else clipped
 
 
-def _check_reads(name, named, hyperparams):
+def _check_reads(name: str, named: _Named, hyperparams: Hyperparams) -> None:
     for field in _OPTIONAL:
         if getattr(hyperparams, field) is not None and field not in named.reads:
             readers = " or ".join(repr(other) for other, (_, reads, _) in _NAMED.items() if field in reads)

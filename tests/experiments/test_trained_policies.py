@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 def test_episodes_of_all_rows_are_evaluated(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluate, "EPISODES_AT_ONCE", 8)
-    out = tmp_path / "evaluation.json"
+    out = tmp_path / "new" / "evaluation.json"
     evaluate.main(
         evaluate.Arguments(folder, num_episodes=10, out=out, env_params=("max_steps_in_episode=7", "gravity=1"))
     )
