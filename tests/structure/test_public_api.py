@@ -15,7 +15,7 @@ PROMISED = {
     *("Config", "Hyperparams", "Algorithm", "GRPO", "PPO", "TrainState", "make_init", "make_train_step", "run"),
     *("evaluate", "generate", "grpo_loss", "ppo_loss", "objectives", "policies", "environments", "recording"),
     *("ANCHORED", "CONTINUE", "FRESH", "forked", "with_reference", "make_mesh", "recorded_run", "answer", "warm_start"),
-    *("TrainedPolicy", "load", "__version__"),
+    *("TrainedPolicy", "load", "reached_return", "no_progress", "__version__"),
 }
 MODULES = sorted(module.name for module in pkgutil.walk_packages(grpo_jax.__path__, "grpo_jax."))
 each_module = pytest.mark.parametrize("name", MODULES)
