@@ -45,12 +45,13 @@ def _check_schedule(schedule: str | Callable) -> None:
     function, what = find_schedule(schedule), describe_function("schedule", schedule)
     try:
         factors = np.asarray(jax.vmap(function)(jnp.array([0.0, 1.0])))
-    except (AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # the user's own code
         raise ConfigError(
             f"{what} fails for a traced progress: {_first_line(error)}; use a function such as "
             "optax.cosine_decay_schedule(1.0, 1)"
         ) from error
-    if factors.shape != (2,) or not np.isfinite(factors).all() or not (factors >= 0).all():
+    is_real = factors.dtype.kind in "biuf" and factors.shape == (2,)
+    if not is_real or not np.isfinite(factors).all() or not (factors >= 0).all():
         raise ConfigError(
             f"{what} must give a factor of learning_rate, a number of at least 0 for each progress in [0, 1], but for "
             f"0 and 1 it gives {factors.tolist()}"
@@ -79,7 +80,7 @@ def _check_update(config: Fields, make_hyperparams: Callable[[jax.Array], Hyperp
         state, steps, after = jax.eval_shape(update, params, jnp.zeros((), jnp.float32))
     except ConfigError:
         raise
-    except (AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # the user's own code
         raise ConfigError(
             f"{what} cannot update the policy's parameters: {_first_line(error)}. It gets traced (hyperparams, "
             "learning_rate), where hyperparameters that are not set may be None, and its update gets (gradient, state, "
@@ -95,4 +96,5 @@ def _check_update(config: Fields, make_hyperparams: Callable[[jax.Array], Hyperp
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".")
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")

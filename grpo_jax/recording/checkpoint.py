@@ -44,11 +44,19 @@ class Checkpoints:
       description: of the run, in JSON's types. It is saved with each checkpoint: see `check_same_run`.
       every: iterations between two checkpoints, which are made at the ends of chunks.
       notes: saved as well, but may change when the run is resumed: versions of packages, for example.
+
+    Raises:
+      ConfigError: the path of the directory has a character that orbax takes for a pattern.
     """
 
     def __init__(
         self, directory: Path, description: Mapping[str, Any], *, every: int, notes: Mapping[str, Any] | None = None
     ):
+        if pattern := {*"[]\\"} & {*str(directory.resolve())}:
+            raise ConfigError(
+                f"the folder {directory} has {min(pattern)!r} in its path, but checkpoints in it could not be read; "
+                "choose a path (--out) without brackets and backslashes"
+            )
         self._description, self._notes, self._every = description, notes or {}, every
         self._manager = _cleaned_manager(directory) if is_process_zero() else None
         self._last: tuple[Progress, float] | None = None

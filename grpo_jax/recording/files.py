@@ -171,8 +171,10 @@ def read_metrics(directory: Path) -> dict[str, Chunk]:
 
 
 def _as_chunk(lines: list[dict[str, Any]]) -> Chunk:
-    names = [name for name in lines[0] if name not in ("run", "iteration", "environment_steps")]
-    metrics = {name: np.array([line[name] for line in lines], np.float32) for name in names}
+    last = {name: value for line in lines for name, value in line.items()}
+    names = [name for name in last if name not in ("run", "iteration", "environment_steps")]
+    empty = [None] * len(lines[0]["environment_steps"])  # a resumed run may have evaluations that it had not before
+    metrics = {name: np.array([line.get(name, empty) for line in lines], np.float32) for name in names}
     if "environment/steps" in metrics:
         made = np.array([line["environment/steps"] for line in lines], np.float64)  # exact beyond float32's 2^24
         metrics["environment/steps"] = np.nan_to_num(made).astype(np.int32)

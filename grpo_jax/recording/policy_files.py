@@ -126,6 +126,9 @@ def _read_description(path: Path) -> dict[str, Any]:
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
         version = int(description["format"])
+        missing = {"name", "label", "num_rows", "config", "not_in_config", "hyperparams", "env_params"} - {*description}
+        if version <= FORMAT and missing:
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if version > FORMAT:

@@ -30,7 +30,7 @@ from grpo_jax.recording.signals import StopSignal, deferred_signals
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases, check_installed
 from grpo_jax.training.budget import check_budget, most_steps
 from grpo_jax.training.evaluations import Evaluations, no_progress, reached_return
-from grpo_jax.training.progress import Chunk, Progress, RunResult
+from grpo_jax.training.progress import Chunk, Progress, RunResult, apply_callback
 from grpo_jax.training.run import NUM_CHUNKS, check_evaluations, check_keys, initial_states, run
 from grpo_jax.types import PyTree
 
@@ -250,8 +250,7 @@ def record(
                 policies.update(progress, recent.scores)
             elif progress.iteration in progress.evaluations.iterations:
                 policies.update(progress, progress.evaluations.sampled[-1])
-            changed = None if callback is None else callback(progress, chunk)
-            progress = progress if changed is None else changed
+            before, progress = progress, apply_callback(callback, progress, chunk)
             if finder is not None:
                 finder.remember(progress)
             if checkpoints is not None:
@@ -263,7 +262,7 @@ def record(
                     policies.save()
                     checkpoints.save(progress, logbook.typical_return)
                     raise StopSignal(int(number))
-            return changed
+            return None if progress is before else progress
 
         result = run(
             config,
@@ -303,7 +302,13 @@ def _joined(past: Chunk | None, result: RunResult) -> RunResult:
         return result
     if not len(result.steps):
         return result._replace(metrics=past.metrics, steps=past.steps)
-    metrics = {name: np.concatenate([values, result.metrics[name]]) for name, values in past.metrics.items()}
+
+    def values(name, part):
+        # The earlier process may have evaluated the policies, and this one not, or the other way round.
+        return part.metrics.get(name, np.full(part.steps.shape, np.nan, np.float32))
+
+    names = {**past.metrics, **result.metrics}
+    metrics = {name: np.concatenate([values(name, past), values(name, result)]) for name in names}
     return result._replace(metrics=metrics, steps=np.concatenate([past.steps, result.steps]))
 
 

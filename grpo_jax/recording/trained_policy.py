@@ -48,6 +48,8 @@ class TrainedPolicy:
 
     def __len__(self) -> int:
         """Number of rows; TypeError for a single policy."""
+        if not np.ndim(self.row):
+            raise TypeError("this is a single policy; load(folder, row='all') gives those of all rows")
         return len(self.row)
 
     def __getitem__(self, row: int) -> "TrainedPolicy":
@@ -84,10 +86,10 @@ class TrainedPolicy:
             if self.config.is_transformer:
                 instead = "generate(policy.config.policy, policy.params, prompts, key), or answer(policy.config, ...)"
             raise ConfigError(f"this policy keeps a carry from step to step: write {instead}")
-        expected, is_single = self.config.env.observation, _is_single(self.config, observation)
-        observation = jax.tree.map(lambda like, leaf: jnp.asarray(leaf, like.dtype), expected, observation)
+        observation, is_single = _as_observation(self.config, observation)
+        action_mask = None if action_mask is None else _as_action_mask(self.config, action_mask)
         if is_single:
-            observation, action_mask = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (observation, action_mask))
+            observation, action_mask = jax.tree.map(lambda leaf: leaf[None], (observation, action_mask))
         num = len(jax.tree.leaves(observation)[0])
         before = self.initial_carry(num) if carry is None else carry
         arrays = self.params, self.normalizer, self.hyperparams
@@ -150,18 +152,36 @@ def _program(config: Config):
     return jax.jit(functools.partial(choose_actions, config))
 
 
-def _is_single(config: Config, observation: PyTree) -> bool:
-    """Whether this is one observation; False for a batch."""
-    expected = [leaf.shape for leaf in jax.tree.leaves(config.env.observation)]
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(observation)]
-    if shapes == expected:
-        return True
-    if [shape[1:] for shape in shapes] != expected or not all(shapes):
+def _as_observation(config: Config, observation: PyTree) -> tuple[PyTree, bool]:
+    """The observation as arrays, and whether it is one; False for a batch."""
+    like, structure = jax.tree.flatten(config.env.observation)
+    try:
+        leaves = structure.flatten_up_to(observation)
+        leaves = [jnp.asarray(leaf, each.dtype) for leaf, each in zip(leaves, like, strict=True)]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"an observation of {config.env.name!r} is {config.env.observation}, but was given another structure: "
+            f"{error}"
+        ) from error
+    expected, shapes = [leaf.shape for leaf in like], [leaf.shape for leaf in leaves]
+    is_single = shapes == expected
+    sizes = {shape[:1] for shape in shapes}
+    if not is_single and ([shape[1:] for shape in shapes] != expected or len(sizes) != 1 or sizes & {(), (0,)}):
         raise ConfigError(
             f"an observation of {config.env.name!r} has the shape {', '.join(map(str, expected))}, but was given "
-            f"{', '.join(map(str, shapes))}; a batch has one more axis, the first"
+            f"{', '.join(map(str, shapes))}; a batch of one or more has one more axis, the first"
         )
-    return False
+    return jax.tree.unflatten(structure, leaves), is_single
+
+
+def _as_action_mask(config: Config, action_mask: Any) -> jax.Array:
+    mask, num_actions = jnp.asarray(action_mask), getattr(config.env.action_space, "num_actions", None)
+    if mask.dtype != bool or mask.shape[-1:] != (num_actions,):
+        raise ConfigError(
+            f"action_mask is {mask.dtype}{list(mask.shape)}, but actions are in {config.env.action_space}; give a bool "
+            "for each discrete action, True if it is legal"
+        )
+    return mask
 
 
 def load(

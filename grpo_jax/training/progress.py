@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
 from grpo_jax.types import Metrics, TrainState
 
@@ -72,6 +73,48 @@ def without_padding(progress: Progress) -> Progress:
     )
 
 
+def apply_callback(callback: Callable | None, progress: Progress, chunk: Chunk | None) -> Progress:
+    """The progress after a call of the callback; `progress` itself if there is none, or if it changed nothing.
+
+    Raises:
+      ConfigError: the callback returned something else, or states of another structure, shapes or dtypes.
+    """
+    changed = None if callback is None else callback(progress, chunk)
+    if changed is None or changed is progress:
+        return progress
+    if not isinstance(changed, Progress):
+        raise ConfigError(
+            f"the callback returned {type(changed).__name__}; return None, or what to go on from, such as "
+            "progress._replace(states=...)"
+        )
+    before, after = (_types(each.states) for each in (progress, changed))
+    for path in {**before, **after}:
+        if before.get(path) != after.get(path):
+            raise ConfigError(
+                f"the callback returned states in which {path} is {after.get(path, 'missing')} instead of "
+                f"{before.get(path, 'missing')}; keep structure, shapes and dtypes"
+            )
+    return changed._replace(stopped=_as_rows("the callback returned stopped =", changed.stopped, len(progress.steps)))
+
+
+def _types(states: TrainState) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(lambda states: states, states))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in leaves
+    }
+
+
+def _as_rows(what: str, value: np.ndarray | bool, num_rows: int) -> np.ndarray:
+    """Which rows, bool `[num_rows]`; one bool is for all rows."""
+    rows = np.asarray(value)
+    if rows.dtype != bool or rows.shape not in ((), (num_rows,)):
+        raise ConfigError(
+            f"{what} {rows.dtype}{list(rows.shape)}, but it must be bool[{num_rows}], True for rows to stop"
+        )
+    return np.broadcast_to(rows, num_rows)
+
+
 def with_evaluation(
     progress: Progress, chunk: Chunk, returns: np.ndarray | None, stop_when: Callable | None
 ) -> tuple[Progress, Chunk]:
@@ -89,7 +132,9 @@ def with_evaluation(
         returns = np.full((len(progress.steps), 2), np.nan)
     else:
         evaluations = progress.evaluations.append(progress.iteration, progress.steps, *returns.T)
-        stopped = progress.stopped if stop_when is None else progress.stopped | stop_when(evaluations)
-        progress = progress._replace(evaluations=evaluations, stopped=stopped)
+        progress = progress._replace(evaluations=evaluations)
+        if stop_when is not None:
+            now = _as_rows("stop_when returned", stop_when(evaluations), len(progress.steps))
+            progress = progress._replace(stopped=progress.stopped | now)
     columns = {name: np.where(last, value, np.nan) for name, value in zip((SAMPLED, GREEDY), returns.T, strict=True)}
     return progress, chunk._replace(metrics=chunk.metrics | columns)

@@ -22,6 +22,7 @@ from grpo_jax.training.progress import (
     Chunk,
     Progress,
     RunResult,
+    apply_callback,
     initial_progress,
     to_host,
     with_evaluation,
@@ -108,7 +109,7 @@ def run(
         run; 0 for none. The metrics get `evaluation/return_sampled` and `evaluation/return_greedy`, NaN in between.
       evaluation_episodes: episodes of an evaluation, and again as many with greedy actions.
       stop_when: called after each evaluation with all of them so far; returns bool `[R]`, the rows to stop, as
-        `reached_return` and `no_progress` do.
+        `reached_return` and `no_progress` do, or one bool for all rows.
       mesh: the devices, from `grpo_jax.make_mesh`; by default the rows are split over the devices.
 
     Raises:
@@ -171,12 +172,14 @@ def run(
 
 
 def check_evaluations(every: int, num_episodes: int, stop_when: Callable | None) -> None:
-    """Raises ConfigError for numbers that are not counts, or a criterion without evaluations."""
+    """Raises ConfigError for numbers that are not counts, or a criterion that is no function or lacks evaluations."""
     if every != 0:
         as_count("evaluate_every", every)
     as_count("evaluation_episodes", num_episodes)
     if stop_when is not None and not every:
         raise ConfigError("stop_when decides by evaluations, but there are none; set evaluate_every, such as 10")
+    if stop_when is not None and not callable(stop_when):
+        raise ConfigError(f"stop_when={stop_when!r} is not a function; use one, such as reached_return({stop_when!r})")
 
 
 def _chunk_length(
@@ -194,15 +197,9 @@ def _chunk_length(
 
 def _called(callback: Callable | None, progress: Progress, chunk: Chunk | None, mesh: Mesh) -> Progress:
     """The progress after a call of the callback."""
-    changed = None if callback is None else callback(without_padding(progress), chunk)
-    if changed is None:
-        return progress
-    if not isinstance(changed, Progress):
-        raise ConfigError(
-            f"the callback returned {type(changed).__name__}; return None, or what to go on from, such as "
-            "progress._replace(states=...)"
-        )
-    return changed._replace(states=shard_states(changed.states, mesh))
+    given = without_padding(progress)
+    changed = apply_callback(callback, given, chunk)
+    return progress if changed is given else changed._replace(states=shard_states(changed.states, mesh))
 
 
 def check_keys(keys: jax.Array) -> None:

@@ -15,7 +15,7 @@ from grpo_jax.updates.flattening import Elementwise
 from grpo_jax.updates.schedules import LearningRates
 
 CRITIC = "critic"
-"""The top-level key of the critic's parameters."""
+"""The key of the critic's parameters: a top-level one, or one at any depth in a network of the user's own."""
 
 
 def adam(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
@@ -95,7 +95,7 @@ def make_optimizer(
     Args:
       optimizer: as in `find_optimizer`.
       hyperparams: `max_grad_norm`, where inf is no limit, and what the optimiser reads.
-      rates: with a critic's rate, the parameters under the top-level key "critic" have an optimiser of their own.
+      rates: with a critic's rate, the parameters under a key "critic" have an optimiser of their own.
 
     Raises:
       ConfigError: a hyperparameter is set that the optimiser of this name does not read, or a function gives something
@@ -129,17 +129,22 @@ def _label_critic(params: PyTree) -> PyTree:
     """ "critic" for each parameter under that key, and "others" for the rest."""
 
     def label(path, _):
-        return CRITIC if jax.tree_util.keystr(path[:1], simple=True) == CRITIC else "others"
+        return CRITIC if CRITIC in _keys(path) else "others"
 
     labels = jax.tree_util.tree_map_with_path(label, params)
     if CRITIC not in jax.tree.leaves(labels):
-        paths = jax.tree_util.tree_leaves_with_path(params)
-        keys = sorted({jax.tree_util.keystr(path[:1], simple=True) for path, _ in paths})
+        paths = ["/".join(_keys(path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        shown = ", ".join(paths[:3]) + ", ..." * (len(paths) > 3)
         raise ConfigError(
-            f"critic_learning_rate is for parameters under the top-level key {CRITIC!r}, but the policy's parameters "
-            f"have the keys {keys}; leave it out, or use an algorithm with a critic and shared_critic=False"
+            f"critic_learning_rate is for parameters under a key {CRITIC!r}, but the policy's parameters are {shown}; "
+            "leave it out, or use an algorithm with a critic and shared_critic=False, or in a network of your own give "
+            f"the critic's part the name {CRITIC!r}"
         )
     return labels
+
+
+def _keys(path: tuple) -> list[str]:
+    return [jax.tree_util.keystr((key,), simple=True) for key in path]
 
 
 def _matrices(params: PyTree) -> PyTree:

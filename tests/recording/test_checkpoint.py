@@ -285,3 +285,10 @@ def test_a_run_goes_on_with_other_devices(tmp_path):
         assert start.iteration == 8 and len(jax.tree.leaves(rest.states)[0].devices()) == after
         for one, other in zip(jax.tree.leaves(whole.states.params), jax.tree.leaves(rest.states.params), strict=True):
             np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["[red]", "a\\b"])
+def test_a_folder_that_is_a_pattern_is_refused_before_training(tmp_path, name):
+    with pytest.raises(ConfigError, match="without brackets"):
+        Checkpoints(tmp_path / name, DESCRIPTION, every=1)
+    assert not (tmp_path / name).exists()

@@ -104,6 +104,18 @@ def test_one_line_acts(saved):
     assert policy.act(observations[0], action_mask=np.array([False, False, True])) == 2
 
 
+def test_what_is_no_observation_is_refused(saved):
+    policy = grpo_jax.load(saved[0])
+    assert policy.act([[0.0] * 5] * 10) == policy.act(np.zeros((10, 5)))
+    assert policy.act(np.zeros((10, 5)), action_mask=[False, False, True]) == 2
+    for wrong in ({"pixels": np.zeros((10, 5))}, None, np.zeros((0, 10, 5)), np.zeros((10, 4)), "image"):
+        with pytest.raises(ConfigError, match=r"an observation of 'Catch-bsuite' .* but was given"):
+            policy.act(wrong)
+    for mask in (np.ones(4, bool), np.ones(3), True):
+        with pytest.raises(ConfigError, match="action_mask is .* give a bool for each discrete action"):
+            policy.act(np.zeros((10, 5)), action_mask=mask)
+
+
 def test_a_policy_is_evaluated_as_the_state_it_came_from(saved):
     policy, key = grpo_jax.load(saved[0], row=0), jax.random.key(2)
 

@@ -11,6 +11,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import read_metrics
 from grpo_jax.recording.signals import StopSignal
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
+from grpo_jax.training.progress import Chunk, initial_progress, with_evaluation
 
 CONFIG = Config(
     environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(4,)
@@ -118,7 +119,20 @@ def test_a_callback_may_change_the_states_and_stop_rows(plain):
         ({"evaluate_every": -1}, "evaluate_every=-1 is not a positive integer"),
         ({"evaluate_every": 2, "evaluation_episodes": 0}, "evaluation_episodes=0 is not a positive integer"),
         ({"stop_when": reached_return(1.0)}, "there are none; set evaluate_every, such as 10"),
+        ({"evaluate_every": 2, "stop_when": 5}, r"stop_when=5 is not a function; use one, such as reached_return\(5\)"),
         ({"callback": lambda progress, chunk: progress.states}, "the callback returned TrainState; return None, or"),
+        (
+            {
+                "callback": lambda progress, chunk: progress._replace(
+                    states=jax.tree.map(lambda x: x[:1], progress.states)
+                )
+            },
+            r"in which params/actor/Dense_0/bias is float32\[1, 4\] instead of float32\[3, 4\]; keep structure",
+        ),
+        (
+            {"callback": lambda progress, chunk: progress._replace(stopped=np.zeros(2, bool))},
+            r"the callback returned stopped = bool\[2\], but it must be bool\[3\]",
+        ),
     ],
 )
 def test_mistakes(arguments, message):
@@ -126,6 +140,46 @@ def test_mistakes(arguments, message):
         run(CONFIG, HYPERPARAMS, KEYS, **arguments)
     with pytest.raises(ConfigError, match="threshold=nan is not a return"):
         reached_return(float("nan"))
+
+
+def test_a_criterion_gives_a_bool_for_each_row_or_one_for_all():
+    def stopped(value):
+        progress, chunk = (
+            initial_progress({}, 3),
+            Chunk({"environment/steps": np.ones((1, 3))}, np.ones((1, 3)), 0, 0.0),
+        )
+        return with_evaluation(progress, chunk, np.zeros((3, 2)), lambda evaluations: value)[0].stopped.tolist()
+
+    assert stopped(True) == [True] * 3 and stopped(jnp.array([True, False, True])) == [True, False, True]
+    for wrong in (None, 1, np.ones(3), np.ones(2, bool), np.ones((1, 3), bool)):
+        with pytest.raises(ConfigError, match=r"stop_when returned .*, but it must be bool\[3\]"):
+            stopped(wrong)
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_with_and_without_evaluations(tmp_path):
+    def recorded(folder, evaluate_every, interrupt_at=None):
+        def callback(progress, chunk):
+            if progress.iteration == interrupt_at:
+                raise StopSignal(15)
+
+        return recorded_run(
+            *(CONFIG, HYPERPARAMS, KEYS, tmp_path / folder),
+            checkpoint_every=2,
+            evaluate_every=evaluate_every,
+            evaluation_episodes=6,
+            callback=callback,
+            resume=True,
+            console=False,
+        )
+
+    for folder, first, then, evaluated_at in (("added", 0, 4, [7, 9]), ("left_out", 4, 0, [3])):
+        with pytest.raises(StopSignal):
+            recorded(folder, first, interrupt_at=6)
+        result = recorded(folder, then)
+        assert np.flatnonzero(np.isfinite(result.metrics[SAMPLED][:, 0])).tolist() == evaluated_at
+        (chunk,) = read_metrics(tmp_path / folder).values()
+        assert np.array_equal(chunk.metrics[SAMPLED], result.metrics[SAMPLED], equal_nan=True)
 
 
 def test_an_interrupted_run_stops_where_it_would_have_stopped(tmp_path):

@@ -202,6 +202,13 @@ def test_warm_up_rises_from_0_and_the_schedule_follows():
     assert bits(without[0]) == bits(without[1])
 
 
+def test_the_critic_of_a_network_of_ones_own_has_its_rate_at_any_depth():
+    rates = LearningRates(RATE, 10 * RATE)
+    own, gradients = {"network": {"params": PARAMS}}, [{"network": {"params": gradient}} for gradient in GRADIENTS]
+    whole = descend(make_optimizer("adam", Hyperparams(), rates), gradients, own)
+    assert bits(whole["network"]["params"]) == bits(descend(make_optimizer("adam", Hyperparams(), rates)))
+
+
 def test_a_critic_may_learn_alone():
     hyperparams = Hyperparams(learning_rate=0.0, critic_learning_rate=0.4)
     rates = learning_rates("linear", hyperparams, 0.25)
@@ -285,6 +292,9 @@ REFUSED = {
     "unknown schedule": ({"schedule": "cosin"}, "unknown schedule 'cosin': did you mean 'cosine'"),
     "no schedule": ({"schedule": 0.5}, "schedule=0.5 is not a function of progress"),
     "nan": ({"schedule": jnp.log}, "schedule=.*factor of learning_rate.*for 0 and 1 it gives .-inf, 0.0"),
+    "complex": ({"schedule": lambda progress: 1j * progress}, "a number of at least 0 for each progress"),
+    "schedule that fails": ({"schedule": lambda progress: {}["rate"]}, "fails for a traced progress: 'rate'"),
+    "optimiser that fails": ({"optimizer": lambda hyperparams, rate: [][0]}, "cannot update .*list index out of range"),
     "shape": ({"schedule": lambda progress: jnp.ones(2)}, "a number of at least 0 for each progress"),
     "ascent": ({"schedule": lambda progress: -progress}, "a number of at least 0 for each progress"),
     "schedule that branches": ({"schedule": lambda p: 1.0 if p > 0 else 0.0}, "fails for a traced progress: .*boolean"),
@@ -308,12 +318,12 @@ UNFIT = {
     "no critic": (
         {"algorithm": "kernel_gae", "group_size": 2},
         {"critic_learning_rate": 0.1},
-        r"have the keys \['actor'",
+        r"critic_learning_rate is for parameters under a key 'critic'",
     ),
     "shared": (
         {"shared_critic": True},
         {"critic_learning_rate": 0.1},
-        r"have the keys \['actor_critic'\].*shared_critic=F",
+        r"are actor_critic/.*, \.\.\.; leave it out.*shared_critic=F",
     ),
     "left out": ({"optimizer": lambda hyperparams, rate: optax.adam(rate, b1=hyperparams.beta1)}, {}, "may be None"),
 }
