@@ -24,7 +24,8 @@ from grpo_jax import Hyperparams, run
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.recorder import Recording, record
+from grpo_jax.recording.recorder import record
+from grpo_jax.recording.settings import Recording
 
 from .harness import reference_implementations as reference
 from .harness.command import command, make_console, new_folder, num_cores, provenance

@@ -79,7 +79,12 @@ def run_program(study: Study, program: Plan, plans: list[Plan], arguments: Argum
     for i, plan in enumerate(plans):
         rows = np.s_[..., i :: len(plans)]
         metrics = {name: value[rows] for name, value in together.result.metrics.items()}
-        result = together.result._replace(states=None, metrics=metrics, steps=together.result.steps[rows])
+        result = together.result._replace(
+            states=None,
+            metrics=metrics,
+            steps=together.result.steps[rows],
+            evaluations=together.result.evaluations.of_rows(rows),
+        )
         with Logbook(
             study.out,
             run=plan.name,

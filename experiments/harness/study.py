@@ -20,7 +20,8 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import release_if_unused, write_json
 from grpo_jax.recording.plan import Plan, claim, versions
 from grpo_jax.recording.policy_files import FOLDER as POLICIES
-from grpo_jax.recording.recorder import Recording, record
+from grpo_jax.recording.recorder import record
+from grpo_jax.recording.settings import Recording
 from grpo_jax.recording.signals import StopSignal
 from grpo_jax.training.budget import check_budget
 from grpo_jax.training.progress import Chunk, Progress
@@ -153,6 +154,7 @@ class Study:
             with release_if_unused(self.out):
                 result, warnings = record(
                     *(plan, folder, self._arguments),
+                    stop_when=self._arguments.stop_when,
                     callback=callback,
                     console=self.console,
                     params=params,

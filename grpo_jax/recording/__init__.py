@@ -7,7 +7,8 @@ from grpo_jax.recording.alarms import Alarms
 from grpo_jax.recording.files import read_metrics
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.recorder import Recording, recorded_run
+from grpo_jax.recording.recorder import recorded_run
+from grpo_jax.recording.settings import Recording
 from grpo_jax.recording.signals import StopSignal
 from grpo_jax.recording.statistics import (
     Curve,

@@ -1,7 +1,6 @@
 """`recorded_run`: a run with metrics, checkpoints, trackers and warnings, which can be resumed."""
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import math
@@ -18,7 +17,6 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.config.config import Config
 from grpo_jax.devices.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.environments import EnvParams
-from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.alarms import Alarms
 from grpo_jax.recording.files import read_metrics, release_if_unused, remove_if_unused
@@ -26,10 +24,11 @@ from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.nan_finder import NonFiniteFinder
 from grpo_jax.recording.plan import Plan, claim, versions
 from grpo_jax.recording.policies import KeptPolicies, RecentReturns
+from grpo_jax.recording.settings import Recording
 from grpo_jax.recording.signals import StopSignal, deferred_signals
-from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases, check_installed
+from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.training.budget import check_budget, most_steps
-from grpo_jax.training.evaluations import Evaluations, no_progress, reached_return
+from grpo_jax.training.evaluations import Evaluations
 from grpo_jax.training.progress import Chunk, Progress, RunResult, apply_callback
 from grpo_jax.training.run import NUM_CHUNKS, check_evaluations, check_keys, initial_states, run
 from grpo_jax.types import PyTree
@@ -40,52 +39,6 @@ if TYPE_CHECKING:  # orbax is imported where a run has checkpoints
 NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0, seconds=0.0)
 
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass
-class Recording:
-    """Settings of the recording of a run; they are flags of the command lines."""
-
-    checkpoint_every: int = 0
-    """Iterations between two checkpoints, from which a run can be resumed; 0 for none."""
-    resume: bool = False
-    """Resume the run in the folder, or begin it if there is none."""
-    tensorboard: bool = False
-    """Also write TensorBoard's event files."""
-    wandb: Literal["offline", "online"] | None = None
-    """Also log to Weights & Biases."""
-    evaluate_every: int = 0
-    """Iterations between two evaluations of the policies, with sampled and with greedy actions; 0 for none."""
-    evaluation_episodes: int = 32
-    """Episodes of each evaluation."""
-    stop_at_return: float | None = None
-    """Stop a seed once the return of an evaluation (sampled actions) is at least this."""
-    stop_without_progress: int | None = None
-    """Stop a seed after this many evaluations in a row without a better return."""
-    debug_nans: bool = False
-    """Stop at the first loss or gradient that is not finite, and show the operation it comes from; slow."""
-
-    @property
-    def stop_when(self) -> Callable[[Evaluations], np.ndarray] | None:
-        """The criterion of `run`; None without one."""
-        criteria = []
-        if self.stop_at_return is not None:
-            criteria.append(reached_return(self.stop_at_return))
-        if self.stop_without_progress is not None:
-            criteria.append(no_progress(self.stop_without_progress))
-        if not criteria:
-            return None
-        return lambda evaluations: np.any([criterion(evaluations) for criterion in criteria], axis=0)
-
-    def check(self) -> None:
-        """Raises ConfigError for fields that contradict each other or need a package that is not installed."""
-        if self.checkpoint_every < 0:
-            raise ConfigError(f"checkpoint_every={self.checkpoint_every} is negative; use 0 for no checkpoints")
-        if self.resume and self.checkpoint_every == 0:
-            raise ConfigError("resume=True needs checkpoints; set checkpoint_every (--checkpoint-every N), such as 100")
-        check_evaluations(self.evaluate_every, self.evaluation_episodes, self.stop_when)
-        if self.wandb is not None:
-            check_installed("wandb")
 
 
 def recorded_run(
@@ -205,8 +158,7 @@ def record(
       directory: its folder.
       recording: how it is recorded.
       console: see `Logbook`; other processes than process 0 print nothing.
-      params, callback, mesh: see `run`.
-      stop_when: see `run`; in place of that of the recording.
+      params, stop_when, callback, mesh: see `run`.
     """
     config, hyperparams = plan.config, plan.hyperparams
     total_steps = most_steps(config, hyperparams, plan.max_episodes)
@@ -276,7 +228,7 @@ def record(
             chunk_length=chunk_length if finder is None else 1,
             evaluate_every=recording.evaluate_every,
             evaluation_episodes=recording.evaluation_episodes,
-            stop_when=recording.stop_when if stop_when is None else stop_when,
+            stop_when=stop_when,
             mesh=mesh,
         )
         result = _joined(past, result)
