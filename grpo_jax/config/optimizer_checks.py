@@ -76,7 +76,7 @@ def _check_update(config: Fields, make_hyperparams: Callable[[jax.Array], Hyperp
 
     params = _params(config)
     try:
-        state, steps, after = jax.eval_shape(update, params, jnp.zeros(()))
+        state, steps, after = jax.eval_shape(update, params, jnp.zeros((), jnp.float32))
     except ConfigError:
         raise
     except Exception as error:  # the user's own code
