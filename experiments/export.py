@@ -161,7 +161,8 @@ def readme(policy: TrainedPolicy, programs: list[Program]) -> str:
     title = f"# The policy of row {int(policy.row)} of {policy.name}\n\n"
     arrays = (
         "`policy.safetensors` and `policy.npz` contain the same arrays: parameters, hyperparameters and, where\n"
-        "observations are normalised, their statistics. `manifest.json` lists arguments and platforms.\n"
+        "observations are normalised, their statistics: networks see `(x - origin - mean) / sqrt(variance + 1e-8)`,\n"
+        "clipped to plus and minus `hyperparams/observation_clip`. `manifest.json` lists arguments and platforms.\n"
     )
     if not programs:
         return title + arrays

@@ -69,7 +69,7 @@ def learning_rates(schedule: str | Callable, hyperparams: Hyperparams, progress:
 
     def rate(start, end):
         if callable(schedule):
-            decayed = end + (start - end) * schedule(warmed)
+            decayed = end + (start - end) * jnp.asarray(schedule(warmed), jnp.float32)
         else:
             decayed = start + (end - start) * DECAYS[schedule](warmed)
         return decayed if warmup is None else jnp.where(progress < warmup, start * progress / warmup, decayed)

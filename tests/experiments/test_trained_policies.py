@@ -117,3 +117,21 @@ def test_arrays_are_exported_with_the_same_names(folder, tmp_path):
     assert (arrays["params/actor/Dense_1/kernel"] == policy.params["actor"]["Dense_1"]["kernel"]).all()
     with pytest.raises(ConfigError, match="exists already"):
         export.main(export.Arguments(folder=folder, out=tmp_path))
+
+
+def test_numpy_acts_like_the_policy_with_the_exported_arrays(tmp_path):
+    config = Config(environment="Catch-bsuite", algorithm="ppo", normalize_observations=True, network="mlp", num_envs=4)
+    save_policies(tmp_path, config, scores=(1.0,))
+    policy = load(tmp_path)
+    export.write_arrays(policy, tmp_path)
+    arrays = {name: array.astype(np.float64) for name, array in np.load(tmp_path / "policy.npz").items()}
+    origin, mean, variance = (arrays[f"normalizer/observation/{name}"] for name in ("origin", "mean", "variance"))
+    observations = np.random.default_rng(0).uniform(-3, 3, size=(1000, 10, 5))
+    clip = arrays["hyperparams/observation_clip"]
+    x = np.clip((observations - origin - mean) / np.sqrt(variance + 1e-8), -clip, clip).reshape(1000, -1)
+    for i in range(3):
+        x = (np.tanh(x) if i else x) @ arrays[f"params/actor/Dense_{i}/kernel"] + arrays[f"params/actor/Dense_{i}/bias"]
+    best = np.sort(x)
+    clear = best[:, -1] - best[:, -2] > 1e-4
+    assert clear.mean() > 0.9 and len(set(x.argmax(axis=1).tolist())) > 1
+    assert np.array_equal(np.asarray(policy.act(observations))[clear], x.argmax(axis=1)[clear])

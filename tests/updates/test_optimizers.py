@@ -12,6 +12,7 @@ from probes import Probe, bits
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.config.dry_run import make_update
+from grpo_jax.config.optimizer_checks import check_hyperparams
 from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.errors import ConfigError
 from grpo_jax.updates.epochs import Learner, update_epochs
@@ -207,6 +208,14 @@ def test_the_critic_of_a_network_of_ones_own_has_its_rate_at_any_depth():
     own, gradients = {"network": {"params": PARAMS}}, [{"network": {"params": gradient}} for gradient in GRADIENTS]
     whole = descend(make_optimizer("adam", Hyperparams(), rates), gradients, own)
     assert bits(whole["network"]["params"]) == bits(descend(make_optimizer("adam", Hyperparams(), rates)))
+
+
+def test_double_precision_changes_no_learning_rate():
+    with jax.enable_x64(True):
+        check_hyperparams(CONFIG, Hyperparams())
+        hyperparams = jax.tree.map(jnp.float32, Hyperparams())
+        rates = learning_rates(lambda progress: np.float64(0.5), hyperparams, jnp.float32(0.3))
+        assert rates.default.dtype == jnp.float32
 
 
 def test_a_critic_may_learn_alone():
