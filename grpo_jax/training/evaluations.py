@@ -100,6 +100,6 @@ def no_progress(num_evaluations: int) -> Callable[[Evaluations], np.ndarray]:
     def stop(evaluations):
         returns = np.nan_to_num(evaluations.sampled, nan=-np.inf)
         before, last = returns[:-num_evaluations], returns[-num_evaluations:]
-        return len(before) > 0 and last.max(axis=0) <= before.max(axis=0)
+        return last.max(axis=0) <= before.max(axis=0) if len(before) else np.zeros(returns.shape[1], bool)
 
     return stop

@@ -8,6 +8,7 @@ from probes import Probe, bits
 
 from grpo_jax import Config, Hyperparams, evaluate, no_progress, reached_return, recorded_run, run
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording import Recording
 from grpo_jax.recording.files import read_metrics
 from grpo_jax.recording.signals import StopSignal
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
@@ -90,8 +91,11 @@ def test_criteria():
     assert reached_return(4.4, greedy=True)(history).tolist() == [True, True, False]
     assert no_progress(3)(history).tolist() == [False, True, True]
     assert no_progress(1)(returns([1.0], [2.0], [2.0])).tolist() == [True]
-    assert not np.any(no_progress(4)(history)), "nothing comes before the last four"
-    assert not np.any(no_progress(1)(no_evaluations(3)))
+    assert no_progress(4)(history).tolist() == [False] * 3, "nothing comes before the last four"
+    assert no_progress(1)(no_evaluations(3)).tolist() == [False] * 3
+    flags = Recording(evaluate_every=1, stop_at_return=4.5, stop_without_progress=3)
+    assert flags.stop_when(history).tolist() == [False, True, True]
+    assert flags.stop_when(returns([1.0, 5.0])).tolist() == [False, True]
 
 
 def test_a_callback_may_change_the_states_and_stop_rows(plain):
