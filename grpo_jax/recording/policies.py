@@ -103,18 +103,21 @@ class KeptPolicies:
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(policy_arrays(progress.states)))
             from_process_zero(lambda: _check_space(self._folder, 2 * size))
             self._checked = True
-        best = (
-            np.full(self._num_rows, -np.inf) if self._best is None else np.nan_to_num(self._best["score"], nan=-np.inf)
-        )
-        improved = scores > best  # False for NaN
-        if not improved.any():
-            return
-        arrays = _to_host(progress.states, self._num_rows) | _progress(progress.steps, scores)
+        improved = scores > np.nan_to_num(self._best_scores, nan=-np.inf)  # False for NaN
+        if improved.any():
+            self._keep(_to_host(progress.states, self._num_rows) | _progress(progress.steps, scores), improved)
+
+    @property
+    def _best_scores(self) -> np.ndarray:
+        return np.full(self._num_rows, np.nan) if self._best is None else self._best["score"]
+
+    def _keep(self, arrays: Arrays, rows: np.ndarray) -> None:
+        """Keeps these rows of the arrays, bool `[R]`, as the best policies; all rows, if there are none before."""
         if self._best is None:
             self._best = arrays
         else:
             for path, leaf in arrays.items():
-                self._best[path][improved] = leaf[improved]
+                self._best[path][rows] = leaf[rows]
         self._changed = True
 
     def save(self) -> None:
@@ -131,13 +134,9 @@ class KeptPolicies:
           scores: `[R]`, of the final policies.
         """
         final = _to_host(states, self._num_rows) | _progress(steps, scores)
-        if self._best is None:
-            self._best = final
-            self._changed = True
-        elif (unknown := np.isnan(self._best["score"])).any():
-            for path, leaf in final.items():
-                self._best[path][unknown] = leaf[unknown]
-            self._changed = True
+        unknown = np.isnan(self._best_scores)
+        if unknown.any():
+            self._keep(final, unknown)
         self._write("final", final)
         self.save()
 
