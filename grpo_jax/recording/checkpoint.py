@@ -16,10 +16,9 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import by_path
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Progress
-from grpo_jax.types import TrainState
+from grpo_jax.types import TrainState, by_path
 
 KEPT = 2
 """How many of the latest checkpoints are kept, beside the best one."""

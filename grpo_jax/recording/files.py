@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-import jax
 import numpy as np
 
 from grpo_jax.training.progress import Chunk
-from grpo_jax.types import PyTree
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
@@ -224,15 +222,6 @@ def replacement(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def by_path(tree: PyTree, prefix: str = "") -> dict[str, Any]:
-    """The leaves of a tree by their paths, such as "params/actor/Dense_0/kernel"."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        "/".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="/")))): leaf
-        for path, leaf in leaves
-    }
 
 
 def _plain(value: Any) -> Any:

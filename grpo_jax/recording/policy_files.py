@@ -17,8 +17,9 @@ import numpy as np
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.importing import import_path
 from grpo_jax.recording.config_file import config_fields
-from grpo_jax.recording.files import by_path, replacement, write_json
+from grpo_jax.recording.files import replacement, write_json
 from grpo_jax.recording.plan import Plan, as_lists, versions
+from grpo_jax.types import by_path
 
 FOLDER, DESCRIPTION = "policies", "policy.json"
 FORMAT = 1

@@ -19,10 +19,9 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.recording.config_file import FIELDS, from_json
-from grpo_jax.recording.files import by_path
 from grpo_jax.recording.policy_files import DESCRIPTION, Arrays, find_run, read_arrays
 from grpo_jax.training.train_step import make_init
-from grpo_jax.types import PyTree, TrainState
+from grpo_jax.types import PyTree, TrainState, by_path
 
 
 @struct.dataclass

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from grpo_jax.config.descriptions import describe_arrays
 from grpo_jax.errors import ConfigError
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
-from grpo_jax.types import Metrics, TrainState
+from grpo_jax.types import Metrics, TrainState, by_path
 
 
 class Chunk(NamedTuple):
@@ -98,11 +99,8 @@ def apply_callback(callback: Callable | None, progress: Progress, chunk: Chunk |
 
 
 def _types(states: TrainState) -> dict[str, str]:
-    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(lambda states: states, states))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in leaves
-    }
+    shapes = jax.eval_shape(lambda states: states, states)
+    return {path: describe_arrays(leaf) for path, leaf in by_path(shapes).items()}
 
 
 def _as_rows(what: str, value: np.ndarray | bool, num_rows: int) -> np.ndarray:
