@@ -19,7 +19,7 @@ from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.policies import FOLDER as POLICIES
+from grpo_jax.recording.policy_files import FOLDER as POLICIES
 from grpo_jax.recording.recorder import NO_ITERATIONS
 from grpo_jax.training.progress import Chunk
 

@@ -12,6 +12,7 @@ from grpo_jax.algorithms import Algorithm, by_name, name_of
 from grpo_jax.config.policy_checks import BUILT_IN_FIELDS
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.errors import ConfigError
+from grpo_jax.importing import is_own
 from grpo_jax.recording.config_file import FIELDS, read_fields
 
 from .parsing import one_line_errors, parse_flags
@@ -56,7 +57,7 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
         fields = read_fields(chosen.config)
     else:
         fields = settings(chosen.environment, name_of(by_name(chosen.algorithm)))
-        if ":" in chosen.network:  # one of the user's own, on which the tuned settings of a network have no effect
+        if is_own(chosen.network):  # one of the user's own, on which the tuned settings of a network have no effect
             fields = {name: value for name, value in fields.items() if name not in BUILT_IN_FIELDS}
     static, traced = split_fields(fields)
     # Not by its constructor, which would check it and choose its sizes before the flags are read.

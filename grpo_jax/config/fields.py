@@ -9,7 +9,7 @@ from typing import Any
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment, make_environment, stack_frames
-from grpo_jax.importing import import_object
+from grpo_jax.importing import import_own, is_own
 from grpo_jax.policies import Architecture, Policy, make_policy, make_token_policy
 from grpo_jax.policies.distributions import make_distribution
 
@@ -157,12 +157,12 @@ class Fields:
     @property
     def has_own_network(self) -> bool:
         """Whether the network is the user's: a function or an import path."""
-        return not isinstance(self.network, str) or ":" in self.network
+        return is_own(self.network)
 
     @property
     def has_own_distribution(self) -> bool:
         """Whether the family of action distributions is the user's: a function or an import path."""
-        return not isinstance(self.action_distribution, str) or ":" in self.action_distribution
+        return is_own(self.action_distribution)
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -182,10 +182,7 @@ class Fields:
         )
         critic = self.algorithm.critic is not None
         if self.has_own_network:
-            network = self.network
-            if isinstance(network, str):
-                network = import_object(network, "network")
-            return network(self.env.observation, distribution, critic)
+            return import_own(self.network, "network")(self.env.observation, distribution, critic)
         if self.is_transformer:
             return make_token_policy(
                 self.transformer,

@@ -9,8 +9,8 @@ import optax.contrib
 
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.importing import import_object
-from grpo_jax.types import PyTree
+from grpo_jax.importing import import_own, is_own
+from grpo_jax.types import PyTree, by_path
 from grpo_jax.updates.flattening import Elementwise
 from grpo_jax.updates.schedules import LearningRates
 
@@ -74,11 +74,9 @@ def find_optimizer(optimizer: str | Callable) -> Callable:
     Raises:
       ConfigError: for an unknown name, or a value that is no function.
     """
-    found = optimizer
-    if isinstance(optimizer, str):
-        found = import_object(optimizer, "optimizer") if ":" in optimizer else OPTIMIZERS.get(optimizer)
-        if found is None:
-            raise ConfigError(f"unknown optimizer {optimizer!r}: {nearest(optimizer, OPTIMIZERS)}")
+    if not is_own(optimizer) and optimizer not in OPTIMIZERS:
+        raise ConfigError(f"unknown optimizer {optimizer!r}: {nearest(optimizer, OPTIMIZERS)}")
+    found = import_own(optimizer, "optimizer") if is_own(optimizer) else OPTIMIZERS[optimizer]
     if not callable(found):
         raise ConfigError(
             f"optimizer is a {type(found).__name__}, but the learning rate changes during training; use a function "
@@ -133,7 +131,7 @@ def _label_critic(params: PyTree) -> PyTree:
 
     labels = jax.tree_util.tree_map_with_path(label, params)
     if CRITIC not in jax.tree.leaves(labels):
-        paths = ["/".join(_keys(path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        paths = list(by_path(params))
         shown = ", ".join(paths[:3]) + ", ..." * (len(paths) > 3)
         raise ConfigError(
             f"critic_learning_rate is for parameters under a key {CRITIC!r}, but the policy's parameters are {shown}; "

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.importing import import_object
+from grpo_jax.importing import import_own
 
 DECAYS = {
     "constant": jnp.zeros_like,
@@ -34,7 +34,7 @@ def find_schedule(schedule: str | Callable) -> str | Callable:
     Raises:
       ConfigError: for an unknown name, or a value that is neither a name nor a function.
     """
-    found = import_object(schedule, "schedule") if isinstance(schedule, str) and ":" in schedule else schedule
+    found = import_own(schedule, "schedule")
     if callable(found) or (isinstance(found, str) and found in DECAYS):
         return found
     if isinstance(found, str):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.importing import import_object
+from grpo_jax.importing import import_own, is_own
 from grpo_jax.policies.distributions.discrete import categorical, multi_categorical
 from grpo_jax.policies.distributions.distribution import Distribution
 from grpo_jax.policies.distributions.gaussian import diagonal_gaussian, squashed_gaussian
@@ -28,7 +28,7 @@ def make_distribution(
     Raises:
       ConfigError: for an unknown name, or a family that does not fit the space.
     """
-    if not isinstance(action_distribution, str) or ":" in action_distribution:
+    if is_own(action_distribution):
         return _make_own(space, action_distribution, state_dependent_std)
     names = ("auto", *BOX_FAMILIES)
     if action_distribution not in names:
@@ -52,8 +52,7 @@ def make_distribution(
 def _make_own(space, family, state_dependent_std) -> Distribution:
     if state_dependent_std:
         raise ConfigError("state_dependent_std=True has no effect on an action_distribution of your own; leave it out")
-    if isinstance(family, str):
-        family = import_object(family, "action_distribution")
+    family = import_own(family, "action_distribution")
     distribution = family(space) if callable(family) else family
     if not isinstance(distribution, Distribution):
         raise ConfigError(
