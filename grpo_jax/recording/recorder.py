@@ -192,16 +192,19 @@ def record(
         )
         finder = NonFiniteFinder(config) if recording.debug_nans else None
 
+        def scores(evaluations):
+            """Returns of the latest evaluation, or of recent training episodes in a run without evaluations."""
+            is_evaluated = recording.evaluate_every and len(evaluations.iterations)
+            return evaluations.sampled[-1] if is_evaluated else recent.scores
+
         def called(progress, chunk):
             if chunk is not None:
                 logbook.record(chunk)
                 recent.add(chunk)
                 if finder is not None:
                     finder.check(chunk)
-            if not recording.evaluate_every:
-                policies.update(progress, recent.scores)
-            elif progress.iteration in progress.evaluations.iterations:
-                policies.update(progress, progress.evaluations.sampled[-1])
+            if not recording.evaluate_every or progress.iteration in progress.evaluations.iterations:
+                policies.update(progress, scores(progress.evaluations))
             before, progress = progress, apply_callback(callback, progress, chunk)
             if finder is not None:
                 finder.remember(progress)
@@ -232,8 +235,7 @@ def record(
             mesh=mesh,
         )
         result = _joined(past, result)
-        scores = result.evaluations.sampled[-1] if len(result.evaluations.iterations) else recent.scores
-        policies.finish(result.states, result.steps[-1], scores)
+        policies.finish(result.states, result.steps[-1], scores(result.evaluations))
     return result, logbook.warnings
 
 
