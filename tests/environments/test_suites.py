@@ -116,5 +116,5 @@ def test_errors_say_what_is_wrong(suite, name, message):
 def test_a_suite_that_is_not_installed_is_named(suite, monkeypatch):
     for module in (suite, "craftax.craftax_env"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=rf"needs {suite}: pip install 'grpo-jax\[envs\]'"):
+    with pytest.raises(ValueError, match=rf"needs {suite}: pip install 'grpo-jax\[{suite}\]'"):
         make_environment(f"{suite}:any")

@@ -1,0 +1,38 @@
+"""Tasks of brax: rigid bodies that walk, reach and balance."""
+
+import warnings
+
+import jax
+
+from grpo_jax.environments.spaces import Box
+from grpo_jax.environments.suites.naming import check_known
+from grpo_jax.environments.suites.timed import Timed, TimedState
+
+
+class Brax(Timed):
+    """A brax task, such as "brax:ant", with episodes of 1000 steps as in brax's own training."""
+
+    def __init__(self, name: str):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # brax recommends MJX's own suites
+            from brax import envs
+
+            check_known("brax", name, envs._envs)
+            super().__init__(envs.get_environment(name), 1000)
+        self.name = f"brax:{name}"
+
+    def action_space(self, params):
+        """Actions in [-1, 1], like those of brax's own policies."""
+        size = self.inner.action_size
+        return Box((-1.0,) * size, (1.0,) * size)
+
+    def reset_env(self, key, params):
+        """As in gymnax."""
+        inner = self.inner.reset(key)
+        return inner.obs, TimedState(inner, 0)
+
+    def step_env(self, key, state, action, params):
+        """As in gymnax; brax's dynamics are deterministic."""
+        before = jax.tree.map(lambda leaf: leaf, state.inner)  # a copy, as brax modifies dictionaries of the state
+        inner = self.inner.step(before, action)
+        return inner.obs, TimedState(inner, state.time + 1), inner.reward, inner.done, {}
