@@ -9,8 +9,11 @@ import tyro
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, name_of
+from grpo_jax.config.automatic import Choice, automatic_algorithm
 from grpo_jax.config.policy_checks import BUILT_IN_FIELDS
 from grpo_jax.devices.execution_plan import ExecutionPlan
+from grpo_jax.devices.processes import is_process_zero
+from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import is_own
 from grpo_jax.recording.config_file import FIELDS, read_fields
@@ -43,6 +46,8 @@ class Chosen:
     environment: str = Config.environment
     algorithm: str = Config.algorithm
     network: str = Config.network
+    env_params: tuple[str, ...] = ()
+    total_steps: float | None = None
 
 
 def parse(arguments: type, flags: Sequence[str]) -> Any:
@@ -53,6 +58,11 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     """
     with one_line_errors():
         chosen, _ = tyro.cli(Chosen, args=flags, return_unknown_args=True, add_help=False)
+    if chosen.algorithm == "auto":
+        name, reason = _choose_algorithm(chosen)
+        if is_process_zero():
+            print(f"--algorithm auto is {name}: {reason}")
+        return parse(arguments, [*flags, "--algorithm", name])
     if chosen.config is not None:
         fields = read_fields(chosen.config)
     else:
@@ -69,6 +79,15 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
         default=arguments(config=config, hyperparams=Hyperparams(**traced)),
         registry=_constructors(dict(fields.get("env_params", ()))),
     )
+
+
+def _choose_algorithm(chosen: Chosen) -> Choice:
+    """The algorithm that "auto" stands for, with the parameters of the environment and the budget of the flags."""
+    fields = settings(chosen.environment, "grpo") if chosen.config is None else read_fields(chosen.config)
+    env_params = dict(fields.get("env_params", ())) | dict(map(parse_override, chosen.env_params))
+    total_steps = chosen.total_steps or fields.get("total_steps", Hyperparams().total_steps)
+    environment = make_environment(fields.get("environment", chosen.environment), env_params)
+    return automatic_algorithm(environment.max_steps, total_steps)
 
 
 def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.ConstructorRegistry:

@@ -54,13 +54,11 @@ class Run(NamedTuple):
         return float(self.result.steps[-1].sum()) / self.result.train_seconds
 
 
-def make_plan(
-    environment: str, algorithm: str, keys: jax.Array, *, total_steps: int, label: str | None = None, **fields
-) -> Plan:
+def make_plan(environment: str, algorithm: str, keys: jax.Array, *, label: str | None = None, **fields) -> Plan:
     """A run with the tuned settings of this environment and this algorithm, except for the fields that are given."""
     static, traced = split_fields(settings(environment, algorithm) | fields)
     config = Config(environment=environment, algorithm=algorithm, **static)
-    return Plan(label or algorithm, config, Hyperparams(total_steps=total_steps, **traced), keys)
+    return Plan(label or algorithm, config, Hyperparams(**traced), keys)
 
 
 class Score(NamedTuple):

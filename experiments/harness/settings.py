@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from grpo_jax import Config
 from grpo_jax.algorithms import ALGORITHMS
 
-ANCHORED = [name for name, algorithm in ALGORITHMS.items() if algorithm.baseline is not None]
+from .suite_settings import ANCHORED, IN_SUITES, SUITES
+
 IN_GROUPS = {name: {"group_size": 8} for name in ANCHORED}
 
 ALGORITHM_SETTINGS = {
@@ -44,7 +45,10 @@ TOKEN_SETTINGS = {
     **IN_GROUPS,
 }
 
-ENVIRONMENT_SETTINGS = {
+SUITE_SETTINGS = SUITES | {"tokens": TOKEN_SETTINGS}
+"""By the name before the colon."""
+
+ENVIRONMENT_SETTINGS = IN_SUITES | {
     "Pendulum-v1": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
     "Reacher-misc": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
     "Swimmer-misc": {"any": BOX | {"discount": 0.99}, "ppo": BOX_PPO, "grpo": BOX_GRPO | {"num_envs": 16}},
@@ -128,17 +132,17 @@ SOLVED_AT = {
 
 
 def settings(environment: str, algorithm: str) -> dict[str, Any]:
-    """The settings for an environment and an algorithm, by the names of the fields."""
+    """The settings for an environment and an algorithm, by the names of the fields.
+
+    Later ones override earlier ones: those of the algorithm, of the environment's suite, of the environment.
+    """
     kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].start.auto_reset else "grpo"
-    others = TOKEN_SETTINGS if environment.startswith("tokens:") else {}
-    by_algorithm = ENVIRONMENT_SETTINGS.get(environment, others)
-    return (
-        ALGORITHM_SETTINGS[kind]
-        | ALGORITHM_SETTINGS.get(algorithm, {})
-        | by_algorithm.get("any", {})
-        | by_algorithm.get(kind, {})
-        | by_algorithm.get(algorithm, {})
-    )
+    suite = environment.partition(":")[0]
+    tables = ALGORITHM_SETTINGS, SUITE_SETTINGS.get(suite, {}), ENVIRONMENT_SETTINGS.get(environment, {})
+    fields = {}
+    for table in tables:
+        fields |= table.get("any", {}) | table.get(kind, {}) | table.get(algorithm, {})
+    return fields
 
 
 def split_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

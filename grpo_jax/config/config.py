@@ -6,6 +6,7 @@ import functools
 import numpy as np
 
 from grpo_jax.algorithms import Algorithm, by_name
+from grpo_jax.config.automatic import automatic_algorithm
 from grpo_jax.config.checks import check_algorithm, check_counts, check_groups, check_numbers
 from grpo_jax.config.dry_run import check_slots
 from grpo_jax.config.fields import Fields
@@ -28,12 +29,13 @@ class Config(Fields):
     def __post_init__(self):
         """Resolves what was left out and checks the whole."""
         resolve = functools.partial(object.__setattr__, self)
-        if not isinstance(self.algorithm, Algorithm):
-            resolve("algorithm", by_name(str(self.algorithm)))
         check_counts(self)
         env_params = sorted(dict(self.env_params).items())
         plain = ((name, value.item() if isinstance(value, np.generic) else value) for name, value in env_params)
         resolve("env_params", tuple(plain))
+        if not isinstance(self.algorithm, Algorithm):
+            name = str(self.algorithm)
+            resolve("algorithm", by_name(automatic_algorithm(self.env.max_steps).name if name == "auto" else name))
         if self.group_size is None:
             divisors = [size for size in range(1, 17) if self.num_envs % size == 0]
             resolve("group_size", divisors[-1] if self.algorithm.start.grouped else 1)

@@ -21,7 +21,7 @@ class Fields:
     environment: str | Any = "CartPole-v1"
     """Name of a gymnax environment, suite:name, package.module:Name (or an object with gymnax's interface)."""
     algorithm: str | Algorithm = "grpo"
-    """Name of an algorithm (or a value of `Algorithm`)."""
+    """Name of an algorithm, or "auto" by the episode limit (or a value of `Algorithm`)."""
     env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
     """Parameters of the environment to override, such as max_steps_in_episode=200."""
     frame_stack: int = 1

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.config.config import Config
 from grpo_jax.config.optimizer_checks import check_hyperparams
 from grpo_jax.errors import ConfigError
@@ -70,7 +71,7 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
     if not smallest >= config.steps_per_iteration:
         raise ConfigError(
             f"total_steps={smallest:.0f} does not allow one iteration of num_envs * num_steps = "
-            f"{config.steps_per_iteration} environment steps; raise total_steps or lower num_envs or num_steps"
+            f"{config.steps_per_iteration} environment steps; {_smaller_iteration(config, int(smallest))}"
         )
     if not max_episodes >= 1:
         raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
@@ -88,6 +89,24 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
             raise ConfigError(
                 f"total_steps=inf, and max_episodes={max_episodes:g} may take more than 2^31 iterations; use fewer"
             )
+
+
+def _smaller_iteration(config: Config, total_steps: int) -> str:
+    """What to write for an iteration that fits the budget."""
+    start, limit = config.algorithm.start, config.env.max_steps
+    if not start.from_reset or config.num_steps < limit:
+        return "raise total_steps or lower num_envs or num_steps"
+    continuing = (name for name, algorithm in ALGORITHMS.items() if algorithm.start.auto_reset)
+    num_envs = total_steps // limit // config.group_size * config.group_size
+    advice = [
+        f"raise total_steps, or use --algorithm auto or one whose episodes continue across rollouts "
+        f"({', '.join(continuing)})",
+    ]
+    if num_envs:
+        advice.append(f"num_envs={num_envs} or fewer")
+    if total_steps >= config.num_envs:
+        advice.append(f"env_params with max_steps_in_episode={total_steps // config.num_envs} or less")
+    return f"one-episode groups play to the episode limit of {config.env.name}, {limit} steps: {', or '.join(advice)}"
 
 
 def most_steps(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> int:

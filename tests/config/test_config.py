@@ -8,6 +8,7 @@ from probes import Echo, Parts, Probe, copy_task
 
 from grpo_jax import GRPO, PPO, Config
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, with_reference
+from grpo_jax.config.automatic import automatic_algorithm
 from grpo_jax.objectives import (
     exact_kl_to_reference,
     frozen_reference,
@@ -29,6 +30,16 @@ def test_what_is_left_out_becomes_what_suits_the_algorithm():
     assert not grpo.policy.has_critic and ppo.policy.has_critic
     assert Config(num_envs=8, num_minibatches=1).group_size == 8
     assert Config(environment="Acrobot-v1", env_params={"max_steps_in_episode": 100}).num_steps == 100
+
+
+@pytest.mark.parametrize("limit, total_steps, name", [(500, 250_000, "grpo"), (500, 2e5, "ppo"), (501, np.inf, "ppo")])
+def test_auto_takes_whole_episodes_where_they_are_cheap(limit, total_steps, name):
+    assert automatic_algorithm(limit, total_steps).name == name
+    if total_steps >= 250_000:  # a Config has no budget
+        params = {"max_steps_in_episode": limit}
+        assert Config(algorithm="auto", env_params=params, num_envs=16) == Config(
+            algorithm=name, env_params=params, num_envs=16
+        )
 
 
 def test_a_prompt_asks_for_a_transformer():

@@ -17,6 +17,7 @@ from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, t
 from experiments.harness import token_runs
 from experiments.harness.figures import solved_after
 from experiments.harness.runs import Run, summarise
+from experiments.harness.suite_study import write_results
 from grpo_jax import Config, Hyperparams
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
@@ -115,6 +116,17 @@ def test_tuned_settings_are_defaults_however_flags_are_written():
     assert config("--environment", "Catch-bsuite").env.max_steps == 9
 
 
+def test_auto_is_resolved_before_the_tuned_settings(capsys):
+    def parse(*flags):
+        return train.parse(train.Arguments, ["--algorithm", "auto", *flags]).config
+
+    assert parse() == train.parse(train.Arguments, []).config
+    assert capsys.readouterr().out == "--algorithm auto is grpo: whole episodes are cheap: at most 500 steps\n"
+    assert parse("--total-steps", "100000") == train.parse(train.Arguments, ["--algorithm", "ppo"]).config
+    short = ["--environment", "Freeway-MinAtar", "--env-params", "max_steps_in_episode=100"]
+    assert parse(*short) == train.parse(train.Arguments, short).config
+
+
 @pytest.mark.parametrize(
     "override, message", [("gravity", "there is no '='"), ("gravity=low", "'low' is not a number")]
 )
@@ -207,7 +219,7 @@ def test_the_suites_table_says_which_goals_are_missed(tmp_path):
         "Acrobot-v1": suite_entry(-95.0, -91.0),
         "Swimmer-misc": suite_entry(3.0, 4.0),
     }
-    gymnax_suite.write_results(results, tmp_path)
+    write_results(results, tmp_path, gymnax_suite.HEADER, gymnax_suite.cells)
     assert json.loads((tmp_path / "summary.json").read_text()) == results
     lines = [line.strip("| ").split(" | ") for line in (tmp_path / "table.md").read_text().splitlines()[2:]]
     assert lines[0][2:] == ["-240 [-241, -239]", "-500 [-501, -499] `grpo_return_to_go`", "0.25", "-130", "-250", "7 s"]

@@ -12,6 +12,7 @@ from probes import Echo, Probe, bits, counted, difference
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.algorithms import with_reference
 from grpo_jax.errors import ConfigError
+from grpo_jax.training.budget import check_budget
 
 COMMON = {
     "environment/steps",
@@ -329,6 +330,13 @@ def test_what_makes_no_run_is_told(grpo, arguments, message):
 def test_a_budget_for_not_one_iteration_is_an_error(grpo, budget):
     with pytest.raises(ValueError, match="does not allow one iteration of num_envs . num_steps = 256.*raise total_st"):
         run(grpo.config, grpo.hyperparams.replace(total_steps=budget), KEYS)
+
+
+def test_a_budget_below_whole_episodes_names_what_would_fit():
+    config = Config(environment="Freeway-MinAtar", num_envs=32, group_size=8)
+    with pytest.raises(ConfigError, match=r"limit of Freeway-MinAtar, 2500 steps.*auto.*ppo, kernel_gae") as error:
+        check_budget(config, Hyperparams(total_steps=50_000))
+    assert "num_envs=16 or fewer" in str(error.value) and "max_steps_in_episode=1562 or less" in str(error.value)
 
 
 def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):

@@ -1,0 +1,138 @@
+"""Comparisons on many environments, one after another, whose results are kept beside those of earlier runs."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from grpo_jax.algorithms import name_of
+from grpo_jax.recording import Curve, learning_curve
+from grpo_jax.recording.files import write_json
+from grpo_jax.recording.plan import Plan
+
+from .command import hardware
+from .figures import draw_curves
+from .runs import Run, sampled_return, score_summary
+from .study import Study, StudyArguments
+
+SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
+
+
+@dataclasses.dataclass
+class SuiteArguments(StudyArguments):
+    """The flags of a comparison on many environments."""
+
+    environments: tuple[str, ...] = ()
+    """Names of environments, which are run even if the folder has their results; by default all without."""
+    num_seeds: int = 5
+    """Independent runs of each."""
+    steps_factor: float = 1.0
+    """Multiplies the environment steps."""
+
+
+def run_suite(
+    name: str,
+    arguments: SuiteArguments,
+    environments: Sequence[str],
+    plan: Callable[[str], list[Plan]],
+    header: Sequence[str],
+    cells: Callable[[str, dict], list[str]],
+) -> None:
+    """Makes the planned runs on each environment, and writes all results of the folder after each.
+
+    Args:
+      name: of the comparison.
+      arguments: flags of the command line.
+      environments: names of all its environments, in the order of the table.
+      plan: the runs on an environment.
+      header: of the table's columns after the first, which is the environment.
+      cells: those columns of an environment, from its name and its entry in summary.json.
+    """
+    summary = arguments.out / SUMMARY
+    results = json.loads(summary.read_text()) if summary.exists() else {}
+    chosen = arguments.environments or tuple(name for name in environments if name not in results)
+    plans = {environment: plan(environment) for environment in chosen}
+    for environment in chosen:
+        # A run that can be resumed needs a folder with a known name.
+        folder = arguments.out / "runs" / environment.replace(":", "_") if arguments.checkpoint_every else None
+        study = Study(
+            f"{name}_{environment.replace(':', '_')}",
+            plans[environment],
+            dataclasses.replace(arguments, out=folder),
+            score=sampled_return(num_evaluation_episodes(plans[environment][0])),
+        )
+        study.run_all()
+        results[environment] = summarise_environment(study.runs)
+        in_order = [name for name in environments if name in results]
+        results = {name: results[name] for name in dict.fromkeys(in_order + list(results))}
+        write_results(results, arguments.out, header, cells)
+    print((arguments.out / TABLE).read_text())
+    print(f"Results in {arguments.out}: {TABLE}, {SUMMARY}, {CURVES}")
+
+
+def num_evaluation_episodes(plan: Plan) -> int:
+    """About 25,000 steps of them: many if they are short, as their returns often vary most."""
+    return min(256, max(16, 25_600 // plan.config.env.max_steps))
+
+
+def summarise_environment(runs: list[Run]) -> dict:
+    """The entry of an environment in summary.json.
+
+    The random policy's return is that of the first rollouts with episodes that end, of policies as they are
+    initialised or nearly so: all actions about equally likely, or Gaussian with a deviation of half the bounds' width.
+    It is that of the last run, whose first rollouts are whole episodes if it has one-episode groups.
+    """
+    first, *_, last = runs
+    return {
+        "steps": int(first.hyperparams.total_steps),
+        "random": rounded(np.mean(last.returns[0])),
+        "num_seeds": len(first.final_returns),
+        "hardware": hardware(),
+        "runs": {run.label: summarise_run(run) for run in runs},
+    }
+
+
+def summarise_run(run: Run) -> dict:
+    """Final returns, times and the curve, to four digits."""
+    curve = learning_curve(run.result.steps, run.returns, run.counts, num_points=50)
+    times = {
+        "wall_seconds": run.wall_seconds,
+        "core_seconds": run.core_seconds,
+        "steps_per_second": run.steps_per_second,
+    }
+    return {
+        "algorithm": name_of(run.config.algorithm),
+        **{name: rounded(value) for name, value in (score_summary(run.final_returns) | times).items()},
+        "curve": {name: rounded(values) for name, values in curve._asdict().items()},
+    }
+
+
+def rounded(value: ArrayLike) -> float | list[float]:
+    """To four significant digits; an array as a list."""
+    return [rounded(element) for element in value] if np.ndim(value) else float(f"{value:.4g}")
+
+
+def write_results(
+    results: Mapping[str, dict], out: Path, header: Sequence[str], cells: Callable[[str, dict], list[str]]
+) -> None:
+    """Writes summary.json, and draws the table and the curves of the results in it."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / SUMMARY, results)
+    header = ["environment", *header]
+    rows = [header, ["---"] * len(header)] + [[name, *cells(name, entry)] for name, entry in results.items()]
+    (out / TABLE).write_text("\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n")
+    panels = {
+        name: {label: Curve(*map(np.asarray, run["curve"].values())) for label, run in entry["runs"].items()}
+        for name, entry in results.items()
+    }
+    draw_curves(panels, out / CURVES, "environment steps", min(entry["num_seeds"] for entry in results.values()))
+
+
+def score_cell(run: dict, usual: Sequence[str] = ()) -> str:
+    """The interquartile mean and its interval, with the name of the algorithm unless that is one of the usual ones."""
+    low, high = run["ci95"]
+    algorithm = "" if run["algorithm"] in usual else f" `{run['algorithm']}`"
+    return f"{run['iqm']:.4g} [{low:.4g}, {high:.4g}]{algorithm}"
