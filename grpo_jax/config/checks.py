@@ -13,7 +13,7 @@ from grpo_jax.updates.batch import kept_whole
 from grpo_jax.updates.shuffle import MAX_SAMPLES
 
 _COUNTS = (
-    *("num_envs", "group_size", "num_steps", "regroup_every", "num_kept_groups"),
+    *("num_envs", "group_size", "num_steps", "starts_per_rollout", "regroup_every", "num_kept_groups"),
     *("num_epochs", "num_minibatches", "num_microbatches", "shuffle_blocks"),
     *("conv_channels", "recurrent_size", "frame_stack"),
 )
@@ -135,6 +135,11 @@ def check_groups(config: Fields) -> None:
         )
     if config.common_random_numbers and config.group_size < 2:
         raise ConfigError("common_random_numbers=True needs members to share them, and group_size is 1; leave it out")
+    if config.starts_per_rollout is not None and start.from_reset:
+        raise ConfigError(
+            f"starts_per_rollout={config.starts_per_rollout} is for rollouts in which an episode follows another, but "
+            "those of this algorithm have one episode and one start state for each group already; leave it out"
+        )
     if start.from_reset and config.num_steps < env.max_steps and not config.cut_episodes:
         raise ConfigError(
             f"num_steps={config.num_steps} is below the episode limit of {env.name}, {env.max_steps}: members of a "

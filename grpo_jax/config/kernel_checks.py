@@ -52,7 +52,7 @@ def _make_rollout(config):
     def rollout(key):
         params = config.policy.init(key)
         environment_params = group_parameters(config.env, None, config.num_groups, config.group_size)
-        simulator = Simulator(config.env, config.policy, params)
+        simulator = Simulator(config.env, config.policy, params, starts_per_rollout=config.starts_per_rollout)
         return kernel_unroll(
             simulator,
             simulator.reset(environment_params, key, config.num_envs),

@@ -13,7 +13,7 @@ from grpo_jax.types import PyTree, RolloutState
 
 
 def make_start_states(
-    environment: Environment, environment_params: PyTree, keys: jax.Array, num_draws: int
+    environment: Environment, environment_params: PyTree, keys: jax.Array, num_draws: int, num_starts: int | None = None
 ) -> Callable[[jax.Array, jax.Array], tuple[PyTree, PyTree]]:
     """Makes `start_states(ended, num_ended) -> states, observations`, which starts the next episodes of a rollout.
 
@@ -23,10 +23,14 @@ def make_start_states(
     branch pays on a CPU. It makes a GPU's host wait; environments that are split over devices would have to agree on
     it; and `vmap` computes both sides of it (on a CPU `over_rows` maps instead). The numbers are the same.
 
+    With `num_starts` all start states are drawn before the rollout, and those of an environment are used in turn:
+    episode n starts from state n modulo `num_starts`. Then there is neither a branch nor a draw at any step.
+
     Args:
       environment, environment_params: the environment, and its parameters, each leaf `[B, ...]`.
       keys: `[B]`; environments with equal keys get equal start states.
       num_draws: start states that are drawn before the rollout; 0: one is drawn at every step.
+      num_starts: start states of each environment in this rollout; None: a new one for every episode.
 
     Returns:
       A function of `ended`, `[B]` bool, the environments whose episode ends at this step, and `num_ended`, `[B]` int32,
@@ -37,11 +41,17 @@ def make_start_states(
     def draw(num_ended):
         return jax.vmap(environment.reset)(jax.vmap(jax.random.fold_in)(keys, num_ended), environment_params)
 
-    if not num_draws or envs_are_split():
+    if num_starts is None and (not num_draws or envs_are_split()):
         return lambda ended, num_ended: draw(num_ended)
 
-    drawn = jax.vmap(draw)(jnp.broadcast_to(jnp.arange(num_draws)[:, None], (num_draws, keys.shape[0])))
+    num_drawn = num_draws if num_starts is None else num_starts
+    drawn = jax.vmap(draw)(jnp.broadcast_to(jnp.arange(num_drawn)[:, None], (num_drawn, keys.shape[0])))
+    if num_starts == 1:
+        only = jax.tree.map(lambda leaf: leaf[0], drawn)
+        return lambda ended, num_ended: only
     take = jax.vmap(lambda draws, n: jax.tree.map(lambda leaf: leaf.at[n].get(mode="clip"), draws), in_axes=(1, 0))
+    if num_starts is not None:
+        return lambda ended, num_ended: take(drawn, num_ended % num_starts)
 
     def start_states(ended, num_ended):
         needs_more = jnp.any(ended & (num_ended >= num_draws))

@@ -46,6 +46,7 @@ class Simulator(NamedTuple):
     params: PyTree  # of the policy
     discount: jax.Array | float = 1.0  # of `discounted_return`
     plan: str | ExecutionPlan = "auto"  # how the rollout is laid out: see `ExecutionPlan`
+    starts_per_rollout: int | None = None  # start states drawn for each environment; None: one for every episode
 
     def reset(self, environment_params: PyTree, key: jax.Array, num_envs: int, *, group_size: int = 1) -> RolloutState:
         """New episodes: one reset for each group, copied to its members, which therefore start bitwise equal.
@@ -82,8 +83,9 @@ class Simulator(NamedTuple):
         """Acts for `num_steps` in every environment and records what happens.
 
         With `auto_reset` an environment whose episode ends starts another, from a start state that is drawn for this
-        episode: start states have the environment's own distribution and are independent of each other. Truncation is
-        exact: `next_value` is the critic's value of the true next observation, which may be a final one.
+        episode: start states have the environment's own distribution and are independent of each other, except that
+        `starts_per_rollout` repeats those of an environment. Truncation is exact: `next_value` is the critic's value of
+        the true next observation, which may be a final one.
 
         Without `auto_reset` an environment whose episode ends stays in its final state: later steps are not `valid`,
         have reward 0 and change nothing but the policy's carry, which is not read again.
@@ -110,8 +112,9 @@ class Simulator(NamedTuple):
         environment_params, start = state.environment_params, state._replace(environment_params=None)
         all_alive = jnp.ones(num_envs, bool)
         if auto_reset:
-            reset_keys, num_draws = shared_keys(key_reset, num_envs, num_sharing), min(plan.num_reset_draws, num_steps)
-            start_states = make_start_states(self.environment, environment_params, reset_keys, num_draws)
+            reset_keys = shared_keys(key_reset, num_envs, num_sharing)
+            nums = (n and min(n, num_steps) for n in (plan.num_reset_draws, self.starts_per_rollout))
+            start_states = make_start_states(self.environment, environment_params, reset_keys, *nums)
 
         def step(progress, now):
             before, truncations = progress.state, progress.truncations

@@ -41,7 +41,7 @@ def kernel_unroll(
     """The same as `Simulator.unroll` with these arguments, in one kernel. Numbers are equal up to rounding.
 
     With `auto_reset` a start state is drawn for every step, since any may end an episode: `num_steps` times the size of
-    the environments' states is needed while the kernel runs.
+    the environments' states is needed while the kernel runs, or `starts_per_rollout` times.
 
     Raises:
       ConfigError: the mesh splits environments or policies over devices.
@@ -62,7 +62,8 @@ def kernel_unroll(
     progress, fresh = Progress(start, no_truncations if num_slots else None), None
     if auto_reset:
         progress = progress._replace(num_ended=jnp.zeros(num_envs, jnp.int32))
-        fresh = _start_states(simulator, environment_params, shared_keys(key_reset, num_envs, num_sharing), num_steps)
+        num_starts = min(simulator.starts_per_rollout or num_steps, num_steps)
+        fresh = _start_states(simulator, environment_params, shared_keys(key_reset, num_envs, num_sharing), num_starts)
     else:
         progress = progress._replace(alive=jnp.ones(num_envs, bool))
     noise = _noise(policy, key_steps, num_steps, num_envs, num_sharing)
@@ -82,18 +83,18 @@ class Inputs(NamedTuple):
 
     environment_params: PyTree  # each leaf [B, ...]
     noise: PyTree  # each leaf [T, B, ...], of the actions
-    fresh: PyTree  # (states, observations), [T, B, ...], by the number of episodes that ended before; None: no resets
+    fresh: PyTree  # K pairs (states, observations), [K, B, ...], which episodes use in turn; None: no resets
     progress: Progress  # before the first step
 
 
-def _start_states(simulator, environment_params, keys, num_steps):
-    """The start states of `resets.make_start_states`, for each number of episodes that ended before."""
+def _start_states(simulator, environment_params, keys, num_starts):
+    """The first `num_starts` start states of each environment, as in `resets.make_start_states`."""
 
     def draw(num_ended):
         keys_ended = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, num_ended)
         return jax.vmap(simulator.environment.reset)(keys_ended, environment_params)
 
-    return jax.vmap(draw)(jnp.arange(num_steps))
+    return jax.vmap(draw)(jnp.arange(num_starts))
 
 
 def _noise(policy, key, num_steps, num_envs, num_sharing):
@@ -131,10 +132,12 @@ def _rollout_kernel(step, layout, num_steps, captured_ref, refs, end_refs, recor
     rows = pl.program_id(0) * BLOCK + jnp.arange(BLOCK)
     captured = layout.load(captured_ref)
     params = [load(ref, rows) for ref in jax.tree.leaves(refs.environment_params)]
+    num_starts = min((ref.shape[0] for ref in jax.tree.leaves(refs.fresh)), default=num_steps)
 
     def play(t, progress):
         noise = [load(ref, rows, at=(t,)) for ref in jax.tree.leaves(refs.noise)]
-        fresh = [load(ref, rows, at=(progress.num_ended,)) for ref in jax.tree.leaves(refs.fresh)]
+        which = progress.num_ended % num_starts if num_starts < num_steps else progress.num_ended
+        fresh = [load(ref, rows, at=(which,)) for ref in jax.tree.leaves(refs.fresh)]
         progress, record = step.on_tiles(*captured, *params, *noise, *fresh, *jax.tree.leaves(progress), None)
         jax.tree.map(lambda ref, tile: store(ref, tile, rows, at=(t,)), record_refs, record)
         return progress

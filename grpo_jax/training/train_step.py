@@ -75,7 +75,9 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         # The statistics change only after the update: it must see the observations as the behaviour policy saw them.
         policy = acting_policy(config, state.normalizer, hyperparams)
 
-        simulator = Simulator(config.env, policy, state.params, hyperparams.discount, config.plan)
+        simulator = Simulator(
+            *(config.env, policy, state.params, hyperparams.discount, config.plan, config.starts_per_rollout)
+        )
         rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout)
         normalizer = merge_rollout(state.normalizer, trajectory)
         kept = trajectory

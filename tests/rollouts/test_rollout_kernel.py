@@ -30,7 +30,7 @@ def make_rollout(environment, algorithm="ppo", num_envs=40, num_steps=24, num_sh
         **fields,
     )
     state = make_init(config)(jax.random.key(0), Hyperparams())
-    simulator = Simulator(config.env, config.policy, state.params, 0.99)
+    simulator = Simulator(config.env, config.policy, state.params, 0.99, "auto", config.starts_per_rollout)
     begun = config.algorithm.start.begin(simulator, state.rollout, jax.random.key(1), config.group_size)
     options = {"num_steps": num_steps, "auto_reset": config.algorithm.start.auto_reset, "num_sharing": num_sharing}
 
@@ -47,11 +47,17 @@ def make_rollout(environment, algorithm="ppo", num_envs=40, num_steps=24, num_sh
     [
         ("CartPole-v1", {"env_params": SHORT}),
         ("CartPole-v1", {"algorithm": "grpo"}),
-        ("Pendulum-v1", {"env_params": SHORT, "keep_final": True, "num_sharing": 4}),
+        ("Pendulum-v1", {"env_params": SHORT, "keep_final": True, "num_sharing": 4, "starts_per_rollout": 1}),
         pytest.param("MountainCar-v0", {"env_params": SHORT}, marks=pytest.mark.slow),
         pytest.param("MountainCarContinuous-v0", {}, marks=pytest.mark.slow),
     ],
-    ids=["cartpole", "one_episode_groups", "pendulum_with_finals", "mountain_car", "mountain_car_continuous"],
+    ids=[
+        "cartpole",
+        "one_episode_groups",
+        "pendulum_finals_one_start",
+        "mountain_car",
+        "mountain_car_continuous",
+    ],
 )
 def test_kernel_plays_the_same_rollout(environment, options):
     start, params, unroll = make_rollout(environment, **options)

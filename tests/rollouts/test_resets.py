@@ -1,0 +1,120 @@
+"""Start states that are drawn before a rollout and used in turn."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from probes import Probe, bits, known_params, known_policy
+
+from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step
+from grpo_jax.devices.execution_plan import CPU, GPU
+from grpo_jax.environments import group_parameters, make_environment
+from grpo_jax.errors import ConfigError
+from grpo_jax.rollouts.randomness import shared_keys
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.rollouts.starts import ANCHORED, forked
+
+LIMIT, NUM_ENVS, NUM_STEPS = 3, 4, 16  # episodes begin at steps 3, 6, 9, 12 and 15
+env = make_environment(Probe(), {"max_steps_in_episode": LIMIT})
+KEY = jax.random.key(1)
+PPO_FIELDS = {
+    "environment": Probe(),
+    "algorithm": "ppo",
+    "num_envs": 4,
+    "num_steps": 8,
+    "num_minibatches": 1,
+    "num_epochs": 1,
+    "hidden_sizes": (2,),
+}
+
+
+@functools.cache
+def marks(plan, starts_per_rollout, num_sharing=1):
+    """`[5, B]`: the marks that resets drew for the episodes that began within the rollout."""
+    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), 1.0, plan, starts_per_rollout)
+    state = simulator.reset(group_parameters(env, None, NUM_ENVS, 1), jax.random.key(0), NUM_ENVS)
+    settings = {"num_steps": NUM_STEPS, "auto_reset": True, "num_sharing": num_sharing}
+    _, trajectory = jax.jit(functools.partial(simulator.unroll, **settings))(state, KEY)
+    assert (trajectory.observation[LIMIT::LIMIT, :, 0] == 0).all(), "the clock starts again too"
+    return np.asarray(trajectory.observation[LIMIT::LIMIT, :, 1])
+
+
+def expected_marks(starts_per_rollout, num_sharing=1):
+    """`[5, B]`: resets with the keys of each environment, in turn."""
+    keys = shared_keys(jax.random.split(KEY)[0], NUM_ENVS, num_sharing)
+    draw = jax.vmap(lambda key, n: env.reset(jax.random.fold_in(key, n), env.params)[0].mark, in_axes=(0, None))
+    return np.stack([draw(keys, n % starts_per_rollout) for n in range(NUM_STEPS // LIMIT)])
+
+
+@pytest.mark.parametrize("plan", ["cpu", "gpu"])
+@pytest.mark.parametrize("starts_per_rollout", [1, 2])
+def test_start_states_are_those_of_resets_and_are_used_in_turn(starts_per_rollout, plan):
+    begun = marks(plan, starts_per_rollout)
+    assert np.array_equal(begun, expected_marks(starts_per_rollout))
+    assert np.unique(begun).size == starts_per_rollout * NUM_ENVS, "no other environment has them"
+
+
+@pytest.mark.parametrize("plan", ["cpu", "gpu"])
+def test_enough_start_states_for_all_episodes_change_nothing(plan):
+    assert bits(marks(plan, None)) == bits(marks(plan, 5)) == bits(marks("cpu", 1000))
+
+
+@pytest.mark.parametrize("plan", ["cpu", "gpu"])
+def test_members_of_a_group_share_their_start_states(plan):
+    begun = marks(plan, 2, num_sharing=2)
+    assert np.array_equal(begun, expected_marks(2, num_sharing=2))
+    assert np.unique(begun).size == 4
+
+
+def test_there_is_no_branch_and_no_draw_within_the_rollout():
+    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), plan=CPU)
+    state = jax.eval_shape(
+        lambda: simulator.reset(group_parameters(env, None, NUM_ENVS, 1), jax.random.key(0), NUM_ENVS)
+    )
+
+    def loop(plan, starts_per_rollout):
+        unroll = simulator._replace(plan=plan, starts_per_rollout=starts_per_rollout).unroll
+        jaxpr = jax.make_jaxpr(functools.partial(unroll, num_steps=NUM_STEPS, auto_reset=True))(state, KEY)
+        return str(next(equation for equation in jaxpr.eqns if equation.primitive.name == "scan"))
+
+    assert "cond[" in loop(CPU, None) and "fold_in" in loop(GPU, None)
+    for plan in (CPU, GPU):
+        assert not any(operation in loop(plan, 2) for operation in ("cond[", "fold_in"))
+
+
+def test_rows_of_train_steps_are_single_runs_under_every_plan_with_float64():
+    def iterations(plan, over_keys):
+        config = Config(starts_per_rollout=1, execution_plan=plan, **PPO_FIELDS)
+
+        def observe(key):
+            state, _ = make_train_step(config)(make_init(config)(key, Hyperparams()))
+            return state.rollout.observation, state.params
+
+        return jax.jit(over_keys(observe))(jax.random.split(jax.random.key(0), 2))
+
+    with jax.enable_x64(True):
+        rows, single_runs = iterations(GPU, jax.vmap), iterations(CPU, lambda f: functools.partial(jax.lax.map, f))
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), rows, single_runs)
+
+
+def test_trunks_of_forked_groups_use_theirs_in_turn():
+    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), starts_per_rollout=1)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def begin(trunk_steps):
+        state = simulator.reset(group_parameters(env, None, 2, 1), jax.random.key(0), 2)
+        return state.observation[:, 1], forked(trunk_steps).begin(simulator, state, KEY, 1).observation[:, 1]
+
+    (first, end), (_, later_end) = begin(LIMIT), begin(2 * LIMIT)
+    assert np.array_equal(end, later_end) and not np.array_equal(end, first)
+
+
+def test_errors_say_where_start_states_are_not_drawn():
+    with pytest.raises(ConfigError, match="starts_per_rollout=1 is for rollouts in which an episode follows another"):
+        Config(**PPO_FIELDS | {"algorithm": "grpo", "starts_per_rollout": 1})
+    with pytest.raises(ConfigError, match="starts_per_rollout=0"):
+        Config(**PPO_FIELDS, starts_per_rollout=0)
+    anchored = Config(**PPO_FIELDS | {"algorithm": PPO._replace(start=ANCHORED), "starts_per_rollout": 3})
+    assert dataclasses.replace(anchored, starts_per_rollout=None).starts_per_rollout is None
