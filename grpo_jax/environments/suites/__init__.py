@@ -4,12 +4,26 @@ from typing import Any
 
 from grpo_jax.environments.suites.brax import Brax
 from grpo_jax.environments.suites.craftax import Craftax
+from grpo_jax.environments.suites.jumanji import Jumanji
+from grpo_jax.environments.suites.navix import Navix
 from grpo_jax.environments.suites.pgx import Pgx
+from grpo_jax.environments.suites.xland import XLand
 from grpo_jax.environments.tokens import make_task
 from grpo_jax.errors import ConfigError
 
-SUITES = {"brax": Brax, "craftax": Craftax, "pgx": Pgx, "tokens": make_task}
-"""Functions from the name after the colon to an environment, by the suite before the colon."""
+SUITES = {
+    "brax": Brax,
+    "craftax": Craftax,
+    "jumanji": Jumanji,
+    "navix": Navix,
+    "pgx": Pgx,
+    "xland": XLand,
+    "tokens": make_task,
+}
+"""Functions from the name after the colon to an environment, by the suite before the colon.
+
+A class here lists what it can build: `SUITES["navix"].names()`.
+"""
 
 
 def from_suite(suite: str, name: str) -> Any:

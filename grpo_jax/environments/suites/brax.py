@@ -21,6 +21,13 @@ class Brax(Timed):
             super().__init__(envs.get_environment(name), 1000)
         self.name = f"brax:{name}"
 
+    @staticmethod
+    def names() -> list[str]:
+        """All tasks of brax; its `swimmer` cannot be stepped under JAX 0.10 and later."""
+        from brax import envs
+
+        return sorted(envs._envs)
+
     def action_space(self, params):
         """Actions in [-1, 1], like those of brax's own policies."""
         size = self.inner.action_size

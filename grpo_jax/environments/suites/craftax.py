@@ -25,6 +25,11 @@ class Craftax:
         # Craftax's own time limit terminates, so it is moved out of reach.
         self.default_params = limited(max_timesteps=np.iinfo(np.int32).max)
 
+    @staticmethod
+    def names() -> list[str]:
+        """Classic and full, symbolic and pixels."""
+        return list(Craftax.NAMES)
+
     def is_truncated(self, state, params):
         """As in gymnax."""
         return state.timestep >= params.max_steps_in_episode

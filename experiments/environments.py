@@ -1,0 +1,178 @@
+"""Builds and steps every environment of the other suites: `python -m experiments.environments`."""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.environments import Box, Environment, MultiDiscrete, group_parameters, make_environment
+from grpo_jax.environments.suites import SUITES
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.recording.files import write_json
+
+from .harness.command import command
+from .harness.parsing import parse_flags
+
+SUMMARY, TABLE = "summary.json", "table.md"
+LIMIT = 20
+"""The lowered time limit, so that truncation is seen."""
+LISTED = tuple(suite for suite, make in SUITES.items() if hasattr(make, "names"))
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Builds environments, steps each with random legal actions, and checks truncation, rewards and observations.
+
+    The results of an environment are written as soon as it is done, beside those that the folder has already.
+    """
+
+    suites: tuple[str, ...] = ()
+    """Suites to walk, such as navix; by default all that are installed."""
+    environments: tuple[str, ...] = ()
+    """Names such as navix:Navix-Empty-5x5-v0, which are run even if the folder has their results."""
+    num_envs: int = 8
+    """Parallel environments of each."""
+    num_steps: int = 100
+    """Steps of each environment."""
+    out: Path = Path("runs/environments")
+    """Folder for the results."""
+
+
+def main(arguments: Arguments) -> None:
+    summary = arguments.out / SUMMARY
+    results = json.loads(summary.read_text()) if summary.exists() else {}
+    names = arguments.environments or tuple(name for name in all_names(arguments.suites) if name not in results)
+    for i, name in enumerate(names, start=1):
+        started = time.perf_counter()
+        results[name] = examine(name, arguments.num_envs, arguments.num_steps)
+        write_results(dict(sorted(results.items())), arguments.out)
+        seconds = time.perf_counter() - started
+        print(f"[{i}/{len(names)}] {name}: {results[name]['problem'] or 'ok'} ({seconds:.0f} s)", flush=True)
+    num_ok = sum(not result["problem"] for result in results.values())
+    print(f"{num_ok} of {len(results)} environments have no problem. Results in {arguments.out}: {TABLE}, {SUMMARY}")
+
+
+def all_names(suites: tuple[str, ...]) -> list[str]:
+    """The names of all environments of suites, by default of those that are installed."""
+    names = []
+    for suite in suites or LISTED:
+        if suite not in LISTED:
+            raise ConfigError(f"unknown suite {suite!r}: {nearest(suite, LISTED)}")
+        try:
+            names += [f"{suite}:{name}" for name in SUITES[suite].names()]
+        except ImportError as error:
+            if suites:
+                raise ConfigError(f"{suite} is not installed: pip install 'grpo-jax[{suite}]' ({error})") from error
+            print(f"{suite} is not installed, so it is left out")
+    return names
+
+
+def examine(name: str, num_envs: int, num_steps: int) -> dict[str, Any]:
+    """The row of an environment: its spaces, limit and speed, and its problem, "" if there is none."""
+    row: dict[str, Any] = {"problem": ""}
+    try:
+        env = make_environment(name)
+        shapes = [f"{list(leaf.shape)} {leaf.dtype}" for leaf in jax.tree.leaves(env.observation)]
+        actions = f"{env.action_space}{', masked' if env.action_mask else ''}"
+        row |= {"observation": ", ".join(shapes), "actions": actions, "limit": env.max_steps}
+        if isinstance(env.action_space, Box):
+            row["actions"] = f"Box of {len(env.action_space.low)}"
+        limit = min(LIMIT, env.max_steps)
+        row |= step_randomly(make_environment(name, {"max_steps_in_episode": limit}), num_envs, num_steps)
+    except Exception as error:  # each package has errors of its own
+        row["problem"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+    return row
+
+
+def step_randomly(env: Environment, num_envs: int, num_steps: int) -> dict[str, Any]:
+    """The speed of random play, and what is wrong with it."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    params = group_parameters(env, None, num_envs, 1)
+    started = time.perf_counter()
+    play = jax.jit(lambda key: random_play(env, params, key, num_envs, num_steps)).lower(keys[0]).compile()
+    compile_seconds = time.perf_counter() - started
+    jax.block_until_ready(play(keys[0]))
+    started = time.perf_counter()
+    checks, num_ended = jax.block_until_ready(play(keys[1]))
+    rate = num_envs * num_steps / (time.perf_counter() - started)
+    problems = [problem for problem, is_fine in checks.items() if not is_fine]
+    if not num_ended:
+        problems.append("no episode ends")
+    return {
+        "compile_seconds": round(compile_seconds, 1),
+        "steps_per_second": float(f"{rate:.3g}"),
+        "problem": "; ".join(problems),
+    }
+
+
+def random_play(env: Environment, params: Any, key: jax.Array, num_envs: int, num_steps: int) -> tuple[dict, jax.Array]:
+    """Plays random legal actions; an episode that has ended begins again in its first state.
+
+    Returns:
+      For each problem, whether there is none of it, and the number of episodes that ended.
+    """
+    key_reset, key_play = jax.random.split(key)
+    start, first = jax.vmap(env.reset)(jax.random.split(key_reset, num_envs), params)
+
+    def step(progress, key):
+        state, length = progress
+        keys = jax.random.split(key, (2, num_envs))
+        actions = jax.vmap(lambda key, state, params: random_action(env, key, state, params))(keys[0], state, params)
+        moved = jax.vmap(env.step)(keys[1], state, actions, params)
+        length = length + 1
+        ended = moved.terminated | moved.truncated
+        right = moved.truncated == (length >= env.max_steps) & ~moved.terminated
+        fine = {
+            "truncation is not at the time limit": right.all(),
+            "a reward is not finite": jnp.isfinite(moved.reward).all(),
+            "an observation is not finite": is_finite(moved.observation),
+        }
+        state = jax.tree.map(lambda a, b: jax.vmap(jnp.where)(ended, a, b), start, moved.state)
+        return (state, jnp.where(ended, 0, length)), (fine, ended.sum())
+
+    keys = jax.random.split(key_play, num_steps)
+    _, (fine, ended) = jax.lax.scan(step, (start, jnp.zeros(num_envs, jnp.int32)), keys)
+    checks = jax.tree.map(jnp.all, fine)
+    checks["an observation is not finite"] &= is_finite(first)
+    return checks, ended.sum()
+
+
+def random_action(env: Environment, key: jax.Array, state: Any, params: Any) -> jax.Array:
+    """A uniform action; of the legal ones, if there is a mask."""
+    match env.action_space:
+        case Box(low, high):
+            low, high = (jnp.clip(jnp.array(bound), -1e3, 1e3) for bound in (low, high))
+            return jax.random.uniform(key, low.shape, minval=low, maxval=high)
+        case MultiDiscrete(num_actions):
+            return jax.random.randint(key, (len(num_actions),), 0, jnp.array(num_actions))
+    legal = env.action_mask(state, params) if env.action_mask else jnp.ones(env.action_space.num_actions, bool)
+    return jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf))
+
+
+def is_finite(observation: Any) -> jax.Array:
+    """Whether all numbers of an observation are finite."""
+    return jnp.array([jnp.isfinite(jnp.asarray(leaf, jnp.float32)).all() for leaf in jax.tree.leaves(observation)]).all()
+
+
+def write_results(results: dict, out: Path) -> None:
+    """Writes summary.json and table.md."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / SUMMARY, results)
+    columns = ["observation", "actions", "limit", "compile_seconds", "steps_per_second", "problem"]
+    header = ["name", "observation", "actions", "limit", "compile, s", "steps/s", "problem"]
+    rows = [header, ["---"] * len(header)]
+    rows += [[f"`{name}`", *(_cell(result.get(column, "")) for column in columns)] for name, result in results.items()]
+    (out / TABLE).write_text("\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n")
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,.10g}" if isinstance(value, (int, float, np.number)) else str(value).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    command(lambda: main(parse_flags(Arguments)))
