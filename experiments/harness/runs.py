@@ -1,5 +1,6 @@
 """Runs of an experiment: planned with tuned settings, and finished with their final returns."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -68,12 +69,16 @@ class Score(NamedTuple):
     caption: str
 
 
-def sampled_return(num_episodes: int) -> Score:
-    """The mean return of that many sampled episodes."""
-    return Score(
-        lambda config, state, key: evaluate(config, state, key, num_episodes=num_episodes).returns.mean(),
-        f"{num_episodes} sampled episodes each",
-    )
+def sampled_return(num_episodes: int, *, max_steps: int | None = None) -> Score:
+    """The mean return of that many sampled episodes, which are cut off after `max_steps` steps."""
+
+    def score(config: Config, state: TrainState, key: jax.Array) -> jax.Array:
+        if max_steps is not None and max_steps < config.env.max_steps:
+            params = dict(config.env_params) | {"max_steps_in_episode": max_steps}
+            config = dataclasses.replace(config, env_params=params)
+        return evaluate(config, state, key, num_episodes=num_episodes).returns.mean()
+
+    return Score(score, f"{num_episodes} sampled episodes each")
 
 
 SAMPLED_RETURN = sampled_return(128)

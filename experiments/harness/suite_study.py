@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
+from grpo_jax import Config
 from grpo_jax.algorithms import name_of
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.files import write_json
@@ -15,9 +16,11 @@ from grpo_jax.recording.plan import Plan
 
 from .command import hardware
 from .figures import draw_curves
-from .runs import Run, sampled_return, score_summary
+from .runs import Run, Score, sampled_return, score_summary
 from .study import Study, StudyArguments
 
+LONGEST_EVALUATION = 2500
+"""Steps after which an episode of an evaluation is cut off."""
 SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
 
 
@@ -51,9 +54,7 @@ def run_suite(
       header: of the table's columns after the first, which is the environment.
       cells: those columns of an environment, from its name and its entry in summary.json.
     """
-    summary = arguments.out / SUMMARY
-    results = json.loads(summary.read_text()) if summary.exists() else {}
-    chosen = arguments.environments or tuple(name for name in environments if name not in results)
+    chosen = arguments.environments or tuple(name for name in environments if name not in read_results(arguments.out))
     plans = {environment: plan(environment) for environment in chosen}
     for environment in chosen:
         # A run that can be resumed needs a folder with a known name.
@@ -62,10 +63,11 @@ def run_suite(
             f"{name}_{environment.replace(':', '_')}",
             plans[environment],
             dataclasses.replace(arguments, out=folder),
-            score=sampled_return(num_evaluation_episodes(plans[environment][0])),
+            score=make_score(plans[environment][0].config),
         )
         study.run_all()
-        results[environment] = summarise_environment(study.runs)
+        # Read again: another process may have added other environments.
+        results = read_results(arguments.out) | {environment: summarise_environment(study.runs)}
         in_order = [name for name in environments if name in results]
         results = {name: results[name] for name in dict.fromkeys(in_order + list(results))}
         write_results(results, arguments.out, header, cells)
@@ -73,22 +75,30 @@ def run_suite(
     print(f"Results in {arguments.out}: {TABLE}, {SUMMARY}, {CURVES}")
 
 
-def num_evaluation_episodes(plan: Plan) -> int:
-    """About 25,000 steps of them: many if they are short, as their returns often vary most."""
-    return min(256, max(16, 25_600 // plan.config.env.max_steps))
+def read_results(out: Path) -> dict:
+    """The results in a folder, by the names of the environments."""
+    summary = out / SUMMARY
+    return json.loads(summary.read_text()) if summary.exists() else {}
+
+
+def make_score(config: Config) -> Score:
+    """The mean return of about 25,000 steps of episodes: many if they are short, as their returns often vary most."""
+    max_steps = min(config.env.max_steps, LONGEST_EVALUATION)
+    return sampled_return(min(256, max(16, 25_600 // max_steps)), max_steps=max_steps)
 
 
 def summarise_environment(runs: list[Run]) -> dict:
     """The entry of an environment in summary.json.
 
-    The random policy's return is that of the first rollouts with episodes that end, of policies as they are
-    initialised or nearly so: all actions about equally likely, or Gaussian with a deviation of half the bounds' width.
-    It is that of the last run, whose first rollouts are whole episodes if it has one-episode groups.
+    The random policy's return is that of the last run's first iteration in which episodes of every seed end. With
+    one-episode groups its policies are as they are initialised: all actions about equally likely, or Gaussian with a
+    deviation of half the bounds' width.
     """
     first, *_, last = runs
+    untrained = next((returns for returns in last.returns if np.isfinite(returns).all()), np.nan)
     return {
         "steps": int(first.hyperparams.total_steps),
-        "random": rounded(np.mean(last.returns[0])),
+        "random": rounded(np.mean(untrained)),
         "num_seeds": len(first.final_returns),
         "hardware": hardware(),
         "runs": {run.label: summarise_run(run) for run in runs},

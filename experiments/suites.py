@@ -1,0 +1,99 @@
+"""PPO and a method without a critic on other suites than gymnax: `python -m experiments.suites`."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+from grpo_jax.recording.plan import Plan
+
+from .harness.command import command
+from .harness.parsing import parse_flags
+from .harness.runs import make_plan
+from .harness.settings import settings
+from .harness.suite_study import SuiteArguments, run_suite, score_cell
+
+
+class Entry(NamedTuple):
+    """An environment of the comparison. Its smaller budget is the `total_steps` of its tuned settings."""
+
+    full_steps: int  # environment steps of each seed in the published runs
+    critic_free: str = "kernel_gae"  # the method beside PPO
+    published: str = ""  # figures at about the smaller number of steps, with their source
+
+
+BRAX = "https://github.com/google/brax/blob/main/notebooks/training.ipynb"
+LE2333 = "https://github.com/le2333/RTRRL/blob/main/rtrrl/docs/parameter_evolution.md"
+CRAFTAX = "https://github.com/MichaelTMatthews/Craftax"
+NAVIX = "https://github.com/epignatelli/navix/tree/neurips/baselines/rejax"
+REPPO = "https://github.com/cvoelcker/reppo/tree/main/results"
+
+SUITE = {
+    "brax:ant": Entry(50_000_000, published=f"100 at 1.5M, 480 at 4.4M, 5840 at 25M ([brax]({BRAX}))"),
+    "brax:halfcheetah": Entry(50_000_000, published=f"4523 at 50M ([RTRRL]({LE2333}))"),
+    "brax:hopper": Entry(50_000_000, published=f"487 at 1M, 846 at 2M ([RTRRL]({LE2333}))"),
+    "brax:walker2d": Entry(50_000_000),
+    "brax:humanoid": Entry(50_000_000),
+    "brax:reacher": Entry(50_000_000),
+    "craftax:Craftax-Classic-Symbolic-v1": Entry(1_000_000_000, published=f"19.8 at 1B ([Craftax]({CRAFTAX}))"),
+    "craftax:Craftax-Symbolic-v1": Entry(1_000_000_000, published=f"4.97 at 1M, 26.9 at 1B ([Craftax]({CRAFTAX}))"),
+    "pgx:2048": Entry(20_000_000),
+    "navix:Navix-Empty-8x8-v0": Entry(1_000_000),
+    "navix:Navix-DoorKey-5x5-v0": Entry(1_000_000),
+    "navix:Navix-DoorKey-8x8-v0": Entry(
+        1_000_000, published=f"0.77 at 262k, 0.89 at 524k, 0.96 at 1M ([Navix]({NAVIX}))"
+    ),
+    "xland:MiniGrid-DoorKey-5x5": Entry(1_000_000),
+    "xland:XLand-MiniGrid-R1-9x9/trivial-1m": Entry(100_000_000),
+    "jumanji:Snake-v1": Entry(256_000_000),
+    "jumanji:Game2048-v1": Entry(96_000_000),
+    "playground:CartpoleBalance": Entry(60_000_000, published=f"263 untrained, 983 at 10.5M ([REPPO]({REPPO}))"),
+    "playground:CheetahRun": Entry(60_000_000, published=f"3 untrained, 289 at 10.5M ([REPPO]({REPPO}))"),
+}
+
+
+@dataclasses.dataclass
+class Arguments(SuiteArguments):
+    """Trains PPO and a method without a critic on environments of other suites than gymnax, and compares them.
+
+    The results of an environment are written as soon as it is done, beside those that the folder has already.
+    """
+
+    num_seeds: int = 3
+    """Independent runs of each."""
+    full: bool = False
+    """The environment steps of the published runs, for a GPU, instead of those that suit two cores of a CPU."""
+    out: Path = Path("runs/suites")
+    """Folder for the results."""
+
+
+def main(arguments: Arguments) -> None:
+    run_suite("suites", arguments, list(SUITE), functools.partial(make_plans, arguments), HEADER, cells)
+
+
+def make_plans(arguments: Arguments, environment: str) -> list[Plan]:
+    """The runs of PPO and of the method without a critic, over as many steps as PPO."""
+    entry = SUITE.get(environment, Entry(0))
+    full = arguments.full and entry.full_steps
+    total_steps = int(arguments.steps_factor * (full or settings(environment, "ppo")["total_steps"]))
+    algorithms = {"PPO": "ppo", "critic-free": entry.critic_free}
+    return [
+        make_plan(environment, name, arguments.training_keys, total_steps=total_steps, label=label)
+        for label, name in algorithms.items()
+    ]
+
+
+HEADER = ["steps", "PPO", "critic-free", "at first", "published PPO", "PPO's steps/s", "PPO's core time"]
+
+
+def cells(environment: str, result: dict) -> list[str]:
+    """The columns of `HEADER` for an environment."""
+    ppo, critic_free = result["runs"]["PPO"], result["runs"]["critic-free"]
+    steps, random = f"{result['steps']:,}", f"{result['random']:.4g}"
+    published = SUITE[environment].published if environment in SUITE else ""
+    times = [f"{ppo['steps_per_second']:,.0f}", f"{ppo['core_seconds']:,.0f} s"]
+    return [steps, score_cell(ppo, usual=("ppo",)), score_cell(critic_free), random, published, *times]
+
+
+if __name__ == "__main__":
+    command(lambda: main(parse_flags(Arguments)))
