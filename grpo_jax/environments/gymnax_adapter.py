@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.environments.casting import cast_like, without_weak_type
 from grpo_jax.environments.environment import Environment, transition
 from grpo_jax.environments.parameters import as_dtype
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
@@ -33,7 +34,8 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
       overrides: new default values for fields of the parameters.
 
     Raises:
-      ConfigError: if part of the interface is missing, or for unsupported spaces, parameters or limits.
+      ConfigError: if part of the interface is missing, for unsupported spaces, parameters or limits, or if the types of
+        states or observations after a step are not those after a reset.
     """
     name = env_name(env)
     defaults = overridden_params(env, overrides)
@@ -51,13 +53,12 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
 
     def reset(key, params):
         observation, state = env.reset_env(key, full(params))
-        return jax.tree.map(_without_weak_type, state), encode(observation)
+        return jax.tree.map(without_weak_type, state), encode(observation)
 
     def step(key, state, action, params):
         params = full(params)
         observation, after, reward, terminated, _ = env.step_env(key, state, to_gymnax(action), params)
-        # In some environments the dtypes after a step differ from those after reset, which a scan does not allow.
-        after = jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), after, state)
+        after = cast_like(after, state, f"the state of {name!r}")
         return transition(after, encode(observation), reward, terminated, env.is_truncated(after, params))
 
     def action_mask(state, params):
@@ -205,11 +206,7 @@ def _encoder(env: Any, defaults: Any) -> Callable:
     encoders = jax.tree_util.tree_map_with_path(leaf_encoder, first)
 
     def encode(observation):
-        if jax.tree.structure(observation) != jax.tree.structure(first):
-            raise ConfigError(
-                f"{env_name(env)!r} observes {jax.tree.structure(first)} after a reset, but "
-                f"{jax.tree.structure(observation)} after a step; return the same structure"
-            )
+        observation = cast_like(observation, first, f"the observation of {env_name(env)!r}")
         return jax.tree.map(lambda encode_leaf, x: encode_leaf(x), encoders, observation)
 
     return encode
@@ -228,9 +225,3 @@ def _num_states(env: Any, defaults: Any, path: tuple) -> int:
             f"{env_name(env)!r} observes an integer of unknown range{jax.tree_util.keystr(path)}; give it an "
             "observation_space(params) with n, or observe an array"
         ) from error
-
-
-def _without_weak_type(leaf: Any) -> jax.Array:
-    """The leaf without JAX's weak type, which would trigger a second compile."""
-    leaf = jnp.asarray(leaf)
-    return jnp.asarray(leaf, leaf.dtype)

@@ -114,7 +114,7 @@ def make_probe():
         (("CartPole-v1", {"max_steps_in_episode": 0}), "leaves no step"),
         ((3,), "does not have gymnax's interface: it lacks default_params"),
         ((WithSpace(spaces.Dict({"a": spaces.Discrete(2)})),), "use Discrete, Box or a Tuple of Discrete"),
-        ((OnlyAfterReset(),), "observes .*here.* after a reset, but .* after a step; return the same structure"),
+        ((OnlyAfterReset(),), "the observation of .* has 'here' only after a reset; return the same"),
         ((Nothing(),), "at least one array"),
         ((Masked(spaces.Box(-1.0, 1.0, (2,))),), "action_mask, which only Discrete actions can have"),
         ((Counting(),), "observes an integer of unknown range"),
