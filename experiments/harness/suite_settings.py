@@ -10,31 +10,32 @@ from grpo_jax.algorithms import ALGORITHMS
 
 ANCHORED = [name for name, algorithm in ALGORITHMS.items() if algorithm.baseline is not None]
 
+# brax's own: discount 0.95 to 0.97, rate 3e-4, rewards times 1 to 10, 2048 to 4096 environments, 50 million steps.
 BRAX = {
     "any": {
-        "total_steps": 1_000_000,
+        "total_steps": 500_000,
         "num_envs": 32,
         "num_steps": 64,
-        "num_epochs": 8,
-        "num_minibatches": 8,
-        "learning_rate": 6e-4,
-        "discount": 0.98,
+        "starts_per_rollout": 1,
+        "num_epochs": 10,
+        "num_minibatches": 32,
+        "learning_rate": 3e-4,
         "entropy_coef": 0.0,
         "normalize_observations": True,
         "normalize_rewards": True,
     },
-    **{name: {"learning_rate": 3e-4} for name in ANCHORED},
 }
 
+# Craftax's own: 1024 environments, rate 2e-4, 3 layers of 512, clipping at a norm of 1, 1 billion steps.
 CRAFTAX = {
     "any": {
         "total_steps": 1_000_000,
         "num_envs": 64,
         "num_steps": 64,
+        "starts_per_rollout": 1,
         "num_epochs": 4,
         "num_minibatches": 8,
         "learning_rate": 1e-3,
-        "discount": 0.99,
         "gae_lambda": 0.8,
         "entropy_coef": 0.01,
         "hidden_sizes": (256, 256),

@@ -90,15 +90,14 @@ def make_score(config: Config) -> Score:
 def summarise_environment(runs: list[Run]) -> dict:
     """The entry of an environment in summary.json.
 
-    The random policy's return is that of the last run's first iteration in which episodes of every seed end. With
-    one-episode groups its policies are as they are initialised: all actions about equally likely, or Gaussian with a
-    deviation of half the bounds' width.
+    The random policy's return is that of the last run's first rollouts. With one-episode groups these are whole
+    episodes of policies as they are initialised: all actions about equally likely, or Gaussian with a deviation of half
+    the bounds' width.
     """
     first, *_, last = runs
-    untrained = next((returns for returns in last.returns if np.isfinite(returns).all()), np.nan)
     return {
         "steps": int(first.hyperparams.total_steps),
-        "random": rounded(np.mean(untrained)),
+        "random": rounded(np.mean(last.returns[0])),
         "num_seeds": len(first.final_returns),
         "hardware": hardware(),
         "runs": {run.label: summarise_run(run) for run in runs},
