@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from grpo_jax import Config
 from grpo_jax.algorithms import ALGORITHMS
 
-from .suite_settings import ANCHORED, IN_SUITES, SUITES
+from .suite_settings import IN_SUITES, SUITES
 
+ANCHORED = [name for name, algorithm in ALGORITHMS.items() if algorithm.baseline is not None]
 IN_GROUPS = {name: {"group_size": 8} for name in ANCHORED}
 
 ALGORITHM_SETTINGS = {
