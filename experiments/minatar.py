@@ -36,6 +36,7 @@ METHODS = {
     "PPO": Method("ppo"),
     "kernel + GAE": Method("kernel_gae"),
     "same step": Method("same_step_gae"),
+    "LSTD + GAE": Method("lstd_gae"),
 }
 
 

@@ -30,6 +30,7 @@ from grpo_jax.objectives import (
     kl_to_reference,
     leave_one_out,
     length_weighted,
+    lstd_baseline,
     mean_of_sequence_means,
     mean_over_steps,
     outcome,
@@ -229,6 +230,8 @@ PPO = GRPO._replace(
 
 KERNEL_GAE = PPO._replace(start=ANCHORED, critic=None, baseline=kernel_baseline, normalize=scale_by_rms)
 """PPO without a critic: values of states are returns of similar ones in other environments."""
+LSTD_GAE = KERNEL_GAE._replace(start=CONTINUE, baseline=lstd_baseline)
+"""PPO without a critic network or groups: values are linear in the policy's own features, by least squares."""
 SAME_STEP_GAE = KERNEL_GAE._replace(baseline=same_step_baseline)
 SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=tuned(value_loss))
 """The critic bootstraps where the window ends, and nowhere else."""
@@ -255,6 +258,7 @@ _TABLE = {
     "kl_cov": (KL_COV, "2505.22617"),
     "ppo": (PPO, "1707.06347"),
     "kernel_gae": (KERNEL_GAE, "2604.28005"),
+    "lstd_gae": (LSTD_GAE, "1705.07461"),
     "same_step_gae": (SAME_STEP_GAE, "2402.14740"),
     "same_step_critic": (SAME_STEP_CRITIC, "2402.14740"),
     "state_hash": (STATE_HASH, "2505.10978"),

@@ -18,7 +18,10 @@ _NOT_NEGATIVE = (
 )
 _BELOW_1 = ("beta1", "beta2", "warmup")
 # Divisors, and the limit of the gradient's norm: if it were 0, a gradient of 0 would be scaled by 0 / 0.
-_POSITIVE = ("kl_target", "reference_interval", "sapo_tau_positive", "sapo_tau_negative", "adam_eps", "max_grad_norm")
+_POSITIVE = (
+    *("kl_target", "reference_interval", "sapo_tau_positive", "sapo_tau_negative", "adam_eps", "max_grad_norm"),
+    "value_ridge",
+)
 
 
 @struct.dataclass
@@ -46,6 +49,8 @@ class Hyperparams:
     """Trace of generalised advantage estimation: 0 is the one-step error, 1 is return minus value."""
     kernel_bandwidth: float = 0.2
     """Squared distance of two states, relative to the mean one, at which a kernel baseline's weight falls to 1/e."""
+    value_ridge: float = 1e-3
+    """Penalty of a least-squares baseline on its weights, in units of the features' mean squares."""
     clip_low: float = 0.2
     """The probability ratio is clipped from below at 1 - clip_low."""
     clip_high: float = 0.2

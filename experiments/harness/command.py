@@ -40,8 +40,8 @@ def command(main: Callable[[], None]) -> None:
     # By default a CPU is one device, and one program seldom keeps more than one of its cores busy.
     if jax.config.jax_num_cpu_devices < 0:
         jax.config.update("jax_num_cpu_devices", num_cores())
-    # A batched LAPACK call, such as brax's, waits for threads of the pool that it runs on. With jax 0.10 that pool has a
-    # thread for each core, and the program hangs if all of them wait: it needs more threads than there are such calls.
+    # A batched LAPACK call, such as brax's, waits for threads of the pool that it runs on. By default this has a thread
+    # for each core, and the program hangs if all of them wait: it needs more threads than there are such calls.
     os.environ.setdefault("NPROC", str(max(16, 4 * num_cores())))
     try:
         apply_gpu_flags()

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from grpo_jax import Config
 from grpo_jax.algorithms import ALGORITHMS
+from grpo_jax.rollouts.starts import ANCHORED
 
 from .suite_settings import IN_SUITES, SUITES
 
-ANCHORED = [name for name, algorithm in ALGORITHMS.items() if algorithm.baseline is not None]
-IN_GROUPS = {name: {"group_size": 8} for name in ANCHORED}
+IN_ANCHORED_GROUPS = [name for name, algorithm in ALGORITHMS.items() if algorithm.start is ANCHORED]
+IN_GROUPS = {name: {"group_size": 8} for name in IN_ANCHORED_GROUPS}
 
 ALGORITHM_SETTINGS = {
     "grpo": {"num_envs": 128, "num_minibatches": 16},  # also for the others with one-episode groups
@@ -25,7 +26,10 @@ BOX_GRPO = {"num_envs": 32, "group_size": 8}
 BOX_PPO = {"normalize_rewards": True, "num_envs": 16, "num_epochs": 10, "learning_rate": 1e-3, "entropy_coef": 0.0}
 MINATAR = {"network": "mlp", "activation": "relu", "num_envs": 64, "learning_rate": 5e-3}
 MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2}
-MINATAR_ANCHORED = {name: {"group_size": 32, "learning_rate": 2.5e-3} for name in ANCHORED}
+MINATAR_BASELINES = {
+    **{name: {"group_size": 32, "learning_rate": 2.5e-3} for name in IN_ANCHORED_GROUPS},
+    "lstd_gae": {"learning_rate": 2.5e-3, "gae_lambda": 0.8},
+}
 MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
 BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # it has to remember which arm pays
 
@@ -103,7 +107,7 @@ ENVIRONMENT_SETTINGS = IN_SUITES | {
     },
     "FourRooms-misc": {"any": {"normalize_observations": True, "entropy_coef": 0.01}},
     **{
-        f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_ANCHORED}
+        f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_BASELINES}
         for game in ("Asterix", "Breakout", "Seaquest", "SpaceInvaders")
     },
     # Its episodes have 2,500 steps, so that there are fewer of them.
@@ -111,7 +115,7 @@ ENVIRONMENT_SETTINGS = IN_SUITES | {
         "any": MINATAR,
         "ppo": MINATAR_PPO,
         "grpo": MINATAR_GRPO | {"num_envs": 16},
-        **MINATAR_ANCHORED,
+        **MINATAR_BASELINES,
     },
     "FrozenLake-misc": {"grpo": {"learning_rate": 1e-3, "entropy_coef": 0.02}},
     "Pong-misc": {"any": {"network": "mlp", "num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},

@@ -6,7 +6,6 @@ environments and steps as suit two cores of a CPU, `total_steps` among them.
 
 from typing import Any
 
-
 # brax's own: discount 0.95 to 0.97, rate 3e-4, rewards times 1 to 10, 2048 to 4096 environments, 50 million steps.
 BRAX = {
     "any": {

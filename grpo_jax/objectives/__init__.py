@@ -4,7 +4,7 @@
 |---|---|
 | `advantage` | `advantages`, `returns`, by `outcome` and `whitened` of `slots` |
 | `normalize` | `whitening` |
-| `baseline` | `baselines`, `kernel` |
+| `baseline` | `baselines`, `kernel`, `lstd`, with the `features` of states |
 | `ratio` | `ratios`, `covariance` |
 | `surrogate` | `surrogates`, by `tuned` of `slots` |
 | `penalties`, `reference`, `reward`, `kl_controller` | `penalties`, with the estimates of `divergences` |
@@ -33,8 +33,10 @@ from grpo_jax.objectives.covariance import (
     random_covariant_steps,
 )
 from grpo_jax.objectives.divergences import abs_k1, exact, k1, k2, k2_straight_through, k3
-from grpo_jax.objectives.kernel import kernel_baseline, kernel_values, observed, policy_features
+from grpo_jax.objectives.features import observed, policy_features
+from grpo_jax.objectives.kernel import kernel_baseline, kernel_values
 from grpo_jax.objectives.losses import explained_variance, grpo_loss, ppo_loss, value_loss
+from grpo_jax.objectives.lstd import lstd_baseline, lstd_values
 from grpo_jax.objectives.penalties import (
     KL_PENALTIES,
     adaptive_coefficient,
@@ -139,6 +141,8 @@ __all__ = [
     "kl_penalized_reward",
     "kl_to_behaviour",
     "kl_to_reference",
+    "lstd_baseline",
+    "lstd_values",
     "leave_one_out",
     "length_weighted",
     "mean_of_sequence_means",

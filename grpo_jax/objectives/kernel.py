@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.features import observed
 from grpo_jax.objectives.returns import bootstrapped_returns
-from grpo_jax.observations import joined
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
 
@@ -162,31 +162,6 @@ def _comparable(x):
 def _variance(x, valid):
     """Variance of each element over valid steps, `[E]`; exactly 0 for one that is 0 throughout."""
     return jnp.var(x, axis=(0, 1), where=valid)
-
-
-def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """States are compared by their observations; several arrays are joined to one (`joined`)."""
-    return joined(trajectory.observation, 2), joined(trajectory.final_observation, 2)
-
-
-def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """States are compared by the features that the actor's head reads."""
-    if policy.features is None:
-        raise ValueError(
-            "this policy, a transformer or a network of your own, has no features for policy_features; give "
-            "make_pure_policy features=..., or use metric=observed"
-        )
-    carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
-    begins = jnp.zeros((1, trajectory.valid.shape[1]), bool)
-
-    def of_final(observation, carry):
-        one_step = jax.tree.map(lambda leaf: leaf[None], observation)
-        return policy.features(params, one_step, carry, begins)[0]
-
-    return (
-        policy.features(params, trajectory.observation, carry, trajectory.is_first),
-        jax.vmap(of_final)(trajectory.final_observation, trajectory.final_carry),
-    )
 
 
 def kernel_baseline(

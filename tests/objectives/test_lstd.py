@@ -1,0 +1,160 @@
+"""Least-squares values against float64 loops, on a chain whose values are known, and what they leave out."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Recall
+
+from grpo_jax import Config, Hyperparams, make_init, make_train_step
+from grpo_jax.algorithms import LSTD_GAE
+from grpo_jax.errors import ConfigError
+from grpo_jax.objectives import lstd_values
+
+T, N, F, E = 9, 6, 3, 4
+DISCOUNT, TRACE, RIDGE = 0.9, 0.7, 1e-2
+solve = jax.jit(functools.partial(lstd_values, discount=DISCOUNT, trace=TRACE), static_argnames="num_folds")
+
+
+def window(seed=0):
+    """Random numbers; some rollouts terminate, some are truncated, once or twice; one is over early."""
+    rng = np.random.default_rng(seed)
+    terminated, truncated, mask = np.zeros((T, N), bool), np.zeros((T, N), bool), np.ones((T, N), bool)
+    terminated[2, 0] = truncated[1, 1] = truncated[4, 1] = truncated[8, 2] = terminated[3, 4] = True
+    mask[4:, 4] = False
+    ended = terminated | truncated
+    is_first = np.concatenate([rng.random((1, N)) < 0.5, ended[:-1] & mask[1:]])
+    return {
+        "features": rng.normal(size=(T, N, E)).astype(np.float32),
+        "final_features": rng.normal(size=(F, N, E)).astype(np.float32),
+        "rewards": np.where(mask, rng.normal(size=(T, N)), 0).astype(np.float32),
+        "terminated": terminated,
+        "truncated": truncated,
+        "is_first": is_first,
+        "mask": mask,
+    }
+
+
+def oracle(data, num_folds, ridge=RIDGE):
+    """In loops over steps, in float64."""
+    features, finals = (np.asarray(data[name], np.float64) for name in ("features", "final_features"))
+    scale = np.sqrt(np.mean(features[data["mask"]] ** 2, axis=0))
+    x, final_x = (np.concatenate([y / scale, np.ones((*y.shape[:2], 1))], axis=-1) for y in (features, finals))
+    matrices, vectors, numbers = np.zeros((N, E + 1, E + 1)), np.zeros((N, E + 1)), np.zeros(N)
+    for n in range(N):
+        z = np.zeros(E + 1)
+        for t in np.flatnonzero(data["mask"][:, n]):
+            z = x[t, n] + DISCOUNT * TRACE * z * (not data["is_first"][t, n])
+            if data["truncated"][t, n]:
+                after = final_x[data["truncated"][:t, n].sum(), n]
+            else:
+                after = x[t + 1, n] if t + 1 < T else final_x[-1, n]
+            after = after * (not data["terminated"][t, n])
+            matrices[n] += np.outer(z, x[t, n] - DISCOUNT * after)
+            vectors[n] += z * data["rewards"][t, n]
+            numbers[n] += 1
+    penalty = np.diag([ridge] * E + [ridge * 1e-6])
+    size = -(-N // num_folds)
+    values, final_values = np.zeros((T, N)), np.zeros((F, N))
+    for n in range(N):
+        others = np.arange(N) // size != n // size
+        weights = np.linalg.solve(
+            matrices[others].sum(0) / numbers[others].sum() + penalty, vectors[others].sum(0) / numbers[others].sum()
+        )
+        values[:, n], final_values[:, n] = x[:, n] @ weights, final_x[:, n] @ weights
+    return values, final_values
+
+
+@pytest.mark.parametrize("num_folds", [2, 3, 4, N], ids=["2", "3", "4, uneven", "one environment each"])
+def test_values_are_those_of_a_loop(num_folds):
+    data = window()
+    for actual, expected in zip(solve(**data, ridge=RIDGE, num_folds=num_folds), oracle(data, num_folds), strict=True):
+        np.testing.assert_allclose(actual, expected, atol=2e-5)
+
+
+def test_values_of_a_chain_are_exact():
+    """Five states in a row, each with a reward; a third of the environments is truncated in state 3."""
+    rewards = np.array([1.0, 0.0, 2.0, -1.0, 3.0])
+    known = np.zeros(5)
+    for s in reversed(range(5)):
+        known[s] = rewards[s] + DISCOUNT * (known[s + 1] if s < 4 else 0)
+    state, first, last, cut = (np.zeros((14, N), int) for _ in range(4))
+    final = np.zeros((4, N), int)
+    here = np.arange(N) % 5
+    for t in range(14):
+        state[t], first[t] = here, here == 0
+        last[t], cut[t] = here == 4, (here == 2) & (np.arange(N) % 3 == 0)
+        for n in np.flatnonzero(cut[t]):
+            final[cut[:t, n].sum(), n] = 3
+        here = np.where(last[t] | cut[t], 0, here + 1)
+    final[-1] = here
+    one_hot = np.eye(5, dtype=np.float32)
+    data = dict(rewards=rewards[state], terminated=last == 1, truncated=cut == 1, is_first=first == 1)
+    mask = np.ones_like(data["truncated"])
+    value, final_value = solve(one_hot[state], one_hot[final], **data, mask=mask, ridge=1e-6)
+    np.testing.assert_allclose(value, known[state], atol=1e-5)
+    used = np.arange(4)[:, None] < cut.sum(0)
+    used[-1] = True
+    np.testing.assert_allclose(final_value[used], known[final][used], atol=1e-5)
+
+
+def test_no_reward_has_a_part_in_the_values_of_its_own_rollout():
+    data = window()
+    before = solve(**data, ridge=RIDGE)
+    changed = data["rewards"].copy()
+    changed[:, 2] += 100
+    after = solve(**data | {"rewards": changed}, ridge=RIDGE)
+    for old, new in zip(before, after, strict=True):
+        assert np.array_equal(old[:, 2:4], new[:, 2:4]), "a fold is two environments"
+        assert (np.abs(new - old)[:, [0, 1, 4, 5]].max(axis=0) > 0.1).all()
+
+
+def test_features_that_repeat_or_vanish_change_nothing():
+    data = window()
+    padded = {
+        name: np.concatenate([data[name], data[name][..., :1], np.zeros_like(data[name][..., :2])], axis=-1)
+        for name in ("features", "final_features")
+    }
+    plain, wide = solve(**data, ridge=1e-5)[0], solve(**data | padded, ridge=1e-5)[0]
+    np.testing.assert_allclose(wide, plain, atol=2e-3)
+    constant = {name: np.zeros_like(data[name]) for name in ("features", "final_features")}
+    assert np.ptp(solve(**data | constant, ridge=RIDGE)[0][:, :2]) < 1e-6, "one number for each fold"
+
+
+def test_values_have_the_units_of_rewards_and_not_those_of_features():
+    data = window()
+    plain = solve(**data, ridge=RIDGE)[0]
+    np.testing.assert_allclose(
+        solve(**data | {"rewards": 1e6 * data["rewards"]}, ridge=RIDGE)[0], 1e6 * plain, rtol=1e-4, atol=10
+    )
+    factor = np.array([1e-6, 1.0, 1e3, 1e6], np.float32)
+    scaled = {name: data[name] * factor for name in ("features", "final_features")}
+    np.testing.assert_allclose(solve(**data | scaled, ridge=RIDGE)[0], plain, atol=1e-4)
+
+
+def test_numbers_that_are_not_finite_are_left_out():
+    data = window()
+    data["features"][3, 5, 1], data["rewards"][6, 3] = np.nan, np.inf
+    values, final_values = solve(**data, ridge=RIDGE)
+    assert np.isfinite(values).all() and np.isfinite(final_values).all() and values[3, 5] == 0
+    nothing = solve(**data | {"mask": np.zeros((T, N), bool)}, ridge=RIDGE)
+    assert (nothing[0] == 0).all() and (nothing[1] == 0).all()
+
+
+@pytest.mark.parametrize("recurrent", ["none", pytest.param("gru", marks=pytest.mark.slow)])
+def test_a_train_step(recurrent):
+    sizes = dict(num_envs=6, num_steps=6, num_epochs=1, num_minibatches=1, hidden_sizes=(4,), recurrent_size=3)
+    config = Config(environment=Recall(), algorithm="lstd_gae", recurrent=recurrent, **sizes)
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    after, metrics = jax.jit(make_train_step(config))(state)
+    assert metrics["optim/skipped_updates"] == 0 and np.isfinite(metrics["value/explained_variance"])
+    assert any(
+        jnp.any(new != old) for new, old in zip(*map(jax.tree.leaves, (after.params, state.params)), strict=True)
+    )
+
+
+def test_a_single_environment_is_refused():
+    with pytest.raises(ConfigError, match="lstd_baseline values an environment by others.*num_envs=2"):
+        Config(environment=Recall(), algorithm=LSTD_GAE, num_envs=1, num_steps=4, num_minibatches=1)
