@@ -1,59 +1,93 @@
 """Settings found to work for suites of environments, as those of `settings.py`: by suite, and for single environments.
 
-They start from the hyperparameters that the suites publish for thousands of environments on a GPU, with as many
-environments and steps as suit two cores of a CPU, `total_steps` among them.
+They start from the hyperparameters that each suite publishes, which are for thousands of environments on a GPU. The
+numbers of environments and steps here suit two cores of a CPU.
 """
 
 from typing import Any
 
-# brax's own: discount 0.95 to 0.97, rate 3e-4, rewards times 1 to 10, 2048 to 4096 environments, 50 million steps.
+# brax publishes discounts of 0.95 to 0.97, rewards times 0.1 to 10, 2048 to 4096 environments, 50 million steps.
 BRAX = {
     "any": {
         "total_steps": 500_000,
         "num_envs": 32,
-        "num_steps": 64,
-        "starts_per_rollout": 1,
         "num_epochs": 10,
         "num_minibatches": 32,
         "learning_rate": 3e-4,
-        "entropy_coef": 0.0,
         "normalize_observations": True,
         "normalize_rewards": True,
+        "entropy_coef": 0.0,
     },
+    "ppo": {"num_steps": 64, "starts_per_rollout": 1},
 }
 
-# Craftax's own: 1024 environments, rate 2e-4, 3 layers of 512, clipping at a norm of 1, 1 billion steps.
+# Craftax publishes 1024 environments, a rate of 2e-4, 3 layers of 512, 1 billion steps.
 CRAFTAX = {
     "any": {
         "total_steps": 1_000_000,
         "num_envs": 64,
-        "num_steps": 64,
-        "starts_per_rollout": 1,
-        "num_epochs": 4,
         "num_minibatches": 8,
         "learning_rate": 1e-3,
         "gae_lambda": 0.8,
         "entropy_coef": 0.01,
         "hidden_sizes": (256, 256),
     },
+    "ppo": {"num_steps": 64, "starts_per_rollout": 1},
 }
 
 PGX = {
     "any": {
-        "total_steps": 2_000_000,
+        "total_steps": 1_000_000,
         "num_envs": 64,
-        "num_steps": 64,
-        "num_epochs": 4,
         "num_minibatches": 8,
         "learning_rate": 1e-3,
         "normalize_rewards": True,
         "entropy_coef": 0.01,
         "network": "mlp",
-        "hidden_sizes": (256, 256),
+        "hidden_sizes": (128, 128),
     },
+    "ppo": {"num_steps": 64},
 }
 
-SUITES: dict[str, dict[str, dict[str, Any]]] = {"brax": BRAX, "craftax": CRAFTAX, "pgx": PGX}
+# Navix publishes 16 environments, 128 steps, one epoch of 8 minibatches, a rate of 2.5e-4, 1 million steps.
+NAVIX = {
+    "any": {
+        "total_steps": 500_000,
+        "num_envs": 32,
+        "num_minibatches": 8,
+        "learning_rate": 1e-3,
+        "entropy_coef": 0.01,
+        "network": "mlp",
+    },
+    "ppo": {"num_steps": 128},
+}
+
+# Jumanji publishes A2C with a convolution of 32 channels, 96 to 256 million steps.
+JUMANJI = {
+    "any": {
+        "total_steps": 1_000_000,
+        "num_envs": 64,
+        "num_minibatches": 8,
+        "learning_rate": 1e-3,
+        "normalize_rewards": True,
+        "entropy_coef": 0.01,
+        "hidden_sizes": (128, 128),
+    },
+    "ppo": {"num_steps": 64},
+}
+
+# MuJoCo Playground publishes a discount of 0.995, rewards times 10, 2048 environments, 60 million steps.
+PLAYGROUND = BRAX | {"any": BRAX["any"] | {"discount": 0.995}}
+
+SUITES: dict[str, dict[str, dict[str, Any]]] = {
+    "brax": BRAX,
+    "craftax": CRAFTAX,
+    "jumanji": JUMANJI,
+    "navix": NAVIX,
+    "pgx": PGX,
+    "playground": PLAYGROUND,
+    "xland": NAVIX,
+}
 """By the name before the colon, each as a value of `ENVIRONMENT_SETTINGS`."""
 
 IN_SUITES: dict[str, dict[str, dict[str, Any]]] = {}
