@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, tokens, train
+from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, suites, tokens, train
 from experiments.harness import token_runs
 from experiments.harness.figures import solved_after
 from experiments.harness.runs import Run, summarise
+from experiments.harness.settings import ENVIRONMENT_SETTINGS, settings
 from experiments.harness.suite_study import write_results
 from grpo_jax import Config, Hyperparams
+from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
@@ -118,13 +120,14 @@ def test_tuned_settings_are_defaults_however_flags_are_written():
 
 def test_auto_is_resolved_before_the_tuned_settings(capsys):
     def parse(*flags):
-        return train.parse(train.Arguments, ["--algorithm", "auto", *flags]).config
+        config = train.parse(train.Arguments, ["--algorithm", "auto", *flags]).config
+        return name_of(config.algorithm), config.num_envs
 
-    assert parse() == train.parse(train.Arguments, []).config
+    assert parse() == ("grpo", 128)
     assert capsys.readouterr().out == "--algorithm auto is grpo: whole episodes are cheap: at most 500 steps\n"
-    assert parse("--total-steps", "100000") == train.parse(train.Arguments, ["--algorithm", "ppo"]).config
-    short = ["--environment", "Freeway-MinAtar", "--env-params", "max_steps_in_episode=100"]
-    assert parse(*short) == train.parse(train.Arguments, short).config
+    assert parse("--total-steps", "100000") == ("ppo", 32), "tuned for PPO"
+    short = "--environment", "Freeway-MinAtar", "--env-params", "max_steps_in_episode=100"
+    assert parse(*short) == ("grpo", 16)
 
 
 @pytest.mark.parametrize(
@@ -204,11 +207,12 @@ def test_the_family_runs(tmp_path, capsys):
     assert "grpo_process: cannot learn" in capsys.readouterr().out
 
 
-def suite_entry(ppo, grpo, algorithm="grpo"):
+def suite_entry(ppo, grpo, algorithm="grpo", labels=("PPO", "GRPO")):
     curve = {"steps": [10, 20], "mean": [0.0, 1.0], "low": [0.0, 0.5], "high": [0.0, 1.5]}
-    runs = {"PPO": (ppo, "ppo"), "GRPO": (grpo, algorithm)}
+    runs = dict(zip(labels, ((ppo, "ppo"), (grpo, algorithm)), strict=True))
     return {"steps": 1000, "random": 0.25, "num_seeds": 5, "hardware": "", "runs": {
-        label: {"algorithm": name, "iqm": value, "ci95": [value - 1, value + 1], "core_seconds": 7.0, "curve": curve}
+        label: {"algorithm": name, "iqm": value, "ci95": [value - 1, value + 1], "core_seconds": 7.0,
+                "steps_per_second": 2000.0, "curve": curve}
         for label, (value, name) in runs.items()
     }}  # fmt: skip
 
@@ -225,6 +229,24 @@ def test_the_suites_table_says_which_goals_are_missed(tmp_path):
     assert lines[0][2:] == ["-240 [-241, -239]", "-500 [-501, -499] `grpo_return_to_go`", "0.25", "-130", "-250", "7 s"]
     assert [line[-2] for line in lines] == ["-250", "-90 (missed)", ""]
     assert (tmp_path / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_of_other_suites_has_published_figures(tmp_path):
+    entry = suite_entry(800.0, 300.0, "kernel_gae", labels=("PPO", "critic-free"))
+    write_results({"brax:hopper": entry}, tmp_path, suites.HEADER, suites.cells)
+    assert (tmp_path / "table.md").read_text().splitlines()[2] == (
+        "| brax:hopper | 1,000 | 800 [799, 801] | 300 [299, 301] `kernel_gae` "
+        f"| {suites.SUITE['brax:hopper'].published} | 2,000 | 7 s |"
+    )
+
+
+def test_settings_are_by_suite_and_exceptions_by_environment(monkeypatch):
+    exception = {"any": {"discount": 0.9}, "ppo": {"num_envs": 48}}
+    monkeypatch.setitem(ENVIRONMENT_SETTINGS, "brax:walker", exception)
+    common, special = settings("brax:runner", "kernel_gae"), settings("brax:walker", "kernel_gae")
+    assert common["normalize_observations"] and common["num_steps"] == 64 and common["group_size"] == 8
+    assert special == common | {"discount": 0.9, "num_envs": 48}
+    assert "num_steps" not in settings("brax:runner", "grpo"), "one-episode groups play to the limit"
 
 
 @pytest.mark.slow
