@@ -25,6 +25,7 @@ COMMANDS = {
         "grpo-vs-ppo": "GRPO beside PPO, the same budget of environment steps",
         "family": "All algorithms on one task",
         "gymnax-suite": "PPO and GRPO on every environment of gymnax",
+        "environments": "Every environment of the other suites, built and stepped",
         "minatar": "Groups without a critic beside PPO on MinAtar",
         "published-cartpole": "Published GRPO results on CartPole-v1 at their own budget of episodes",
         "estimators": "Bias and noise of estimates of the policy gradient",

@@ -1,4 +1,4 @@
-"""Builds and steps every environment of the other suites: `python -m experiments.environments`."""
+"""Every environment of the other suites, built and stepped: `python -m experiments.environments`."""
 
 import dataclasses
 import json
@@ -156,7 +156,9 @@ def random_action(env: Environment, key: jax.Array, state: Any, params: Any) -> 
 
 def is_finite(observation: Any) -> jax.Array:
     """Whether all numbers of an observation are finite."""
-    return jnp.array([jnp.isfinite(jnp.asarray(leaf, jnp.float32)).all() for leaf in jax.tree.leaves(observation)]).all()
+    return jnp.array(
+        [jnp.isfinite(jnp.asarray(leaf, jnp.float32)).all() for leaf in jax.tree.leaves(observation)]
+    ).all()
 
 
 def write_results(results: dict, out: Path) -> None:
