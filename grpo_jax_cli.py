@@ -26,6 +26,7 @@ COMMANDS = {
         "family": "All algorithms on one task",
         "gymnax-suite": "PPO and GRPO on every environment of gymnax",
         "suites": "PPO and a method without a critic on other suites than gymnax",
+        "environments": "Every environment of the other suites, built and stepped",
         "minatar": "Groups without a critic beside PPO on MinAtar",
         "published-cartpole": "Published GRPO results on CartPole-v1 at their own budget of episodes",
         "estimators": "Bias and noise of estimates of the policy gradient",

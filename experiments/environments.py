@@ -1,4 +1,4 @@
-"""Builds and steps every environment of the other suites: `python -m experiments.environments`."""
+"""Every environment of the other suites, built and stepped: `python -m experiments.environments`."""
 
 import dataclasses
 import json

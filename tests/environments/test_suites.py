@@ -103,7 +103,7 @@ def test_the_parameters_of_craftax_are_traced_and_its_time_limit_truncates():
     [
         ("brax", "ants", "brax has no environment 'ants': did you mean 'ant'"),
         ("craftax", "Craftax-v1", "did you mean 'Craftax-Pixels-v1'|did you mean 'Craftax-Symbolic-v1'"),
-        ("pgx", "chess", "'pgx:chess' is a game of 2 players"),
+        ("pgx", "2084", "did you mean '2048'"),
     ],
 )
 def test_errors_say_what_is_wrong(suite, name, message):
@@ -112,9 +112,9 @@ def test_errors_say_what_is_wrong(suite, name, message):
         make_environment(f"{suite}:{name}")
 
 
-@pytest.mark.parametrize("suite", ["brax", "craftax", "pgx"])
+@pytest.mark.parametrize("suite", ["brax", "craftax", "jumanji", "navix", "pgx", "xland"])
 def test_a_suite_that_is_not_installed_is_named(suite, monkeypatch):
-    for module in (suite, "craftax.craftax_env"):
+    for module in (suite, "craftax.craftax_env", "xminigrid"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ValueError, match=rf"needs {suite}: pip install 'grpo-jax\[{suite}\]'"):
         make_environment(f"{suite}:any")

@@ -60,7 +60,7 @@ class Jumanji(Timed):
                 "reward; choose a task with a single reward"
             )
         super().__init__(inner, getattr(inner, "time_limit", LIMITS.get(name)))
-        self._sizes = _sizes(inner.action_spec)
+        self._sizes = _sizes(inner)
         if math.prod(self._sizes) > MAX_ACTIONS:
             raise ConfigError(
                 f"{self.name!r} has an action mask for {len(self._sizes)} choices at once, {math.prod(self._sizes):,} "
@@ -97,7 +97,7 @@ class Jumanji(Timed):
         inner, _ = state.inner
         inner = dataclasses.replace(inner, key=key) if hasattr(inner, "key") else inner
         if self.inner.action_spec.shape:
-            action = jnp.stack(jnp.unravel_index(action, self._sizes))
+            action = jnp.stack(jnp.unravel_index(action, self._sizes)).astype(self.inner.action_spec.dtype)
         inner, timestep = self.inner.step(inner, action)
         state = TimedState((inner, self._legal(timestep)), state.time + 1)
         return _encoded(timestep.observation, self._spec), state, timestep.reward, timestep.last(), {}
@@ -114,9 +114,14 @@ class Jumanji(Timed):
         return mask | ~mask.any()
 
 
-def _sizes(spec: Any) -> tuple[int, ...]:
+def _sizes(env: Any) -> tuple[int, ...]:
     """The number of choices of each part of an action."""
-    return tuple(np.broadcast_to(spec.maximum, spec.shape or 1).reshape(-1) + 1)
+    spec, mask = env.action_spec, getattr(env.observation_spec, "action_mask", None)
+    sizes = tuple((np.broadcast_to(spec.maximum, spec.shape or 1).reshape(-1) + 1).tolist())
+    if mask is None or mask.shape == sizes:
+        return sizes
+    parts, choices = mask.shape  # the bound that MultiCVRP states is too large by 1
+    return (choices,) * parts
 
 
 def _encoded(value: Any, spec: Any) -> Any:
