@@ -16,8 +16,8 @@ import numpy as np
 from grpo_jax.environments.host.episodes import DIGEST_BYTES, Episodes, Moment, Request
 from grpo_jax.environments.host.simulators import Instances, Simulators
 from grpo_jax.environments.host.spaces import action_decoder, observation_leaves
+from grpo_jax.environments.parameters import TimeLimit
 from grpo_jax.environments.spaces import ActionSpace
-from grpo_jax.environments.suites.timed import TimeLimit
 from grpo_jax.types import PyTree
 
 _DIGEST = jax.ShapeDtypeStruct((DIGEST_BYTES // 4,), jnp.uint32)
@@ -50,6 +50,8 @@ class HostEnvironment:
     Raises:
       ConfigError: for spaces that are not supported.
     """
+
+    on_host = True
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class HostEnvironment:
 
     def step_env(self, key: jax.Array, state: HostState, action: jax.Array, params: Any) -> tuple:
         """As in gymnax. All randomness is that of the seed. After the end of an episode the host does nothing."""
-        action = action.astype(self._action.dtype)
+        action = jnp.asarray(action, self._action.dtype)
         flag, real = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), jnp.float32)
         results = (*self._leaves, _DIGEST, real, flag)
         *leaves, digest, reward, terminated = jax.pure_callback(
@@ -111,7 +113,7 @@ class HostEnvironment:
     def _steps(self, state, action):
         state, action = jax.tree.map(np.asarray, (state, action))
         shape = state.seed.shape
-        state, action = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(shape) :]), (state, action))
+        state, action = jax.tree.map(lambda x: x.reshape((-1, *x.shape[len(shape) :])), (state, action))
         limit = state.actions.shape[1]
         playing = np.flatnonzero(~state.ended).tolist()
         seeds, times = state.seed.tolist(), state.time.tolist()
@@ -130,10 +132,10 @@ class HostEnvironment:
         digests = np.frombuffer(b"".join(digests), np.uint32).reshape(-1, *_DIGEST.shape)
         arrays = [np.stack(leaves) for leaves in zip(*observations, strict=True)]
         arrays += [digests, np.array(rewards, np.float32), np.array(terminated, bool)]
-        return tuple(array.reshape(*shape, *array.shape[1:]) for array in arrays)
+        return tuple(array.reshape((*shape, *array.shape[1:])) for array in arrays)
 
     def _on_host(self, function, *arguments):
         try:
             return function(*arguments)
         except Exception as error:
-            raise RuntimeError(f"environment {self.name!r} on the host: {error}") from error
+            raise RuntimeError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}") from error

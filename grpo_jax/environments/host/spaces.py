@@ -47,7 +47,7 @@ def observation_leaves(space: Any) -> tuple[PyTree, Callable[[Any], list[np.ndar
 
 
 def action_decoder(space: Any) -> tuple[ActionSpace, jax.ShapeDtypeStruct, Callable[[np.ndarray], Any]]:
-    """The `ActionSpace` of a space of gymnasium, an action's shape and smallest dtype, and gymnasium's own action of it.
+    """The `ActionSpace` of a space of gymnasium, an action's shape and dtype, and the function to gymnasium's actions.
 
     Raises:
       ConfigError: for another space than `Discrete`, `MultiDiscrete`, `MultiBinary` and `Box` of real numbers.
