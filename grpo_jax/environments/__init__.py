@@ -6,6 +6,7 @@
 from grpo_jax.environments import tokens
 from grpo_jax.environments.environment import Environment, Transition, transition
 from grpo_jax.environments.frame_stack import stack_frames
+from grpo_jax.environments.host import HostEnvironment
 from grpo_jax.environments.parameters import EnvParams, group_parameters, row_parameters
 from grpo_jax.environments.registry import make_environment
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
@@ -16,6 +17,7 @@ __all__ = [
     "Discrete",
     "EnvParams",
     "Environment",
+    "HostEnvironment",
     "MultiDiscrete",
     "Transition",
     "group_parameters",

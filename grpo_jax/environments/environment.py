@@ -35,6 +35,7 @@ class Environment(NamedTuple):
     # (state, params) -> int32 [P]: the tokens that a policy reads before the first observation, padded with -1
     prompt: Callable | None = None
     task: Any = None  # the `tokens.Task` of a token environment
+    on_host: bool = False  # resets and steps call the host
 
 
 def threefry(key: jax.Array) -> jax.Array:

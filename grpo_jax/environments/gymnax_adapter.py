@@ -82,6 +82,7 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         action_space=action_space,
         action_mask=None if mask is None else action_mask,
         max_steps=max_steps,
+        on_host=getattr(env, "on_host", False),
     )
 
 

@@ -6,12 +6,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from grpo_jax.environments.environment import Environment
 from grpo_jax.errors import ConfigError, nearest
 
 EnvParams = Mapping[str, Any] | None
 """Values by name for an environment's traced parameters; parameters that are not named keep their default."""
+
+
+@struct.dataclass
+class TimeLimit:
+    """The only parameter of an environment that has no others."""
+
+    max_steps_in_episode: int
 
 
 def group_parameters(

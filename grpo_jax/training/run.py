@@ -12,7 +12,16 @@ from jax.sharding import Mesh
 
 from grpo_jax.config.config import Config
 from grpo_jax.devices.memory import explain_out_of_memory
-from grpo_jax.devices.mesh import ENVS, make_row_mesh, over_rows, pad_rows, replicated, shard_states, state_shardings
+from grpo_jax.devices.mesh import (
+    ENVS,
+    ROWS,
+    make_row_mesh,
+    over_rows,
+    pad_rows,
+    replicated,
+    shard_states,
+    state_shardings,
+)
 from grpo_jax.environments import EnvParams, row_parameters
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.hyperparams import Hyperparams
@@ -39,8 +48,13 @@ MAX_CHUNK = 1000
 
 
 def check_mesh(config: Config, mesh: Mesh) -> None:
-    """Raises ConfigError if the mesh does not divide the environments of a row."""
+    """Raises ConfigError if the mesh does not divide the environments of a row, or divides any that call the host."""
     num_devices = mesh.shape.get(ENVS, 1)
+    if config.env.on_host and mesh.size > mesh.shape[ROWS]:
+        raise ConfigError(
+            f"environments {config.env.name!r} run on the host, but the mesh {dict(mesh.shape)} splits those of a row, "
+            f"or its policy, over devices; use make_mesh(seeds={mesh.size}), which splits rows only"
+        )
     if config.num_envs % num_devices:
         above = -(-config.num_envs // num_devices) * num_devices
         raise ConfigError(

@@ -58,6 +58,11 @@ def test_execution_plans_are_configured_as_printed():
     assert run_page("accelerators.md")["config"].plan.steps_per_loop == 8
 
 
+def test_an_environment_on_the_host_is_configured_as_printed():
+    pytest.importorskip("gymnasium")
+    assert run_page("host_environments.md")["config"].num_steps == 20
+
+
 @pytest.mark.slow
 def test_the_page_about_pictures_writes_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -4,6 +4,8 @@ from typing import Any
 
 from grpo_jax.environments.suites.brax import Brax
 from grpo_jax.environments.suites.craftax import Craftax
+from grpo_jax.environments.suites.envpool import EnvPool
+from grpo_jax.environments.suites.gymnasium import Gymnasium
 from grpo_jax.environments.suites.jumanji import Jumanji
 from grpo_jax.environments.suites.navix import Navix
 from grpo_jax.environments.suites.pgx import Pgx
@@ -14,6 +16,8 @@ from grpo_jax.errors import ConfigError
 SUITES = {
     "brax": Brax,
     "craftax": Craftax,
+    "envpool": EnvPool,
+    "gymnasium": Gymnasium,
     "jumanji": Jumanji,
     "navix": Navix,
     "pgx": Pgx,
@@ -22,7 +26,7 @@ SUITES = {
 }
 """Functions from the name after the colon to an environment, by the suite before the colon.
 
-A class here lists what it can build: `SUITES["navix"].names()`.
+A class of a suite in JAX lists what it can build: `SUITES["navix"].names()`.
 """
 
 

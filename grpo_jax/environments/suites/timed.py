@@ -4,6 +4,8 @@ from typing import Any
 
 from flax import struct
 
+from grpo_jax.environments.parameters import TimeLimit
+
 
 @struct.dataclass
 class TimedState:
@@ -11,13 +13,6 @@ class TimedState:
 
     inner: Any
     time: int
-
-
-@struct.dataclass
-class TimeLimit:
-    """The only parameter of an environment with a `TimedState`."""
-
-    max_steps_in_episode: int
 
 
 class Timed:

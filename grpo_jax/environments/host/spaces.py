@@ -1,0 +1,74 @@
+"""Spaces of gymnasium: observations as lists of arrays, and actions as arrays."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
+from grpo_jax.errors import ConfigError
+from grpo_jax.types import PyTree
+
+
+def observation_leaves(space: Any) -> tuple[PyTree, Callable[[Any], list[np.ndarray]]]:
+    """The shapes and dtypes of an observation, and the function that gives the list of its arrays.
+
+    The list has the order of `jax.tree.leaves`. Arrays keep their dtype, but float64 and int64 become float32 and
+    int32. A `Discrete` is an int32 scalar that counts from 0, whatever its `start`. `Dict` and `Tuple` are plain dicts
+    and tuples.
+
+    Raises:
+      ConfigError: for another space, whose observations have no fixed shape.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        is_dict = isinstance(space, spaces.Dict)
+        names = sorted(space.spaces) if is_dict else range(len(space.spaces))
+        shapes, encoders = zip(*(observation_leaves(space.spaces[name]) for name in names), strict=True)
+
+        def leaves(observation):
+            parts = zip(names, encoders, strict=True)
+            return [leaf for name, encode in parts for leaf in encode(observation[name])]
+
+        return dict(zip(names, shapes, strict=True)) if is_dict else tuple(shapes), leaves
+    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        raise ConfigError(
+            f"observations in {space} have no fixed shape; use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or "
+            "Tuple of them"
+        )
+    dtype, start = np.dtype(jax.dtypes.canonicalize_dtype(space.dtype)), getattr(space, "start", None)
+    if start is None:
+        return jax.ShapeDtypeStruct(space.shape, dtype), lambda x: [np.asarray(x, dtype)]
+    return jax.ShapeDtypeStruct(space.shape, dtype), lambda x: [np.asarray(x - start, dtype)]
+
+
+def action_decoder(space: Any) -> tuple[ActionSpace, jax.ShapeDtypeStruct, Callable[[np.ndarray], Any]]:
+    """The `ActionSpace` of a space of gymnasium, an action's shape and dtype, and the function to gymnasium's actions.
+
+    Raises:
+      ConfigError: for another space than `Discrete`, `MultiDiscrete`, `MultiBinary` and `Box` of real numbers.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        num_actions, start = int(space.n), int(space.start)
+        return Discrete(num_actions), _smallest((), num_actions), lambda action: int(action) + start
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        sizes = np.ravel(space.nvec) if isinstance(space, spaces.MultiDiscrete) else np.full(np.prod(space.shape), 2)
+        start, sizes = getattr(space, "start", 0), tuple(map(operator.index, sizes))
+        shape = _smallest((len(sizes),), max(sizes))
+        return MultiDiscrete(sizes), shape, lambda action: action.reshape(space.shape).astype(space.dtype) + start
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = (tuple(np.ravel(bound).astype(float).tolist()) for bound in (space.low, space.high))
+        shape = jax.ShapeDtypeStruct((len(low),), jnp.float32)
+        return Box(low, high), shape, lambda action: action.reshape(space.shape).astype(space.dtype)
+    raise ConfigError(f"actions in {space} are not supported; use Discrete, MultiDiscrete, MultiBinary or a real Box")
+
+
+def _smallest(shape: tuple[int, ...], num_actions: int) -> jax.ShapeDtypeStruct:
+    """The smallest integers that hold an action: a state has all actions of its episode."""
+    return jax.ShapeDtypeStruct(shape, np.min_scalar_type(num_actions - 1))

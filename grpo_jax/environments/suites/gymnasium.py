@@ -1,0 +1,25 @@
+"""Environments that are registered with gymnasium, on the host."""
+
+from grpo_jax.environments.host import HostEnvironment
+from grpo_jax.environments.suites.naming import check_known
+from grpo_jax.errors import ConfigError
+
+
+class Gymnasium(HostEnvironment):
+    """An environment of gymnasium, such as "gymnasium:CartPole-v1", or "gymnasium:ale_py:ALE/Pong-v5" of a package."""
+
+    def __init__(self, name: str):
+        import gymnasium
+
+        if ":" not in name:
+            check_known("gymnasium", name, gymnasium.registry)
+        try:
+            limit = gymnasium.spec(name).max_episode_steps
+
+            def make():
+                # gymnasium's own wrapper for the time limit would truncate before a longer max_steps_in_episode.
+                return gymnasium.make(name, max_episode_steps=-1, disable_env_checker=True)
+
+            super().__init__(make, name=f"gymnasium:{name}", max_steps=limit)
+        except gymnasium.error.Error as error:
+            raise ConfigError(f"gymnasium cannot make {name!r}: {error}") from error

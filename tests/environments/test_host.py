@@ -1,0 +1,304 @@
+"""Environments on the host: pure functions of seed and actions, whatever the program does with their states."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import difference, random_play
+
+from grpo_jax import GRPO, PPO, Config, Hyperparams, forked, make_mesh, run
+from grpo_jax.environments import Box, Discrete, HostEnvironment, MultiDiscrete, make_environment
+from grpo_jax.errors import ConfigError
+
+gymnasium = pytest.importorskip("gymnasium")
+spaces = gymnasium.spaces
+LIMIT = 6
+
+
+class Walk(gymnasium.Env):
+    """Left or right on a line, with noise in the observation; the right end pays 1."""
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float64)
+    action_space = spaces.Discrete(2, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = int(self.np_random.integers(-1, 2))
+        return self.look(), {}
+
+    def look(self):
+        return np.array([self.place, self.np_random.normal()])
+
+    def step(self, action):
+        assert action in (5, 6)
+        self.place += 2 * action - 11
+        return self.look(), float(self.place == 3), abs(self.place) == 3, False, {}
+
+
+def walk(**settings):
+    """An environment, and the object behind it."""
+    host = HostEnvironment(Walk, max_steps=LIMIT, **settings)
+    return make_environment(host), host
+
+
+def play_by_hand(env, seed, actions):
+    """Observations, rewards and terminations of gymnasium's own loop."""
+    observations, rows = [env.reset(seed=seed)[0]], []
+    for action in actions:
+        observation, *row = env.step(action)[:3]
+        observations.append(observation)
+        rows.append(row)
+        if row[1]:
+            break
+    return np.float32(observations), np.float32([reward for reward, _ in rows]), [end for _, end in rows]
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The jitted step of four environments that are fresh to each test."""
+    env, host = walk()
+
+    @jax.jit
+    def step(states, actions):
+        return jax.vmap(lambda state, action: env.step(None, state, action, {}))(states, actions)
+
+    return env, host, step
+
+
+def starts(env, num_envs=4):
+    return jax.vmap(lambda key: env.reset(key, {}))(jax.random.split(jax.random.key(0), num_envs))
+
+
+def test_episodes_are_those_of_gymnasium():
+    env = make_environment("gymnasium:CartPole-v1")
+    assert (env.name, env.max_steps, env.action_space) == ("gymnasium:CartPole-v1", 500, Discrete(2))
+    states, first = starts(env)
+    actions = jax.random.randint(jax.random.key(1), (60, 4), 0, 2)
+
+    @jax.jit
+    def play(states):
+        def step(states, actions):
+            moved = jax.vmap(lambda state, action: env.step(None, state, action, {}))(states, actions)
+            return moved.state, moved
+
+        return jax.lax.scan(step, states, actions)[1]
+
+    moved = play(states)
+    peer = gymnasium.make("CartPole-v1")
+    for i in range(4):
+        observations, rewards, terminated = play_by_hand(peer, int(states.seed[i]), np.asarray(actions[:, i]))
+        length = len(rewards)
+        assert np.array_equal(jnp.concatenate([first[None, i], moved.observation[:length, i]]), observations)
+        assert np.array_equal(moved.reward[:length, i], rewards)
+        assert moved.terminated[:length, i].tolist() == terminated and terminated[-1]
+        assert not moved.reward[length:, i].any(), "after its end nothing happens"
+
+
+def test_rollouts_truncate_at_the_limit_and_repeat_themselves():
+    env, _ = walk()
+    play = random_play(env, 3, 14)
+    before, after, trajectory = play(jax.random.key(0))
+    assert not difference(play(jax.random.key(0)), (before, after, trajectory))
+    at_limit = trajectory.episode_length == LIMIT
+    assert np.array_equal(trajectory.truncated, at_limit & ~trajectory.terminated)
+    assert trajectory.truncated.any() and trajectory.terminated.any()
+    reached = trajectory.terminated & (trajectory.reward == 1.0)
+    assert reached.any() and not trajectory.reward[~trajectory.terminated].any()
+
+
+def test_copies_of_a_state_have_futures_of_their_own(step):
+    env, host, step = step
+    states = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], 4, axis=0), starts(env)[0])
+    for actions in ([0, 0, 1, 1], [1, 1, 0, 1]):
+        moved = step(states, jnp.array(actions))
+        states = moved.state
+    assert np.array_equal(moved.observation[0], moved.observation[1]), "the same actions"
+    place = moved.observation[:, 0] - moved.observation[0, 0]
+    assert place.tolist() == [0, 0, 0, 2] and host.episodes.num_steps < 8
+    assert np.array_equal(moved.observation[0, 1], moved.observation[3, 1]), "the noise is that of the seed"
+    copies = jax.tree.map(lambda leaf: jnp.repeat(leaf[3:], 4, axis=0), states)
+    assert not difference(step(copies, jnp.zeros(4, int)), step(copies, jnp.zeros(4, int)))
+
+
+@pytest.mark.parametrize("max_kept", [1024, 1])
+def test_a_restored_state_goes_on_where_there_is_no_instance_of_it(step, max_kept):
+    env, _, step = step
+    other, other_host = walk(max_kept=max_kept)
+    states, _ = starts(env)
+    for t in range(LIMIT):
+        if t == 2:
+            restored = jax.tree.map(lambda leaf: jnp.array(np.asarray(leaf)), states)
+        actions = (jnp.arange(4) + t) % 2
+        moved = step(states, actions)
+        if t >= 2:
+            again = jax.vmap(lambda state, action: other.step(None, state, action, {}))(restored, actions)
+            assert not difference(again, moved)
+            restored = again.state
+        states = moved.state
+    assert moved.state.ended.all() and other_host.episodes.num_replayed >= 8
+
+
+class Unseeded(Walk):
+    def look(self):
+        return np.random.normal(size=2)
+
+
+class Failing(Walk):
+    def step(self, action):
+        raise KeyError("no such place")
+
+
+class Impatient(Walk):
+    def step(self, action):
+        return *super().step(action)[:3], True, {}
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (Unseeded, r"'Unseeded' on the host: .* differs when it is played again .*self\.np_random"),
+        (Failing, "'Failing' on the host: KeyError: 'no such place'"),
+        (Impatient, "truncates an episode after 1 steps, before max_steps_in_episode=6"),
+    ],
+)
+def test_errors_on_the_host_are_readable(make, message):
+    env = make_environment(HostEnvironment(make, max_steps=LIMIT))
+    state, _ = env.reset(jax.random.key(0), {})
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(env.step(None, state, 0, {}))
+
+
+class Everything(gymnasium.Env):
+    """Observes and takes what spaces allow, and checks the actions."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self.observation_space.sample(), 0.5, False, False, {}
+
+
+NESTED = spaces.Dict(
+    {
+        "image": spaces.Box(0, 255, (5, 4, 3), np.uint8),
+        "deep": spaces.Tuple(
+            [spaces.Discrete(3, start=-1), spaces.MultiBinary(2), spaces.Box(-1, 1, (2,), np.float64)]
+        ),
+        "counts": spaces.MultiDiscrete([2, 3]),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "space, expected, action",
+    [
+        (spaces.Discrete(300, start=-7), Discrete(300), jnp.int32(299)),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), MultiDiscrete((2, 3, 4, 5)), jnp.array([1, 2, 3, 4])),
+        (spaces.MultiBinary(3), MultiDiscrete((2, 2, 2)), jnp.array([1, 0, 1])),
+        (spaces.Box(-2, 2, (2, 1), np.float64), Box((-2.0, -2.0), (2.0, 2.0)), jnp.array([0.3, -2.0])),
+    ],
+)
+def test_spaces_of_gymnasium(space, expected, action):
+    env = make_environment(HostEnvironment(lambda: Everything(NESTED, space), max_steps=3))
+    assert env.action_space == expected
+    state, first = env.reset(jax.random.key(0), {})
+    moved = env.step(None, state, action, {})
+    for observation in (first, moved.observation):
+        index, bits, real = observation["deep"]
+        assert index.shape == (3,) and index.sum() == 1, "one-hot"
+        assert (bits.dtype, real.dtype, observation["image"].dtype) == (jnp.int8, jnp.float32, jnp.uint8)
+        assert observation["counts"].shape == (2,) and observation["image"].shape == (5, 4, 3)
+    assert moved.reward == 0.5 and moved.state.time == 1
+
+
+@pytest.mark.parametrize(
+    "observation, action, max_steps, message",
+    [
+        (spaces.Text(5), spaces.Discrete(2), 3, "no fixed shape; use Box"),
+        (NESTED, spaces.Box(0, 5, (2,), np.int32), 3, "actions in Box.* are not supported; use Discrete"),
+        (NESTED, spaces.Discrete(2), None, "max_steps_in_episode=0 of .* leaves no step"),
+    ],
+)
+def test_what_cannot_run_is_an_error_at_construction(observation, action, max_steps, message):
+    with pytest.raises(ConfigError, match=message):
+        make_environment(HostEnvironment(lambda: Everything(observation, action), max_steps=max_steps))
+
+
+def test_names_that_do_not_exist(monkeypatch):
+    with pytest.raises(ConfigError, match="gymnasium has no environment 'CartPole': did you mean 'CartPole-v1'"):
+        make_environment("gymnasium:CartPole")
+    with pytest.raises(ConfigError, match="gymnasium cannot make 'nowhere:CartPole-v1'|No module named 'nowhere'"):
+        make_environment("gymnasium:nowhere:CartPole-v1")
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ConfigError, match=r"needs gymnasium: pip install 'grpo-jax\[gymnasium\]'"):
+        make_environment("gymnasium:CartPole-v1")
+
+
+def config(algorithm, **settings):
+    host = HostEnvironment(Walk, max_steps=LIMIT)
+    return Config(environment=host, algorithm=algorithm, num_envs=16, hidden_sizes=(8,), num_minibatches=1, **settings)
+
+
+def test_a_mesh_cannot_split_them():
+    with pytest.raises(ConfigError, match=r"run on the host, but the mesh .* use make_mesh\(seeds=2\)"):
+        run(config("ppo"), Hyperparams(), jax.random.split(jax.random.key(0), 2), mesh=make_mesh(seeds=1, envs=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "algorithm, settings",
+    [
+        (PPO, {"num_steps": 32}),
+        (PPO, {"num_steps": 32, "execution_plan": "gpu"}),
+        (GRPO, {"group_size": 8}),
+        (GRPO._replace(start=forked(2)), {"group_size": 4}),
+    ],
+    ids=["ppo", "ppo-gpu", "grpo", "forked"],
+)
+def test_they_learn_in_rows_and_a_resumed_run_is_the_uninterrupted_one(algorithm, settings):
+    hyperparams = Hyperparams(learning_rate=0.02, total_steps=10_000.0)
+    keys, halfway = jax.random.split(jax.random.key(0), 2), []
+
+    def keep(progress, chunk):
+        if len(halfway) < 3:
+            halfway.append(progress._replace(states=jax.tree.map(jnp.copy, progress.states)))  # they are donated
+
+    whole = run(config(algorithm, **settings), hyperparams, keys, callback=keep, chunk_length=5)
+    means = np.asarray(whole.metrics["episode/return_mean"])
+    assert np.nanmean(means[-5:]) > np.nanmean(means[:3]) + 0.2
+    fresh = config(algorithm, **settings)
+    resumed = run(fresh, hyperparams, keys, resume_from=halfway[-1], chunk_length=5)
+    assert not difference(resumed.states.params, whole.states.params)
+
+
+@pytest.mark.slow
+def test_episodes_of_envpool_are_its_own():
+    envpool = pytest.importorskip("envpool")
+    env = make_environment("envpool:CartPole-v1")
+    states, first = starts(env)
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=4, seed=states.seed.tolist())
+    assert np.array_equal(pool.reset()[0], first)
+    for t in range(8):
+        actions = jax.random.randint(jax.random.key(t), (4,), 0, 2)
+        moved = jax.vmap(lambda state, action: env.step(None, state, action, {}))(states, actions)
+        observation, reward, terminated, _, _ = pool.step(np.asarray(actions))
+        assert np.array_equal(moved.observation, observation) and np.array_equal(moved.reward, reward)
+        states = moved.state
+    play = random_play(env, 3, 40)
+    _, _, trajectory = play(jax.random.key(0))
+    assert trajectory.terminated.any() and not difference(play(jax.random.key(0))[2], trajectory)
+
+
+@pytest.mark.slow
+def test_images_of_envpool_have_their_channels_last():
+    pytest.importorskip("envpool")
+    env = make_environment("envpool:Pong-v5", {"max_steps_in_episode": LIMIT})
+    assert env.observation == jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
+    assert random_play(env, 2, 8)(jax.random.key(0))[2].truncated.sum() == 2
