@@ -54,13 +54,13 @@ PGX = {
 NAVIX = {
     "any": {
         "total_steps": 500_000,
-        "num_envs": 32,
         "num_minibatches": 8,
         "learning_rate": 1e-3,
         "entropy_coef": 0.01,
         "network": "mlp",
     },
-    "ppo": {"num_steps": 128},
+    "ppo": {"num_envs": 16, "num_steps": 128},
+    "grpo": {"num_envs": 64},
 }
 
 # Jumanji publishes A2C with a convolution of 32 channels, 96 to 256 million steps.
@@ -95,6 +95,7 @@ SUITES: dict[str, dict[str, dict[str, Any]]] = {
 SHORT_STEPS = {"any": {"discount": 0.99}}
 
 IN_SUITES: dict[str, dict[str, dict[str, Any]]] = {
+    "navix:Navix-DoorKey-8x8-v0": {"any": {"total_steps": 1_000_000}},
     "brax:hopper": SHORT_STEPS,
     "brax:walker2d": SHORT_STEPS,
     "brax:humanoid": SHORT_STEPS,

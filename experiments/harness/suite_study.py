@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from grpo_jax import Config
 from grpo_jax.algorithms import name_of
+from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import Plan
@@ -55,8 +56,15 @@ def run_suite(
       cells: those columns of an environment, from its name and its entry in summary.json.
     """
     chosen = arguments.environments or tuple(name for name in environments if name not in read_results(arguments.out))
-    plans = {environment: plan(environment) for environment in chosen}
+    plans = {}
     for environment in chosen:
+        try:
+            plans[environment] = plan(environment)
+        except ConfigError as error:
+            if arguments.environments:
+                raise
+            print(f"left out: {error}")  # such as a suite that is not installed
+    for environment in plans:
         # A run that can be resumed needs a folder with a known name.
         folder = arguments.out / "runs" / environment.replace(":", "_") if arguments.checkpoint_every else None
         study = Study(
