@@ -18,7 +18,7 @@ class Entry(NamedTuple):
     """An environment of the comparison. Its smaller budget is the `total_steps` of its tuned settings."""
 
     full_steps: int  # environment steps of each seed in the published runs
-    critic_free: str = "kernel_gae"  # the method beside PPO
+    critic_free: str = "lstd_gae"  # the method beside PPO
     published: str = ""  # figures at about the smaller number of steps, with their source
 
 

@@ -48,6 +48,7 @@ PGX = {
         "hidden_sizes": (128, 128),
     },
     "ppo": {"num_steps": 64},
+    "lstd_gae": {"learning_rate": 2e-3},
 }
 
 # Navix publishes 16 environments, 128 steps, one epoch of 8 minibatches, a rate of 2.5e-4, 1 million steps.
