@@ -5,10 +5,11 @@ from typing import Any
 from grpo_jax.environments.suites.brax import Brax
 from grpo_jax.environments.suites.craftax import Craftax
 from grpo_jax.environments.suites.pgx import Pgx
+from grpo_jax.environments.suites.playground import Playground
 from grpo_jax.environments.tokens import make_task
 from grpo_jax.errors import ConfigError
 
-SUITES = {"brax": Brax, "craftax": Craftax, "pgx": Pgx, "tokens": make_task}
+SUITES = {"brax": Brax, "craftax": Craftax, "pgx": Pgx, "playground": Playground, "tokens": make_task}
 """Functions from the name after the colon to an environment, by the suite before the colon."""
 
 
