@@ -41,7 +41,7 @@ def brax_drawing(env: Brax) -> Callable[[Any], np.ndarray]:
     """
     import mujoco
 
-    context, model = _opengl(), env.inner.sys.mj_model
+    context, model = _opengl(), env.mj_model
     context.make_current()
     scene = mujoco.MjvScene(model, maxgeom=1000)
     for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
@@ -59,7 +59,7 @@ def brax_drawing(env: Brax) -> Callable[[Any], np.ndarray]:
 
     def draw(state):
         context.make_current()
-        data.qpos[:], data.qvel[:] = state.inner.pipeline_state.q, state.inner.pipeline_state.qd
+        data.qpos[:], data.qvel[:] = env.joints(state)
         mujoco.mj_forward(model, data)
         mujoco.mjv_updateScene(model, data, options, None, camera, mujoco.mjtCatBit.mjCAT_ALL, scene)
         mujoco.mjr_render(view, scene, target)
@@ -86,8 +86,8 @@ def _opengl() -> Any:
         return GLContext(*SIZE)
     except Exception as error:  # each library has errors of its own
         raise ConfigError(
-            f"drawing an environment of brax needs OpenGL, which failed ({error}); without a display, install libegl1 "
-            "or libosmesa6 and set the environment variable MUJOCO_GL=egl or MUJOCO_GL=osmesa"
+            f"drawing the bodies of MuJoCo needs OpenGL, which failed ({error}); without a display, install "
+            "libegl1 or libosmesa6 and set the environment variable MUJOCO_GL=egl or MUJOCO_GL=osmesa"
         ) from error
 
 

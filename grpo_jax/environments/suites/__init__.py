@@ -9,6 +9,7 @@ from grpo_jax.environments.suites.gymnasium import Gymnasium
 from grpo_jax.environments.suites.jumanji import Jumanji
 from grpo_jax.environments.suites.navix import Navix
 from grpo_jax.environments.suites.pgx import Pgx
+from grpo_jax.environments.suites.playground import Playground
 from grpo_jax.environments.suites.xland import XLand
 from grpo_jax.environments.tokens import make_task
 from grpo_jax.errors import ConfigError
@@ -21,6 +22,7 @@ SUITES = {
     "jumanji": Jumanji,
     "navix": Navix,
     "pgx": Pgx,
+    "playground": Playground,
     "xland": XLand,
     "tokens": make_task,
 }

@@ -1,12 +1,14 @@
 """Tasks of brax: rigid bodies that walk, reach and balance."""
 
 import warnings
+from typing import Any
 
 import jax
 
 from grpo_jax.environments.spaces import Box
 from grpo_jax.environments.suites.naming import check_known
 from grpo_jax.environments.suites.timed import Timed, TimedState
+from grpo_jax.errors import ConfigError
 
 
 class Brax(Timed):
@@ -18,6 +20,11 @@ class Brax(Timed):
             from brax import envs
 
             check_known("brax", name, envs._envs)
+            if name == "swimmer":
+                raise ConfigError(
+                    "'brax:swimmer' cannot be stepped: brax passes arguments to jax.numpy.clip that JAX 0.10 removed; "
+                    "use another task, such as 'playground:SwimmerSwimmer6'"
+                )
             super().__init__(envs.get_environment(name), 1000)
         self.name = f"brax:{name}"
 
@@ -27,6 +34,15 @@ class Brax(Timed):
         from brax import envs
 
         return sorted(envs._envs)
+
+    @property
+    def mj_model(self) -> Any:
+        """The model of the task in MuJoCo, for drawings."""
+        return self.inner.sys.mj_model
+
+    def joints(self, state: TimedState) -> tuple[jax.Array, jax.Array]:
+        """Positions and velocities of all joints, in MuJoCo's order."""
+        return state.inner.pipeline_state.q, state.inner.pipeline_state.qd
 
     def action_space(self, params):
         """Actions in [-1, 1], like those of brax's own policies."""
