@@ -10,7 +10,8 @@ from grpo_jax.environments.environment import Environment
 from grpo_jax.environments.gymnax_adapter import env_name, overridden_params
 from grpo_jax.environments.registry import environment_object, make_environment
 from grpo_jax.environments.rendering import grids, shapes, suites
-from grpo_jax.environments.suites import Brax, Craftax, Pgx
+from grpo_jax.environments.suites import Craftax, Pgx
+from grpo_jax.environments.suites.rigid_bodies import RigidBodies
 from grpo_jax.environments.tokens import Task
 from grpo_jax.errors import ConfigError
 
@@ -65,8 +66,8 @@ def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = Non
         if (drawing := _drawing(env)) is not None:
             render, fps = drawing
             return Renderer(one_by_one(lambda state: render(state, env_params)), fps)
-        if isinstance(env, Brax):
-            return Renderer(one_by_one(suites.brax_drawing(env)), 1 / env.inner.dt)
+        if isinstance(env, RigidBodies):
+            return Renderer(one_by_one(suites.rigid_bodies_drawing(env)), 1 / env.dt)
         if isinstance(env, Craftax):
             return Renderer(suites.craftax_drawing(env), 10)
         if isinstance(env, Pgx) and env.inner.id == "2048":
@@ -76,7 +77,8 @@ def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = Non
         return Renderer(lambda states, observations: grids.draw_observations(observations), 15)
     raise ConfigError(
         f"there is no drawing of {environment!r}; give the environment a method render(state, params) -> [H, W, 3] "
-        f"uint8, or choose one that observes an image, of brax or Craftax, or among {', '.join(DRAWINGS)}"
+        "uint8, or choose one that observes an image, of brax, MuJoCo Playground or Craftax, or among "
+        f"{', '.join(DRAWINGS)}"
     )
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from grpo_jax.environments.rendering.grids import enlarge
-from grpo_jax.environments.suites import Brax, Craftax
+from grpo_jax.environments.suites import Craftax
+from grpo_jax.environments.suites.rigid_bodies import RigidBodies
 from grpo_jax.errors import ConfigError
 
 SIZE = 400, 300
@@ -33,7 +34,7 @@ def craftax_drawing(env: Craftax) -> Callable[[Any, np.ndarray], np.ndarray]:
     return draw_all
 
 
-def brax_drawing(env: Brax) -> Callable[[Any], np.ndarray]:
+def rigid_bodies_drawing(env: RigidBodies) -> Callable[[Any], np.ndarray]:
     """MuJoCo's renderer, with a camera that follows the first body: a function from one state to one frame.
 
     Raises:

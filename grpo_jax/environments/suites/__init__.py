@@ -28,7 +28,7 @@ SUITES = {
 }
 """Functions from the name after the colon to an environment, by the suite before the colon.
 
-A class of a suite in JAX lists what it can build: `SUITES["navix"].names()`.
+The class of a suite in JAX lists the names: `SUITES["navix"].names()`. A few of them raise a ConfigError that says why.
 """
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 
-from grpo_jax.environments.spaces import Box
 from grpo_jax.environments.suites.naming import check_known
-from grpo_jax.environments.suites.timed import Timed, TimedState
+from grpo_jax.environments.suites.rigid_bodies import RigidBodies
+from grpo_jax.environments.suites.timed import TimedState
 from grpo_jax.errors import ConfigError
 
 
-class Brax(Timed):
+class Brax(RigidBodies):
     """A brax task, such as "brax:ant", with episodes of 1000 steps as in brax's own training."""
 
     def __init__(self, name: str):
@@ -37,22 +37,12 @@ class Brax(Timed):
 
     @property
     def mj_model(self) -> Any:
-        """The model of the task in MuJoCo, for drawings."""
+        """As in `RigidBodies`."""
         return self.inner.sys.mj_model
 
     def joints(self, state: TimedState) -> tuple[jax.Array, jax.Array]:
-        """Positions and velocities of all joints, in MuJoCo's order."""
+        """As in `RigidBodies`."""
         return state.inner.pipeline_state.q, state.inner.pipeline_state.qd
-
-    def action_space(self, params):
-        """Actions in [-1, 1], like those of brax's own policies."""
-        size = self.inner.action_size
-        return Box((-1.0,) * size, (1.0,) * size)
-
-    def reset_env(self, key, params):
-        """As in gymnax."""
-        inner = self.inner.reset(key)
-        return inner.obs, TimedState(inner, 0)
 
     def step_env(self, key, state, action, params):
         """As in gymnax; brax's dynamics are deterministic."""

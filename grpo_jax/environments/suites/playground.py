@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.environments.suites.brax import Brax
 from grpo_jax.environments.suites.naming import check_known
-from grpo_jax.environments.suites.timed import Timed, TimedState
+from grpo_jax.environments.suites.rigid_bodies import RigidBodies
+from grpo_jax.environments.suites.timed import TimedState
 from grpo_jax.errors import ConfigError
 
 
-class Playground(Brax):
-    """A task such as "playground:CartpoleBalance", whose interface is that of brax.
+class Playground(RigidBodies):
+    """A task such as "playground:CartpoleBalance".
 
     The time limit and the number of times that an action is repeated are those of the task's own configuration; the
     rewards of repeated actions are summed, as in Playground's own training. Physics run in MJX's implementation in JAX,
@@ -34,11 +34,10 @@ class Playground(Brax):
                 raise ConfigError(
                     f"'playground:{name}' needs the robots of mujoco_menagerie, which could not be cloned from GitHub "
                     f"({error}); clone github.com/google-deepmind/mujoco_menagerie into external_deps of the package "
-                    "mujoco_playground, or use a task of the control suite, such as "
-                    "'playground:CartpoleBalance'"
+                    "mujoco_playground, or use a task of the control suite, such as 'playground:CartpoleBalance'"
                 ) from error
         self.num_repeats = config.action_repeat
-        Timed.__init__(self, inner, -(-config.episode_length // self.num_repeats))
+        super().__init__(inner, -(-config.episode_length // self.num_repeats))
         self.name = f"playground:{name}"
 
     @staticmethod
@@ -49,12 +48,17 @@ class Playground(Brax):
         return sorted(registry.ALL_ENVS)
 
     @property
+    def dt(self) -> float:
+        """As in `RigidBodies`."""
+        return self.inner.dt * self.num_repeats
+
+    @property
     def mj_model(self) -> Any:
-        """As in `Brax`."""
+        """As in `RigidBodies`."""
         return self.inner.mj_model
 
     def joints(self, state: TimedState) -> tuple[jax.Array, jax.Array]:
-        """As in `Brax`."""
+        """As in `RigidBodies`."""
         return state.inner.data.qpos, state.inner.data.qvel
 
     def step_env(self, key, state, action, params):

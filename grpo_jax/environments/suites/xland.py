@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.environments.parameters import TimeLimit
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.environments.suites.encoding import one_hot_layers
 from grpo_jax.environments.suites.naming import check_known
-from grpo_jax.environments.suites.timed import TimeLimit
 from grpo_jax.errors import ConfigError
 
 
