@@ -130,7 +130,9 @@ def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case
     def rollout(policy, carry, params):
         rollout_state, key = carry
         key, key_rollout = jax.random.split(key)
-        simulator = Simulator(config.env, policy, params, 1.0, config.plan, config.starts_per_rollout)
+        simulator = Simulator(
+            config.env, policy, params, plan=config.plan, starts_per_rollout=config.starts_per_rollout
+        )
         rollout_state, trajectory = simulator.unroll(
             rollout_state, key_rollout, num_steps=config.num_steps, auto_reset=True
         )

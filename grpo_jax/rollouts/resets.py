@@ -44,7 +44,7 @@ def make_start_states(
     if num_starts is None and (not num_draws or envs_are_split()):
         return lambda ended, num_ended: draw(num_ended)
 
-    num_drawn = num_draws if num_starts is None else num_starts
+    num_drawn = num_starts or num_draws
     drawn = jax.vmap(draw)(jnp.broadcast_to(jnp.arange(num_drawn)[:, None], (num_drawn, keys.shape[0])))
     if num_starts == 1:
         only = jax.tree.map(lambda leaf: leaf[0], drawn)

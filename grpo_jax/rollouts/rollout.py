@@ -82,10 +82,9 @@ class Simulator(NamedTuple):
     ) -> tuple[RolloutState, Trajectory]:
         """Acts for `num_steps` in every environment and records what happens.
 
-        With `auto_reset` an environment whose episode ends starts another, from a start state that is drawn for this
-        episode: start states have the environment's own distribution and are independent of each other, except that
-        `starts_per_rollout` repeats those of an environment. Truncation is exact: `next_value` is the critic's value of
-        the true next observation, which may be a final one.
+        With `auto_reset` an environment whose episode ends starts another. Start states have the environment's own
+        distribution and are independent of each other, but `starts_per_rollout` repeats those of an environment.
+        Truncation is exact: `next_value` is the critic's value of the true next observation, which may be a final one.
 
         Without `auto_reset` an environment whose episode ends stays in its final state: later steps are not `valid`,
         have reward 0 and change nothing but the policy's carry, which is not read again.
@@ -113,8 +112,9 @@ class Simulator(NamedTuple):
         all_alive = jnp.ones(num_envs, bool)
         if auto_reset:
             reset_keys = shared_keys(key_reset, num_envs, num_sharing)
-            nums = (n and min(n, num_steps) for n in (plan.num_reset_draws, self.starts_per_rollout))
-            start_states = make_start_states(self.environment, environment_params, reset_keys, *nums)
+            num_draws = min(plan.num_reset_draws, num_steps)
+            num_starts = self.starts_per_rollout and min(self.starts_per_rollout, num_steps)
+            start_states = make_start_states(self.environment, environment_params, reset_keys, num_draws, num_starts)
 
         def step(progress, now):
             before, truncations = progress.state, progress.truncations

@@ -76,7 +76,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         policy = acting_policy(config, state.normalizer, hyperparams)
 
         simulator = Simulator(
-            *(config.env, policy, state.params, hyperparams.discount, config.plan, config.starts_per_rollout)
+            config.env, policy, state.params, hyperparams.discount, config.plan, config.starts_per_rollout
         )
         rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout)
         normalizer = merge_rollout(state.normalizer, trajectory)
