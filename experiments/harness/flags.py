@@ -43,8 +43,8 @@ class Chosen:
     """The flags on which the defaults of all others depend."""
 
     config: Path | None = None
-    environment: str = Config.environment
-    algorithm: str = Config.algorithm
+    environment: str | None = None
+    algorithm: str | None = None
     network: str = Config.network
     env_params: tuple[str, ...] = ()
     total_steps: float | None = None
@@ -54,19 +54,22 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     """Parses the flags of a class with the fields of `Settings`.
 
     The defaults are the fields in the file --config, or else the tuned settings of the environment and the algorithm.
-    Parameters of the environment are merged one by one.
+    Parameters of the environment are merged one by one. The algorithm "auto" is replaced before the tuned settings are
+    read.
     """
     with one_line_errors():
         chosen, _ = tyro.cli(Chosen, args=flags, return_unknown_args=True, add_help=False)
-    if chosen.algorithm == "auto":
-        name, reason = _choose_algorithm(chosen)
+    from_file = {} if chosen.config is None else read_fields(chosen.config)
+    environment = chosen.environment or from_file.get("environment", Config.environment)
+    algorithm = chosen.algorithm or from_file.get("algorithm", Config.algorithm)
+    if algorithm == "auto":
+        name, reason = _choose_algorithm(environment, from_file or settings(environment, "grpo"), chosen)
         if is_process_zero():
             print(f"--algorithm auto is {name}: {reason}")
         return parse(arguments, [*flags, "--algorithm", name])
-    if chosen.config is not None:
-        fields = read_fields(chosen.config)
-    else:
-        fields = settings(chosen.environment, name_of(by_name(chosen.algorithm)))
+    fields = from_file
+    if chosen.config is None:
+        fields = settings(environment, name_of(by_name(algorithm)))
         if is_own(chosen.network):  # one of the user's own, on which the tuned settings of a network have no effect
             fields = {name: value for name, value in fields.items() if name not in BUILT_IN_FIELDS}
     static, traced = split_fields(fields)
@@ -81,13 +84,13 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     )
 
 
-def _choose_algorithm(chosen: Chosen) -> Choice:
-    """The algorithm that "auto" stands for, with the parameters of the environment and the budget of the flags."""
-    fields = settings(chosen.environment, "grpo") if chosen.config is None else read_fields(chosen.config)
+def _choose_algorithm(environment: str, fields: Mapping[str, Any], chosen: Chosen) -> Choice:
+    """The algorithm that "auto" stands for; flags override the fields' parameters of the environment and budget."""
     env_params = dict(fields.get("env_params", ())) | dict(map(parse_override, chosen.env_params))
-    total_steps = chosen.total_steps or fields.get("total_steps", Hyperparams().total_steps)
-    environment = make_environment(fields.get("environment", chosen.environment), env_params)
-    return automatic_algorithm(environment.max_steps, total_steps)
+    total_steps = fields.get("total_steps", Hyperparams().total_steps)
+    if chosen.total_steps is not None:
+        total_steps = chosen.total_steps
+    return automatic_algorithm(make_environment(environment, env_params).max_steps, total_steps)
 
 
 def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.ConstructorRegistry:

@@ -71,7 +71,7 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
     if not smallest >= config.steps_per_iteration:
         raise ConfigError(
             f"total_steps={smallest:.0f} does not allow one iteration of num_envs * num_steps = "
-            f"{config.steps_per_iteration} environment steps; {_smaller_iteration(config, int(smallest))}"
+            f"{config.steps_per_iteration} environment steps; {_smaller_iteration(config, int(max(smallest, 0)))}"
         )
     if not max_episodes >= 1:
         raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
@@ -96,17 +96,16 @@ def _smaller_iteration(config: Config, total_steps: int) -> str:
     start, limit = config.algorithm.start, config.env.max_steps
     if not start.from_reset or config.num_steps < limit:
         return "raise total_steps or lower num_envs or num_steps"
-    continuing = (name for name, algorithm in ALGORITHMS.items() if algorithm.start.auto_reset)
-    num_envs = total_steps // limit // config.group_size * config.group_size
-    advice = [
-        f"raise total_steps, or use --algorithm auto or one whose episodes continue across rollouts "
-        f"({', '.join(continuing)})",
-    ]
-    if num_envs:
+    continuing = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.start.auto_reset)
+    advice = [f"an algorithm whose episodes continue across rollouts (--algorithm auto; {continuing})"]
+    if num_envs := total_steps // limit // config.group_size * config.group_size:
         advice.append(f"num_envs={num_envs} or fewer")
-    if total_steps >= config.num_envs:
-        advice.append(f"env_params with max_steps_in_episode={total_steps // config.num_envs} or less")
-    return f"one-episode groups play to the episode limit of {config.env.name}, {limit} steps: {', or '.join(advice)}"
+    if max_steps := total_steps // config.num_envs:
+        advice.append(f"env_params with max_steps_in_episode={max_steps} or less")
+    return (
+        f"one-episode groups play to the episode limit of {config.env.name}, {limit} steps; raise total_steps, or use "
+        f"{', or '.join(advice)}"
+    )
 
 
 def most_steps(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> int:

@@ -118,7 +118,7 @@ def test_tuned_settings_are_defaults_however_flags_are_written():
     assert config("--environment", "Catch-bsuite").env.max_steps == 9
 
 
-def test_auto_is_resolved_before_the_tuned_settings(capsys):
+def test_auto_is_resolved_before_the_tuned_settings(tmp_path, capsys):
     def parse(*flags):
         config = train.parse(train.Arguments, ["--algorithm", "auto", *flags]).config
         return name_of(config.algorithm), config.num_envs
@@ -128,6 +128,13 @@ def test_auto_is_resolved_before_the_tuned_settings(capsys):
     assert parse("--total-steps", "100000") == ("ppo", 32), "tuned for PPO"
     short = "--environment", "Freeway-MinAtar", "--env-params", "max_steps_in_episode=100"
     assert parse(*short) == ("grpo", 16)
+    file = tmp_path / "fields.json"
+    fields = {"algorithm": "auto", "environment": "CartPole-v1", "total_steps": 1e5, "num_envs": 8}
+    file.write_text(json.dumps(fields | {"num_minibatches": 1}))
+    config = train.parse(train.Arguments, ["--config", str(file)]).config
+    assert name_of(config.algorithm) == "ppo", "the budget allows fewer than 500 episodes"
+    assert parse("--config", str(file), "--total-steps", "1e6") == ("grpo", 8)
+    assert parse("--config", str(file), "--total-steps", "1e6", "--environment", "Freeway-MinAtar") == ("ppo", 8)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from experiments.harness import sweeps
 from experiments.harness.command import join_processes, parse_mesh
 from experiments.harness.runs import Run
 from grpo_jax import Config, Hyperparams, TrainState
+from grpo_jax.algorithms import name_of
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.plan import Plan
@@ -39,6 +40,12 @@ def test_traced_and_static_axes_span_a_grid():
     assert found.plans[3].label == "num_minibatches=4, learning_rate=0.01"
     # What is not said is as experiments.train has it: tuned for the environment and the algorithm.
     assert found.plans[0].config.env.max_steps == 9 and found.plans[0].hyperparams.entropy_coef == 0.01
+
+
+def test_auto_chooses_for_the_smallest_budget_of_a_sweep():
+    plans = make_sweep(["--algorithm", "auto", "--total-steps", "1e6", "1e5"]).plans
+    assert [name_of(plan.config.algorithm) for plan in plans] == ["ppo", "ppo"]
+    assert [plan.hyperparams.total_steps for plan in plans] == [1e6, 1e5]
 
 
 def test_samples_are_drawn_log_uniformly():
