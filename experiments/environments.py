@@ -1,7 +1,6 @@
 """Every environment of the other suites, built and stepped: `python -m experiments.environments`."""
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ import numpy as np
 from grpo_jax.environments import Box, Environment, MultiDiscrete, group_parameters, make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.recording.files import write_json
 
 from .harness.command import command
 from .harness.parsing import parse_flags
+from .harness.summaries import SUMMARY, TABLE, read_results, write_results
 
-SUMMARY, TABLE = "summary.json", "table.md"
 LIMIT = 20
 """The lowered time limit, so that truncation is seen."""
 LISTED = tuple(suite for suite, make in SUITES.items() if hasattr(make, "names"))
@@ -44,13 +42,12 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    summary = arguments.out / SUMMARY
-    results = json.loads(summary.read_text()) if summary.exists() else {}
+    results = read_results(arguments.out)
     names = arguments.environments or tuple(name for name in all_names(arguments.suites) if name not in results)
     for i, name in enumerate(names, start=1):
         started = time.perf_counter()
         results[name] = examine(name, arguments.num_envs, arguments.num_steps)
-        write_results(dict(sorted(results.items())), arguments.out)
+        write_results(dict(sorted(results.items())), arguments.out, HEADER, row)
         seconds = time.perf_counter() - started
         print(f"[{i}/{len(names)}] {name}: {results[name]['problem'] or 'ok'} ({seconds:.0f} s)", flush=True)
     num_ok = sum(not result["problem"] for result in results.values())
@@ -73,20 +70,21 @@ def all_names(suites: tuple[str, ...]) -> list[str]:
 
 
 def examine(name: str, num_envs: int, num_steps: int) -> dict[str, Any]:
-    """The row of an environment: its spaces, limit and speed, and its problem, "" if there is none."""
-    row: dict[str, Any] = {"problem": ""}
+    """The result of an environment: its spaces, limit and speed, and its problem, "" if there is none."""
+    result: dict[str, Any] = {"problem": ""}
     try:
         env = make_environment(name)
         shapes = [f"{list(leaf.shape)} {leaf.dtype}" for leaf in jax.tree.leaves(env.observation)]
         actions = f"{env.action_space}{', masked' if env.action_mask else ''}"
-        row |= {"observation": ", ".join(shapes), "actions": actions, "limit": env.max_steps}
+        result |= {"observation": ", ".join(shapes), "actions": actions, "limit": env.max_steps}
         if isinstance(env.action_space, Box):
-            row["actions"] = f"Box of {len(env.action_space.low)}"
+            result["actions"] = f"Box of {len(env.action_space.low)}"
         limit = min(LIMIT, env.max_steps)
-        row |= step_randomly(make_environment(name, {"max_steps_in_episode": limit}), num_envs, num_steps)
+        result |= step_randomly(make_environment(name, {"max_steps_in_episode": limit}), num_envs, num_steps)
     except Exception as error:  # each package has errors of its own
-        row["problem"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    return row
+        first_line, *_ = str(error).strip().splitlines() or [""]
+        result["problem"] = f"{type(error).__name__}: {first_line}"
+    return result
 
 
 def step_randomly(env: Environment, num_envs: int, num_steps: int) -> dict[str, Any]:
@@ -126,9 +124,9 @@ def random_play(env: Environment, params: Any, key: jax.Array, num_envs: int, nu
         moved = jax.vmap(env.step)(keys[1], state, actions, params)
         length = length + 1
         ended = moved.terminated | moved.truncated
-        right = moved.truncated == (length >= env.max_steps) & ~moved.terminated
+        at_limit = (length >= env.max_steps) & ~moved.terminated
         fine = {
-            "truncation is not at the time limit": right.all(),
+            "truncation is not at the time limit": (moved.truncated == at_limit).all(),
             "a reward is not finite": jnp.isfinite(moved.reward).all(),
             "an observation is not finite": is_finite(moved.observation),
         }
@@ -156,20 +154,17 @@ def random_action(env: Environment, key: jax.Array, state: Any, params: Any) -> 
 
 def is_finite(observation: Any) -> jax.Array:
     """Whether all numbers of an observation are finite."""
-    return jnp.array(
-        [jnp.isfinite(jnp.asarray(leaf, jnp.float32)).all() for leaf in jax.tree.leaves(observation)]
-    ).all()
+    leaves = (jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(observation))
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
 
 
-def write_results(results: dict, out: Path) -> None:
-    """Writes summary.json and table.md."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / SUMMARY, results)
-    columns = ["observation", "actions", "limit", "compile_seconds", "steps_per_second", "problem"]
-    header = ["name", "observation", "actions", "limit", "compile, s", "steps/s", "problem"]
-    rows = [header, ["---"] * len(header)]
-    rows += [[f"`{name}`", *(_cell(result.get(column, "")) for column in columns)] for name, result in results.items()]
-    (out / TABLE).write_text("\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n")
+HEADER = ["name", "observation", "actions", "limit", "compile, s", "steps/s", "problem"]
+
+
+def row(name: str, result: dict[str, Any]) -> list[str]:
+    """The columns of `HEADER` for an environment."""
+    fields = "observation", "actions", "limit", "compile_seconds", "steps_per_second", "problem"
+    return [f"`{name}`", *(_cell(result.get(field, "")) for field in fields)]
 
 
 def _cell(value: Any) -> str:

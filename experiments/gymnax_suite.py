@@ -9,8 +9,7 @@ from grpo_jax.recording.plan import Plan
 
 from .harness.command import command
 from .harness.parsing import parse_flags
-from .harness.runs import make_plan
-from .harness.suite_study import SuiteArguments, run_suite, score_cell
+from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 
 
 class Entry(NamedTuple):
@@ -74,18 +73,13 @@ class Arguments(SuiteArguments):
 
 
 def main(arguments: Arguments) -> None:
-    run_suite("gymnax_suite", arguments, list(SUITE), functools.partial(make_plans, arguments), HEADER, cells)
+    run_suite("gymnax_suite", arguments, list(SUITE), functools.partial(plans, arguments), HEADER, cells)
 
 
-def make_plans(arguments: Arguments, environment: str) -> list[Plan]:
+def plans(arguments: Arguments, environment: str) -> list[Plan]:
     """The runs of PPO and of GRPO."""
     entry = SUITE.get(environment, Entry())
-    total_steps = int(arguments.steps_factor * entry.steps)
-    algorithms = {"PPO": "ppo", "GRPO": entry.variant}
-    return [
-        make_plan(environment, name, arguments.training_keys, total_steps=total_steps, label=label)
-        for label, name in algorithms.items()
-    ]
+    return make_plans(arguments, environment, {"PPO": "ppo", "GRPO": entry.variant}, entry.steps)
 
 
 HEADER = ["steps", "PPO", "GRPO", "random", "published", "goal", "PPO's core time"]

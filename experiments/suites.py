@@ -5,21 +5,21 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
+from grpo_jax import Hyperparams
 from grpo_jax.recording.plan import Plan
 
 from .harness.command import command
 from .harness.parsing import parse_flags
-from .harness.runs import make_plan
 from .harness.settings import settings
-from .harness.suite_study import SuiteArguments, run_suite, score_cell
+from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 
 
 class Entry(NamedTuple):
     """An environment of the comparison. Its smaller budget is the `total_steps` of its tuned settings."""
 
-    full_steps: int  # environment steps of each seed in the published runs
+    full_steps: int | None = None  # environment steps of each seed in the published runs
     critic_free: str = "lstd_gae"  # the method beside PPO
-    published: str = ""  # figures at about the smaller number of steps, with their source
+    published: str = ""  # returns of PPO after the numbers of steps stated, with their source
 
 
 BRAX = "https://github.com/google/brax/blob/main/notebooks/training.ipynb"
@@ -69,19 +69,16 @@ class Arguments(SuiteArguments):
 
 
 def main(arguments: Arguments) -> None:
-    run_suite("suites", arguments, list(SUITE), functools.partial(make_plans, arguments), HEADER, cells)
+    run_suite("suites", arguments, list(SUITE), functools.partial(plans, arguments), HEADER, cells)
 
 
-def make_plans(arguments: Arguments, environment: str) -> list[Plan]:
-    """The runs of PPO and of the method without a critic, over as many steps as PPO."""
-    entry = SUITE.get(environment, Entry(0))
-    full = arguments.full and entry.full_steps
-    total_steps = int(arguments.steps_factor * (full or settings(environment, "ppo")["total_steps"]))
-    algorithms = {"PPO": "ppo", "critic-free": entry.critic_free}
-    return [
-        make_plan(environment, name, arguments.training_keys, total_steps=total_steps, label=label)
-        for label, name in algorithms.items()
-    ]
+def plans(arguments: Arguments, environment: str) -> list[Plan]:
+    """The runs of PPO and of the method without a critic, over the same number of steps."""
+    entry = SUITE.get(environment, Entry())
+    total_steps = settings(environment, "ppo").get("total_steps", Hyperparams().total_steps)
+    if arguments.full and entry.full_steps is not None:
+        total_steps = entry.full_steps
+    return make_plans(arguments, environment, {"PPO": "ppo", "critic-free": entry.critic_free}, total_steps)
 
 
 HEADER = ["steps", "PPO", "critic-free", "published PPO", "PPO's steps/s", "PPO's core time"]

@@ -1,7 +1,6 @@
 """Comparisons on many environments, one after another, whose results are kept beside those of earlier runs."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,17 +11,17 @@ from grpo_jax import Config
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
-from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import Plan
 
 from .command import hardware
 from .figures import draw_curves
-from .runs import Run, Score, sampled_return, score_summary
+from .runs import Run, Score, make_plan, sampled_return, score_summary
 from .study import Study, StudyArguments
+from .summaries import SUMMARY, TABLE, read_results, write_results
 
 LONGEST_EVALUATION = 2500
 """Steps after which an episode of an evaluation is cut off."""
-SUMMARY, TABLE, CURVES = "summary.json", "table.md", "learning_curves.png"
+CURVES = "learning_curves.png"
 
 
 @dataclasses.dataclass
@@ -48,14 +47,15 @@ def run_suite(
     """Makes the planned runs on each environment, and writes all results of the folder after each.
 
     Args:
-      name: of the comparison.
+      name: name of the comparison.
       arguments: flags of the command line.
       environments: names of all its environments, in the order of the table.
-      plan: the runs on an environment.
-      header: of the table's columns after the first, which is the environment.
+      plan: the runs on an environment, from its name.
+      header: titles of the table's columns after the first, which is the environment.
       cells: those columns of an environment, from its name and its entry in summary.json.
     """
-    chosen = arguments.environments or tuple(name for name in environments if name not in read_results(arguments.out))
+    present = read_results(arguments.out)
+    chosen = arguments.environments or tuple(name for name in environments if name not in present)
     plans = {}
     for environment in chosen:
         try:
@@ -78,15 +78,20 @@ def run_suite(
         results = read_results(arguments.out) | {environment: summarise_environment(study.runs)}
         in_order = [name for name in environments if name in results]
         results = {name: results[name] for name in dict.fromkeys(in_order + list(results))}
-        write_results(results, arguments.out, header, cells)
+        write_comparison(results, arguments.out, header, cells)
     print((arguments.out / TABLE).read_text())
     print(f"Results in {arguments.out}: {TABLE}, {SUMMARY}, {CURVES}")
 
 
-def read_results(out: Path) -> dict:
-    """The results in a folder, by the names of the environments."""
-    summary = out / SUMMARY
-    return json.loads(summary.read_text()) if summary.exists() else {}
+def make_plans(
+    arguments: SuiteArguments, environment: str, algorithms: Mapping[str, str], total_steps: float
+) -> list[Plan]:
+    """Runs of the named algorithms, by their labels, over `total_steps * steps_factor` environment steps."""
+    total_steps = int(arguments.steps_factor * total_steps)
+    return [
+        make_plan(environment, name, arguments.training_keys, total_steps=total_steps, label=label)
+        for label, name in algorithms.items()
+    ]
 
 
 def make_score(config: Config) -> Score:
@@ -132,15 +137,11 @@ def rounded(value: ArrayLike) -> float | list[float]:
     return [rounded(element) for element in value] if np.ndim(value) else float(f"{value:.4g}")
 
 
-def write_results(
+def write_comparison(
     results: Mapping[str, dict], out: Path, header: Sequence[str], cells: Callable[[str, dict], list[str]]
 ) -> None:
     """Writes summary.json, and draws the table and the curves of the results in it."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / SUMMARY, results)
-    header = ["environment", *header]
-    rows = [header, ["---"] * len(header)] + [[name, *cells(name, entry)] for name, entry in results.items()]
-    (out / TABLE).write_text("\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n")
+    write_results(results, out, ["environment", *header], lambda name, entry: [name, *cells(name, entry)])
     panels = {
         name: {label: Curve(*map(np.asarray, run["curve"].values())) for label, run in entry["runs"].items()}
         for name, entry in results.items()

@@ -18,7 +18,7 @@ from experiments.harness import token_runs
 from experiments.harness.figures import solved_after
 from experiments.harness.runs import Run, summarise
 from experiments.harness.settings import ENVIRONMENT_SETTINGS, settings
-from experiments.harness.suite_study import write_results
+from experiments.harness.suite_study import write_comparison
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
@@ -230,7 +230,7 @@ def test_the_suites_table_says_which_goals_are_missed(tmp_path):
         "Acrobot-v1": suite_entry(-95.0, -91.0),
         "Swimmer-misc": suite_entry(3.0, 4.0),
     }
-    write_results(results, tmp_path, gymnax_suite.HEADER, gymnax_suite.cells)
+    write_comparison(results, tmp_path, gymnax_suite.HEADER, gymnax_suite.cells)
     assert json.loads((tmp_path / "summary.json").read_text()) == results
     lines = [line.strip("| ").split(" | ") for line in (tmp_path / "table.md").read_text().splitlines()[2:]]
     assert lines[0][2:] == ["-240 [-241, -239]", "-500 [-501, -499] `grpo_return_to_go`", "0.25", "-130", "-250", "7 s"]
@@ -240,7 +240,7 @@ def test_the_suites_table_says_which_goals_are_missed(tmp_path):
 
 def test_the_table_of_other_suites_has_published_figures(tmp_path):
     entry = suite_entry(800.0, 300.0, "kernel_gae", labels=("PPO", "critic-free"))
-    write_results({"brax:hopper": entry}, tmp_path, suites.HEADER, suites.cells)
+    write_comparison({"brax:hopper": entry}, tmp_path, suites.HEADER, suites.cells)
     assert (tmp_path / "table.md").read_text().splitlines()[2] == (
         "| brax:hopper | 1,000 | 800 [799, 801] | 300 [299, 301] `kernel_gae` "
         f"| {suites.SUITE['brax:hopper'].published} | 2,000 | 7 s |"

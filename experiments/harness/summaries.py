@@ -1,0 +1,32 @@
+"""Results by the name of the environment: summary.json in a folder, and a table of them."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from grpo_jax.recording.files import write_json
+
+SUMMARY, TABLE = "summary.json", "table.md"
+
+
+def read_results(out: Path) -> dict[str, dict]:
+    """The results in a folder, by the names of the environments."""
+    summary = out / SUMMARY
+    return json.loads(summary.read_text()) if summary.exists() else {}
+
+
+def write_results(
+    results: Mapping[str, dict], out: Path, header: Sequence[str], row: Callable[[str, dict], Sequence[str]]
+) -> None:
+    """Writes summary.json and table.md.
+
+    Args:
+      results: by the names of the environments, in the order of the table.
+      out: the folder.
+      header: titles of the table's columns.
+      row: the cells of an environment, from its name and its result.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / SUMMARY, results)
+    rows = [header, ["---"] * len(header), *(row(name, result) for name, result in results.items())]
+    (out / TABLE).write_text("\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n")
