@@ -13,7 +13,7 @@ from grpo_jax.objectives.returns import next_values
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
 
-HIGHEST = jax.lax.Precision.HIGHEST
+_sum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 def lstd_values(
@@ -79,30 +79,41 @@ def lstd_values(
     errors = jnp.where(known[..., None], x - discount * following, 0.0)
     rewards = jnp.where(known, rewards, 0.0)
 
-    def accumulate(z, now):
-        x, is_first = now
-        z = x + discount * trace * jnp.where(is_first[:, None], 0.0, z)
-        return z, z
-
-    _, z = jax.lax.scan(accumulate, jnp.zeros_like(x[0]), (x, is_first))
-
-    def split(x):
-        padding = [(0, 0), (0, -num_envs % num_folds), *((0, 0),) * (x.ndim - 2)]
-        return jnp.pad(x, padding).reshape(len(x), num_folds, -1, *x.shape[2:])
-
-    sums = functools.partial(jnp.einsum, precision=HIGHEST)
-    z, known = split(z), split(known)
-    others = 1.0 - jnp.eye(num_folds, dtype=x.dtype)
-    matrix = sums("jk,kef->jef", others, sums("tkne,tknf->kef", z, split(errors)))
-    vector = sums("jk,ke->je", others, sums("tkne,tkn->ke", z, split(rewards)))
-    number = jnp.maximum(others @ jnp.sum(known, axis=(0, 2)), 1.0)
-    penalty = jnp.full(x.shape[-1], ridge, matrix.dtype).at[-1].multiply(1e-6)
-    weights = jax.vmap(jnp.linalg.solve)(matrix / number[:, None, None] + jnp.diag(penalty), vector / number[:, None])
+    z = _eligibility(x, is_first, discount * trace)
+    split = functools.partial(_split, num_folds=num_folds)
+    weights = _weights_by_others(*map(split, (z, errors, rewards, known)), ridge)
 
     def value(x):
-        return sums("tkne,ke->tkn", split(x), weights).reshape(len(x), -1)[:, :num_envs]
+        return _sum("tkne,ke->tkn", split(x), weights).reshape(len(x), -1)[:, :num_envs]
 
     return value(x), value(final_x)
+
+
+def _eligibility(x, is_first, decay):
+    """The sum of this and earlier states `[T, N, E]` of an episode, those k steps before times `decay^k`."""
+
+    def accumulate(z, now):
+        x, is_first = now
+        z = x + decay * jnp.where(is_first[:, None], 0.0, z)
+        return z, z
+
+    return jax.lax.scan(accumulate, jnp.zeros_like(x[0]), (x, is_first))[1]
+
+
+def _split(x, num_folds):
+    """`[T, N, ...]` as `[T, K, N / K, ...]`: K folds of neighbours, padded with zeros."""
+    padding = [(0, 0), (0, -x.shape[1] % num_folds), *((0, 0),) * (x.ndim - 2)]
+    return jnp.pad(x, padding).reshape(len(x), num_folds, -1, *x.shape[2:])
+
+
+def _weights_by_others(z, errors, rewards, known, ridge):
+    """The w of each fold, `[K, E]`, by the steps of the other folds; each argument is `[T, K, N / K, ...]`."""
+    others = 1.0 - jnp.eye(z.shape[1], dtype=z.dtype)
+    matrix = _sum("jk,kef->jef", others, _sum("tkne,tknf->kef", z, errors))
+    vector = _sum("jk,ke->je", others, _sum("tkne,tkn->ke", z, rewards))
+    number = jnp.maximum(others @ jnp.sum(known, axis=(0, 2)), 1.0)
+    penalty = jnp.full(z.shape[-1], ridge, matrix.dtype).at[-1].multiply(1e-6)
+    return jax.vmap(jnp.linalg.solve)(matrix / number[:, None, None] + jnp.diag(penalty), vector / number[:, None])
 
 
 def lstd_baseline(
