@@ -9,7 +9,7 @@ from grpo_jax import Config
 from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.rollouts.starts import ANCHORED
 
-from .suite_settings import IN_SUITES, SUITES
+from .suite_settings import BY_ENVIRONMENT, BY_SUITE
 
 IN_ANCHORED_GROUPS = [name for name, algorithm in ALGORITHMS.items() if algorithm.start is ANCHORED]
 IN_GROUPS = {name: {"group_size": 8} for name in IN_ANCHORED_GROUPS}
@@ -50,10 +50,10 @@ TOKEN_SETTINGS = {
     **IN_GROUPS,
 }
 
-SUITE_SETTINGS = SUITES | {"tokens": TOKEN_SETTINGS}
+SUITE_SETTINGS = BY_SUITE | {"tokens": TOKEN_SETTINGS}
 """By the name before the colon."""
 
-ENVIRONMENT_SETTINGS = IN_SUITES | {
+ENVIRONMENT_SETTINGS = BY_ENVIRONMENT | {
     "Pendulum-v1": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
     "Reacher-misc": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
     "Swimmer-misc": {"any": BOX | {"discount": 0.99}, "ppo": BOX_PPO, "grpo": BOX_GRPO | {"num_envs": 16}},

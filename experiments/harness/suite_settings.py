@@ -81,7 +81,7 @@ JUMANJI = {
 # MuJoCo Playground publishes a discount of 0.995, rewards times 10, 2048 environments, 60 million steps.
 PLAYGROUND = BRAX | {"any": BRAX["any"] | {"discount": 0.995}}
 
-SUITES: dict[str, dict[str, dict[str, Any]]] = {
+BY_SUITE: dict[str, dict[str, dict[str, Any]]] = {
     "brax": BRAX,
     "craftax": CRAFTAX,
     "jumanji": JUMANJI,
@@ -95,7 +95,7 @@ SUITES: dict[str, dict[str, dict[str, Any]]] = {
 # Their steps are of 0.008 to 0.015 seconds; those of the others are of 0.02 to 0.05 seconds.
 SHORT_STEPS = {"any": {"discount": 0.99}}
 
-IN_SUITES: dict[str, dict[str, dict[str, Any]]] = {
+BY_ENVIRONMENT: dict[str, dict[str, dict[str, Any]]] = {
     "navix:Navix-DoorKey-8x8-v0": {"any": {"total_steps": 1_000_000}},
     "brax:hopper": SHORT_STEPS,
     "brax:walker2d": SHORT_STEPS,

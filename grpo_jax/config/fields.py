@@ -36,8 +36,8 @@ class Fields:
     num_steps: int | None = None
     """Steps of each environment in one rollout; the episode limit for one-episode groups, else 128, if left out."""
     starts_per_rollout: int | None = None
-    """Start states drawn for each environment in each rollout (or window), which its new episodes use in turn, for
-    environments whose resets are dear; None: every episode has a start state of its own."""
+    """Start states drawn for each environment in each rollout (or window), which its new episodes use in turn: for
+    expensive resets. None: every episode has a start state of its own."""
     cut_episodes: bool = False
     """Allow rollouts shorter than an episode of a one-episode group; longer episodes are then cut off."""
     regroup_every: int | None = None
