@@ -11,7 +11,7 @@ from grpo_jax import Config
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.plan import Plan, folder_name
 
 from .command import hardware
 from .figures import draw_curves
@@ -64,11 +64,13 @@ def run_suite(
             if arguments.environments:
                 raise
             print(f"left out: {error}")  # such as a suite that is not installed
+    if not plans and not present:
+        raise ConfigError("none of the environments can be made, for the reasons above; install a suite that they need")
     for environment in plans:
         # A run that can be resumed needs a folder with a known name.
-        folder = arguments.out / "runs" / environment.replace(":", "_") if arguments.checkpoint_every else None
+        folder = arguments.out / "runs" / folder_name(environment) if arguments.checkpoint_every else None
         study = Study(
-            f"{name}_{environment.replace(':', '_')}",
+            folder_name(f"{name}_{environment}"),
             plans[environment],
             dataclasses.replace(arguments, out=folder),
             score=make_score(plans[environment][0].config),

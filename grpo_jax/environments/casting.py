@@ -21,13 +21,13 @@ def without_weak_type(leaf: Any) -> jax.Array:
 def cast_like(tree: PyTree, like: PyTree, what: str) -> PyTree:
     """The arrays of `tree`, which comes from a step, with the dtypes of `like`, which comes from a reset.
 
-    In some environments the dtypes differ: a sum of an integer and a float, say, where a reset has a float. A cast
-    back to a narrower kind would lose information: from a float to an integer, or from an integer to a boolean.
+    In some environments the dtypes differ, such as a float after a reset and an integer after a step. A cast to a
+    narrower kind would lose information: from a float to an integer, or from an integer to a boolean.
 
     Args:
       tree: arrays and numbers.
       like: arrays, or their shapes and dtypes.
-      what: what the trees are, for errors.
+      what: name of the trees, for errors.
 
     Raises:
       ConfigError: the trees differ in their structure or in a shape, or a cast would lose information; with the leaf.
@@ -59,6 +59,6 @@ def _difference(tree: PyTree, like: PyTree) -> str:
 
 
 def _keeps_information(dtype: Any, wanted: Any) -> bool:
-    """Whether a cast does not narrow the kind of number; random keys have no kind, and must have the same dtype."""
+    """Whether a cast does not narrow the kind of number. Random keys have no kind, so their dtypes must be equal."""
     kinds = [next((i for i, kind in enumerate(_KINDS) if jnp.issubdtype(d, kind)), None) for d in (dtype, wanted)]
     return dtype == wanted if None in kinds else kinds[0] <= kinds[1]

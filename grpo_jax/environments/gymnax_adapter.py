@@ -30,7 +30,8 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
       env: has `default_params`, a dataclass with `max_steps_in_episode`; `action_space(params)`, a space of gymnax or
         an `ActionSpace`; `reset_env(key, params) -> observation, state`; `is_truncated(state, params)`; and
         `step_env(key, state, action, params) -> observation, state, reward, terminated, info`, which neither resets
-        nor checks the time limit. Optional: `action_mask(state, params) -> bool [num_actions]`, the legal actions.
+        nor checks the time limit. Optional: `action_mask(state, params) -> bool [num_actions]`, the legal actions; and
+        `on_host`, whether resets and steps call the host.
       overrides: new default values for fields of the parameters.
 
     Raises:

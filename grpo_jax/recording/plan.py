@@ -43,8 +43,8 @@ class Plan(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name with the characters that a folder's name may have."""
-        return re.sub(r"[^\w.()-]+", "_", self.name)
+        """The name as that of a folder."""
+        return folder_name(self.name)
 
     def describe(self) -> dict[str, Any]:
         """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
@@ -80,6 +80,11 @@ def describe(config: Config) -> dict[str, Any]:
 def as_lists(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays by name as nested lists."""
     return {name: np.asarray(value).tolist() for name, value in arrays.items()}
+
+
+def folder_name(name: str) -> str:
+    """The name with `_` for characters that a folder's name may not have."""
+    return re.sub(r"[^\w.()-]+", "_", name)
 
 
 def claim(directory: Path, plans: Sequence[Plan], *, resume: bool, subfolder: str = "") -> None:

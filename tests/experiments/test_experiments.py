@@ -18,7 +18,7 @@ from experiments.harness import token_runs
 from experiments.harness.figures import solved_after
 from experiments.harness.runs import Run, summarise
 from experiments.harness.settings import ENVIRONMENT_SETTINGS, settings
-from experiments.harness.suite_study import write_comparison
+from experiments.harness.suite_study import run_suite, write_comparison
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
@@ -245,6 +245,15 @@ def test_the_table_of_other_suites_has_published_figures(tmp_path):
         "| brax:hopper | 1,000 | 800 [799, 801] | 300 [299, 301] `kernel_gae` "
         f"| {suites.SUITE['brax:hopper'].published} | 2,000 | 7 s |"
     )
+
+
+def test_a_comparison_in_which_nothing_is_installed_is_an_error(tmp_path, capsys):
+    def plan(environment):
+        raise ConfigError(f"{environment} needs a package")
+
+    with pytest.raises(ConfigError, match="none of the environments can be made"):
+        run_suite("suites", suites.Arguments(out=tmp_path / "new"), ["some:task"], plan, suites.HEADER, suites.cells)
+    assert capsys.readouterr().out == "left out: some:task needs a package\n"
 
 
 def test_settings_are_by_suite_and_exceptions_by_environment(monkeypatch):

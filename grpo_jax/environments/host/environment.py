@@ -1,9 +1,10 @@
 """Environments on the host with the interface of gymnax.
 
-A compiled program calls the host for every reset and step, through callbacks that are pure: XLA may repeat them, leave
-them out or reorder them, rollouts draw start states that no episode begins with, groups copy states, and a checkpoint
-has arrays only. A simulator's own state is none of these. But an episode of an environment that is seeded is a function
-of its seed and its actions, so these are the state here, and `Episodes` finds or replays the simulator that is there.
+A compiled program calls the host for every reset and step, through callbacks that must be pure: XLA may repeat them,
+leave them out or reorder them, rollouts draw start states that no episode begins with, groups copy states, and a
+checkpoint has arrays only. A state that a simulator keeps to itself allows none of this. But an episode of a seeded
+environment is a function of its seed and its actions, so these are the state here. `Episodes` finds the simulator that
+has reached a state, or replays the episode in another one.
 """
 
 from collections.abc import Callable
@@ -38,14 +39,14 @@ class HostEnvironment:
 
         Config(environment=HostEnvironment(MyEnv, max_steps=200))
 
-    `reset(seed=s)` must determine the whole episode, given the actions. If a replay differs, an error says so.
+    `reset(seed=s)` must determine the whole episode, given the actions. A replay that differs is an error.
 
     Args:
-      make: makes one instance; as many are made as there are environments in parallel. Or any `Simulators`.
+      make: a function that makes an instance, called about once for each parallel environment; or `Simulators`.
       name: for messages and files; by default the name of `make`.
       max_steps: the default of the parameter `max_steps_in_episode`; None: that of the instance's `spec`.
-      max_kept: the most instances in mid-episode. More states than that (rows × `num_envs`) are right but slow, as each
-        step then replays its episode.
+      max_kept: the most instances in mid-episode. With more states than that (rows × `num_envs`) the results are the
+        same, but each step replays its episode.
 
     Raises:
       ConfigError: for spaces that are not supported.
