@@ -13,12 +13,13 @@ from .harness.runs import make_plan
 from .harness.settings import settings
 from .harness.suite_study import SuiteArguments, run_suite, score_cell
 
+CRITIC_FREE = "lstd_gae"
+
 
 class Entry(NamedTuple):
     """An environment of the comparison. Its smaller budget is the `total_steps` of its tuned settings."""
 
     full_steps: int  # environment steps of each seed in the published runs
-    critic_free: str = "lstd_gae"  # the method beside PPO
     published: str = ""  # figures at about the smaller number of steps, with their source
 
 
@@ -77,7 +78,7 @@ def make_plans(arguments: Arguments, environment: str) -> list[Plan]:
     entry = SUITE.get(environment, Entry(0))
     full = arguments.full and entry.full_steps
     total_steps = int(arguments.steps_factor * (full or settings(environment, "ppo")["total_steps"]))
-    algorithms = {"PPO": "ppo", "critic-free": entry.critic_free}
+    algorithms = {"PPO": "ppo", "critic-free": CRITIC_FREE}
     return [
         make_plan(environment, name, arguments.training_keys, total_steps=total_steps, label=label)
         for label, name in algorithms.items()

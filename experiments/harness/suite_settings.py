@@ -56,7 +56,7 @@ NAVIX = {
     "any": {
         "total_steps": 250_000,
         "num_minibatches": 8,
-        "learning_rate": 1e-3,
+        "learning_rate": 5e-4,
         "entropy_coef": 0.01,
         "network": "mlp",
     },
