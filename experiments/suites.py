@@ -13,12 +13,13 @@ from .harness.parsing import parse_flags
 from .harness.settings import settings
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 
+ALGORITHMS = {"PPO": "ppo", "critic-free": "lstd_gae"}
+
 
 class Entry(NamedTuple):
     """An environment of the comparison. Its smaller budget is the `total_steps` of its tuned settings."""
 
     full_steps: int | None = None  # environment steps of each seed in the published runs
-    critic_free: str = "lstd_gae"  # the method beside PPO
     published: str = ""  # returns of PPO after the numbers of steps stated, with their source
 
 
@@ -39,12 +40,12 @@ SUITE = {
     "craftax:Craftax-Classic-Symbolic-v1": Entry(1_000_000_000, published=f"19.8 at 1B ([Craftax]({CRAFTAX}))"),
     "craftax:Craftax-Symbolic-v1": Entry(1_000_000_000, published=f"4.97 at 1M, 26.9 at 1B ([Craftax]({CRAFTAX}))"),
     "pgx:2048": Entry(20_000_000),
-    "navix:Navix-Empty-6x6-v0": Entry(1_000_000, "grpo", published=f"1 at 262k ([Navix]({NAVIX}))"),
-    "navix:Navix-DoorKey-5x5-v0": Entry(1_000_000, "grpo"),
+    "navix:Navix-Empty-6x6-v0": Entry(1_000_000, published=f"1 at 262k ([Navix]({NAVIX}))"),
+    "navix:Navix-DoorKey-5x5-v0": Entry(1_000_000),
     "navix:Navix-DoorKey-8x8-v0": Entry(
         1_000_000, published=f"0.77 at 262k, 0.89 at 524k, 0.96 at 1M ([Navix]({NAVIX}))"
     ),
-    "xland:MiniGrid-DoorKey-5x5": Entry(1_000_000, "grpo", published=f"0.964 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
+    "xland:MiniGrid-DoorKey-5x5": Entry(1_000_000, published=f"0.964 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
     "xland:XLand-MiniGrid-R1-9x9/trivial-1m": Entry(100_000_000),
     "jumanji:Snake-v1": Entry(256_000_000),
     "jumanji:Game2048-v1": Entry(96_000_000),
@@ -78,7 +79,7 @@ def plans(arguments: Arguments, environment: str) -> list[Plan]:
     total_steps = settings(environment, "ppo").get("total_steps", Hyperparams().total_steps)
     if arguments.full and entry.full_steps is not None:
         total_steps = entry.full_steps
-    return make_plans(arguments, environment, {"PPO": "ppo", "critic-free": entry.critic_free}, total_steps)
+    return make_plans(arguments, environment, ALGORITHMS, total_steps)
 
 
 HEADER = ["steps", "PPO", "critic-free", "published PPO", "PPO's steps/s", "PPO's core time"]

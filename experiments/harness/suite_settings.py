@@ -54,9 +54,9 @@ PGX = {
 # Navix publishes 16 environments, 128 steps, one epoch of 8 minibatches, a rate of 2.5e-4, 1 million steps.
 NAVIX = {
     "any": {
-        "total_steps": 500_000,
+        "total_steps": 250_000,
         "num_minibatches": 8,
-        "learning_rate": 1e-3,
+        "learning_rate": 5e-4,
         "entropy_coef": 0.01,
         "network": "mlp",
     },
