@@ -1,4 +1,4 @@
-"""Settings found to work for suites of environments, as those of `settings.py`: by suite, and for single environments.
+"""Settings of suites of environments, beside those of `settings.py`: by suite, and for single environments.
 
 They start from the hyperparameters that each suite publishes, which are for thousands of environments on a GPU. The
 numbers of environments and steps here suit two cores of a CPU.
