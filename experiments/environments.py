@@ -1,7 +1,6 @@
 """Every environment of the other suites, built and stepped: `python -m experiments.environments`."""
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from grpo_jax.recording.files import write_json
 
 from .harness.command import command
 from .harness.parsing import parse_flags
+from .harness.suite_study import SUMMARY, TABLE, read_results
 
-SUMMARY, TABLE = "summary.json", "table.md"
 LIMIT = 20
 """The lowered time limit, so that truncation is seen."""
 LISTED = tuple(suite for suite, make in SUITES.items() if hasattr(make, "names"))
@@ -44,8 +43,7 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    summary = arguments.out / SUMMARY
-    results = json.loads(summary.read_text()) if summary.exists() else {}
+    results = read_results(arguments.out)
     names = arguments.environments or tuple(name for name in all_names(arguments.suites) if name not in results)
     for i, name in enumerate(names, start=1):
         started = time.perf_counter()
@@ -53,7 +51,7 @@ def main(arguments: Arguments) -> None:
         write_results(dict(sorted(results.items())), arguments.out)
         seconds = time.perf_counter() - started
         print(f"[{i}/{len(names)}] {name}: {results[name]['problem'] or 'ok'} ({seconds:.0f} s)", flush=True)
-    num_ok = sum(not result["problem"] for result in results.values())
+    num_ok = sum(not result.get("problem") for result in results.values())
     print(f"{num_ok} of {len(results)} environments have no problem. Results in {arguments.out}: {TABLE}, {SUMMARY}")
 
 

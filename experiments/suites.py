@@ -5,6 +5,7 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
+from grpo_jax import Hyperparams
 from grpo_jax.recording.plan import Plan
 
 from .harness.command import command
@@ -77,7 +78,9 @@ def make_plans(arguments: Arguments, environment: str) -> list[Plan]:
     """The runs of PPO and of the method without a critic, over as many steps as PPO."""
     entry = SUITE.get(environment, Entry(0))
     full = arguments.full and entry.full_steps
-    total_steps = int(arguments.steps_factor * (full or settings(environment, "ppo")["total_steps"]))
+    total_steps = int(
+        arguments.steps_factor * (full or settings(environment, "ppo").get("total_steps", Hyperparams().total_steps))
+    )
     algorithms = {"PPO": "ppo", "critic-free": CRITIC_FREE}
     return [
         make_plan(environment, name, arguments.training_keys, total_steps=total_steps, label=label)

@@ -43,7 +43,7 @@ class Chosen:
     """The flags on which the defaults of all others depend."""
 
     config: Path | None = None
-    environment: str = Config.environment
+    environment: str | None = None
     algorithm: str = Config.algorithm
     network: str = Config.network
     env_params: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     if chosen.config is not None:
         fields = read_fields(chosen.config)
     else:
-        fields = settings(chosen.environment, name_of(by_name(chosen.algorithm)))
+        fields = settings(chosen.environment or Config.environment, name_of(by_name(chosen.algorithm)))
         if is_own(chosen.network):  # one of the user's own, on which the tuned settings of a network have no effect
             fields = {name: value for name, value in fields.items() if name not in BUILT_IN_FIELDS}
     static, traced = split_fields(fields)
@@ -83,10 +83,11 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
 
 def _choose_algorithm(chosen: Chosen) -> Choice:
     """The algorithm that "auto" stands for, with the parameters of the environment and the budget of the flags."""
-    fields = settings(chosen.environment, "grpo") if chosen.config is None else read_fields(chosen.config)
+    name = chosen.environment or Config.environment
+    fields = settings(name, "grpo") if chosen.config is None else read_fields(chosen.config)
     env_params = dict(fields.get("env_params", ())) | dict(map(parse_override, chosen.env_params))
     total_steps = chosen.total_steps or fields.get("total_steps", Hyperparams().total_steps)
-    environment = make_environment(fields.get("environment", chosen.environment), env_params)
+    environment = make_environment(chosen.environment or fields.get("environment", name), env_params)
     return automatic_algorithm(environment.max_steps, total_steps)
 
 

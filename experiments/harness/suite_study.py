@@ -55,7 +55,8 @@ def run_suite(
       header: of the table's columns after the first, which is the environment.
       cells: those columns of an environment, from its name and its entry in summary.json.
     """
-    chosen = arguments.environments or tuple(name for name in environments if name not in read_results(arguments.out))
+    done = read_results(arguments.out)
+    chosen = arguments.environments or tuple(name for name in environments if name not in done)
     plans = {}
     for environment in chosen:
         try:
@@ -84,9 +85,19 @@ def run_suite(
 
 
 def read_results(out: Path) -> dict:
-    """The results in a folder, by the names of the environments."""
+    """The results in a folder, by the names of the environments.
+
+    Raises:
+      ConfigError: its summary.json is of something else.
+    """
     summary = out / SUMMARY
-    return json.loads(summary.read_text()) if summary.exists() else {}
+    try:
+        results = json.loads(summary.read_text()) if summary.exists() else {}
+    except ValueError as error:
+        raise ConfigError(f"{summary} cannot be read: {error}; remove it, or give another --out") from error
+    if not (isinstance(results, dict) and all(isinstance(entry, dict) for entry in results.values())):
+        raise ConfigError(f"{summary} has no results by environment; give another --out")
+    return results
 
 
 def make_score(config: Config) -> Score:

@@ -118,7 +118,7 @@ def test_tuned_settings_are_defaults_however_flags_are_written():
     assert config("--environment", "Catch-bsuite").env.max_steps == 9
 
 
-def test_auto_is_resolved_before_the_tuned_settings(capsys):
+def test_auto_is_resolved_before_the_tuned_settings(tmp_path, capsys):
     def parse(*flags):
         config = train.parse(train.Arguments, ["--algorithm", "auto", *flags]).config
         return name_of(config.algorithm), config.num_envs
@@ -128,6 +128,9 @@ def test_auto_is_resolved_before_the_tuned_settings(capsys):
     assert parse("--total-steps", "100000") == ("ppo", 32), "tuned for PPO"
     short = "--environment", "Freeway-MinAtar", "--env-params", "max_steps_in_episode=100"
     assert parse(*short) == ("grpo", 16)
+    (tmp_path / "fields.json").write_text('{"environment": "Freeway-MinAtar"}')
+    assert parse("--config", str(tmp_path / "fields.json"))[0] == "ppo"
+    assert parse("--config", str(tmp_path / "fields.json"), "--environment", "Acrobot-v1")[0] == "grpo"
 
 
 @pytest.mark.parametrize(
