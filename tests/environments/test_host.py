@@ -253,7 +253,7 @@ def test_spaces_of_gymnasium(space, expected, action):
     [
         (spaces.Text(5), spaces.Discrete(2), 3, "no fixed shape; use Box"),
         (NESTED, spaces.Box(0, 5, (2,), np.int32), 3, "actions in Box.* are not supported; use Discrete"),
-        (NESTED, spaces.Discrete(2), None, "max_steps_in_episode=0 of .* leaves no step"),
+        (NESTED, spaces.Discrete(2), None, "max_steps_in_episode=0 of .* leaves no step; write env_params"),
     ],
 )
 def test_what_cannot_run_is_an_error_at_construction(observation, action, max_steps, message):
