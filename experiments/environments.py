@@ -50,7 +50,7 @@ def main(arguments: Arguments) -> None:
         write_results(dict(sorted(results.items())), arguments.out, HEADER, row)
         seconds = time.perf_counter() - started
         print(f"[{i}/{len(names)}] {name}: {results[name]['problem'] or 'ok'} ({seconds:.0f} s)", flush=True)
-    num_ok = sum(not result["problem"] for result in results.values())
+    num_ok = sum(not result.get("problem") for result in results.values())
     print(f"{num_ok} of {len(results)} environments have no problem. Results in {arguments.out}: {TABLE}, {SUMMARY}")
 
 

@@ -4,15 +4,26 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 
 SUMMARY, TABLE = "summary.json", "table.md"
 
 
 def read_results(out: Path) -> dict[str, dict]:
-    """The results in a folder, by the names of the environments."""
+    """The results in a folder, by the names of the environments.
+
+    Raises:
+      ConfigError: its summary.json is of something else.
+    """
     summary = out / SUMMARY
-    return json.loads(summary.read_text()) if summary.exists() else {}
+    try:
+        results = json.loads(summary.read_text()) if summary.exists() else {}
+    except ValueError as error:
+        raise ConfigError(f"{summary} cannot be read: {error}; remove it, or give another --out") from error
+    if not (isinstance(results, dict) and all(isinstance(entry, dict) for entry in results.values())):
+        raise ConfigError(f"{summary} has no results by environment; give another --out")
+    return results
 
 
 def write_results(

@@ -42,7 +42,7 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
     defaults = overridden_params(env, overrides)
     max_steps = _cast(getattr(defaults, LIMIT), 0, LIMIT)  # in some of gymnax's environments it is a float
     if max_steps < 1:
-        raise ConfigError(f"{LIMIT}={max_steps} of {name!r} leaves no step; use at least 1")
+        raise ConfigError(f"{LIMIT}={max_steps} of {name!r} leaves no step; write env_params={{'{LIMIT}': 100}}, say")
     action_space, to_gymnax = _actions(env.action_space(defaults), name)
     encode = _encoder(env, defaults)
     mask = getattr(env, "action_mask", None)

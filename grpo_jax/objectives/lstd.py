@@ -14,6 +14,8 @@ from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
 
 _sum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+LARGEST_DISCOUNT = 1 - 1e-5
+"""Of values: if nothing terminates they grow with the horizon, and their differences would be lost in rounding."""
 
 
 def lstd_values(
@@ -49,18 +51,25 @@ def lstd_values(
       terminated, truncated: `[T, N]` bool.
       is_first: `[T, N]` bool, the first step of an episode.
       mask: `[T, N]`, true on the valid steps.
-      discount: in [0, 1].
+      discount: in [0, 1]; values have at most `LARGEST_DISCOUNT`.
       trace: lambda of the eligibility, in [0, 1]: 0 fits one-step errors, 1 the returns of the window.
       ridge: weight of the penalty on w, in units of the features' mean squares. The constant 1 has a millionth of it.
-      num_folds: from 2 to N. Static.
+      num_folds: 2 or more; at most N are made. Static.
 
     Returns:
       Values `[T, N]` and `[F, N]`, in the units of the returns. The value of a state that is not finite is 0. Such
       states, steps that lead to one and rewards that are not finite have no part in w. Features that are 0 in the
       whole batch have no effect.
+
+    Raises:
+      ValueError: for fewer than 2 environments or folds.
     """
     num_envs = rewards.shape[1]
-    num_folds = min(num_folds, num_envs)
+    if num_envs < 2:
+        raise ValueError("lstd_values values an environment by others, but there is only one; use num_envs=2 or more")
+    if num_folds < 2:
+        raise ValueError(f"num_folds={num_folds} leaves no other environments to value one by; use 2 or more")
+    num_folds, discount = min(num_folds, num_envs), jnp.minimum(discount, LARGEST_DISCOUNT)
     features, final_features, rewards = map(at_least_float32, (features, final_features, rewards))
     usable, finally_usable = (jnp.all(jnp.isfinite(jnp.square(x)), axis=-1) for x in (features, final_features))
     usable_mask = usable & mask.astype(bool)
@@ -113,7 +122,9 @@ def _weights_by_others(z, errors, rewards, known, ridge):
     vector = _sum("jk,ke->je", others, _sum("tkne,tkn->ke", z, rewards))
     number = jnp.maximum(others @ jnp.sum(known, axis=(0, 2)), 1.0)
     penalty = jnp.full(z.shape[-1], ridge, matrix.dtype).at[-1].multiply(1e-6)
-    return jax.vmap(jnp.linalg.solve)(matrix / number[:, None, None] + jnp.diag(penalty), vector / number[:, None])
+    systems = matrix / number[:, None, None] + jnp.diag(penalty), vector / number[:, None]
+    # One after another: batched calls of LAPACK by the programs of several CPU devices wait for each other, forever.
+    return jax.lax.map(lambda system: jnp.linalg.solve(*system), systems)
 
 
 def lstd_baseline(
@@ -131,8 +142,6 @@ def lstd_baseline(
     Options by `functools.partial`: the features, `policy_features` or `observed`, and the number of folds. The trace is
     `gae_lambda`, the ridge `value_ridge`.
     """
-    if trajectory.valid.shape[1] < 2:
-        raise ValueError("lstd_baseline values an environment by others, but there is only one; use num_envs=2 or more")
     states, finals = features(trajectory, policy, params)
     return lstd_values(
         states.reshape(*states.shape[:2], -1),

@@ -140,6 +140,30 @@ def test_a_restored_state_goes_on_where_there_is_no_instance_of_it(step, max_kep
     assert moved.state.ended.all() and other_host.episodes.num_replayed >= 8
 
 
+class Reusing(Walk):
+    """Writes every observation into the same array, and pays an array."""
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+    buffer = np.zeros(2, np.float32)
+
+    def look(self):
+        self.buffer[:] = super().look()
+        return self.buffer
+
+    def step(self, action):
+        observation, reward, *others = super().step(action)
+        return observation, np.array(reward), *others
+
+
+def test_observations_may_be_written_into_one_array(step):
+    env, _, step = step
+    peer = make_environment(HostEnvironment(Reusing, max_steps=LIMIT))
+    states, first = starts(env)
+    assert not difference(starts(peer)[1], first)
+    moved = jax.vmap(lambda state, action: peer.step(None, state, action, {}))(states, jnp.zeros(4, int))
+    assert not difference(moved.observation, step(states, jnp.zeros(4, int)).observation)
+
+
 class Unseeded(Walk):
     def look(self):
         return np.random.normal(size=2)
@@ -148,6 +172,11 @@ class Unseeded(Walk):
 class Failing(Walk):
     def step(self, action):
         raise KeyError("no such place")
+
+
+class Overlong(Walk):
+    def step(self, action):
+        return np.zeros(3), *super().step(action)[1:]
 
 
 class Impatient(Walk):
@@ -160,6 +189,7 @@ class Impatient(Walk):
     [
         (Unseeded, r"'Unseeded' on the host: .* differs when it is played again .*self\.np_random"),
         (Failing, "'Failing' on the host: KeyError: 'no such place'"),
+        (Overlong, r"'Overlong' on the host: ValueError: an observation has shape \(3,\), but its space is Box"),
         (Impatient, "truncates an episode after 1 steps, before max_steps_in_episode=6"),
     ],
 )

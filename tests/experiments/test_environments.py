@@ -6,9 +6,11 @@ import jax.numpy as jnp
 import pytest
 from probes import Probe
 
-from experiments import environments
+from experiments import environments, suites
+from grpo_jax import Hyperparams
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import make_task
+from grpo_jax.errors import ConfigError
 
 
 class Infinite(Probe):
@@ -44,6 +46,20 @@ def test_names_that_the_folder_has_are_left_out(tmp_path, monkeypatch, capsys):
     environments.main(environments.Arguments(out=tmp_path))
     assert json.loads((tmp_path / environments.SUMMARY).read_text())["a:one"] == {"problem": "known"}
     assert "[1/1] a:two: ok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a:one": 3}'])
+def test_results_that_cannot_be_read_are_found_before_anything_runs(text, tmp_path):
+    (tmp_path / environments.SUMMARY).write_text(text)
+    with pytest.raises(ConfigError, match=r"summary\.json .*give another --out"):
+        environments.main(environments.Arguments(out=tmp_path))
+    with pytest.raises(ConfigError, match=r"summary\.json .*give another --out"):
+        suites.main(suites.Arguments(environments=("Catch-bsuite",), out=tmp_path))
+
+
+def test_an_environment_without_settings_has_the_default_budget(tmp_path):
+    plans = suites.make_plans(suites.Arguments(steps_factor=0.5, out=tmp_path), "Catch-bsuite")
+    assert [plan.hyperparams.total_steps for plan in plans] == [0.5 * Hyperparams().total_steps] * 2
 
 
 def test_a_suite_that_is_not_installed_is_left_out_or_named(monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """Least-squares values against float64 loops, on a chain whose values are known, and what they leave out."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +101,22 @@ def test_values_of_a_chain_are_exact():
     np.testing.assert_allclose(final_value[used], known[final][used], atol=1e-5)
 
 
+def test_no_call_of_lapack_is_batched_as_those_of_several_devices_hang():
+    program = str(jax.make_jaxpr(solve)(**window(), ridge=RIDGE))
+    assert re.findall(r"f32(\S+) \S+ \S+ = lu", program) == [f"[{E + 1},{E + 1}]"]
+
+
+def test_undiscounted_values_without_an_end_differ_as_rewards_do():
+    """State 0 pays 1 and state 1 pays 0, in turn, forever: V(0) - V(1) is 1/2 more than in the mean."""
+    state = (np.arange(20)[:, None] + np.arange(N)) % 2
+    never, features = np.zeros((20, N), bool), np.eye(2, dtype=np.float32)
+    values, _ = lstd_values(
+        *(features[state], features[1 - state[-1:]], 1 - state, never, never, never, ~never),
+        **{"discount": 1.0, "trace": 0.95, "ridge": 1e-6},
+    )
+    np.testing.assert_allclose(values[state == 0][0] - values[state == 1][0], 0.5, atol=0.05)
+
+
 def test_no_reward_has_a_part_in_the_values_of_its_own_rollout():
     data = window()
     before = solve(**data, ridge=RIDGE)
@@ -155,6 +172,8 @@ def test_a_train_step(recurrent):
     )
 
 
-def test_a_single_environment_is_refused():
-    with pytest.raises(ConfigError, match="lstd_baseline values an environment by others.*num_envs=2"):
+def test_a_single_environment_or_fold_is_refused():
+    with pytest.raises(ValueError, match="num_folds=1 leaves no other environments"):
+        lstd_values(**window(), discount=DISCOUNT, trace=TRACE, ridge=RIDGE, num_folds=1)
+    with pytest.raises(ConfigError, match="lstd_values values an environment by others.*num_envs=2"):
         Config(environment=Recall(), algorithm=LSTD_GAE, num_envs=1, num_steps=4, num_minibatches=1)

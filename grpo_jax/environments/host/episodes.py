@@ -121,7 +121,11 @@ class Episodes:
         return Moment(_digest(seed.to_bytes(8, "little"), *leaves), leaves)
 
     def _moment(self, before: tuple[bytes, bytes], outcome: Outcome) -> Moment:
-        leaves, reward, terminated = self._leaves(outcome.observation), np.float32(outcome.reward), outcome.terminated
+        leaves, reward, terminated = (
+            self._leaves(outcome.observation),
+            np.float32(float(outcome.reward)),
+            outcome.terminated,
+        )
         return Moment(_digest(*before, *leaves, reward, np.bool_(terminated)), leaves, reward, terminated)
 
     def _forget(self, cache: OrderedDict, most: int) -> list[Any]:

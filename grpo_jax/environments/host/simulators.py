@@ -1,5 +1,6 @@
 """Simulators on the host: the interface that the adapter needs, and gymnasium's environments behind it."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -38,7 +39,10 @@ class Simulators(Protocol):
 
 
 class Instances:
-    """`Simulators` with gymnasium's interface: instances that are used again, stepped one after another."""
+    """`Simulators` with gymnasium's interface: instances that are used again, stepped one after another.
+
+    Observations are copied, as an instance may write the next one into the same array.
+    """
 
     def __init__(self, make: Callable[[], Any]):
         self._make, self._free = make, [make()]
@@ -58,11 +62,13 @@ class Instances:
     def begin(self, seeds: Sequence[int]) -> list[tuple[Any, Any]]:
         """See `Simulators`."""
         instances = [self._free.pop() if self._free else self._make() for _ in seeds]
-        return [(instance, instance.reset(seed=seed)[0]) for instance, seed in zip(instances, seeds, strict=True)]
+        pairs = zip(instances, seeds, strict=True)
+        return [(instance, copy.deepcopy(instance.reset(seed=seed)[0])) for instance, seed in pairs]
 
     def step(self, simulators: Sequence[Any], actions: Sequence[Any]) -> list[Outcome]:
         """See `Simulators`."""
-        return [Outcome(*instance.step(a)[:4]) for instance, a in zip(simulators, actions, strict=True)]
+        outcomes = (instance.step(action) for instance, action in zip(simulators, actions, strict=True))
+        return [Outcome(copy.deepcopy(observation), *others[:3]) for observation, *others in outcomes]
 
     def release(self, simulator: Any) -> None:
         """See `Simulators`."""

@@ -41,9 +41,14 @@ def observation_leaves(space: Any) -> tuple[PyTree, Callable[[Any], list[np.ndar
             "Tuple of them"
         )
     dtype, start = np.dtype(jax.dtypes.canonicalize_dtype(space.dtype)), getattr(space, "start", None)
-    if start is None:
-        return jax.ShapeDtypeStruct(space.shape, dtype), lambda x: [np.asarray(x, dtype)]
-    return jax.ShapeDtypeStruct(space.shape, dtype), lambda x: [np.asarray(x - start, dtype)]
+
+    def leaf(observation):
+        array = np.asarray(observation if start is None else observation - start, dtype)
+        if array.shape != space.shape:
+            raise ValueError(f"an observation has shape {array.shape}, but its space is {space}")
+        return [array]
+
+    return jax.ShapeDtypeStruct(space.shape, dtype), leaf
 
 
 def action_decoder(space: Any) -> tuple[ActionSpace, jax.ShapeDtypeStruct, Callable[[np.ndarray], Any]]:
