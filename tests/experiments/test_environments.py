@@ -58,7 +58,7 @@ def test_results_that_cannot_be_read_are_found_before_anything_runs(text, tmp_pa
 
 
 def test_an_environment_without_settings_has_the_default_budget(tmp_path):
-    plans = suites.make_plans(suites.Arguments(steps_factor=0.5, out=tmp_path), "Catch-bsuite")
+    plans = suites.plans(suites.Arguments(steps_factor=0.5, out=tmp_path), "Catch-bsuite")
     assert [plan.hyperparams.total_steps for plan in plans] == [0.5 * Hyperparams().total_steps] * 2
 
 
