@@ -65,6 +65,13 @@ FUNCTIONS = {
         ),
         *((T, N, E), (F, N, E), STEPS),
     ),
+    "lstd_values": (
+        bound(
+            *(objectives.lstd_values, ..., ..., ..., TERMINATED, TRUNCATED, jnp.roll(TERMINATED, 1, axis=0), MASK),
+            **{"discount": 0.9, "trace": 0.8, "ridge": 0.1},
+        ),
+        *((T, N, E), (F, N, E), STEPS),
+    ),
     "state_hash_values": (
         bound(objectives.state_hash_values, ..., ..., ..., MASK, ...),
         (T, N, E),

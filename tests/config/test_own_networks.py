@@ -181,7 +181,7 @@ def test_a_shared_critic_has_no_sizes_of_its_own():
 def test_a_baseline_by_features_needs_features():
     algorithm = KERNEL_GAE._replace(baseline=functools.partial(kernel_baseline, metric=policy_features))
     fields = SMALL | {"algorithm": algorithm, "group_size": 2}
-    with pytest.raises(ConfigError, match="has no features.*features=.*metric=observed"):
+    with pytest.raises(ConfigError, match="has no features.*features=.*`observed`"):
         Config(network=linear, **fields)
     Config(network=variant(features=lambda params, x: x @ params), **fields)
 
