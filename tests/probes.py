@@ -398,3 +398,19 @@ def bits(tree):
 def difference(a, b):
     """The paths of the leaves that differ in any bit; empty for equal trees."""
     return [path for (path, *x), (_, *y) in zip(bits(a), bits(b), strict=True) if x != y]
+
+
+def random_window(num_steps, num_envs, num_finals, num_features, seed=0):
+    """Random numbers; some rollouts terminate, some are truncated, once or twice; one is over early."""
+    rng, shape = np.random.default_rng(seed), (num_steps, num_envs)
+    terminated, truncated, mask = np.zeros(shape, bool), np.zeros(shape, bool), np.ones(shape, bool)
+    terminated[2, 0] = truncated[1, 1] = truncated[4, 1] = truncated[-1, 2] = terminated[3, 4] = True
+    mask[4:, 4] = False
+    return {
+        "features": rng.normal(size=(*shape, num_features)).astype(np.float32),
+        "final_features": rng.normal(size=(num_finals, num_envs, num_features)).astype(np.float32),
+        "rewards": np.where(mask, rng.normal(size=shape), 0).astype(np.float32),
+        "terminated": terminated,
+        "truncated": truncated,
+        "mask": mask,
+    }

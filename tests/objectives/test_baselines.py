@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import FOREVER, Probe, Recall, copy_task, known_params, known_policy, standing
+from probes import FOREVER, Probe, Recall, copy_task, known_params, known_policy, random_window, standing
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
@@ -29,20 +29,7 @@ T, N, F, E = 6, 5, 3, 4  # steps, rollouts, final states of each, elements of a 
 DISCOUNT = 0.9
 
 
-def window(seed=0):
-    """Random numbers; some rollouts terminate, some are truncated, once or twice; one is over early."""
-    rng = np.random.default_rng(seed)
-    terminated, truncated, mask = np.zeros((T, N), bool), np.zeros((T, N), bool), np.ones((T, N), bool)
-    terminated[2, 0] = truncated[1, 1] = truncated[4, 1] = truncated[5, 2] = terminated[3, 4] = True
-    mask[4:, 4] = False
-    return {
-        "features": rng.normal(size=(T, N, E)).astype(np.float32),
-        "final_features": rng.normal(size=(F, N, E)).astype(np.float32),
-        "rewards": np.where(mask, rng.normal(size=(T, N)), 0).astype(np.float32),
-        "terminated": terminated,
-        "truncated": truncated,
-        "mask": mask,
-    }
+window = functools.partial(random_window, T, N, F, E)
 
 
 def oracle_return(data, t, n, final):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Recall
+from probes import Recall, random_window
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import LSTD_GAE
@@ -20,22 +20,11 @@ solve = jax.jit(functools.partial(lstd_values, discount=DISCOUNT, trace=TRACE), 
 
 
 def window(seed=0):
-    """Random numbers; some rollouts terminate, some are truncated, once or twice; one is over early."""
-    rng = np.random.default_rng(seed)
-    terminated, truncated, mask = np.zeros((T, N), bool), np.zeros((T, N), bool), np.ones((T, N), bool)
-    terminated[2, 0] = truncated[1, 1] = truncated[4, 1] = truncated[8, 2] = terminated[3, 4] = True
-    mask[4:, 4] = False
-    ended = terminated | truncated
-    is_first = np.concatenate([rng.random((1, N)) < 0.5, ended[:-1] & mask[1:]])
-    return {
-        "features": rng.normal(size=(T, N, E)).astype(np.float32),
-        "final_features": rng.normal(size=(F, N, E)).astype(np.float32),
-        "rewards": np.where(mask, rng.normal(size=(T, N)), 0).astype(np.float32),
-        "terminated": terminated,
-        "truncated": truncated,
-        "is_first": is_first,
-        "mask": mask,
-    }
+    """A random window, and the first steps of its episodes; about half of the rollouts begin with one."""
+    data = random_window(T, N, F, E, seed)
+    ended = data["terminated"] | data["truncated"]
+    begins = np.random.default_rng(seed).random((1, N)) < 0.5
+    return data | {"is_first": np.concatenate([begins, ended[:-1] & data["mask"][1:]])}
 
 
 def oracle(data, num_folds, ridge=RIDGE):
