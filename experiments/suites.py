@@ -46,7 +46,7 @@ SUITE = {
         1_000_000, published=f"0.77 at 262k, 0.89 at 524k, 0.96 at 1M ([Navix]({NAVIX}))"
     ),
     "xland:MiniGrid-DoorKey-5x5": Entry(1_000_000, published=f"0.964 at 100k ([MiniGrid, SB3 zoo]({ZOO}))"),
-    "xland:XLand-MiniGrid-R1-9x9/trivial-1m": Entry(100_000_000),
+    "xland:XLand-MiniGrid-R1-9x9/trivial-21k": Entry(100_000_000),
     "jumanji:Snake-v1": Entry(256_000_000),
     "jumanji:Game2048-v1": Entry(96_000_000),
     "playground:CartpoleBalance": Entry(60_000_000, published=f"263 untrained, 983 at 10.5M ([REPPO]({REPPO}))"),
