@@ -71,6 +71,8 @@ def _trajectory(config: Fields, params) -> Trajectory:
     action = config.policy.distribution.mode(distribution)
     masked = config.env.action_mask is not None or config.truncate_sampling
     action_mask = jnp.ones(distribution.shape, bool) if masked else None
+    if config.logits_chunk is not None:
+        distribution = None
     carry = jax.tree.map(lambda leaf: leaf[None], config.policy.sequence_carry(carry))
     trajectory = Trajectory(
         *(observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, real, carry),
