@@ -105,7 +105,6 @@ class Batch(NamedTuple):
     log_prob: jax.Array  # [S, N] under the behaviour policy
     distribution: PyTree  # [S, N, ...] of the behaviour policy; None with logits_chunk
     reference_distribution: PyTree  # [S, N, ...] of the reference policy; None without one, or with logits_chunk
-    reference_log_prob: jax.Array | None  # [S, N] under the reference policy; None without one
     advantage: jax.Array  # [S, N]
     mask: jax.Array  # [S, N] bool: samples to train on
     weight: jax.Array  # [S, N] in the loss of the whole batch
@@ -114,6 +113,7 @@ class Batch(NamedTuple):
     is_first: jax.Array  # [S, N] bool: first steps of episodes
     carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / members, ...]
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool: legal actions; None: all always are
+    reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
     whole: Whole = Whole()
 
 
