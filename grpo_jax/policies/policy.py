@@ -29,4 +29,6 @@ class Policy(NamedTuple):
     # the log-probabilities of actions, but no distributions. None: all at once.
     logits_chunk: int | None = None
     max_steps: int | None = None  # the most steps that fit into the carry; None: any number
+    # (path such as "actor/Dense_0/kernel") -> bool: gradient steps change this parameter; None: they change all
+    trainable: Callable | None = None
     support: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: may be sampled; None: all may
