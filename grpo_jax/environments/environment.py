@@ -35,7 +35,10 @@ class Environment(NamedTuple):
     # (state, params) -> int32 [P]: the tokens that a policy reads before the first observation, padded with -1
     prompt: Callable | None = None
     task: Any = None  # the `tokens.Task` of a token environment
-    on_host: bool = False  # resets and steps call the host
+    on_host: bool = False  # resets, steps or outcomes call the host
+    # (states, params), each leaf [B, ...] -> RewardParts [B, K]: the reward of whole episodes, added to that of their
+    # last step. It is called once, on the final states of a rollout, so rollouts must have one episode each.
+    outcome: Callable | None = None
 
 
 def threefry(key: jax.Array) -> jax.Array:
