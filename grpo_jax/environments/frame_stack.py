@@ -57,11 +57,15 @@ def stack_frames(environment: Environment, num_frames: int) -> Environment:
     def action_mask(state, params):
         return environment.action_mask(state.environment, params)
 
+    def outcome(states, params):
+        return environment.outcome(states.environment, params)
+
     return environment._replace(
         reset=reset,
         step=step,
         observation=jax.eval_shape(lambda: reset(jax.random.key(0), environment.params)[1]),
         action_mask=environment.action_mask and action_mask,
+        outcome=environment.outcome and outcome,
     )
 
 

@@ -14,6 +14,7 @@ from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
+from grpo_jax.rollouts.outcomes import outcome_parts, outcome_reward
 from grpo_jax.rollouts.resets import advance_where
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree, TrainState
@@ -94,6 +95,8 @@ def record_episodes(
     @jax.jit
     def play(policy, start, keys):
         simulator = _simulator(config, *policy)
+        # Only the last step of an episode has its outcome, not that of each rollout of one step.
+        simulator = simulator._replace(environment=config.env._replace(outcome=None))
 
         def step(carry, key):
             before, alive = carry
@@ -101,9 +104,13 @@ def record_episodes(
             steps = Steps(
                 unstacked_state(before.environment), before.observation, before.episode_return, before.episode_length
             )
-            return (advance_where(alive, before, after), alive & ~trajectory.ended[0]), (steps, alive.any())
+            return (advance_where(alive, before, after), alive & ~trajectory.ended[0]), (steps, alive)
 
-        return jax.lax.scan(step, start, keys)
+        progress, (steps, alive) = jax.lax.scan(step, start, keys)
+        if config.env.outcome is not None:
+            parts = outcome_parts(config.env, progress[0].environment, environment_params)
+            steps = steps._replace(returns=steps.returns + jnp.where(alive, 0.0, outcome_reward(parts)))
+        return progress, (steps, alive.any(axis=1))
 
     progress = reset(policy)
     for keys in jax.random.split(key_rollout, (num_chunks, CHUNK)):

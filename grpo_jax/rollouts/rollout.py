@@ -16,6 +16,7 @@ from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import restricted
 from grpo_jax.rollouts.finals import Truncations, num_finals
 from grpo_jax.rollouts.groups import copy_to_members
+from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.packing import pack, packed_step
 from grpo_jax.rollouts.randomness import scan_in_blocks, shared_keys, step_randomness
 from grpo_jax.rollouts.resets import advance_where, make_start_states, new_episodes, select
@@ -87,7 +88,8 @@ class Simulator(NamedTuple):
         Truncation is exact: `next_value` is the critic's value of the true next observation, which may be a final one.
 
         Without `auto_reset` an environment whose episode ends stays in its final state: later steps are not `valid`,
-        have reward 0 and change nothing but the policy's carry, which is not read again.
+        have reward 0 and change nothing but the policy's carry, which is not read again. If the environment has an
+        `outcome`, it is evaluated on the final states and added to the last valid step of each environment.
 
         Args:
           state: the state of `B` environments.
@@ -165,7 +167,8 @@ class Simulator(NamedTuple):
         if num_passes:
             trajectory = self._with_values(trajectory, start.policy_carry, num_passes)
         trajectory = self._with_final_values(trajectory, progress.truncations.and_last(end), keep_final)
-        return end._replace(environment_params=environment_params), trajectory
+        end = end._replace(environment_params=environment_params)
+        return add_outcome(self.environment, auto_reset, end, trajectory)
 
     def _step(
         self,

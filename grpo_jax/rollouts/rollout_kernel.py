@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from grpo_jax.devices.kernels import Vector, check_one_device, launch, load, store
 from grpo_jax.devices.tiles import Traced
 from grpo_jax.rollouts.finals import Truncations, num_finals
+from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.randomness import block_length, shared_keys, step_randomness
 from grpo_jax.rollouts.resets import advance_where, new_episodes, select
 from grpo_jax.rollouts.rollout import Progress, Simulator
@@ -75,7 +76,8 @@ def kernel_unroll(
     )
     finals = (progress.truncations or no_truncations).and_last(progress.state)
     trajectory = simulator._with_final_values(trajectory, finals, keep_final)
-    return progress.state._replace(environment_params=environment_params), trajectory
+    end = progress.state._replace(environment_params=environment_params)
+    return add_outcome(simulator.environment, auto_reset, end, trajectory)
 
 
 class Inputs(NamedTuple):

@@ -148,25 +148,27 @@ def test_an_episode_is_a_completion_and_its_reward_a_weighted_sum():
     def play(completion):
         def step(state, action):
             moved = env.step(None, state, jnp.maximum(action, 0), params)
-            return moved.state, moved._replace(state=())
+            after = jax.tree.map(lambda new, old: jnp.where(action == PAD, old, new), moved.state, state)
+            return after, moved._replace(state=())
 
-        return jax.lax.scan(step, start, completion)[1]
+        return jax.lax.scan(step, start, completion)
 
-    moved = play(completions)
+    ends, moved = play(completions)
+    weights = {name: jnp.repeat(value, 4) for name, value in params.items()}
+    outcome = jax.jit(env.outcome)(ends, weights)
     terminated, truncated = moved.terminated & (completions != PAD), moved.truncated & (completions != PAD)
     assert terminated.tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
     assert truncated.tolist() == [[0] * 4] * 3 + [[0, 0, 0, 1]]
     np.testing.assert_array_equal(jnp.where(completions != PAD, moved.observation, PAD), completions)
     np.testing.assert_allclose(
-        moved.reward_parts.values.sum(axis=1, where=completions[..., None] != PAD),
-        [
-            [1, 1, 1, 1, -0.5, 1 / 2],
-            [0, 1, 1 / 3, 1 / 3, -0.5, 1 / 2],
-            [0, 1, 0, 0, 0, 0],
-            [0, 0, 2 / 3, 0, -1, 1 / 4],
-        ],
+        moved.reward_parts.values.sum(axis=1, where=completions[..., None] != PAD), [[1], [1 / 3], [0], [2 / 3]]
     )
-    np.testing.assert_allclose(moved.reward[0], [1 / 3, 1 / 3, 1 / 3 + 1 + 0.1 + 1 - 0.25 + 0.125, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        outcome.values,
+        [[1, 1, 1, -0.5, 1 / 2], [0, 1, 1 / 3, -0.5, 1 / 2], [0, 1, 0, 0, 0], [0, 0, 0, -1, 1 / 4]],
+    )
+    np.testing.assert_allclose(outcome.weights, [[1, 0.1, 1, 0.5, 0.25]] * 4)
+    np.testing.assert_allclose(moved.reward[0], [1 / 3, 1 / 3, 1 / 3, 0], rtol=1e-6)
     # The host gets every completion once, at its end.
     assert sorted(calls) == [("12", ""), ("12", "12"), ("12", "21"), ("12", "2111")]
 

@@ -43,6 +43,7 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
     rewards = task.rewards or (ACCURACY,)
     defaults = _parameters(task.name, rewards, overrides)
     is_held_out = _held_out(task.draw, task.prompt)
+    process, at_end = (tuple(reward for reward in rewards if reward.process is paid) for paid in (True, False))
 
     def reset(key, params):
         problem = _draw(task.draw, is_held_out, key, params["held_out"] > 0)
@@ -53,20 +54,16 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
         action = jnp.asarray(action, jnp.int32)
         after = Completion(state.problem, state.tokens.at[state.length].set(action), state.length + 1)
         terminated, truncated = action == END, after.length >= task.max_length
-        # A reward on the host may be slow, so it gets a completion only once, at its end, and padding at other steps.
-        was_over = (state.length >= task.max_length) | jnp.any(state.tokens == END)
-        at_end = jnp.where((terminated | truncated) & ~was_over, after.tokens, PAD)
+        if not process:
+            return transition(after, action, 0.0, terminated, truncated)
+        scores = (_parts(task, process, state.problem, tokens, params) for tokens in (after.tokens, state.tokens))
+        (values, weights), (before, _) = scores
+        parts = RewardParts(values - before, weights)
+        moved = transition(after, action, weighted(*parts), terminated, truncated)
+        return moved._replace(reward_parts=parts)
 
-        def part(reward):
-            score = functools.partial(reward.function, task, state.problem)
-            if reward.process:
-                return score(after.tokens) - score(state.tokens)
-            return jnp.where(at_end[0] == PAD, 0.0, score(at_end))
-
-        values = jnp.stack([jnp.asarray(part(reward), jnp.float32) for reward in rewards])
-        weights = jnp.stack([params[reward.name] for reward in rewards])
-        result = transition(after, action, weighted(values, weights), terminated, truncated)
-        return result._replace(reward_parts=RewardParts(values, weights))
+    def outcome(states, params):
+        return jax.vmap(lambda state, params: _parts(task, at_end, state.problem, state.tokens, params))(states, params)
 
     return Environment(
         name=f"tokens:{task.name}",
@@ -78,8 +75,17 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
         action_mask=None,
         max_steps=task.max_length,
         prompt=lambda state, params: task.prompt(state.problem),
-        task=task._replace(rewards=rewards),
+        task=task._replace(rewards=process + at_end),
+        outcome=outcome if at_end else None,
     )
+
+
+def _parts(
+    task: Task, rewards: tuple[Reward, ...], problem: Problem, completion: Tokens, params: Mapping[str, Any]
+) -> RewardParts:
+    """The values and weights `[K]` of these rewards of a completion."""
+    values = [jnp.asarray(reward.function(task, problem, completion), jnp.float32) for reward in rewards]
+    return RewardParts(jnp.stack(values), jnp.stack([params[reward.name] for reward in rewards]))
 
 
 def _parameters(name: str, rewards: tuple[Reward, ...], overrides: Mapping[str, Any]) -> dict[str, np.ndarray]:

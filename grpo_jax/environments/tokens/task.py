@@ -28,7 +28,7 @@ class Reward(NamedTuple):
     name: str  # also names the environment's traced parameter with the weight
     function: Callable  # (task, problem, completion [max_length]) -> float
     weight: float = 1.0
-    process: bool = False  # each step's reward is the increase of the function; otherwise all of it at the end
+    process: bool = False  # each step's reward is the increase of the function; otherwise the last step's is all of it
 
 
 class Task(NamedTuple):
@@ -93,8 +93,6 @@ def text_reward(function: Callable[[str, str], float]) -> Callable:
 
     def reward(task: Task, problem: Problem, completion: Tokens) -> jax.Array:
         def score(prompt, completion):
-            if np.all(completion == PAD):  # the step does not end an episode
-                return 0.0
             return function(text(task, prompt), text(task, completion).removesuffix(task.vocabulary[END]))
 
         return on_host(score, task.prompt(problem), completion)
