@@ -17,6 +17,10 @@ COMMANDS = {
         "play": "Draws episodes of a trained policy",
         "export": "A trained policy without this package",
     },
+    "language models": {
+        "lm": "GRPO on a language model: prompts from a file, rewards in Python",
+        "tiny-language-model": "A tiny language model with random weights, as a folder",
+    },
     "token tasks": {
         "tokens": "GRPO as in the training of language models, on small tasks",
         "token-speed": "Tokens per second of a transformer, and memory",
@@ -40,6 +44,9 @@ COMMANDS = {
 }
 """The modules of `grpo_jax.experiments` and the first words of their docstrings, in groups."""
 
+SHORT = {"lm": "language-model"}
+"""Commands whose names are shorter than those of their modules."""
+
 
 def main() -> None:
     """`grpo-jax NAME FLAGS` is `python -m grpo_jax.experiments.NAME FLAGS`."""
@@ -51,6 +58,7 @@ def main() -> None:
     else:
         known = [command for group in COMMANDS.values() for command in group]
         command = name.replace("_", "-")
+        command = {long: short for short, long in SHORT.items()}.get(command, command)
         if command not in known:
             close = difflib.get_close_matches(command, known)
             advice = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
@@ -58,7 +66,12 @@ def main() -> None:
             sys.exit(2)
         sys.argv[1:] = flags
         sys.path.append(os.getcwd())  # as `python -m` does, for modules of the user's own such as my_networks:network
-        runpy.run_module(f"grpo_jax.experiments.{command.replace('-', '_')}", run_name="__main__", alter_sys=True)
+        runpy.run_module(f"grpo_jax.experiments.{module_name(command)}", run_name="__main__", alter_sys=True)
+
+
+def module_name(command: str) -> str:
+    """The name of a command's module."""
+    return SHORT.get(command, command).replace("-", "_")
 
 
 def print_help() -> None:

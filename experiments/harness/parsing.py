@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_type_hint
 import tyro
 
 from grpo_jax.errors import ConfigError
+from grpo_jax_cli import SHORT
 
 T = TypeVar("T")
 
@@ -47,7 +48,10 @@ def invocation(command: str | None = None) -> str:
     """How the user starts an experiment, by its module's name; by default this one."""
     package, _, here = (sys.modules["__main__"].__spec__ or __spec__).name.rpartition(".")
     name = command or here
-    return f"grpo-jax {name.replace('_', '-')}" if __name__.startswith("grpo_jax.") else f"python -m experiments.{name}"
+    if not __name__.startswith("grpo_jax."):
+        return f"python -m experiments.{name}"
+    name = name.replace("_", "-")
+    return f"grpo-jax {next((short for short, long in SHORT.items() if long == name), name)}"
 
 
 def parse_flags(

@@ -1,9 +1,9 @@
 """Policies: an actor and an optional critic behind one interface, feed-forward, recurrent or transformer.
 
-`distributions` holds the families of action distributions, `pretrained` loads published language models.
+`distributions` holds the families of action distributions.
 """
 
-from grpo_jax.policies import distributions, pretrained
+from grpo_jax.policies import distributions
 from grpo_jax.policies.actor_critic import make_policy
 from grpo_jax.policies.distributions import (
     Distribution,
@@ -34,6 +34,5 @@ __all__ = [
     "make_token_policy",
     "multi_categorical",
     "partition",
-    "pretrained",
     "squashed_gaussian",
 ]

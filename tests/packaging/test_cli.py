@@ -11,7 +11,8 @@ import pytest
 import grpo_jax_cli
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-COMMANDS = {name.replace("-", "_"): line for group in grpo_jax_cli.COMMANDS.values() for name, line in group.items()}
+GROUPS = grpo_jax_cli.COMMANDS.values()
+COMMANDS = {grpo_jax_cli.module_name(name): line for group in GROUPS for name, line in group.items()}
 
 
 def test_every_experiment_is_a_command():
@@ -39,6 +40,15 @@ def test_a_command_finds_modules_in_the_current_folder(tmp_path, monkeypatch):
     started = []
     grpo_jax_cli.main()
     assert started == [("grpo_jax.experiments.grpo_vs_ppo", ["--num-seeds", "1"], [str(tmp_path)])]
+
+
+@pytest.mark.parametrize("name", ["lm", "language-model", "language_model"])
+def test_a_command_may_be_shorter_than_its_module(name, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["grpo-jax", name])
+    monkeypatch.setattr(runpy, "run_module", lambda name, **_: started.append(name))
+    started = []
+    grpo_jax_cli.main()
+    assert started == ["grpo_jax.experiments.language_model"]
 
 
 @pytest.mark.parametrize("name, advice", [("trian", "did you mean train?"), ("xyz", "known: train, sweep, ")])

@@ -12,19 +12,21 @@ REPOSITORY = PACKAGE.parent
 
 # From the top: a folder, or a module of the package itself, imports only from what stands below it.
 ORDER = (
-    *("recording", "training", "evaluation", "config", "updates", "algorithms", "rollouts", "policies"),
+    *("recording", "language", "training", "evaluation", "config", "updates", "algorithms", "rollouts", "policies"),
     *("objectives", "environments", "devices", "observations", "precision", "types"),
     *("hyperparams", "importing", "errors"),
 )
 STRANGERS = {"objectives", "environments", "devices"}  # which do not know each other
-HOST = "recording"
-READS_FILES = {"grpo_jax.policies.pretrained"}  # models that others have made
+HOST = {"recording", "language"}
 DRAWS = "grpo_jax.environments.rendering"  # knows gymnax, and is the host's: nothing below the host imports it
 # Rewards that cannot be traced, and simulators that are not JAX programs. Both are pure functions of their arguments.
-CALLS_THE_HOST = {"grpo_jax.environments.tokens.rewards", "grpo_jax.environments.host.environment"}
+CALLS_THE_HOST = {
+    *("grpo_jax.environments.tokens.rewards", "grpo_jax.environments.host.environment"),
+    "grpo_jax.language.environment",
+}
 HOST_LIBRARIES = {
-    "json", "matplotlib", "optparse", "orbax", "PIL", "rich", "safetensors", "sys", "tensorboardX", "tokenizers",
-    "tqdm", "tyro", "wandb",
+    "jinja2", "json", "matplotlib", "optparse", "orbax", "PIL", "rich", "safetensors", "sys", "tensorboardX",
+    "tokenizers", "tqdm", "tyro", "wandb",
 }  # fmt: skip
 
 
@@ -116,7 +118,7 @@ def test_gymnax_is_known_to_environments_alone(name):
 
 @each_module
 def test_input_and_output_are_the_hosts(name):
-    if unit(name) not in (HOST, "experiments") and name not in READS_FILES and not name.startswith(DRAWS):
+    if unit(name) not in HOST | {"experiments"} and not name.startswith(DRAWS):
         assert not (HOST_LIBRARIES | {DRAWS}) & {m for module in imports(name) for m in (module, module.split(".")[0])}
         calls = [node for node in ast.walk(ast.parse(MODULES[name].read_text())) if isinstance(node, ast.Call)]
         called = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
@@ -128,7 +130,7 @@ def test_no_host_callback_is_in_the_core(name):
     attributes = {n.attr for n in ast.walk(ast.parse(MODULES[name].read_text())) if isinstance(n, ast.Attribute)}
     allowed = {"pure_callback"} if name in CALLS_THE_HOST else set()
     assert not attributes & {"pure_callback", "io_callback", "debug_callback"} - allowed
-    if unit(name) not in (HOST, "experiments"):
+    if unit(name) not in HOST | {"experiments"}:
         assert "debug" not in attributes
 
 

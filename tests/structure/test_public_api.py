@@ -8,7 +8,7 @@ import pkgutil
 import pytest
 
 import grpo_jax
-from grpo_jax import Config, Hyperparams, environments, objectives, policies, recording
+from grpo_jax import Config, Hyperparams, environments, language, objectives, policies, recording
 from grpo_jax.policies import Architecture
 
 PROMISED = {
@@ -53,7 +53,7 @@ def test_signatures_have_the_promised_arguments(name):
     assert SIGNATURES[name] <= set(inspect.signature(value).parameters)
 
 
-@pytest.mark.parametrize("module", [grpo_jax, objectives, policies, environments, recording])
+@pytest.mark.parametrize("module", [grpo_jax, objectives, policies, environments, language, recording])
 def test_public_functions_are_annotated(module):
     for name in module.__all__:
         if inspect.isfunction(function := getattr(module, name)):

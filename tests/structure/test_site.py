@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import grpo_jax
-from grpo_jax import environments, objectives, policies, recording
+from grpo_jax import environments, language, objectives, policies, recording
 from grpo_jax.environments import rendering, tokens
 
 REPOSITORY = Path(__file__).parents[2]
@@ -45,7 +45,9 @@ def test_the_site_can_be_configured():
     assert config.load_config(str(REPOSITORY / "mkdocs.yml"), strict=True).site_name == "grpo_jax"
 
 
-@pytest.mark.parametrize("package", [grpo_jax, environments, objectives, policies, recording, rendering, tokens])
+@pytest.mark.parametrize(
+    "package", [grpo_jax, environments, language, objectives, policies, recording, rendering, tokens]
+)
 def test_the_reference_has_every_public_name(package):
     shown = set()
     for path in re.findall(r"^::: (\S+)$", REFERENCE, flags=re.MULTILINE):

@@ -10,9 +10,9 @@ from probes import copy_task
 
 from grpo_jax import Config
 from grpo_jax.errors import ConfigError
+from grpo_jax.language import encode_prompts, load_architecture, load_params, load_tokenizer
 from grpo_jax.policies import make_token_policy
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.policies.pretrained import encode_prompts, load_architecture, load_params, load_tokenizer
 
 CONFIG = {
     "hidden_size": 16,
@@ -191,7 +191,8 @@ def test_prompts_of_texts_are_padded_on_the_left(tmp_path):
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="three"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2}')
     tokenizer = load_tokenizer(tmp_path)
     prompts = encode_prompts(tokenizer, ["two one", "one", "three two one"])
     assert prompts.tolist() == [[-1, 1, 0], [-1, -1, 0], [2, 1, 0]] and prompts.dtype == np.int32
-    assert tokenizer.decode(prompts[2].tolist()) == "three two one"
+    assert tokenizer.decode(prompts[2]) == "three two one"

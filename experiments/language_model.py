@@ -1,0 +1,180 @@
+"""GRPO on a language model: prompts from a file, rewards in Python.
+
+`python -m experiments.language_model --model FOLDER --prompts FILE.jsonl --reward package.module:function`
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import Config, Hyperparams
+from grpo_jax.algorithms import Algorithm, by_name, with_reference
+from grpo_jax.errors import ConfigError
+from grpo_jax.language import (
+    LanguageTask,
+    language_environment,
+    load_model,
+    load_params,
+    load_reward,
+    read_prompts,
+    save_trained,
+    split_held_out,
+)
+from grpo_jax.objectives import kl_to_behaviour
+from grpo_jax.recording import Plan
+from grpo_jax.rollouts.starts import FRESH
+
+from .harness.command import command
+from .harness.language_runs import HELD_OUT_REWARD, HeldOutCurves
+from .harness.parsing import parse_flags
+from .harness.study import Study, StudyArguments
+from .harness.token_runs import params_from_warm_start
+
+
+@dataclasses.dataclass(kw_only=True)
+class Arguments(StudyArguments):
+    """Trains the model in a folder by rewards for its completions, and writes a folder of the same format."""
+
+    model: Path
+    """Folder of a Llama, Qwen2 or Qwen3 model: config.json, safetensors, tokenizer.json."""
+    prompts: Path
+    """JSON lines with prompt (a text) or messages (a chat), and fields for the rewards."""
+    reward: tuple[str, ...]
+    """Functions package.module:name, or package.module:name=WEIGHT: (prompts, completions, **fields) -> numbers."""
+    held_out: str = "0.1"
+    """Held-out prompts: another file, or a share of the prompts."""
+    system_prompt: str | None = None
+    """A system message before each prompt; a prompt that is a text becomes the message of a user."""
+    max_completion: int = 256
+    """The most tokens of a completion."""
+    algorithm: str = "grpo"
+    """Name of the algorithm."""
+    num_prompts: int = 8
+    """Prompts of an iteration."""
+    group_size: int = 8
+    """Completions of each prompt."""
+    num_iterations: int = 100
+    """Iterations: completions, then updates."""
+    num_epochs: int = 1
+    """Passes over the completions of an iteration."""
+    num_minibatches: int = 1
+    """Gradient steps of each pass."""
+    learning_rate: float = 1e-5
+    """Adam's step size."""
+    schedule: str = "constant"
+    """Learning rate over training: constant, linear or cosine."""
+    warmup: float | None = None
+    """Share of training over which the learning rate first rises from 0."""
+    kl_coef: float = 0.01
+    """Weight of the KL divergence from the model before training; 0: no copy of it is kept."""
+    clip_high: float = Hyperparams.clip_high
+    """The probability ratio is clipped from above at 1 + clip_high."""
+    max_grad_norm: float = Hyperparams.max_grad_norm
+    """Gradients with a larger global norm are scaled down to it."""
+    temperature: float = 1.0
+    """Divides the logits, in rollouts, updates and evaluations."""
+    optimizer: str = "adam"
+    """Optimiser: adam, adamw, sgd, rmsprop, muon, or package.module:name."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of activations and of the cache."""
+    save_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the saved weights."""
+    num_seeds: int = 1
+    """Independent runs."""
+    checkpoint_every: int = 10
+    """Iterations between two checkpoints, from which a run can be resumed; 0 for none."""
+    sample_every: int = 10
+    """Iterations between two measurements on held-out prompts, which also print samples."""
+    num_held_out: int = 64
+    """The most held-out prompts of a measurement."""
+    num_samples: int = 8
+    """Completions of each, for pass@k with k up to this."""
+    correct_at: float = 1.0
+    """For pass@k a completion is correct if its first reward is at least this."""
+
+
+def make_task(arguments: Arguments) -> LanguageTask:
+    """The prompts, rewards and model of the flags."""
+    prompts, path = read_prompts(arguments.prompts), Path(arguments.held_out)
+    if path.exists():
+        held_out = read_prompts(path)
+    else:
+        try:
+            share = float(arguments.held_out)
+        except ValueError:
+            raise ConfigError(f"--held-out {path} is neither a file nor a share of the prompts, such as 0.1") from None
+        prompts, held_out = split_held_out(prompts, share)
+    return LanguageTask(
+        model=load_model(arguments.model, compute_dtype=arguments.compute_dtype),
+        prompts=prompts,
+        rewards=tuple(map(load_reward, arguments.reward)),
+        held_out=held_out,
+        max_completion=arguments.max_completion,
+        system_prompt=arguments.system_prompt,
+    )
+
+
+def slots(arguments: Arguments) -> Algorithm:
+    """The algorithm: rollouts begin with a prompt, and KL is that to the model before training, if it has a weight."""
+    algorithm = by_name(arguments.algorithm)._replace(start=FRESH)
+    if arguments.kl_coef and (kl_to_behaviour in algorithm.penalties or algorithm.critic is not None):
+        return with_reference(algorithm)
+    if not arguments.kl_coef:
+        penalties = tuple(penalty for penalty in algorithm.penalties if penalty is not kl_to_behaviour)
+        return algorithm._replace(penalties=penalties)
+    return algorithm
+
+
+def make_plan(arguments: Arguments, task: LanguageTask) -> Plan:
+    """The run of the flags."""
+    num_envs = arguments.num_prompts * arguments.group_size
+    config = Config(
+        environment=language_environment(task),
+        algorithm=slots(arguments),
+        num_envs=num_envs,
+        group_size=arguments.group_size,
+        num_epochs=arguments.num_epochs,
+        num_minibatches=arguments.num_minibatches,
+        optimizer=arguments.optimizer,
+        schedule=arguments.schedule,
+        transformer=task.model.architecture,
+        network="transformer",
+        shared_critic=by_name(arguments.algorithm).critic is not None,
+    )
+    names = ("learning_rate", "warmup", "kl_coef", "clip_high", "max_grad_norm", "temperature")
+    hyperparams = Hyperparams(
+        total_steps=arguments.num_iterations * config.steps_per_iteration,
+        discount=1.0,
+        gae_lambda=1.0,
+        **{name: getattr(arguments, name) for name in names},
+    )
+    max_episodes = arguments.num_iterations * num_envs
+    return Plan(arguments.algorithm, config, hyperparams, arguments.training_keys, max_episodes)
+
+
+def main(arguments: Arguments) -> None:
+    if jax.process_count() > 1:
+        raise ConfigError("language models need a single process so far; leave --coordinator out")
+    task = make_task(arguments)
+    plan = make_plan(arguments, task)
+    study = Study("language_model", [plan], arguments, score=HELD_OUT_REWARD)
+    actor = load_params(arguments.model)["actor"]
+    rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.num_seeds, *leaf.shape)), actor)
+    curves = HeldOutCurves(task, study.out, study.console, arguments)
+    with task.reward_errors():
+        (states,) = study.run_all(lambda config: params_from_warm_start(config, rows, plan.keys), curves)
+    study.finish()
+    curves.finish()
+    for seed in range(arguments.num_seeds):
+        folder = study.out / ("model" if arguments.num_seeds == 1 else f"model_{seed}")
+        params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], states.params)
+        params = {"actor": next(network for name, network in params.items() if "actor" in name)}
+        save_trained(folder, task.model, params, dtype=arguments.save_dtype)
+        study.console.print(f"The trained model: {folder}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    command(lambda: main(parse_flags(Arguments)))

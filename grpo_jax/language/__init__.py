@@ -1,0 +1,35 @@
+"""Language models from folders: prompts and chats, rewards in Python, an environment, and folders of trained models."""
+
+from grpo_jax.language.chat import ChatTemplate
+from grpo_jax.language.environment import language_environment
+from grpo_jax.language.models import LanguageModel, load_architecture, load_model
+from grpo_jax.language.prompts import Prompts, as_prompts, read_prompts, split_held_out
+from grpo_jax.language.rewards import Reward, RewardError, load_reward
+from grpo_jax.language.sampling import sample_completions
+from grpo_jax.language.saving import save_model, save_trained
+from grpo_jax.language.task import LanguageTask
+from grpo_jax.language.tokenizer import Tokenizer, encode_prompts, load_tokenizer
+from grpo_jax.language.weights import load_params
+
+__all__ = [
+    "ChatTemplate",
+    "LanguageModel",
+    "LanguageTask",
+    "Prompts",
+    "Reward",
+    "RewardError",
+    "Tokenizer",
+    "as_prompts",
+    "encode_prompts",
+    "language_environment",
+    "load_architecture",
+    "load_model",
+    "load_params",
+    "load_reward",
+    "load_tokenizer",
+    "read_prompts",
+    "sample_completions",
+    "save_model",
+    "save_trained",
+    "split_held_out",
+]

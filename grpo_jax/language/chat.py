@@ -1,0 +1,105 @@
+"""Chat templates: the text that a model reads for a list of messages, rendered as transformers does."""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language.packages import need
+
+Messages = Sequence[Mapping[str, Any]]
+"""A chat: messages with a `role`, such as "user", and a `content`."""
+
+
+class ChatTemplate:
+    """A template of Jinja in its sandbox, with the names and the filters that published templates use.
+
+    Args:
+      source: the template.
+      special_tokens: texts by name, such as `{"bos_token": "<s>"}`.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]):
+        need("jinja2")
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self._template, self._special_tokens = environment.from_string(source), dict(special_tokens)
+
+    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
+        """The text of a chat.
+
+        Args:
+          messages: the chat so far.
+          add_generation_prompt: end with the tokens that begin an answer.
+
+        Raises:
+          ConfigError: the template refuses the messages.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            return self._template.render(
+                messages=list(messages),
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except TemplateError as error:
+            raise ConfigError(f"the model's chat template refuses {list(messages)!r}: {error}") from error
+
+
+def load_chat_template(folder: Path, description: Mapping[str, Any]) -> ChatTemplate | None:
+    """The template of a model folder: chat_template.jinja, or else that in tokenizer_config.json; None without one.
+
+    Args:
+      folder: of the model.
+      description: the contents of tokenizer_config.json.
+    """
+    path = folder / "chat_template.jinja"
+    source = path.read_text(encoding="utf-8") if path.exists() else description.get("chat_template")
+    if isinstance(source, list):  # several by name
+        source = {each["name"]: each["template"] for each in source}.get("default")
+    return None if source is None else ChatTemplate(source, special_tokens(description))
+
+
+def special_tokens(description: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the special tokens in tokenizer_config.json, by names such as "eos_token"."""
+    tokens = {name: value for name, value in description.items() if name.endswith("_token")}
+    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """JSON without the escapes for HTML of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _generation_tag() -> type:
+    """The tag around the assistant's text, {% generation %}, which changes nothing in what is rendered."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        tags = {"generation"}
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    return Generation

@@ -1,0 +1,74 @@
+"""The environment of a language task: a reset draws a prompt, an action is the next token."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.environments import Environment
+from grpo_jax.environments.environment import transition
+from grpo_jax.environments.spaces import Discrete
+from grpo_jax.language.task import LanguageTask
+from grpo_jax.language.tokenizer import PAD
+from grpo_jax.types import RewardParts
+
+
+class Completion(NamedTuple):
+    """The state of the environment."""
+
+    prompt: jax.Array  # int32, index of the prompt
+    tokens: jax.Array  # int32 [max_completion], -1 from `length` on
+    length: jax.Array  # int32
+
+
+def begin(task: LanguageTask, prompt: jax.Array) -> tuple[Completion, jax.Array]:
+    """The state before a completion of a prompt, by its index, and the first observation: the prompt's last token."""
+    state = Completion(prompt, jnp.full(task.max_completion, PAD, jnp.int32), jnp.zeros((), jnp.int32))
+    return state, jnp.asarray(task.tokens)[prompt, -1]
+
+
+def language_environment(task: LanguageTask) -> Environment:
+    """The environment of a task. An episode is one completion, which an end token of the model terminates.
+
+    Its traced parameters are the weight of each reward, by the reward's name, and `held_out`: with 0 a reset draws from
+    the prompts to train on, with 1 from the held-out ones (or from all, if none is held out). Rewards are those of the
+    whole completion: `outcome` calls the host once for all completions of a rollout.
+
+    Args:
+      task: prompts, rewards and the model.
+    """
+    prompts = jnp.asarray(task.tokens)
+    end_tokens = jnp.array(task.model.tokenizer.end_tokens, jnp.int32)
+    training = 0, task.num_training
+    held_out = 0 if task.held_out is None else task.num_training, len(task.tokens)
+
+    def reset(key, params):
+        first, end = jnp.where(params["held_out"] > 0, jnp.array(held_out), jnp.array(training))
+        return begin(task, jax.random.randint(key, (), first, end))
+
+    def step(key, state, action, params):
+        action = jnp.asarray(action, jnp.int32)
+        after = Completion(state.prompt, state.tokens.at[state.length].set(action), state.length + 1)
+        terminated = jnp.any(action == end_tokens)
+        return transition(after, action, 0.0, terminated, after.length >= task.max_completion)
+
+    def outcome(states, params):
+        shape = jax.ShapeDtypeStruct((*states.length.shape, len(task.rewards)), jnp.float32)
+        values = jax.pure_callback(
+            task.score_in_callback, shape, states.prompt, states.tokens, vmap_method="broadcast_all"
+        )
+        return RewardParts(values, jnp.stack([params[reward.name] for reward in task.rewards], axis=-1))
+
+    return Environment(
+        name=f"language:{task.digest}",
+        reset=reset,
+        step=step,
+        params={"held_out": np.int32(0)} | {reward.name: np.float32(reward.weight) for reward in task.rewards},
+        observation=jax.ShapeDtypeStruct((), jnp.int32),
+        action_space=Discrete(task.model.vocab_size),
+        action_mask=None,
+        max_steps=task.max_completion,
+        prompt=lambda state, params: prompts[state.prompt, :-1],
+        outcome=outcome,
+    )

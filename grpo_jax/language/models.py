@@ -1,0 +1,143 @@
+"""Folders of published language models in the layout of Llama and Qwen: config.json and the tokenizer's files.
+
+model = load_model("Qwen3-0.6B", compute_dtype="bfloat16")
+params = load_params(model.folder)  # {"actor": ...}, of a policy with model.architecture
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
+from grpo_jax.policies import Architecture
+
+# Fields of `Architecture` beyond the sizes, for each supported `model_type`, and its class in transformers.
+MODEL_TYPES = {
+    "llama": {},
+    "qwen2": {"attention_bias": True},
+    "qwen3": {"qk_norm": True},
+}
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+# Fields of config.json with one supported value, which they may also leave out.
+_SUPPORTED = {
+    "hidden_act": "silu",
+    "use_sliding_window": False,
+    "quantization_config": None,
+    "partial_rotary_factor": 1.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
+
+class LanguageModel(NamedTuple):
+    """A model folder, without its weights."""
+
+    folder: Path
+    architecture: Architecture
+    vocab_size: int  # logits, of which the tokenizer may use fewer
+    context: int  # the most tokens of a prompt and its completion
+    tokenizer: Tokenizer
+
+
+def load_model(folder: str | Path, **changes: Any) -> LanguageModel:
+    """The architecture, the tokenizer and the limits of a model folder.
+
+    Args:
+      folder: contains config.json and tokenizer.json.
+      changes: fields of the `Architecture` to replace, such as `compute_dtype="bfloat16"`.
+
+    Raises:
+      ConfigError: a file is missing, the model has a feature that this transformer lacks, or no end token is known.
+    """
+    folder = Path(folder)
+    published, tokenizer = _read_config(folder), load_tokenizer(folder)
+    model = LanguageModel(
+        folder=folder,
+        architecture=load_architecture(folder, **changes),
+        vocab_size=published["vocab_size"],
+        context=published.get("max_position_embeddings", 2**31),
+        tokenizer=tokenizer,
+    )
+    if max(tokenizer.end_tokens) >= model.vocab_size:
+        raise ConfigError(
+            f"{folder}: the end token {max(tokenizer.end_tokens)} is not among the vocab_size={model.vocab_size} "
+            "tokens of config.json; the tokenizer is that of another model"
+        )
+    return model
+
+
+def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
+    """The sizes of a checkpoint's transformer: `Config(network="transformer", transformer=load_architecture(folder))`.
+
+    Args:
+      folder: contains config.json.
+      changes: fields of the `Architecture` to replace, such as `compute_dtype="bfloat16"`.
+
+    Raises:
+      ConfigError: if the model has a feature that this transformer lacks.
+    """
+    path, published = Path(folder) / "config.json", _read_config(folder)
+    model_type = published.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise ConfigError(f"{path}: model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}")
+    for field, supported in _SUPPORTED.items():
+        if published.get(field, supported) != supported:
+            raise ConfigError(f"{path}: {field}={published[field]!r} is not supported, only {supported!r}")
+    rope = published.get("rope_parameters") or published.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
+    num_heads = published["num_attention_heads"]
+    fields = {
+        "num_layers": published["num_hidden_layers"],
+        "width": published["hidden_size"],
+        "num_heads": num_heads,
+        "num_kv_heads": published.get("num_key_value_heads") or num_heads,
+        "head_size": published.get("head_dim") or published["hidden_size"] // num_heads,
+        "feedforward_size": published["intermediate_size"],
+        "rope_base": float(published.get("rope_theta") or rope.get("rope_theta", 10_000.0)),
+        "norm_eps": float(published.get("rms_norm_eps", 1e-6)),
+        "tie_embeddings": bool(published.get("tie_word_embeddings", False)),
+        **MODEL_TYPES[model_type],
+    }
+    return Architecture(**fields | changes)
+
+
+def describe_architecture(architecture: Architecture, *, vocab_size: int, context: int) -> dict[str, Any]:
+    """The fields of config.json from which `load_architecture` makes this architecture.
+
+    Raises:
+      ConfigError: no published model type has its combination of variants.
+    """
+    variants = {name: getattr(architecture, name) for fields in MODEL_TYPES.values() for name in fields}
+    types = [name for name, fields in MODEL_TYPES.items() if dict.fromkeys(variants, False) | fields == variants]
+    if not types:
+        raise ConfigError(f"no published model type has {variants}; use one of {MODEL_TYPES}")
+    size = architecture.sizes
+    return {
+        "model_type": types[0],
+        "architectures": [CLASSES[types[0]]],
+        "vocab_size": vocab_size,
+        "max_position_embeddings": context,
+        "num_hidden_layers": architecture.num_layers,
+        "hidden_size": architecture.width,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": size.head,
+        "intermediate_size": size.feedforward,
+        "rope_theta": architecture.rope_base,
+        "rms_norm_eps": architecture.norm_eps,
+        "tie_word_embeddings": architecture.tie_embeddings,
+        "hidden_act": "silu",
+    }
+
+
+def _read_config(folder: str | Path) -> dict[str, Any]:
+    path = Path(folder) / "config.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}; name the folder of a model, with its config.json"
+        ) from error

@@ -1,0 +1,130 @@
+"""Prompts from a file: texts or chats, with fields for the rewards."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language.tokenizer import Prompt
+
+RESERVED = ("prompt", "messages", "prompts", "completions", "completion_ids")
+"""Names that a field for the rewards may not have."""
+
+EXAMPLE = '{"prompt": "2 + 3 =", "answer": "5"}'
+
+
+class Prompts(NamedTuple):
+    """`N` prompts, all texts or all chats."""
+
+    contents: Sequence[Prompt]  # [N]
+    fields: dict[str, list]  # the other fields of the lines, [N] each
+    sources: Sequence[str]  # [N] where each comes from, for errors
+
+    @property
+    def are_chats(self) -> bool:
+        """Whether they are lists of messages."""
+        return not isinstance(self.contents[0], str)
+
+    def select(self, rows: Sequence[int]) -> "Prompts":
+        """Some of the prompts."""
+        fields = {name: [values[row] for row in rows] for name, values in self.fields.items()}
+        return Prompts([self.contents[row] for row in rows], fields, [self.sources[row] for row in rows])
+
+
+def read_prompts(path: str | Path) -> Prompts:
+    """The prompts in a file of JSON lines.
+
+    A line is an object with `prompt`, a text or a list of messages, or with `messages`, and any further fields, which
+    rewards get by their names. An empty line is skipped.
+
+    Raises:
+      ConfigError: the file cannot be read or has no prompts, or a line is wrong, with its number.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the prompts {path} cannot be read: {error}; write a file with lines such as {EXAMPLE}"
+        ) from error
+    rows = [(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not rows:
+        raise ConfigError(f"{path} is empty; write a line such as {EXAMPLE} for each prompt")
+    return as_prompts([_parse(line, source) for source, line in rows], [source for source, _ in rows])
+
+
+def as_prompts(rows: Sequence[dict[str, Any]], sources: Sequence[str] | None = None) -> Prompts:
+    """The prompts of objects such as `{"prompt": "2 + 3 =", "answer": "5"}`.
+
+    Args:
+      rows: one or more, see `read_prompts`.
+      sources: where each comes from, for errors.
+
+    Raises:
+      ConfigError: a row has no prompt, or they differ in their fields.
+    """
+    sources = [f"prompt {number}" for number in range(len(rows))] if sources is None else sources
+    contents = [_content(row, source) for row, source in zip(rows, sources, strict=True)]
+    names = [name for name in rows[0] if name not in ("prompt", "messages")]
+    for name in names:
+        if name in RESERVED:
+            raise ConfigError(f"{sources[0]}: the field {name!r} has the name of an argument of rewards; rename it")
+    for row, content, source in zip(rows, contents, sources, strict=True):
+        differing = sorted({*names} ^ {name for name in row if name not in ("prompt", "messages")})
+        if differing:
+            has = "lacks" if differing[0] in names else "has"
+            raise ConfigError(
+                f"{source} {has} the field {differing[0]!r}, unlike {sources[0]}; rewards get a field of all prompts, "
+                "so give every line the same fields, null where there is no value"
+            )
+        if isinstance(content, str) != isinstance(contents[0], str):
+            raise ConfigError(f"{source}: some prompts are texts and others messages; write all of them in one way")
+    return Prompts(contents, {name: [row[name] for row in rows] for name in names}, sources)
+
+
+def split_held_out(prompts: Prompts, share: float) -> tuple[Prompts, Prompts]:
+    """The prompts to train on and the held-out ones: a share of the distinct prompts, those with the lowest hashes.
+
+    At least one is on either side.
+
+    Raises:
+      ConfigError: the share is not between 0 and 1, or there are fewer than two distinct prompts.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"held_out={share} is not a share of the prompts between 0 and 1; use 0.1, or name a file")
+    hashes = [hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest() for content in prompts.contents]
+    distinct = sorted(set(hashes))
+    if len(distinct) < 2:
+        raise ConfigError(
+            f"{prompts.sources[0]}: a single prompt cannot be split; add prompts, or name a held-out file"
+        )
+    held_out = set(distinct[: min(max(1, round(share * len(distinct))), len(distinct) - 1)])
+    rows = range(len(hashes))
+    return tuple(prompts.select([row for row in rows if (hashes[row] in held_out) == side]) for side in (False, True))
+
+
+def _parse(line: str, source: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{source} is not JSON: {error}; write an object such as {EXAMPLE}") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{source} is not an object; write one such as {EXAMPLE}")
+    return row
+
+
+def _content(row: dict[str, Any], source: str) -> Prompt:
+    if ("prompt" in row) == ("messages" in row):
+        found = "both prompt and messages" if "prompt" in row else "neither prompt nor messages"
+        raise ConfigError(f"{source} has {found}; write one of them, such as {EXAMPLE}")
+    content = row.get("prompt", row.get("messages"))
+    is_chat = isinstance(content, list) and len(content) > 0
+    is_chat = is_chat and all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in content)
+    if not is_chat and not (isinstance(content, str) and "prompt" in row):
+        raise ConfigError(
+            f"{source}: a prompt is a text, or a list of messages such as "
+            '[{"role": "user", "content": "2 + 3?"}], but this is ' + json.dumps(content)
+        )
+    return content

@@ -1,0 +1,102 @@
+"""Writes model folders that `load_model` and transformers read."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language.models import LanguageModel, describe_architecture
+from grpo_jax.language.packages import need
+from grpo_jax.language.tokenizer import FILES
+from grpo_jax.language.weights import WEIGHTS, published_weights
+from grpo_jax.policies import Architecture
+from grpo_jax.policies.transformer import DTYPES
+from grpo_jax.types import PyTree
+
+
+def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dtype: str = "float32") -> None:
+    """Writes new weights of a model, with the other files of its folder.
+
+    Args:
+      folder: created if it does not exist.
+      model: the model that was trained.
+      params: `{"actor": ...}` without an axis of rows.
+      dtype: of the weights, "float32" or "bfloat16".
+
+    Raises:
+      ConfigError: the dtype is another one.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        if (model.folder / name).exists() and folder.resolve() != model.folder.resolve():
+            shutil.copyfile(model.folder / name, folder / name)
+    description = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))
+    _write(folder, model.architecture, params, description, dtype)
+
+
+def save_model(
+    folder: str | Path,
+    architecture: Architecture,
+    params: PyTree,
+    tokenizer: Any,
+    *,
+    end_token: str,
+    context: int,
+    chat_template: str | None = None,
+    dtype: str = "float32",
+) -> None:
+    """Writes a new model folder.
+
+    Args:
+      folder: created if it does not exist.
+      architecture: a combination of variants that a published model type has.
+      params: `{"actor": ...}` of a policy with this architecture.
+      tokenizer: a `tokenizers.Tokenizer`.
+      end_token: text of the token that ends a completion.
+      context: the most tokens of a prompt and its completion.
+      chat_template: in Jinja; None: the model reads plain texts only.
+      dtype: of the weights, "float32" or "bfloat16".
+
+    Raises:
+      ConfigError: for another dtype or combination of variants, or an end token that the tokenizer lacks.
+    """
+    folder, number = Path(folder), tokenizer.token_to_id(end_token)
+    if number is None:
+        raise ConfigError(f"the tokenizer has no token {end_token!r}; add it as a special token before training it")
+    vocab_size = len(params["actor"]["embedding"])
+    description = describe_architecture(architecture, vocab_size=vocab_size, context=context)
+    description |= {"bos_token_id": None, "eos_token_id": number}
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end_token, "pad_token": end_token}
+    about |= {"model_max_length": context, "clean_up_tokenization_spaces": False}
+    if chat_template is not None:
+        about["chat_template"] = chat_template
+    _write_json(folder / "tokenizer_config.json", about)
+    _write_json(folder / "generation_config.json", {"eos_token_id": number, "pad_token_id": number})
+    _write(folder, architecture, params, description, dtype)
+
+
+def _write(folder: Path, architecture: Architecture, params: PyTree, description: dict[str, Any], dtype: str) -> None:
+    """Writes config.json and, last, the weights; each file is replaced as a whole."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
+    need("safetensors")
+    from safetensors.flax import save_file
+
+    description = {name: value for name, value in description.items() if name != "torch_dtype"} | {"dtype": dtype}
+    _write_json(folder / "config.json", description | {"torch_dtype": dtype})
+    temporary = folder / f".{WEIGHTS}.{os.getpid()}.tmp"
+    # transformers refuses files that do not name a framework.
+    save_file(published_weights(architecture, params, dtype), temporary, metadata={"format": "pt"})
+    shutil.copymode(folder / "config.json", temporary)  # safetensors lets only the owner read it
+    temporary.replace(folder / WEIGHTS)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,148 @@
+"""A language task: the prompts as tokens, and the rewards of completions, on the host."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.language.models import LanguageModel
+from grpo_jax.language.prompts import Prompts
+from grpo_jax.language.rewards import Reward, RewardError, check_rewards, score
+from grpo_jax.language.tokenizer import PAD, Prompt, pad_left
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LanguageTask:
+    """Prompts, rewards, and a model that completes the prompts.
+
+    Raises:
+      ConfigError: a prompt with its completion is longer than the model's context, a reward needs a field that the
+        prompts lack, or the held-out prompts have other fields.
+    """
+
+    model: LanguageModel
+    prompts: Prompts
+    """Prompts to train on."""
+    rewards: tuple[Reward, ...]
+    held_out: Prompts | None = None
+    """Prompts that training never draws."""
+    max_completion: int = 256
+    """The most tokens of a completion, which is truncated there."""
+    system_prompt: str | None = None
+    """A message before each chat without one; a prompt that is a text then becomes the message of a user."""
+
+    def __post_init__(self):
+        """Checks the whole."""
+        as_count("max_completion", self.max_completion)
+        object.__setattr__(self, "_failures", [])
+        object.__setattr__(self, "_lock", threading.Lock())
+        held_out = self.held_out
+        if held_out is not None and (held_out.fields.keys(), held_out.are_chats) != (
+            self.prompts.fields.keys(),
+            self.prompts.are_chats,
+        ):
+            raise ConfigError(
+                f"{held_out.sources[0]}: held-out prompts have the fields {sorted(held_out.fields)}, and those to "
+                f"train on {sorted(self.prompts.fields)}; write both in the same way"
+            )
+        check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
+        self.tokens  # noqa: B018, checks the lengths
+
+    @property
+    def num_training(self) -> int:
+        """Prompts to train on; in `tokens`, the held-out ones follow them."""
+        return len(self.prompts.contents)
+
+    @functools.cached_property
+    def all_prompts(self) -> Prompts:
+        """The prompts to train on, then the held-out ones."""
+        if self.held_out is None:
+            return self.prompts
+        first, second = self.prompts, self.held_out
+        fields = {name: [*values, *second.fields[name]] for name, values in first.fields.items()}
+        return Prompts([*first.contents, *second.contents], fields, [*first.sources, *second.sources])
+
+    @functools.cached_property
+    def tokens(self) -> np.ndarray:
+        """int32 `[N, P]`: the tokens of all prompts, padded with -1 on the left."""
+        prompts, rows = self.all_prompts, []
+        for content, source in zip(prompts.contents, prompts.sources, strict=True):
+            row = self.model.tokenizer.encode(self._with_system_prompt(content))
+            if not row:
+                raise ConfigError(f"{source}: the prompt has no tokens; write at least one character")
+            if (length := len(row) + self.max_completion) > self.model.context:
+                raise ConfigError(
+                    f"{source}: the prompt has {len(row)} tokens, and {length} with a completion of max_completion="
+                    f"{self.max_completion}, more than the model's context of {self.model.context} "
+                    "(max_position_embeddings); shorten it or leave it out, or lower max_completion"
+                )
+            rows.append(row)
+        if (largest := max(map(max, rows))) >= self.model.vocab_size:
+            raise ConfigError(
+                f"{self.model.folder}: the tokenizer gives the token {largest}, but the model has vocab_size="
+                f"{self.model.vocab_size}; the tokenizer is that of another model"
+            )
+        return pad_left(rows)
+
+    def _with_system_prompt(self, content: Prompt) -> Prompt:
+        if self.system_prompt is None:
+            return content
+        messages = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
+        if messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        return messages
+
+    def score(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """The value of each reward, float32 `[..., K]`.
+
+        Args:
+          prompt: int `[...]`: indices of prompts.
+          tokens: int `[..., L]`: their completions, -1 after the end.
+
+        Raises:
+          RewardError: a reward failed.
+        """
+        prompt, tokens = np.asarray(prompt), np.asarray(tokens)
+        rows = self.all_prompts.select(prompt.reshape(-1).tolist())
+        flat = tokens.reshape(-1, tokens.shape[-1])
+        completions: Sequence = self.model.tokenizer.decode_batch(flat)
+        if self.prompts.are_chats:
+            completions = [[{"role": "assistant", "content": text}] for text in completions]
+        ids = [[token for token in row if token != PAD] for row in flat.tolist()]
+        values = score(self.rewards, rows.contents, completions, ids, rows.fields)
+        return values.reshape(*prompt.shape, len(self.rewards))
+
+    def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """As `score`, for a callback of a compiled program: `reward_errors` raises its error as it is."""
+        with self._lock:  # of several devices
+            try:
+                return self.score(prompt, tokens)
+            except RewardError as error:
+                self._failures.append(error)
+                raise
+
+    @contextlib.contextmanager
+    def reward_errors(self) -> Iterator[None]:
+        """Raises the `RewardError` of a reward, in place of JAX's error for the compiled program that called it."""
+        self._failures.clear()
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if self._failures:
+                raise self._failures[0] from error
+            raise
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of all that the rewards of a run depend on but the code of the rewards."""
+        rewards = [[reward.name, reward.weight] for reward in self.rewards]
+        prompts = [self.all_prompts.contents, self.all_prompts.fields, self.num_training, self.system_prompt]
+        text = json.dumps([rewards, prompts, self.max_completion, self.model.tokenizer.end_tokens], sort_keys=True)
+        return hashlib.sha256(text.encode() + self.tokens.tobytes()).hexdigest()[:8]

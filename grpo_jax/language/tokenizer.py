@@ -1,0 +1,127 @@
+"""The tokenizer of a model folder: text and chats to tokens and back, and the tokens that end a completion."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language.chat import ChatTemplate, Messages, load_chat_template, special_tokens
+from grpo_jax.language.packages import need
+
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json"),
+)
+"""The files of a model folder that belong to its tokenizer and are copied with it."""
+
+PAD = -1
+"""No token."""
+
+Prompt = str | Messages
+"""A text, or a chat."""
+
+
+class Tokenizer:
+    """Texts and chats to tokens and back.
+
+    Args:
+      tokenizer: a `tokenizers.Tokenizer`.
+      end_tokens: each ends a completion.
+      template: of chats; None: the model reads plain texts only.
+
+    Attributes:
+      end_tokens: int tuple.
+    """
+
+    def __init__(self, tokenizer: Any, end_tokens: Iterable[int], template: ChatTemplate | None = None):
+        self._tokenizer, self._template = tokenizer, template
+        self.end_tokens = tuple(end_tokens)
+
+    def render(self, messages: Messages) -> str:
+        """The text that the model reads for a chat, which ends where its answer begins.
+
+        Raises:
+          ConfigError: there is no chat template, or it refuses the messages.
+        """
+        if self._template is None:
+            raise ConfigError(
+                "the model's folder has no chat template (chat_template.jinja, or a field of tokenizer_config.json), "
+                'so it cannot read messages; write prompts as text, {"prompt": ...}, or use a model for chats'
+            )
+        return self._template.render(messages)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The tokens of a text, with those that the model expects at its beginning, or of a chat."""
+        if isinstance(prompt, str):
+            return self._tokenizer.encode(prompt).ids
+        return self.encode_part(self.render(prompt))
+
+    def encode_part(self, text: str) -> list[int]:
+        """The tokens of a part of a text, without any at its beginning or end."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens, without special ones; `PAD` is no token."""
+        return self._tokenizer.decode([int(token) for token in tokens if token != PAD])
+
+    def decode_batch(self, rows: np.ndarray) -> list[str]:
+        """The texts of tokens `[N, L]`."""
+        return [self.decode(row) for row in np.asarray(rows)]
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer of a model folder.
+
+    Its end tokens are those of generation_config.json, config.json and tokenizer_config.json together.
+
+    Args:
+      folder: contains tokenizer.json.
+
+    Raises:
+      ConfigError: a file or a package is missing, or no end token is named.
+    """
+    folder = Path(folder)
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ConfigError(
+            f"{folder} has no tokenizer.json; name the folder of a model with its tokenizer (transformers writes the "
+            "file with AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
+        )
+    tokenizer = need("tokenizers").Tokenizer.from_file(str(path))
+    description = _read(folder / "tokenizer_config.json")
+    ends = []
+    for name in ("generation_config.json", "config.json"):
+        found = _read(folder / name).get("eos_token_id")
+        ends += found if isinstance(found, list) else [found]
+    ends.append(tokenizer.token_to_id(special_tokens(description).get("eos_token", "")))
+    ends = list(dict.fromkeys(end for end in ends if end is not None))
+    if not ends:
+        raise ConfigError(
+            f"{folder} names no end token, so completions would never end: generation_config.json or config.json needs "
+            "eos_token_id, or tokenizer_config.json eos_token"
+        )
+    return Tokenizer(tokenizer, ends, load_chat_template(folder, description))
+
+
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> np.ndarray:
+    """The tokens of prompts, as for `generate`: int32 `[N, P]`, shorter ones padded with -1 on the left."""
+    return pad_left([tokenizer.encode(prompt) for prompt in prompts])
+
+
+def pad_left(tokens: Sequence[Sequence[int]]) -> np.ndarray:
+    """Rows of tokens as int32 `[N, P]`, shorter ones padded with -1 on the left."""
+    longest = max(map(len, tokens))
+    return np.array([[PAD] * (longest - len(row)) + list(row) for row in tokens], np.int32)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one without the file."""
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error

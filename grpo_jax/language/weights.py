@@ -1,0 +1,122 @@
+"""The weights of a model folder as parameters of a policy, and back. Needs the extra `lm`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language.models import load_architecture
+from grpo_jax.policies import Architecture
+from grpo_jax.types import PyTree, by_path
+
+WEIGHTS = "model.safetensors"
+
+
+def published_names(architecture: Architecture) -> dict[str, tuple[str, ...]]:
+    """The published tensors of each parameter, by its path.
+
+    A parameter consists of several tensors side by side, along its last axis. A kernel, `[inputs, outputs]`, is the
+    transpose of what is published.
+    """
+    names = {"embedding": ("model.embed_tokens.weight",), "norm/scale": ("model.norm.weight",)}
+    if not architecture.tie_embeddings:
+        names["logits/kernel"] = ("lm_head.weight",)
+    for number in range(architecture.num_layers):
+        ours, layer = f"block_{number}", f"model.layers.{number}"
+        attention, feedforward = f"{layer}.self_attn", f"{layer}.mlp"
+        names |= {
+            f"{ours}/norm_1/scale": (f"{layer}.input_layernorm.weight",),
+            f"{ours}/qkv/kernel": tuple(f"{attention}.{part}_proj.weight" for part in "qkv"),
+            f"{ours}/out/kernel": (f"{attention}.o_proj.weight",),
+            f"{ours}/norm_2/scale": (f"{layer}.post_attention_layernorm.weight",),
+            f"{ours}/gate_up/kernel": (f"{feedforward}.gate_proj.weight", f"{feedforward}.up_proj.weight"),
+            f"{ours}/down/kernel": (f"{feedforward}.down_proj.weight",),
+        }
+        if architecture.attention_bias:
+            names[f"{ours}/qkv/bias"] = tuple(f"{attention}.{part}_proj.bias" for part in "qkv")
+        if architecture.qk_norm:
+            names[f"{ours}/query_norm/scale"] = (f"{attention}.q_norm.weight",)
+            names[f"{ours}/key_norm/scale"] = (f"{attention}.k_norm.weight",)
+    return names
+
+
+def load_params(folder: str | Path) -> PyTree:
+    """The weights of a checkpoint as parameters `{"actor": ...}` of a policy of that `load_architecture`.
+
+    Args:
+      folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists.
+
+    Returns:
+      float32 arrays, whatever the dtype of the checkpoint.
+
+    Raises:
+      ConfigError: if a weight or the package `safetensors` is missing.
+    """
+    tensor, params = _reader(Path(folder)), {}
+    for path, names in published_names(load_architecture(folder)).items():
+        parts = [tensor(name).T if path.endswith("kernel") else tensor(name) for name in names]
+        *parents, leaf = path.split("/")
+        node = params
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+    return {"actor": params}
+
+
+def published_weights(architecture: Architecture, params: PyTree, dtype: str = "float32") -> dict[str, jax.Array]:
+    """The tensors of a checkpoint by their names: the inverse of `load_params`.
+
+    Args:
+      architecture: that of the params.
+      params: `{"actor": ...}`; other networks, such as a critic, are left out.
+      dtype: of the tensors, float32 or bfloat16.
+    """
+    arrays, tensors = by_path(params["actor"]), {}
+    for path, names in published_names(architecture).items():
+        array = jnp.asarray(arrays[path], dtype)
+        parts = jnp.split(array, np.cumsum(_widths(architecture, path))[:-1], axis=-1) if len(names) > 1 else [array]
+        for name, part in zip(names, parts, strict=True):
+            tensors[name] = part.T if path.endswith("kernel") else part
+    return tensors
+
+
+def _widths(architecture: Architecture, path: str) -> list[int]:
+    """Numbers of outputs of the published tensors side by side in a parameter."""
+    size = architecture.sizes
+    if "/qkv/" in path:
+        return [heads * size.head for heads in (size.heads, size.kv_heads, size.kv_heads)]
+    return [size.feedforward, size.feedforward]
+
+
+def _reader(folder: Path) -> Callable[[str], jax.Array]:
+    """The function `(name) -> float32 tensor` of a checkpoint in one or several files."""
+    index = folder / f"{WEIGHTS}.index.json"
+    names = [folder / WEIGHTS]
+    if index.exists():
+        names = [folder / file for file in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())]
+    # Memory-mapped: a tensor is read only when it is requested.
+    files = [_open(path) for path in names]
+    where = {name: file for file in files for name in file.keys()}
+
+    def tensor(name):
+        if name not in where:
+            raise ConfigError(f"the checkpoint {str(folder)!r} lacks {name!r}, which its config.json implies")
+        return jnp.asarray(where[name].get_tensor(name), jnp.float32)
+
+    return tensor
+
+
+def _open(path: Path) -> Any:
+    from grpo_jax.language.packages import need
+
+    try:
+        return need("safetensors").safe_open(path, framework="flax")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}; a model folder has {WEIGHTS} or {WEIGHTS}.index.json"
+        ) from error

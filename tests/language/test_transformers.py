@@ -1,0 +1,79 @@
+"""Folders in transformers: what is saved loads there, with the same logits, and chats are rendered as it does."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from language_models import CHAT, MODEL_TYPES, TEMPLATES, make_model
+
+from grpo_jax.language import load_architecture, load_model, load_params, save_trained
+from grpo_jax.policies import categorical, make_token_policy
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+TEXT = "12 + 3 = 15"
+
+
+def logits(folder, tokens):
+    architecture, params = load_architecture(folder), load_params(folder)
+    policy = make_token_policy(architecture, categorical(len(params["actor"]["embedding"])), max_steps=len(tokens))
+    carry = policy.initial_carry(params, 1, None)
+    return policy.sequence(params, jnp.array(tokens, jnp.int32)[:, None], carry, None)[0][:, 0]
+
+
+def published_logits(folder, tokens):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_agree(tmp_path, model_type, dtype):
+    folder = make_model(tmp_path / "first", model_type)
+    model, params = load_model(folder), load_params(folder)
+    trained = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params)
+    saved = tmp_path / "saved"
+    save_trained(saved, model, trained, dtype=dtype)
+    tokens = model.tokenizer.encode(TEXT)
+    ours = logits(saved, tokens)
+    assert ours.std() > 0.1
+    np.testing.assert_allclose(ours, published_logits(saved, tokens), atol=1e-4)
+    assert (np.abs(ours - logits(folder, tokens)) > 1e-2).any(), "the trained weights, not those before"
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_folder_that_transformers_wrote_loads_here(tmp_path, model_type):
+    folder = make_model(tmp_path / "first", model_type)
+    for part in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        part.from_pretrained(folder).save_pretrained(tmp_path / "saved")
+    model = load_model(tmp_path / "saved")
+    assert model.tokenizer.end_tokens == load_model(folder).tokenizer.end_tokens
+    tokens = model.tokenizer.encode(TEXT)
+    np.testing.assert_allclose(logits(tmp_path / "saved", tokens), logits(folder, tokens), atol=1e-6)
+    assert model.tokenizer.render(CHAT) == load_model(folder).tokenizer.render(CHAT)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_chats_are_rendered_as_by_transformers(tmp_path, name):
+    folder = make_model(tmp_path, chat_template=TEMPLATES[name])
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_model(folder).tokenizer
+    for chat in (CHAT, CHAT[1:], CHAT[1:2]):
+        assert ours.render(chat) == theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        encoded = theirs.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=True)
+        assert ours.encode(chat) == encoded["input_ids"]
+    tokens = ours.encode(TEXT)
+    assert tokens == theirs(TEXT)["input_ids"]
+    assert ours.decode(tokens) == theirs.decode(tokens, skip_special_tokens=True) == TEXT
+
+
+def test_end_tokens_are_those_of_generation(tmp_path):
+    folder = make_model(tmp_path)
+    config = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(config | {"eos_token_id": [0, 5]}))
+    generation = transformers.GenerationConfig.from_pretrained(folder)
+    assert list(load_model(folder).tokenizer.end_tokens) == generation.eos_token_id
