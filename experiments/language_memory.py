@@ -105,7 +105,9 @@ def measure(config: Config, target: str) -> dict[str, Any]:
 def main(arguments: Arguments) -> None:
     choose_backend()
     console, rows = make_console(), []
-    table = Table("model", "", *(f"peak, {length} tokens" for length in arguments.completion_lengths), "state", "a token")
+    table = Table(
+        "model", "", *(f"peak, {length} tokens" for length in arguments.completion_lengths), "state", "a token"
+    )
     for model in arguments.models:
         for variant in VARIANTS:
             measured = []
