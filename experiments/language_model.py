@@ -15,6 +15,7 @@ from grpo_jax.algorithms import Algorithm, by_name, with_reference
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
     LanguageTask,
+    RewardError,
     language_environment,
     load_model,
     load_params,
@@ -164,8 +165,14 @@ def main(arguments: Arguments) -> None:
     actor = load_params(arguments.model)["actor"]
     rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.num_seeds, *leaf.shape)), actor)
     curves = HeldOutCurves(task, study.out, study.console, arguments)
-    with task.reward_errors():
-        (states,) = study.run_all(lambda config: params_from_warm_start(config, rows, plan.keys), curves)
+    try:
+        with task.reward_errors():
+            (states,) = study.run_all(lambda config: params_from_warm_start(config, rows, plan.keys), curves)
+    except RewardError as error:
+        if not (study.out / "checkpoints").is_dir():
+            raise
+        advice = f"to go on from the last checkpoint, repeat the command with --resume --out {study.out}"
+        raise RewardError(f"{error}. Nothing before is lost: {advice}") from error
     study.finish()
     curves.finish()
     for seed in range(arguments.num_seeds):
