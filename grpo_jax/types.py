@@ -58,7 +58,7 @@ class Trajectory(NamedTuple):
     truncated: jax.Array  # [T, B] bool: the time limit ended the episode at a state that is not terminal
     valid: jax.Array  # [T, B] bool: False after the end of the episode, where no other follows in this rollout
     log_prob: jax.Array  # [T, B] of the action, under the behaviour policy
-    distribution: PyTree  # [T, B, ...] parameters of the behaviour policy's action distribution
+    distribution: PyTree  # [T, B, ...] parameters of the behaviour policy's action distribution; None with logits_chunk
     value: jax.Array | None  # [T, B] critic's value of the observation; None without a critic
     next_value: jax.Array | None  # [T, B] critic's value of the true next observation, also at a truncation
     episode_return: jax.Array  # [T, B] sum of the rewards of the current episode, including this step's
@@ -103,8 +103,8 @@ class Batch(NamedTuple):
     observation: PyTree  # each leaf [S, N, ...]
     action: jax.Array  # [S, N] or [S, N, D]
     log_prob: jax.Array  # [S, N] under the behaviour policy
-    distribution: PyTree  # [S, N, ...] of the behaviour policy
-    reference_distribution: PyTree  # [S, N, ...] of the reference policy; None without one
+    distribution: PyTree  # [S, N, ...] of the behaviour policy; None with logits_chunk
+    reference_distribution: PyTree  # [S, N, ...] of the reference policy; None without one, or with logits_chunk
     advantage: jax.Array  # [S, N]
     mask: jax.Array  # [S, N] bool: samples to train on
     weight: jax.Array  # [S, N] in the loss of the whole batch
@@ -113,6 +113,7 @@ class Batch(NamedTuple):
     is_first: jax.Array  # [S, N] bool: first steps of episodes
     carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / members, ...]
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool: legal actions; None: all always are
+    reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
     whole: Whole = Whole()
 
 
@@ -122,8 +123,8 @@ class Prediction(NamedTuple):
     log_prob: jax.Array
     entropy: jax.Array
     value: jax.Array | None  # None without a critic
-    kl_behaviour: jax.Array  # exact KL(behaviour || policy)
-    kl_reference: jax.Array | None  # exact KL(policy || reference); None without a reference
+    kl_behaviour: jax.Array  # KL(behaviour || policy), exact or, with logits_chunk, estimated
+    kl_reference: jax.Array | None  # KL(policy || reference), likewise; None without a reference
     reference_log_prob: jax.Array | None  # None without a reference
 
 
@@ -142,8 +143,8 @@ class TrainState:
     """The whole state of a run, arrays only: vmap it, shard it, donate it, save it, resume from it."""
 
     params: PyTree
-    reference_params: PyTree  # None for an algorithm without a reference policy
-    optimizer: PyTree
+    reference_params: PyTree  # those that are trained; None for an algorithm without a reference policy
+    optimizer: PyTree  # of the parameters that are trained
     rollout: RolloutState
     normalizer: PyTree  # statistics of observations and returns; None where they are not normalised
     key: jax.Array

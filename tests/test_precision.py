@@ -120,6 +120,7 @@ FUNCTIONS = {
     "abs_k1": (bound(objectives.abs_k1, ..., ...), STEPS, STEPS),
     "k2": (bound(objectives.k2, ..., ...), STEPS, STEPS),
     "k3": (bound(objectives.k3, ..., ...), STEPS, STEPS),
+    "k3_from_behaviour": (bound(objectives.k3_from_behaviour, ..., ...), STEPS, STEPS),
     "k2_straight_through": (bound(objectives.k2_straight_through, ..., ...), STEPS, STEPS),
     "exact": (bound(objectives.exact, ..., ...), (T, A), (T, A)),
     "penalized_rewards": (bound(objectives.penalized_rewards, ..., ..., MASK, kl_coef=0.1), STEPS, STEPS),

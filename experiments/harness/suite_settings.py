@@ -95,8 +95,24 @@ BY_SUITE: dict[str, dict[str, dict[str, Any]]] = {
 # Their steps are of 0.008 to 0.015 seconds; those of the others are of 0.02 to 0.05 seconds.
 SHORT_STEPS = {"any": {"discount": 0.99}}
 
+# A reward only at the end of two errands. rejax publishes 128 environments, 32 steps, a rate of 3e-4, 2 epochs.
+DOOR_KEY = {
+    "any": {
+        "total_steps": 1_000_000,
+        "num_epochs": 4,
+        "num_minibatches": 32,
+        "learning_rate": 1e-3,
+        "discount": 0.95,
+        "gae_lambda": 0.9,
+        "activation": "swish",
+        "normalize_observations": True,
+        "max_grad_norm": 10.0,
+    },
+    "ppo": {"num_envs": 128, "num_steps": 32},
+}
+
 BY_ENVIRONMENT: dict[str, dict[str, dict[str, Any]]] = {
-    "navix:Navix-DoorKey-8x8-v0": {"any": {"total_steps": 1_000_000}},
+    "navix:Navix-DoorKey-8x8-v0": DOOR_KEY,
     "brax:hopper": SHORT_STEPS,
     "brax:walker2d": SHORT_STEPS,
     "brax:humanoid": SHORT_STEPS,

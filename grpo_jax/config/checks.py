@@ -8,13 +8,14 @@ from grpo_jax.config.fields import Fields
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.objectives.penalties import exact_kl_to_reference
 from grpo_jax.policies import Architecture
 from grpo_jax.updates.batch import kept_whole
 from grpo_jax.updates.shuffle import MAX_SAMPLES
 
 _COUNTS = (
     *("num_envs", "group_size", "num_steps", "starts_per_rollout", "regroup_every", "num_kept_groups"),
-    *("num_epochs", "num_minibatches", "num_microbatches", "shuffle_blocks"),
+    *("num_epochs", "num_minibatches", "num_microbatches", "logits_chunk", "shuffle_blocks"),
     *("conv_channels", "recurrent_size", "frame_stack"),
 )
 
@@ -59,6 +60,8 @@ def check_numbers(config: Fields) -> None:
         )
     if config.truncate_sampling and not config.is_transformer:
         raise ConfigError("truncate_sampling=True is for transformers; leave it out")
+    if config.logits_chunk is not None:
+        _check_logits_chunk(config)
     whole = kept_whole(config.algorithm, config.policy, config.group_size, share_prompts=config.share_prompts)
     num_samples = config.num_training_steps // ((config.window_steps if whole.sequences else 1) * whole.members)
     if config.num_kept_groups is not None:
@@ -98,6 +101,22 @@ def check_numbers(config: Fields) -> None:
         raise ConfigError(
             f"a minibatch of {num_samples // config.num_minibatches} is not divisible by num_microbatches="
             f"{config.num_microbatches}; use None to have it chosen"
+        )
+
+
+def _check_logits_chunk(config: Fields) -> None:
+    """Checks that the log-probabilities of the sampled tokens suffice."""
+    if not config.is_transformer:
+        raise ConfigError("logits_chunk is for transformers with a large vocabulary; leave it out")
+    if config.env.action_mask is not None or config.truncate_sampling:
+        raise ConfigError(
+            "logits_chunk keeps only log-probabilities of sampled tokens, but a mask of tokens, of the environment or "
+            "of truncate_sampling=True, belongs to whole distributions; leave one of the two out"
+        )
+    if exact_kl_to_reference in config.algorithm.penalties:
+        raise ConfigError(
+            "exact_kl_to_reference needs whole distributions, but with logits_chunk only log-probabilities of sampled "
+            "tokens are kept; use kl_to_reference, its unbiased estimate"
         )
 
 

@@ -10,6 +10,7 @@ from grpo_jax.config.fields import Fields
 from grpo_jax.environments import Environment, group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.policies import bind_frozen, partition
 from grpo_jax.rollouts.finals import num_finals
 from grpo_jax.types import PyTree, RewardParts, Trajectory
 from grpo_jax.updates.batch import make_batch
@@ -52,9 +53,10 @@ def make_update(config: Fields, gradient_of: Callable) -> Callable[[jax.Array], 
             share_prompts=config.share_prompts,
             shuffle_blocks=config.shuffle_blocks,
         )
+        params, frozen = partition(policy, params)
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
         return gradient_of(
-            *(algorithm, policy, params, batch, indices, hyperparams),
+            *(algorithm, bind_frozen(policy, frozen), params, batch, indices, hyperparams),
             num_microbatches=config.num_microbatches,
             plan=config.plan,
         )
@@ -72,6 +74,8 @@ def _trajectory(config: Fields, params) -> Trajectory:
     action = config.policy.distribution.mode(distribution)
     masked = config.env.action_mask is not None or config.truncate_sampling
     action_mask = jnp.ones(distribution.shape, bool) if masked else None
+    if config.logits_chunk is not None:
+        distribution = None
     carry = jax.tree.map(lambda leaf: leaf[None], config.policy.sequence_carry(carry))
     trajectory = Trajectory(
         *(observation, action, real, flag, flag, flag, real, distribution, value, value, real, count, real, carry),

@@ -63,6 +63,9 @@ class Fields:
     [0, 1]), from learning_rate to final_learning_rate."""
     num_microbatches: int | None = None
     """Parts over which the gradient of a minibatch is accumulated; None: chosen by size."""
+    logits_chunk: int | None = None
+    """Tokens whose logits an update computes at once, for a large vocabulary: rollouts then keep log-probabilities of
+    the sampled tokens alone, and KL metrics are estimates (k3). None: all at once, and exact."""
     share_prompts: bool | None = None
     """Minibatches are of whole groups, and an update reads their prompt once; None: a transformer's, where possible."""
     shuffle_blocks: int = 1
@@ -193,6 +196,7 @@ class Fields:
                 max_steps=self.env.max_steps + critic,  # a critic also reads the last token, for its value
                 critic=critic,
                 shared_critic=self.shared_critic,
+                logits_chunk=self.logits_chunk,
             )
         return make_policy(
             self.env.observation,

@@ -11,6 +11,7 @@ from grpo_jax.config.dry_run import AnyHyperparams
 from grpo_jax.config.fields import Fields
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.policies import partition
 from grpo_jax.types import PyTree
 from grpo_jax.updates.optimizers import OPTIMIZERS, find_optimizer, make_optimizer
 from grpo_jax.updates.schedules import DECAYS, LearningRates, find_schedule
@@ -38,7 +39,8 @@ def check_hyperparams(config: Fields, hyperparams: Hyperparams) -> None:
 
 
 def _params(config: Fields) -> PyTree:
-    return jax.eval_shape(config.policy.init, jax.random.key(0))
+    """Shapes of the parameters that are trained."""
+    return partition(config.policy, jax.eval_shape(config.policy.init, jax.random.key(0)))[0]
 
 
 def _check_schedule(schedule: str | Callable) -> None:

@@ -32,7 +32,7 @@ from grpo_jax.objectives.covariance import (
     most_covariant_steps,
     random_covariant_steps,
 )
-from grpo_jax.objectives.divergences import abs_k1, exact, k1, k2, k2_straight_through, k3
+from grpo_jax.objectives.divergences import abs_k1, exact, k1, k2, k2_straight_through, k3, k3_from_behaviour
 from grpo_jax.objectives.features import observed, policy_features
 from grpo_jax.objectives.kernel import kernel_baseline, kernel_values
 from grpo_jax.objectives.losses import explained_variance, grpo_loss, ppo_loss, value_loss
@@ -136,6 +136,7 @@ __all__ = [
     "k2",
     "k2_straight_through",
     "k3",
+    "k3_from_behaviour",
     "kernel_baseline",
     "kernel_values",
     "kl_penalized_reward",

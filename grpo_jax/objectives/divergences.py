@@ -83,6 +83,24 @@ def k3(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
     return jnp.expm1(-log_ratio) + log_ratio  # exp(x) - 1 - x cancels near 0, where a penalty lives
 
 
+def k3_from_behaviour(behaviour_log_prob: jax.Array, log_prob: jax.Array) -> jax.Array:
+    """The estimate k3 of KL(behaviour || policy) from the actions of the behaviour policy.
+
+        p/b - 1 - log(p/b)
+
+    Both its value and its gradient, which flows into `log_prob`, are unbiased.
+
+    Args:
+      behaviour_log_prob: of the sampled actions under the behaviour policy, any shape.
+      log_prob: of the same actions under the policy, the same shape.
+
+    Returns:
+      The same shape, in nats, >= 0.
+    """
+    log_ratio = k1(log_prob, behaviour_log_prob)
+    return jnp.expm1(log_ratio) - log_ratio
+
+
 def k2_straight_through(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
     """The value of k1, which is unbiased, with the gradient of k2, which points the right way.
 

@@ -13,6 +13,7 @@ from grpo_jax.policies.distributions import (
     multi_categorical,
     squashed_gaussian,
 )
+from grpo_jax.policies.frozen import bind_frozen, combine, partition
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.pure_policy import make_pure_policy
 from grpo_jax.policies.token_policy import make_token_policy
@@ -22,7 +23,9 @@ __all__ = [
     "Architecture",
     "Distribution",
     "Policy",
+    "bind_frozen",
     "categorical",
+    "combine",
     "diagonal_gaussian",
     "distributions",
     "make_distribution",
@@ -30,5 +33,6 @@ __all__ = [
     "make_pure_policy",
     "make_token_policy",
     "multi_categorical",
+    "partition",
     "squashed_gaussian",
 ]

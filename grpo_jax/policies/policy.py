@@ -24,5 +24,11 @@ class Policy(NamedTuple):
     sequence_carry: Callable = lambda carry: carry  # (carry) -> the part of it that `sequence` needs
     # (params, observation [S, N, ...], carry, is_first [S, N]) -> [S, N, F], the input of the actor's head; optional
     features: Callable | None = None
+    head: Callable | None = None  # (params, features [..., F]) -> distribution parameters [..., P]; optional
+    # Steps whose distributions an update computes at once, from features and head (see `scoring`). Rollouts then keep
+    # the log-probabilities of actions, but no distributions. None: all at once.
+    logits_chunk: int | None = None
     max_steps: int | None = None  # the most steps that fit into the carry; None: any number
+    # (path such as "actor/Dense_0/kernel") -> bool: gradient steps change this parameter; None: they change all
+    trainable: Callable | None = None
     support: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: may be sampled; None: all may

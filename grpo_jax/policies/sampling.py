@@ -21,7 +21,10 @@ def tempered(policy: Policy, temperature: jax.Array) -> Policy:
         logits, value = policy.sequence(*arguments)
         return logits / temperature, value
 
-    return policy._replace(step=step, sequence=sequence)
+    def head(*arguments):
+        return policy.head(*arguments) / temperature
+
+    return policy._replace(step=step, sequence=sequence, head=policy.head and head)
 
 
 def truncated(policy: Policy, top_k: jax.Array, top_p: jax.Array) -> Policy:

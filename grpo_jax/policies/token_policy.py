@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
-from grpo_jax.policies.transformer import Architecture, KeysValues, Transformer
+from grpo_jax.policies.transformer import Architecture, KeysValues, Transformer, logits
 
 Networks = dict[str, Transformer]
 
@@ -28,6 +28,7 @@ def make_token_policy(
     max_steps: int,
     critic: bool = False,
     shared_critic: bool = False,
+    logits_chunk: int | None = None,
 ) -> Policy:
     """A transformer as the actor, and an optional critic: a second head of it or another transformer.
 
@@ -42,10 +43,12 @@ def make_token_policy(
       max_steps: the most tokens after a prompt, for which a carry reserves space.
       critic: whether to make a critic.
       shared_critic: the critic is a head of the actor's network instead of a network of its own.
+      logits_chunk: tokens whose logits an update computes at once; None: all.
     """
     heads = ("actor", "critic") if critic else ("actor",)
     groups = [heads] if shared_critic else [(head,) for head in heads]
     networks = {"_".join(group): Transformer(architecture, distribution.num_parameters, group) for group in groups}
+    actor = next(iter(networks.items()))
     return Policy(
         init=functools.partial(_init, networks),
         initial_carry=functools.partial(_initial_carry, networks, max_steps),
@@ -55,7 +58,10 @@ def make_token_policy(
         has_critic=critic,
         has_carry=True,
         sequence_carry=lambda carry: TokenCarry(carry.prompt, (), ()),
+        features=functools.partial(_features, *actor),
+        head=functools.partial(_head, *actor),
         max_steps=max_steps,
+        logits_chunk=logits_chunk,
     )
 
 
@@ -85,6 +91,21 @@ def _step(networks: Networks, max_steps: int, params, observation, carry):
 
 
 def _sequence(networks: Networks, params, observation, carry, is_first):
+    logits, *value = _read_completions(networks, params, observation, carry)
+    return logits, value[0][..., 0] if value else None
+
+
+def _features(actor: str, network: Transformer, params, observation, carry, is_first):
+    networks = {actor: network.clone(heads=("features",))}
+    return _read_completions(networks, params, observation, carry)[0]
+
+
+def _head(actor: str, network: Transformer, params, features):
+    return logits(network.architecture, params[actor], features)
+
+
+def _read_completions(networks: Networks, params, observation, carry):
+    """The outputs of all heads, each `[S, N, ...]`."""
     num_steps, num_completions = observation.shape
     repeat = functools.partial(jnp.repeat, repeats=num_completions // carry.prompt.shape[0], axis=0)
     is_token = repeat(carry.prompt >= 0)
@@ -94,8 +115,7 @@ def _sequence(networks: Networks, params, observation, carry, is_first):
     mask = jnp.concatenate([jnp.broadcast_to(is_token[:, None], (*shape, is_token.shape[1])), causal], axis=2)
     cache = jax.tree.map(repeat, _read_prompt(networks, params, carry.prompt))
     outputs, _ = _apply(networks, params, (observation.T, positions, mask), cache, None)
-    logits, *value = (jnp.swapaxes(output, 0, 1) for output in outputs)
-    return logits, value[0][..., 0] if value else None
+    return [jnp.swapaxes(output, 0, 1) for output in outputs]
 
 
 def _read_prompt(networks: Networks, params, prompt):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.policies.dense import Dense, product
+from grpo_jax.types import PyTree
 
 DTYPES = ("float32", "bfloat16")
 
@@ -98,7 +99,10 @@ class KeysValues(NamedTuple):
 
 
 class Transformer(nn.Module):
-    """Embeddings, blocks, a norm, and heads: "actor" gives a logit for each token, "critic" a value."""
+    """Embeddings, blocks, a norm, and heads: "actor" gives a logit for each token, "critic" a value.
+
+    The head "features" gives their input itself, without the parameters of the others.
+    """
 
     architecture: Architecture
     vocab_size: int
@@ -124,7 +128,8 @@ class Transformer(nn.Module):
             end writes nothing. None appends all S tokens, so K = C + S.
 
         Returns:
-          The output of each head, float32 `[N, S, vocab_size]` or `[N, S, 1]`, and the cache with the new tokens.
+          The output of each head, float32 `[N, S, vocab_size]`, `[N, S, 1]` or `[N, S, width]`; and the cache with the
+          new tokens.
         """
         config, size = self.architecture, self.architecture.sizes
         embedding = self.param("embedding", nn.initializers.normal(0.02), (self.vocab_size, config.width))
@@ -136,7 +141,7 @@ class Transformer(nn.Module):
             after.append(kept)
         x = Norm(config.norm_eps, name="norm")(x).astype(jnp.float32)
         x = x.reshape(-1, config.width)
-        outputs = []
+        outputs = [x] if "features" in self.heads else []
         if "actor" in self.heads and config.tie_embeddings:
             outputs.append(product(x, embedding.T))
         elif "actor" in self.heads:
@@ -144,6 +149,11 @@ class Transformer(nn.Module):
         if "critic" in self.heads:
             outputs.append(Dense(1, kernel_init=nn.initializers.zeros, name="value")(x))
         return [output.reshape(*tokens.shape, output.shape[-1]) for output in outputs], tuple(after)
+
+
+def logits(architecture: Architecture, params: PyTree, features: jax.Array) -> jax.Array:
+    """The head "actor" alone: `[..., width]` features to `[..., vocab_size]`."""
+    return product(features, params["embedding"].T if architecture.tie_embeddings else params["logits"]["kernel"])
 
 
 class Block(nn.Module):

@@ -204,7 +204,7 @@ class Simulator(NamedTuple):
             truncated=moved.truncated & alive,
             valid=alive,
             log_prob=family.log_prob(distribution, action),
-            distribution=distribution,
+            distribution=distribution if self.policy.logits_chunk is None else None,
             value=value,
             next_value=None,  # known after the rollout
             episode_return=after.episode_return,

@@ -9,8 +9,9 @@ from grpo_jax.algorithms import Algorithm
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import divergences
 from grpo_jax.objectives.returns import gae_advantage, next_values
-from grpo_jax.policies import Policy
+from grpo_jax.policies import Policy, combine, partition
 from grpo_jax.policies.sampling import mask_actions
+from grpo_jax.policies.scoring import score
 from grpo_jax.rollouts.groups import one_carry_per_group
 from grpo_jax.types import Batch, PyTree, Trajectory, Whole
 
@@ -49,8 +50,9 @@ def make_batch(
       policy: the network and its distribution.
       params: parameters of the behaviour policy.
       trajectory: `[T, B]`.
-      reference_params: None for an algorithm without a reference policy. A recurrent reference policy starts each
-        rollout from its initial carry, also where the rollout begins in mid-episode.
+      reference_params: of the reference policy; those that stay frozen may be left out, as in a `partition`. None for
+        an algorithm without one. A recurrent reference policy starts each rollout from its initial carry, also where
+        the rollout begins in mid-episode.
       hyperparams: every coefficient.
       group_size: members of a group.
       num_windows: parts of `B` in which the groups started anew. A baseline sees one window at a time: later windows
@@ -67,11 +69,12 @@ def make_batch(
     whole = kept_whole(algorithm, policy, group_size, share_prompts=share_prompts, shuffle_blocks=shuffle_blocks)
     if whole.members > 1:
         trajectory = one_carry_per_group(trajectory, whole.members)
-    reference_distribution = None
+    reference_distribution, reference_log_prob = None, None
     if algorithm.reference is not None:
-        reference_distribution = _reference_distribution(policy, reference_params, trajectory)
+        reference_params = combine(reference_params, partition(policy, params)[1])
+        reference_distribution, reference_log_prob = _reference(policy, reference_params, trajectory)
     if algorithm.reward is not None:
-        kl = _kl_to_reference(policy, reference_distribution, trajectory)
+        kl = None if reference_log_prob is None else divergences.k1(trajectory.log_prob, reference_log_prob)
         reward = algorithm.reward(trajectory, kl, hyperparams)
         trajectory = trajectory._replace(reward=check_shape("reward", reward, trajectory.reward))
 
@@ -99,6 +102,7 @@ def make_batch(
         log_prob=trajectory.log_prob,
         distribution=trajectory.distribution,
         reference_distribution=reference_distribution,
+        reference_log_prob=reference_log_prob,
         advantage=advantage,
         mask=mask,
         weight=weight,
@@ -120,18 +124,15 @@ def _single_steps(leaf: jax.Array, num_blocks: int) -> jax.Array:
     return jnp.swapaxes(leaf, 0, 1).reshape(1, -1, *leaf.shape[3:])
 
 
-def _reference_distribution(policy: Policy, reference_params: PyTree, trajectory: Trajectory) -> PyTree:
+def _reference(policy: Policy, params: PyTree, trajectory: Trajectory) -> tuple[PyTree, jax.Array]:
+    """The reference policy's distributions, None with `logits_chunk`, and its log-probabilities of the actions."""
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
     is_first = trajectory.is_first.at[0].set(True)  # the carry is the behaviour policy's
-    distribution, _ = policy.sequence(reference_params, trajectory.observation, carry, is_first)
-    return mask_actions(distribution, trajectory.action_mask)
-
-
-def _kl_to_reference(policy: Policy, reference_distribution: PyTree, trajectory: Trajectory) -> jax.Array | None:
-    """`[T, B]`: the estimate k1; None without a reference."""
-    if reference_distribution is None:
-        return None
-    return divergences.k1(trajectory.log_prob, policy.distribution.log_prob(reference_distribution, trajectory.action))
+    inputs = policy, params, trajectory.observation, carry, is_first
+    if policy.logits_chunk is not None:
+        return None, score(*inputs, trajectory.action).log_prob
+    distribution = mask_actions(policy.sequence(*inputs[1:])[0], trajectory.action_mask)
+    return distribution, policy.distribution.log_prob(distribution, trajectory.action)
 
 
 def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:

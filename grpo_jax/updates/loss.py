@@ -5,10 +5,12 @@ import jax.numpy as jnp
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.divergences import k3, k3_from_behaviour
 from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.objectives.reductions import weighted_sum, weighted_sums
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions
+from grpo_jax.policies.scoring import Scores, score
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree
 from grpo_jax.updates.batch import check_shape
 
@@ -17,20 +19,33 @@ RATIO_MAX = "policy/ratio_max"  # the one metric that is a maximum, not a mean
 
 def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
     """The outputs of `params` for the samples; the compiler leaves out those that no slot and no metric reads."""
-    family = policy.distribution
     carry = jax.tree.map(lambda leaf: leaf[0], batch.carry)
-    distribution, value = policy.sequence(params, batch.observation, carry, batch.is_first)
+    inputs = policy, params, batch.observation, carry, batch.is_first
+    if policy.logits_chunk is not None:
+        return _estimated(score(*inputs, batch.action), batch)
+    distribution, value = policy.sequence(*inputs[1:])
     # The barrier stops XLA from repeating the loss, and its gradient, in every product of the network's last layer.
     distribution, value = jax.lax.optimization_barrier((distribution, value))
     distribution = mask_actions(distribution, batch.action_mask)
-    reference = batch.reference_distribution
+    family, reference = policy.distribution, batch.reference_distribution
     return Prediction(
         log_prob=family.log_prob(distribution, batch.action),
         entropy=family.entropy(distribution),
         value=value,
         kl_behaviour=family.kl(batch.distribution, distribution),
         kl_reference=None if reference is None else family.kl(distribution, reference),
-        reference_log_prob=None if reference is None else family.log_prob(reference, batch.action),
+        reference_log_prob=batch.reference_log_prob,
+    )
+
+
+def _estimated(scores: Scores, batch: Batch) -> Prediction:
+    """The divergences estimated from log-probabilities of the actions."""
+    reference = batch.reference_log_prob
+    return Prediction(
+        *scores,
+        kl_behaviour=k3_from_behaviour(batch.log_prob, scores.log_prob),
+        kl_reference=None if reference is None else k3(scores.log_prob, reference),
+        reference_log_prob=reference,
     )
 
 

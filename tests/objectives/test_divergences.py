@@ -74,6 +74,20 @@ def test_expected_gradient_on_policy(estimate, gradient_of):
     np.testing.assert_allclose(jax.grad(loss)(POLICY), expected, atol=1e-6)
 
 
+def test_k3_from_behaviour_is_unbiased_in_value_and_gradient():
+    # Exactly, by summing over the actions with the weights of the behaviour policy.
+    behaviour = log_probs(REFERENCE)
+
+    def loss(logits):
+        return jnp.sum(jnp.exp(behaviour) * objectives.k3_from_behaviour(behaviour, log_probs(logits)))
+
+    def divergence(logits):
+        return objectives.exact(behaviour, log_probs(logits))
+
+    for ours, expected in zip(*(jax.value_and_grad(f)(POLICY) for f in (loss, divergence)), strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-6)
+
+
 def test_straight_through_has_the_value_of_k1():
     log_prob, reference = jnp.asarray([-1.0, -3.0]), jnp.asarray([-2.0, -2.5])
     np.testing.assert_allclose(objectives.k2_straight_through(log_prob, reference), [1.0, -0.5])

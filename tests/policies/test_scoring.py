@@ -1,0 +1,120 @@
+"""Log-probabilities in chunks: the same numbers as from whole distributions, in a small part of the memory."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import NUM_TOKENS, copy_task
+
+from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, objectives, with_reference
+from grpo_jax.errors import ConfigError
+from grpo_jax.policies import Architecture, make_token_policy
+from grpo_jax.policies.distributions import categorical
+from grpo_jax.policies.sampling import tempered
+from grpo_jax.policies.scoring import score
+from grpo_jax.rollouts.starts import FRESH
+
+SMALL = {"width": 16, "num_heads": 4, "num_kv_heads": 2, "num_layers": 1}
+RUN = {
+    "environment": copy_task(),
+    "num_envs": 8,
+    "group_size": 4,
+    "num_epochs": 2,
+    "num_minibatches": 2,
+    "transformer": Architecture(**SMALL),
+}
+HYPERPARAMS = Hyperparams(learning_rate=0.03, kl_coef=0.1, entropy_coef=0.05, total_steps=1e9)
+
+
+@pytest.mark.parametrize("chunk", [4, 7, 1000])
+@pytest.mark.parametrize("tied", [True, False])
+def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
+    policy = make_token_policy(
+        Architecture(**SMALL, tie_embeddings=tied), categorical(NUM_TOKENS), max_steps=5, logits_chunk=chunk
+    )
+    policy = tempered(policy, 0.7)
+    params = policy.init(jax.random.key(0))
+    prompts = jax.random.randint(jax.random.key(1), (3, 4), 0, NUM_TOKENS)
+    tokens, actions = jax.random.randint(jax.random.key(2), (2, 5, 3), 0, NUM_TOKENS)
+    carry, is_first = policy.sequence_carry(policy.initial_carry(params, 3, prompts)), jnp.zeros((5, 3), bool)
+    weights = jax.random.normal(jax.random.key(3), (2, 5, 3))
+
+    def chunked(params):
+        scores = score(policy, params, tokens, carry, is_first, actions)
+        return jnp.stack([scores.log_prob, scores.entropy])
+
+    def whole(params):
+        logits, _ = policy.sequence(params, tokens, carry, is_first)
+        return jnp.stack([policy.distribution.log_prob(logits, actions), policy.distribution.entropy(logits)])
+
+    np.testing.assert_allclose(jax.jit(chunked)(params), whole(params), atol=2e-6)
+
+    def gradient(scores):
+        return jax.jit(jax.grad(lambda params: jnp.sum(weights * scores(params))))(params)
+
+    ours, expected = gradient(chunked), gradient(whole)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fields"),
+    [(with_reference(GRPO), {}), (GRPO, {}), (PPO._replace(start=FRESH), {"shared_critic": True})],
+)
+def test_a_train_step_in_chunks_differs_only_in_the_kl_being_an_estimate(algorithm, fields):
+    """Without a KL in the loss, two iterations give the same parameters; the first update's KL is 0 in both."""
+    hyperparams = HYPERPARAMS.replace(kl_coef=0.0)
+    config, results = Config(algorithm=algorithm, **RUN, **fields), []
+    for chunk in (None, 3):
+        config = dataclasses.replace(config, logits_chunk=chunk)
+        state = jax.jit(make_init(config))(jax.random.key(0), hyperparams)
+        step = jax.jit(make_train_step(config))
+        results.append(step(step(state)[0]))
+    (whole, exact), (chunked, estimated) = results
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), chunked.params, whole.params)
+    assert float(exact["policy/entropy"]) == pytest.approx(float(estimated["policy/entropy"]), rel=1e-4)
+    assert 0 < float(estimated["policy/kl_behaviour"]) == pytest.approx(float(exact["policy/kl_behaviour"]), rel=1.0)
+
+
+def test_no_array_of_an_iteration_has_a_row_of_the_vocabulary_for_each_token():
+    """At 50,000 words, whole distributions take 600 KiB a token; here each further token takes less than 8 KiB."""
+    vocabulary, num_envs = 50_000, 4
+
+    def temporary_bytes(length):
+        policy = make_token_policy(
+            Architecture(width=8, num_heads=2, num_layers=1), categorical(vocabulary), max_steps=length, logits_chunk=16
+        )
+        params = jax.eval_shape(policy.init, jax.random.key(0))
+
+        def loss(params, prompts, tokens):
+            carry = policy.sequence_carry(policy.initial_carry(params, num_envs, prompts))
+            is_first = jnp.zeros(tokens.shape, bool)
+            return jnp.sum(score(policy, params, tokens, carry, is_first, tokens).log_prob)
+
+        prompts, tokens = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((num_envs, 4), (length, num_envs)))
+        program = jax.jit(jax.grad(loss)).lower(params, prompts, tokens).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    a_token = (temporary_bytes(128) - temporary_bytes(64)) / (64 * num_envs)
+    assert a_token < 8 * 1024
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"logits_chunk": 0}, "logits_chunk=0"),
+        ({"logits_chunk": 8, "truncate_sampling": True}, "truncate_sampling=True"),
+        (
+            {
+                "logits_chunk": 8,
+                "algorithm": with_reference(GRPO)._replace(penalties=(objectives.exact_kl_to_reference,)),
+            },
+            "use kl_to_reference",
+        ),
+        ({"logits_chunk": 8, "environment": "CartPole-v1", "transformer": Architecture()}, "for transformers"),
+    ],
+)
+def test_what_needs_whole_distributions_is_refused(fields, words):
+    with pytest.raises(ConfigError, match=words):
+        Config(**RUN | fields)
