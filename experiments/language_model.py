@@ -15,6 +15,7 @@ from grpo_jax.algorithms import Algorithm, by_name, with_reference
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
     LanguageTask,
+    RewardError,
     language_environment,
     load_model,
     load_params,
@@ -173,8 +174,14 @@ def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> N
     plan = make_plan(arguments, task)
     study = Study("language_model", [plan], arguments, score=HELD_OUT_REWARD)
     curves = HeldOutCurves(task, study.out, study.console, arguments)
-    with task.reward_errors():
-        (states,) = study.run_all(lambda config: params_from_warm_start(config, actors, plan.keys), curves)
+    try:
+        with task.reward_errors():
+            (states,) = study.run_all(lambda config: params_from_warm_start(config, actors, plan.keys), curves)
+    except RewardError as error:
+        if not (study.out / "checkpoints").is_dir():
+            raise
+        advice = f"to go on from the last checkpoint, repeat the command with --resume --out {study.out}"
+        raise RewardError(f"{error}. Nothing before is lost: {advice}") from error
     study.finish()
     curves.finish()
     for seed, folder in enumerate(model_folders(study.out, "model", arguments.num_seeds)):

@@ -1,7 +1,6 @@
 """What the tests of language models share: tiny folders, written in a moment, and chats."""
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from grpo_jax.language import save_model
@@ -73,18 +72,17 @@ def make_params(architecture, vocab_size):
         node = params
         for parent in parents:
             node = node.setdefault(parent, {})
-        draw = 0.3 * jax.random.normal(jax.random.key(number), shape)
+        draw = np.random.default_rng(number).normal(scale=0.3, size=shape).astype(np.float32)
         node[leaf] = 1 + draw if leaf == "scale" else draw
     return {"actor": params}
 
 
 def make_model(folder, model_type="qwen3", *, chat_template=CHATML, context=64):
     """Writes the folder of a model with 258 tokens, and returns it."""
-    pytest.importorskip("safetensors")
+    pytest.importorskip("jinja2")
     architecture = Architecture(
         num_layers=1, width=16, num_heads=4, num_kv_heads=2, norm_eps=1e-5, rope_base=5000.0, **MODEL_TYPES[model_type]
     )
-    params = jax.tree.map(jnp.asarray, make_params(architecture, 258))
     end = {"end_token": "<|im_end|>", "context": context, "chat_template": chat_template}
-    save_model(folder, architecture, params, make_tokenizer(), **end)
+    save_model(folder, architecture, make_params(architecture, 258), make_tokenizer(), **end)
     return folder

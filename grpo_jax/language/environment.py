@@ -70,5 +70,6 @@ def language_environment(task: LanguageTask) -> Environment:
         action_mask=None,
         max_steps=task.max_completion,
         prompt=lambda state, params: prompts[state.prompt, :-1],
+        on_host=True,
         outcome=outcome,
     )

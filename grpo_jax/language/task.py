@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -130,14 +131,18 @@ class LanguageTask:
 
     @contextlib.contextmanager
     def reward_errors(self) -> Iterator[None]:
-        """Raises the `RewardError` of a reward, in place of JAX's error for the compiled program that called it."""
+        """Raises the `RewardError` of a reward, instead of JAX's error for the compiled program that called it."""
         self._failures.clear()
+        logger, is_news = logging.getLogger("jax._src.callback"), lambda record: not self._failures
+        logger.addFilter(is_news)  # JAX also prints the traceback
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
             if self._failures:
                 raise self._failures[0] from error
             raise
+        finally:
+            logger.removeFilter(is_news)
 
     @functools.cached_property
     def digest(self) -> str:

@@ -1,0 +1,200 @@
+"""Language tasks: prompts as tokens, their environment, rewards called by compiled programs, saved folders."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language import (
+    LanguageTask,
+    Reward,
+    RewardError,
+    as_prompts,
+    language_environment,
+    load_architecture,
+    load_model,
+    load_params,
+    load_tokenizer,
+    save_trained,
+)
+from grpo_jax.language.environment import Completion
+
+END = 0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load_model(make_model(tmp_path_factory.mktemp("model")))
+
+
+def lengths(completions, **fields):
+    return [len(text) for text in completions]
+
+
+def make_task(model, rows=({"prompt": "12", "answer": "a"}, {"prompt": "345", "answer": "b"}), **changes):
+    fields = {"rewards": (Reward("lengths", lengths),), "max_completion": 4} | changes
+    return LanguageTask(model=model, prompts=as_prompts(list(rows)), **fields)
+
+
+def test_prompts_are_padded_on_the_left(model):
+    one, two, three, four, five = model.tokenizer.encode("12345")
+    assert make_task(model).tokens.tolist() == [[-1, one, two], [three, four, five]]
+
+
+def test_a_chat_is_read_by_its_template(model):
+    task = make_task(model, [{"messages": CHAT[1:2]}], system_prompt="Brief.")
+    text = "<|im_start|>system\nBrief.<|im_end|>\n<|im_start|>user\n2 + 3 = ?<|im_end|>\n<|im_start|>assistant\n"
+    assert task.tokens[0].tolist() == model.tokenizer.encode_part(text)
+    assert (task.tokens == make_task(model, [{"prompt": "2 + 3 = ?"}], system_prompt="Brief.").tokens).all()
+    own = make_task(model, [{"messages": CHAT[:2]}], system_prompt="Brief.", max_completion=1)
+    assert "Answer with a number." in str(own.model.tokenizer.render(CHAT[:2]))
+    assert own.tokens[0].tolist() == model.tokenizer.encode(CHAT[:2]), "a system message of its own stays"
+
+
+def test_rewards_see_what_the_file_holds(model):
+    def seen(prompts, completions, answer):
+        calls.append((prompts, completions, answer))
+        return [1.0] * len(prompts)
+
+    calls, a = [], model.tokenizer.encode("a")[0]
+    rewards = (Reward("seen", seen), Reward("lengths", lengths, 0.5))
+    values = make_task(model, rewards=rewards).score(np.array([1, 0]), np.array([[a, a, END, -1], [END, -1, -1, -1]]))
+    assert calls == [(["345", "12"], ["aa", ""], ["b", "a"])] and values.tolist() == [[1, 2], [1, 0]]
+    make_task(model, [{"messages": CHAT[1:2], "answer": 1}], rewards=rewards[:1]).score(np.array([0]), np.array([[a]]))
+    assert calls[1] == ([CHAT[1:2]], [[{"role": "assistant", "content": "a"}]], [1])
+
+
+def test_an_episode_is_a_completion(model):
+    task = make_task(model, held_out=as_prompts([{"prompt": "6", "answer": "c"}]))
+    env = language_environment(task)
+    keys, params = jax.random.split(jax.random.key(0), 16), dict(env.params)
+    reset, step = jax.jit(jax.vmap(env.reset, in_axes=(0, None))), jax.jit(env.step)
+    states, observations = jax.device_get(reset(keys, params | {"held_out": np.int32(1)}))
+    assert set(states.prompt) == {2} and set(observations) == {task.tokens[2, -1]}
+    assert env.prompt(jax.tree.map(lambda leaf: leaf[0], states), params).tolist() == [-1, -1]
+    states, observations = jax.device_get(reset(keys, params))
+    assert set(states.prompt) == {0, 1} and (observations == task.tokens[states.prompt, -1]).all()
+    state = jax.tree.map(lambda leaf: leaf[0], states)
+    for action in (5, 6, 7):
+        moved = step(keys[0], state, action, params)
+        assert not (moved.terminated or moved.truncated) and moved.observation == action
+        state = moved.state
+    assert step(keys[0], state, 8, params).truncated
+    ended = step(keys[0], state, END, params)
+    assert ended.terminated and not ended.truncated and ended.state.tokens.tolist() == [5, 6, 7, END]
+
+
+def test_any_end_token_ends_a_completion(tmp_path):
+    folder = make_model(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    env = language_environment(make_task(load_model(folder)))
+
+    @jax.jit
+    def ends(actions):
+        state, _ = env.reset(jax.random.key(0), env.params)
+        return jax.vmap(lambda action: env.step(None, state, action, env.params).terminated)(actions)
+
+    assert ends(jnp.array([7, 8, 9, END])).tolist() == [True, False, True, True], "those of config.json count too"
+
+
+def outcome(task):
+    env = language_environment(task)
+    a = task.model.tokenizer.encode("a")[0]
+    tokens = np.array([[a, a, -1, -1], [a, -1, -1, -1], [-1] * 4], np.int32)
+    states = Completion(np.zeros(3, np.int32), tokens, np.array([2, 1, 0], np.int32))
+    params = jax.tree.map(lambda leaf: np.repeat(leaf, 3), dict(env.params))
+    return jax.block_until_ready(jax.jit(env.outcome)(states, params))
+
+
+def test_rewards_are_one_call_for_all_completions(model):
+    def counted(completions):
+        calls.append(completions)
+        return [len(text) for text in completions]
+
+    calls = []
+    rewards = Reward("counted", counted, 2.0), Reward("brief", lambda completions: [-1] * len(completions), 0.5)
+    parts = outcome(make_task(model, rewards=rewards))
+    assert parts.values.tolist() == [[2, -1], [1, -1], [0, -1]] and parts.weights.tolist() == [[2, 0.5]] * 3
+    assert calls == [["aa", "a", ""]]
+
+
+def test_the_error_of_a_reward_leaves_a_compiled_program_as_it_is(model, caplog):
+    task = make_task(model, rewards=(Reward("wrong", lambda completions: [0.0, None, 0.0]),))
+    with pytest.raises(RewardError, match="the reward 'wrong' returned None for the completion 'a'"):
+        with task.reward_errors():
+            outcome(task)
+    assert not caplog.records, "JAX prints no traceback"
+    with pytest.raises(ZeroDivisionError), task.reward_errors():
+        1 / 0  # noqa: B018
+
+
+def test_what_does_not_fit_the_model_is_named(model):
+    with pytest.raises(
+        ConfigError, match=r"prompt 1: the prompt has 61 tokens, and 65 with .* context of 64 .*shorten"
+    ):
+        make_task(model, [{"prompt": "1"}, {"prompt": "1" * 61}])
+    with pytest.raises(ConfigError, match="prompt 0: the prompt has no tokens"):
+        make_task(model, [{"prompt": ""}])
+    with pytest.raises(ConfigError, match="held-out prompts have the fields .*answer"):
+        make_task(model, held_out=as_prompts([{"prompt": "6"}]))
+    with pytest.raises(ConfigError, match="max_completion=0 is not a positive integer"):
+        make_task(model, max_completion=0)
+
+
+def test_what_is_missing_in_a_folder_is_named(tmp_path):
+    make_model(tmp_path)
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink()
+    assert load_tokenizer(tmp_path).end_tokens == (END,)
+    with pytest.raises(ConfigError, match="the model's folder has no chat template"):
+        load_tokenizer(tmp_path).encode(CHAT)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    with pytest.raises(ConfigError, match="names no end token, so completions would never end"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": 300}))
+    with pytest.raises(ConfigError, match="the end token 300 is not among the vocab_size=258"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
+    with pytest.raises(ConfigError, match="the tokenizer gives the token .* but the model has vocab_size=20"):
+        make_task(load_model(tmp_path))
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match="has no tokenizer.json; name the folder of a model"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"config.json cannot be read"):
+        load_model(tmp_path)
+
+
+def test_a_template_that_refuses_a_chat_is_quoted(tmp_path):
+    make_model(tmp_path, chat_template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ConfigError, match="the model's chat template refuses .*roles must alternate"):
+        load_tokenizer(tmp_path).encode(CHAT)
+
+
+def test_a_template_may_be_a_file(tmp_path):
+    make_model(tmp_path, chat_template=None)
+    (tmp_path / "chat_template.jinja").write_text(CHATML)
+    assert load_tokenizer(tmp_path).render(CHAT[:1]).startswith("<|im_start|>system\nAnswer")
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_saved_folder_is_the_one_that_was_loaded(tmp_path, model_type):
+    folder = make_model(tmp_path / "first", model_type)
+    model, params = load_model(folder), load_params(folder)
+    drawn = make_params(model.architecture, 258)
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, drawn))
+    save_trained(tmp_path / "second", model, params)
+    assert load_architecture(tmp_path / "second") == model.architecture
+    assert jax.tree.all(jax.tree.map(np.array_equal, load_params(tmp_path / "second"), params))
+    names = {path.name for path in folder.iterdir()}
+    assert {path.name for path in (tmp_path / "second").iterdir()} == names
+    save_trained(tmp_path / "second", model, params, dtype="bfloat16")
+    rounded = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16).astype(jnp.float32), params)
+    assert jax.tree.all(jax.tree.map(np.array_equal, load_params(tmp_path / "second"), rounded))
+    with pytest.raises(ConfigError, match="dtype='float16'; use one of float32, bfloat16"):
+        save_trained(tmp_path / "second", model, params, dtype="float16")

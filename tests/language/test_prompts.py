@@ -1,0 +1,79 @@
+"""Prompts from files of JSON lines."""
+
+import json
+
+import pytest
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language import as_prompts, read_prompts, split_held_out
+
+CHAT = [{"role": "user", "content": "2 + 3?"}]
+
+
+def write(tmp_path, *lines):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def test_prompts_have_fields_and_line_numbers(tmp_path):
+    path = write(tmp_path, {"prompt": "1 +", "answer": 1}, "", {"prompt": "2 +", "answer": None})
+    prompts = read_prompts(path)
+    assert prompts.contents == ["1 +", "2 +"] and prompts.fields == {"answer": [1, None]}
+    assert prompts.sources == [f"{path}, line 1", f"{path}, line 3"] and not prompts.are_chats
+
+
+@pytest.mark.parametrize("name", ["prompt", "messages"])
+def test_a_chat_is_a_list_of_messages(tmp_path, name):
+    prompts = read_prompts(write(tmp_path, {name: CHAT, "id": 7}))
+    assert prompts.contents == [CHAT] and prompts.are_chats and prompts.fields == {"id": [7]}
+
+
+WRONG = {
+    "empty": ([""], "is empty; write a line such as"),
+    "not JSON": ([{"prompt": "a"}, "{prompt}"], "line 2 is not JSON: .*write an object"),
+    "no object": (["[1]"], "line 1 is not an object"),
+    "no prompt": ([{"prompt": "a"}, {"text": "b"}], "line 2 has neither prompt nor messages; write one of them"),
+    "two prompts": ([{"prompt": "a", "messages": CHAT}], "line 1 has both prompt and messages"),
+    "messages as text": ([{"messages": "a"}], "line 1: a prompt is a text, or a list of messages"),
+    "no messages": ([{"messages": []}], "line 1: a prompt is a text, or a list of messages"),
+    "no role": ([{"messages": [{"content": "a"}]}], "line 1: a prompt is a text, or a list of messages"),
+    "a field is missing": ([{"prompt": "a", "answer": 1}, {"prompt": "b"}], "line 2 lacks the field 'answer', unlike"),
+    "a field too many": ([{"prompt": "a"}, {"prompt": "b", "answer": 1}], "line 2 has the field 'answer', unlike .*1;"),
+    "mixed": ([{"prompt": "a"}, {"messages": CHAT}], "line 2: some prompts are texts and others messages"),
+    "reserved": ([{"prompt": "a", "completions": 1}], "line 1: the field 'completions' has the name of an argument"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_line_is_named(tmp_path, case):
+    lines, message = WRONG[case]
+    with pytest.raises(ConfigError, match=message):
+        read_prompts(write(tmp_path, *lines))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere.jsonl cannot be read"):
+        read_prompts(tmp_path / "nowhere.jsonl")
+
+
+def test_a_share_is_held_out_by_the_hash_of_the_prompt():
+    prompts = as_prompts([{"prompt": f"{number % 50}", "answer": number} for number in range(100)])
+    training, held_out = split_held_out(prompts, 0.1)
+    assert len(held_out.contents) == 10 and len(training.contents) == 90
+    assert not set(training.contents) & set(held_out.contents), "equal prompts are on one side"
+    assert all(
+        int(content) == answer % 50
+        for content, answer in zip(held_out.contents, held_out.fields["answer"], strict=True)
+    )
+    reversed_rows = prompts.select(range(99, -1, -1))
+    assert set(split_held_out(reversed_rows, 0.1)[1].contents) == set(held_out.contents)
+    assert [len(side.contents) for side in split_held_out(prompts.select([0, 1]), 0.01)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "share, message", [(1.5, "is not a share of the prompts"), (0.5, "a single prompt cannot be split")]
+)
+def test_a_share_that_cannot_be_held_out(share, message):
+    with pytest.raises(ConfigError, match=message):
+        split_held_out(as_prompts([{"prompt": "a"}, {"prompt": "a"}]), share)

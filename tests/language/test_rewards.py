@@ -1,0 +1,106 @@
+"""Reward functions: how they are called, and what is said of those that fail."""
+
+import asyncio
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language import Reward, RewardError, load_reward
+from grpo_jax.language.rewards import check_rewards, score
+
+PROMPTS, COMPLETIONS = ["a", "b", "c"], ["x", "yy", "zzz"]
+IDS = [[1], [2, 2], [3, 3, 3]]
+
+
+def scores(*functions, completions=COMPLETIONS, **fields):
+    rewards = [Reward(f"part_{i}", function) for i, function in enumerate(functions)]
+    return score(rewards, PROMPTS, completions, IDS, fields)
+
+
+def test_functions_get_the_arguments_that_they_name():
+    def named(completions, answer):
+        return [float(len(text) == number) for text, number in zip(completions, answer, strict=True)]
+
+    def all_of_them(prompts, completions, **fields):
+        assert prompts == PROMPTS and completions == COMPLETIONS
+        assert fields == {"completion_ids": IDS, "answer": [1, 1, 3]}
+        return np.array([1, 2, 3])
+
+    values = scores(named, all_of_them, lambda completion_ids: map(len, completion_ids), answer=[1, 1, 3])
+    assert values.tolist() == [[1, 1, 1], [0, 2, 2], [1, 3, 3]] and values.dtype == np.float32
+
+
+def test_async_functions_run_at_the_same_time():
+    started = []
+
+    async def judge(completions):
+        started.append(1)
+        while len(started) < 2:
+            await asyncio.sleep(0)
+        return [0.5] * len(completions)
+
+    assert scores(judge, lambda completions: [1, 1, 1], judge).tolist() == [[0.5, 1, 0.5]] * 3
+
+
+async def async_failure(completions):
+    raise TimeoutError("no answer")
+
+
+FAILURES = {
+    "too few": (lambda completions: [1.0], "'part_0' returned 1 values for 3 completions; return one number for each"),
+    "one number": (lambda completions: 1.0, "'part_0' returned 1.0; return a list with one number for each of the 3"),
+    "NaN": (lambda completions: [0, float("nan"), 0], "returned nan for the completion 'yy'; return a finite number"),
+    "infinity": (lambda completions: [0, 0, -np.inf], "returned -inf for the completion 'zzz'"),
+    "None": (lambda completions: [None, 0, 0], "returned None for the completion 'x'"),
+    "text": (lambda completions: ["1", 0, 0], "returned '1' for the completion 'x'"),
+    "error": (
+        lambda completions: [1 / (len(text) - 2) for text in completions],
+        r"raised ZeroDivisionError: .*test_rewards.py, line \d+\), for the completion 'yy'; let it return a number",
+    ),
+    "async": (async_failure, "raised TimeoutError: no answer .*for 3 completions"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_failure_names_the_reward_and_the_completion(case):
+    function, message = FAILURES[case]
+    with pytest.raises(RewardError, match=message):
+        scores(function)
+
+
+def test_a_failure_shows_the_text_of_a_chat():
+    chats = [[{"role": "assistant", "content": text}] for text in COMPLETIONS]
+    with pytest.raises(RewardError, match="returned nan for the completion 'x'"):
+        scores(lambda completions: [np.nan] * 3, completions=chats)
+
+
+def test_a_reward_is_loaded_by_its_path(monkeypatch):
+    module = types.ModuleType("my_rewards")
+    module.brief, module.number = lambda completions: [-len(text) for text in completions], 3
+    monkeypatch.setitem(sys.modules, "my_rewards", module)
+    assert load_reward("my_rewards:brief") == Reward("brief", module.brief, 1.0)
+    assert load_reward("my_rewards:brief=-0.5").weight == -0.5
+    for path, message in {
+        "my_rewards:breif": "did you mean 'brief'",
+        "my_rewards:number": "'my_rewards:number' is not a function",
+        "my_rewards:brief=high": "the weight 'high' is not a number; write my_rewards:brief=0.5",
+        "no_such_module:reward": "cannot import 'no_such_module'",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            load_reward(path)
+
+
+def test_fields_are_checked_before_any_call():
+    reward = Reward("exact", lambda completions, answer, scale=1.0: completions)
+    check_rewards([reward], ["answer"], "prompts.jsonl, line 1")
+    with pytest.raises(
+        ConfigError, match=r"'exact' needs 'answer', but prompts.jsonl, line 1 has only the fields target"
+    ):
+        check_rewards([reward], ["target"], "prompts.jsonl, line 1")
+    with pytest.raises(ConfigError, match="must differ in their names"):
+        check_rewards([reward, reward], ["answer"], "")
+    with pytest.raises(ConfigError, match="there is no reward to learn from"):
+        check_rewards([], [], "")
