@@ -32,8 +32,8 @@ PROMPTS, HELD_OUT, DEMONSTRATIONS = "prompts.jsonl", "held_out.jsonl", "demonstr
 class Arguments(language_model.TrainingArguments):
     """Prompts, a tokenizer, a tiny model that learns from demonstrations, then GRPO with two rewards and a reference.
 
-    Everything is made here and written to a folder: prompts.jsonl, held_out.jsonl, demonstrations.jsonl, the model after
-    the demonstrations (start), the model after GRPO (model), and the results.
+    Everything is made here and written to a folder: prompts.jsonl, held_out.jsonl, demonstrations.jsonl, the model
+    after the demonstrations (start), the model after GRPO (model), and the results.
     """
 
     num_terms: int = 3
