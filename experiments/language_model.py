@@ -27,6 +27,7 @@ from grpo_jax.language import (
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.recording import Plan
 from grpo_jax.rollouts.starts import FRESH
+from grpo_jax.types import PyTree
 
 from .harness.command import command
 from .harness.language_runs import HELD_OUT_REWARD, HeldOutCurves
@@ -36,19 +37,9 @@ from .harness.token_runs import params_from_warm_start
 
 
 @dataclasses.dataclass(kw_only=True)
-class Arguments(StudyArguments):
-    """Trains the model in a folder by rewards for its completions, and writes a folder of the same format."""
+class TrainingArguments(StudyArguments):
+    """The flags of training by rewards, whatever the model and the prompts."""
 
-    model: Path
-    """Folder of a Llama, Qwen2 or Qwen3 model: config.json, safetensors, tokenizer.json."""
-    prompts: Path
-    """JSON lines with prompt (a text) or messages (a chat), and fields for the rewards."""
-    reward: tuple[str, ...]
-    """Functions package.module:name, or package.module:name=WEIGHT: (prompts, completions, **fields) -> numbers."""
-    held_out: str = "0.1"
-    """Held-out prompts: another file, or a share of the prompts."""
-    system_prompt: str | None = None
-    """A system message before each prompt; a prompt that is a text becomes the message of a user."""
     max_completion: int = 256
     """The most tokens of a completion."""
     algorithm: str = "grpo"
@@ -97,6 +88,22 @@ class Arguments(StudyArguments):
     """For pass@k a completion is correct if its first reward is at least this."""
 
 
+@dataclasses.dataclass(kw_only=True)
+class Arguments(TrainingArguments):
+    """Trains the model in a folder by rewards for its completions, and writes a folder of the same format."""
+
+    model: Path
+    """Folder of a Llama, Qwen2 or Qwen3 model: config.json, safetensors, tokenizer.json."""
+    prompts: Path
+    """JSON lines with prompt (a text) or messages (a chat), and fields for the rewards."""
+    reward: tuple[str, ...]
+    """Functions package.module:name, or package.module:name=WEIGHT: (prompts, completions, **fields) -> numbers."""
+    held_out: str = "0.1"
+    """Held-out prompts: another file, or a share of the prompts."""
+    system_prompt: str | None = None
+    """A system message before each prompt; a prompt that is a text becomes the message of a user."""
+
+
 def make_task(arguments: Arguments) -> LanguageTask:
     """The prompts, rewards and model of the flags."""
     prompts, path = read_prompts(arguments.prompts), Path(arguments.held_out)
@@ -118,7 +125,7 @@ def make_task(arguments: Arguments) -> LanguageTask:
     )
 
 
-def slots(arguments: Arguments) -> Algorithm:
+def slots(arguments: TrainingArguments) -> Algorithm:
     """The algorithm: rollouts begin with a prompt, and KL is that to the model before training, if it has a weight."""
     algorithm = by_name(arguments.algorithm)._replace(start=FRESH)
     if arguments.kl_coef and (kl_to_behaviour in algorithm.penalties or algorithm.critic is not None):
@@ -129,7 +136,7 @@ def slots(arguments: Arguments) -> Algorithm:
     return algorithm
 
 
-def make_plan(arguments: Arguments, task: LanguageTask) -> Plan:
+def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
     """The run of the flags."""
     num_envs = arguments.num_prompts * arguments.group_size
     config = Config(
@@ -156,18 +163,20 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> Plan:
     return Plan(arguments.algorithm, config, hyperparams, arguments.training_keys, max_episodes)
 
 
-def main(arguments: Arguments) -> None:
-    if jax.process_count() > 1:
-        raise ConfigError("language models need a single process so far; leave --coordinator out")
-    task = make_task(arguments)
+def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> None:
+    """Trains models on a task, one for each seed, and writes the results and the folders of the trained models.
+
+    Args:
+      arguments: the flags.
+      task: prompts and rewards.
+      actors: weights of the models before training, each leaf `[num_seeds, ...]`.
+    """
     plan = make_plan(arguments, task)
     study = Study("language_model", [plan], arguments, score=HELD_OUT_REWARD)
-    actor = load_params(arguments.model)["actor"]
-    rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.num_seeds, *leaf.shape)), actor)
     curves = HeldOutCurves(task, study.out, study.console, arguments)
     try:
         with task.reward_errors():
-            (states,) = study.run_all(lambda config: params_from_warm_start(config, rows, plan.keys), curves)
+            (states,) = study.run_all(lambda config: params_from_warm_start(config, actors, plan.keys), curves)
     except RewardError as error:
         if not (study.out / "checkpoints").is_dir():
             raise
@@ -175,12 +184,24 @@ def main(arguments: Arguments) -> None:
         raise RewardError(f"{error}. Nothing before is lost: {advice}") from error
     study.finish()
     curves.finish()
-    for seed in range(arguments.num_seeds):
-        folder = study.out / ("model" if arguments.num_seeds == 1 else f"model_{seed}")
+    for seed, folder in enumerate(model_folders(study.out, "model", arguments.num_seeds)):
         params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], states.params)
         params = {"actor": next(network for name, network in params.items() if "actor" in name)}
         save_trained(folder, task.model, params, dtype=arguments.save_dtype)
         study.console.print(f"The trained model: {folder}", soft_wrap=True)
+
+
+def model_folders(out: Path, name: str, num_seeds: int) -> list[Path]:
+    """The folder of the model of each seed: NAME for a single one, or else NAME_0, NAME_1, ..."""
+    return [out / name] if num_seeds == 1 else [out / f"{name}_{seed}" for seed in range(num_seeds)]
+
+
+def main(arguments: Arguments) -> None:
+    if jax.process_count() > 1:
+        raise ConfigError("language models need a single process so far; leave --coordinator out")
+    task = make_task(arguments)
+    actor = load_params(arguments.model)["actor"]
+    train(arguments, task, jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.num_seeds, *leaf.shape)), actor))
 
 
 if __name__ == "__main__":

@@ -48,11 +48,15 @@ class Arguments:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """A byte-level BPE with the special tokens of `CHAT_TEMPLATE`, as a `tokenizers.Tokenizer`."""
+    """A byte-level BPE with the special tokens of `CHAT_TEMPLATE`, as a `tokenizers.Tokenizer`.
+
+    Each digit is a token, as in Qwen: a number of several digits is read and written digit by digit.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

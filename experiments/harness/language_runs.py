@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from grpo_jax import Config, TrainState, evaluate
 from grpo_jax.language import LanguageTask, sample_completions
@@ -16,7 +17,9 @@ from grpo_jax.recording import Plan, pass_at_k
 from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.training.progress import Chunk, Progress
 
+from .held_out import before_and_after, draw_points
 from .runs import Score
+from .summaries import write_markdown
 
 NUM_FINAL, NUM_SHOWN = 128, 4
 
@@ -67,18 +70,22 @@ class HeldOutCurves:
         if not last and self.points and iteration // every == self.points[-1]["iteration"] // every:
             return
         if self._program is None:
-            sample = functools.partial(
-                sample_completions, plan.config, self._task, num_samples=self._settings.num_samples
-            )
-            self._program = jax.jit(jax.vmap(sample, in_axes=(0, None, None)))
+            sample = functools.partial(sample_completions, plan.config, self._task)
+
+            def complete(state, prompts, key):
+                samples = sample(state, prompts, key, num_samples=self._settings.num_samples)
+                return jnp.concatenate([samples, sample(state, prompts, key, greedy=True)], axis=1)
+
+            self._program = jax.jit(jax.vmap(complete, in_axes=(0, None, None)))
         key = jax.random.fold_in(jax.random.key(self._settings.seed), 2)
         completions = np.asarray(self._program(progress.states, jnp.asarray(self._prompts), key))
         self._add(iteration, progress.steps, completions)
 
     def _add(self, iteration: int, steps: np.ndarray, completions: np.ndarray) -> None:
-        """Adds the point of completions `[R, N, K, L]`."""
+        """Adds the point of completions `[R, N, K + 1, L]`, the last of which are greedy."""
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
         values = self._task.score(prompts, completions)
+        completions, values, greedy = completions[:, :, :-1], values[:, :, :-1], values[:, :, -1]
         rewards = self._task.rewards
         correct = values[..., 0] >= self._settings.correct_at
         ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= correct.shape[-1]]
@@ -87,6 +94,7 @@ class HeldOutCurves:
                 "iteration": iteration,
                 "tokens": steps.tolist(),
                 "rewards": {reward.name: values[..., i].mean((1, 2)).tolist() for i, reward in enumerate(rewards)},
+                "greedy": {reward.name: greedy[..., i].mean(1).tolist() for i, reward in enumerate(rewards)},
                 "length": (completions >= 0).sum(-1).mean((1, 2)).tolist(),
                 "pass_at_k": {str(k): np.asarray(pass_at_k(correct, k)).tolist() for k in ks},
             }
@@ -108,8 +116,13 @@ class HeldOutCurves:
             self._console.print(f"  {content!r} -> {text!r} ({scores})", soft_wrap=True)
 
     def finish(self) -> None:
-        """Prints the change of each mean over the run."""
-        first, last = self.points[0], self.points[-1]
-        for name in first["rewards"]:
-            before, after = (np.mean(point["rewards"][name]) for point in (first, last))
-            self._console.print(f"Held-out {name}: {before:.3f} before, {after:.3f} after.", soft_wrap=True)
+        """Prints the means before and after the run, and draws them all along it: held_out.md, held_out.png."""
+        rows = before_and_after(self.points)
+        table = Table(f"held-out prompts ({len(self._prompts)})", "before", "after")
+        for row in rows:
+            table.add_row(*row)
+        self._console.print(table)
+        folder = self._path.parent
+        write_markdown(folder / "held_out.md", [column.header for column in table.columns], rows)
+        draw_points(self.points, folder / "held_out.png")
+        self._console.print(f"All along the run: held_out.json and held_out.png in {folder}", soft_wrap=True)

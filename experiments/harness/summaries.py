@@ -39,5 +39,10 @@ def write_results(
     """
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / SUMMARY, results)
-    rows = [header, ["---"] * len(header), *(row(name, result) for name, result in results.items())]
-    (out / TABLE).write_text("\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n")
+    write_markdown(out / TABLE, header, [row(name, result) for name, result in results.items()])
+
+
+def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Writes a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    path.write_text("\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n")

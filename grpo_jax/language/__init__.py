@@ -1,6 +1,7 @@
 """Language models from folders: prompts and chats, rewards in Python, an environment, and folders of trained models."""
 
 from grpo_jax.language.chat import ChatTemplate
+from grpo_jax.language.demonstrations import demonstration_tokens, learn_demonstrations
 from grpo_jax.language.environment import language_environment
 from grpo_jax.language.models import LanguageModel, load_architecture, load_model
 from grpo_jax.language.prompts import Prompts, as_prompts, read_prompts, split_held_out
@@ -20,8 +21,10 @@ __all__ = [
     "RewardError",
     "Tokenizer",
     "as_prompts",
+    "demonstration_tokens",
     "encode_prompts",
     "language_environment",
+    "learn_demonstrations",
     "load_architecture",
     "load_model",
     "load_params",

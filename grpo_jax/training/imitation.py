@@ -1,4 +1,4 @@
-"""Warm starts: supervised learning from solutions of a token task, until enough sampled answers are correct."""
+"""Warm starts: supervised learning from right completions, until enough sampled ones are correct."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from grpo_jax.environments import group_parameters
 from grpo_jax.environments.tokens import PAD, Task
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
-from grpo_jax.policies import combine, partition
+from grpo_jax.policies import Policy, combine, partition
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree
 
@@ -27,7 +27,7 @@ class WarmStart(NamedTuple):
     """The result of supervised learning, one for each of `R` rows."""
 
     params: PyTree  # each leaf [R, ...], on the host
-    accuracy: np.ndarray  # [R] share of sampled answers that are correct, on training prompts
+    accuracy: np.ndarray  # [R] share of sampled completions that are correct, on training prompts
     updates: np.ndarray  # [R] gradient steps
 
 
@@ -68,6 +68,44 @@ def warm_start(
     """
     if config.env.task is None:
         raise ConfigError(f"{config.env.name!r} has no solutions to learn from; use a token task such as tokens:sort-5")
+    return imitate(
+        config,
+        keys,
+        lambda params, key: imitation_loss(config, params, key, batch_size),
+        lambda params, key: answer(config, params, key, num_prompts=NUM_ANSWERS).correct.mean(),
+        target=target,
+        learning_rate=learning_rate,
+        max_updates=max_updates,
+        report=report,
+    )
+
+
+def imitate(
+    config: Config,
+    keys: jax.Array,
+    loss: Callable[[PyTree, jax.Array], jax.Array],
+    accuracy: Callable[[PyTree, jax.Array], jax.Array],
+    *,
+    target: float,
+    learning_rate: float,
+    max_updates: int,
+    report: Callable[[np.ndarray, np.ndarray], None] | None = None,
+) -> WarmStart:
+    """Minimises a loss by Adam for each key, until an accuracy reaches the target.
+
+    Args:
+      config: its policy is trained.
+      keys: `[R]`, one for all randomness of each row.
+      loss: `(params, key) -> scalar`, such as `imitation_loss`; the key draws a batch.
+      accuracy: `(params, key) -> scalar`; the key draws samples.
+      target: in (0, 1]; checked every `UPDATES_PER_CHUNK` updates.
+      learning_rate: Adam's step size.
+      max_updates: a row stops after this many, even below the target.
+      report: called on the host after each check with accuracies and numbers of updates so far, each `[R]`.
+
+    Raises:
+      ConfigError: the target is no share.
+    """
     if not 0 < target <= 1:
         raise ConfigError(f"target={target} is not a share of right answers; use a number such as 0.5")
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate))
@@ -76,10 +114,10 @@ def warm_start(
         key, key_batch = jax.random.split(learner.key)
         trained, frozen = partition(config.policy, learner.params)
 
-        def loss(trained):
-            return imitation_loss(config, combine(trained, frozen), key_batch, batch_size)
+        def batch_loss(trained):
+            return loss(combine(trained, frozen), key_batch)
 
-        steps, state = optimizer.update(jax.grad(loss)(trained), learner.optimizer)
+        steps, state = optimizer.update(jax.grad(batch_loss)(trained), learner.optimizer)
         params = combine(optax.apply_updates(trained, steps), frozen)
         return learner._replace(params=params, optimizer=state, key=key, updates=learner.updates + 1), None
 
@@ -89,8 +127,7 @@ def warm_start(
     def go_on(learner: _Learner) -> _Learner:
         learner, _ = jax.lax.scan(update, learner, length=UPDATES_PER_CHUNK)
         key, key_answer = jax.random.split(learner.key)
-        accuracy = answer(config, learner.params, key_answer, num_prompts=NUM_ANSWERS).correct.mean()
-        return learner._replace(key=key, accuracy=accuracy)
+        return learner._replace(key=key, accuracy=accuracy(learner.params, key_answer))
 
     def start(key: jax.Array) -> _Learner:
         key, key_params = jax.random.split(key)
@@ -125,18 +162,39 @@ def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: i
     start = Simulator(env, policy, params).reset(environment_params, key, batch_size)
     problem = start.environment.problem
     solution = jax.vmap(env.task.solution)(problem)
-    by_policy = solution >= 0
+    imposed = None
     if env.task.imposed is not None:
-        by_policy &= ~jax.vmap(functools.partial(_is_imposed, env.task))(problem, solution)
-    solution, by_policy = solution.T, by_policy.T  # [max_steps, N]
-    solution = jnp.maximum(solution, 0)
-    observation = jnp.concatenate([start.observation[None], solution[:-1]])
-    is_first = jnp.zeros(solution.shape, bool).at[0].set(True)
-    logits, _ = policy.sequence(params, observation, policy.sequence_carry(start.policy_carry), is_first)
-    return -jnp.mean(policy.distribution.log_prob(logits, solution), where=by_policy)
+        imposed = jax.vmap(functools.partial(_is_imposed, env.task))(problem, solution)
+    return completion_loss(policy, params, start.policy_carry, start.observation, solution, imposed)
 
 
 def _is_imposed(task: Task, problem: PyTree, solution: jax.Array) -> jax.Array:
     """`[max_length]` bool: the tokens of a solution that the environment writes."""
     place = jnp.arange(task.max_length)
     return jax.vmap(lambda t: task.imposed(problem, jnp.where(place < t, solution, PAD)))(place) >= 0
+
+
+def completion_loss(
+    policy: Policy,
+    params: PyTree,
+    carry: PyTree,
+    observation: jax.Array,
+    completions: jax.Array,
+    imposed: jax.Array | None = None,
+) -> jax.Array:
+    """Mean of -log p(token | tokens before) over the tokens of completions; pure.
+
+    Args:
+      policy: of tokens.
+      params: its parameters.
+      carry: after the prompts but for the last token of each.
+      observation: int `[N]`, the last tokens of the prompts.
+      completions: int `[N, L]`, -1 after the end.
+      imposed: bool `[N, L]`: tokens that the environment writes, which are not learnt; None: none.
+    """
+    is_learnt = completions >= 0 if imposed is None else (completions >= 0) & ~imposed
+    completions = jnp.maximum(completions, 0).T
+    observation = jnp.concatenate([observation[None], completions[:-1]])
+    is_first = jnp.zeros(completions.shape, bool).at[0].set(True)
+    logits, _ = policy.sequence(params, observation, policy.sequence_carry(carry), is_first)
+    return -jnp.mean(policy.distribution.log_prob(logits, completions), where=is_learnt.T)

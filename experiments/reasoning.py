@@ -1,0 +1,153 @@
+"""The recipe of reasoning models on arithmetic, from nothing to a saved model: `python -m experiments.reasoning`."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language import (
+    LanguageTask,
+    Reward,
+    learn_demonstrations,
+    load_model,
+    load_params,
+    read_prompts,
+    save_trained,
+)
+from grpo_jax.types import PyTree
+
+from . import language_model, tiny_language_model
+from .harness.command import command, make_console, new_folder
+from .harness.parsing import parse_flags
+from .harness.reasoning import accuracy, demonstrate, make_problems, right_steps, well_formed, write_lines
+
+BATCH_SIZE = 64  # demonstrations of a gradient step
+PROMPTS, HELD_OUT, DEMONSTRATIONS = "prompts.jsonl", "held_out.jsonl", "demonstrations.jsonl"
+
+
+@dataclasses.dataclass(kw_only=True)
+class Arguments(language_model.TrainingArguments):
+    """Prompts, a tokenizer, a tiny model that learns from demonstrations, then GRPO with two rewards and a reference.
+
+    Everything is made here and written to a folder: prompts.jsonl, held_out.jsonl, demonstrations.jsonl, the model
+    after the demonstrations (start), the model after GRPO (model), and the results.
+    """
+
+    num_terms: int = 3
+    """Numbers in each problem, such as 8+9-5."""
+    largest: int = 9
+    """The largest of these numbers."""
+    num_training: int = 1500
+    """Problems to train on, also those of the demonstrations."""
+    num_test: int = 200
+    """Held-out problems."""
+    num_layers: int = 2
+    """Transformer blocks."""
+    width: int = 64
+    """Width of the residual stream."""
+    vocab_size: int = 288
+    """The most tokens of the byte-level BPE: 256 bytes, 2 special tokens, and merges."""
+    target: float = 0.15
+    """Supervised learning from demonstrations ends at this accuracy of sampled completions."""
+    demonstration_rate: float = 4e-3
+    """Adam's step size for the demonstrations."""
+    accuracy: float = 1.0
+    """Weight of the reward for the right answer."""
+    well_formed: float = 0.2
+    """Weight of the reward for the format <think>...</think><answer>...</answer>."""
+    right_steps: float = 0.0
+    """Weight of the reward for the share of right lines within <think>; 0: none."""
+
+    max_completion: int = 36
+    num_prompts: int = 16
+    group_size: int = 16
+    num_iterations: int = 100
+    num_epochs: int = 2
+    num_minibatches: int = 2
+    learning_rate: float = 1e-3
+    kl_coef: float = 0.001
+    checkpoint_every: int = 50
+    sample_every: int = 10
+    num_held_out: int = 128
+
+
+def write_problems(out: Path, arguments: Arguments) -> None:
+    """Writes the prompts to train on, the held-out ones and the demonstrations."""
+    sizes = {"num_terms": arguments.num_terms, "largest": arguments.largest}
+    held_out = make_problems(arguments.num_test, seed=1, **sizes)
+    excluded = [problem["prompt"] for problem in held_out]
+    training = make_problems(arguments.num_training, seed=0, excluded=excluded, **sizes)
+    write_lines(out / PROMPTS, training)
+    write_lines(out / HELD_OUT, held_out)
+    write_lines(out / DEMONSTRATIONS, map(demonstrate, training))
+
+
+def make_task(out: Path, model: Path, arguments: Arguments) -> LanguageTask:
+    """The prompts and rewards, with the tokenizer of the model in a folder."""
+    weights = {accuracy: arguments.accuracy, well_formed: arguments.well_formed, right_steps: arguments.right_steps}
+    return LanguageTask(
+        model=load_model(model, compute_dtype=arguments.compute_dtype),
+        prompts=read_prompts(out / PROMPTS),
+        held_out=read_prompts(out / HELD_OUT),
+        rewards=tuple(Reward(function.__name__, function, weight) for function, weight in weights.items()),
+        max_completion=arguments.max_completion,
+    )
+
+
+def make_start(out: Path, arguments: Arguments) -> tuple[LanguageTask, PyTree]:
+    """The task, and the weights of each seed after supervised learning, which it writes to folders."""
+    console = make_console()
+    random, starts = out / "random", language_model.model_folders(out, "start", arguments.num_seeds)
+    if not (random / "config.json").exists():
+        out.mkdir(parents=True, exist_ok=True)
+        write_problems(out, arguments)
+        tiny_language_model.main(
+            tiny_language_model.Arguments(
+                out=random,
+                prompts=out / DEMONSTRATIONS,
+                num_layers=arguments.num_layers,
+                width=arguments.width,
+                vocab_size=arguments.vocab_size,
+                context=arguments.max_completion + 64,
+            )
+        )
+    task = make_task(out, random, arguments)
+    if not all((folder / "config.json").exists() for folder in starts):
+        console.print(f"Supervised learning from {len(task.prompts.contents)} demonstrations, such as:")
+        demonstrations = read_prompts(out / DEMONSTRATIONS)
+        console.print(f"  {demonstrations.contents[0]!r} -> {demonstrations.fields['completion'][0]!r}", soft_wrap=True)
+
+        def report(accuracies: np.ndarray, updates: np.ndarray) -> None:
+            shares = " ".join(f"{share:.2f}" for share in accuracies)
+            console.print(f"  after {updates.max()} updates: sampled accuracy {shares}", soft_wrap=True)
+
+        start = learn_demonstrations(
+            language_model.make_plan(arguments, task).config,
+            task,
+            demonstrations,
+            jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.num_seeds),
+            target=arguments.target,
+            learning_rate=arguments.demonstration_rate,
+            batch_size=BATCH_SIZE,
+            report=report,
+        )
+        for seed, folder in enumerate(starts):
+            save_trained(folder, task.model, jax.tree.map(lambda leaf, seed=seed: leaf[seed], start.params))
+            console.print(f"The model after the demonstrations: {folder}", soft_wrap=True)
+    actors = [load_params(folder)["actor"] for folder in starts]
+    return task, jax.tree.map(lambda *leaves: jnp.stack(leaves), *actors)
+
+
+def main(arguments: Arguments) -> None:
+    if jax.process_count() > 1:
+        raise ConfigError("language models need a single process so far; leave --coordinator out")
+    arguments.out = arguments.out or new_folder("reasoning")
+    task, actors = make_start(arguments.out, arguments)
+    language_model.train(arguments, task, actors)
+
+
+if __name__ == "__main__":
+    command(lambda: main(parse_flags(Arguments)))

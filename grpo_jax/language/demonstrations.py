@@ -1,0 +1,95 @@
+"""Supervised learning from demonstrations: prompts with the text of their completions."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.config.config import Config
+from grpo_jax.environments import group_parameters
+from grpo_jax.errors import ConfigError
+from grpo_jax.language.prompts import Prompts
+from grpo_jax.language.task import LanguageTask
+from grpo_jax.language.tokenizer import PAD, encode_prompts
+from grpo_jax.rollouts.outcomes import outcome_parts
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.training.imitation import NUM_ANSWERS, WarmStart, completion_loss, imitate
+from grpo_jax.types import PyTree
+
+
+def learn_demonstrations(
+    config: Config,
+    task: LanguageTask,
+    demonstrations: Prompts,
+    keys: jax.Array,
+    *,
+    target: float,
+    learning_rate: float = 2e-3,
+    batch_size: int = 128,
+    max_updates: int = 20_000,
+    report: Callable[[np.ndarray, np.ndarray], None] | None = None,
+) -> WarmStart:
+    """Trains one new policy for each key on demonstrations, until enough sampled completions are correct.
+
+    The loss is the mean of -log p(token) over the tokens of the completions, with their end tokens; prompts are only
+    read. The accuracy is the mean of the task's first reward over sampled completions of its training prompts.
+
+    Args:
+      config: of the environment of the task.
+      task: has the tokenizer, the prompts and the rewards.
+      demonstrations: prompts with a field `completion`, the text to learn.
+      keys: `[R]`, one for the initial weights and all randomness of each row.
+      target: accuracy at which a row stops, in (0, 1].
+      learning_rate: Adam's step size.
+      batch_size: demonstrations in each gradient step.
+      max_updates: a row stops after this many, even below the target.
+      report: called on the host with accuracies and numbers of updates so far, each `[R]`.
+
+    Raises:
+      ConfigError: the demonstrations have no completions, or one is longer than those of the task.
+    """
+    prompts, completions = map(jnp.asarray, demonstration_tokens(task, demonstrations))
+    env, policy = config.env, config.policy
+
+    def loss(params: PyTree, key: jax.Array) -> jax.Array:
+        rows = jax.random.randint(key, (batch_size,), 0, len(prompts))
+        carry = policy.initial_carry(params, batch_size, prompts[rows, :-1])
+        return completion_loss(policy, params, carry, prompts[rows, -1], completions[rows])
+
+    def accuracy(params: PyTree, key: jax.Array) -> jax.Array:
+        key_reset, key_steps = jax.random.split(key)
+        simulator = Simulator(env, policy._replace(has_critic=False), params, plan=config.plan)
+        start = simulator.reset(group_parameters(env, None, NUM_ANSWERS, 1), key_reset, NUM_ANSWERS)
+        end, _ = simulator.unroll(start, key_steps, num_steps=env.max_steps, auto_reset=False)
+        return outcome_parts(env, end.environment, end.environment_params).values[:, 0].mean()
+
+    return imitate(
+        *(config, keys, loss, accuracy),
+        target=target,
+        learning_rate=learning_rate,
+        max_updates=max_updates,
+        report=report,
+    )
+
+
+def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of demonstrations: int32 prompts `[N, P]`, padded on the left, and completions `[N, L]`, on the right.
+
+    A completion ends with the first end token of the model.
+    """
+    tokenizer, texts = task.model.tokenizer, demonstrations.fields.get("completion")
+    if texts is None:
+        raise ConfigError(
+            f"{demonstrations.sources[0]} has no completion to learn; write lines such as "
+            '{"prompt": "2 + 3 =", "completion": "5"}'
+        )
+    rows = [[*tokenizer.encode_part(text), tokenizer.end_tokens[0]] for text in texts]
+    longest = max(range(len(rows)), key=lambda index: len(rows[index]))
+    if len(rows[longest]) > task.max_completion:
+        raise ConfigError(
+            f"{demonstrations.sources[longest]}: the completion has {len(rows[longest])} tokens with its end, more "
+            f"than max_completion={task.max_completion}; raise max_completion, or leave it out"
+        )
+    padded = [row + [PAD] * (len(rows[longest]) - len(row)) for row in rows]
+    return encode_prompts(tokenizer, demonstrations.contents), np.array(padded, np.int32)
