@@ -1,11 +1,13 @@
 """The command for language models: from a tiny model to a trained folder, and what is said of mistakes."""
 
 import json
+import re
 import sys
 import types
 
 import numpy as np
 import pytest
+from language_models import make_model
 
 from experiments import language_model, tiny_language_model
 from experiments.harness.command import command
@@ -56,9 +58,9 @@ def train(flags):
 @pytest.mark.slow
 def test_a_model_is_trained_saved_and_resumed(folder):
     make_tiny()
-    train("--reward my_rewards:digits --num-iterations 30 --learning-rate 3e-3 --out out")
+    train("--reward my_rewards:digits --num-iterations 40 --learning-rate 1e-2 --out out")
     points = json.loads((folder / "out" / "held_out.json").read_text())
-    assert [point["iteration"] for point in points] == [0, 10, 20, 30]
+    assert [point["iteration"] for point in points] == [0, 10, 20, 30, 40]
     before, after = (np.mean(points[i]["rewards"]["digits"]) for i in (0, -1))
     assert before < 0.25 and after > 0.5
     assert set(points[0]["pass_at_k"]) == {"1", "2", "4", "8"}
@@ -76,8 +78,6 @@ def test_a_reward_that_fails_loses_nothing(folder, capsys):
     said = capsys.readouterr().err
     assert "error: the reward 'failing' returned None for the completion" in said
     assert "repeat the command with --resume --out out" in said and "Traceback" not in said
-    CALLS.clear()
-    failing.__defaults__, CALLS[:] = None, []
     sys.modules["my_rewards"].failing = lambda completions, **fields: [0.0] * len(completions)
     train(f"{flags} --resume")
     iterations = [json.loads(line)["iteration"] for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
@@ -94,13 +94,11 @@ MISTAKES = {
 
 
 def test_mistakes_are_one_line_and_write_nothing(folder, capsys):
-    from language_models import make_model
-
     make_model("tiny", context=512)
     for flags, message in MISTAKES.values():
         with pytest.raises(SystemExit):
             command(lambda flags=flags: train(f"{flags} --out out"))
         said = capsys.readouterr().err
         assert said.startswith("error: ") and said.count("\n") == 1, said
-        pytest.importorskip("re").search(message, said) or pytest.fail(said)
+        assert re.search(message, said), said
     assert not (folder / "out").exists()

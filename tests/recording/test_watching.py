@@ -19,7 +19,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.alarms import DEAD_ITERATIONS, Alarms
 from grpo_jax.recording.files import read_metrics, truncate_metrics
 from grpo_jax.recording.signals import deferred_signals
-from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, log_table
+from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, log_table, over_seeds
 
 
 def watched(space, **columns):
@@ -142,7 +142,10 @@ def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
 
 def test_a_table_is_beside_the_metrics_of_its_iteration(monkeypatch):
     logged, fake = [], types.ModuleType("wandb")
-    fake.Table, fake.run = lambda **parts: parts, types.SimpleNamespace(log=lambda *call, step: logged.append((*call, step)))
+    fake.Table, fake.run = (
+        lambda **parts: parts,
+        types.SimpleNamespace(log=lambda *call, step: logged.append((*call, step))),
+    )
     monkeypatch.setitem(sys.modules, "wandb", fake)
     log_table("samples", ("text", "reward"), [("a", 1.0)], iteration=10)
     assert logged == [({"samples": {"columns": ["text", "reward"], "data": [["a", 1.0]]}}, 9)]
