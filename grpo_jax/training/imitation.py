@@ -1,5 +1,6 @@
 """Warm starts: supervised learning from solutions of a token task, until enough sampled answers are correct."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import optax
 from grpo_jax.config.config import Config
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.environments import group_parameters
+from grpo_jax.environments.tokens import PAD, Task
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.rollouts.rollout import Simulator
@@ -104,7 +106,7 @@ def warm_start(
 
 
 def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: int) -> jax.Array:
-    """Mean of -log p(token | prompt, tokens before) over the tokens of solutions of random problems; pure.
+    """Mean of -log p(token | prompt, tokens before) over the policy's tokens of solutions of random problems; pure.
 
     Args:
       config: the config of a token task.
@@ -115,10 +117,20 @@ def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: i
     env, policy = config.env, config.policy
     environment_params = group_parameters(env, None, batch_size, 1)
     start = Simulator(env, policy, params).reset(environment_params, key, batch_size)
-    solution = jax.vmap(env.task.solution)(start.environment.problem).T  # [max_steps, N]
-    is_token = solution >= 0
-    solution = jnp.where(is_token, solution, 0)
+    problem = start.environment.problem
+    solution = jax.vmap(env.task.solution)(problem)
+    by_policy = solution >= 0
+    if env.task.imposed is not None:
+        by_policy &= ~jax.vmap(functools.partial(_is_imposed, env.task))(problem, solution)
+    solution, by_policy = solution.T, by_policy.T  # [max_steps, N]
+    solution = jnp.maximum(solution, 0)
     observation = jnp.concatenate([start.observation[None], solution[:-1]])
     is_first = jnp.zeros(solution.shape, bool).at[0].set(True)
     logits, _ = policy.sequence(params, observation, policy.sequence_carry(start.policy_carry), is_first)
-    return -jnp.mean(policy.distribution.log_prob(logits, solution), where=is_token)
+    return -jnp.mean(policy.distribution.log_prob(logits, solution), where=by_policy)
+
+
+def _is_imposed(task: Task, problem: PyTree, solution: jax.Array) -> jax.Array:
+    """`[max_length]` bool: the tokens of a solution that the environment writes."""
+    place = jnp.arange(task.max_length)
+    return jax.vmap(lambda t: task.imposed(problem, jnp.where(place < t, solution, PAD)))(place) >= 0

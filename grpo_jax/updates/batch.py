@@ -128,10 +128,11 @@ def _reference_distribution(policy: Policy, reference_params: PyTree, trajectory
 
 
 def _kl_to_reference(policy: Policy, reference_distribution: PyTree, trajectory: Trajectory) -> jax.Array | None:
-    """`[T, B]`: the estimate k1; None without a reference."""
+    """`[T, B]`: the estimate k1, 0 where the environment acted; None without a reference."""
     if reference_distribution is None:
         return None
-    return divergences.k1(trajectory.log_prob, policy.distribution.log_prob(reference_distribution, trajectory.action))
+    kl = divergences.k1(trajectory.log_prob, policy.distribution.log_prob(reference_distribution, trajectory.action))
+    return kl if trajectory.imposed is None else jnp.where(trajectory.imposed, 0.0, kl)
 
 
 def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:
@@ -145,7 +146,7 @@ def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> 
 
 def _training_mask(algorithm: Algorithm, trajectory: Trajectory, advantage: jax.Array, group_size: int) -> jax.Array:
     """`[T, B]` bool: the steps to train on."""
-    mask = trajectory.valid
+    mask = trajectory.acted
     if trajectory.greedy is not None:
         mask &= ~trajectory.greedy
     if algorithm.filter_overlong:
