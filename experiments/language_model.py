@@ -5,14 +5,15 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
+import tyro
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, with_reference
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language import (
     LanguageTask,
     RewardError,
@@ -110,8 +111,9 @@ class Arguments(TrainingArguments):
     """Folder of a Llama, Qwen2 or Qwen3 model: config.json, safetensors, tokenizer.json."""
     prompts: Path
     """JSON lines with prompt (a text) or messages (a chat), and fields for the rewards."""
-    reward: tuple[str, ...]
-    """Functions package.module:name, or package.module:name=WEIGHT: (prompts, completions, **fields) -> numbers."""
+    reward: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE:NAME[=WEIGHT]")]
+    """A function (prompts, completions, **fields) -> numbers, by its import path; repeat the flag for several, whose
+    weighted sum is the reward."""
     held_out: str = "0.1"
     """Held-out prompts: another file, or a share of the prompts."""
     system_prompt: str | None = None
@@ -120,6 +122,8 @@ class Arguments(TrainingArguments):
 
 def make_task(arguments: Arguments) -> LanguageTask:
     """The prompts, rewards and model of the flags."""
+    for name in ("num_prompts", "num_iterations", "sample_every", "num_held_out", "num_samples"):
+        as_count(name, getattr(arguments, name))
     prompts, path = read_prompts(arguments.prompts), Path(arguments.held_out)
     if path.exists():
         held_out = read_prompts(path)
