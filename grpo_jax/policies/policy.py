@@ -24,6 +24,7 @@ class Policy(NamedTuple):
     sequence_carry: Callable = lambda carry: carry  # (carry) -> the part of it that `sequence` needs
     # (params, observation [S, N, ...], carry, is_first [S, N]) -> [S, N, F], the input of the actor's head; optional
     features: Callable | None = None
+    cast: Callable = lambda params: params  # (params) -> params in the dtypes of `step`: once a rollout, not each step
     max_steps: int | None = None  # the most steps that fit into the carry; None: any number
     # (path such as "actor/Dense_0/kernel") -> bool: gradient steps change this parameter; None: they change all
     trainable: Callable | None = None
