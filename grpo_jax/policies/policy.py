@@ -28,6 +28,7 @@ class Policy(NamedTuple):
     # Steps whose distributions an update computes at once, from features and head (see `scoring`). Rollouts then keep
     # the log-probabilities of actions, but no distributions. None: all at once.
     logits_chunk: int | None = None
+    cast: Callable = lambda params: params  # (params) -> params in the dtypes of `step`: once a rollout, not each step
     max_steps: int | None = None  # the most steps that fit into the carry; None: any number
     # (path such as "actor/Dense_0/kernel") -> bool: gradient steps change this parameter; None: they change all
     trainable: Callable | None = None

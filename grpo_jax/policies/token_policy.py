@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.policies.architecture import DENSE_LAYERS
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.lora import is_trained
 from grpo_jax.policies.policy import Policy
@@ -66,6 +67,7 @@ def make_token_policy(
         sequence_carry=lambda carry: TokenCarry(carry.prompt, (), ()),
         features=functools.partial(_features, *actor),
         head=functools.partial(_head, *actor),
+        cast=functools.partial(_cast, architecture.compute_dtype),
         max_steps=max_steps,
         logits_chunk=logits_chunk,
         trainable=None if architecture.adapter is None else is_trained,
@@ -77,6 +79,16 @@ def _init(networks: Networks, key):
     keys = dict(zip(networks, jax.random.split(key, len(networks)), strict=True))
     inputs = _prompt_inputs(jnp.zeros((1, 1), jnp.int32))
     return {name: net.init(keys[name], *inputs, _empty_cache(net, 1))["params"] for name, net in networks.items()}
+
+
+def _cast(compute_dtype, params):
+    """The weights of the blocks' dense layers in bfloat16, if they are computed in it; embeddings and heads are not."""
+
+    def cast(path, leaf):
+        in_block = any(key.key in DENSE_LAYERS for key in path)
+        return leaf.astype(compute_dtype) if in_block and compute_dtype == "bfloat16" else leaf
+
+    return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def _initial_carry(networks: Networks, max_steps: int, params, num_envs, prompt=None):

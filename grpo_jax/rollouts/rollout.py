@@ -109,6 +109,7 @@ class Simulator(NamedTuple):
           The state after the last step, and the trajectory `[T, B]`.
         """
         plan, policy, num_envs = resolve_plan(self.plan), self.policy, state.num_envs
+        self = self._replace(params=policy.cast(self.params))
         # A carry advances with the values, and support depends on the distribution: then every step computes all.
         num_passes = 0 if policy.has_carry or policy.support is not None else plan.value_passes
         key_reset, key_steps = jax.random.split(key)

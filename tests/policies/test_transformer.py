@@ -292,3 +292,20 @@ def test_sizes_that_do_not_fit_are_refused(sizes, message):
     with pytest.raises(ConfigError, match=message):
         Architecture(**sizes)
     assert Architecture(num_heads=np.int64(2)) == Architecture(num_heads=2)
+
+
+def test_a_rollout_casts_weights_once_with_the_same_numbers():
+    config = Config(**RUN | {"transformer": Architecture(**SMALL, compute_dtype="bfloat16", tie_embeddings=True)})
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    flat = jax.tree_util.tree_leaves_with_path(jax.eval_shape(config.policy.cast, lively(state.params)))
+    half = {str(path[-2].key) for path, leaf in flat if leaf.dtype == jnp.bfloat16}
+    assert half == {"qkv", "out", "gate_up", "down"}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def play(cast, params):
+        policy = config.policy if cast else config.policy._replace(cast=lambda params: params)
+        simulator = Simulator(config.env, policy, params)
+        start = simulator.reset(state.rollout.environment_params, jax.random.key(1), config.num_envs)
+        return simulator.unroll(start, jax.random.key(2), num_steps=config.num_steps, auto_reset=False)[1]
+
+    assert bits(play(True, lively(state.params))) == bits(play(False, lively(state.params)))
