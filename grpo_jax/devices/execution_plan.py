@@ -34,6 +34,8 @@ class ExecutionPlan:
     """Dense layers with few inputs or outputs are sums that XLA fuses with their neighbours: fewer bytes."""
     max_flat_parameters: int
     """Clipping, Adam and the check for finite numbers run on one vector of all parameters, up to this many."""
+    steps_per_check: int = 0
+    """Rollouts of one episode each stop when all have ended: the most steps between two checks; 0: they do not stop."""
     rollout_kernel: bool = False
     """Rollouts run as one Pallas kernel: for environments whose step lowers, and policies without a carry."""
     gradient_kernel: bool = False

@@ -17,9 +17,10 @@ MAX_BLOCK = 128
 """The most steps in a block."""
 
 
-def block_length(num_steps: int) -> int:
-    """The largest divisor of `num_steps` up to `MAX_BLOCK`."""
-    return max(length for length in range(1, min(num_steps, MAX_BLOCK) + 1) if num_steps % length == 0)
+def block_length(num_steps: int, most: int | None = None) -> int:
+    """The largest divisor of `num_steps` up to `most`, by default `MAX_BLOCK`."""
+    most = min(num_steps, most or MAX_BLOCK)
+    return max(length for length in range(1, most + 1) if num_steps % length == 0)
 
 
 def scan_in_blocks(

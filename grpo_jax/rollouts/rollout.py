@@ -20,6 +20,7 @@ from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.packing import pack, packed_step
 from grpo_jax.rollouts.randomness import scan_in_blocks, shared_keys, step_randomness
 from grpo_jax.rollouts.resets import advance_where, make_start_states, new_episodes, select
+from grpo_jax.rollouts.stopping import any_in_all_rows, scan_until_over
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 
@@ -156,7 +157,16 @@ class Simulator(NamedTuple):
         if plan.packed_steps:
             step, progress = packed_step(step), pack(progress)
         draw = functools.partial(step_randomness, policy.distribution, num_envs=num_envs, num_sharing=num_sharing)
-        progress, trajectory = scan_in_blocks(step, progress, key_steps, num_steps, draw, plan.steps_per_loop)
+        scan = functools.partial(scan_in_blocks, steps_per_loop=plan.steps_per_loop)
+        if not auto_reset and 0 < plan.steps_per_check < num_steps:
+            # An episode may have one more step after its end: its value is that of the final observation.
+            scan = functools.partial(
+                scan_until_over,
+                goes_on=lambda record: any_in_all_rows((record.unpack() if plan.packed_steps else record).valid[-1]),
+                steps_per_check=plan.steps_per_check,
+                steps_per_loop=plan.steps_per_loop,
+            )
+        progress, trajectory = scan(step, progress, key_steps, num_steps, draw)
         if plan.packed_steps:
             progress, trajectory = progress.unpack(), trajectory.unpack()
         end = progress.state

@@ -1,0 +1,89 @@
+"""Rollouts that stop when every episode has ended: the same results as those of the full length, in fewer steps."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import FOREVER, Probe, bits, difference, known_params, known_policy, standing
+
+from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
+from grpo_jax.devices.execution_plan import CPU, GPU
+from grpo_jax.environments import make_environment
+from grpo_jax.rollouts import randomness
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.rollouts.starts import FRESH
+
+NUM_STEPS = 12
+env = make_environment(Probe(), {"max_steps_in_episode": NUM_STEPS - 3})
+
+
+@functools.lru_cache
+def player(plan, steps_per_check=0, auto_reset=False):
+    """The function from lifetimes `[R, 3]` to rollouts of that many rows."""
+
+    @jax.jit
+    @jax.vmap
+    def play(lifetimes):
+        start = standing(env, known_policy, jax.random.key(0), ages=[0, 0, 0], lifetimes=lifetimes)
+        layout = dataclasses.replace(plan, steps_per_check=steps_per_check)
+        simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), plan=layout)
+        return simulator.unroll(start, jax.random.key(1), num_steps=NUM_STEPS, auto_reset=auto_reset)
+
+    return play
+
+
+def seen(end, trajectory):
+    """What may be read: the end, valid steps, and the value of an episode's final observation."""
+    valid = np.asarray(trajectory.valid)
+    reached = np.concatenate([valid[:, :1], valid[:, :-1]], axis=1)
+    steps = trajectory._replace(carry=None, value=None)
+    return (
+        end._replace(policy_carry=None),
+        jax.tree.map(lambda leaf: leaf[valid], steps),
+        trajectory.value[reached],
+        trajectory.carry,
+    )
+
+
+@pytest.mark.parametrize("plan, steps_per_check, max_block", [(CPU, 1, 128), (CPU, 2, 4), (GPU, 5, 128)])
+def test_a_rollout_stops_after_the_step_that_follows_its_longest_episode(plan, steps_per_check, max_block, monkeypatch):
+    monkeypatch.setattr(randomness, "MAX_BLOCK", max_block)
+    player.cache_clear()
+    step = min(steps_per_check, 4)  # a divisor of the number of steps
+    for lifetimes, needed in (([2, 5, 1], 6), ([FOREVER, 2, 2], 10), ([1, 1, 1], 2)):
+        whole, early = (player(plan, check)(jnp.array([lifetimes])) for check in (0, steps_per_check))
+        assert bits(seen(*whole)) == bits(seen(*early))
+        made = -(-needed // step) * step
+        assert early[0].policy_carry[0].tolist() == [made] * 3  # this policy counts its steps
+        assert not early[1].valid[0, made:].any() and not early[1].reward[0, made:].any()
+
+
+def test_rows_stop_together():
+    rows = jnp.array([[2, 2, 2], [1, 5, 1]])
+    whole, early = player(CPU)(rows), player(CPU, 1)(rows)
+    assert bits(seen(*whole)) == bits(seen(*early))
+    assert (early[0].policy_carry == 6).all()
+
+
+def test_rollouts_in_which_episodes_follow_each_other_have_all_steps():
+    rows = jnp.array([[1, 1, 1]])
+    assert bits(player(CPU, 0, True)(rows)) == bits(player(CPU, 1, True)(rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [GRPO, PPO._replace(start=FRESH)], ids=["grpo", "ppo"])
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_training_does_not_change(algorithm, recurrent):
+    states = []
+    for steps_per_check in (0, 4):
+        config = Config(
+            *("CartPole-v1", algorithm), env_params={"max_steps_in_episode": 40}, num_envs=8, num_minibatches=2,
+            recurrent=recurrent, recurrent_size=4, hidden_sizes=(4,), normalize_rewards=True,
+            execution_plan=dataclasses.replace(CPU, steps_per_check=steps_per_check),
+        )  # fmt: skip
+        state, train_step = jax.jit(make_init(config))(jax.random.key(0), Hyperparams()), make_train_step(config)
+        states.append(jax.jit(lambda state: jax.lax.scan(lambda state, _: train_step(state), state, length=5))(state))  # noqa: B023
+    assert not difference(*states)
