@@ -5,14 +5,15 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
+import tyro
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, with_reference
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language import (
     LanguageTask,
     RewardError,
@@ -25,6 +26,7 @@ from grpo_jax.language import (
     split_held_out,
 )
 from grpo_jax.objectives import kl_to_behaviour
+from grpo_jax.policies import Architecture, merge_lora
 from grpo_jax.recording import Plan
 from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.types import PyTree
@@ -34,6 +36,9 @@ from .harness.language_runs import HELD_OUT_REWARD, HeldOutCurves
 from .harness.parsing import parse_flags
 from .harness.study import Study, StudyArguments
 from .harness.token_runs import params_from_warm_start
+
+SMALL_VOCABULARY = 4096
+"""The most tokens for which all logits of an iteration are computed at once, and divergences exactly."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -72,6 +77,16 @@ class TrainingArguments(StudyArguments):
     """Optimiser: adam, adamw, sgd, rmsprop, muon, or package.module:name."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations and of the cache."""
+    lora_rank: int | None = None
+    """Train adapters of this rank (LoRA), which the saved model has merged into its weights; None: all weights."""
+    lora_alpha: float = Architecture.lora_alpha
+    """The adapters' product is multiplied by lora_alpha / lora_rank."""
+    frozen_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype in which LoRA keeps the weights that it does not train."""
+    checkpoint_layers: bool = False
+    """Gradients compute each block's activations again instead of keeping them: less memory, a third more time."""
+    logits_chunk: int | None = None
+    """Tokens whose logits an update computes at once; by default all for small vocabularies, else 256."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the saved weights."""
     num_seeds: int = 1
@@ -96,8 +111,9 @@ class Arguments(TrainingArguments):
     """Folder of a Llama, Qwen2 or Qwen3 model: config.json, safetensors, tokenizer.json."""
     prompts: Path
     """JSON lines with prompt (a text) or messages (a chat), and fields for the rewards."""
-    reward: tuple[str, ...]
-    """Functions package.module:name, or package.module:name=WEIGHT: (prompts, completions, **fields) -> numbers."""
+    reward: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE:NAME[=WEIGHT]")]
+    """A function (prompts, completions, **fields) -> numbers, by its import path; repeat the flag for several, whose
+    weighted sum is the reward."""
     held_out: str = "0.1"
     """Held-out prompts: another file, or a share of the prompts."""
     system_prompt: str | None = None
@@ -106,6 +122,8 @@ class Arguments(TrainingArguments):
 
 def make_task(arguments: Arguments) -> LanguageTask:
     """The prompts, rewards and model of the flags."""
+    for name in ("num_prompts", "num_iterations", "sample_every", "num_held_out", "num_samples"):
+        as_count(name, getattr(arguments, name))
     prompts, path = read_prompts(arguments.prompts), Path(arguments.held_out)
     if path.exists():
         held_out = read_prompts(path)
@@ -139,6 +157,9 @@ def slots(arguments: TrainingArguments) -> Algorithm:
 def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
     """The run of the flags."""
     num_envs = arguments.num_prompts * arguments.group_size
+    names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
+    architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
+    large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
     config = Config(
         environment=language_environment(task),
         algorithm=slots(arguments),
@@ -148,8 +169,9 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
         num_minibatches=arguments.num_minibatches,
         optimizer=arguments.optimizer,
         schedule=arguments.schedule,
-        transformer=task.model.architecture,
+        transformer=architecture,
         network="transformer",
+        logits_chunk=arguments.logits_chunk or large_chunk,
         shared_critic=by_name(arguments.algorithm).critic is not None,
     )
     names = ("learning_rate", "warmup", "kl_coef", "clip_high", "max_grad_norm", "temperature")
@@ -187,6 +209,7 @@ def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> N
     for seed, folder in enumerate(model_folders(study.out, "model", arguments.num_seeds)):
         params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], states.params)
         params = {"actor": next(network for name, network in params.items() if "actor" in name)}
+        _, params = merge_lora(plan.config.transformer, params)
         save_trained(folder, task.model, params, dtype=arguments.save_dtype)
         study.console.print(f"The trained model: {folder}", soft_wrap=True)
 

@@ -73,12 +73,18 @@ class Trajectory(NamedTuple):
     final_carry: PyTree = None  # carry of the policy at these observations, each leaf [F, B, ...]
     final_value: jax.Array | None = None  # [F, B] critic's values of these observations; None without a critic
     greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None: all are sampled
-    given: jax.Array | None = None  # [T, B] bool: the action was imposed, not sampled; None: none was
+    given: jax.Array | None = None  # [T, B] bool: the action is an argument of the rollout, not sampled; None: none is
+    imposed: jax.Array | None = None  # [T, B] bool: the environment itself took the action; None: it never does
 
     @property
     def is_first(self) -> jax.Array:
         """`[T, B]` bool: the step was the first of its episode."""
         return self.episode_length == 1
+
+    @property
+    def acted(self) -> jax.Array:
+        """`[T, B]` bool: the step is valid, and its action is not the environment's own."""
+        return self.valid if self.imposed is None else self.valid & ~self.imposed
 
     @property
     def ended(self) -> jax.Array:

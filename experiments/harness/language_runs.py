@@ -15,6 +15,7 @@ from grpo_jax import Config, TrainState, evaluate
 from grpo_jax.language import LanguageTask, sample_completions
 from grpo_jax.recording import Plan, pass_at_k
 from grpo_jax.recording.files import remove_if_unused, write_json
+from grpo_jax.recording.trackers import log_table
 from grpo_jax.training.progress import Chunk, Progress
 
 from .held_out import before_and_after, draw_points
@@ -100,20 +101,25 @@ class HeldOutCurves:
             }
         )
         write_json(self._path, self.points)
-        self._show(iteration, completions[0, :NUM_SHOWN, 0], values[0, :NUM_SHOWN, 0])
+        self._show(iteration, completions[0, :, 0], values[0, :, 0])
 
     def _show(self, iteration: int, completions: np.ndarray, values: np.ndarray) -> None:
-        """Prints the point and the completions `[n, L]` of the first held-out prompts, of the first seed."""
+        """Prints the point, and the first of the completions `[N, L]` of the first seed; W&B gets a table of all."""
         point, names = self.points[-1], [reward.name for reward in self._task.rewards]
         means = ", ".join(f"{name} {np.mean(point['rewards'][name]):.3f}" for name in names)
         passes = ", ".join(f"pass@{k} {np.mean(shares):.3f}" for k, shares in point["pass_at_k"].items())
         self._console.print(f"Held-out prompts after {iteration} iterations: {means}; {passes}", soft_wrap=True)
         contents = self._task.all_prompts.contents
+        shown = [
+            each if isinstance(each, str) else each[-1]["content"] for each in (contents[i] for i in self._prompts)
+        ]
         texts = self._task.model.tokenizer.decode_batch(completions)
-        for prompt, text, parts in zip(self._prompts, texts, values, strict=False):
-            content = contents[prompt] if isinstance(contents[prompt], str) else contents[prompt][-1]["content"]
+        rows = [[*pair, *parts] for *pair, parts in zip(shown, texts, values.tolist(), strict=True)]
+        for prompt, text, *parts in rows[:NUM_SHOWN]:
             scores = ", ".join(f"{name} {value:g}" for name, value in zip(names, parts, strict=True))
-            self._console.print(f"  {content!r} -> {text!r} ({scores})", soft_wrap=True)
+            self._console.print(f"  {prompt!r} -> {text!r} ({scores})", soft_wrap=True)
+        if self._settings.wandb is not None:
+            log_table("held_out", ["prompt", "completion", *names], rows, iteration=iteration)
 
     def finish(self) -> None:
         """Prints the means before and after the run, and draws them all along it: held_out.md, held_out.png."""

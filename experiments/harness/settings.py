@@ -167,6 +167,7 @@ class TokenTask(NamedTuple):
 TOKEN_TASKS = {
     "sort": TokenTask(total_steps=1_000_000, target=0.5),
     "addition": TokenTask(total_steps=2_500_000, target=0.7, learning_rate=3e-3),
+    "calculator": TokenTask(total_steps=1_000_000, target=0.1, learning_rate=1e-3),
     "countdown": TokenTask(total_steps=2_500_000, target=0.4, learning_rate=3e-3),
 }
 """By the name without the size."""

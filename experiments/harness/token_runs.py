@@ -17,6 +17,7 @@ from grpo_jax import Config, TrainState
 from grpo_jax.environments.tokens import ASK, text
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
+from grpo_jax.policies import add_lora
 from grpo_jax.recording import Plan, pass_at_k
 from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.training.imitation import WarmStart, warm_start
@@ -95,9 +96,14 @@ def _read_warm_start(path: Path, description: Mapping[str, Any]) -> WarmStart:
 
 
 def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> PyTree:
-    """Parameters of a policy whose networks, also the critic, are copies of a warm start's actor, with new heads."""
+    """Parameters of a policy whose networks, also the critic, are copies of a warm start's actor, with new heads.
+
+    With LoRA the actor gets fresh adapters.
+    """
 
     def init(key, actor):
+        if config.transformer.adapter is not None:
+            actor = add_lora(config.transformer, {"actor": actor}, key)["actor"]
         return {
             name: {part: actor.get(part, value) for part, value in network.items()}
             for name, network in config.policy.init(key).items()

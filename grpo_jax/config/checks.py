@@ -159,11 +159,6 @@ def check_groups(config: Fields) -> None:
             f"starts_per_rollout={config.starts_per_rollout} is for rollouts in which an episode follows another, but "
             "those of this algorithm have one episode and one start state for each group already; leave it out"
         )
-    if env.outcome is not None and not start.from_reset:
-        raise ConfigError(
-            f"{env.name!r} rewards whole episodes (it has an outcome), but rollouts of this algorithm begin or end in "
-            "mid-episode; use one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
-        )
     if start.from_reset and config.num_steps < env.max_steps and not config.cut_episodes:
         raise ConfigError(
             f"num_steps={config.num_steps} is below the episode limit of {env.name}, {env.max_steps}: members of a "

@@ -9,6 +9,7 @@ from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.config.automatic import automatic_algorithm
 from grpo_jax.config.checks import check_algorithm, check_counts, check_groups, check_numbers
 from grpo_jax.config.dry_run import check_slots
+from grpo_jax.config.environment_checks import check_environment
 from grpo_jax.config.fields import Fields
 from grpo_jax.config.kernel_checks import check_kernels
 from grpo_jax.config.optimizer_checks import check_optimizer
@@ -44,6 +45,7 @@ class Config(Fields):
         if self.share_prompts is None:
             in_groups = self.num_training_groups % self.num_minibatches == 0 and self.group_size > 1
             resolve("share_prompts", self.is_transformer and self.algorithm.start.from_reset and in_groups)
+        check_environment(self)
         check_policy(self)
         check_numbers(self)
         check_groups(self)

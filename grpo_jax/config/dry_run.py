@@ -5,9 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.config.descriptions import describe_arrays
+from grpo_jax.config.environment_checks import num_reward_parts
 from grpo_jax.config.fields import Fields
-from grpo_jax.environments import Environment, group_parameters
+from grpo_jax.environments import Environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import bind_frozen, partition
@@ -83,6 +83,8 @@ def _trajectory(config: Fields, params) -> Trajectory:
     )
     if config.algorithm.greedy_member:
         trajectory = trajectory._replace(greedy=flag)
+    if config.env.imposed is not None:
+        trajectory = trajectory._replace(imposed=flag)
     if config.algorithm.start.all_actions:
         trajectory = trajectory._replace(given=flag)
     if config.algorithm.baseline is not None:
@@ -91,8 +93,7 @@ def _trajectory(config: Fields, params) -> Trajectory:
         final_value = None if value is None else jnp.zeros((num_final, shape[1]))
         trajectory = trajectory._replace(final_observation=final[0], final_carry=final[1], final_value=final_value)
     if config.env.task is not None or config.env.outcome is not None:
-        taken = config.policy.distribution.to_environment(action[0, :2])
-        parts = jnp.zeros((*shape, _num_reward_parts(config.env, taken)))
+        parts = jnp.zeros((*shape, num_reward_parts(config)))
         trajectory = trajectory._replace(reward_parts=RewardParts(values=parts, weights=parts))
     return trajectory
 
@@ -103,28 +104,3 @@ def empty_prompts(env: Environment, num_envs: int) -> jax.Array | None:
         return None
     prompt = jax.eval_shape(lambda key: env.prompt(env.reset(key, env.params)[0], env.params), jax.random.key(0))
     return jnp.zeros((num_envs, *prompt.shape), prompt.dtype)
-
-
-def _num_reward_parts(env: Environment, actions: jax.Array) -> int:
-    """The number of parts of the reward, of the steps and of the outcome, from shapes; `actions` is `[B, ...]`.
-
-    Raises:
-      ConfigError: the outcome is not of the shapes `[B, K]`.
-    """
-    num_envs = actions.shape[0]
-
-    def play(keys):
-        params = group_parameters(env, None, num_envs, 1)
-        states, _ = jax.vmap(env.reset)(keys, params)
-        moved = jax.vmap(env.step)(keys, states, actions, params)
-        return moved.reward_parts, env.outcome and env.outcome(moved.state, params)
-
-    step, outcome = jax.eval_shape(play, jax.random.split(jax.random.key(0), num_envs))
-    if outcome is not None:
-        shapes = [jnp.shape(part) for part in jax.tree.leaves(outcome)]
-        if not isinstance(outcome, RewardParts) or len(shapes[0]) != 2 or set(shapes) != {(num_envs, shapes[0][-1])}:
-            raise ConfigError(
-                f"the outcome of {env.name!r} for {num_envs} environments is {describe_arrays(outcome)}; return "
-                f"RewardParts(values, weights), both [{num_envs}, K], for K parts of the reward"
-            )
-    return sum(parts.values.shape[-1] for parts in (step, outcome) if parts is not None)

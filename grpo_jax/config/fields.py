@@ -58,14 +58,16 @@ class Fields:
     optimizer: str | Callable = "adam"
     """Optimiser: "adam", "adamw", "sgd", "rmsprop", "muon", package.module:name (or a function of the hyperparameters
     and the learning rate that gives an optax.GradientTransformation)."""
+    moments_dtype: str = "float32"
+    """Type in which the optimiser keeps its moments: "float32", or "bfloat16" for half of their memory."""
     schedule: str | Callable = "linear"
     """Learning rate over training: "constant", "linear", "cosine", package.module:name (or a function of progress in
     [0, 1]), from learning_rate to final_learning_rate."""
     num_microbatches: int | None = None
     """Parts over which the gradient of a minibatch is accumulated; None: chosen by size."""
     logits_chunk: int | None = None
-    """Tokens whose logits an update computes at once, for a large vocabulary: rollouts then keep log-probabilities of
-    the sampled tokens alone, and KL metrics are estimates (k3). None: all at once, and exact."""
+    """Tokens whose logits an update computes at once (but whole steps), for a large vocabulary: rollouts then keep
+    log-probabilities of the sampled tokens alone, and KL metrics are estimates (k3). None: all at once, and exact."""
     share_prompts: bool | None = None
     """Minibatches are of whole groups, and an update reads their prompt once; None: a transformer's, where possible."""
     shuffle_blocks: int = 1

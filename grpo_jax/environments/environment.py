@@ -39,6 +39,8 @@ class Environment(NamedTuple):
     # (states, params), each leaf [B, ...] -> RewardParts [B, K]: the reward of whole episodes, added to that of their
     # last step. It is called once, on the final states of a rollout, so rollouts must have one episode each.
     outcome: Callable | None = None
+    # (state, params) -> int32: the action that the environment itself takes at this step; -1: the policy acts
+    imposed: Callable | None = None
 
 
 def threefry(key: jax.Array) -> jax.Array:

@@ -31,8 +31,8 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         an `ActionSpace`; `reset_env(key, params) -> observation, state`; `is_truncated(state, params)`; and
         `step_env(key, state, action, params) -> observation, state, reward, terminated, info`, which neither resets
         nor checks the time limit. Optional: `action_mask(state, params) -> bool [num_actions]`, the legal actions;
-        `outcome(states, params) -> RewardParts`, as in `Environment`; and `on_host`, whether any of them calls the
-        host.
+        `outcome(states, params)` and `imposed(state, params)`, as in `Environment`; and `on_host`, whether any of them
+        calls the host.
       overrides: new default values for fields of the parameters.
 
     Raises:
@@ -46,7 +46,7 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         raise ConfigError(f"{LIMIT}={max_steps} of {name!r} leaves no step; write env_params={{'{LIMIT}': 100}}, say")
     action_space, to_gymnax = _actions(env.action_space(defaults), name)
     encode = _encoder(env, defaults)
-    mask, outcome = getattr(env, "action_mask", None), getattr(env, "outcome", None)
+    mask = getattr(env, "action_mask", None)
     if mask is not None and not isinstance(action_space, Discrete):
         raise ConfigError(f"{name!r} has an action_mask, which only Discrete actions can have")
 
@@ -65,6 +65,10 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
 
     def action_mask(state, params):
         return jnp.asarray(mask(state, full(params)), bool)
+
+    def optional(part):
+        function = getattr(env, part, None)
+        return None if function is None else lambda state, params: function(state, full(params))
 
     def play(params):
         state, observation = reset(jax.random.key(0), params)
@@ -85,7 +89,8 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         action_mask=None if mask is None else action_mask,
         max_steps=max_steps,
         on_host=getattr(env, "on_host", False),
-        outcome=None if outcome is None else lambda states, params: outcome(states, full(params)),
+        outcome=optional("outcome"),
+        imposed=optional("imposed"),
     )
 
 

@@ -22,8 +22,8 @@ def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
 
 
 def episode_lengths(trajectory: Trajectory, group_size: int) -> jax.Array:
-    """`[num_groups, group_size]`: the number of valid steps of each rollout."""
-    return jnp.sum(trajectory.valid, axis=0).reshape(-1, group_size)
+    """`[num_groups, group_size]`: the number of valid steps of each rollout in which the policy acted."""
+    return jnp.sum(trajectory.acted, axis=0).reshape(-1, group_size)
 
 
 def greedy_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
@@ -106,14 +106,14 @@ class _Whitened:
     advantage: Callable
 
     def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-        return whiten(self.advantage(trajectory, hyperparams, group_size), trajectory.valid)
+        return whiten(self.advantage(trajectory, hyperparams, group_size), trajectory.acted)
 
     def __repr__(self) -> str:
         return f"whitened({_name(self.advantage)})"
 
 
 def whitened(advantage: Callable) -> _Whitened:
-    """An advantage in standard deviations from its mean over all valid steps of the batch.
+    """An advantage in standard deviations from its mean over all steps of the batch in which the policy acted.
 
         A_t = (a_t - mean(a)) / (std(a) + eps)
 

@@ -14,6 +14,7 @@ from grpo_jax.policies.distributions import (
     squashed_gaussian,
 )
 from grpo_jax.policies.frozen import bind_frozen, combine, partition
+from grpo_jax.policies.lora import add_lora, merge_lora
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.pure_policy import make_pure_policy
 from grpo_jax.policies.token_policy import make_token_policy
@@ -23,6 +24,7 @@ __all__ = [
     "Architecture",
     "Distribution",
     "Policy",
+    "add_lora",
     "bind_frozen",
     "categorical",
     "combine",
@@ -32,6 +34,7 @@ __all__ = [
     "make_policy",
     "make_pure_policy",
     "make_token_policy",
+    "merge_lora",
     "multi_categorical",
     "partition",
     "squashed_gaussian",

@@ -36,7 +36,7 @@ def truncated(policy: Policy, top_k: jax.Array, top_p: jax.Array) -> Policy:
 
 
 def restricted(
-    policy: Policy, parameters: jax.Array, action_mask: jax.Array | None
+    policy: Policy, parameters: jax.Array, action_mask: jax.Array | None, imposed: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
     """The distribution's parameters and the mask of the actions that may be sampled, both `[..., num_actions]`.
 
@@ -44,9 +44,12 @@ def restricted(
       policy: may restrict the actions itself (see `truncated`).
       parameters: the policy's, for an observation.
       action_mask: the environment's legal actions; None if all are.
+      imposed: `[...]` bool: no action is masked, so that the environment's own has a finite log-probability.
     """
     if policy.support is not None:
         action_mask = policy.support(mask_actions(parameters, action_mask))
+    if imposed is not None and action_mask is not None:
+        action_mask |= imposed[..., None]
     return mask_actions(parameters, action_mask), action_mask
 
 

@@ -10,7 +10,7 @@ from grpo_jax.types import PyTree
 
 
 class Scores(NamedTuple):
-    """What an update needs to know of a distribution, each `[S, N]`."""
+    """Numbers that an update needs of its distributions, each `[S, N]`."""
 
     log_prob: jax.Array  # of the actions
     entropy: jax.Array
@@ -20,9 +20,10 @@ class Scores(NamedTuple):
 def score(
     policy: Policy, params: PyTree, observation: PyTree, carry: PyTree, is_first: jax.Array, action: jax.Array
 ) -> Scores:
-    """The scores of actions, from distributions of `policy.logits_chunk` steps at a time.
+    """The scores of actions, from about `policy.logits_chunk` distributions at a time.
 
-    The gradient computes each chunk's distributions again instead of keeping them, so that neither pass has an array
+    A chunk is a number of whole steps, at least one: environments that are split over devices stay where they are. The
+    gradient computes the distributions of each chunk again instead of keeping them, so that neither pass has an array
     with the parameters of all `S * N` distributions.
 
     Args:
@@ -30,15 +31,15 @@ def score(
       params, observation, carry, is_first: as of `policy.sequence`.
       action: `[S, N]` or `[S, N, D]`.
     """
-    family, num_steps, size = policy.distribution, is_first.size, min(policy.logits_chunk, is_first.size)
+    (num_steps, num_sequences), family = is_first.shape, policy.distribution
+    length = min(num_steps, max(1, policy.logits_chunk // num_sequences))
+    num_chunks = -(-num_steps // length)
     features = policy.features(params, observation, carry, is_first)
     value = policy.sequence(params, observation, carry, is_first)[1] if policy.has_critic else None
-    num_chunks = -(-num_steps // size)
 
     def chunks(leaf):
-        rows = leaf.reshape(num_steps, *leaf.shape[is_first.ndim :])
-        padding = [(0, num_chunks * size - num_steps)] + [(0, 0)] * (rows.ndim - 1)
-        return jnp.pad(rows, padding).reshape(num_chunks, size, *rows.shape[1:])
+        padding = [(0, num_chunks * length - num_steps)] + [(0, 0)] * (leaf.ndim - 1)
+        return jnp.pad(leaf, padding).reshape(num_chunks, length, *leaf.shape[1:])
 
     @jax.checkpoint
     def of_chunk(chunk):
@@ -47,5 +48,5 @@ def score(
         return family.log_prob(distribution, action), family.entropy(distribution)
 
     scores = jax.lax.map(of_chunk, (chunks(features), chunks(action)))
-    log_prob, entropy = (leaf.reshape(-1)[:num_steps].reshape(is_first.shape) for leaf in scores)
+    log_prob, entropy = (leaf.reshape(-1, num_sequences)[:num_steps] for leaf in scores)
     return Scores(log_prob, entropy, value)

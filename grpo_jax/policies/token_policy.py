@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.policies.distributions import Distribution
+from grpo_jax.policies.lora import is_trained
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.transformer import Architecture, KeysValues, Transformer, logits
 
@@ -38,7 +39,7 @@ def make_token_policy(
     then share a prompt.
 
     Args:
-      architecture: sizes of each network.
+      architecture: sizes of each network. With LoRA a critic of its own has no adapters: all its weights are trained.
       distribution: categorical over the vocabulary.
       max_steps: the most tokens after a prompt, for which a carry reserves space.
       critic: whether to make a critic.
@@ -47,7 +48,12 @@ def make_token_policy(
     """
     heads = ("actor", "critic") if critic else ("actor",)
     groups = [heads] if shared_critic else [(head,) for head in heads]
-    networks = {"_".join(group): Transformer(architecture, distribution.num_parameters, group) for group in groups}
+    networks = {
+        "_".join(group): Transformer(
+            architecture if "actor" in group else architecture.without_lora, distribution.num_parameters, group
+        )
+        for group in groups
+    }
     actor = next(iter(networks.items()))
     return Policy(
         init=functools.partial(_init, networks),
@@ -62,6 +68,7 @@ def make_token_policy(
         head=functools.partial(_head, *actor),
         max_steps=max_steps,
         logits_chunk=logits_chunk,
+        trainable=None if architecture.adapter is None else is_trained,
     )
 
 

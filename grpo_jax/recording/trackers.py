@@ -2,7 +2,7 @@
 
 import hashlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,6 +79,14 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Sends what is not sent yet, in online mode."""
         self._run.finish()
+
+
+def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, iteration: int) -> None:
+    """Adds a table to the active run of Weights & Biases, at the step of the last of so many iterations."""
+    import wandb
+
+    table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+    wandb.run.log({name: table}, step=max(iteration - 1, 0))
 
 
 def check_installed(package: str) -> None:

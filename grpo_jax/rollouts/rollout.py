@@ -91,6 +91,9 @@ class Simulator(NamedTuple):
         have reward 0 and change nothing but the policy's carry, which is not read again. If the environment has an
         `outcome`, it is evaluated on the final states and added to the last valid step of each environment.
 
+        At steps whose action is the environment's own (`imposed`), it replaces the policy's, also a greedy one or
+        `first_action`. `log_prob` is then the policy's for that action, without any mask.
+
         Args:
           state: the state of `B` environments.
           key: of all randomness in this rollout.
@@ -184,8 +187,14 @@ class Simulator(NamedTuple):
         action_mask = None
         if environment.action_mask is not None:
             action_mask = jax.vmap(environment.action_mask)(state.environment, environment_params)
-        distribution, action_mask = restricted(self.policy, distribution, action_mask)
+        own_action = imposed = None
+        if environment.imposed is not None:
+            own_action = jax.vmap(environment.imposed)(state.environment, environment_params)
+            imposed = own_action >= 0
+        distribution, action_mask = restricted(self.policy, distribution, action_mask, imposed)
         action = choose(distribution)
+        if imposed is not None:
+            action = jnp.where(imposed, own_action, action)
         moved = jax.vmap(environment.step)(keys, state.environment, family.to_environment(action), environment_params)
         reward = jnp.where(alive, moved.reward, 0.0)
         after = state._replace(
@@ -213,6 +222,7 @@ class Simulator(NamedTuple):
             carry=None,  # only of the first step
             action_mask=action_mask,
             reward_parts=moved.reward_parts,
+            imposed=imposed,
         )
 
     def _with_values(self, trajectory: Trajectory, carry: PyTree, num_passes: int) -> Trajectory:

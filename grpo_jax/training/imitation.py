@@ -1,5 +1,6 @@
 """Warm starts: supervised learning from right completions, until enough sampled ones are correct."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import optax
 from grpo_jax.config.config import Config
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.environments import group_parameters
+from grpo_jax.environments.tokens import PAD, Task
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.policies import Policy, combine, partition
@@ -147,7 +149,7 @@ def imitate(
 
 
 def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: int) -> jax.Array:
-    """Mean of -log p(token | prompt, tokens before) over the tokens of solutions of random problems; pure.
+    """Mean of -log p(token | prompt, tokens before) over the policy's tokens of solutions of random problems; pure.
 
     Args:
       config: the config of a token task.
@@ -158,12 +160,27 @@ def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: i
     env, policy = config.env, config.policy
     environment_params = group_parameters(env, None, batch_size, 1)
     start = Simulator(env, policy, params).reset(environment_params, key, batch_size)
-    solution = jax.vmap(env.task.solution)(start.environment.problem)
-    return completion_loss(policy, params, start.policy_carry, start.observation, solution)
+    problem = start.environment.problem
+    solution = jax.vmap(env.task.solution)(problem)
+    imposed = None
+    if env.task.imposed is not None:
+        imposed = jax.vmap(functools.partial(_is_imposed, env.task))(problem, solution)
+    return completion_loss(policy, params, start.policy_carry, start.observation, solution, imposed)
+
+
+def _is_imposed(task: Task, problem: PyTree, solution: jax.Array) -> jax.Array:
+    """`[max_length]` bool: the tokens of a solution that the environment writes."""
+    place = jnp.arange(task.max_length)
+    return jax.vmap(lambda t: task.imposed(problem, jnp.where(place < t, solution, PAD)))(place) >= 0
 
 
 def completion_loss(
-    policy: Policy, params: PyTree, carry: PyTree, observation: jax.Array, completions: jax.Array
+    policy: Policy,
+    params: PyTree,
+    carry: PyTree,
+    observation: jax.Array,
+    completions: jax.Array,
+    imposed: jax.Array | None = None,
 ) -> jax.Array:
     """Mean of -log p(token | tokens before) over the tokens of completions; pure.
 
@@ -173,11 +190,11 @@ def completion_loss(
       carry: after the prompts but for the last token of each.
       observation: int `[N]`, the last tokens of the prompts.
       completions: int `[N, L]`, -1 after the end.
+      imposed: bool `[N, L]`: tokens that the environment writes, which are not learnt; None: none.
     """
-    completions = completions.T
-    is_token = completions >= 0
-    completions = jnp.where(is_token, completions, 0)
+    is_learnt = completions >= 0 if imposed is None else (completions >= 0) & ~imposed
+    completions = jnp.maximum(completions, 0).T
     observation = jnp.concatenate([observation[None], completions[:-1]])
     is_first = jnp.zeros(completions.shape, bool).at[0].set(True)
     logits, _ = policy.sequence(params, observation, policy.sequence_carry(carry), is_first)
-    return -jnp.mean(policy.distribution.log_prob(logits, completions), where=is_token)
+    return -jnp.mean(policy.distribution.log_prob(logits, completions), where=is_learnt.T)

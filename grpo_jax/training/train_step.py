@@ -45,10 +45,11 @@ def make_init(config: Config) -> Callable[..., TrainState]:
         simulator = Simulator(config.env, config.policy, params)
         rollout = simulator.reset(environment_params, key_reset, config.num_envs)
         rates = learning_rates(config.schedule, hyperparams, progress=0.0)
+        optimizer = make_optimizer(config.optimizer, hyperparams, rates, config.moments_dtype)
         return TrainState(
             params=params,
             reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, trained),
-            optimizer=jax.tree.map(jnp.copy, make_optimizer(config.optimizer, hyperparams, rates).init(trained)),
+            optimizer=jax.tree.map(jnp.copy, optimizer.init(trained)),
             rollout=config.algorithm.start.keep(rollout, rollout),
             normalizer=initial_normalizer(
                 rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards
@@ -103,7 +104,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         learner, update_metrics = update_epochs(
             algorithm,
             policy,
-            make_optimizer(config.optimizer, hyperparams, rates),
+            make_optimizer(config.optimizer, hyperparams, rates, config.moments_dtype),
             Learner(state.params, state.optimizer),
             batch,
             hyperparams,

@@ -74,8 +74,7 @@ def make_batch(
         reference_params = combine(reference_params, partition(policy, params)[1])
         reference_distribution, reference_log_prob = _reference(policy, reference_params, trajectory)
     if algorithm.reward is not None:
-        kl = None if reference_log_prob is None else divergences.k1(trajectory.log_prob, reference_log_prob)
-        reward = algorithm.reward(trajectory, kl, hyperparams)
+        reward = algorithm.reward(trajectory, _kl_to_reference(trajectory, reference_log_prob), hyperparams)
         trajectory = trajectory._replace(reward=check_shape("reward", reward, trajectory.reward))
 
     compared = trajectory
@@ -135,6 +134,14 @@ def _reference(policy: Policy, params: PyTree, trajectory: Trajectory) -> tuple[
     return distribution, policy.distribution.log_prob(distribution, trajectory.action)
 
 
+def _kl_to_reference(trajectory: Trajectory, reference_log_prob: jax.Array | None) -> jax.Array | None:
+    """`[T, B]`: the estimate k1, 0 where the environment acted; None without a reference."""
+    if reference_log_prob is None:
+        return None
+    kl = divergences.k1(trajectory.log_prob, reference_log_prob)
+    return kl if trajectory.imposed is None else jnp.where(trajectory.imposed, 0.0, kl)
+
+
 def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:
     """The function of each window of a trajectory `[T, W * B]`, side by side again."""
     if num_windows == 1:
@@ -146,7 +153,7 @@ def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> 
 
 def _training_mask(algorithm: Algorithm, trajectory: Trajectory, advantage: jax.Array, group_size: int) -> jax.Array:
     """`[T, B]` bool: the steps to train on."""
-    mask = trajectory.valid
+    mask = trajectory.acted
     if trajectory.greedy is not None:
         mask &= ~trajectory.greedy
     if algorithm.filter_overlong:

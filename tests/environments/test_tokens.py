@@ -25,6 +25,7 @@ from grpo_jax.environments.tokens import (
 )
 from grpo_jax.environments.tokens.environment import _held_out
 from grpo_jax.errors import ConfigError
+from grpo_jax.training.imitation import _is_imposed
 
 KEYS = jax.random.split(jax.random.key(0), 200)
 
@@ -50,6 +51,10 @@ def answer(kind, prompt):
             return "".join(str(prompt[: i + 1].count("1") % 2) for i in range(len(prompt)))
         case "countdown":
             return None
+        case "calculator":
+            product, last = prompt.split("+")
+            value = str(int(product.split("*")[0]) * int(product.split("*")[1]))
+            return f"{product}?{value}+{last}?{int(value) + int(last)}"
     character = next(c for c in "+-*" if c in prompt)
     a, b = map(int, prompt.split(character))
     return str(sign(a, character, b) % (97 if kind == "modular" else 10**9))
@@ -210,3 +215,26 @@ def test_the_held_out_prompts_never_change():
 def test_errors_say_what_is_wrong(environment, params, message):
     with pytest.raises(ConfigError, match=message):
         make_environment(environment, params)
+
+
+def test_the_calculator_answers_calls_within_a_completion():
+    task, problem = make_task("calculator-2"), jnp.array([12, 34, 56])
+    solution = "12*34?408+56?464$"
+    replies = {solution[:i]: solution[i] if 6 <= i < 9 or 13 <= i < 16 else "" for i in range(17)}
+    replies |= {"99*99?980": "1", "0*7?": "0", "1+2+3?": "5", "1234+1?12": "3"}
+    replies |= dict.fromkeys(("?", "*3?", "3*?", "4+123?", "12345+1?"), "")
+    verdicts = {solution: 1, "464$": 1, solution[:-1]: 0, "1464$": 0, "$": 0}
+
+    @jax.jit
+    @jax.vmap
+    def judge(completion):
+        return task.imposed(problem, completion), task.correct(problem, completion)
+
+    written = [*replies, *verdicts]
+    imposed, correct = jax.tree.map(np.asarray, judge(jnp.stack([tokens(task, each) for each in written])))
+    assert dict(zip(replies, (text(task, token) for token in imposed), strict=False)) == replies
+    assert dict(zip(verdicts, correct[len(replies) :], strict=True)) == verdicts
+    by_calculator = jax.jit(lambda solution: _is_imposed(task, problem, solution))(tokens(task, solution))
+    assert by_calculator[:17].tolist() == [replies[solution[:i]] != "" for i in range(17)]
+    with pytest.raises(ConfigError, match="up to 3 digits"):
+        make_task("calculator-4")

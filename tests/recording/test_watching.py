@@ -19,7 +19,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.alarms import DEAD_ITERATIONS, Alarms
 from grpo_jax.recording.files import read_metrics, truncate_metrics
 from grpo_jax.recording.signals import deferred_signals
-from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, over_seeds
+from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, log_table, over_seeds
 
 
 def watched(space, **columns):
@@ -138,6 +138,17 @@ def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
     first, second = calls[0], calls[3]
     assert first == second and first["mode"] == "offline" and first["resume"] == "allow" and first["config"] == {"a": 1}
     assert calls[1] == (0, {"loss/policy": 0.5, "environment_steps": 5}) and calls[4][0] == 1 and calls[5] == "finished"
+
+
+def test_a_table_is_beside_the_metrics_of_its_iteration(monkeypatch):
+    logged, fake = [], types.ModuleType("wandb")
+    fake.Table, fake.run = (
+        lambda **parts: parts,
+        types.SimpleNamespace(log=lambda *call, step: logged.append((*call, step))),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    log_table("samples", ("text", "reward"), [("a", 1.0)], iteration=10)
+    assert logged == [({"samples": {"columns": ["text", "reward"], "data": [["a", 1.0]]}}, 9)]
 
 
 def test_without_weights_and_biases_it_says_how_to_get_it(tmp_path, monkeypatch):

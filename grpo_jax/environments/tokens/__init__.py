@@ -3,6 +3,7 @@
 import functools
 
 from grpo_jax.environments.tokens.arithmetic import addition, modular, multiplication
+from grpo_jax.environments.tokens.calculator import calculator
 from grpo_jax.environments.tokens.countdown import countdown
 from grpo_jax.environments.tokens.environment import token_environment
 from grpo_jax.environments.tokens.sequences import parity, reverse, sort
@@ -32,6 +33,7 @@ from grpo_jax.errors import ConfigError, nearest
 
 TASKS = {
     "addition": addition,
+    "calculator": calculator,
     "countdown": countdown,
     "modular": modular,
     "multiplication": multiplication,

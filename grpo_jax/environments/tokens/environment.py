@@ -65,6 +65,9 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
     def outcome(states, params):
         return jax.vmap(lambda state, params: _parts(task, at_end, state.problem, state.tokens, params))(states, params)
 
+    def imposed(state, params):
+        return task.imposed(state.problem, state.tokens)
+
     return Environment(
         name=f"tokens:{task.name}",
         reset=reset,
@@ -77,6 +80,7 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
         prompt=lambda state, params: task.prompt(state.problem),
         task=task._replace(rewards=process + at_end),
         outcome=outcome if at_end else None,
+        imposed=imposed if task.imposed is not None else None,
     )
 
 

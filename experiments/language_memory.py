@@ -1,0 +1,136 @@
+"""The memory that training a language model takes, without a device: `python -m experiments.language_memory`.
+
+XLA compiles a whole train step of GRPO with a frozen reference, for an H100 (or another device that `--target` names)
+that need not be there, and reports what the program would allocate. Each row adds one way to need less.
+"""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.table import Table
+
+from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with_reference
+from grpo_jax.devices.mesh import make_mesh, replicated
+from grpo_jax.policies import Architecture
+from grpo_jax.recording.files import write_json
+
+from .harness.ahead_of_time import TRITON, choose_backend
+from .harness.command import command, make_console, provenance
+from .harness.parsing import parse_flags
+from .harness.random_text import random_text
+from .harness.targets import TARGETS
+
+QWEN = {"num_kv_heads": 2, "tie_embeddings": True, "attention_bias": True, "compute_dtype": "bfloat16"}
+MODELS = {
+    "tiny": Architecture(num_layers=2, width=64),
+    "0.5B": Architecture(num_layers=24, width=896, num_heads=14, feedforward_size=4864, **QWEN),
+    "1.5B": Architecture(num_layers=28, width=1536, num_heads=12, feedforward_size=8960, **QWEN),
+}
+"""By their name; the larger ones have the sizes of Qwen2.5."""
+
+VARIANTS = {
+    "whole logits": ({}, {}),
+    "logits in chunks": ({"logits_chunk": 128}, {}),
+    "+ layers checkpointed": ({"logits_chunk": 128}, {"checkpoint_layers": True}),
+    "+ LoRA, rank 16": ({"logits_chunk": 128}, {"checkpoint_layers": True, "lora_rank": 16}),
+    "+ frozen weights in bfloat16": (
+        {"logits_chunk": 128},
+        {"checkpoint_layers": True, "lora_rank": 16, "frozen_dtype": "bfloat16"},
+    ),
+}
+"""Fields of `Config` and of `Architecture`, by the name of the row."""
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Compiles train steps of language models, and shows the memory that each needs."""
+
+    models: tuple[str, ...] = ("0.5B", "1.5B")
+    """Names of models: tiny, 0.5B, 1.5B."""
+    target: str = "h100"
+    """Device to compile for: h100, a100, v5e, v5p, v6e, or cpu."""
+    vocab_size: int = 151_936
+    """Different tokens."""
+    prompt_length: int = 256
+    """Tokens of a prompt."""
+    completion_lengths: tuple[int, ...] = (256, 512)
+    """Tokens of a completion; two lengths give the memory of each further token."""
+    num_envs: int = 64
+    """Completions of an iteration."""
+    group_size: int = 8
+    """Completions of a prompt."""
+    num_minibatches: int = 8
+    """Gradient steps of an iteration."""
+    out: Path | None = None
+    """JSON file for the results."""
+
+
+def make_config(arguments: Arguments, model: str, variant: str, num_steps: int) -> Config:
+    """The run of a row."""
+    fields, changes = VARIANTS[variant]
+    return Config(
+        environment=random_text(arguments.prompt_length, num_steps, arguments.vocab_size),
+        algorithm=with_reference(GRPO),
+        num_envs=arguments.num_envs,
+        group_size=arguments.group_size,
+        num_epochs=1,
+        num_minibatches=arguments.num_minibatches,
+        transformer=dataclasses.replace(MODELS[model], **changes),
+        **fields,
+    )
+
+
+def measure(config: Config, target: str) -> dict[str, Any]:
+    """The memory of a train step in bytes: of the state before and after it, and of everything else."""
+    state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
+    platform, devices = ("cpu", jax.devices("cpu")[:1])
+    if target != "cpu":
+        platform, devices = TARGETS[target].platform, TARGETS[target].devices(1)
+    layout = replicated(make_mesh(seeds=1, devices=devices))
+    step = jax.jit(make_train_step(config), donate_argnums=0, in_shardings=(layout,), out_shardings=layout)
+    started = time.perf_counter()
+    lowered = step.trace(state).lower(lowering_platforms=(platform,))
+    needed = lowered.compile({TRITON: False} if platform == "cuda" else None).memory_analysis()
+    return {
+        "weights": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        "state_bytes": needed.argument_size_in_bytes,
+        "temporary_bytes": needed.temp_size_in_bytes,
+        "compile_seconds": time.perf_counter() - started,
+    }
+
+
+def main(arguments: Arguments) -> None:
+    choose_backend()
+    console, rows = make_console(), []
+    table = Table(
+        "model", "", *(f"peak, {length} tokens" for length in arguments.completion_lengths), "state", "a token"
+    )
+    for model in arguments.models:
+        for variant in VARIANTS:
+            measured = []
+            for length in arguments.completion_lengths:
+                console.print(f"compiling {model}, {variant}, {length} tokens", soft_wrap=True)
+                found = measure(make_config(arguments, model, variant, length), arguments.target)
+                measured.append({"model": model, "variant": variant, "num_steps": length} | found)
+            rows += measured
+            table.add_row(model, variant, *cells(arguments, measured))
+    console.print(table)
+    if arguments.out is not None:
+        write_json(arguments.out, provenance() | {"arguments": dataclasses.asdict(arguments), "rows": rows})
+        console.print(f"Results in {arguments.out}", soft_wrap=True)
+
+
+def cells(arguments: Arguments, measured: list[dict[str, Any]]) -> list[str]:
+    """The columns of a variant, from its rows of each length."""
+    peaks = [f"{(row['state_bytes'] + row['temporary_bytes']) / 2**30:.1f} GiB" for row in measured]
+    first, last = measured[0], measured[-1]
+    more = (last["num_steps"] - first["num_steps"]) * arguments.num_envs
+    a_token = f"{(last['temporary_bytes'] - first['temporary_bytes']) / more / 1024:.1f} KiB" if more else ""
+    return [*peaks, f"{first['state_bytes'] / 2**30:.1f} GiB", a_token]
+
+
+if __name__ == "__main__":
+    command(lambda: main(parse_flags(Arguments)))

@@ -1,0 +1,104 @@
+"""The command for language models: from a tiny model to a trained folder, and what is said of mistakes."""
+
+import json
+import re
+import sys
+import types
+
+import numpy as np
+import pytest
+from language_models import make_model
+
+from experiments import language_model, tiny_language_model
+from experiments.harness.command import command
+from experiments.harness.parsing import parse_flags
+from grpo_jax.language import load_model, load_params
+
+CALLS = []
+
+
+def digits(completions, **fields):
+    """The share of digits."""
+    CALLS.append(len(completions))
+    return [sum(map(str.isdecimal, text)) / max(len(text), 1) for text in completions]
+
+
+def failing(completions, **fields):
+    """Fails in training, after two measurements on 2 held-out prompts and ten iterations."""
+    CALLS.append(len(completions))
+    return [None if len(CALLS) > 14 else 0.0 for text in completions]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A tiny model, prompts, and a module of rewards."""
+    for package in ("tokenizers", "jinja2"):
+        pytest.importorskip(package)
+    rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(5) for b in range(4)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    module = types.ModuleType("my_rewards")
+    module.digits, module.failing = digits, failing
+    monkeypatch.setitem(sys.modules, "my_rewards", module)
+    monkeypatch.chdir(tmp_path)
+    CALLS.clear()
+    return tmp_path
+
+
+def make_tiny():
+    flags = "--out tiny --prompts prompts.jsonl --num-layers 1 --width 32 --vocab-size 280"
+    tiny_language_model.main(parse_flags(tiny_language_model.Arguments, flags.split()))
+
+
+def train(flags):
+    fixed = "--model tiny --prompts prompts.jsonl --max-completion 6 --num-held-out 2 --no-compilation-cache"
+    arguments = parse_flags(language_model.Arguments, f"{fixed} {flags}".split())
+    language_model.main(arguments)
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_saved_and_resumed(folder):
+    make_tiny()
+    train("--reward my_rewards:digits --num-iterations 40 --learning-rate 1e-2 --out out")
+    points = json.loads((folder / "out" / "held_out.json").read_text())
+    assert [point["iteration"] for point in points] == [0, 10, 20, 30, 40]
+    before, after = (np.mean(points[i]["rewards"]["digits"]) for i in (0, -1))
+    assert before < 0.25 and after > 0.5
+    assert set(points[0]["pass_at_k"]) == {"1", "2", "4", "8"}
+    assert load_model(folder / "out" / "model").tokenizer.encode("1 +") == load_model("tiny").tokenizer.encode("1 +")
+    trained, first = load_params(folder / "out" / "model"), load_params("tiny")
+    assert not np.array_equal(trained["actor"]["embedding"], first["actor"]["embedding"])
+
+
+@pytest.mark.slow
+def test_a_reward_that_fails_loses_nothing(folder, capsys):
+    make_tiny()
+    flags = "--reward my_rewards:failing --num-iterations 20 --out out --sample-every 5 --checkpoint-every 5"
+    with pytest.raises(SystemExit):
+        command(lambda: train(flags))
+    said = capsys.readouterr().err
+    assert "error: the reward 'failing' returned None for the completion" in said
+    assert "repeat the command with --resume --out out" in said and "Traceback" not in said
+    sys.modules["my_rewards"].failing = lambda completions, **fields: [0.0] * len(completions)
+    train(f"{flags} --resume")
+    iterations = [json.loads(line)["iteration"] for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert iterations == list(range(20))
+
+
+MISTAKES = {
+    "no reward": ("", "there is no reward to learn from; name a function, such as --reward my_rewards:reward"),
+    "no such reward": ("--reward my_rewards:digit", "'my_rewards' has no 'digit': did you mean 'digits'"),
+    "held out": ("--reward my_rewards:digits --held-out x", "--held-out x is neither a file nor a share"),
+    "context": ("--reward my_rewards:digits --max-completion 600", "line 1: the prompt has .* context of 512"),
+    "count": ("--reward my_rewards:digits --sample-every 0", "sample_every=0 is not a positive integer"),
+}
+
+
+def test_mistakes_are_one_line_and_write_nothing(folder, capsys):
+    make_model("tiny", context=512)
+    for flags, message in MISTAKES.values():
+        with pytest.raises(SystemExit):
+            command(lambda flags=flags: train(f"{flags} --out out"))
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and said.count("\n") == 1, said
+        assert re.search(message, said), said
+    assert not (folder / "out").exists()
