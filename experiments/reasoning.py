@@ -66,8 +66,8 @@ class Arguments(language_model.TrainingArguments):
     group_size: int = 16
     num_iterations: int = 100
     num_epochs: int = 2
-    num_minibatches: int = 2
-    learning_rate: float = 3e-4
+    num_minibatches: int = 4
+    learning_rate: float = 6e-4
     kl_coef: float = 0.001
     checkpoint_every: int = 50
     sample_every: int = 10
@@ -125,7 +125,7 @@ def make_start(out: Path, arguments: Arguments) -> tuple[LanguageTask, PyTree]:
             console.print(f"  after {updates.max()} updates: sampled accuracy {shares}", soft_wrap=True)
 
         start = learn_demonstrations(
-            language_model.make_plan(arguments, task).config,
+            language_model.make_plan(dataclasses.replace(arguments, lora_rank=None), task).config,  # all weights learn
             task,
             demonstrations,
             jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.num_seeds),
