@@ -50,7 +50,7 @@ class Arguments(language_model.TrainingArguments):
     """Width of the residual stream."""
     vocab_size: int = 288
     """The most tokens of the byte-level BPE: 256 bytes, 2 special tokens, and merges."""
-    target: float = 0.3
+    target: float = 0.4
     """Supervised learning from demonstrations ends at this accuracy of sampled completions."""
     demonstration_rate: float = 4e-3
     """Adam's step size for the demonstrations."""
@@ -62,12 +62,12 @@ class Arguments(language_model.TrainingArguments):
     """Weight of the reward for the share of right lines within <think>; 0: none."""
 
     max_completion: int = 36
-    num_prompts: int = 16
-    group_size: int = 16
+    num_prompts: int = 32
+    group_size: int = 8
     num_iterations: int = 100
     num_epochs: int = 2
-    num_minibatches: int = 4
-    learning_rate: float = 6e-4
+    num_minibatches: int = 2
+    learning_rate: float = 3e-4
     kl_coef: float = 0.001
     checkpoint_every: int = 50
     sample_every: int = 10
