@@ -50,7 +50,7 @@ class Arguments(language_model.TrainingArguments):
     """Width of the residual stream."""
     vocab_size: int = 288
     """The most tokens of the byte-level BPE: 256 bytes, 2 special tokens, and merges."""
-    target: float = 0.4
+    target: float = 0.3
     """Supervised learning from demonstrations ends at this accuracy of sampled completions."""
     demonstration_rate: float = 4e-3
     """Adam's step size for the demonstrations."""
@@ -64,13 +64,13 @@ class Arguments(language_model.TrainingArguments):
     max_completion: int = 36
     num_prompts: int = 32
     group_size: int = 8
-    num_iterations: int = 100
+    num_iterations: int = 200
     num_epochs: int = 2
     num_minibatches: int = 2
     learning_rate: float = 3e-4
     kl_coef: float = 0.001
-    checkpoint_every: int = 50
-    sample_every: int = 10
+    checkpoint_every: int = 20
+    sample_every: int = 20
     num_held_out: int = 128
 
 
