@@ -38,11 +38,11 @@ class Arguments(language_model.TrainingArguments):
 
     num_terms: int = 3
     """Numbers in each problem, such as 8+9-5."""
-    largest: int = 9
+    largest: int = 12
     """The largest of these numbers."""
-    num_training: int = 1500
+    num_training: int = 4000
     """Problems to train on, also those of the demonstrations."""
-    num_test: int = 200
+    num_test: int = 250
     """Held-out problems."""
     num_layers: int = 2
     """Transformer blocks."""
