@@ -122,8 +122,6 @@ class Arguments(TrainingArguments):
 
 def make_task(arguments: Arguments) -> LanguageTask:
     """The prompts, rewards and model of the flags."""
-    for name in ("num_prompts", "num_iterations", "sample_every", "num_held_out", "num_samples"):
-        as_count(name, getattr(arguments, name))
     prompts, path = read_prompts(arguments.prompts), Path(arguments.held_out)
     if path.exists():
         held_out = read_prompts(path)
@@ -156,6 +154,8 @@ def slots(arguments: TrainingArguments) -> Algorithm:
 
 def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
     """The run of the flags."""
+    for name in ("num_prompts", "num_iterations", "sample_every", "num_held_out", "num_samples"):
+        as_count(name, getattr(arguments, name))
     num_envs = arguments.num_prompts * arguments.group_size
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
