@@ -148,8 +148,8 @@ class TrainState:
     """The whole state of a run, arrays only: vmap it, shard it, donate it, save it, resume from it."""
 
     params: PyTree
-    reference_params: PyTree  # None for an algorithm without a reference policy
-    optimizer: PyTree
+    reference_params: PyTree  # those that are trained; None for an algorithm without a reference policy
+    optimizer: PyTree  # of the parameters that are trained
     rollout: RolloutState
     normalizer: PyTree  # statistics of observations and returns; None where they are not normalised
     key: jax.Array

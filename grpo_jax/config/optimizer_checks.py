@@ -11,6 +11,8 @@ from grpo_jax.config.dry_run import AnyHyperparams
 from grpo_jax.config.fields import Fields
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.policies import partition
+from grpo_jax.policies.architecture import DTYPES
 from grpo_jax.types import PyTree
 from grpo_jax.updates.optimizers import OPTIMIZERS, find_optimizer, make_optimizer
 from grpo_jax.updates.schedules import DECAYS, LearningRates, find_schedule
@@ -20,6 +22,8 @@ def check_optimizer(config: Fields) -> None:
     """Raises ConfigError for an optimiser that cannot update the policy, or a schedule that gives no learning rate."""
     if config.schedule not in DECAYS:
         _check_schedule(config.schedule)
+    if config.moments_dtype not in DTYPES:
+        raise ConfigError(f"moments_dtype={config.moments_dtype!r}; use one of {', '.join(DTYPES)}")
     make = find_optimizer(config.optimizer)
     if make is OPTIMIZERS["muon"]:
         shapes = [leaf.shape for leaf in jax.tree.leaves(_params(config))]
@@ -38,7 +42,8 @@ def check_hyperparams(config: Fields, hyperparams: Hyperparams) -> None:
 
 
 def _params(config: Fields) -> PyTree:
-    return jax.eval_shape(config.policy.init, jax.random.key(0))
+    """Shapes of the parameters that are trained."""
+    return partition(config.policy, jax.eval_shape(config.policy.init, jax.random.key(0)))[0]
 
 
 def _check_schedule(schedule: str | Callable) -> None:
@@ -65,7 +70,7 @@ def _check_update(config: Fields, make_hyperparams: Callable[[jax.Array], Hyperp
     def update(params, number):
         hyperparams = make_hyperparams(number)
         rates = LearningRates(number, hyperparams.critic_learning_rate)
-        optimizer = make_optimizer(config.optimizer, hyperparams, rates)
+        optimizer = make_optimizer(config.optimizer, hyperparams, rates, config.moments_dtype)
         state = optimizer.init(params)
         for leaf in jax.tree.leaves(state):
             if not isinstance(leaf, jax.Array | np.ndarray):

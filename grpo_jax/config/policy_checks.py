@@ -13,8 +13,8 @@ from grpo_jax.config.dry_run import empty_prompts
 from grpo_jax.config.fields import Fields
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.policies import Distribution, Policy
-from grpo_jax.types import PyTree
+from grpo_jax.policies import Distribution, Policy, partition
+from grpo_jax.types import PyTree, by_path
 
 BUILT_IN_FIELDS = (
     *("hidden_sizes", "activation", "layer_norm", "conv_channels", "recurrent", "recurrent_size", "shared_critic"),
@@ -57,6 +57,8 @@ def check_policy(config: Fields) -> None:
         _check_distribution(config, policy.distribution)
     if config.has_own_network:
         _check_network(config, policy)
+    if config.policy.trainable is not None:
+        _check_trainable(config)
 
 
 def _check_value(field: str, value: Any) -> None:
@@ -122,12 +124,22 @@ def _check_network(config: Fields, policy: Policy) -> None:
             raise ConfigError(f"{name}: features are {describe_arrays(features)}, but must be one array [S, N, F]")
 
 
+def _check_trainable(config: Fields) -> None:
+    params = jax.eval_shape(config.policy.init, jax.random.key(0))
+    trained, _ = _call("network", config, lambda: partition(config.policy, params), ": trainable")
+    if not jax.tree.leaves(trained):
+        raise ConfigError(
+            f"{_name(config, 'network')}: trainable is False for every parameter, so nothing would be trained; make it "
+            f"True for some of {', '.join(by_path(params))}"
+        )
+
+
 def _check_params(name: str, params: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ConfigError(
                 f"{name}: init gives {jax.tree_util.keystr(path)} of type {leaf.dtype}, but the optimiser needs "
-                "floating-point arrays; return only those that are trained"
+                "floating-point arrays; leave the others out"
             )
 
 

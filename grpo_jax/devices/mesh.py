@@ -133,7 +133,10 @@ def state_shardings(mesh: Mesh, states: TrainState) -> TrainState:
         return layout
 
     def weight_sharding(path, leaf):
-        by_input = any(f"'{name}'" in jax.tree_util.keystr(path) for name in _SPLIT_BY_INPUT)
+        name = jax.tree_util.keystr(path)
+        by_input = any(f"'{layer}'" in name for layer in _SPLIT_BY_INPUT)
+        if f"'{'lora_b' if by_input else 'lora_a'}'" in name:  # the axis would be an adapter's rank
+            return by_row
         axis = leaf.ndim - 2 if by_input else leaf.ndim - 1
         if leaf.ndim < 3 or leaf.shape[axis] % mesh.shape[MODEL]:
             return by_row

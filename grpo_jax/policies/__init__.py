@@ -13,6 +13,8 @@ from grpo_jax.policies.distributions import (
     multi_categorical,
     squashed_gaussian,
 )
+from grpo_jax.policies.frozen import bind_frozen, combine, partition
+from grpo_jax.policies.lora import add_lora, merge_lora
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.pure_policy import make_pure_policy
 from grpo_jax.policies.token_policy import make_token_policy
@@ -22,13 +24,18 @@ __all__ = [
     "Architecture",
     "Distribution",
     "Policy",
+    "add_lora",
+    "bind_frozen",
     "categorical",
+    "combine",
     "diagonal_gaussian",
     "distributions",
     "make_distribution",
     "make_policy",
     "make_pure_policy",
     "make_token_policy",
+    "merge_lora",
     "multi_categorical",
+    "partition",
     "squashed_gaussian",
 ]

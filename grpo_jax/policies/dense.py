@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -42,6 +42,17 @@ def _transposed_first(inputs: jax.Array, gradient: jax.Array) -> jax.Array:
 product.defvjp(_forward, _backward)
 
 
+class Adapter(NamedTuple):
+    """A low-rank addition to a kernel, `scale * lora_a @ lora_b` (LoRA, https://arxiv.org/abs/2106.09685)."""
+
+    rank: int
+    scale: float
+
+
+adapter_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+"""Of the first matrix of an adapter: uniform within 1 / sqrt(inputs). The second one begins at 0."""
+
+
 class Dense(nn.Module):
     """A dense layer, `x @ kernel + bias`, with the parameters of `flax.linen.Dense`."""
 
@@ -49,17 +60,25 @@ class Dense(nn.Module):
     use_bias: bool = True
     dtype: Any = None  # of the computation; None: that of the inputs and parameters
     kernel_init: Callable = dataclasses.field(default_factory=nn.initializers.lecun_normal)
+    param_dtype: Any = jnp.float32  # of kernel and bias
+    adapter: Adapter | None = None
     fused: bool = False  # the product is `fused_dense`; for inputs [N, features] and with a bias
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[..., inputs]` to `[..., features]`."""
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32) if self.use_bias else None
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), self.param_dtype) if self.use_bias else None
         if self.fused:
             return fused_dense(x, kernel, bias)
-        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
+        adapter = []
+        if self.adapter is not None:
+            adapter.append(self.param("lora_a", adapter_init, (x.shape[-1], self.adapter.rank)))
+            adapter.append(self.param("lora_b", nn.initializers.zeros, (self.adapter.rank, self.features)))
+        x, kernel, bias, *adapter = nn.dtypes.promote_dtype(x, kernel, bias, *adapter, dtype=self.dtype)
         y = product(x, kernel)
+        if adapter:
+            y += self.adapter.scale * product(product(x, adapter[0]), adapter[1])
         return y if bias is None else y + bias
 
 

@@ -25,4 +25,6 @@ class Policy(NamedTuple):
     # (params, observation [S, N, ...], carry, is_first [S, N]) -> [S, N, F], the input of the actor's head; optional
     features: Callable | None = None
     max_steps: int | None = None  # the most steps that fit into the carry; None: any number
+    # (path such as "actor/Dense_0/kernel") -> bool: gradient steps change this parameter; None: they change all
+    trainable: Callable | None = None
     support: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: may be sampled; None: all may

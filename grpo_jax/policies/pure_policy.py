@@ -20,6 +20,7 @@ def make_pure_policy(
     *,
     initial_carry: PyTree | Callable | None = None,
     features: Callable | None = None,
+    trainable: Callable | None = None,
 ) -> Policy:
     """A policy from pure functions, such as the `init` and `apply` of a flax module.
 
@@ -42,6 +43,9 @@ def make_pure_policy(
         `(params, num_envs) -> carry`, each leaf `[num_envs, ...]`. None: the policy has no carry.
       features: `(params, observation [N, ...]) -> [N, F]`, the input of the actor's head, for a baseline that compares
         states by it. With an initial carry: `(params, observation, carry) -> [N, F]`.
+
+      trainable: `(path) -> bool`, the parameters that gradient steps change, by paths such as
+        "network/params/Dense_0/kernel" or "free". None: all of them.
 
     Raises:
       ConfigError: from the policy's `init`, if there are no parameters.
@@ -97,6 +101,7 @@ def make_pure_policy(
         has_critic=critic,
         has_carry=has_carry,
         features=features and (lambda *arguments: over_sequence(features_step, *arguments)[0]),
+        trainable=trainable,
     )
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.policies.distributions import Distribution
+from grpo_jax.policies.lora import is_trained
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.transformer import Architecture, KeysValues, Transformer
 
@@ -37,7 +38,7 @@ def make_token_policy(
     then share a prompt.
 
     Args:
-      architecture: sizes of each network.
+      architecture: sizes of each network. With LoRA a critic of its own has no adapters: all its weights are trained.
       distribution: categorical over the vocabulary.
       max_steps: the most tokens after a prompt, for which a carry reserves space.
       critic: whether to make a critic.
@@ -45,7 +46,12 @@ def make_token_policy(
     """
     heads = ("actor", "critic") if critic else ("actor",)
     groups = [heads] if shared_critic else [(head,) for head in heads]
-    networks = {"_".join(group): Transformer(architecture, distribution.num_parameters, group) for group in groups}
+    networks = {
+        "_".join(group): Transformer(
+            architecture if "actor" in group else architecture.without_lora, distribution.num_parameters, group
+        )
+        for group in groups
+    }
     return Policy(
         init=functools.partial(_init, networks),
         initial_carry=functools.partial(_initial_carry, networks, max_steps),
@@ -56,6 +62,7 @@ def make_token_policy(
         has_carry=True,
         sequence_carry=lambda carry: TokenCarry(carry.prompt, (), ()),
         max_steps=max_steps,
+        trainable=None if architecture.adapter is None else is_trained,
     )
 
 

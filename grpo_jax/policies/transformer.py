@@ -1,6 +1,5 @@
 """A decoder-only transformer. The caller holds its cache: the keys and values of each layer."""
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -8,86 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.policies.architecture import Architecture
 from grpo_jax.policies.dense import Dense, product
-
-DTYPES = ("float32", "bfloat16")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """Sizes of a transformer in the layout of Llama and Qwen: pre-norm, rotary positions, gated feed-forward layers.
-
-    Raises:
-      ConfigError: at construction, for sizes that do not fit together.
-    """
-
-    num_layers: int = 2
-    """Transformer blocks."""
-    width: int = 64
-    """Width of the transformer's residual stream."""
-    num_heads: int = 4
-    """Attention heads of each transformer block."""
-    num_kv_heads: int | None = None
-    """Heads of keys and values; equally many attention heads share each. None: as many as num_heads."""
-    head_size: int | None = None
-    """Size of one attention head; None: width / num_heads."""
-    feedforward_size: int | None = None
-    """Units of the transformer's feed-forward layers; None: 8/3 of the width, rounded up to a multiple of 8."""
-    rope_base: float = 10_000.0
-    """Base of the rotary positions: the slowest pair of features turns by about 1/rope_base per token."""
-    norm_eps: float = 1e-6
-    """Added to the mean square in the transformer's RMS norms."""
-    attention_bias: bool = False
-    """Biases in the projections to queries, keys and values, as in Qwen2."""
-    qk_norm: bool = False
-    """RMS norms on the queries and keys of each head, as in Qwen3."""
-    tie_embeddings: bool = False
-    """Compute the logits with the token embeddings instead of a separate matrix."""
-    compute_dtype: str = "float32"
-    """Type of the transformer's activations, "float32" or "bfloat16"; weights, norms and logits are always float32."""
-
-    def __post_init__(self):
-        """Checks the sizes."""
-        for field in ("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size"):
-            value = getattr(self, field)
-            if value is not None:
-                object.__setattr__(self, field, as_count(field, value))
-        if self.compute_dtype not in DTYPES:
-            raise ConfigError(f"compute_dtype={self.compute_dtype!r}; use one of {', '.join(DTYPES)}")
-        if self.head_size is None and self.width % self.num_heads:
-            raise ConfigError(
-                f"width={self.width} is not a multiple of num_heads={self.num_heads}; change one, or set head_size"
-            )
-        size = self.head_size or self.width // self.num_heads
-        if size % 2:
-            raise ConfigError(
-                f"heads of size {size}, but rotary positions need an even size: change width or num_heads, or set "
-                "head_size"
-            )
-        if self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise ConfigError(
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; change one of them"
-            )
-
-    @property
-    def sizes(self) -> "Sizes":
-        """The sizes, with defaults instead of None."""
-        return Sizes(
-            heads=self.num_heads,
-            kv_heads=self.num_kv_heads or self.num_heads,
-            head=self.head_size or self.width // self.num_heads,
-            feedforward=self.feedforward_size or -(-self.width // 3) * 8,
-        )
-
-
-class Sizes(NamedTuple):
-    """Sizes of an `Architecture`, none of them None."""
-
-    heads: int
-    kv_heads: int
-    head: int
-    feedforward: int
 
 
 class KeysValues(NamedTuple):
@@ -127,20 +48,24 @@ class Transformer(nn.Module):
           The output of each head, float32 `[N, S, vocab_size]` or `[N, S, 1]`, and the cache with the new tokens.
         """
         config, size = self.architecture, self.architecture.sizes
-        embedding = self.param("embedding", nn.initializers.normal(0.02), (self.vocab_size, config.width))
+        embedding = self.param(
+            "embedding", nn.initializers.normal(0.02), (self.vocab_size, config.width), config.frozen_dtype
+        )
         x = embedding[tokens].astype(config.compute_dtype)
         rotation = _rotation(positions, size.head, config.rope_base)
+        # A single step (with a slot) has no gradient.
+        block = nn.remat(Block) if config.checkpoint_layers and slot is None else Block
         after = []
         for layer, before in enumerate(past):
-            x, kept = Block(config, name=f"block_{layer}")(x, rotation, mask, before, slot)
+            x, kept = block(config, name=f"block_{layer}")(x, rotation, mask, before, slot)
             after.append(kept)
         x = Norm(config.norm_eps, name="norm")(x).astype(jnp.float32)
         x = x.reshape(-1, config.width)
         outputs = []
         if "actor" in self.heads and config.tie_embeddings:
-            outputs.append(product(x, embedding.T))
+            outputs.append(product(x, embedding.T.astype(x.dtype)))
         elif "actor" in self.heads:
-            outputs.append(Dense(self.vocab_size, use_bias=False, name="logits")(x))
+            outputs.append(Dense(self.vocab_size, use_bias=False, param_dtype=config.frozen_dtype, name="logits")(x))
         if "critic" in self.heads:
             outputs.append(Dense(1, kernel_init=nn.initializers.zeros, name="value")(x))
         return [output.reshape(*tokens.shape, output.shape[-1]) for output in outputs], tuple(after)
@@ -156,7 +81,12 @@ class Block(nn.Module):
         """Like `Transformer`, for one layer; `x` and the first result are `[N, S, width]`."""
         config, size = self.architecture, self.architecture.sizes
         norm = functools.partial(Norm, config.norm_eps)
-        dense = functools.partial(Dense, dtype=config.compute_dtype, use_bias=False)
+
+        def dense(features, name, **options):
+            adapter = config.adapter if name in config.lora_layers else None
+            options = {"use_bias": False, "dtype": config.compute_dtype, "param_dtype": config.frozen_dtype} | options
+            return Dense(features, adapter=adapter, name=name, **options)
+
         # 2 * num_layers branches add to the residual stream; with this scale their variances add up to 1.
         into_stream = nn.initializers.variance_scaling(0.5 / config.num_layers, "fan_in", "normal")
         batch_shape, num_heads = x.shape[:2], size.heads + 2 * size.kv_heads

@@ -15,6 +15,7 @@ from grpo_jax.environments import group_parameters
 from grpo_jax.environments.tokens import PAD, Task
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
+from grpo_jax.policies import combine, partition
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree
 
@@ -73,9 +74,13 @@ def warm_start(
 
     def update(learner: _Learner, _) -> tuple[_Learner, None]:
         key, key_batch = jax.random.split(learner.key)
-        gradient = jax.grad(imitation_loss, argnums=1)(config, learner.params, key_batch, batch_size)
-        steps, state = optimizer.update(gradient, learner.optimizer)
-        params = optax.apply_updates(learner.params, steps)
+        trained, frozen = partition(config.policy, learner.params)
+
+        def loss(trained):
+            return imitation_loss(config, combine(trained, frozen), key_batch, batch_size)
+
+        steps, state = optimizer.update(jax.grad(loss)(trained), learner.optimizer)
+        params = combine(optax.apply_updates(trained, steps), frozen)
         return learner._replace(params=params, optimizer=state, key=key, updates=learner.updates + 1), None
 
     def unfinished(learner: _Learner) -> jax.Array:
@@ -90,7 +95,8 @@ def warm_start(
     def start(key: jax.Array) -> _Learner:
         key, key_params = jax.random.split(key)
         params = config.policy.init(key_params)
-        return _Learner(params, optimizer.init(params), key, jnp.zeros(()), jnp.zeros((), jnp.int32))
+        trained, _ = partition(config.policy, params)
+        return _Learner(params, optimizer.init(trained), key, jnp.zeros(()), jnp.zeros((), jnp.int32))
 
     learners = jax.jit(jax.vmap(start))(keys)
 

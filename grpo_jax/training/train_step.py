@@ -10,6 +10,7 @@ from grpo_jax.config.config import Config
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.policies import partition
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout, scaled_rewards
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training import budget
@@ -39,14 +40,16 @@ def make_init(config: Config) -> Callable[..., TrainState]:
             raise ConfigError("init makes one state, of scalar hyperparameters; for arrays of them use jax.vmap(init)")
         key, key_params, key_reset = jax.random.split(key, 3)
         params = config.policy.init(key_params) if params is None else jax.tree.map(jnp.array, params)
+        trained, _ = partition(config.policy, params)
         environment_params = group_parameters(config.env, env_params, config.num_groups, config.group_size)
         simulator = Simulator(config.env, config.policy, params)
         rollout = simulator.reset(environment_params, key_reset, config.num_envs)
         rates = learning_rates(config.schedule, hyperparams, progress=0.0)
+        optimizer = make_optimizer(config.optimizer, hyperparams, rates, config.moments_dtype)
         return TrainState(
             params=params,
-            reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, params),
-            optimizer=jax.tree.map(jnp.copy, make_optimizer(config.optimizer, hyperparams, rates).init(params)),
+            reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, trained),
+            optimizer=jax.tree.map(jnp.copy, optimizer.init(trained)),
             rollout=config.algorithm.start.keep(rollout, rollout),
             normalizer=initial_normalizer(
                 rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards
@@ -101,7 +104,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         learner, update_metrics = update_epochs(
             algorithm,
             policy,
-            make_optimizer(config.optimizer, hyperparams, rates),
+            make_optimizer(config.optimizer, hyperparams, rates, config.moments_dtype),
             Learner(state.params, state.optimizer),
             batch,
             hyperparams,
@@ -115,7 +118,8 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         iteration = state.iteration + 1
         reference_params = state.reference_params
         if algorithm.reference is not None:
-            reference_params = algorithm.reference(reference_params, learner.params, iteration, hyperparams)
+            trained, _ = partition(policy, learner.params)
+            reference_params = algorithm.reference(reference_params, trained, iteration, hyperparams)
 
         metrics = rollout_metrics(trajectory, batch, config.group_size) | update_metrics
         metrics["environment/steps"] += config.trunk_steps

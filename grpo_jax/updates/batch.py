@@ -9,7 +9,7 @@ from grpo_jax.algorithms import Algorithm
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import divergences
 from grpo_jax.objectives.returns import gae_advantage, next_values
-from grpo_jax.policies import Policy
+from grpo_jax.policies import Policy, combine, partition
 from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.rollouts.groups import one_carry_per_group
 from grpo_jax.types import Batch, PyTree, Trajectory, Whole
@@ -49,8 +49,9 @@ def make_batch(
       policy: the network and its distribution.
       params: parameters of the behaviour policy.
       trajectory: `[T, B]`.
-      reference_params: None for an algorithm without a reference policy. A recurrent reference policy starts each
-        rollout from its initial carry, also where the rollout begins in mid-episode.
+      reference_params: of the reference policy; those that stay frozen may be left out, as in a `partition`. None for
+        an algorithm without one. A recurrent reference policy starts each rollout from its initial carry, also where
+        the rollout begins in mid-episode.
       hyperparams: every coefficient.
       group_size: members of a group.
       num_windows: parts of `B` in which the groups started anew. A baseline sees one window at a time: later windows
@@ -69,6 +70,7 @@ def make_batch(
         trajectory = one_carry_per_group(trajectory, whole.members)
     reference_distribution = None
     if algorithm.reference is not None:
+        reference_params = combine(reference_params, partition(policy, params)[1])
         reference_distribution = _reference_distribution(policy, reference_params, trajectory)
     if algorithm.reward is not None:
         kl = _kl_to_reference(policy, reference_distribution, trajectory)

@@ -11,7 +11,7 @@ from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.devices.mesh import along_envs, num_env_devices, on_every_device
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.policies import Policy
+from grpo_jax.policies import Policy, bind_frozen, combine, partition
 from grpo_jax.types import Batch, Metrics, PyTree
 from grpo_jax.updates.flattening import make_flattening
 from grpo_jax.updates.gradient_kernel import make_kernel_gradient
@@ -23,8 +23,8 @@ from grpo_jax.updates.scalars import Scalars
 class Learner(NamedTuple):
     """The values that a gradient step changes."""
 
-    params: PyTree
-    optimizer: Any
+    params: PyTree  # also the frozen ones
+    optimizer: Any  # of those that are trained
 
 
 def update_epochs(
@@ -49,6 +49,8 @@ def update_epochs(
     are means over the updates that were applied, `policy/ratio_max` their maximum.
     """
     plan = resolve_plan(plan)
+    trained, frozen = partition(policy, learner.params)
+    policy, learner = bind_frozen(policy, frozen), learner._replace(params=trained)
     flatten, unflatten = make_flattening(optimizer, learner.params, plan)
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.
@@ -82,4 +84,5 @@ def update_epochs(
     summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}
     summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
     summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)
-    return unflatten(learner), summary
+    learner = unflatten(learner)
+    return learner._replace(params=combine(learner.params, frozen)), summary

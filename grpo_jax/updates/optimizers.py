@@ -12,6 +12,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_own, is_own
 from grpo_jax.types import PyTree, by_path
 from grpo_jax.updates.flattening import Elementwise
+from grpo_jax.updates.half_precision import half_precision
 from grpo_jax.updates.schedules import LearningRates
 
 CRITIC = "critic"
@@ -86,7 +87,7 @@ def find_optimizer(optimizer: str | Callable) -> Callable:
 
 
 def make_optimizer(
-    optimizer: str | Callable, hyperparams: Hyperparams, rates: LearningRates
+    optimizer: str | Callable, hyperparams: Hyperparams, rates: LearningRates, moments_dtype: str = "float32"
 ) -> optax.GradientTransformation:
     """An optimiser behind a limit on the gradient's global norm. Rebuilt in each step, as its settings are traced.
 
@@ -94,6 +95,7 @@ def make_optimizer(
       optimizer: as in `find_optimizer`.
       hyperparams: `max_grad_norm`, where inf is no limit, and what the optimiser reads.
       rates: with a critic's rate, the parameters under a key "critic" have an optimiser of their own.
+      moments_dtype: "float32", or "bfloat16" as in `half_precision`.
 
     Raises:
       ConfigError: a hyperparameter is set that the optimiser of this name does not read, or a function gives something
@@ -112,6 +114,8 @@ def make_optimizer(
         parts = {CRITIC: make(hyperparams, rates.critic), "others": transformation}
         transformation = optax.partition(parts, _label_critic)
     clipped = optax.chain(optax.clip_by_global_norm(hyperparams.max_grad_norm), transformation)
+    if moments_dtype == "bfloat16":
+        return half_precision(clipped)
     is_elementwise = named is not None and named.is_elementwise and rates.critic is None
     return Elementwise(*clipped) if is_elementwise else clipped
 

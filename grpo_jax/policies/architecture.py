@@ -1,0 +1,124 @@
+"""The sizes and variants of a transformer."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.policies.dense import Adapter
+
+DTYPES = ("float32", "bfloat16")
+DENSE_LAYERS = ("qkv", "out", "gate_up", "down")
+"""The dense layers of a block."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Sizes of a transformer in the layout of Llama and Qwen: pre-norm, rotary positions, gated feed-forward layers.
+
+    Raises:
+      ConfigError: at construction, for sizes that do not fit together.
+    """
+
+    num_layers: int = 2
+    """Transformer blocks."""
+    width: int = 64
+    """Width of the transformer's residual stream."""
+    num_heads: int = 4
+    """Attention heads of each transformer block."""
+    num_kv_heads: int | None = None
+    """Heads of keys and values; equally many attention heads share each. None: as many as num_heads."""
+    head_size: int | None = None
+    """Size of one attention head; None: width / num_heads."""
+    feedforward_size: int | None = None
+    """Units of the transformer's feed-forward layers; None: 8/3 of the width, rounded up to a multiple of 8."""
+    rope_base: float = 10_000.0
+    """Base of the rotary positions: the slowest pair of features turns by about 1/rope_base per token."""
+    norm_eps: float = 1e-6
+    """Added to the mean square in the transformer's RMS norms."""
+    attention_bias: bool = False
+    """Biases in the projections to queries, keys and values, as in Qwen2."""
+    qk_norm: bool = False
+    """RMS norms on the queries and keys of each head, as in Qwen3."""
+    tie_embeddings: bool = False
+    """Compute the logits with the token embeddings instead of a separate matrix."""
+    compute_dtype: str = "float32"
+    """Type of the transformer's activations, "float32" or "bfloat16"; norms and logits are always float32."""
+    checkpoint_layers: bool = False
+    """Gradients compute the activations of each block again instead of keeping them: less memory, a third more time."""
+    lora_rank: int | None = None
+    """Rank of the adapters of LoRA, which are trained while all other weights stay frozen; None: no adapters."""
+    lora_alpha: float = 16.0
+    """The product of an adapter's two matrices is multiplied by lora_alpha / lora_rank."""
+    lora_layers: tuple[str, ...] = DENSE_LAYERS
+    """Dense layers with an adapter, of "qkv", "out", "gate_up" and "down"."""
+    frozen_dtype: str = "float32"
+    """Type in which the weights that LoRA freezes are kept, "float32" or "bfloat16"."""
+
+    def __post_init__(self):
+        """Checks the sizes."""
+        for field in ("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size", "lora_rank"):
+            value = getattr(self, field)
+            if value is not None:
+                object.__setattr__(self, field, as_count(field, value))
+        for field in ("compute_dtype", "frozen_dtype"):
+            if getattr(self, field) not in DTYPES:
+                raise ConfigError(f"{field}={getattr(self, field)!r}; use one of {', '.join(DTYPES)}")
+        self._check_lora()
+        if self.head_size is None and self.width % self.num_heads:
+            raise ConfigError(
+                f"width={self.width} is not a multiple of num_heads={self.num_heads}; change one, or set head_size"
+            )
+        size = self.head_size or self.width // self.num_heads
+        if size % 2:
+            raise ConfigError(
+                f"heads of size {size}, but rotary positions need an even size: change width or num_heads, or set "
+                "head_size"
+            )
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise ConfigError(
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; change one of them"
+            )
+
+    def _check_lora(self):
+        object.__setattr__(self, "lora_layers", tuple(self.lora_layers))
+        if not self.lora_layers or not set(self.lora_layers) <= set(DENSE_LAYERS):
+            raise ConfigError(f"lora_layers={self.lora_layers!r}; use one or several of {', '.join(DENSE_LAYERS)}")
+        if not 0 < self.lora_alpha < math.inf:
+            raise ConfigError(f"lora_alpha={self.lora_alpha!r} must be a positive number, such as 16.0")
+        for field in ("lora_alpha", "lora_layers", "frozen_dtype"):
+            if self.lora_rank is None and getattr(self, field) != getattr(Architecture, field):
+                raise ConfigError(
+                    f"{field}={getattr(self, field)!r} has no effect without adapters; set lora_rank, such as 16, or "
+                    f"leave out {field}"
+                )
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter of each layer in `lora_layers`."""
+        return None if self.lora_rank is None else Adapter(self.lora_rank, self.lora_alpha / self.lora_rank)
+
+    @property
+    def without_lora(self) -> "Architecture":
+        """The architecture whose layers have no adapters."""
+        defaults = {field: getattr(Architecture, field) for field in ("lora_alpha", "lora_layers", "frozen_dtype")}
+        return dataclasses.replace(self, lora_rank=None, **defaults)
+
+    @property
+    def sizes(self) -> "Sizes":
+        """The sizes, with defaults instead of None."""
+        return Sizes(
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads or self.num_heads,
+            head=self.head_size or self.width // self.num_heads,
+            feedforward=self.feedforward_size or -(-self.width // 3) * 8,
+        )
+
+
+class Sizes(NamedTuple):
+    """Sizes of an `Architecture`, none of them None."""
+
+    heads: int
+    kv_heads: int
+    head: int
+    feedforward: int

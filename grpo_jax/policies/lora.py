@@ -1,0 +1,69 @@
+"""LoRA (https://arxiv.org/abs/2106.09685): dense layers with small trained adapters beside their frozen kernels.
+
+    y = x kernel + lora_alpha / lora_rank · x lora_a lora_b
+
+with lora_a `[inputs, rank]`, and lora_b `[rank, outputs]`, which begins at 0: the model begins as the one without
+adapters. The fields `lora_rank`, `lora_alpha`, `lora_layers` and `frozen_dtype` of `Architecture` turn it on.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.policies.architecture import Architecture
+from grpo_jax.policies.dense import adapter_init
+from grpo_jax.types import PyTree
+
+
+def is_trained(path: str) -> bool:
+    """Whether a parameter of a transformer with LoRA is trained: an adapter, a value head, or a critic of its own."""
+    names = path.split("/")
+    return names[0] == "critic" or "value" in names or names[-1] in ("lora_a", "lora_b")
+
+
+def add_lora(architecture: Architecture, params: PyTree, key: jax.Array) -> PyTree:
+    """The parameters of a model with fresh adapters, whose outputs are those of the model without.
+
+    Args:
+      architecture: with `lora_rank`.
+      params: of the policy without adapters, such as `{"actor": ...}` from `load_params`. Weights that LoRA freezes get
+        `frozen_dtype`, except for the norms' scales.
+      key: of the adapters.
+
+    Raises:
+      ConfigError: the architecture has no `lora_rank`, or the parameters have adapters already.
+    """
+    flat = flatten_dict(params)
+    if architecture.adapter is None:
+        raise ConfigError("add_lora needs an architecture with adapters; use dataclasses.replace(..., lora_rank=16)")
+    if any(path[-1] == "lora_a" for path in flat):
+        raise ConfigError("the parameters have adapters already; merge_lora adds them to the weights")
+    for number, path in enumerate(sorted(flat)):
+        *layer, name = path
+        leaf = flat[path]
+        if path[0] == "critic":
+            continue
+        if name in ("kernel", "bias", "embedding") and not is_trained("/".join(path)):
+            flat[path] = leaf.astype(architecture.frozen_dtype)
+        if name == "kernel" and layer[-1] in architecture.lora_layers:
+            (inputs, outputs), rank = leaf.shape, architecture.lora_rank
+            flat[*layer, "lora_a"] = adapter_init(jax.random.fold_in(key, number), (inputs, rank))
+            flat[*layer, "lora_b"] = jnp.zeros((rank, outputs))
+    return unflatten_dict(flat)
+
+
+def merge_lora(architecture: Architecture, params: PyTree) -> tuple[Architecture, PyTree]:
+    """The same model without adapters, which are added to the kernels: its architecture and float32 parameters.
+
+    Args:
+      architecture: with `lora_rank`.
+      params: of the policy.
+    """
+    flat, adapter = flatten_dict(params), architecture.adapter
+    merged = {path: leaf.astype(jnp.float32) for path, leaf in flat.items() if path[-1] not in ("lora_a", "lora_b")}
+    for *layer, name in flat:
+        if name == "lora_a":
+            change = jnp.matmul(flat[*layer, "lora_a"], flat[*layer, "lora_b"], precision="highest")
+            merged[*layer, "kernel"] += adapter.scale * change
+    return architecture.without_lora, unflatten_dict(merged)

@@ -1,0 +1,113 @@
+"""Policies of which a part stays frozen, held against policies whose frozen part is a constant of the program."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import bits
+
+from grpo_jax import Config, Hyperparams, make_init, make_train_step, with_reference
+from grpo_jax.algorithms import GRPO, PPO
+from grpo_jax.devices.execution_plan import CPU, GPU
+from grpo_jax.errors import ConfigError
+from grpo_jax.objectives import averaged_reference
+from grpo_jax.policies import combine, make_pure_policy, partition
+
+SMALL = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "num_epochs": 1}
+HEADS = ("network/actor", "network/critic")
+AVERAGED = with_reference(PPO, averaged_reference)
+KERNEL = dataclasses.replace(CPU, gradient_kernel=True)
+
+
+def init(key, observation):
+    torso, actor, critic = jax.random.split(key, 3)
+    return {
+        "torso": jax.random.normal(torso, (4, 16)),
+        "actor": 0.1 * jax.random.normal(actor, (16, 2)),
+        "critic": 0.1 * jax.random.normal(critic, (16, 1)),
+    }
+
+
+def apply(params, observation):
+    features = jnp.tanh(observation @ params["torso"])
+    return features @ params["actor"], (features @ params["critic"])[:, 0]
+
+
+def network(observation, distribution, critic, trainable=HEADS.__contains__):
+    return make_pure_policy(init, apply, observation, distribution, critic, trainable=trainable)
+
+
+def constant_torso(observation, distribution, critic, torso):
+    def init_heads(key, observation):
+        params = init(key, observation)
+        return {"actor": params["actor"], "critic": params["critic"]}
+
+    def apply_heads(params, observation):
+        return apply(params | {"torso": torso}, observation)
+
+    return make_pure_policy(init_heads, apply_heads, observation, distribution, critic)
+
+
+def train(config, **fields):
+    """The state before and after two train steps, and the metrics of the last."""
+    start = state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(**fields))
+    step = jax.jit(make_train_step(config))
+    for _ in range(2):
+        state, metrics = step(state)
+    return start, state, metrics
+
+
+def without_torso(params):
+    return {"network": {name: params["network"][name] for name in ("actor", "critic")}}
+
+
+@pytest.mark.parametrize(
+    "algorithm, fields, hyperparams",
+    [
+        (AVERAGED, {}, {"kl_coef": 0.1, "reference_decay": 0.5, "critic_learning_rate": 1e-2}),
+        pytest.param(PPO, {"optimizer": "muon"}, {}, marks=pytest.mark.slow),
+        pytest.param(PPO, {"execution_plan": GPU}, {}, marks=pytest.mark.slow),
+        pytest.param(PPO, {"execution_plan": KERNEL}, {}, marks=pytest.mark.slow),
+        pytest.param(with_reference(GRPO), {"cut_episodes": True}, {"kl_coef": 0.1}, marks=pytest.mark.slow),
+    ],
+    ids=["reference_and_critic", "muon", "flattened", "kernel", "grpo"],
+)
+def test_training_is_that_of_a_policy_with_the_frozen_part_as_a_constant(algorithm, fields, hyperparams):
+    config = Config("CartPole-v1", algorithm, network=network, **SMALL | fields)
+    start, state, metrics = train(config, **hyperparams)
+    torso = np.asarray(start.params["network"]["torso"])
+    constant = dataclasses.replace(config, network=functools.partial(constant_torso, torso=torso))
+    expected_start, expected, expected_metrics = train(constant, **hyperparams)
+
+    assert bits(without_torso(start.params)) == bits(expected_start.params)
+    np.testing.assert_array_equal(state.params["network"]["torso"], torso)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, without_torso(state.params), expected.params)
+    parts = (state.optimizer, state.reference_params), (expected.optimizer, expected.reference_params)
+    assert [x.shape for x in jax.tree.leaves(parts[0])] == [x.shape for x in jax.tree.leaves(parts[1])]
+    jax.tree.map(close, *(jax.tree.leaves(part) for part in parts))
+    jax.tree.map(close, metrics, expected_metrics)
+
+
+def test_parts_of_a_partition_make_the_whole():
+    policy = Config(network=network, algorithm="ppo").policy
+    params = policy.init(jax.random.key(0))
+    trained, frozen = partition(policy, params)
+    assert trained["network"]["torso"] is None and frozen["network"]["actor"] is None
+    assert bits(combine(trained, frozen)) == bits(params) == bits(combine(params, frozen))
+    everything = policy._replace(trainable=None)
+    assert partition(everything, params) == (params, None) and combine(params, None) is params
+
+
+def test_nothing_to_train_is_an_error():
+    nothing = functools.partial(network, trainable=lambda path: False)
+    with pytest.raises(ConfigError, match="False for every parameter.*network/torso"):
+        Config(network=nothing, algorithm="ppo")
+    with pytest.raises(ConfigError, match="trainable fails with TypeError"):
+        Config(network=functools.partial(network, trainable=lambda: True), algorithm="ppo")
+    with pytest.raises(ConfigError, match="parameters under a key 'critic'"):
+        actor = functools.partial(network, trainable="network/actor".__eq__)
+        make_init(Config(network=actor, algorithm="ppo"))(jax.random.key(0), Hyperparams(critic_learning_rate=0.1))
