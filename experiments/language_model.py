@@ -15,6 +15,7 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, with_reference
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language import (
+    LanguageModel,
     LanguageTask,
     RewardError,
     language_environment,
@@ -26,14 +27,19 @@ from grpo_jax.language import (
     split_held_out,
 )
 from grpo_jax.objectives import kl_to_behaviour
+from grpo_jax.policies import Architecture, add_lora, merge_lora
 from grpo_jax.recording import Plan
 from grpo_jax.rollouts.starts import FRESH
+from grpo_jax.types import PyTree
 
 from .harness.command import command
 from .harness.language_runs import HELD_OUT_REWARD, HeldOutCurves
 from .harness.parsing import parse_flags
 from .harness.study import Study, StudyArguments
 from .harness.token_runs import params_from_warm_start
+
+ARCHITECTURE = ("compute_dtype", "checkpoint_layers", "lora_rank", "lora_alpha", "frozen_dtype")
+"""The flags that are fields of the model's architecture."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -83,6 +89,14 @@ class Arguments(StudyArguments):
     """Optimiser: adam, adamw, sgd, rmsprop, muon, or package.module:name."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations and of the cache."""
+    checkpoint_layers: bool = False
+    """Gradients compute the activations of each block again instead of keeping them: less memory, a third more time."""
+    lora_rank: int | None = None
+    """Rank of the adapters of LoRA, which alone are trained, and merged into the saved weights; None: no adapters."""
+    lora_alpha: float = Architecture.lora_alpha
+    """The product of an adapter's two matrices is multiplied by lora_alpha / lora_rank."""
+    frozen_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the weights that LoRA freezes."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the saved weights."""
     num_seeds: int = 1
@@ -113,7 +127,7 @@ def make_task(arguments: Arguments) -> LanguageTask:
             raise ConfigError(f"--held-out {path} is neither a file nor a share of the prompts, such as 0.1") from None
         prompts, held_out = split_held_out(prompts, share)
     return LanguageTask(
-        model=load_model(arguments.model, compute_dtype=arguments.compute_dtype),
+        model=load_model(arguments.model, **{name: getattr(arguments, name) for name in ARCHITECTURE}),
         prompts=prompts,
         rewards=tuple(map(load_reward, arguments.reward)),
         held_out=held_out,
@@ -160,13 +174,30 @@ def make_plan(arguments: Arguments, task: LanguageTask) -> Plan:
     return Plan(arguments.algorithm, config, hyperparams, arguments.training_keys, max_episodes)
 
 
+def initial_actor(arguments: Arguments, model: LanguageModel) -> PyTree:
+    """The weights of the model, with adapters if LoRA is on."""
+    params = load_params(arguments.model)
+    if arguments.lora_rank is not None:
+        params = add_lora(model.architecture, params, jax.random.fold_in(jax.random.key(arguments.seed), 3))
+    return params["actor"]
+
+
+def save_seed(arguments: Arguments, model: LanguageModel, folder: Path, params: PyTree) -> None:
+    """Writes the model of one seed, without its critic; adapters become part of the weights."""
+    params = {"actor": next(network for name, network in params.items() if "actor" in name)}
+    if arguments.lora_rank is not None:
+        architecture, params = merge_lora(model.architecture, params)
+        model = model._replace(architecture=architecture)
+    save_trained(folder, model, params, dtype=arguments.save_dtype)
+
+
 def main(arguments: Arguments) -> None:
     if jax.process_count() > 1:
         raise ConfigError("language models need a single process so far; leave --coordinator out")
     task = make_task(arguments)
     plan = make_plan(arguments, task)
     study = Study("language_model", [plan], arguments, score=HELD_OUT_REWARD)
-    actor = load_params(arguments.model)["actor"]
+    actor = initial_actor(arguments, task.model)
     rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.num_seeds, *leaf.shape)), actor)
     curves = HeldOutCurves(task, study.out, study.console, arguments)
     try:
@@ -182,8 +213,7 @@ def main(arguments: Arguments) -> None:
     for seed in range(arguments.num_seeds):
         folder = study.out / ("model" if arguments.num_seeds == 1 else f"model_{seed}")
         params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], states.params)
-        params = {"actor": next(network for name, network in params.items() if "actor" in name)}
-        save_trained(folder, task.model, params, dtype=arguments.save_dtype)
+        save_seed(arguments, task.model, folder, params)
         study.console.print(f"The trained model: {folder}", soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ from grpo_jax.language.packages import need
 from grpo_jax.language.tokenizer import FILES
 from grpo_jax.language.weights import WEIGHTS, published_weights
 from grpo_jax.policies import Architecture
-from grpo_jax.policies.transformer import DTYPES
+from grpo_jax.policies.architecture import DTYPES
 from grpo_jax.types import PyTree
 
 
