@@ -14,6 +14,7 @@ from grpo_jax import Algorithm, Config, Hyperparams, make_init, make_train_step,
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import TASKS, make_task
+from grpo_jax.language.rewards import score
 from grpo_jax.recording import Recording
 from grpo_jax.training.evaluations import GREEDY, SAMPLED
 from grpo_jax.updates.optimizers import OPTIMIZERS
@@ -135,6 +136,12 @@ def test_the_page_about_token_tasks_runs():
     assert names["metrics"]["episode/count"] == 16
     assert names["trained"].steps[-1].max() > 0
     assert make_environment(names["larger"]).max_steps == 3
+
+
+def test_rewards_of_texts_are_called_as_printed():
+    names = run_page("language_models.md")
+    values = score(names["rewards"], names["prompts"].contents, ["5", " 9"], [[0], [0, 0]], names["prompts"].fields)
+    assert values.tolist() == [[1, jnp.float32(-0.01)], [0, jnp.float32(-0.02)]]
 
 
 def test_the_token_tasks_are_named():
