@@ -73,7 +73,7 @@ def pad_rows(rows: PyTree, mesh: Mesh) -> PyTree:
 def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyTree], PyTree]:
     """Maps a function of one row over any number of rows (each leaf `[R, ...]`), split over the mesh.
 
-    An accelerator computes all its rows at once (`vmap`). A CPU computes one row after another (`lax.map`): the data of
+    An accelerator computes all its rows at once (`vmap`), or a single one by itself. A CPU computes one row after another (`lax.map`): the data of
     a row then stays in the cache, and a finished row costs nothing. If the mesh does not divide `R`, rows are padded.
 
     Results are bitwise reproducible for the same number of devices and of rows on each. For other numbers XLA compiles
@@ -82,7 +82,11 @@ def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyT
     on_cpu = mesh.devices.flat[0].platform == "cpu"
 
     def on_one_device(rows):
-        return jax.lax.map(function, rows) if on_cpu else jax.vmap(function)(rows)
+        if on_cpu:
+            return jax.lax.map(function, rows)
+        if jax.tree.leaves(rows)[0].shape[0] == 1:  # `vmap` would compute both branches of a `cond`
+            return jax.tree.map(lambda leaf: leaf[None], function(jax.tree.map(lambda leaf: leaf[0], rows)))
+        return jax.vmap(function)(rows)
 
     if mesh.size == 1:
         return on_one_device

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,17 @@ def test_rows_give_the_same_results_together_as_alone(num_rows):
         alone = row(jax.tree.map(lambda leaf, i=i: leaf[i], states))
         for a, b in zip(together, alone, strict=True):
             np.testing.assert_allclose(a[i], b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_an_accelerator_computes_one_branch_of_a_single_row_and_both_of_several(num_rows):
+    """With both branches, a chunk of one iteration would take the time of two, and call rewards on the host twice."""
+    device = SimpleNamespace(platform="gpu")
+    mesh = SimpleNamespace(devices=np.array([device]), size=1)
+    branch = over_rows(lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x), mesh)
+    rows = jnp.arange(1.0, 1.0 + num_rows)
+    np.testing.assert_allclose(branch(rows), jnp.sin(rows), rtol=1e-6)
+    assert ("cond" in str(jax.make_jaxpr(branch)(rows))) == (num_rows == 1)
 
 
 def test_rows_that_the_mesh_does_not_divide_are_padded_with_the_last():
