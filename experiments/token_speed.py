@@ -16,9 +16,6 @@ from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
-from grpo_jax.environments import Environment
-from grpo_jax.environments.environment import transition
-from grpo_jax.environments.spaces import Discrete
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
@@ -28,6 +25,8 @@ from grpo_jax.updates.epochs import Learner
 
 from .harness.command import command, make_console, provenance
 from .harness.parsing import parse_flags
+from .harness.published_generation import transformers_case
+from .harness.random_text import random_text
 from .harness.workloads import Case, compiled, make_update, measure
 
 
@@ -57,6 +56,8 @@ class Arguments:
     """Of the activations: float32 or bfloat16."""
     memory_width: int = 256
     """Of the transformers whose memory is compared."""
+    transformers: bool = False
+    """Also measure generation by the package transformers, which needs torch."""
     repeats: int = 7
     """Rounds; the table shows medians over them."""
     seconds: float = 0.3
@@ -65,27 +66,10 @@ class Arguments:
     """JSON file for the results."""
 
 
-def random_text(arguments: Arguments) -> Environment:
-    """Random prompts and rewards; completions end at the limit only."""
-
-    def reset(key, params):
-        return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-
-    def prompt(time, params):
-        return (jnp.arange(arguments.prompt_length) * 7) % arguments.vocab_size
-
-    def step(key, time, action, params):
-        last = time + 1 >= arguments.num_steps
-        return transition(time + 1, action, jax.random.normal(key) * last, False, last)
-
-    observation, space = jax.ShapeDtypeStruct((), jnp.int32), Discrete(arguments.vocab_size)
-    return Environment("random text", reset, step, {}, observation, space, None, arguments.num_steps, prompt)
-
-
 def make_config(arguments: Arguments, algorithm: Algorithm, width: int, **fields) -> Config:
     """A run on random text."""
     return Config(
-        environment=random_text(arguments),
+        environment=random_text(arguments.prompt_length, arguments.num_steps, arguments.vocab_size),
         algorithm=algorithm,
         num_envs=arguments.num_envs,
         group_size=arguments.group_size,
@@ -193,16 +177,21 @@ def main(arguments: Arguments) -> None:
     state = jax.jit(make_init(shared))(jax.random.key(0), Hyperparams())
     cases = rollouts(shared, state)
     cases += [update(shared, state, "update, prompts shared"), update(alone, state, "update, prompts not shared")]
+    if arguments.transformers:
+        sizes = arguments.num_envs // arguments.group_size, arguments.prompt_length, arguments.group_size
+        cases.append(transformers_case(shared.transformer, arguments.vocab_size, *sizes, arguments.num_steps))
     rows = measure(cases, arguments.repeats, arguments.seconds)
     peak = rows[0]["matmul_flops_per_second"]
     table = Table("", "tokens/s", "slowest … fastest", "× first of its kind", "of matmul rate")
     for i, row in enumerate(rows):
         low, high = row["steps_per_second_low"], row["steps_per_second_high"]
         # In each round, as a slow moment of the machine affects both.
-        ratios = rows[i - i % 2]["seconds_per_train_step"] / row["seconds_per_train_step"]
+        first = 0 if row["implementation"] == "transformers" else i - i % 2
+        ratios = rows[first]["seconds_per_train_step"] / row["seconds_per_train_step"]
         row["ratio"] = float(np.median(ratios))
         cells = (f"{row['steps_per_second']:,.0f}", f"{low:,.0f} … {high:,.0f}", f"{row['ratio']:.2f}")
-        table.add_row(row["implementation"], *cells, f"{row['roofline_fraction']:.0%}")
+        fraction = row["roofline_fraction"]
+        table.add_row(row["implementation"], *cells, "" if np.isnan(fraction) else f"{fraction:.0%}")
     console.print(table, f"matmul {peak / 1e9:.0f} GFLOP/s")
     sizes = measure_memory(arguments)
     table = Table("", "state", "peak", "× GRPO", title=f"a policy of {sizes[0]['policy_weights']:,} weights")

@@ -73,8 +73,9 @@ def pad_rows(rows: PyTree, mesh: Mesh) -> PyTree:
 def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyTree], PyTree]:
     """Maps a function of one row over any number of rows (each leaf `[R, ...]`), split over the mesh.
 
-    An accelerator computes all its rows at once (`vmap`), or a single one by itself. A CPU computes one row after another (`lax.map`): the data of
-    a row then stays in the cache, and a finished row costs nothing. If the mesh does not divide `R`, rows are padded.
+    An accelerator computes all its rows at once (`vmap`), or a single one by itself. A CPU computes one row after
+    another (`lax.map`): the data of a row then stays in the cache, and a finished row costs nothing. If the mesh does
+    not divide `R`, rows are padded.
 
     Results are bitwise reproducible for the same number of devices and of rows on each. For other numbers XLA compiles
     another program, which fuses other operations, and results agree to rounding.
