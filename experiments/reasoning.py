@@ -116,7 +116,9 @@ def make_start(out: Path, arguments: Arguments) -> tuple[LanguageTask, PyTree]:
         )
     task = make_task(out, random, arguments)
     if not all((folder / "config.json").exists() for folder in starts):
-        console.print(f"Supervised learning from {len(task.prompts.contents)} demonstrations, such as:")
+        console.print(
+            f"Supervised learning from {len(task.prompts.contents)} demonstrations, after compilation. One of them:"
+        )
         demonstrations = read_prompts(out / DEMONSTRATIONS)
         console.print(f"  {demonstrations.contents[0]!r} -> {demonstrations.fields['completion'][0]!r}", soft_wrap=True)
 
