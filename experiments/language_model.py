@@ -13,6 +13,7 @@ import tyro
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, with_reference
+from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language import (
     LanguageTask,
@@ -39,6 +40,9 @@ from .harness.token_runs import params_from_warm_start
 
 SMALL_VOCABULARY = 4096
 """The most tokens for which all logits of an iteration are computed at once, and divergences exactly."""
+
+STEPS_PER_CHECK = 16
+"""Tokens between two checks whether all completions have ended."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -77,6 +81,8 @@ class TrainingArguments(StudyArguments):
     """Optimiser: adam, adamw, sgd, rmsprop, muon, or package.module:name."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations and of the cache."""
+    moments_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the optimiser's moments."""
     lora_rank: int | None = None
     """Train adapters of this rank (LoRA), which the saved model has merged into its weights; None: all weights."""
     lora_alpha: float = Architecture.lora_alpha
@@ -168,10 +174,12 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
         num_epochs=arguments.num_epochs,
         num_minibatches=arguments.num_minibatches,
         optimizer=arguments.optimizer,
+        moments_dtype=arguments.moments_dtype,
         schedule=arguments.schedule,
         transformer=architecture,
         network="transformer",
         logits_chunk=arguments.logits_chunk or large_chunk,
+        execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
         shared_critic=by_name(arguments.algorithm).critic is not None,
     )
     names = ("learning_rate", "warmup", "kl_coef", "clip_high", "max_grad_norm", "temperature")

@@ -78,7 +78,8 @@ class Transformer(nn.Module):
 
 def logits(architecture: Architecture, params: PyTree, features: jax.Array) -> jax.Array:
     """The head "actor" alone: `[..., width]` features to `[..., vocab_size]`."""
-    return product(features, params["embedding"].T if architecture.tie_embeddings else params["logits"]["kernel"])
+    kernel = params["embedding"].T if architecture.tie_embeddings else params["logits"]["kernel"]
+    return product(features, kernel.astype(features.dtype))
 
 
 class Block(nn.Module):
