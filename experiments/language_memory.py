@@ -14,6 +14,7 @@ from rich.table import Table
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with_reference
 from grpo_jax.devices.mesh import make_mesh, replicated
+from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
 
@@ -31,17 +32,17 @@ MODELS = {
 }
 """By their name; the larger ones have the sizes of Qwen2.5."""
 
+CHECKPOINTED = {"checkpoint_layers": True}
 VARIANTS = {
     "whole logits": ({}, {}),
-    "logits in chunks": ({"logits_chunk": 128}, {}),
-    "+ layers checkpointed": ({"logits_chunk": 128}, {"checkpoint_layers": True}),
-    "+ LoRA, rank 16": ({"logits_chunk": 128}, {"checkpoint_layers": True, "lora_rank": 16}),
-    "+ frozen weights in bfloat16": (
-        {"logits_chunk": 128},
-        {"checkpoint_layers": True, "lora_rank": 16, "frozen_dtype": "bfloat16"},
-    ),
+    "chunks": ({"logits_chunk": 128}, {}),
+    "checkpoint": ({"logits_chunk": 128}, CHECKPOINTED),
+    "lora": ({"logits_chunk": 128}, CHECKPOINTED | {"lora_rank": 16}),
+    "lora bfloat16": ({"logits_chunk": 128}, CHECKPOINTED | {"lora_rank": 16, "frozen_dtype": "bfloat16"}),
 }
 """Fields of `Config` and of `Architecture`, by the name of the row."""
+
+TARGET_NAMES = ("cpu", *TARGETS)
 
 
 @dataclasses.dataclass
@@ -50,14 +51,16 @@ class Arguments:
 
     models: tuple[str, ...] = ("0.5B", "1.5B")
     """Names of models: tiny, 0.5B, 1.5B."""
+    variants: tuple[str, ...] = tuple(VARIANTS)
+    """Rows of each model."""
     target: str = "h100"
     """Device to compile for: h100, a100, v5e, v5p, v6e, or cpu."""
     vocab_size: int = 151_936
     """Different tokens."""
     prompt_length: int = 256
     """Tokens of a prompt."""
-    completion_lengths: tuple[int, ...] = (256, 512)
-    """Tokens of a completion; two lengths give the memory of each further token."""
+    completion_lengths: tuple[int, ...] = (256,)
+    """Tokens of a completion; two lengths also give the memory of each further token."""
     num_envs: int = 64
     """Completions of an iteration."""
     group_size: int = 8
@@ -103,13 +106,21 @@ def measure(config: Config, target: str) -> dict[str, Any]:
 
 
 def main(arguments: Arguments) -> None:
+    for given, known in (
+        (arguments.models, MODELS),
+        (arguments.variants, VARIANTS),
+        ([arguments.target], TARGET_NAMES),
+    ):
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{name!r} is not among {', '.join(known)}; use these names")
     choose_backend()
     console, rows = make_console(), []
     table = Table(
         "model", "", *(f"peak, {length} tokens" for length in arguments.completion_lengths), "state", "a token"
     )
     for model in arguments.models:
-        for variant in VARIANTS:
+        for variant in arguments.variants:
             measured = []
             for length in arguments.completion_lengths:
                 console.print(f"compiling {model}, {variant}, {length} tokens", soft_wrap=True)
