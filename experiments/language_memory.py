@@ -6,6 +6,7 @@ that need not be there, and reports what the program would allocate. Each row ad
 
 import dataclasses
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,6 @@ VARIANTS = {
     "lora bfloat16": ({"logits_chunk": 128}, CHECKPOINTED | {"lora_rank": 16, "frozen_dtype": "bfloat16"}),
 }
 """Fields of `Config` and of `Architecture`, by the name of the row."""
-
-TARGET_NAMES = ("cpu", *TARGETS)
 
 
 @dataclasses.dataclass
@@ -106,14 +105,9 @@ def measure(config: Config, target: str) -> dict[str, Any]:
 
 
 def main(arguments: Arguments) -> None:
-    for given, known in (
-        (arguments.models, MODELS),
-        (arguments.variants, VARIANTS),
-        ([arguments.target], TARGET_NAMES),
-    ):
-        for name in given:
-            if name not in known:
-                raise ConfigError(f"{name!r} is not among {', '.join(known)}; use these names")
+    check_names(arguments.models, MODELS)
+    check_names(arguments.variants, VARIANTS)
+    check_names([arguments.target], ["cpu", *TARGETS])
     choose_backend()
     console, rows = make_console(), []
     table = Table(
@@ -132,6 +126,13 @@ def main(arguments: Arguments) -> None:
     if arguments.out is not None:
         write_json(arguments.out, provenance() | {"arguments": dataclasses.asdict(arguments), "rows": rows})
         console.print(f"Results in {arguments.out}", soft_wrap=True)
+
+
+def check_names(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ConfigError for a name that is not known."""
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{name!r} is not among {', '.join(known)}; use these names")
 
 
 def cells(arguments: Arguments, measured: list[dict[str, Any]]) -> list[str]:
