@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import Plan, pass_at_k
-from grpo_jax.recording.files import remove_if_unused, write_json
+from grpo_jax.recording.files import remove_if_unused, replacement, write_json
 from grpo_jax.training.imitation import WarmStart, warm_start
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import PyTree
@@ -76,9 +75,8 @@ def load_or_make_warm_start(
     for path in paths:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            temporary.write_bytes(serialization.msgpack_serialize({**start._asdict(), "description": description}))
-            temporary.replace(path)
+            with replacement(path) as temporary:
+                temporary.write_bytes(serialization.msgpack_serialize({**start._asdict(), "description": description}))
     return start
 
 

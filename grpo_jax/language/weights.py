@@ -11,6 +11,7 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import load_architecture
+from grpo_jax.language.packages import need
 from grpo_jax.policies import Architecture
 from grpo_jax.types import PyTree, by_path
 
@@ -112,8 +113,6 @@ def _reader(folder: Path) -> Callable[[str], jax.Array]:
 
 
 def _open(path: Path) -> Any:
-    from grpo_jax.language.packages import need
-
     try:
         return need("safetensors").safe_open(path, framework="flax")
     except OSError as error:
