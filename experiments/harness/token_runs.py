@@ -58,7 +58,9 @@ def load_or_make_warm_start(
     }
 
     def report(accuracy, updates):
-        console.print(f"warm start, {updates.max()} updates: sampled accuracy {_shares(accuracy)}", soft_wrap=True)
+        console.print(
+            f"warm start, {updates.max()} updates: sampled accuracy {format_shares(accuracy)}", soft_wrap=True
+        )
 
     start = None
     for path in paths:
@@ -67,7 +69,7 @@ def load_or_make_warm_start(
             if start is not None and not jax.tree.all(jax.tree.map(np.array_equal, start.params, found.params)):
                 raise ConfigError(f"the warm start in {path} has other params than {paths[0]}; name another file")
             start = found
-            console.print(f"Warm start from {path}: sampled accuracy {_shares(start.accuracy)}", soft_wrap=True)
+            console.print(f"Warm start from {path}: sampled accuracy {format_shares(start.accuracy)}", soft_wrap=True)
     if start is None:
         start = warm_start(config, keys, target=target, learning_rate=learning_rate, report=report)
         if (start.accuracy < target).any():
@@ -206,5 +208,6 @@ def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], titl
         axes[0].legend(frameon=False, fontsize="small")
 
 
-def _shares(values: np.ndarray) -> str:
+def format_shares(values: np.ndarray) -> str:
+    """Shares to two digits, such as one for each seed."""
     return " ".join(f"{value:.2f}" for value in values)
