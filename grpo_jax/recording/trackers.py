@@ -82,7 +82,7 @@ class WeightsAndBiases:
 
 
 def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, iteration: int) -> None:
-    """Adds a table to the active run of Weights & Biases, at the step of the last of so many iterations."""
+    """Adds a table to the active run of Weights & Biases, at the step of its iteration number `iteration`, from 1."""
     import wandb
 
     table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
