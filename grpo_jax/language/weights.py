@@ -22,7 +22,7 @@ def published_names(architecture: Architecture) -> dict[str, tuple[str, ...]]:
     """The published tensors of each parameter, by its path.
 
     A parameter consists of several tensors side by side, along its last axis. A kernel, `[inputs, outputs]`, is the
-    transpose of what is published.
+    transpose of the published tensor.
     """
     names = {"embedding": ("model.embed_tokens.weight",), "norm/scale": ("model.norm.weight",)}
     if not architecture.tie_embeddings:
@@ -47,13 +47,13 @@ def published_names(architecture: Architecture) -> dict[str, tuple[str, ...]]:
 
 
 def load_params(folder: str | Path) -> PyTree:
-    """The weights of a checkpoint as parameters `{"actor": ...}` of a policy of that `load_architecture`.
+    """The weights of a checkpoint as parameters `{"actor": ...}` of a policy with its `load_architecture`.
 
     Args:
       folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists.
 
     Returns:
-      float32 arrays, whatever the dtype of the checkpoint.
+      float32 arrays, for any dtype of the checkpoint.
 
     Raises:
       ConfigError: if a weight or the package `safetensors` is missing.
