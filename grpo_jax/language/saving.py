@@ -5,9 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors.flax import save_file
+
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel, describe_architecture
-from grpo_jax.language.packages import need
 from grpo_jax.language.tokenizer import FILES
 from grpo_jax.language.weights import WEIGHTS, published_weights
 from grpo_jax.policies import Architecture
@@ -84,9 +85,6 @@ def _write(folder: Path, architecture: Architecture, params: PyTree, description
     """Writes config.json and, last, the weights; each file is replaced as a whole."""
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
-    need("safetensors")
-    from safetensors.flax import save_file
-
     description = {name: value for name, value in description.items() if name != "torch_dtype"} | {"dtype": dtype}
     write_json(folder / "config.json", description | {"torch_dtype": dtype})
     with replacement(folder / WEIGHTS) as temporary:

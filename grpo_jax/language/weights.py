@@ -1,4 +1,4 @@
-"""The weights of a model folder as parameters of a policy, and back. Needs the extra `lm`."""
+"""The weights of a model folder as parameters of a policy, and back."""
 
 import json
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors import safe_open
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import load_architecture
-from grpo_jax.language.packages import need
 from grpo_jax.policies import Architecture
 from grpo_jax.types import PyTree, by_path
 
@@ -56,7 +56,7 @@ def load_params(folder: str | Path) -> PyTree:
       float32 arrays, for any dtype of the checkpoint.
 
     Raises:
-      ConfigError: if a weight or the package `safetensors` is missing.
+      ConfigError: if a file or a weight is missing.
     """
     tensor, params = _reader(Path(folder)), {}
     for path, names in published_names(load_architecture(folder)).items():
@@ -114,7 +114,7 @@ def _reader(folder: Path) -> Callable[[str], jax.Array]:
 
 def _open(path: Path) -> Any:
     try:
-        return need("safetensors").safe_open(path, framework="flax")
+        return safe_open(path, framework="flax")
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error}; a model folder has {WEIGHTS} or {WEIGHTS}.index.json"
