@@ -36,7 +36,7 @@ class LanguageModel(NamedTuple):
 
     folder: Path
     architecture: Architecture
-    vocab_size: int  # logits, of which the tokenizer may use fewer
+    vocab_size: int  # number of logits; the tokenizer may have fewer tokens
     context: int  # the most tokens of a prompt and its completion
     tokenizer: Tokenizer
 

@@ -121,7 +121,7 @@ class LanguageTask:
         return values.reshape(*prompt.shape, len(self.rewards))
 
     def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """As `score`, for a callback of a compiled program: `reward_errors` raises its error as it is."""
+        """As `score`, for a callback of a compiled program: `reward_errors` raises its error unchanged."""
         with self._lock:  # of several devices
             try:
                 return self.score(prompt, tokens)

@@ -1,4 +1,4 @@
-"""The weights of a model folder as parameters of a policy, and back. Needs the extra `lm`."""
+"""The weights of a model folder as parameters of a policy, and back."""
 
 import json
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors import safe_open
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import load_architecture
@@ -21,7 +22,7 @@ def published_names(architecture: Architecture) -> dict[str, tuple[str, ...]]:
     """The published tensors of each parameter, by its path.
 
     A parameter consists of several tensors side by side, along its last axis. A kernel, `[inputs, outputs]`, is the
-    transpose of what is published.
+    transpose of the published tensor.
     """
     names = {"embedding": ("model.embed_tokens.weight",), "norm/scale": ("model.norm.weight",)}
     if not architecture.tie_embeddings:
@@ -46,16 +47,16 @@ def published_names(architecture: Architecture) -> dict[str, tuple[str, ...]]:
 
 
 def load_params(folder: str | Path) -> PyTree:
-    """The weights of a checkpoint as parameters `{"actor": ...}` of a policy of that `load_architecture`.
+    """The weights of a checkpoint as parameters `{"actor": ...}` of a policy with its `load_architecture`.
 
     Args:
       folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists.
 
     Returns:
-      float32 arrays, whatever the dtype of the checkpoint.
+      float32 arrays, for any dtype of the checkpoint.
 
     Raises:
-      ConfigError: if a weight or the package `safetensors` is missing.
+      ConfigError: if a file or a weight is missing.
     """
     tensor, params = _reader(Path(folder)), {}
     for path, names in published_names(load_architecture(folder)).items():
@@ -112,10 +113,8 @@ def _reader(folder: Path) -> Callable[[str], jax.Array]:
 
 
 def _open(path: Path) -> Any:
-    from grpo_jax.language.packages import need
-
     try:
-        return need("safetensors").safe_open(path, framework="flax")
+        return safe_open(path, framework="flax")
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error}; a model folder has {WEIGHTS} or {WEIGHTS}.index.json"
