@@ -94,6 +94,7 @@ def _write(folder: Path, architecture: Architecture, params: PyTree, description
     save_file(published_weights(architecture, params, dtype), temporary, metadata={"format": "pt"})
     shutil.copymode(folder / "config.json", temporary)  # safetensors lets only the owner read it
     temporary.replace(folder / WEIGHTS)
+    (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)  # it would name the files of the old weights
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
