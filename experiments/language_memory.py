@@ -14,7 +14,6 @@ from rich.table import Table
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with_reference
 from grpo_jax.devices.mesh import make_mesh, replicated
-from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
 

@@ -91,3 +91,4 @@ def _write(folder: Path, architecture: Architecture, params: PyTree, description
         # transformers refuses files that do not name a framework.
         save_file(published_weights(architecture, params, dtype), temporary, metadata={"format": "pt"})
         shutil.copymode(folder / "config.json", temporary)  # safetensors lets only the owner read it
+    (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)  # it would name the files of the old weights
