@@ -56,8 +56,8 @@ def load_params(folder: str | Path) -> PyTree:
       float32 arrays, for any dtype of the checkpoint.
 
     Raises:
-      ConfigError: if a file or a weight is missing, a file cannot be read, or a weight has another size than config.json
-        implies.
+      ConfigError: if a file or a weight is missing, a file cannot be read, or a weight has another size than that in
+        config.json.
     """
     tensor, params = _reader(Path(folder)), {}
     for path, names in published_names(load_architecture(folder)).items():

@@ -180,13 +180,15 @@ def test_damaged_files_are_named(tmp_path):
         with pytest.raises(ConfigError, match=message):
             load_params(tmp_path)
     for name, text, message in (
+        ("tokenizer.json", "{", "tokenizer.json cannot be read"),
         ("config.json", '{"model_type": "qwen3", "eos_token_id": -1}', "config.json lacks vocab_size, hidden_size"),
         ("config.json", "[1]", "config.json cannot be read"),
-        ("tokenizer.json", "{", "tokenizer.json cannot be read"),
     ):
+        right = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=message):
             load_model(tmp_path)
+        (tmp_path / name).write_text(right)
 
 
 def test_weights_of_other_sizes_than_the_config_has_are_named(tmp_path):
