@@ -41,6 +41,7 @@ COMMANDS = {
         "benchmark": "Training steps per second of rejax, of PPO in its common formulation, and of ours",
         "brax-speed": "Training steps per second of brax's own PPO and of ours on a brax task",
         "accelerators": "What an H100, an A100 or a TPU executes in a train step, without having one",
+        "language-memory": "The memory that training a language model takes, without a device",
     },
 }
 """The modules of `grpo_jax.experiments` and the first words of their docstrings, in groups."""

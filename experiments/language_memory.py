@@ -1,13 +1,13 @@
 """The memory that training a language model takes, without a device: `python -m experiments.language_memory`.
 
-XLA compiles a whole train step of GRPO with a frozen reference, for an H100 (or another device that `--target` names)
-that need not be there, and reports what the program would allocate. Each row adds one way to need less.
+XLA compiles a whole train step of GRPO with a frozen reference, for an H100 or another `--target`, and reports
+what the program would allocate there. Each row adds one way to need less.
 """
 
 import dataclasses
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from rich.table import Table
@@ -29,17 +29,15 @@ MODELS = {
     "0.5B": Architecture(num_layers=24, width=896, num_heads=14, feedforward_size=4864, **QWEN),
     "1.5B": Architecture(num_layers=28, width=1536, num_heads=12, feedforward_size=8960, **QWEN),
 }
-"""By their name; the larger ones have the sizes of Qwen2.5."""
+"""Architectures by the names of the models."""
 
+CHECKPOINTED = {"checkpoint_layers": True}
 VARIANTS = {
     "whole logits": ({}, {}),
-    "logits in chunks": ({"logits_chunk": 128}, {}),
-    "+ layers checkpointed": ({"logits_chunk": 128}, {"checkpoint_layers": True}),
-    "+ LoRA, rank 16": ({"logits_chunk": 128}, {"checkpoint_layers": True, "lora_rank": 16}),
-    "+ frozen weights in bfloat16": (
-        {"logits_chunk": 128},
-        {"checkpoint_layers": True, "lora_rank": 16, "frozen_dtype": "bfloat16"},
-    ),
+    "chunks": ({"logits_chunk": 128}, {}),
+    "checkpoint": ({"logits_chunk": 128}, CHECKPOINTED),
+    "lora": ({"logits_chunk": 128}, CHECKPOINTED | {"lora_rank": 16}),
+    "lora bfloat16": ({"logits_chunk": 128}, CHECKPOINTED | {"lora_rank": 16, "frozen_dtype": "bfloat16"}),
 }
 """Fields of `Config` and of `Architecture`, by the name of the row."""
 
@@ -48,16 +46,18 @@ VARIANTS = {
 class Arguments:
     """Compiles train steps of language models, and shows the memory that each needs."""
 
-    models: tuple[str, ...] = ("0.5B", "1.5B")
-    """Names of models: tiny, 0.5B, 1.5B."""
-    target: str = "h100"
-    """Device to compile for: h100, a100, v5e, v5p, v6e, or cpu."""
+    models: tuple[Literal["tiny", "0.5B", "1.5B"], ...] = ("0.5B", "1.5B")
+    """Models, by name; the larger ones have the sizes of Qwen2.5."""
+    variants: tuple[Literal["whole logits", "chunks", "checkpoint", "lora", "lora bfloat16"], ...] = tuple(VARIANTS)
+    """Rows of each model."""
+    target: Literal["h100", "a100", "v5e", "v5p", "v6e", "cpu"] = "h100"
+    """Device to compile for."""
     vocab_size: int = 151_936
-    """Different tokens."""
+    """Number of different tokens."""
     prompt_length: int = 256
     """Tokens of a prompt."""
-    completion_lengths: tuple[int, ...] = (256, 512)
-    """Tokens of a completion; two lengths give the memory of each further token."""
+    completion_lengths: tuple[int, ...] = (256,)
+    """Tokens of a completion; two lengths also give the memory of each further token."""
     num_envs: int = 64
     """Completions of an iteration."""
     group_size: int = 8
@@ -86,8 +86,9 @@ def make_config(arguments: Arguments, model: str, variant: str, num_steps: int) 
 def measure(config: Config, target: str) -> dict[str, Any]:
     """The memory of a train step in bytes: of the state before and after it, and of everything else."""
     state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
-    platform, devices = ("cpu", jax.devices("cpu")[:1])
-    if target != "cpu":
+    if target == "cpu":
+        platform, devices = "cpu", jax.devices("cpu")[:1]
+    else:
         platform, devices = TARGETS[target].platform, TARGETS[target].devices(1)
     layout = replicated(make_mesh(seeds=1, devices=devices))
     step = jax.jit(make_train_step(config), donate_argnums=0, in_shardings=(layout,), out_shardings=layout)
@@ -109,7 +110,7 @@ def main(arguments: Arguments) -> None:
         "model", "", *(f"peak, {length} tokens" for length in arguments.completion_lengths), "state", "a token"
     )
     for model in arguments.models:
-        for variant in VARIANTS:
+        for variant in arguments.variants:
             measured = []
             for length in arguments.completion_lengths:
                 console.print(f"compiling {model}, {variant}, {length} tokens", soft_wrap=True)

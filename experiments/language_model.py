@@ -13,6 +13,7 @@ import tyro
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, with_reference
+from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language import (
     LanguageTask,
@@ -31,7 +32,7 @@ from grpo_jax.recording import Plan
 from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.types import PyTree
 
-from .harness.command import command
+from .harness.command import command, need_one_process
 from .harness.language_runs import HELD_OUT_REWARD, HeldOutCurves
 from .harness.parsing import parse_flags
 from .harness.study import Study, StudyArguments
@@ -40,10 +41,13 @@ from .harness.token_runs import params_from_warm_start
 SMALL_VOCABULARY = 4096
 """The most tokens for which all logits of an iteration are computed at once, and divergences exactly."""
 
+STEPS_PER_CHECK = 16
+"""The most tokens between two checks whether all completions have ended."""
+
 
 @dataclasses.dataclass(kw_only=True)
 class TrainingArguments(StudyArguments):
-    """The flags of training by rewards, whatever the model and the prompts."""
+    """The flags of training by rewards, for any model and any prompts."""
 
     max_completion: int = 256
     """The most tokens of a completion."""
@@ -54,7 +58,7 @@ class TrainingArguments(StudyArguments):
     group_size: int = 8
     """Completions of each prompt."""
     num_iterations: int = 100
-    """Iterations: completions, then updates."""
+    """Iterations, each of completions and updates."""
     num_epochs: int = 1
     """Passes over the completions of an iteration."""
     num_minibatches: int = 1
@@ -66,7 +70,7 @@ class TrainingArguments(StudyArguments):
     warmup: float | None = None
     """Share of training over which the learning rate first rises from 0."""
     kl_coef: float = 0.01
-    """Weight of the KL divergence from the model before training; 0: no copy of it is kept."""
+    """Weight of the KL divergence from the model before training, if the algorithm has one; 0: no copy is kept."""
     clip_high: float = Hyperparams.clip_high
     """The probability ratio is clipped from above at 1 + clip_high."""
     max_grad_norm: float = Hyperparams.max_grad_norm
@@ -77,6 +81,8 @@ class TrainingArguments(StudyArguments):
     """Optimiser: adam, adamw, sgd, rmsprop, muon, or package.module:name."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations and of the cache."""
+    moments_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the optimiser's moments."""
     lora_rank: int | None = None
     """Train adapters of this rank (LoRA), which the saved model has merged into its weights; None: all weights."""
     lora_alpha: float = Architecture.lora_alpha
@@ -90,7 +96,7 @@ class TrainingArguments(StudyArguments):
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the saved weights."""
     num_seeds: int = 1
-    """Independent runs."""
+    """Independent runs, each of which gives a model."""
     checkpoint_every: int = 10
     """Iterations between two checkpoints, from which a run can be resumed; 0 for none."""
     sample_every: int = 10
@@ -98,7 +104,7 @@ class TrainingArguments(StudyArguments):
     num_held_out: int = 64
     """The most held-out prompts of a measurement."""
     num_samples: int = 8
-    """Completions of each, for pass@k with k up to this."""
+    """Completions of each held-out prompt, for pass@k with k up to this."""
     correct_at: float = 1.0
     """For pass@k a completion is correct if its first reward is at least this."""
 
@@ -121,7 +127,7 @@ class Arguments(TrainingArguments):
 
 
 def make_task(arguments: Arguments) -> LanguageTask:
-    """The prompts, rewards and model of the flags."""
+    """The task that the flags describe."""
     prompts, path = read_prompts(arguments.prompts), Path(arguments.held_out)
     if path.exists():
         held_out = read_prompts(path)
@@ -141,38 +147,43 @@ def make_task(arguments: Arguments) -> LanguageTask:
     )
 
 
-def slots(arguments: TrainingArguments) -> Algorithm:
-    """The algorithm: rollouts begin with a prompt, and KL is that to the model before training, if it has a weight."""
+def make_algorithm(arguments: TrainingArguments) -> Algorithm:
+    """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight.
+
+    Algorithms that have no KL penalty by design, such as DAPO, get none; those with a critic do.
+    """
     algorithm = by_name(arguments.algorithm)._replace(start=FRESH)
-    if arguments.kl_coef and (kl_to_behaviour in algorithm.penalties or algorithm.critic is not None):
-        return with_reference(algorithm)
     if not arguments.kl_coef:
         penalties = tuple(penalty for penalty in algorithm.penalties if penalty is not kl_to_behaviour)
         return algorithm._replace(penalties=penalties)
-    return algorithm
+    has_kl = kl_to_behaviour in algorithm.penalties or algorithm.critic is not None
+    return with_reference(algorithm) if has_kl else algorithm
 
 
 def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
-    """The run of the flags."""
+    """The run that the flags describe."""
     for name in ("num_prompts", "num_iterations", "sample_every", "num_held_out", "num_samples"):
         as_count(name, getattr(arguments, name))
     num_envs = arguments.num_prompts * arguments.group_size
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
     large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
+    algorithm = make_algorithm(arguments)
     config = Config(
         environment=language_environment(task),
-        algorithm=slots(arguments),
+        algorithm=algorithm,
         num_envs=num_envs,
         group_size=arguments.group_size,
         num_epochs=arguments.num_epochs,
         num_minibatches=arguments.num_minibatches,
         optimizer=arguments.optimizer,
+        moments_dtype=arguments.moments_dtype,
         schedule=arguments.schedule,
         transformer=architecture,
         network="transformer",
         logits_chunk=arguments.logits_chunk or large_chunk,
-        shared_critic=by_name(arguments.algorithm).critic is not None,
+        execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
+        shared_critic=algorithm.critic is not None,
     )
     names = ("learning_rate", "warmup", "kl_coef", "clip_high", "max_grad_norm", "temperature")
     hyperparams = Hyperparams(
@@ -220,8 +231,7 @@ def model_folders(out: Path, name: str, num_seeds: int) -> list[Path]:
 
 
 def main(arguments: Arguments) -> None:
-    if jax.process_count() > 1:
-        raise ConfigError("language models need a single process so far; leave --coordinator out")
+    need_one_process("language models")
     task = make_task(arguments)
     actor = load_params(arguments.model)["actor"]
     train(arguments, task, jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.num_seeds, *leaf.shape)), actor))

@@ -6,10 +6,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
 
-from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
     LanguageTask,
+    Prompts,
     Reward,
     learn_demonstrations,
     load_model,
@@ -20,9 +21,10 @@ from grpo_jax.language import (
 from grpo_jax.types import PyTree
 
 from . import language_model, tiny_language_model
-from .harness.command import command, make_console, new_folder
+from .harness.command import command, make_console, need_one_process, new_folder
 from .harness.parsing import parse_flags
 from .harness.reasoning import accuracy, demonstrate, make_problems, right_steps, well_formed, write_lines
+from .harness.token_runs import format_shares
 
 BATCH_SIZE = 64  # demonstrations of a gradient step
 PROMPTS, HELD_OUT, DEMONSTRATIONS = "prompts.jsonl", "held_out.jsonl", "demonstrations.jsonl"
@@ -98,7 +100,7 @@ def make_task(out: Path, model: Path, arguments: Arguments) -> LanguageTask:
 
 
 def make_start(out: Path, arguments: Arguments) -> tuple[LanguageTask, PyTree]:
-    """The task, and the weights of each seed after supervised learning, which it writes to folders."""
+    """The task, and the weights of each seed after supervised learning; makes files and folders that are missing."""
     console = make_console()
     random, starts = out / "random", language_model.model_folders(out, "start", arguments.num_seeds)
     if not (random / "config.json").exists():
@@ -116,36 +118,42 @@ def make_start(out: Path, arguments: Arguments) -> tuple[LanguageTask, PyTree]:
         )
     task = make_task(out, random, arguments)
     if not all((folder / "config.json").exists() for folder in starts):
-        console.print(
-            f"Supervised learning from {len(task.prompts.contents)} demonstrations, after compilation. One of them:"
-        )
-        demonstrations = read_prompts(out / DEMONSTRATIONS)
-        console.print(f"  {demonstrations.contents[0]!r} -> {demonstrations.fields['completion'][0]!r}", soft_wrap=True)
-
-        def report(accuracies: np.ndarray, updates: np.ndarray) -> None:
-            shares = " ".join(f"{share:.2f}" for share in accuracies)
-            console.print(f"  after {updates.max()} updates: sampled accuracy {shares}", soft_wrap=True)
-
-        start = learn_demonstrations(
-            language_model.make_plan(dataclasses.replace(arguments, lora_rank=None), task).config,  # all weights learn
-            task,
-            demonstrations,
-            jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.num_seeds),
-            target=arguments.target,
-            learning_rate=arguments.demonstration_rate,
-            batch_size=BATCH_SIZE,
-            report=report,
-        )
+        params = imitate_demonstrations(task, read_prompts(out / DEMONSTRATIONS), arguments, console)
         for seed, folder in enumerate(starts):
-            save_trained(folder, task.model, jax.tree.map(lambda leaf, seed=seed: leaf[seed], start.params))
+            save_trained(folder, task.model, jax.tree.map(lambda leaf, seed=seed: leaf[seed], params))
             console.print(f"The model after the demonstrations: {folder}", soft_wrap=True)
     actors = [load_params(folder)["actor"] for folder in starts]
     return task, jax.tree.map(lambda *leaves: jnp.stack(leaves), *actors)
 
 
+def imitate_demonstrations(
+    task: LanguageTask, demonstrations: Prompts, arguments: Arguments, console: Console
+) -> PyTree:
+    """The weights of each seed after supervised learning from random ones; all of them learn, also with LoRA."""
+    count = len(demonstrations.contents)
+    console.print(f"Supervised learning from {count} demonstrations, after compilation. The first of them:")
+    console.print(f"  {demonstrations.contents[0]!r} -> {demonstrations.fields['completion'][0]!r}", soft_wrap=True)
+
+    def report(accuracies: np.ndarray, updates: np.ndarray) -> None:
+        shares = format_shares(accuracies)
+        console.print(f"  after {updates.max()} updates: sampled accuracy {shares}", soft_wrap=True)
+
+    config = language_model.make_plan(arguments, task).config
+    start = learn_demonstrations(
+        dataclasses.replace(config, transformer=config.transformer.without_lora),
+        task,
+        demonstrations,
+        jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.num_seeds),
+        target=arguments.target,
+        learning_rate=arguments.demonstration_rate,
+        batch_size=BATCH_SIZE,
+        report=report,
+    )
+    return start.params
+
+
 def main(arguments: Arguments) -> None:
-    if jax.process_count() > 1:
-        raise ConfigError("language models need a single process so far; leave --coordinator out")
+    need_one_process("language models")
     arguments.out = arguments.out or new_folder("reasoning")
     task, actors = make_start(arguments.out, arguments)
     language_model.train(arguments, task, actors)

@@ -14,7 +14,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import FRESH
 
-from .harness.command import command
+from .harness.command import command, need_one_process
 from .harness.parsing import parse_flags
 from .harness.settings import REWARD_HACKING, TokenTask, settings, split_fields, token_task
 from .harness.study import Study, StudyArguments
@@ -117,8 +117,7 @@ def reward_hacking(arguments: Arguments) -> list[Plan]:
 
 
 def main(arguments: Arguments) -> None:
-    if jax.process_count() > 1:
-        raise ConfigError("warm starts and accuracies need a single process so far; leave --coordinator out")
+    need_one_process("warm starts and accuracies")
     if arguments.compare and arguments.reward_hacking:
         raise ConfigError("--compare and --reward-hacking are two experiments; run one after the other")
     if arguments.compare:

@@ -47,6 +47,11 @@ class RewardParts(NamedTuple):
     values: jax.Array  # [..., K]
     weights: jax.Array  # [..., K]
 
+    @property
+    def total(self) -> jax.Array:
+        """`[...]`: the reward."""
+        return (self.values * self.weights).sum(axis=-1)
+
 
 class Trajectory(NamedTuple):
     """One rollout of `T` steps in `B` environments, time-major."""

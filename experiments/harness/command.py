@@ -170,6 +170,12 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
+def need_one_process(what: str) -> None:
+    """Raises ConfigError if several processes have joined, saying what cannot be computed by them."""
+    if jax.process_count() > 1:
+        raise ConfigError(f"{what} need a single process so far; leave --coordinator out")
+
+
 def parse_mesh(sizes: Sequence[str]) -> Mesh | None:
     """The mesh of sizes such as seeds=4, envs=8 and model=2; None if there are none.
 

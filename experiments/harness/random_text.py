@@ -1,4 +1,4 @@
-"""An environment of random tokens: prompts and completions of fixed lengths, for measurements."""
+"""An environment for measurements of token policies: prompts and completions of fixed lengths."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from grpo_jax.environments.spaces import Discrete
 
 
 def random_text(prompt_length: int, num_steps: int, vocab_size: int) -> Environment:
-    """Random prompts and rewards; completions end at the limit only.
+    """One prompt, and random rewards; completions end at the limit only.
 
     Args:
       prompt_length: tokens of a prompt.

@@ -54,7 +54,7 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def accuracy(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-    """1 if the text within <answer> is the answer, whatever precedes it."""
+    """1 if the text within <answer> is the answer, with any text before it."""
     found = [re.search(r"<answer>\s*(.*?)\s*</answer>", completion, re.DOTALL) for completion in completions]
     return [float(bool(match) and match[1] == right) for match, right in zip(found, answer, strict=True)]
 

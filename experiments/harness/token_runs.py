@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import Plan, pass_at_k
-from grpo_jax.recording.files import remove_if_unused, write_json
+from grpo_jax.recording.files import remove_if_unused, replacement, write_json
 from grpo_jax.training.imitation import WarmStart, warm_start
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import PyTree
@@ -59,7 +58,9 @@ def load_or_make_warm_start(
     }
 
     def report(accuracy, updates):
-        console.print(f"warm start, {updates.max()} updates: sampled accuracy {_shares(accuracy)}", soft_wrap=True)
+        console.print(
+            f"warm start, {updates.max()} updates: sampled accuracy {format_shares(accuracy)}", soft_wrap=True
+        )
 
     start = None
     for path in paths:
@@ -68,7 +69,7 @@ def load_or_make_warm_start(
             if start is not None and not jax.tree.all(jax.tree.map(np.array_equal, start.params, found.params)):
                 raise ConfigError(f"the warm start in {path} has other params than {paths[0]}; name another file")
             start = found
-            console.print(f"Warm start from {path}: sampled accuracy {_shares(start.accuracy)}", soft_wrap=True)
+            console.print(f"Warm start from {path}: sampled accuracy {format_shares(start.accuracy)}", soft_wrap=True)
     if start is None:
         start = warm_start(config, keys, target=target, learning_rate=learning_rate, report=report)
         if (start.accuracy < target).any():
@@ -76,9 +77,8 @@ def load_or_make_warm_start(
     for path in paths:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            temporary.write_bytes(serialization.msgpack_serialize({**start._asdict(), "description": description}))
-            temporary.replace(path)
+            with replacement(path) as temporary:
+                temporary.write_bytes(serialization.msgpack_serialize({**start._asdict(), "description": description}))
     return start
 
 
@@ -208,5 +208,6 @@ def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], titl
         axes[0].legend(frameon=False, fontsize="small")
 
 
-def _shares(values: np.ndarray) -> str:
+def format_shares(values: np.ndarray) -> str:
+    """Shares to two digits, such as one for each seed."""
     return " ".join(f"{value:.2f}" for value in values)

@@ -66,8 +66,8 @@ class Fields:
     num_microbatches: int | None = None
     """Parts over which the gradient of a minibatch is accumulated; None: chosen by size."""
     logits_chunk: int | None = None
-    """Tokens whose logits an update computes at once (but whole steps), for a large vocabulary: rollouts then keep
-    log-probabilities of the sampled tokens alone, and KL metrics are estimates (k3). None: all at once, and exact."""
+    """Tokens whose logits an update computes at once (at least a whole step), for a large vocabulary: rollouts keep
+    only log-probabilities of the sampled tokens, and KL metrics are estimates (k3). None: all at once, and exact."""
     share_prompts: bool | None = None
     """Minibatches are of whole groups, and an update reads their prompt once; None: a transformer's, where possible."""
     shuffle_blocks: int = 1

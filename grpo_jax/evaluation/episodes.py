@@ -14,7 +14,7 @@ from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.rollouts.outcomes import outcome_parts, outcome_reward
+from grpo_jax.rollouts.outcomes import outcome_parts
 from grpo_jax.rollouts.resets import advance_where
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree, TrainState
@@ -95,7 +95,7 @@ def record_episodes(
     @jax.jit
     def play(policy, start, keys):
         simulator = _simulator(config, *policy)
-        # Only the last step of an episode has its outcome, not that of each rollout of one step.
+        # Here each step is a rollout, whose end would get the outcome; it is added below, to the episode's last step.
         simulator = simulator._replace(environment=config.env._replace(outcome=None))
 
         def step(carry, key):
@@ -109,7 +109,7 @@ def record_episodes(
         progress, (steps, alive) = jax.lax.scan(step, start, keys)
         if config.env.outcome is not None:
             parts = outcome_parts(config.env, progress[0].environment, environment_params)
-            steps = steps._replace(returns=steps.returns + jnp.where(alive, 0.0, outcome_reward(parts)))
+            steps = steps._replace(returns=steps.returns + jnp.where(alive, 0.0, parts.total))
         return progress, (steps, alive.any(axis=1))
 
     progress = reset(policy)

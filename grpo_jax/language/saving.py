@@ -1,18 +1,19 @@
 """Writes model folders that `load_model` and transformers read."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors.flax import save_file
+
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel, describe_architecture
-from grpo_jax.language.packages import need
 from grpo_jax.language.tokenizer import FILES
 from grpo_jax.language.weights import WEIGHTS, published_weights
 from grpo_jax.policies import Architecture
 from grpo_jax.policies.architecture import DTYPES
+from grpo_jax.recording.files import replacement, write_json
 from grpo_jax.types import PyTree
 
 
@@ -75,8 +76,8 @@ def save_model(
     about |= {"model_max_length": context, "clean_up_tokenization_spaces": False}
     if chat_template is not None:
         about["chat_template"] = chat_template
-    _write_json(folder / "tokenizer_config.json", about)
-    _write_json(folder / "generation_config.json", {"eos_token_id": number, "pad_token_id": number})
+    write_json(folder / "tokenizer_config.json", about)
+    write_json(folder / "generation_config.json", {"eos_token_id": number, "pad_token_id": number})
     _write(folder, architecture, params, description, dtype)
 
 
@@ -84,19 +85,10 @@ def _write(folder: Path, architecture: Architecture, params: PyTree, description
     """Writes config.json and, last, the weights; each file is replaced as a whole."""
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
-    need("safetensors")
-    from safetensors.flax import save_file
-
     description = {name: value for name, value in description.items() if name != "torch_dtype"} | {"dtype": dtype}
-    _write_json(folder / "config.json", description | {"torch_dtype": dtype})
-    temporary = folder / f".{WEIGHTS}.{os.getpid()}.tmp"
-    # transformers refuses files that do not name a framework.
-    save_file(published_weights(architecture, params, dtype), temporary, metadata={"format": "pt"})
-    shutil.copymode(folder / "config.json", temporary)  # safetensors lets only the owner read it
-    temporary.replace(folder / WEIGHTS)
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_json(folder / "config.json", description | {"torch_dtype": dtype})
+    with replacement(folder / WEIGHTS) as temporary:
+        # transformers refuses files that do not name a framework.
+        save_file(published_weights(architecture, params, dtype), temporary, metadata={"format": "pt"})
+        shutil.copymode(folder / "config.json", temporary)  # safetensors lets only the owner read it
+    (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)  # it would name the files of the old weights

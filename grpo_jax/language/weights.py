@@ -1,4 +1,4 @@
-"""The weights of a model folder as parameters of a policy, and back. Needs the extra `lm`."""
+"""The weights of a model folder as parameters of a policy, and back."""
 
 import json
 from collections.abc import Callable
@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.models import load_architecture
-from grpo_jax.policies import Architecture
+from grpo_jax.language.models import load_architecture, read_config
+from grpo_jax.policies import Architecture, categorical, make_token_policy
 from grpo_jax.types import PyTree, by_path
 
 WEIGHTS = "model.safetensors"
@@ -21,7 +22,7 @@ def published_names(architecture: Architecture) -> dict[str, tuple[str, ...]]:
     """The published tensors of each parameter, by its path.
 
     A parameter consists of several tensors side by side, along its last axis. A kernel, `[inputs, outputs]`, is the
-    transpose of what is published.
+    transpose of the published tensor.
     """
     names = {"embedding": ("model.embed_tokens.weight",), "norm/scale": ("model.norm.weight",)}
     if not architecture.tie_embeddings:
@@ -46,16 +47,17 @@ def published_names(architecture: Architecture) -> dict[str, tuple[str, ...]]:
 
 
 def load_params(folder: str | Path) -> PyTree:
-    """The weights of a checkpoint as parameters `{"actor": ...}` of a policy of that `load_architecture`.
+    """The weights of a checkpoint as parameters `{"actor": ...}` of a policy with its `load_architecture`.
 
     Args:
       folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists.
 
     Returns:
-      float32 arrays, whatever the dtype of the checkpoint.
+      float32 arrays, for any dtype of the checkpoint.
 
     Raises:
-      ConfigError: if a weight or the package `safetensors` is missing.
+      ConfigError: if a file or a weight is missing, a file cannot be read, or a weight has another size than config.json
+        implies.
     """
     tensor, params = _reader(Path(folder)), {}
     for path, names in published_names(load_architecture(folder)).items():
@@ -65,7 +67,21 @@ def load_params(folder: str | Path) -> PyTree:
         for parent in parents:
             node = node.setdefault(parent, {})
         node[leaf] = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+    _check_shapes(folder, params)
     return {"actor": params}
+
+
+def _check_shapes(folder: str | Path, params: PyTree) -> None:
+    """Checks the weights against config.json."""
+    model = categorical(read_config(folder)["vocab_size"])
+    policy = make_token_policy(load_architecture(folder), model, max_steps=1)
+    expected = by_path(jax.eval_shape(policy.init, jax.random.key(0))["actor"])
+    for path, array in by_path(params).items():
+        if array.shape != expected[path].shape:
+            raise ConfigError(
+                f"the checkpoint {str(folder)!r} has {' and '.join(published_names(load_architecture(folder))[path])} "
+                f"of another size than its config.json implies: {array.shape} instead of {expected[path].shape}"
+            )
 
 
 def published_weights(architecture: Architecture, params: PyTree, dtype: str = "float32") -> dict[str, jax.Array]:
@@ -98,7 +114,10 @@ def _reader(folder: Path) -> Callable[[str], jax.Array]:
     index = folder / f"{WEIGHTS}.index.json"
     names = [folder / WEIGHTS]
     if index.exists():
-        names = [folder / file for file in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())]
+        try:
+            names = [folder / file for file in set(json.loads(index.read_text("utf-8"))["weight_map"].values())]
+        except (ValueError, LookupError) as error:
+            raise ConfigError(f"{index} cannot be read: {error!r}; copy the file again") from error
     # Memory-mapped: a tensor is read only when it is requested.
     files = [_open(path) for path in names]
     where = {name: file for file in files for name in file.keys()}
@@ -112,11 +131,9 @@ def _reader(folder: Path) -> Callable[[str], jax.Array]:
 
 
 def _open(path: Path) -> Any:
-    from grpo_jax.language.packages import need
-
     try:
-        return need("safetensors").safe_open(path, framework="flax")
-    except OSError as error:
+        return safe_open(path, framework="flax")
+    except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"{path} cannot be read: {error}; a model folder has {WEIGHTS} or {WEIGHTS}.index.json"
         ) from error

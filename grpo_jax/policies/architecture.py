@@ -10,6 +10,7 @@ from grpo_jax.policies.dense import Adapter
 DTYPES = ("float32", "bfloat16")
 DENSE_LAYERS = ("qkv", "out", "gate_up", "down")
 """The dense layers of a block."""
+_LORA_OPTIONS = ("lora_alpha", "lora_layers", "frozen_dtype")  # fields that have no effect without lora_rank
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class Architecture:
             raise ConfigError(f"lora_layers={self.lora_layers!r}; use one or several of {', '.join(DENSE_LAYERS)}")
         if not 0 < self.lora_alpha < math.inf:
             raise ConfigError(f"lora_alpha={self.lora_alpha!r} must be a positive number, such as 16.0")
-        for field in ("lora_alpha", "lora_layers", "frozen_dtype"):
+        for field in _LORA_OPTIONS:
             if self.lora_rank is None and getattr(self, field) != getattr(Architecture, field):
                 raise ConfigError(
                     f"{field}={getattr(self, field)!r} has no effect without adapters; set lora_rank, such as 16, or "
@@ -101,7 +102,7 @@ class Architecture:
     @property
     def without_lora(self) -> "Architecture":
         """The architecture whose layers have no adapters."""
-        defaults = {field: getattr(Architecture, field) for field in ("lora_alpha", "lora_layers", "frozen_dtype")}
+        defaults = {field: getattr(Architecture, field) for field in _LORA_OPTIONS}
         return dataclasses.replace(self, lora_rank=None, **defaults)
 
     @property

@@ -2,8 +2,9 @@
 
     y = x kernel + lora_alpha / lora_rank · x lora_a lora_b
 
-with lora_a `[inputs, rank]`, and lora_b `[rank, outputs]`, which begins at 0: the model begins as the one without
-adapters. The fields `lora_rank`, `lora_alpha`, `lora_layers` and `frozen_dtype` of `Architecture` turn it on.
+with lora_a `[inputs, rank]` and lora_b `[rank, outputs]`. lora_b begins at 0, so the outputs are at first those of the
+model without adapters. `lora_rank` of `Architecture` turns it on; `lora_alpha`, `lora_layers` and `frozen_dtype` are
+its options.
 """
 
 import jax
@@ -15,15 +16,17 @@ from grpo_jax.policies.architecture import Architecture
 from grpo_jax.policies.dense import adapter_init
 from grpo_jax.types import PyTree
 
+_MATRICES = ("lora_a", "lora_b")
+
 
 def is_trained(path: str) -> bool:
     """Whether a parameter of a transformer with LoRA is trained: an adapter, a value head, or a critic of its own."""
     names = path.split("/")
-    return names[0] == "critic" or "value" in names or names[-1] in ("lora_a", "lora_b")
+    return names[0] == "critic" or "value" in names or names[-1] in _MATRICES
 
 
 def add_lora(architecture: Architecture, params: PyTree, key: jax.Array) -> PyTree:
-    """The parameters of a model with fresh adapters, whose outputs are those of the model without.
+    """The parameters of a model with fresh adapters, which do not change its outputs yet.
 
     Args:
       architecture: with `lora_rank`.
@@ -61,7 +64,7 @@ def merge_lora(architecture: Architecture, params: PyTree) -> tuple[Architecture
       params: of the policy.
     """
     flat, adapter = flatten_dict(params), architecture.adapter
-    merged = {path: leaf.astype(jnp.float32) for path, leaf in flat.items() if path[-1] not in ("lora_a", "lora_b")}
+    merged = {path: leaf.astype(jnp.float32) for path, leaf in flat.items() if path[-1] not in _MATRICES}
     for *layer, name in flat:
         if name == "lora_a":
             change = jnp.matmul(flat[*layer, "lora_a"], flat[*layer, "lora_b"], precision="highest")

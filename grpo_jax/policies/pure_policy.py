@@ -43,7 +43,6 @@ def make_pure_policy(
         `(params, num_envs) -> carry`, each leaf `[num_envs, ...]`. None: the policy has no carry.
       features: `(params, observation [N, ...]) -> [N, F]`, the input of the actor's head, for a baseline that compares
         states by it. With an initial carry: `(params, observation, carry) -> [N, F]`.
-
       trainable: `(path) -> bool`, the parameters that gradient steps change, by paths such as
         "network/params/Dense_0/kernel" or "free". None: all of them.
 

@@ -10,7 +10,7 @@ from grpo_jax.policies.architecture import DENSE_LAYERS
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.lora import is_trained
 from grpo_jax.policies.policy import Policy
-from grpo_jax.policies.transformer import Architecture, KeysValues, Transformer, logits
+from grpo_jax.policies.transformer import Architecture, KeysValues, Transformer, token_logits
 
 Networks = dict[str, Transformer]
 
@@ -55,7 +55,7 @@ def make_token_policy(
         )
         for group in groups
     }
-    actor = next(iter(networks.items()))
+    actor = next(iter(networks.items()))  # its name and the network
     return Policy(
         init=functools.partial(_init, networks),
         initial_carry=functools.partial(_initial_carry, networks, max_steps),
@@ -120,7 +120,7 @@ def _features(actor: str, network: Transformer, params, observation, carry, is_f
 
 
 def _head(actor: str, network: Transformer, params, features):
-    return logits(network.architecture, params[actor], features)
+    return token_logits(network.architecture, params[actor], features)
 
 
 def _read_completions(networks: Networks, params, observation, carry):

@@ -22,7 +22,7 @@ class KeysValues(NamedTuple):
 class Transformer(nn.Module):
     """Embeddings, blocks, a norm, and heads: "actor" gives a logit for each token, "critic" a value.
 
-    The head "features" gives their input itself, without the parameters of the others.
+    The head "features" gives the input of the others, and needs none of their parameters.
     """
 
     architecture: Architecture
@@ -76,9 +76,10 @@ class Transformer(nn.Module):
         return [output.reshape(*tokens.shape, output.shape[-1]) for output in outputs], tuple(after)
 
 
-def logits(architecture: Architecture, params: PyTree, features: jax.Array) -> jax.Array:
-    """The head "actor" alone: `[..., width]` features to `[..., vocab_size]`."""
-    return product(features, params["embedding"].T if architecture.tie_embeddings else params["logits"]["kernel"])
+def token_logits(architecture: Architecture, params: PyTree, features: jax.Array) -> jax.Array:
+    """The head "actor" by itself: `[..., width]` features to `[..., vocab_size]` logits."""
+    kernel = params["embedding"].T if architecture.tie_embeddings else params["logits"]["kernel"]
+    return product(features, kernel.astype(features.dtype))
 
 
 class Block(nn.Module):

@@ -82,7 +82,13 @@ class WeightsAndBiases:
 
 
 def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, iteration: int) -> None:
-    """Adds a table to the active run of Weights & Biases, at the step of the last of so many iterations."""
+    """Adds a table to the active run of Weights & Biases.
+
+    Args:
+      name: of the table.
+      columns, rows: the names of the columns, and a value for each in every row.
+      iteration: number of iterations so far; the table is logged beside the metrics of the last of them.
+    """
     import wandb
 
     table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])

@@ -13,11 +13,6 @@ def outcome_parts(environment: Environment, states: PyTree, params: PyTree) -> R
     return RewardParts(*(jnp.asarray(part, jnp.float32) for part in environment.outcome(states, params)))
 
 
-def outcome_reward(parts: RewardParts) -> jax.Array:
-    """`[...]`: the weighted sum of the parts `[..., K]`."""
-    return jnp.sum(parts.values * parts.weights, axis=-1)
-
-
 def add_outcome(
     environment: Environment, auto_reset: bool, end: RolloutState, trajectory: Trajectory
 ) -> tuple[RolloutState, Trajectory]:
@@ -39,14 +34,13 @@ def add_outcome(
     if auto_reset:
         raise ConfigError(
             f"{environment.name!r} rewards whole episodes (it has an outcome), but auto_reset=True starts the next "
-            "episode in place of the final state; use auto_reset=False"
+            "episode instead of keeping the final state; use auto_reset=False"
         )
     parts = outcome_parts(environment, end.environment, end.environment_params)
-    reward = outcome_reward(parts)
     is_last = jnp.arange(trajectory.valid.shape[0])[:, None] == jnp.sum(trajectory.valid, axis=0) - 1
 
     def paid(rewards):
-        return rewards + jnp.where(is_last, reward, 0.0)
+        return rewards + jnp.where(is_last, parts.total, 0.0)
 
     shape = (*is_last.shape, parts.values.shape[-1])
     at_last = RewardParts(
@@ -60,5 +54,7 @@ def add_outcome(
         discounted_return=paid(trajectory.discounted_return),
         reward_parts=at_last,
     )
-    end = end._replace(episode_return=end.episode_return + reward, discounted_return=end.discounted_return + reward)
+    end = end._replace(
+        episode_return=end.episode_return + parts.total, discounted_return=end.discounted_return + parts.total
+    )
     return end, trajectory

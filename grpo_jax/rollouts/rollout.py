@@ -92,7 +92,7 @@ class Simulator(NamedTuple):
         have reward 0 and change nothing but the policy's carry, which is not read again. If the environment has an
         `outcome`, it is evaluated on the final states and added to the last valid step of each environment.
 
-        At steps whose action is the environment's own (`imposed`), it replaces the policy's, also a greedy one or
+        Where the environment itself acts (`imposed`), its action replaces the policy's, also a greedy one or
         `first_action`. `log_prob` is then the policy's for that action, without any mask.
 
         Args:

@@ -39,11 +39,11 @@ def scan_until_over(
     steps_per_check: int,
     steps_per_loop: int = 1,
 ) -> tuple[PyTree, PyTree]:
-    """`randomness.scan_in_blocks`, which stops early.
+    """As `randomness.scan_in_blocks`, but stops early.
 
     Args:
       step, start, key, num_steps, draw, steps_per_loop: see there; the randomness of each step is the same.
-      goes_on: whether more steps are needed, from the outputs `[n, ...]` of the last `n` steps.
+      goes_on: `(outputs) -> bool`, whether more steps are needed, from the outputs `[n, ...]` of the last `n` steps.
       steps_per_check: the most steps from one check to the next.
 
     Returns:
@@ -77,7 +77,7 @@ def scan_until_over(
     one_part = jax.eval_shape(lambda: play(start, draw(key, part), jnp.zeros(part, bool))[1])
     outputs = jax.tree.map(lambda leaf: jnp.zeros((num_steps, *leaf.shape[1:]), leaf.dtype), one_part)
     progress = 0, jnp.array(True), start, outputs
-    if num_blocks == 1:
+    if num_blocks == 1:  # an outer loop would be one more check
         progress = block(progress)
     else:
         progress = jax.lax.while_loop(lambda now: now[1] & (now[0] < num_blocks), block, progress)

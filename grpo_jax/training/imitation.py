@@ -1,4 +1,4 @@
-"""Warm starts: supervised learning from right completions, until enough sampled ones are correct."""
+"""Warm starts: supervised learning from correct completions, until enough sampled ones are correct."""
 
 import functools
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def warm_start(
       report: called on the host after each check with accuracies and numbers of updates so far, each `[R]`.
 
     Raises:
-      ConfigError: the environment is not made of a token task, or the target is no share.
+      ConfigError: the environment is not made of a token task, or the target is not a share.
     """
     if config.env.task is None:
         raise ConfigError(f"{config.env.name!r} has no solutions to learn from; use a token task such as tokens:sort-5")
@@ -104,7 +104,7 @@ def imitate(
       report: called on the host after each check with accuracies and numbers of updates so far, each `[R]`.
 
     Raises:
-      ConfigError: the target is no share.
+      ConfigError: the target is not a share.
     """
     if not 0 < target <= 1:
         raise ConfigError(f"target={target} is not a share of right answers; use a number such as 0.5")

@@ -19,9 +19,9 @@ class HalfState(NamedTuple):
 def half_precision(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """The optimiser with its moments kept in bfloat16, and computed in float32.
 
-    Moments are rounded stochastically, up or down with probabilities that make the mean exact. To the nearest, a second
-    moment could neither grow nor decay: with beta2 = 0.999 an update changes it by a thousandth, less than half of the
-    2^-7 between neighbours in bfloat16.
+    Moments are rounded stochastically, up or down with probabilities that make the mean exact. Rounded to the nearest,
+    a second moment could not decay: with beta2 = 0.999 an update takes at most a thousandth of it away, less than half
+    of the 2^-8 to 2^-7 between neighbours in bfloat16.
     """
 
     def init(params: PyTree) -> HalfState:
@@ -38,7 +38,7 @@ def half_precision(optimizer: optax.GradientTransformation) -> optax.GradientTra
 
 
 def _to_half(tree: PyTree, count: jax.Array) -> PyTree:
-    """The float32 arrays of a tree in bfloat16; scalars stay as they are."""
+    """The float32 arrays of a tree in bfloat16; scalars are unchanged."""
     leaves, structure = jax.tree.flatten(tree)
     key = jax.random.fold_in(jax.random.key(0), count)
     for i, leaf in enumerate(leaves):

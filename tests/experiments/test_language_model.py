@@ -1,4 +1,4 @@
-"""The command for language models: from a tiny model to a trained folder, and what is said of mistakes."""
+"""The command for language models: from a tiny model to a trained folder, and errors in one line."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def train(flags):
 
 
 @pytest.mark.slow
-def test_a_model_is_trained_saved_and_resumed(folder):
+def test_a_model_is_trained_and_saved(folder):
     make_tiny()
     train("--reward my_rewards:digits --num-iterations 40 --learning-rate 1e-2 --out out")
     points = json.loads((folder / "out" / "held_out.json").read_text())

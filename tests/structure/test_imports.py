@@ -12,7 +12,7 @@ REPOSITORY = PACKAGE.parent
 
 # From the top: a folder, or a module of the package itself, imports only from what stands below it.
 ORDER = (
-    *("recording", "language", "training", "evaluation", "config", "updates", "algorithms", "rollouts", "policies"),
+    *("language", "recording", "training", "evaluation", "config", "updates", "algorithms", "rollouts", "policies"),
     *("objectives", "environments", "devices", "observations", "precision", "types"),
     *("hyperparams", "importing", "errors"),
 )

@@ -1,4 +1,4 @@
-"""Arithmetic with a calculator: the environment answers within a completion, and the policy goes on with the result."""
+"""Arithmetic with a calculator: the environment answers within a completion, which the policy then continues."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from grpo_jax.environments.tokens.task import DIGITS, END, PAD, VOCABULARY, Task
 from grpo_jax.errors import ConfigError
 
 CALL = TIMES + 1
-MAX_DIGITS = 3  # so that what the calculator multiplies, 2N digits by N digits, has at most nine
+MAX_DIGITS = 3  # a product of 2N by N digits then has at most nine, which fit into int32
 
 
 def calculator(num_digits: int = 2) -> Task:
@@ -76,9 +76,9 @@ def calculator(num_digits: int = 2) -> Task:
 
 
 def _number_before(tokens: Tokens, end: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The number whose digits stand right before the index `end`, how many they are, and the index before them.
+    """The number whose digits end before the index `end`, the number of these digits, and the index before them.
 
-    A number of more than nine digits has no meaning; neither has an index of -1, as there is nothing before the first.
+    A number of more than nine digits is wrong, as it may not fit into int32. The index is -1 if the digits begin at 0.
     """
     place = jnp.arange(tokens.shape[0])
     is_digit = (tokens >= DIGITS) & (tokens < DIGITS + 10)

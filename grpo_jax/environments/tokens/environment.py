@@ -10,7 +10,6 @@ import numpy as np
 
 from grpo_jax.environments.environment import Environment, threefry, transition
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.tokens.rewards import weighted
 from grpo_jax.environments.tokens.task import ACCURACY, ASK, END, PAD, Problem, Reward, Task, Tokens
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.types import RewardParts
@@ -59,7 +58,7 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
         scores = (_parts(task, process, state.problem, tokens, params) for tokens in (after.tokens, state.tokens))
         (values, weights), (before, _) = scores
         parts = RewardParts(values - before, weights)
-        moved = transition(after, action, weighted(*parts), terminated, truncated)
+        moved = transition(after, action, parts.total, terminated, truncated)
         return moved._replace(reward_parts=parts)
 
     def outcome(states, params):

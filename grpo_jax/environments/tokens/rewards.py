@@ -31,23 +31,6 @@ def overlong_punishment(lengths: jax.Array, *, max_length: float, buffer: float)
     return -jnp.clip(excess / jnp.maximum(buffer, 0.5), 0.0, 1.0)
 
 
-def weighted(rewards: jax.Array, weights: jax.Array) -> jax.Array:
-    """The weighted sum of several reward components.
-
-        r = sum_k w_k r_k
-
-    (`advantages.decoupled_normalized` normalises each component separately before the sum.)
-
-    Args:
-      rewards: `[num_rewards, ...]`.
-      weights: `[num_rewards]`.
-
-    Returns:
-      `[...]`.
-    """
-    return jnp.tensordot(at_least_float32(weights), at_least_float32(rewards), axes=1)
-
-
 def exact_match(completion: jax.Array, solution: jax.Array) -> jax.Array:
     """1 where a completion equals the solution in every token, else 0.
 
