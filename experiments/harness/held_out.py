@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.recording import learning_curve
+from grpo_jax.recording import Curve, bootstrap_interval, iqm
 
 from .figures import draw_curve, panels, with_interval
 
@@ -37,13 +37,14 @@ def draw_points(points: Sequence[Point], path: Path) -> None:
     names = list(series(points[0]))
     left = [name for name in names if name.endswith(", sampled")]
     groups = [left, [name for name in names if name not in left]]
-    steps, num_seeds = np.array([point["tokens"] for point in points]), len(points[0]["tokens"])
+    steps, num_seeds = np.mean([point["tokens"] for point in points], axis=1), len(points[0]["tokens"])
     title = f"Held-out prompts: IQM of {num_seeds} seeds, 95% bootstrap interval" if num_seeds > 1 else ""
-    with panels(path, 2, size=(4.8, 3.4), title=title, sharey=True) as (_, axes):
+    with panels(path, 2, size=(6.2, 3.4), title=title, sharey=True) as (_, axes):
         for axis, group in zip(axes, groups, strict=True):
             for number, name in enumerate(group):
-                values = np.array([series(point)[name] for point in points])
-                draw_curve(axis, learning_curve(steps, values), f"C{number}", name)
+                values = [series(point)[name] for point in points]
+                low, high = zip(*map(bootstrap_interval, values), strict=True)
+                draw_curve(axis, Curve(steps, np.array([iqm(each) for each in values]), low, high), f"C{number}", name)
             axis.set(xlabel="tokens sampled (each seed)")
-            axis.legend(frameon=False, fontsize="small")
+            axis.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
         axes[0].set_ylabel("mean")
