@@ -31,15 +31,13 @@ MODELS = {
 }
 """Architectures by the names of the models."""
 
+CHECKPOINTED = {"checkpoint_layers": True}
 VARIANTS = {
     "whole logits": ({}, {}),
-    "logits in chunks": ({"logits_chunk": 128}, {}),
-    "+ layers checkpointed": ({"logits_chunk": 128}, {"checkpoint_layers": True}),
-    "+ LoRA, rank 16": ({"logits_chunk": 128}, {"checkpoint_layers": True, "lora_rank": 16}),
-    "+ frozen weights in bfloat16": (
-        {"logits_chunk": 128},
-        {"checkpoint_layers": True, "lora_rank": 16, "frozen_dtype": "bfloat16"},
-    ),
+    "chunks": ({"logits_chunk": 128}, {}),
+    "checkpoint": ({"logits_chunk": 128}, CHECKPOINTED),
+    "lora": ({"logits_chunk": 128}, CHECKPOINTED | {"lora_rank": 16}),
+    "lora bfloat16": ({"logits_chunk": 128}, CHECKPOINTED | {"lora_rank": 16, "frozen_dtype": "bfloat16"}),
 }
 """Fields of `Config` and of `Architecture`, by the name of the row."""
 
@@ -50,14 +48,16 @@ class Arguments:
 
     models: tuple[Literal["tiny", "0.5B", "1.5B"], ...] = ("0.5B", "1.5B")
     """Models, by name; the larger ones have the sizes of Qwen2.5."""
+    variants: tuple[Literal["whole logits", "chunks", "checkpoint", "lora", "lora bfloat16"], ...] = tuple(VARIANTS)
+    """Rows of each model."""
     target: Literal["h100", "a100", "v5e", "v5p", "v6e", "cpu"] = "h100"
     """Device to compile for."""
     vocab_size: int = 151_936
     """Number of different tokens."""
     prompt_length: int = 256
     """Tokens of a prompt."""
-    completion_lengths: tuple[int, ...] = (256, 512)
-    """Tokens of a completion; two lengths give the memory of each further token."""
+    completion_lengths: tuple[int, ...] = (256,)
+    """Tokens of a completion; two lengths also give the memory of each further token."""
     num_envs: int = 64
     """Completions of an iteration."""
     group_size: int = 8
@@ -110,7 +110,7 @@ def main(arguments: Arguments) -> None:
         "model", "", *(f"peak, {length} tokens" for length in arguments.completion_lengths), "state", "a token"
     )
     for model in arguments.models:
-        for variant in VARIANTS:
+        for variant in arguments.variants:
             measured = []
             for length in arguments.completion_lengths:
                 console.print(f"compiling {model}, {variant}, {length} tokens", soft_wrap=True)

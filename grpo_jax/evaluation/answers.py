@@ -50,7 +50,7 @@ def answer(
         raise ConfigError(f"{env.name!r} is not a token task, so it has no correct answers; use evaluate")
     key_reset, key_rollout = jax.random.split(key)
     environment_params = group_parameters(env, env_params, num_prompts, num_samples)
-    simulator = Simulator(env, config.policy._replace(has_critic=False), params)
+    simulator = Simulator(env, config.policy._replace(has_critic=False), params, plan=config.plan)
     start = simulator.reset(environment_params, key_reset, num_prompts * num_samples, group_size=num_samples)
     end, _ = simulator.unroll(start, key_rollout, num_steps=env.max_steps, auto_reset=False, greedy=greedy)
     problem, tokens = end.environment.problem, end.environment.tokens

@@ -19,10 +19,14 @@ class ChatTemplate:
     Args:
       source: the template.
       special_tokens: texts by name, such as `{"bos_token": "<s>"}`.
+
+    Raises:
+      ConfigError: it is not Jinja.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]):
         need("jinja2")
+        from jinja2 import TemplateSyntaxError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
@@ -31,7 +35,10 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        self._template, self._special_tokens = environment.from_string(source), dict(special_tokens)
+        try:
+            self._template, self._special_tokens = environment.from_string(source), dict(special_tokens)
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"the model's chat template is not Jinja, line {error.lineno}: {error}") from error
 
     def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
         """The text of a chat.
@@ -43,8 +50,6 @@ class ChatTemplate:
         Raises:
           ConfigError: the template refuses the messages.
         """
-        from jinja2 import TemplateError
-
         try:
             return self._template.render(
                 messages=list(messages),
@@ -53,7 +58,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        except TemplateError as error:
+        except Exception as error:  # Jinja's, or those of Python, such as a TypeError for content that is not a text
             raise ConfigError(f"the model's chat template refuses {list(messages)!r}: {error}") from error
 
 

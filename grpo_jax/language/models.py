@@ -20,6 +20,8 @@ MODEL_TYPES = {
 }
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
 # Fields of config.json with one supported value, which they may also leave out.
 _SUPPORTED = {
     "hidden_act": "silu",
@@ -52,7 +54,7 @@ def load_model(folder: str | Path, **changes: Any) -> LanguageModel:
       ConfigError: a file is missing, the model has a feature that this transformer lacks, or no end token is known.
     """
     folder = Path(folder)
-    published, tokenizer = _read_config(folder), load_tokenizer(folder)
+    published, tokenizer = read_config(folder), load_tokenizer(folder)
     model = LanguageModel(
         folder=folder,
         architecture=load_architecture(folder, **changes),
@@ -78,10 +80,12 @@ def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
     Raises:
       ConfigError: if the model has a feature that this transformer lacks.
     """
-    path, published = Path(folder) / "config.json", _read_config(folder)
+    path, published = Path(folder) / "config.json", read_config(folder)
     model_type = published.get("model_type")
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"{path}: model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}")
+    if missing := [field for field in _REQUIRED if field not in published]:
+        raise ConfigError(f"{path} lacks {', '.join(missing)}; copy the file of the published model again")
     for field, supported in _SUPPORTED.items():
         if published.get(field, supported) != supported:
             raise ConfigError(f"{path}: {field}={published[field]!r} is not supported, only {supported!r}")
@@ -133,11 +137,12 @@ def describe_architecture(architecture: Architecture, *, vocab_size: int, contex
     }
 
 
-def _read_config(folder: str | Path) -> dict[str, Any]:
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """The contents of config.json."""
     path = Path(folder) / "config.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{path} cannot be read: {error}; name the folder of a model, with its config.json"
         ) from error

@@ -44,7 +44,7 @@ def read_prompts(path: str | Path) -> Prompts:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # texts may contain other separators
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the prompts {path} cannot be read: {error}; write a file with lines such as {EXAMPLE}"
@@ -63,8 +63,10 @@ def as_prompts(rows: Sequence[dict[str, Any]], sources: Sequence[str] | None = N
       sources: where each comes from, for errors.
 
     Raises:
-      ConfigError: a row has no prompt, or they differ in their fields.
+      ConfigError: there are no rows, a row has no prompt, or they differ in their fields.
     """
+    if not rows:
+        raise ConfigError(f"there are no prompts; give one or more, such as {EXAMPLE}")
     sources = [f"prompt {number}" for number in range(len(rows))] if sources is None else sources
     contents = [_content(row, source) for row, source in zip(rows, sources, strict=True)]
     names = [name for name in rows[0] if name not in ("prompt", "messages")]
@@ -108,7 +110,7 @@ def split_held_out(prompts: Prompts, share: float) -> tuple[Prompts, Prompts]:
 def _parse(line: str, source: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not JSON: {error}; write an object such as {EXAMPLE}") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{source} is not an object; write one such as {EXAMPLE}")

@@ -1,11 +1,14 @@
 """Rewards of completions: Python functions of many texts at once, called on the host."""
 
 import asyncio
+import concurrent.futures
+import contextlib
+import copy
 import inspect
 import math
-import numbers
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,9 +42,12 @@ def load_reward(path: str) -> Reward:
     if not callable(function):
         raise ConfigError(f"reward {place!r} is not a function; write {EXAMPLE}")
     try:
-        return Reward(place.partition(":")[2], function, float(weight or 1.0))
-    except ValueError as error:
-        raise ConfigError(f"reward {path!r}: the weight {weight!r} is not a number; write {place}=0.5") from error
+        number = float(weight or 1.0)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"reward {path!r}: the weight {weight!r} is not a number; write {place}=0.5")
+    return Reward(place.partition(":")[2], function, number)
 
 
 def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str) -> None:
@@ -64,7 +70,7 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
         raise ConfigError(f"rewards must differ in their names and from 'held_out', but they are {', '.join(names)}")
     known = {"prompts", "completions", "completion_ids", *fields}
     for reward in rewards:
-        for parameter in inspect.signature(reward.function).parameters.values():
+        for parameter in _parameters(reward):
             needed = parameter.default is parameter.empty and parameter.kind not in (
                 parameter.VAR_KEYWORD,
                 parameter.VAR_POSITIONAL,
@@ -86,57 +92,76 @@ def score(
     """The value of each reward for each completion: float32 `[N, K]`.
 
     A function gets lists of length N by the names of its arguments: `prompts` and `completions` as the prompts have
-    them (texts, or lists of messages), `completion_ids` (tokens), and the fields of the prompts. Those that are async
-    run at the same time.
+    them (texts, or lists of messages), `completion_ids` (tokens), and the fields of the prompts. The lists are its own
+    to change. Those that are async run at the same time.
 
     Raises:
       RewardError: a function raised an error, or returned anything but N finite numbers.
     """
     arguments = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **fields}
     arguments = {name: list(values) for name, values in arguments.items()}
-    calls = [_call(reward, arguments) for reward in rewards]
-    return np.stack(
-        [_checked(reward, values, completions) for reward, values in zip(rewards, _gather(calls), strict=True)], 1
-    )
+    with contextlib.ExitStack() as unfinished:
+        calls = []
+        for reward in rewards:
+            calls.append(_call(reward, arguments))
+            if inspect.iscoroutine(calls[-1]):
+                unfinished.callback(calls[-1].close)
+        results = _gather(rewards, calls, arguments)
+    return np.stack([_checked(reward, values, completions) for reward, values in zip(rewards, results, strict=True)], 1)
+
+
+def _parameters(reward: Reward) -> Sequence[inspect.Parameter]:
+    """The arguments of a reward's function."""
+    try:
+        return tuple(inspect.signature(reward.function).parameters.values())
+    except ValueError as error:
+        raise ConfigError(
+            f"the reward {reward.name!r} is {reward.function!r}, whose arguments are unknown; write {EXAMPLE}"
+        ) from error
+
+
+def _arguments(reward: Reward, arguments: Mapping[str, Sequence]) -> dict[str, list]:
+    """The arguments that a reward's function names, copied: a function that changes them changes no others."""
+    parameters = _parameters(reward)
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        arguments = {name: arguments[name] for name in arguments if name in {each.name for each in parameters}}
+    return copy.deepcopy(arguments)
 
 
 def _call(reward: Reward, arguments: dict[str, list]) -> Any:
     """The values of a reward, or of an async one an awaitable."""
-    parameters = inspect.signature(reward.function).parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        arguments = {name: arguments[name] for name in arguments if name in {each.name for each in parameters}}
-
-    async def awaited(values):
-        try:
-            return await values
-        except Exception as error:
-            raise _raised(reward, arguments, error) from error
-
     try:
-        values = reward.function(**arguments)
+        values = reward.function(**_arguments(reward, arguments))
+        return list(values) if isinstance(values, Iterator) else values
     except Exception as error:
         raise _raised(reward, arguments, error) from error
-    return awaited(values) if inspect.isawaitable(values) else values
 
 
-def _gather(calls: list) -> list:
+def _gather(rewards: Sequence[Reward], calls: list, arguments: dict[str, list]) -> list:
     """The values of all calls; those that are awaitable are awaited together."""
     waiting = [index for index, call in enumerate(calls) if inspect.isawaitable(call)]
+    if not waiting:
+        return calls
+
+    async def awaited(index):
+        try:
+            return await calls[index]
+        except Exception as error:
+            raise _raised(rewards[index], arguments, error) from error
 
     async def together():
-        return await asyncio.gather(*(calls[index] for index in waiting))
+        return await asyncio.gather(*map(awaited, waiting))
 
-    for index, values in zip(waiting, asyncio.run(together()) if waiting else (), strict=True):
-        calls[index] = values
-    return calls
+    # A notebook's thread already runs an event loop, so they get a thread of their own.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        results = dict(zip(waiting, thread.submit(lambda: asyncio.run(together())).result(), strict=True))
+    return [results.get(index, values) for index, values in enumerate(calls)]
 
 
 def _raised(reward: Reward, arguments: dict[str, list], error: Exception) -> RewardError:
     place = traceback.extract_tb(error.__traceback__)[-1]
     first = _first_that_raises(reward, arguments)
-    completion = (
-        f"the completion {_shown(first)}" if first is not None else f"{len(next(iter(arguments.values())))} completions"
-    )
+    completion = f"{len(arguments['completions'])} completions" if first is None else f"the completion {_shown(first)}"
     return RewardError(
         f"the reward {reward.name!r} raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno}), "
         f"for {completion}; let it return a number for every completion, such as 0 for one that it cannot judge"
@@ -145,14 +170,17 @@ def _raised(reward: Reward, arguments: dict[str, list], error: Exception) -> Rew
 
 def _first_that_raises(reward: Reward, arguments: dict[str, list]) -> Any:
     """The first completion for which the function alone raises an error; None if there is none, or it is async."""
-    if inspect.iscoroutinefunction(reward.function) or "completions" not in arguments:
+    if inspect.iscoroutinefunction(reward.function):
         return None
     for index, completion in enumerate(arguments["completions"]):
+        one = {name: [values[index]] for name, values in arguments.items()}
         try:
-            values = reward.function(**{name: [values[index]] for name, values in arguments.items()})
+            values = reward.function(**_arguments(reward, one))
             if inspect.iscoroutine(values):
                 values.close()
                 return None
+            if isinstance(values, Iterator):
+                list(values)
         except Exception:
             return completion
     return None
@@ -164,7 +192,7 @@ def _checked(reward: Reward, values: Any, completions: Sequence[Any]) -> np.ndar
         values = list(values)
     except TypeError:
         raise RewardError(
-            f"the reward {reward.name!r} returned {values!r}; return a list with one number for each of the "
+            f"the reward {reward.name!r} returned {values!r:.200}; return a list with one number for each of the "
             f"{len(completions)} completions: {EXAMPLE}"
         ) from None
     if len(values) != len(completions):
@@ -172,14 +200,27 @@ def _checked(reward: Reward, values: Any, completions: Sequence[Any]) -> np.ndar
             f"the reward {reward.name!r} returned {len(values)} values for {len(completions)} completions; return one "
             "number for each, in their order"
         )
-    for value, completion in zip(values, completions, strict=True):
-        is_number = isinstance(value, numbers.Real | np.bool_) or getattr(value, "shape", None) == ()
-        if value is None or not is_number or not math.isfinite(value):
+    numbers = [_number(value) for value in values]
+    for value, number, completion in zip(values, numbers, completions, strict=True):
+        if not math.isfinite(number):
             raise RewardError(
-                f"the reward {reward.name!r} returned {value!r} for the completion {_shown(completion)}; return a "
+                f"the reward {reward.name!r} returned {value!r:.200} for the completion {_shown(completion)}; return a "
                 "finite number for every completion, such as 0 for one that it cannot judge"
             )
-    return np.array([float(value) for value in values], np.float32)
+    return np.array(numbers, np.float32)
+
+
+def _number(value: Any) -> float:
+    """The number, which also arrays without axes are; NaN for anything else, or beyond the range of float32."""
+    if not isinstance(value, Real) and getattr(value, "shape", None) != ():
+        return math.nan
+    if isinstance(value, str | bytes) or np.iscomplexobj(value):
+        return math.nan
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+    return number if abs(number) <= float(np.finfo(np.float32).max) else math.nan
 
 
 def _shown(completion: Any) -> str:

@@ -93,3 +93,4 @@ def _write(folder: Path, architecture: Architecture, params: PyTree, description
     }
     # transformers refuses files that do not name a framework.
     write_arrays(folder / WEIGHTS, arrays, {"format": "pt"}, mode_of=folder / "config.json")
+    (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)  # it would name the files of the old weights

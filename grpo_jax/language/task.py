@@ -75,7 +75,10 @@ class LanguageTask:
         """int32 `[N, P]`: the tokens of all prompts, padded with -1 on the left."""
         prompts, rows = self.all_prompts, []
         for content, source in zip(prompts.contents, prompts.sources, strict=True):
-            row = self.model.tokenizer.encode(self._with_system_prompt(content))
+            try:
+                row = self.model.tokenizer.encode(self._with_system_prompt(content))
+            except ConfigError as error:
+                raise ConfigError(f"{source}: {error}") from error
             if not row:
                 raise ConfigError(f"{source}: the prompt has no tokens; write at least one character")
             if (length := len(row) + self.max_completion) > self.model.context:
@@ -149,5 +152,7 @@ class LanguageTask:
         """A hash of all that the rewards of a run depend on but the code of the rewards."""
         rewards = [[reward.name, reward.weight] for reward in self.rewards]
         prompts = [self.all_prompts.contents, self.all_prompts.fields, self.num_training, self.system_prompt]
-        text = json.dumps([rewards, prompts, self.max_completion, self.model.tokenizer.end_tokens], sort_keys=True)
+        text = json.dumps(
+            [rewards, prompts, self.max_completion, self.model.tokenizer.end_tokens], sort_keys=True, default=str
+        )
         return hashlib.sha256(text.encode() + self.tokens.tobytes()).hexdigest()[:8]

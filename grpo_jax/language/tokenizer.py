@@ -49,19 +49,29 @@ class Tokenizer:
         if self._template is None:
             raise ConfigError(
                 "the model's folder has no chat template (chat_template.jinja, or a field of tokenizer_config.json), "
-                'so it cannot read messages; write prompts as text, {"prompt": ...}, or use a model for chats'
+                'so it cannot read messages; write prompts as text, {"prompt": ...}, without a system prompt, or use a '
+                "model for chats"
             )
         return self._template.render(messages)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The tokens of a text, with those that the model expects at its beginning, or of a chat."""
         if isinstance(prompt, str):
-            return self._tokenizer.encode(prompt).ids
+            return self._encode(prompt, add_special_tokens=True)
         return self.encode_part(self.render(prompt))
 
     def encode_part(self, text: str) -> list[int]:
         """The tokens of a part of a text, without any at its beginning or end."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise ConfigError(
+                f"{text[:200]!r} is not a text in Unicode: half of a surrogate pair is alone (such as \\ud83d); "
+                "remove it"
+            ) from error
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without special ones; `PAD` is no token."""
@@ -90,14 +100,18 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
             f"{folder} has no tokenizer.json; name the folder of a model with its tokenizer (transformers writes the "
             "file with AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
         )
-    tokenizer = need("tokenizers").Tokenizer.from_file(str(path))
+    tokenizers = need("tokenizers")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # `tokenizers` has no class of errors
+        raise ConfigError(f"{path} cannot be read: {error}; copy the file again, or write it anew") from error
     description = _read(folder / "tokenizer_config.json")
     ends = []
     for name in ("generation_config.json", "config.json"):
         found = _read(folder / name).get("eos_token_id")
         ends += found if isinstance(found, list) else [found]
     ends.append(tokenizer.token_to_id(special_tokens(description).get("eos_token", "")))
-    ends = list(dict.fromkeys(end for end in ends if end is not None))
+    ends = list(dict.fromkeys(end for end in ends if end is not None and end >= 0))  # -1: none
     if not ends:
         raise ConfigError(
             f"{folder} names no end token, so completions would never end: generation_config.json or config.json needs "
@@ -122,6 +136,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is not an object in JSON: {error}") from error

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.models import load_architecture
-from grpo_jax.policies import Architecture
+from grpo_jax.language.models import load_architecture, read_config
+from grpo_jax.policies import Architecture, categorical, make_token_policy
 from grpo_jax.types import PyTree, by_path
 
 WEIGHTS = "model.safetensors"
@@ -56,7 +56,8 @@ def load_params(folder: str | Path) -> PyTree:
       float32 arrays, for any dtype of the checkpoint.
 
     Raises:
-      ConfigError: if a file or a weight is missing.
+      ConfigError: if a file or a weight is missing, a file cannot be read, or a weight has another size than that in
+        config.json.
     """
     tensor, params = _reader(Path(folder)), {}
     for path, names in published_names(load_architecture(folder)).items():
@@ -66,7 +67,21 @@ def load_params(folder: str | Path) -> PyTree:
         for parent in parents:
             node = node.setdefault(parent, {})
         node[leaf] = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+    _check_shapes(folder, params)
     return {"actor": params}
+
+
+def _check_shapes(folder: str | Path, params: PyTree) -> None:
+    """Checks the weights against config.json."""
+    model = categorical(read_config(folder)["vocab_size"])
+    policy = make_token_policy(load_architecture(folder), model, max_steps=1)
+    expected = by_path(jax.eval_shape(policy.init, jax.random.key(0))["actor"])
+    for path, array in by_path(params).items():
+        if array.shape != expected[path].shape:
+            raise ConfigError(
+                f"the checkpoint {str(folder)!r} has {' and '.join(published_names(load_architecture(folder))[path])} "
+                f"of another size than its config.json implies: {array.shape} instead of {expected[path].shape}"
+            )
 
 
 def published_weights(architecture: Architecture, params: PyTree, dtype: str = "float32") -> dict[str, jax.Array]:
@@ -99,7 +114,10 @@ def _reader(folder: Path) -> Callable[[str], jax.Array]:
     index = folder / f"{WEIGHTS}.index.json"
     names = [folder / WEIGHTS]
     if index.exists():
-        names = [folder / file for file in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())]
+        try:
+            names = [folder / file for file in set(json.loads(index.read_text("utf-8"))["weight_map"].values())]
+        except (ValueError, LookupError) as error:
+            raise ConfigError(f"{index} cannot be read: {error!r}; copy the file again") from error
     # Memory-mapped: a tensor is read only when it is requested.
     files = [_open(path) for path in names]
     where = {name: file for file in files for name in file.keys()}
@@ -115,7 +133,7 @@ def _reader(folder: Path) -> Callable[[str], jax.Array]:
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="flax")
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"{path} cannot be read: {error}; a model folder has {WEIGHTS} or {WEIGHTS}.index.json"
         ) from error

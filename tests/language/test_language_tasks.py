@@ -170,10 +170,58 @@ def test_what_is_missing_in_a_folder_is_named(tmp_path):
         load_model(tmp_path)
 
 
-def test_a_template_that_refuses_a_chat_is_quoted(tmp_path):
-    make_model(tmp_path, chat_template="{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ConfigError, match="the model's chat template refuses .*roles must alternate"):
+def test_damaged_files_are_named(tmp_path):
+    make_model(tmp_path)
+    for name, text, message in (
+        ("model.safetensors", "?", "model.safetensors cannot be read"),
+        ("model.safetensors.index.json", "{}", "index.json cannot be read: KeyError.*weight_map"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load_params(tmp_path)
+    for name, text, message in (
+        ("tokenizer.json", "{", "tokenizer.json cannot be read"),
+        ("config.json", '{"model_type": "qwen3", "eos_token_id": -1}', "config.json lacks vocab_size, hidden_size"),
+        ("config.json", "[1]", "config.json cannot be read"),
+    ):
+        right = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load_model(tmp_path)
+        (tmp_path / name).write_text(right)
+
+
+def test_weights_of_other_sizes_than_the_config_has_are_named(tmp_path):
+    make_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+    with pytest.raises(ConfigError, match=r"has model.embed_tokens.weight .*: \(258, 16\) instead of \(300, 16\)"):
+        load_params(tmp_path)
+
+
+def test_half_a_surrogate_pair_is_no_text(model):
+    with pytest.raises(ConfigError, match="prompt 0: .* is not a text in Unicode"):
+        make_task(model, [{"prompt": "\ud83d"}])
+
+
+def test_fields_may_be_any_objects(model):
+    assert make_task(model, [{"prompt": "1", "table": np.eye(2)}]).digest
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "str"),
+    ],
+)
+def test_a_template_that_refuses_a_chat_is_quoted(tmp_path, template, message):
+    make_model(tmp_path, chat_template=template)
+    with pytest.raises(ConfigError, match=f"the model's chat template refuses .*{message}"):
         load_tokenizer(tmp_path).encode(CHAT)
+    make_model(tmp_path, chat_template="{% if %}")
+    with pytest.raises(ConfigError, match="the model's chat template is not Jinja, line 1"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_template_may_be_a_file(tmp_path):
@@ -196,5 +244,8 @@ def test_a_saved_folder_is_the_one_that_was_loaded(tmp_path, model_type):
     save_trained(tmp_path / "second", model, params, dtype="bfloat16")
     rounded = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16).astype(jnp.float32), params)
     assert jax.tree.all(jax.tree.map(np.array_equal, load_params(tmp_path / "second"), rounded))
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    save_trained(folder, model, rounded)
+    assert jax.tree.all(jax.tree.map(np.array_equal, load_params(folder), rounded)), "in place of several files"
     with pytest.raises(ConfigError, match="dtype='float16'; use one of float32, bfloat16"):
         save_trained(tmp_path / "second", model, params, dtype="float16")

@@ -23,6 +23,12 @@ def test_prompts_have_fields_and_line_numbers(tmp_path):
     assert prompts.sources == [f"{path}, line 1", f"{path}, line 3"] and not prompts.are_chats
 
 
+def test_only_line_feeds_end_lines(tmp_path):
+    path, text = tmp_path / "prompts.jsonl", "a\u2028b\x85c"
+    path.write_bytes(f'\ufeff{{"prompt": "{text}"}}\r\n{{"prompt": "d"}}\r\n'.encode())
+    assert read_prompts(path).contents == [text, "d"]
+
+
 @pytest.mark.parametrize("name", ["prompt", "messages"])
 def test_a_chat_is_a_list_of_messages(tmp_path, name):
     prompts = read_prompts(write(tmp_path, {name: CHAT, "id": 7}))
@@ -32,6 +38,7 @@ def test_a_chat_is_a_list_of_messages(tmp_path, name):
 WRONG = {
     "empty": ([""], "is empty; write a line such as"),
     "not JSON": ([{"prompt": "a"}, "{prompt}"], "line 2 is not JSON: .*write an object"),
+    "too deep": (["[" * 100_000], "line 1 is not JSON"),
     "no object": (["[1]"], "line 1 is not an object"),
     "no prompt": ([{"prompt": "a"}, {"text": "b"}], "line 2 has neither prompt nor messages; write one of them"),
     "two prompts": ([{"prompt": "a", "messages": CHAT}], "line 1 has both prompt and messages"),
@@ -50,6 +57,11 @@ def test_a_wrong_line_is_named(tmp_path, case):
     lines, message = WRONG[case]
     with pytest.raises(ConfigError, match=message):
         read_prompts(write(tmp_path, *lines))
+
+
+def test_no_prompts_are_an_error():
+    with pytest.raises(ConfigError, match="there are no prompts; give one or more"):
+        as_prompts([])
 
 
 def test_a_missing_file_is_named(tmp_path):

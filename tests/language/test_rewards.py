@@ -1,9 +1,11 @@
 """Reward functions: how they are called, and what is said of those that fail."""
 
 import asyncio
+import gc
 import sys
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -45,6 +47,30 @@ def test_async_functions_run_at_the_same_time():
     assert scores(judge, lambda completions: [1, 1, 1], judge).tolist() == [[0.5, 1, 0.5]] * 3
 
 
+def test_async_functions_run_where_an_event_loop_runs():
+    async def judge(completions):
+        return [0.5] * len(completions)
+
+    async def notebook():
+        return scores(judge).tolist()
+
+    assert asyncio.run(notebook()) == [[0.5]] * 3
+
+
+def test_what_a_function_changes_is_its_own():
+    def greedy(prompts, completions, answer):
+        answer[0].append(len(answer[0]))
+        return [len(completions.pop()) for _ in prompts]
+
+    answer = [[], [], []]
+    assert scores(greedy, greedy, answer=answer).tolist() == [[3, 3], [2, 2], [1, 1]] and answer == [[], [], []]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "bfloat16"])
+def test_arrays_of_any_dtype_are_numbers(dtype):
+    assert scores(lambda completions: jnp.array([0, 1, 1], dtype)).tolist() == [[0], [1], [1]]
+
+
 async def async_failure(completions):
     raise TimeoutError("no answer")
 
@@ -55,10 +81,18 @@ FAILURES = {
     "NaN": (lambda completions: [0, float("nan"), 0], "returned nan for the completion 'yy'; return a finite number"),
     "infinity": (lambda completions: [0, 0, -np.inf], "returned -inf for the completion 'zzz'"),
     "None": (lambda completions: [None, 0, 0], "returned None for the completion 'x'"),
+    "beyond float32": (lambda completions: [0, 1e300, 0], "returned 1e[+]300 for the completion 'yy'"),
+    "beyond float64": (lambda completions: [0, 10**400, 0], "returned 10000.*0 for the completion 'yy'"),
+    "complex": (lambda completions: np.array([1j, 0, 0]), "returned np.complex128.* for the completion 'x'"),
+    "texts in an array": (lambda completions: np.array(["1", "2", "3"]), "returned np.str_.* for the completion 'x'"),
     "text": (lambda completions: ["1", 0, 0], "returned '1' for the completion 'x'"),
     "error": (
         lambda completions: [1 / (len(text) - 2) for text in completions],
         r"raised ZeroDivisionError: .*test_rewards.py, line \d+\), for the completion 'yy'; let it return a number",
+    ),
+    "error in a generator": (
+        lambda completions: (1 / (len(text) - 2) for text in completions),
+        "raised ZeroDivisionError: .* for the completion 'yy'",
     ),
     "async": (async_failure, "raised TimeoutError: no answer .*for 3 completions"),
 }
@@ -69,6 +103,16 @@ def test_a_failure_names_the_reward_and_the_completion(case):
     function, message = FAILURES[case]
     with pytest.raises(RewardError, match=message):
         scores(function)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_failure_leaves_no_async_function_waiting():
+    async def judge(completions):
+        return [1.0] * len(completions)
+
+    with pytest.raises(RewardError, match="part_1"):
+        scores(judge, lambda completions: 1 / 0)
+    gc.collect()
 
 
 def test_a_failure_shows_the_text_of_a_chat():
@@ -86,6 +130,7 @@ def test_a_reward_is_loaded_by_its_path(monkeypatch):
     for path, message in {
         "my_rewards:breif": "did you mean 'brief'",
         "my_rewards:number": "'my_rewards:number' is not a function",
+        "my_rewards:brief=nan": "the weight 'nan' is not a number",
         "my_rewards:brief=high": "the weight 'high' is not a number; write my_rewards:brief=0.5",
         "no_such_module:reward": "cannot import 'no_such_module'",
     }.items():
@@ -100,6 +145,8 @@ def test_fields_are_checked_before_any_call():
         ConfigError, match=r"'exact' needs 'answer', but prompts.jsonl, line 1 has only the fields target"
     ):
         check_rewards([reward], ["target"], "prompts.jsonl, line 1")
+    with pytest.raises(ConfigError, match="the reward 'max' is <built-in function max>, whose arguments are unknown"):
+        check_rewards([Reward("max", max)], [], "")
     with pytest.raises(ConfigError, match="must differ in their names"):
         check_rewards([reward, reward], ["answer"], "")
     with pytest.raises(ConfigError, match="there is no reward to learn from"):
