@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from safetensors.flax import save_file
+import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.models import LanguageModel, describe_architecture
@@ -13,7 +13,8 @@ from grpo_jax.language.tokenizer import FILES
 from grpo_jax.language.weights import WEIGHTS, published_weights
 from grpo_jax.policies import Architecture
 from grpo_jax.policies.architecture import DTYPES
-from grpo_jax.recording.files import replacement, write_json
+from grpo_jax.recording.files import write_json
+from grpo_jax.recording.policy_files import write_arrays
 from grpo_jax.types import PyTree
 
 
@@ -87,8 +88,9 @@ def _write(folder: Path, architecture: Architecture, params: PyTree, description
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
     description = {name: value for name, value in description.items() if name != "torch_dtype"} | {"dtype": dtype}
     write_json(folder / "config.json", description | {"torch_dtype": dtype})
-    with replacement(folder / WEIGHTS) as temporary:
-        # transformers refuses files that do not name a framework.
-        save_file(published_weights(architecture, params, dtype), temporary, metadata={"format": "pt"})
-        shutil.copymode(folder / "config.json", temporary)  # safetensors lets only the owner read it
+    arrays = {
+        name: np.ascontiguousarray(array) for name, array in published_weights(architecture, params, dtype).items()
+    }
+    # transformers refuses files that do not name a framework.
+    write_arrays(folder / WEIGHTS, arrays, {"format": "pt"}, mode_of=folder / "config.json")
     (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)  # it would name the files of the old weights

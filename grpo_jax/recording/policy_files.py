@@ -58,21 +58,37 @@ def describe_policy(plan: Plan) -> dict[str, Any]:
 
 def write_policies(folder: Path, description: Mapping[str, Any], arrays: Mapping[str, Arrays]) -> None:
     """Writes policy.json and a file of arrays for each of "final" and "best"; each file is replaced as a whole."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / DESCRIPTION, description)
     for which, leaves in arrays.items():
         leaves = {path: np.ascontiguousarray(leaf) for path, leaf in leaves.items()}
         header = {"format": FORMAT, "checksums": {path: _checksum(leaf) for path, leaf in leaves.items()}}
-        path = folder / f"{which}.safetensors"
-        with replacement(path) as temporary:
-            try:
-                save_file(leaves, temporary, metadata={_HEADER: json.dumps(header)})
-            except SafetensorError as error:  # of a full disk, for example
-                raise OSError(f"{path} cannot be written: {error}") from error
-            shutil.copymode(folder / DESCRIPTION, temporary)  # safetensors lets only the owner read it
+        write_arrays(
+            folder / f"{which}.safetensors", leaves, {_HEADER: json.dumps(header)}, mode_of=folder / DESCRIPTION
+        )
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str], *, mode_of: Path) -> None:
+    """Writes a file of safetensors atomically.
+
+    Args:
+      path: of the file.
+      arrays: by name.
+      metadata: texts by name.
+      mode_of: the file with the permissions that the new one gets; safetensors lets only the owner read it.
+
+    Raises:
+      OSError: the file cannot be written, for example to a full disk.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    with replacement(path) as temporary:
+        try:
+            save_file(dict(arrays), temporary, metadata=dict(metadata))
+        except SafetensorError as error:
+            raise OSError(f"{path} cannot be written: {error}") from error
+        shutil.copymode(mode_of, temporary)
 
 
 def read_arrays(path: Path) -> Arrays:

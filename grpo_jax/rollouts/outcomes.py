@@ -37,10 +37,11 @@ def add_outcome(
             "episode instead of keeping the final state; use auto_reset=False"
         )
     parts = outcome_parts(environment, end.environment, end.environment_params)
+    reward = parts.total
     is_last = jnp.arange(trajectory.valid.shape[0])[:, None] == jnp.sum(trajectory.valid, axis=0) - 1
 
     def paid(rewards):
-        return rewards + jnp.where(is_last, parts.total, 0.0)
+        return rewards + jnp.where(is_last, reward, 0.0)
 
     shape = (*is_last.shape, parts.values.shape[-1])
     at_last = RewardParts(
@@ -54,7 +55,5 @@ def add_outcome(
         discounted_return=paid(trajectory.discounted_return),
         reward_parts=at_last,
     )
-    end = end._replace(
-        episode_return=end.episode_return + parts.total, discounted_return=end.discounted_return + parts.total
-    )
+    end = end._replace(episode_return=end.episode_return + reward, discounted_return=end.discounted_return + reward)
     return end, trajectory
