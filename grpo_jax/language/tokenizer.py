@@ -49,8 +49,8 @@ class Tokenizer:
         if self._template is None:
             raise ConfigError(
                 "the model's folder has no chat template (chat_template.jinja, or a field of tokenizer_config.json), "
-                'so it cannot read messages; write prompts as text, {"prompt": ...}, without a system prompt, or use a model '
-                "for chats"
+                'so it cannot read messages; write prompts as text, {"prompt": ...}, without a system '
+                "prompt, or use a model for chats"
             )
         return self._template.render(messages)
 
