@@ -181,8 +181,8 @@ def test_damaged_files_are_named(tmp_path):
             load_params(tmp_path)
     for name, text, message in (
         ("config.json", '{"model_type": "qwen3", "eos_token_id": 0}', "config.json lacks vocab_size, hidden_size"),
-        ("config.json", "[1]", "config.json cannot be read"),
         ("tokenizer.json", "{", "tokenizer.json cannot be read"),
+        ("config.json", "[1]", "config.json cannot be read"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=message):
