@@ -181,7 +181,7 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
         schedule=arguments.schedule,
         transformer=architecture,
         network="transformer",
-        logits_chunk=arguments.logits_chunk or large_chunk,
+        logits_chunk=large_chunk if arguments.logits_chunk is None else arguments.logits_chunk,
         execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
         shared_critic=algorithm.critic is not None,
     )

@@ -89,6 +89,7 @@ MISTAKES = {
     "no such reward": ("--reward my_rewards:digit", "'my_rewards' has no 'digit': did you mean 'digits'"),
     "held out": ("--reward my_rewards:digits --held-out x", "--held-out x is neither a file nor a share"),
     "context": ("--reward my_rewards:digits --max-completion 600", "line 1: the prompt has .* context of 512"),
+    "chunk": ("--reward my_rewards:digits --logits-chunk 0", "logits_chunk=0 is not a positive integer"),
     "count": ("--reward my_rewards:digits --sample-every 0", "sample_every=0 is not a positive integer"),
 }
 

@@ -181,7 +181,7 @@ def test_damaged_files_are_named(tmp_path):
             load_params(tmp_path)
     for name, text, message in (
         ("tokenizer.json", "{", "tokenizer.json cannot be read"),
-        ("config.json", '{"model_type": "qwen3", "eos_token_id": -1}', "config.json lacks vocab_size, hidden_size"),
+        ("config.json", '{"model_type": "qwen3", "eos_token_id": 0}', "config.json lacks vocab_size, hidden_size"),
         ("config.json", "[1]", "config.json cannot be read"),
     ):
         right = (tmp_path / name).read_text()
