@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
-from grpo_jax.devices.mesh import envs_are_split
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import threefry
-from grpo_jax.objectives.returns import next_values
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import restricted
 from grpo_jax.rollouts.finals import Truncations, num_finals
@@ -21,6 +19,7 @@ from grpo_jax.rollouts.packing import pack, packed_step
 from grpo_jax.rollouts.randomness import scan_in_blocks, shared_keys, step_randomness
 from grpo_jax.rollouts.resets import advance_where, make_start_states, new_episodes, select
 from grpo_jax.rollouts.stopping import any_in_all_rows, scan_until_over
+from grpo_jax.rollouts.values import with_final_values, with_values
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 
@@ -179,8 +178,9 @@ class Simulator(NamedTuple):
             given=None if first_action is None else jnp.broadcast_to(is_first, shape),
         )
         if num_passes:
-            trajectory = self._with_values(trajectory, start.policy_carry, num_passes)
-        trajectory = self._with_final_values(trajectory, progress.truncations.and_last(end), keep_final)
+            trajectory = with_values(policy, self.params, trajectory, start.policy_carry, num_passes)
+        finals = progress.truncations.and_last(end)
+        trajectory = with_final_values(policy, self.params, trajectory, *finals, keep=keep_final)
         end = end._replace(environment_params=environment_params)
         return add_outcome(self.environment, auto_reset, end, trajectory)
 
@@ -235,48 +235,3 @@ class Simulator(NamedTuple):
             reward_parts=moved.reward_parts,
             imposed=imposed,
         )
-
-    def _with_values(self, trajectory: Trajectory, carry: PyTree, num_passes: int) -> Trajectory:
-        """Adds log-probabilities and the critic's values, in `num_passes` passes or more."""
-        policy = self.policy
-        log_prob = policy.distribution.log_prob(trajectory.distribution, trajectory.action)
-        trajectory = trajectory._replace(log_prob=log_prob)
-        if not policy.has_critic:
-            return trajectory
-        num_steps, num_envs = trajectory.reward.shape
-        most = max(num_steps // num_passes, 1)
-        num_rows = max(number for number in range(1, most + 1) if num_steps % number == 0)
-        rows = (-1, num_rows)
-        observations = jax.tree.map(lambda leaf: leaf.reshape(*rows, *leaf.shape[1:]), trajectory.observation)
-        is_first = jnp.zeros((num_rows, num_envs), bool)  # without a carry nothing depends on it
-
-        def values(rows, carry, is_first):
-            return policy.sequence(self.params, rows, carry, is_first)[1]
-
-        if envs_are_split():
-            # One flat batch of all environments would be gathered on every device.
-            values = _over_envs(values)
-        value = jax.lax.map(lambda rows: values(rows, carry, is_first), observations)
-        return trajectory._replace(value=value.reshape(num_steps, num_envs))
-
-    def _with_final_values(self, trajectory: Trajectory, finals: tuple[PyTree, PyTree], keep: bool) -> Trajectory:
-        """Adds the critic's next values, if it has one, and the final observations, if they are to be kept."""
-        observation, carry = finals
-        value = None
-        if self.policy.has_critic:
-            value = jax.vmap(lambda *final: self.policy.step(self.params, *final)[1])(observation, carry)
-            trajectory = trajectory._replace(next_value=next_values(trajectory.value, value, trajectory.truncated))
-        if keep:
-            carry = self.policy.sequence_carry(carry)
-            trajectory = trajectory._replace(final_observation=observation, final_carry=carry, final_value=value)
-        return trajectory
-
-
-def _over_envs(sequence: Callable) -> Callable:
-    """A function of sequences `[S, B, ...]` mapped over the environments, whose carry is `[B, ...]`."""
-
-    def one(rows, carry, is_first):
-        rows, is_first = jax.tree.map(lambda leaf: leaf[:, None], (rows, is_first))
-        return sequence(rows, jax.tree.map(lambda leaf: leaf[None], carry), is_first)[:, 0]
-
-    return jax.vmap(one, in_axes=(1, 0, 1), out_axes=1)

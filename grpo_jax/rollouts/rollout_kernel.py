@@ -19,6 +19,7 @@ from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.randomness import block_length, shared_keys, step_randomness
 from grpo_jax.rollouts.resets import advance_where, new_episodes, select
 from grpo_jax.rollouts.rollout import Progress, Simulator
+from grpo_jax.rollouts.values import with_final_values
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 BLOCK = 32
@@ -75,7 +76,7 @@ def kernel_unroll(
         carry=jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(start.policy_carry)),
     )
     finals = (progress.truncations or no_truncations).and_last(progress.state)
-    trajectory = simulator._with_final_values(trajectory, finals, keep_final)
+    trajectory = with_final_values(policy, simulator.params, trajectory, *finals, keep=keep_final)
     end = progress.state._replace(environment_params=environment_params)
     return add_outcome(simulator.environment, auto_reset, end, trajectory)
 
