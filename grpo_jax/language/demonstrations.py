@@ -11,7 +11,7 @@ from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.task import LanguageTask
-from grpo_jax.language.tokenizer import PAD, encode_prompts
+from grpo_jax.language.tokenizer import PAD
 from grpo_jax.rollouts.outcomes import outcome_parts
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.imitation import NUM_ANSWERS, WarmStart, completion_loss, imitate
@@ -92,4 +92,4 @@ def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[n
             f"than max_completion={task.max_completion}; raise max_completion, or leave it out"
         )
     padded = [row + [PAD] * (len(rows[longest]) - len(row)) for row in rows]
-    return encode_prompts(tokenizer, demonstrations.contents), np.array(padded, np.int32)
+    return task.encode(demonstrations), np.array(padded, np.int32)

@@ -73,7 +73,15 @@ class LanguageTask:
     @functools.cached_property
     def tokens(self) -> np.ndarray:
         """int32 `[N, P]`: the tokens of all prompts, padded with -1 on the left."""
-        prompts, rows = self.all_prompts, []
+        return self.encode(self.all_prompts)
+
+    def encode(self, prompts: Prompts) -> np.ndarray:
+        """The tokens of prompts, with the system prompt: int32 `[N, P]`, padded with -1 on the left.
+
+        Raises:
+          ConfigError: a prompt has no tokens, or with its completion more than the model's context.
+        """
+        rows = []
         for content, source in zip(prompts.contents, prompts.sources, strict=True):
             try:
                 row = self.model.tokenizer.encode(self._with_system_prompt(content))

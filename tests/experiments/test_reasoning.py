@@ -66,6 +66,13 @@ def test_demonstrations_as_tokens(tmp_path):
     assert completions.tolist() == [[*encode("cde"), end], [*encode("g"), end, -1, -1]]
 
 
+def test_demonstrations_have_the_system_prompt_of_the_task(tmp_path):
+    task = make_task(tmp_path, max_completion=8, system_prompt="Think.")
+    prompts, _ = demonstration_tokens(task, as_prompts([{**PROBLEM, "completion": "12"}]))
+    assert prompts.tolist() == task.tokens.tolist()
+    assert "Think." in task.model.tokenizer.decode(prompts[0])
+
+
 def test_wrong_demonstrations_are_named(tmp_path):
     task = make_task(tmp_path, max_completion=3)
     with pytest.raises(ConfigError, match="prompt 0 has no completion"):
