@@ -127,7 +127,6 @@ FUNCTIONS = {
     "adaptive_coefficient": (bound(objectives.adaptive_coefficient, ..., ..., target=0.01), (), ()),
     "doubling_coefficient": (bound(objectives.doubling_coefficient, ..., ..., target=0.01), (), ()),
     "overlong_punishment": (bound(rewards.overlong_punishment, ..., max_length=3, buffer=2), (N,)),
-    "weighted": (bound(rewards.weighted, ..., ...), PARTS, (3,)),
     "exact_match": (bound(rewards.exact_match, ..., ...), STEPS, STEPS),
     "partial_credit": (bound(rewards.partial_credit, ..., ...), STEPS, STEPS),
     "most_probable": (bound(sampling.most_probable, ..., 3.0, 0.9), (T, A)),

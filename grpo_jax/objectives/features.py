@@ -16,7 +16,7 @@ def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.A
 
 def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
     """The features that the actor's head reads."""
-    if policy.features is None:
+    if policy.features is None or policy.max_steps is not None:  # a transformer's sequences begin with the prompt
         raise ValueError(
             "this policy, a transformer or a network of your own, has no features for policy_features; give "
             "make_pure_policy features=..., or use `observed`"

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_jax import objectives
 from grpo_jax.environments.tokens import rewards
+from grpo_jax.types import RewardParts
 
 MAGNITUDES = [1e-3, 1.0, 100 / 3, 1e30]
 SCORES = np.random.default_rng(0).normal(3.0, 2.0, (5, 4)).astype(np.float32)
@@ -183,7 +184,7 @@ def test_decoupled_normalisation_keeps_small_components_alive():
     large, small = np.array([[0.0, 0, 1000, 1000]]), np.array([[0.0, 1, 0, 1]])
     components = jnp.asarray(np.stack([large, small]), jnp.float32)
     close(objectives.decoupled_normalized(components, jnp.asarray([1.0, 2.0])), [[-3, 1, -1, 3]], 1e-5)
-    summed = objectives.group_normalized(rewards.weighted(components, jnp.asarray([1.0, 2.0])))
+    summed = objectives.group_normalized(RewardParts(jnp.moveaxis(components, 0, -1), jnp.asarray([1.0, 2.0])).total)
     close(summed, [[-1, -1, 1, 1]], 5e-3)  # the small one has drowned
 
 
@@ -274,8 +275,8 @@ def test_overlong_punishment():
 
 
 def test_weighted_rewards():
-    components = jnp.asarray([[[1.0, 2.0]], [[10.0, 20.0]]])
-    close(rewards.weighted(components, jnp.asarray([1.0, 0.5])), [[6, 12]])
+    parts = jnp.asarray([[[1.0, 10.0], [2.0, 20.0]]])
+    close(RewardParts(parts, jnp.asarray([1.0, 0.5])).total, [[6, 12]])
 
 
 def test_process_supervision_with_rewards_on_some_steps_only():

@@ -372,7 +372,7 @@ def test_a_row_of_a_vmapped_run_is_the_single_run(algorithm):
         ({"algorithm": PPO._replace(live_groups_only=True)}, "live_groups_only is for groups"),
         ({"algorithm": REMAX._replace(start=ANCHORED)}, "whole episodes"),
         ({"algorithm": ALL_ACTIONS._replace(normalize=whiten), "group_size": 2}, "normalize has no meaning"),
-        ({"algorithm": GRPO._replace(start=forked(2)), "environment": "tokens:sort-3"}, "transformer"),
+        ({"algorithm": GRPO._replace(start=forked(2)), "environment": "tokens:sort-3"}, "rewards whole episodes"),
     ],
 )
 def test_what_does_not_go_together_is_an_error(settings, message):
