@@ -60,7 +60,10 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
 
 @pytest.mark.parametrize(
     ("algorithm", "fields"),
-    [(with_reference(GRPO), {}), (GRPO, {}), (PPO._replace(start=FRESH), {"shared_critic": True})],
+    [
+        (with_reference(GRPO), {}),
+        pytest.param(PPO._replace(start=FRESH), {"shared_critic": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_train_step_in_chunks_differs_only_in_the_kl_being_an_estimate(algorithm, fields):
     """Without a KL in the loss, two iterations give the same parameters; the first update's KL is 0 in both."""
