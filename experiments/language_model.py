@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import tyro
 
 from grpo_jax import Config, Hyperparams
-from grpo_jax.algorithms import Algorithm, by_name, with_reference
+from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language import (
@@ -36,7 +36,7 @@ from .harness.command import command, need_one_process
 from .harness.language_runs import HELD_OUT_REWARD, HeldOutCurves
 from .harness.parsing import parse_flags
 from .harness.study import Study, StudyArguments
-from .harness.token_runs import params_from_warm_start
+from .harness.token_runs import params_from_warm_start, prompted
 
 SMALL_VOCABULARY = 4096
 """The most tokens for which all logits of an iteration are computed at once, and divergences exactly."""
@@ -148,16 +148,12 @@ def make_task(arguments: Arguments) -> LanguageTask:
 
 
 def make_algorithm(arguments: TrainingArguments) -> Algorithm:
-    """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight.
-
-    Algorithms that have no KL penalty by design, such as DAPO, get none; those with a critic do.
-    """
-    algorithm = by_name(arguments.algorithm)._replace(start=FRESH)
-    if not arguments.kl_coef:
-        penalties = tuple(penalty for penalty in algorithm.penalties if penalty is not kl_to_behaviour)
-        return algorithm._replace(penalties=penalties)
-    has_kl = kl_to_behaviour in algorithm.penalties or algorithm.critic is not None
-    return with_reference(algorithm) if has_kl else algorithm
+    """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight."""
+    algorithm = by_name(arguments.algorithm)
+    if arguments.kl_coef:
+        return prompted(algorithm)
+    penalties = tuple(penalty for penalty in algorithm.penalties if penalty is not kl_to_behaviour)
+    return algorithm._replace(start=FRESH, penalties=penalties)
 
 
 def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:

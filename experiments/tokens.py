@@ -8,11 +8,10 @@ from typing import Any
 import jax
 
 from grpo_jax import Config, Hyperparams, objectives
-from grpo_jax.algorithms import by_name, with_reference
+from grpo_jax.algorithms import by_name
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, Task, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.plan import Plan
-from grpo_jax.rollouts.starts import FRESH
 
 from .harness.command import command, need_one_process
 from .harness.parsing import parse_flags
@@ -24,6 +23,7 @@ from .harness.token_runs import (
     load_or_make_warm_start,
     params_from_warm_start,
     plot_accuracies,
+    prompted,
     show_samples,
 )
 
@@ -68,9 +68,7 @@ def make_plan(
     Rollouts begin with a prompt, and the warm start is the frozen reference, unless the algorithm has no KL penalty.
     """
     static, traced = split_fields(settings(f"tokens:{arguments.task}", algorithm) | changes)
-    slot_values = by_name(algorithm)._replace(start=FRESH, **variant or {})
-    if objectives.kl_to_behaviour in slot_values.penalties or slot_values.critic is not None:
-        slot_values = with_reference(slot_values)
+    slot_values = prompted(by_name(algorithm)._replace(**variant or {}))
     total_steps = arguments.total_steps or task_settings(arguments).total_steps
     config = Config(environment=task or f"tokens:{arguments.task}", algorithm=slot_values, **static)
     return Plan(label, config, Hyperparams(total_steps=total_steps, **traced), arguments.training_keys)

@@ -12,13 +12,15 @@ import numpy as np
 from flax import serialization
 from rich.console import Console
 
-from grpo_jax import Config, TrainState
+from grpo_jax import Algorithm, Config, TrainState, with_reference
 from grpo_jax.environments.tokens import ASK, text
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
+from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import Plan, pass_at_k
 from grpo_jax.recording.files import remove_if_unused, replacement, write_json
+from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.training.imitation import WarmStart, warm_start
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import PyTree
@@ -93,6 +95,16 @@ def _read_warm_start(path: Path, description: Mapping[str, Any]) -> WarmStart:
                 "with, or name another file (--warm-start), for a new run another folder (--out)"
             )
     return WarmStart(**saved)
+
+
+def prompted(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with rollouts that begin with a prompt; a KL penalty is that to the policy before training.
+
+    Algorithms that have no KL penalty by design, such as DAPO, get none; those with a critic do.
+    """
+    algorithm = algorithm._replace(start=FRESH)
+    has_kl = kl_to_behaviour in algorithm.penalties or algorithm.critic is not None
+    return with_reference(algorithm) if has_kl else algorithm
 
 
 def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> PyTree:
