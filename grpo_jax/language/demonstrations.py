@@ -8,11 +8,10 @@ import numpy as np
 
 from grpo_jax.config.config import Config
 from grpo_jax.environments import group_parameters
+from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.task import LanguageTask
-from grpo_jax.language.tokenizer import PAD
-from grpo_jax.rollouts.outcomes import outcome_parts
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.imitation import NUM_ANSWERS, WarmStart, completion_loss, imitate
 from grpo_jax.types import PyTree
@@ -61,8 +60,8 @@ def learn_demonstrations(
         key_reset, key_steps = jax.random.split(key)
         simulator = Simulator(env, policy._replace(has_critic=False), params, plan=config.plan)
         start = simulator.reset(group_parameters(env, None, NUM_ANSWERS, 1), key_reset, NUM_ANSWERS)
-        end, _ = simulator.unroll(start, key_steps, num_steps=env.max_steps, auto_reset=False)
-        return outcome_parts(env, end.environment, end.environment_params).values[:, 0].mean()
+        _, trajectory = simulator.unroll(start, key_steps, num_steps=env.max_steps, auto_reset=False)
+        return trajectory.reward_parts.values[..., 0].sum(axis=0).mean()
 
     return imitate(
         *(config, keys, loss, accuracy),
