@@ -1,7 +1,5 @@
 """The environment of a language task: a reset draws a prompt, an action is the next token."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,23 +7,14 @@ import numpy as np
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
+from grpo_jax.environments.tokens import Completion
 from grpo_jax.language.task import LanguageTask
-from grpo_jax.language.tokenizer import PAD
 from grpo_jax.types import RewardParts
 
 
-class Completion(NamedTuple):
-    """The state of the environment."""
-
-    prompt: jax.Array  # int32, index of the prompt
-    tokens: jax.Array  # int32 [max_completion], -1 from `length` on
-    length: jax.Array  # int32
-
-
 def begin(task: LanguageTask, prompt: jax.Array) -> tuple[Completion, jax.Array]:
-    """The state before a completion of a prompt, by its index, and the first observation: the prompt's last token."""
-    state = Completion(prompt, jnp.full(task.max_completion, PAD, jnp.int32), jnp.zeros((), jnp.int32))
-    return state, jnp.asarray(task.tokens)[prompt, -1]
+    """The state before a completion, whose problem is a prompt's index, and the first observation: its last token."""
+    return Completion.empty(prompt, task.max_completion), jnp.asarray(task.tokens)[prompt, -1]
 
 
 def language_environment(task: LanguageTask) -> Environment:
@@ -49,14 +38,14 @@ def language_environment(task: LanguageTask) -> Environment:
 
     def step(key, state, action, params):
         action = jnp.asarray(action, jnp.int32)
-        after = Completion(state.prompt, state.tokens.at[state.length].set(action), state.length + 1)
+        after = state.append(action)
         terminated = jnp.any(action == end_tokens)
         return transition(after, action, 0.0, terminated, after.length >= task.max_completion)
 
     def outcome(states, params):
         shape = jax.ShapeDtypeStruct((*states.length.shape, len(task.rewards)), jnp.float32)
         values = jax.pure_callback(
-            task.score_in_callback, shape, states.prompt, states.tokens, vmap_method="broadcast_all"
+            task.score_in_callback, shape, states.problem, states.tokens, vmap_method="broadcast_all"
         )
         return RewardParts(values, jnp.stack([params[reward.name] for reward in task.rewards], axis=-1))
 
@@ -69,7 +58,7 @@ def language_environment(task: LanguageTask) -> Environment:
         action_space=Discrete(task.model.vocab_size),
         action_mask=None,
         max_steps=task.max_completion,
-        prompt=lambda state, params: prompts[state.prompt, :-1],
+        prompt=lambda state, params: prompts[state.problem, :-1],
         on_host=True,
         outcome=outcome,
     )

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.rewards import Reward, RewardError, check_rewards, score
-from grpo_jax.language.tokenizer import PAD, Prompt, pad_left
+from grpo_jax.language.tokenizer import Prompt, pad_left
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

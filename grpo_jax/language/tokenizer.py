@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import ChatTemplate, Messages, load_chat_template, special_tokens
 from grpo_jax.language.packages import need
@@ -16,9 +17,6 @@ FILES = (
     *("merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json"),
 )
 """The files of a model folder that belong to its tokenizer and are copied with it."""
-
-PAD = -1
-"""No token."""
 
 Prompt = str | Messages
 """A text, or a chat."""

@@ -68,7 +68,7 @@ class Transformer(nn.Module):
         x = x.reshape(-1, config.width)
         outputs = [x] if "features" in self.heads else []
         if "actor" in self.heads and config.tie_embeddings:
-            outputs.append(product(x, embedding.T.astype(x.dtype)))
+            outputs.append(token_logits(config, {"embedding": embedding}, x))
         elif "actor" in self.heads:
             outputs.append(Dense(self.vocab_size, use_bias=False, param_dtype=config.frozen_dtype, name="logits")(x))
         if "critic" in self.heads:

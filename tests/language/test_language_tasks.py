@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params
 
+from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
     LanguageTask,
@@ -21,7 +22,6 @@ from grpo_jax.language import (
     load_tokenizer,
     save_trained,
 )
-from grpo_jax.language.environment import Completion
 
 END = 0
 
@@ -74,10 +74,10 @@ def test_an_episode_is_a_completion(model):
     keys, params = jax.random.split(jax.random.key(0), 16), dict(env.params)
     reset, step = jax.jit(jax.vmap(env.reset, in_axes=(0, None))), jax.jit(env.step)
     states, observations = jax.device_get(reset(keys, params | {"held_out": np.int32(1)}))
-    assert set(states.prompt) == {2} and set(observations) == {task.tokens[2, -1]}
+    assert set(states.problem) == {2} and set(observations) == {task.tokens[2, -1]}
     assert env.prompt(jax.tree.map(lambda leaf: leaf[0], states), params).tolist() == [-1, -1]
     states, observations = jax.device_get(reset(keys, params))
-    assert set(states.prompt) == {0, 1} and (observations == task.tokens[states.prompt, -1]).all()
+    assert set(states.problem) == {0, 1} and (observations == task.tokens[states.problem, -1]).all()
     state = jax.tree.map(lambda leaf: leaf[0], states)
     for action in (5, 6, 7):
         moved = step(keys[0], state, action, params)

@@ -5,7 +5,7 @@ import functools
 from grpo_jax.environments.tokens.arithmetic import addition, modular, multiplication
 from grpo_jax.environments.tokens.calculator import calculator
 from grpo_jax.environments.tokens.countdown import countdown
-from grpo_jax.environments.tokens.environment import token_environment
+from grpo_jax.environments.tokens.environment import Completion, token_environment
 from grpo_jax.environments.tokens.sequences import parity, reverse, sort
 from grpo_jax.environments.tokens.task import (
     ACCURACY,
@@ -69,6 +69,7 @@ __all__ = [
     "PROGRESS",
     "TASKS",
     "VOCABULARY",
+    "Completion",
     "Reward",
     "Task",
     "accuracy",

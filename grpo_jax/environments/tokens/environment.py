@@ -19,11 +19,20 @@ NUM_DRAWS = 1024  # sampled prompts, for the threshold on their hashes
 
 
 class Completion(NamedTuple):
-    """The state of a token environment."""
+    """The state of an environment whose actions are tokens."""
 
     problem: Problem
     tokens: Tokens  # [max_length], `PAD` from `length` on
     length: jax.Array
+
+    @classmethod
+    def empty(cls, problem: Problem, max_length: int) -> "Completion":
+        """The state before the first token."""
+        return cls(problem, jnp.full(max_length, PAD, jnp.int32), jnp.zeros((), jnp.int32))
+
+    def append(self, token: jax.Array) -> "Completion":
+        """The state after one more token."""
+        return Completion(self.problem, self.tokens.at[self.length].set(token), self.length + 1)
 
 
 def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
@@ -46,12 +55,11 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
 
     def reset(key, params):
         problem = _draw(task.draw, is_held_out, key, params["held_out"] > 0)
-        no_tokens = jnp.full(task.max_length, PAD, jnp.int32)
-        return Completion(problem, no_tokens, jnp.zeros((), jnp.int32)), jnp.full((), ASK, jnp.int32)
+        return Completion.empty(problem, task.max_length), jnp.full((), ASK, jnp.int32)
 
     def step(key, state, action, params):
         action = jnp.asarray(action, jnp.int32)
-        after = Completion(state.problem, state.tokens.at[state.length].set(action), state.length + 1)
+        after = state.append(action)
         terminated, truncated = action == END, after.length >= task.max_length
         if not process:
             return transition(after, action, 0.0, terminated, truncated)
