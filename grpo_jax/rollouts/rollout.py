@@ -115,7 +115,6 @@ class Simulator(NamedTuple):
         key_reset, key_steps = jax.random.split(key)
         # The parameters stay as they are, so the scan need not carry them.
         environment_params, start = state.environment_params, state._replace(environment_params=None)
-        all_alive = jnp.ones(num_envs, bool)
         if auto_reset:
             reset_keys = shared_keys(key_reset, num_envs, num_sharing)
             num_draws = min(plan.num_reset_draws, num_steps)
@@ -124,7 +123,7 @@ class Simulator(NamedTuple):
 
         def step(progress, now):
             before, truncations = progress.state, progress.truncations
-            alive = all_alive if auto_reset else progress.alive
+            alive = jnp.ones(num_envs, bool) if auto_reset else progress.alive
             (noise, keys), is_first = now
             keys = jnp.repeat(keys, num_sharing, axis=0)
 
@@ -146,13 +145,7 @@ class Simulator(NamedTuple):
                 return Progress(after, truncations, num_ended=progress.num_ended + ended), record._replace(valid=None)
             return Progress(advance_where(alive, before, after), truncations, alive=alive & ~ended), record
 
-        values_finals = policy.has_critic or keep_final
-        num_slots = num_finals(self.environment, num_steps, auto_reset) - 1 if values_finals else 0
-        progress = Progress(start, Truncations.none(num_slots, start))
-        if auto_reset:
-            progress = progress._replace(num_ended=jnp.zeros(num_envs, jnp.int32))
-        else:
-            progress = progress._replace(alive=all_alive)
+        progress = self.first_progress(start, num_steps, auto_reset, keep_final)
         if plan.packed_steps:
             step, progress = packed_step(step), pack(progress)
         draw = functools.partial(step_randomness, policy.distribution, num_envs=num_envs, num_sharing=num_sharing)
@@ -168,20 +161,43 @@ class Simulator(NamedTuple):
         progress, trajectory = scan(step, progress, key_steps, num_steps, draw)
         if plan.packed_steps:
             progress, trajectory = progress.unpack(), trajectory.unpack()
-        end = progress.state
 
         is_first, shape = jnp.arange(num_steps)[:, None] == 0, (num_steps, num_envs)
         trajectory = trajectory._replace(
-            valid=jnp.ones(shape, bool) if auto_reset else trajectory.valid,
-            carry=jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(start.policy_carry)),
             greedy=None if greedy is False else jnp.broadcast_to(greedy, shape),
             given=None if first_action is None else jnp.broadcast_to(is_first, shape),
         )
         if num_passes:
             trajectory = with_values(policy, self.params, trajectory, start.policy_carry, num_passes)
-        finals = progress.truncations.and_last(end)
-        trajectory = with_final_values(policy, self.params, trajectory, *finals, keep=keep_final)
-        end = end._replace(environment_params=environment_params)
+        return self.complete(state, progress, trajectory, auto_reset, keep_final)
+
+    def first_progress(self, start: RolloutState, num_steps: int, auto_reset: bool, keep_final: bool) -> Progress:
+        """The progress before the first of `num_steps` steps, for any loop that plays them."""
+        values_finals = self.policy.has_critic or keep_final
+        num_slots = num_finals(self.environment, num_steps, auto_reset) - 1 if values_finals else 0
+        progress = Progress(start, Truncations.none(num_slots, start))
+        if auto_reset:
+            return progress._replace(num_ended=jnp.zeros(start.num_envs, jnp.int32))
+        return progress._replace(alive=jnp.ones(start.num_envs, bool))
+
+    def complete(
+        self, before: RolloutState, progress: Progress, trajectory: Trajectory, auto_reset: bool, keep_final: bool
+    ) -> tuple[RolloutState, Trajectory]:
+        """The state after a rollout, and its trajectory with all that is known only at the end.
+
+        Args:
+          before: the state before the first step.
+          progress: after the last step.
+          trajectory: the records of the steps, `[T, B]`.
+          auto_reset, keep_final: as of `unroll`.
+        """
+        trajectory = trajectory._replace(
+            valid=jnp.ones(trajectory.reward.shape, bool) if auto_reset else trajectory.valid,
+            carry=jax.tree.map(lambda leaf: leaf[None], self.policy.sequence_carry(before.policy_carry)),
+        )
+        finals = progress.truncations.and_last(progress.state)
+        trajectory = with_final_values(self.policy, self.params, trajectory, *finals, keep=keep_final)
+        end = progress.state._replace(environment_params=before.environment_params)
         return add_outcome(self.environment, auto_reset, end, trajectory)
 
     def _step(

@@ -14,12 +14,9 @@ from jax.experimental import pallas as pl
 
 from grpo_jax.devices.kernels import Vector, check_one_device, launch, load, store
 from grpo_jax.devices.tiles import Traced
-from grpo_jax.rollouts.finals import Truncations, num_finals
-from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.randomness import block_length, shared_keys, step_randomness
 from grpo_jax.rollouts.resets import advance_where, new_episodes, select
 from grpo_jax.rollouts.rollout import Progress, Simulator
-from grpo_jax.rollouts.values import with_final_values
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 BLOCK = 32
@@ -50,7 +47,7 @@ def kernel_unroll(
       NotOnTiles: the environment, the policy or the distribution has an operation that kernels lack.
       ValueError: a step of the environment draws random numbers, or the policy has a carry or a wide layer.
     """
-    policy, num_envs, shape = simulator.policy, state.num_envs, (num_steps, state.num_envs)
+    policy, num_envs = simulator.policy, state.num_envs
     check_one_device("rollout_kernel")
     if policy.has_carry:
         raise ValueError("the kernel keeps no carry of a policy, but this policy has a recurrent layer or a cache")
@@ -59,26 +56,18 @@ def kernel_unroll(
         raise ValueError(f"a layer of {largest} weights is more than fits into shared memory, {MAX_WEIGHTS}")
     key_reset, key_steps = jax.random.split(key)
     environment_params, start = state.environment_params, state._replace(environment_params=None)
-    num_slots = num_finals(simulator.environment, num_steps, auto_reset) - 1 if policy.has_critic or keep_final else 0
-    no_truncations = Truncations.none(num_slots, start)
-    progress, fresh = Progress(start, no_truncations if num_slots else None), None
+    progress, fresh = simulator.first_progress(start, num_steps, auto_reset, keep_final), None
     if auto_reset:
-        progress = progress._replace(num_ended=jnp.zeros(num_envs, jnp.int32))
         num_starts = min(simulator.starts_per_rollout or num_steps, num_steps)
         fresh = _start_states(simulator, environment_params, shared_keys(key_reset, num_envs, num_sharing), num_starts)
-    else:
-        progress = progress._replace(alive=jnp.ones(num_envs, bool))
     noise = _noise(policy, key_steps, num_steps, num_envs, num_sharing)
+    truncations = progress.truncations
+    if not all(leaf.size for leaf in jax.tree.leaves(truncations)):  # kernels take no empty arrays
+        progress = progress._replace(truncations=None)
     progress, trajectory = _play(simulator, Inputs(environment_params, noise, fresh, progress), num_steps)
-
-    trajectory = trajectory._replace(
-        valid=jnp.ones(shape, bool) if auto_reset else trajectory.valid,
-        carry=jax.tree.map(lambda leaf: leaf[None], policy.sequence_carry(start.policy_carry)),
-    )
-    finals = (progress.truncations or no_truncations).and_last(progress.state)
-    trajectory = with_final_values(policy, simulator.params, trajectory, *finals, keep=keep_final)
-    end = progress.state._replace(environment_params=environment_params)
-    return add_outcome(simulator.environment, auto_reset, end, trajectory)
+    if progress.truncations is None:
+        progress = progress._replace(truncations=truncations)
+    return simulator.complete(state, progress, trajectory, auto_reset, keep_final)
 
 
 class Inputs(NamedTuple):

@@ -192,6 +192,7 @@ def test_the_gradient_kernel_is_without_fused_layers():
     assert not PLANS["gpu_kernels"].fused_layers
 
 
+@pytest.mark.slow
 def test_kernels_refuse_networks_that_they_cannot_serve():
     def sorting(params, x):
         return apply(params, jnp.sort(x, axis=1))

@@ -118,6 +118,7 @@ def test_tuned_settings_are_defaults_however_flags_are_written():
     assert config("--environment", "Catch-bsuite").env.max_steps == 9
 
 
+@pytest.mark.slow
 def test_auto_is_resolved_before_the_tuned_settings(tmp_path, capsys):
     def parse(*flags):
         config = train.parse(train.Arguments, ["--algorithm", "auto", *flags]).config

@@ -33,6 +33,7 @@ def folder(tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_episodes_of_all_rows_are_evaluated(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluate, "EPISODES_AT_ONCE", 8)
     out = tmp_path / "new" / "evaluation.json"
@@ -47,6 +48,7 @@ def test_episodes_of_all_rows_are_evaluated(folder, tmp_path, capsys, monkeypatc
     assert written["env_params"] == {"max_steps_in_episode": 7, "gravity": 1}
 
 
+@pytest.mark.slow
 def test_episodes_are_drawn(tmp_path, capsys):
     config = Config(environment="Catch-bsuite", num_envs=2, group_size=2, num_minibatches=1, hidden_sizes=())
     save_policies(tmp_path, config)
@@ -79,6 +81,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_exported_programs_choose_the_same_actions_without_this_package(tmp_path):
     pytest.importorskip("flatbuffers")
     expected, outs = {}, []

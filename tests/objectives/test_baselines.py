@@ -254,6 +254,7 @@ def test_the_sign_of_a_zero_makes_no_other_state(dtype):
     np.testing.assert_array_equal(values, [[2.0, 1.0, 7.0]])
 
 
+@pytest.mark.slow
 def test_states_of_doubles_and_long_integers_differ_by_all_of_their_bits():
     with jax.enable_x64(True):
         for states in (jnp.asarray([0.1, 0.1, 0.1 + 1e-12]), jnp.asarray([5, 5, 5 + 2**40])):

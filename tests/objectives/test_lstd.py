@@ -95,6 +95,7 @@ def test_no_call_of_lapack_is_batched_as_those_of_several_devices_hang():
     assert re.findall(r"f32(\S+) \S+ \S+ = lu", program) == [f"[{E + 1},{E + 1}]"]
 
 
+@pytest.mark.slow
 def test_undiscounted_values_without_an_end_differ_as_rewards_do():
     """State 0 pays 1 and state 1 pays 0, in turn, forever: V(0) - V(1) is 1/2 more than in the mean."""
     state = (np.arange(20)[:, None] + np.arange(N)) % 2

@@ -76,6 +76,7 @@ def test_a_layer_is_the_formula_and_so_is_its_gradient():
     np.testing.assert_allclose(gradient["lora_b"], 1.5 * (x @ a).T @ into, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_train_step_has_state_for_adapters_only_and_changes_nothing_else():
     architecture = dataclasses.replace(LORA, lora_layers=("qkv", "down"), frozen_dtype="bfloat16")
     config = Config(**SMALL, algorithm=with_reference(GRPO), transformer=architecture)

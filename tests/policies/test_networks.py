@@ -185,6 +185,7 @@ def test_a_gru_follows_its_formula():
         np.testing.assert_allclose(logits[t], h @ head["kernel"] + head["bias"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_lstm_and_a_minimal_gru_follow_their_formulas():
     x = np.asarray(jax.random.normal(jax.random.key(1), (5, 2, 4)), np.float64)
     is_first = np.array([[0, 0], [0, 1], [0, 0], [1, 0], [0, 0]], bool)
@@ -261,6 +262,7 @@ def test_the_nature_cnn_has_the_published_layers():
     assert kernels == [(64 * 4, 32), (16 * 32, 64), (9 * 64, 64), (7 * 7 * 64, 16)]
 
 
+@pytest.mark.slow
 def test_impala_has_the_published_layers():
     images = jax.random.normal(jax.random.key(0), (2, 7, 6, 3))
     ours, params = initialised(functools.partial(impala, channels=2, activation=jax.nn.relu, scale=1.0), images)
@@ -315,6 +317,7 @@ def test_features_of_an_image_are_joined_with_vectors():
         make_policy({"left": parts["image"], "right": parts["image"]}, categorical(3), **SETTINGS)
 
 
+@pytest.mark.slow
 def test_an_actor_sees_its_part_and_the_critic_all():
     parts = {name: jax.ShapeDtypeStruct((2,), jnp.float32) for name in ("position", "velocity", "privileged")}
     settings = SETTINGS | GRU | {"actor_observation": ("velocity", "position")}

@@ -28,8 +28,10 @@ RUN = {
 HYPERPARAMS = Hyperparams(learning_rate=0.03, kl_coef=0.1, entropy_coef=0.05, total_steps=1e9)
 
 
-@pytest.mark.parametrize("chunk", [7, 1000])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "chunk, tied",
+    [(7, False), (1000, True), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((7, True), (1000, False)))],
+)
 def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
     policy = make_token_policy(
         Architecture(**SMALL, tie_embeddings=tied), categorical(NUM_TOKENS), max_steps=5, logits_chunk=chunk
@@ -62,9 +64,10 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
     ("algorithm", "fields"),
     [
         (with_reference(GRPO), {}),
-        pytest.param(PPO._replace(start=FRESH), {"shared_critic": True}, marks=pytest.mark.slow),
+        (PPO._replace(start=FRESH), {"shared_critic": True}),
     ],
 )
+@pytest.mark.slow
 def test_a_train_step_in_chunks_differs_only_in_the_kl_being_an_estimate(algorithm, fields):
     """Without a KL in the loss, two iterations give the same parameters; the first update's KL is 0 in both."""
     hyperparams = HYPERPARAMS.replace(kl_coef=0.0)

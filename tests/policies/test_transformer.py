@@ -246,6 +246,7 @@ def read(policy, params, text):
 RAGGED = jnp.array([[3, 1, 4], [-1, 2, EQUALS], [2, EQUALS, -1]])
 
 
+@pytest.mark.slow
 def test_generated_log_probs_are_those_of_the_text(policy_and_params):
     policy, params = policy_and_params
     sample = functools.partial(generate, policy, params, RAGGED, num_samples=6, end_token=END, temperature=1.5)
@@ -294,6 +295,7 @@ def test_sizes_that_do_not_fit_are_refused(sizes, message):
     assert Architecture(num_heads=np.int64(2)) == Architecture(num_heads=2)
 
 
+@pytest.mark.slow
 def test_a_rollout_casts_weights_once_with_the_same_numbers():
     config = Config(**RUN | {"transformer": Architecture(**SMALL, compute_dtype="bfloat16", tie_embeddings=True)})
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())

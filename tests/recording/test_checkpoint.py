@@ -225,6 +225,7 @@ def small_run(**fields):
     return config, Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3])), KEYS[:2]
 
 
+@pytest.mark.slow
 def test_a_coefficient_that_adapts_goes_on(tmp_path):
     algorithm = GRPO._replace(kl_controller=tuned(adaptive_coefficient, target="kl_target"))
     sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "hidden_sizes": (4,)}

@@ -84,6 +84,7 @@ def test_there_is_no_branch_and_no_draw_within_the_rollout():
         assert not any(operation in loop(plan, 2) for operation in ("cond[", "fold_in"))
 
 
+@pytest.mark.slow
 def test_rows_of_train_steps_are_single_runs_under_every_plan_with_float64():
     def iterations(plan, over_keys):
         config = Config(starts_per_rollout=1, execution_plan=plan, **PPO_FIELDS)

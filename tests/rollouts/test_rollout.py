@@ -237,6 +237,7 @@ def test_the_same_key_plays_the_same_and_another_differently(one_episode):
     assert not np.array_equal(trajectory.action, other.action)
 
 
+@pytest.mark.slow
 def test_raw_keys_play_as_typed_ones():
     params, state = known_params((0.0, 0.0)), starting([0] * 4, [FOREVER] * 4)
     typed, raw = (

@@ -29,7 +29,7 @@ def make_rollout(environment, algorithm="ppo", num_envs=40, num_steps=24, num_sh
         num_minibatches=1,
         **fields,
     )
-    state = make_init(config)(jax.random.key(0), Hyperparams())
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     simulator = Simulator(config.env, config.policy, state.params, 0.99, "auto", config.starts_per_rollout)
     begun = config.algorithm.start.begin(simulator, state.rollout, jax.random.key(1), config.group_size)
     options = {"num_steps": num_steps, "auto_reset": config.algorithm.start.auto_reset, "num_sharing": num_sharing}
@@ -47,7 +47,10 @@ def make_rollout(environment, algorithm="ppo", num_envs=40, num_steps=24, num_sh
     [
         ("CartPole-v1", {"env_params": SHORT}),
         ("CartPole-v1", {"algorithm": "grpo"}),
-        ("Pendulum-v1", {"env_params": SHORT, "keep_final": True, "num_sharing": 4, "starts_per_rollout": 1}),
+        pytest.param(
+            *("Pendulum-v1", {"env_params": SHORT, "keep_final": True, "num_sharing": 4, "starts_per_rollout": 1}),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("MountainCar-v0", {"env_params": SHORT}, marks=pytest.mark.slow),
         pytest.param("MountainCarContinuous-v0", {}, marks=pytest.mark.slow),
     ],
@@ -83,6 +86,7 @@ def take_train_step(config):
     return jax.jit(jax.vmap(make_train_step(config)))(states)
 
 
+@pytest.mark.slow
 def test_train_step_with_the_kernel_is_the_same_up_to_rounding():
     fields = {"algorithm": "grpo", "num_envs": 8, "num_steps": 16, "num_minibatches": 1, "cut_episodes": True}
     configs = [Config(hidden_sizes=(16,), num_epochs=1, execution_plan=plan, **fields) for plan in (CPU, PLAN)]

@@ -52,7 +52,10 @@ def test_counts_add_up_beyond_two_billion():
     assert counted(total, 2**26) == numbers.sum() > 10**10
 
 
-@pytest.mark.parametrize("num_envs, num_steps, num_iterations", [(11, 5, 1), (48, 47, 2), (4, 122, 5)])
+@pytest.mark.parametrize(
+    "num_envs, num_steps, num_iterations",
+    [(4, 122, 5), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((11, 5, 1), (48, 47, 2)))],
+)
 def test_a_budget_is_spent_to_its_last_iteration(num_envs, num_steps, num_iterations):
     config = Config(
         environment=Probe(), algorithm="ppo", num_envs=num_envs, num_steps=num_steps, num_epochs=1, num_minibatches=1,

@@ -52,6 +52,7 @@ def test_evaluations_come_every_so_many_iterations_and_at_the_end(evaluated):
     assert np.array_equal(evaluated.metrics[GREEDY][9, [0, 2]], evaluations.greedy[2, [0, 2]])
 
 
+@pytest.mark.slow
 def test_the_last_evaluation_is_that_of_the_final_states(evaluated):
     keys = [jax.random.fold_in(jax.random.fold_in(key, 2**31), 10) for key in KEYS]
     for row, key in enumerate(keys):
@@ -61,6 +62,7 @@ def test_the_last_evaluation_is_that_of_the_final_states(evaluated):
             assert np.isclose(returns[-1, row], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_row_stops_while_others_continue(plain, evaluated):
     def second_evaluation_of_row_0(evaluations):
         return np.array([len(evaluations.iterations) == 2, False, False])
@@ -186,6 +188,7 @@ def test_a_run_is_resumed_with_and_without_evaluations(tmp_path):
         assert np.array_equal(chunk.metrics[SAMPLED], result.metrics[SAMPLED], equal_nan=True)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_stops_where_it_would_have_stopped(tmp_path):
     def stop_when(evaluations):
         return np.array([len(evaluations.iterations) >= 2, False, False])

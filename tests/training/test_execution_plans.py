@@ -49,7 +49,7 @@ CONFIGS = {
 OPTIMIZER = {"adamw": {"weight_decay": 0.5, "critic_learning_rate": 5e-3}}
 
 
-SLOW = ("real actions", "images", "tokens", "adamw")
+SLOW = ("gru", "parts", "real actions", "images", "tokens", "adamw")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
@@ -60,7 +60,7 @@ def test_plans_agree(name):
         config = dataclasses.replace(CONFIGS[name], execution_plan=plan)
         hyperparams = Hyperparams(learning_rate=1e-3, entropy_coef=0.01, total_steps=1e6, **OPTIMIZER.get(name, {}))
         train_step = make_train_step(config)
-        state = make_init(config)(jax.random.key(0), hyperparams)
+        state = jax.jit(make_init(config))(jax.random.key(0), hyperparams)
         state, metrics = jax.jit(lambda state, f=train_step: jax.lax.scan(lambda s, _: f(s), state, length=2))(state)
         results.append((state.replace(key=jax.random.key_data(state.key)), metrics))
     cpu, gpu = results
@@ -71,6 +71,7 @@ def test_plans_agree(name):
         np.testing.assert_allclose(other, one, rtol=2e-4, atol=2e-5, err_msg=jax.tree_util.keystr(path))
 
 
+@pytest.mark.slow
 def test_types_of_a_plan_are_the_same_with_float64():
     with jax.enable_x64(True):
         shapes = []

@@ -233,8 +233,14 @@ def test_evaluation_needs_no_jit_under_any_generator(generator):
     assert evaluate(config, state, keys[1], num_episodes=4).returns.tolist() == [3.0] * 4
 
 
-@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
-@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize(
+    "make_key, generator",
+    [
+        (jax.random.PRNGKey, "rbg"),
+        pytest.param(jax.random.key, "rbg", marks=pytest.mark.slow),
+        pytest.param(jax.random.key, "threefry2x32", marks=pytest.mark.slow),
+    ],
+)
 def test_environments_may_keep_their_keys(make_key, generator):
     """Resets and steps agree in what a key is, so that a state may hold those of either."""
     config = Config(

@@ -49,6 +49,7 @@ def test_a_warm_start_ends_at_its_target(config, start):
     assert (answers.well_formed | ~answers.correct).all()
 
 
+@pytest.mark.slow
 def test_a_policy_that_knows_nothing_has_the_loss_of_a_guess(config):
     params = jax.tree.map(jnp.zeros_like, config.policy.init(jax.random.key(0)))
     loss = jax.jit(lambda params: imitation_loss(config, params, jax.random.key(0), 8))(params)

@@ -281,6 +281,7 @@ def test_a_row_that_has_stopped_stays_bitwise_whatever_the_others_do(grpo, drive
     assert bits(first[0]) == bits(first[1])
 
 
+@pytest.mark.slow
 def test_a_row_that_diverges_leaves_its_neighbours_as_they_are(grpo, driven):
     rates = jnp.array([grpo.hyperparams.learning_rate, 1e38, grpo.hyperparams.learning_rate])
     hyperparams = grpo.hyperparams.replace(total_steps=jnp.asarray(BUDGETS), learning_rate=rates)
@@ -339,6 +340,7 @@ def test_a_budget_below_whole_episodes_names_what_would_fit():
     assert "num_envs=16 or fewer" in str(error.value) and "max_steps_in_episode=1562 or less" in str(error.value)
 
 
+@pytest.mark.slow
 def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
     hyperparams = grpo.hyperparams.replace(total_steps=jnp.array([np.inf, 4000.0, np.inf]))
     chunks = []
@@ -351,6 +353,7 @@ def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
         assert bits(values[:, 1]) == bits(driven[0].metrics[name][: len(values), 1]), name
 
 
+@pytest.mark.slow
 def test_a_run_that_episodes_bound_reports_before_the_longest_ones_could_be_over():
     forever = Config(
         environment=Probe(), algorithm="ppo", num_envs=8, num_steps=4, num_minibatches=1, hidden_sizes=(2,),
@@ -370,6 +373,7 @@ def test_what_nothing_ends_is_refused(grpo):
         run(cut, Hyperparams(total_steps=np.inf), KEYS, max_episodes=100)
 
 
+@pytest.mark.slow
 def test_rows_of_different_budgets_train_in_double_precision(grpo):
     with jax.enable_x64(True):
         hyperparams = grpo.hyperparams.replace(total_steps=np.array([256.0, 800.0]))
@@ -379,6 +383,7 @@ def test_rows_of_different_budgets_train_in_double_precision(grpo):
     assert np.isfinite(result.metrics["loss/policy"][:, 1]).all()
 
 
+@pytest.mark.slow
 def test_a_dict_of_one_array_trains_as_the_array(ppo):
     env = ppo.config.env
 

@@ -23,28 +23,36 @@ def make_samples(environment, algorithm, num_envs=8, num_steps=16, **fields):
     """A config, its state, parameters beside those that acted, and the batch of one rollout."""
     fields = {"hidden_sizes": (16,), "cut_episodes": True, "num_minibatches": 1} | fields
     config = Config(environment, algorithm, num_envs=num_envs, num_steps=num_steps, **fields)
-    key = jax.random.key(0)
-    state = make_init(config)(key, Hyperparams(entropy_coef=0.01))
-    simulator = Simulator(config.env, config.policy, state.params)
-    begun = config.algorithm.start.begin(simulator, state.rollout, key, config.group_size)
-    auto_reset = config.algorithm.start.auto_reset
-    _, trajectory = simulator.unroll(begun, key, num_steps=num_steps, auto_reset=auto_reset)
-    reference = state.reference_params
-    batch = make_batch(
-        *(config.algorithm, config.policy, state.params, trajectory, reference, state.hyperparams, config.group_size)
-    )
-    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), state.params)
-    return config, state, params, batch
+
+    @jax.jit
+    def make(key):
+        state = make_init(config)(key, Hyperparams(entropy_coef=0.01))
+        simulator = Simulator(config.env, config.policy, state.params)
+        begun = config.algorithm.start.begin(simulator, state.rollout, key, config.group_size)
+        auto_reset = config.algorithm.start.auto_reset
+        _, trajectory = simulator.unroll(begun, key, num_steps=num_steps, auto_reset=auto_reset)
+        reference = state.reference_params
+        batch = make_batch(
+            *(config.algorithm, config.policy, state.params, trajectory, reference, state.hyperparams),
+            config.group_size,
+        )
+        params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), state.params)
+        return state, params, batch
+
+    return config, *make(jax.random.key(0))
 
 
 @pytest.mark.parametrize(
     "environment, algorithm, fields",
     [
         ("CartPole-v1", PPO, {}),
-        ("CartPole-v1", with_reference(GRPO), {"activation": "relu", "hidden_sizes": (32, 16)}),
+        pytest.param(
+            *("CartPole-v1", with_reference(GRPO), {"activation": "relu", "hidden_sizes": (32, 16)}),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("CartPole-v1", CISPO, {}, marks=pytest.mark.slow),
         pytest.param("MountainCar-v0", SAPO, {}, marks=pytest.mark.slow),
-        ("Pendulum-v1", PPO, {"shared_critic": True}),
+        pytest.param("Pendulum-v1", PPO, {"shared_critic": True}, marks=pytest.mark.slow),
     ],
     ids=["ppo", "grpo_with_reference", "cispo", "three_actions", "gaussian_with_shared_critic"],
 )
@@ -75,6 +83,7 @@ def take_train_step(config):
     return jax.jit(jax.vmap(make_train_step(config)))(states)
 
 
+@pytest.mark.slow
 def test_train_step_with_the_kernel_is_the_same_up_to_rounding():
     fields = {"algorithm": "ppo", "num_envs": 4, "num_steps": 16, "num_minibatches": 2, "num_epochs": 1}
     configs = [Config(hidden_sizes=(16,), normalize_observations=True, execution_plan=p, **fields) for p in (CPU, PLAN)]
