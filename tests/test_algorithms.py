@@ -62,9 +62,14 @@ WHOLE = {"whole_sequences": True}  # so that batches keep the shape of the traje
 
 def composed(algorithm, rollout):
     """The batch, and loss, metrics and gradient of the whole of it."""
-    batch = make_batch(algorithm, known_policy, PARAMS, rollout, REFERENCE, HYPERPARAMS, GROUP_SIZE)
-    everything = jnp.arange(batch.mask.shape[1])
-    return batch, *minibatch_gradient(algorithm, known_policy, PARAMS, batch, everything, HYPERPARAMS, 1)
+
+    @jax.jit
+    def compose(rollout):
+        batch = make_batch(algorithm, known_policy, PARAMS, rollout, REFERENCE, HYPERPARAMS, GROUP_SIZE)
+        everything = jnp.arange(batch.mask.shape[1])
+        return batch, *minibatch_gradient(algorithm, known_policy, PARAMS, batch, everything, HYPERPARAMS, 1)
+
+    return compose(rollout)
 
 
 def log_probs(params, rollout):

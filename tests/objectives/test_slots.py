@@ -1,5 +1,7 @@
 """What fills the slots: every algorithm's update, and the options that the layer-1 functions do not have."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,13 +28,17 @@ SMALL = {"num_envs": 8, "group_size": 4, "env_params": {"max_steps_in_episode": 
 def rolled_out(algorithm, **fields):
     """A config, its state at the start, and one rollout's trajectory and batch."""
     config = Config(algorithm=algorithm, num_minibatches=1, num_steps=16, **SMALL, **fields)
-    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
-    keys = jax.random.split(jax.random.key(1))
-    simulator = Simulator(config.env, config.policy, state.params, state.hyperparams.discount)
-    _, trajectory = collect(config, simulator, state.rollout, *keys)
-    params, hyperparams = state.params, state.hyperparams
-    batch = make_batch(config.algorithm, config.policy, params, trajectory, params, hyperparams, config.group_size)
-    return config, state, trajectory, batch
+
+    @jax.jit
+    def play(key, *keys):
+        state = make_init(config)(key, Hyperparams())
+        simulator = Simulator(config.env, config.policy, state.params, state.hyperparams.discount)
+        _, trajectory = collect(config, simulator, state.rollout, *keys)
+        params, hyperparams = state.params, state.hyperparams
+        batch = make_batch(config.algorithm, config.policy, params, trajectory, params, hyperparams, config.group_size)
+        return state, trajectory, batch
+
+    return config, *play(jax.random.key(0), *jax.random.split(jax.random.key(1)))
 
 
 REDUCTIONS = {
@@ -261,7 +267,8 @@ def clip_fractions(algorithm, hyperparams):
     config, state, trajectory, batch = rolled_out(algorithm)
     params = jax.tree.map(lambda leaf: leaf + 0.3 * jnp.cos(jnp.arange(leaf.size).reshape(leaf.shape)), state.params)
     order = jnp.arange(batch.mask.shape[1])
-    _, metrics, _ = minibatch_gradient(config.algorithm, config.policy, params, batch, order, hyperparams, 1)
+    gradient = jax.jit(functools.partial(minibatch_gradient, config.algorithm, config.policy), static_argnums=4)
+    _, metrics, _ = gradient(params, batch, order, hyperparams, 1)
     prediction = predict(config.policy, params, batch)
     low, high = objectives.clip_fractions(
         prediction.log_prob - batch.log_prob,

@@ -37,10 +37,11 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
         Architecture(**SMALL, tie_embeddings=tied), categorical(NUM_TOKENS), max_steps=5, logits_chunk=chunk
     )
     policy = tempered(policy, 0.7)
-    params = policy.init(jax.random.key(0))
+    params = jax.jit(policy.init)(jax.random.key(0))
     prompts = jax.random.randint(jax.random.key(1), (3, 4), 0, NUM_TOKENS)
     tokens, actions = jax.random.randint(jax.random.key(2), (2, 5, 3), 0, NUM_TOKENS)
-    carry, is_first = policy.sequence_carry(policy.initial_carry(params, 3, prompts)), jnp.zeros((5, 3), bool)
+    carry = policy.sequence_carry(jax.jit(policy.initial_carry, static_argnums=1)(params, 3, prompts))
+    is_first = jnp.zeros((5, 3), bool)
     weights = jax.random.normal(jax.random.key(3), (2, 5, 3))
 
     def chunked(params):
@@ -51,7 +52,7 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
         logits, _ = policy.sequence(params, tokens, carry, is_first)
         return jnp.stack([policy.distribution.log_prob(logits, actions), policy.distribution.entropy(logits)])
 
-    np.testing.assert_allclose(jax.jit(chunked)(params), whole(params), atol=2e-6)
+    np.testing.assert_allclose(jax.jit(chunked)(params), jax.jit(whole)(params), atol=2e-6)
 
     def gradient(scores):
         return jax.jit(jax.grad(lambda params: jnp.sum(weights * scores(params))))(params)

@@ -247,8 +247,8 @@ def test_environments_may_keep_their_keys(make_key, generator):
         environment=KeepsKeys(), algorithm="ppo", num_envs=4, num_steps=4, hidden_sizes=(2,), num_minibatches=1
     )
     with jax.default_prng_impl(generator):
-        state = make_init(config)(make_key(0), Hyperparams())
-        state, metrics = make_train_step(config)(state)
+        state = jax.jit(make_init(config))(make_key(0), Hyperparams())
+        state, metrics = jax.jit(make_train_step(config))(state)
     assert metrics["episode/count"] == 4
     kept = jax.tree.leaves(state.rollout.environment.mark)
     assert [str(jax.random.key_impl(key)) for key in kept] == ["threefry2x32"] * 2
