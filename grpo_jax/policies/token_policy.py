@@ -20,7 +20,7 @@ class TokenCarry(NamedTuple):
 
     prompt: jax.Array  # [N, P] int32, -1 where there is no token
     step: Any  # [N] int32: tokens after the prompt so far
-    cache: Any  # for each network, for each layer: KeysValues [N, P + max_steps, ...]
+    cache: Any  # for each network, for each layer: KeysValues [N, kv_heads, P + max_steps, head]
 
 
 def make_token_policy(
@@ -93,7 +93,7 @@ def _cast(compute_dtype, params):
 
 def _initial_carry(networks: Networks, max_steps: int, params, num_envs, prompt=None):
     prompt = jnp.zeros((num_envs, 0), jnp.int32) if prompt is None else prompt
-    reserve = functools.partial(jnp.pad, pad_width=((0, 0), (0, max_steps), (0, 0), (0, 0)))
+    reserve = functools.partial(jnp.pad, pad_width=((0, 0), (0, 0), (0, max_steps), (0, 0)))
     cache = jax.tree.map(reserve, _read_prompt(networks, params, prompt))
     return TokenCarry(prompt, jnp.zeros(num_envs, jnp.int32), cache)
 
@@ -138,7 +138,7 @@ def _read_completions(networks: Networks, params, observation, carry):
 
 
 def _read_prompt(networks: Networks, params, prompt):
-    """The keys and values `[M, P, ...]` of prompts `[M, P]`, for each network."""
+    """The keys and values of prompts `[M, P]`, for each network."""
     inputs, num_prompts = _prompt_inputs(prompt), prompt.shape[0]
     return {
         name: net.apply({"params": params[name]}, *inputs, _empty_cache(net, num_prompts))[1]
@@ -166,5 +166,5 @@ def _empty_cache(network: Transformer, num_texts: int) -> tuple[KeysValues, ...]
     """The cache before the first token."""
     architecture = network.architecture
     size = architecture.sizes
-    empty = jnp.zeros((num_texts, 0, size.kv_heads, size.head), architecture.compute_dtype)
+    empty = jnp.zeros((num_texts, size.kv_heads, 0, size.head), architecture.compute_dtype)
     return (KeysValues(empty, empty),) * architecture.num_layers
