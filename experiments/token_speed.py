@@ -105,7 +105,7 @@ def rollouts(config: Config, state) -> list[Case]:
     def rollout(key, params):
         key, key_start, key_steps = jax.random.split(key, 3)
         simulator, begun = start(params, key_start)
-        _, trajectory = simulator.unroll(begun, key_steps, num_steps=num_steps, auto_reset=False)
+        _, trajectory = simulator.unroll(begun, key_steps, num_steps=num_steps, auto_reset=False, from_reset=True)
         return key, (trajectory.action, trajectory.log_prob, jnp.sum(trajectory.reward))
 
     def loop(key, params):
@@ -135,7 +135,7 @@ def update(config: Config, state, name: str) -> Case:
     def make(params, key):
         simulator = Simulator(config.env, policy, params)
         start = simulator.reset({}, key, config.num_envs, group_size=config.group_size)
-        _, made = simulator.unroll(start, key, num_steps=config.num_steps, auto_reset=False)
+        _, made = simulator.unroll(start, key, num_steps=config.num_steps, auto_reset=False, from_reset=True)
         return make_batch(
             *(config.algorithm, policy, state.params, made, None, state.hyperparams, config.group_size),
             share_prompts=config.share_prompts,
