@@ -153,5 +153,6 @@ def _join(past, new, slot):
     """The cache with the new keys and values, appended or, for a single token, written at index `slot`."""
     if slot is None:
         return jax.tree.map(lambda old, new: jnp.concatenate([old, jnp.swapaxes(new, 1, 2)], axis=2), past, new)
-    rows = jnp.arange(slot.shape[0])
-    return jax.tree.map(lambda old, new: old.at[rows, :, slot].set(new[:, 0], mode="drop"), past, new)
+    # `vmap`, so that no device needs the rows of another.
+    write = jax.vmap(lambda old, new, slot: old.at[:, slot].set(new[0], mode="drop"))
+    return jax.tree.map(lambda old, new: write(old, new, slot), past, new)
