@@ -136,9 +136,9 @@ def test_a_model_on_two_devices_is_as_on_one(model, axis):
         for mesh in (make_mesh(seeds=1, devices=jax.devices()[:1]), make_mesh(seeds=1, **{axis: 2}))
     )
     for a, b in zip(jax.tree.leaves(one.states.params), jax.tree.leaves(two.states.params), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+        np.testing.assert_allclose(a, b, atol=1e-4)
     for name, values in one.metrics.items():
-        np.testing.assert_allclose(values, two.metrics[name], atol=1e-5, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(values, two.metrics[name], atol=1e-4, rtol=1e-4, err_msg=name)
 
 
 def test_the_error_of_a_reward_leaves_a_compiled_program_as_it_is(model, caplog):
