@@ -4,18 +4,24 @@ Compares generation by the rollout with a loop that only generates, updates that
 updates that read it for each completion, and all of them with the rate of matrix products. Shows the memory of a train
 step as XLA plans it: of GRPO, and of PPO whose critic is a transformer of the policy's size. All are measured in turn
 in one process, so that a slow moment of the machine affects all of them.
+
+With `--sizes` it shows rollouts, whole train steps and their memory for several models, completions and vocabularies.
 """
 
 import dataclasses
+import functools
+import re
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
+from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
@@ -27,7 +33,8 @@ from .harness.command import command, make_console, provenance
 from .harness.parsing import parse_flags
 from .harness.published_generation import transformers_case
 from .harness.random_text import random_text
-from .harness.workloads import Case, compiled, make_update, measure
+from .harness.reference_implementations import Implementation
+from .harness.workloads import Case, compiled, make_case, make_update, measure
 
 
 @dataclasses.dataclass
@@ -56,8 +63,10 @@ class Arguments:
     """Of the activations: float32 or bfloat16."""
     memory_width: int = 256
     """Of the transformers whose memory is compared."""
+    sizes: tuple[str, ...] = ()
+    """LAYERSxWIDTH:TOKENS:VOCABULARY each, such as 2x128:64:1000: the table of these sizes instead."""
     transformers: bool = False
-    """Also measure generation by the package transformers, which needs torch."""
+    """Also measure generation by transformers, which needs torch."""
     repeats: int = 7
     """Rounds; the table shows medians over them."""
     seconds: float = 0.3
@@ -92,7 +101,7 @@ def forward_flops(config: Config, params) -> float:
     return 2.0 * kernels + attention
 
 
-def rollouts(config: Config, state) -> list[Case]:
+def rollouts(config: Config, state, names: tuple[str, ...] = ("generate loop", "rollout")) -> list[Case]:
     """Generation by the rollout, and by a loop of the policy and the sampling alone."""
     policy, num_steps = config.policy, config.num_steps
     num_samples = config.num_envs * num_steps
@@ -105,7 +114,7 @@ def rollouts(config: Config, state) -> list[Case]:
     def rollout(key, params):
         key, key_start, key_steps = jax.random.split(key, 3)
         simulator, begun = start(params, key_start)
-        _, trajectory = simulator.unroll(begun, key_steps, num_steps=num_steps, auto_reset=False)
+        _, trajectory = simulator.unroll(begun, key_steps, num_steps=num_steps, auto_reset=False, from_reset=True)
         return key, (trajectory.action, trajectory.log_prob, jnp.sum(trajectory.reward))
 
     def loop(key, params):
@@ -121,10 +130,8 @@ def rollouts(config: Config, state) -> list[Case]:
         keys = jax.random.split(key_steps, num_steps)
         return key, jax.lax.scan(step, (begun.observation, begun.policy_carry), keys)[1]
 
-    return [
-        compiled("generate loop", loop, jax.random.key(0), state.params, num_samples, flops),
-        compiled("rollout", rollout, jax.random.key(0), state.params, num_samples, flops),
-    ]
+    programs = {"generate loop": loop, "rollout": rollout}
+    return [compiled(name, programs[name], jax.random.key(0), state.params, num_samples, flops) for name in names]
 
 
 def update(config: Config, state, name: str) -> Case:
@@ -135,7 +142,7 @@ def update(config: Config, state, name: str) -> Case:
     def make(params, key):
         simulator = Simulator(config.env, policy, params)
         start = simulator.reset({}, key, config.num_envs, group_size=config.group_size)
-        _, made = simulator.unroll(start, key, num_steps=config.num_steps, auto_reset=False)
+        _, made = simulator.unroll(start, key, num_steps=config.num_steps, auto_reset=False, from_reset=True)
         return make_batch(
             *(config.algorithm, policy, state.params, made, None, state.hyperparams, config.group_size),
             share_prompts=config.share_prompts,
@@ -171,8 +178,35 @@ def measure_memory(arguments: Arguments) -> list[dict]:
     return rows
 
 
+def measure_sizes(arguments: Arguments, console: Console) -> list[dict]:
+    """Speed and memory of GRPO's rollouts and train steps, with logits in chunks, for each of the sizes."""
+    table, rows = Table("layers x width", "tokens", "vocabulary", "", "tokens/s", "of matmul rate", "MiB"), []
+    for size in arguments.sizes:
+        if not (match := re.fullmatch(r"(\d+)x(\d+):(\d+):(\d+)", size)):
+            raise ConfigError(f"{size!r} is not a size; write LAYERSxWIDTH:TOKENS:VOCABULARY, such as 2x128:64:1000")
+        num_layers, width, num_steps, vocab_size = map(int, match.groups())
+        chosen = {"num_layers": num_layers, "num_steps": num_steps, "vocab_size": vocab_size}
+        config = make_config(dataclasses.replace(arguments, **chosen), GRPO, width, logits_chunk=128)
+        init = functools.partial(make_init(config), hyperparams=Hyperparams())
+        state = jax.jit(init)(jax.random.key(0))
+        num_samples = config.num_envs * num_steps
+        flops = 4 * num_samples * forward_flops(config, state.params)  # a rollout, and an update of thrice its FLOPs
+        cases = rollouts(config, state, ("rollout",))
+        program = Implementation(init, make_train_step(config))
+        cases.append(make_case("train step", program, jax.random.key(0), num_samples, flops))
+        for row in measure(cases, arguments.repeats, arguments.seconds):
+            rows.append(chosen | {"width": width} | row)
+            speed, mebibytes = f"{row['steps_per_second']:,.0f}", f"{row['memory_bytes'] / 2**20:,.0f}"
+            cells = row["implementation"], speed, f"{row['roofline_fraction']:.0%}", mebibytes
+            table.add_row(f"{num_layers}x{width}", str(num_steps), f"{vocab_size:,}", *cells)
+    console.print(table)
+    return rows
+
+
 def main(arguments: Arguments) -> None:
     console = make_console()
+    if arguments.sizes:
+        return write(arguments, console, {"sizes": measure_sizes(arguments, console)})
     shared, alone = (make_config(arguments, GRPO, arguments.width, share_prompts=share) for share in (True, False))
     state = jax.jit(make_init(shared))(jax.random.key(0), Hyperparams())
     cases = rollouts(shared, state)
@@ -200,9 +234,13 @@ def main(arguments: Arguments) -> None:
         state_bytes, peak_bytes = (f"{row[field] / 2**20:.1f} MiB" for field in ("state_bytes", "peak_bytes"))
         table.add_row(row["name"], state_bytes, peak_bytes, f"{ratio:.2f}")
     console.print(table)
-    if arguments.out is not None:
-        results = {"arguments": dataclasses.asdict(arguments), "speed": rows, "memory": sizes}
-        write_json(arguments.out, provenance() | results)
+    write(arguments, console, {"speed": rows, "memory": sizes})
+
+
+def write(arguments: Arguments, console: Console, results: dict) -> None:
+    """Writes the results to the file of the flags."""
+    if arguments.out:
+        write_json(arguments.out, provenance() | {"arguments": dataclasses.asdict(arguments)} | results)
         console.print(f"Results in {arguments.out}", soft_wrap=True)
 
 

@@ -91,6 +91,13 @@ def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyT
 
     if mesh.size == 1:
         return on_one_device
+    if mesh.shape[ROWS] == 1:  # all axes are the partitioner's, since JAX has no callbacks within a partial shard_map
+
+        def on_the_mesh(rows):
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return on_one_device(rows)
+
+        return on_the_mesh
     # Only the seeds axis is mapped by hand; the partitioner splits the other axes inside the mapped function.
     spec = PartitionSpec(ROWS)
     sharded = jax.shard_map(on_one_device, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={ROWS}, check_vma=False)

@@ -52,7 +52,9 @@ def answer(
     environment_params = group_parameters(env, env_params, num_prompts, num_samples)
     simulator = Simulator(env, config.policy._replace(has_critic=False), params, plan=config.plan)
     start = simulator.reset(environment_params, key_reset, num_prompts * num_samples, group_size=num_samples)
-    end, _ = simulator.unroll(start, key_rollout, num_steps=env.max_steps, auto_reset=False, greedy=greedy)
+    end, _ = simulator.unroll(
+        start, key_rollout, num_steps=env.max_steps, auto_reset=False, from_reset=True, greedy=greedy
+    )
     problem, tokens = end.environment.problem, end.environment.tokens
     correct, formed = (
         (jax.vmap(functools.partial(score, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)

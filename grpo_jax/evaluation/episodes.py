@@ -54,7 +54,9 @@ def evaluate(
     key_reset, key_rollout = jax.random.split(key)
     simulator = _simulator(config, state.params, state.normalizer, state.hyperparams)
     start = simulator.reset(_environment_params(config, state, num_episodes, env_params), key_reset, num_episodes)
-    end, _ = simulator.unroll(start, key_rollout, num_steps=config.env.max_steps, auto_reset=False, greedy=greedy)
+    end, _ = simulator.unroll(
+        start, key_rollout, num_steps=config.env.max_steps, auto_reset=False, from_reset=True, greedy=greedy
+    )
     return Evaluation(returns=end.episode_return, lengths=end.episode_length)
 
 

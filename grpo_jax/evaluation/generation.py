@@ -70,7 +70,7 @@ def generate(
     texts = {"text": jnp.repeat(jnp.asarray(prompts, jnp.int32), num_samples, axis=0)}
     simulator = Simulator(environment, policy, params)
     start = simulator.reset(texts, key_reset, num_texts, group_size=num_samples)
-    end, trajectory = simulator.unroll(start, key_steps, num_steps=num_steps, auto_reset=False)
+    end, trajectory = simulator.unroll(start, key_steps, num_steps=num_steps, auto_reset=False, from_reset=True)
 
     def by_prompt(leaf):
         return leaf.T.reshape(-1, num_samples, *leaf.shape[:-1])

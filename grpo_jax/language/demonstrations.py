@@ -60,7 +60,7 @@ def learn_demonstrations(
         key_reset, key_steps = jax.random.split(key)
         simulator = Simulator(env, policy._replace(has_critic=False), params, plan=config.plan)
         start = simulator.reset(group_parameters(env, None, NUM_ANSWERS, 1), key_reset, NUM_ANSWERS)
-        _, trajectory = simulator.unroll(start, key_steps, num_steps=env.max_steps, auto_reset=False)
+        _, trajectory = simulator.unroll(start, key_steps, num_steps=env.max_steps, auto_reset=False, from_reset=True)
         return trajectory.reward_parts.values[..., 0].sum(axis=0).mean()
 
     return imitate(

@@ -43,5 +43,7 @@ def sample_completions(
     key_reset, key_steps = jax.random.split(key)
     params = {name: jnp.broadcast_to(value, prompts.shape) for name, value in env.params.items()}
     start = simulator.reset(params | {"prompt": prompts}, key_reset, len(prompts), group_size=num_samples)
-    end, _ = simulator.unroll(start, key_steps, num_steps=env.max_steps, auto_reset=False, greedy=greedy)
+    end, _ = simulator.unroll(
+        start, key_steps, num_steps=env.max_steps, auto_reset=False, from_reset=True, greedy=greedy
+    )
     return end.environment.tokens.reshape(-1, num_samples, env.max_steps)

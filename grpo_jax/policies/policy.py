@@ -30,6 +30,8 @@ class Policy(NamedTuple):
     logits_chunk: int | None = None
     cast: Callable = lambda params: params  # (params) -> params in the dtypes of `step`: once a rollout, not each step
     max_steps: int | None = None  # the most steps that fit into the carry; None: any number
+    # (carry, num_steps) -> carry with space for this many steps of an episode, which may be less than before; optional
+    resize: Callable | None = None
     # (path such as "actor/Dense_0/kernel") -> bool: gradient steps change this parameter; None: they change all
     trainable: Callable | None = None
     support: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: may be sampled; None: all may

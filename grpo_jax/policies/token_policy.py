@@ -20,7 +20,7 @@ class TokenCarry(NamedTuple):
 
     prompt: jax.Array  # [N, P] int32, -1 where there is no token
     step: Any  # [N] int32: tokens after the prompt so far
-    cache: Any  # for each network, for each layer: KeysValues [N, P + max_steps, ...]
+    cache: Any  # for each network, for each layer: KeysValues [N, kv_heads, P + num_steps, head]
 
 
 def make_token_policy(
@@ -59,7 +59,7 @@ def make_token_policy(
     return Policy(
         init=functools.partial(_init, networks),
         initial_carry=functools.partial(_initial_carry, networks, max_steps),
-        step=functools.partial(_step, networks, max_steps),
+        step=functools.partial(_step, networks),
         sequence=functools.partial(_sequence, networks),
         distribution=distribution,
         has_critic=critic,
@@ -69,6 +69,7 @@ def make_token_policy(
         head=functools.partial(_head, *actor),
         cast=functools.partial(_cast, architecture.compute_dtype),
         max_steps=max_steps,
+        resize=_resize,
         logits_chunk=logits_chunk,
         trainable=None if architecture.adapter is None else is_trained,
     )
@@ -93,15 +94,25 @@ def _cast(compute_dtype, params):
 
 def _initial_carry(networks: Networks, max_steps: int, params, num_envs, prompt=None):
     prompt = jnp.zeros((num_envs, 0), jnp.int32) if prompt is None else prompt
-    reserve = functools.partial(jnp.pad, pad_width=((0, 0), (0, max_steps), (0, 0), (0, 0)))
-    cache = jax.tree.map(reserve, _read_prompt(networks, params, prompt))
-    return TokenCarry(prompt, jnp.zeros(num_envs, jnp.int32), cache)
+    carry = TokenCarry(prompt, jnp.zeros(num_envs, jnp.int32), _read_prompt(networks, params, prompt))
+    return _resize(carry, max_steps)
 
 
-def _step(networks: Networks, max_steps: int, params, observation, carry):
+def _resize(carry, num_steps):
+    length = carry.prompt.shape[1] + num_steps
+
+    def resized(leaf):
+        more = length - leaf.shape[2]
+        return leaf[:, :, :length] if more <= 0 else jnp.pad(leaf, ((0, 0), (0, 0), (0, more), (0, 0)))
+
+    return carry._replace(cache=jax.tree.map(resized, carry.cache))
+
+
+def _step(networks: Networks, params, observation, carry):
     is_token = carry.prompt >= 0
     positions = jnp.sum(is_token, axis=1) + carry.step
-    is_read = jnp.arange(max_steps) <= carry.step[:, None]
+    num_steps = jax.tree.leaves(carry.cache)[0].shape[2] - carry.prompt.shape[1]
+    is_read = jnp.arange(num_steps) <= carry.step[:, None]
     mask = jnp.concatenate([is_token, is_read], axis=1)
     inputs = observation[:, None], positions[:, None], mask[:, None]
     outputs, cache = _apply(networks, params, inputs, carry.cache, carry.prompt.shape[1] + carry.step)
@@ -138,7 +149,7 @@ def _read_completions(networks: Networks, params, observation, carry):
 
 
 def _read_prompt(networks: Networks, params, prompt):
-    """The keys and values `[M, P, ...]` of prompts `[M, P]`, for each network."""
+    """The keys and values of prompts `[M, P]`, for each network."""
     inputs, num_prompts = _prompt_inputs(prompt), prompt.shape[0]
     return {
         name: net.apply({"params": params[name]}, *inputs, _empty_cache(net, num_prompts))[1]
@@ -166,5 +177,5 @@ def _empty_cache(network: Transformer, num_texts: int) -> tuple[KeysValues, ...]
     """The cache before the first token."""
     architecture = network.architecture
     size = architecture.sizes
-    empty = jnp.zeros((num_texts, 0, size.kv_heads, size.head), architecture.compute_dtype)
+    empty = jnp.zeros((num_texts, size.kv_heads, 0, size.head), architecture.compute_dtype)
     return (KeysValues(empty, empty),) * architecture.num_layers

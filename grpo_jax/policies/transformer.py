@@ -13,10 +13,10 @@ from grpo_jax.types import PyTree
 
 
 class KeysValues(NamedTuple):
-    """The keys and values of `C` tokens in one layer."""
+    """The keys and values of `C` tokens in one layer. Heads come before tokens, so that no step of decoding copies."""
 
-    keys: jax.Array  # [N, C, kv_heads, head]
-    values: jax.Array  # [N, C, kv_heads, head]
+    keys: jax.Array  # [N, kv_heads, C, head]
+    values: jax.Array  # [N, kv_heads, C, head]
 
 
 class Transformer(nn.Module):
@@ -44,7 +44,7 @@ class Transformer(nn.Module):
           tokens: `[N, S]` int32.
           positions: `[N, S]` int32: the position of each token in its text.
           mask: `[N, S, K]` bool: which of the K keys each token attends to.
-          past: the cached keys and values `[N, C, ...]` of each layer.
+          past: the cached keys and values of each layer.
           slot: `[N]`: the index in the cache that a single token (S = 1) is written to, so K = C; an index beyond the
             end writes nothing. None appends all S tokens, so K = C + S.
 
@@ -111,7 +111,8 @@ class Block(nn.Module):
             query, key = norm(name="query_norm")(query), norm(name="key_norm")(key)
         query, key = _rotate(query, rotation), _rotate(key, rotation)
         kept = _join(past, KeysValues(key, value), slot)
-        attended = jax.nn.dot_product_attention(query, *kept, mask=mask[:, None])
+        keys, values = (jnp.swapaxes(leaf, 1, 2) for leaf in kept)
+        attended = jax.nn.dot_product_attention(query, keys, values, mask=mask[:, None])
         attended = attended.reshape(x.shape[0], size.heads * size.head)
         x = x + dense(config.width, kernel_init=into_stream, name="out")(attended)
 
@@ -151,6 +152,7 @@ def _rotate(x, rotation):
 def _join(past, new, slot):
     """The cache with the new keys and values, appended or, for a single token, written at index `slot`."""
     if slot is None:
-        return jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), past, new)
-    rows = jnp.arange(slot.shape[0])
-    return jax.tree.map(lambda old, new: old.at[rows, slot].set(new[:, 0], mode="drop"), past, new)
+        return jax.tree.map(lambda old, new: jnp.concatenate([old, jnp.swapaxes(new, 1, 2)], axis=2), past, new)
+    # `vmap`, so that no device needs the rows of another.
+    write = jax.vmap(lambda old, new, slot: old.at[:, slot].set(new[0], mode="drop"))
+    return jax.tree.map(lambda old, new: write(old, new, slot), past, new)

@@ -76,6 +76,7 @@ class Simulator(NamedTuple):
         *,
         num_steps: int,
         auto_reset: bool,
+        from_reset: bool = False,
         greedy: bool | jax.Array = False,
         first_action: jax.Array | None = None,
         num_sharing: int = 1,
@@ -99,6 +100,8 @@ class Simulator(NamedTuple):
           key: of all randomness in this rollout.
           num_steps: `T`.
           auto_reset: whether another episode follows the end of one.
+          from_reset: whether all episodes begin here. A transformer then attends to the part of its cache that can be
+            filled by now, in stages of static length; results are the same up to rounding.
           greedy: take the distribution's mode instead of a sample, in all environments, or where true in `[B]`.
           first_action: `[B]` or `[B, D]`, taken at the first step instead of the policy's own.
           num_sharing: number of neighbouring environments that share all randomness but that of their actions (common
@@ -148,15 +151,23 @@ class Simulator(NamedTuple):
         progress = self.first_progress(start, num_steps, auto_reset, keep_final)
         if plan.packed_steps:
             step, progress = packed_step(step), pack(progress)
+
+        def resize(progress, num_steps):
+            if plan.packed_steps:
+                return pack(_resized(policy, progress.unpack(), num_steps))
+            return _resized(policy, progress, num_steps)
+
         draw = functools.partial(step_randomness, policy.distribution, num_envs=num_envs, num_sharing=num_sharing)
-        scan = functools.partial(scan_in_blocks, steps_per_loop=plan.steps_per_loop)
+        has_stages = from_reset and not auto_reset and policy.resize is not None
+        layout = {"steps_per_loop": plan.steps_per_loop, "resize": resize if has_stages else None}
+        scan = functools.partial(scan_in_blocks, **layout)
         if not auto_reset and 0 < plan.steps_per_check < num_steps:
             # An episode may have one more step after its end: its value is that of the final observation.
             scan = functools.partial(
                 scan_until_over,
                 goes_on=lambda record: any_in_all_rows((record.unpack() if plan.packed_steps else record).valid[-1]),
                 steps_per_check=plan.steps_per_check,
-                steps_per_loop=plan.steps_per_loop,
+                **layout,
             )
         progress, trajectory = scan(step, progress, key_steps, num_steps, draw)
         if plan.packed_steps:
@@ -251,3 +262,10 @@ class Simulator(NamedTuple):
             reward_parts=moved.reward_parts,
             imposed=imposed,
         )
+
+
+def _resized(policy: Policy, progress: Progress, num_steps: int) -> Progress:
+    """The carry of the loop with space in the policy's carry for `num_steps` of each episode."""
+    state = progress.state._replace(policy_carry=policy.resize(progress.state.policy_carry, num_steps))
+    truncations = Truncations.none(0, state)._replace(count=progress.truncations.count)  # no slots, of another shape
+    return progress._replace(state=state, truncations=truncations)

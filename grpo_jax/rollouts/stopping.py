@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from grpo_jax.rollouts.randomness import block_length
+from grpo_jax.rollouts.randomness import block_length, make_stages
 from grpo_jax.types import PyTree
 
 
@@ -38,11 +38,12 @@ def scan_until_over(
     *,
     steps_per_check: int,
     steps_per_loop: int = 1,
+    resize: Callable | None = None,
 ) -> tuple[PyTree, PyTree]:
     """As `randomness.scan_in_blocks`, but stops early.
 
     Args:
-      step, start, key, num_steps, draw, steps_per_loop: see there; the randomness of each step is the same.
+      step, start, key, num_steps, draw, steps_per_loop, resize: see there; the randomness of each step is the same.
       goes_on: `(outputs) -> bool`, whether more steps are needed, from the outputs `[n, ...]` of the last `n` steps.
       steps_per_check: the most steps from one check to the next.
 
@@ -74,11 +75,15 @@ def scan_until_over(
         inner = jax.lax.while_loop(lambda now: now[1] & (now[0] < num_parts), play_part, (0, more, carry, outputs))
         return i + 1, *inner[1:]
 
+    stages = make_stages(num_steps, resize)
+    start = stages[0][1](start)
     one_part = jax.eval_shape(lambda: play(start, draw(key, part), jnp.zeros(part, bool))[1])
     outputs = jax.tree.map(lambda leaf: jnp.zeros((num_steps, *leaf.shape[1:]), leaf.dtype), one_part)
     progress = 0, jnp.array(True), start, outputs
     if num_blocks == 1:  # an outer loop would be one more check
-        progress = block(progress)
-    else:
-        progress = jax.lax.while_loop(lambda now: now[1] & (now[0] < num_blocks), block, progress)
+        return block(progress)[2:]
+    for end, fit in stages:
+        i, more, carry, outputs = progress
+        progress = i, more, fit(carry), outputs
+        progress = jax.lax.while_loop(lambda now, end=end: now[1] & (now[0] < end), block, progress)
     return progress[2:]

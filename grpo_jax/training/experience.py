@@ -35,7 +35,9 @@ def collect(
     else:
         greedy = config.algorithm.greedy_member and first_members(config.num_envs, config.group_size)
         first_action = jnp.arange(config.num_envs) % config.group_size if start.all_actions else None
-        unroll = functools.partial(simulator.unroll, greedy=greedy, first_action=first_action)
+        unroll = functools.partial(
+            simulator.unroll, from_reset=start.from_reset, greedy=greedy, first_action=first_action
+        )
 
     def window(state, keys):
         key_start, key_rollout = keys

@@ -48,12 +48,12 @@ MAX_CHUNK = 1000
 
 
 def check_mesh(config: Config, mesh: Mesh) -> None:
-    """Raises ConfigError if the mesh does not divide the environments of a row, or divides any that call the host."""
+    """Raises ConfigError if the mesh does not divide the environments of a row, or also rows that call the host."""
     num_devices = mesh.shape.get(ENVS, 1)
-    if config.env.on_host and mesh.size > mesh.shape[ROWS]:
+    if config.env.on_host and mesh.size > mesh.shape[ROWS] > 1:
         raise ConfigError(
-            f"environments {config.env.name!r} run on the host, but the mesh {dict(mesh.shape)} splits those of a row, "
-            f"or its policy, over devices; use make_mesh(seeds={mesh.size}), which splits rows only"
+            f"{config.env.name!r} calls the host, but JAX has no such calls where a mesh splits rows and also their "
+            f"environments or policy, as {dict(mesh.shape)} does; use make_mesh(seeds={mesh.size}), or seeds=1"
         )
     if config.num_envs % num_devices:
         above = -(-config.num_envs // num_devices) * num_devices

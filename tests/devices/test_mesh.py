@@ -17,7 +17,17 @@ import pytest
 from compilation import CHEAP_XLA_FLAGS
 
 from grpo_jax import make_train_step, run
-from grpo_jax.devices.mesh import ENVS, ROWS, along_envs, make_mesh, make_row_mesh, over_rows, pad_rows, state_shardings
+from grpo_jax.devices.mesh import (
+    ENVS,
+    MODEL,
+    ROWS,
+    along_envs,
+    make_mesh,
+    make_row_mesh,
+    over_rows,
+    pad_rows,
+    state_shardings,
+)
 
 
 def row(state):
@@ -88,6 +98,17 @@ def test_environments_on_two_devices_are_as_on_one(grpo):
         np.testing.assert_allclose(value[0], grpo.metrics[name], rtol=1e-5, atol=1e-5, err_msg=name)
     for one, other in zip(jax.tree.leaves(grpo.end.params), jax.tree.leaves(end.params), strict=True):
         np.testing.assert_allclose(other[0], one, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [ENVS, MODEL])
+def test_a_row_on_two_devices_may_call_the_host(axis):
+    def call(x):
+        return jax.pure_callback(lambda x: 2 * np.asarray(x), jax.ShapeDtypeStruct((4,), jnp.float32), along_envs(x, 0))
+
+    rows = jnp.arange(4.0)[None]
+    mesh = make_mesh(seeds=1, **{axis: 2})
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(ROWS, axis))
+    assert jax.jit(over_rows(call, mesh))(jax.device_put(rows, sharding)).tolist() == [[0, 2, 4, 6]]
 
 
 EIGHT_DEVICES = """

@@ -1,6 +1,7 @@
 """Environments on the host: pure functions of seed and actions, whatever the program does with their states."""
 
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 from probes import difference, random_play
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, forked, make_mesh, run
+from grpo_jax import GRPO, PPO, Config, Hyperparams, forked, run
 from grpo_jax.environments import Discrete, HostEnvironment, make_environment
 from grpo_jax.errors import ConfigError
+from grpo_jax.training.run import check_mesh
 
 gymnasium = pytest.importorskip("gymnasium")
 spaces = gymnasium.spaces
@@ -215,9 +217,9 @@ def config(algorithm, **settings):
     return Config(environment=host, algorithm=algorithm, num_envs=16, hidden_sizes=(8,), num_minibatches=1, **settings)
 
 
-def test_a_mesh_cannot_split_them():
-    with pytest.raises(ConfigError, match=r"run on the host, but the mesh .* use make_mesh\(seeds=2\)"):
-        run(config("ppo"), Hyperparams(), jax.random.split(jax.random.key(0), 2), mesh=make_mesh(seeds=1, envs=2))
+def test_a_mesh_cannot_split_rows_and_their_environments():
+    with pytest.raises(ConfigError, match=r"calls the host, but .* use make_mesh\(seeds=4\)"):
+        check_mesh(config("ppo"), SimpleNamespace(size=4, shape={"seeds": 2, "envs": 2}))
 
 
 @pytest.mark.slow

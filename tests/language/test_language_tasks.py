@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params
 
+from grpo_jax import Config, Hyperparams, make_mesh, run
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
@@ -120,6 +121,24 @@ def test_rewards_are_one_call_for_all_completions(model):
     parts = outcome(make_task(model, rewards=rewards))
     assert parts.values.tolist() == [[2, -1], [1, -1], [0, -1]] and parts.weights.tolist() == [[2, 0.5]] * 3
     assert calls == [["aa", "a", ""]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["envs", "model"])
+def test_a_model_on_two_devices_is_as_on_one(model, axis):
+    """Rewards are a call of the host, which gets the completions of all devices."""
+    task = make_task(model)
+    settings = {"num_envs": 8, "group_size": 4, "num_epochs": 1, "num_minibatches": 2, "logits_chunk": 16}
+    architecture = task.model.architecture
+    config = Config(environment=language_environment(task), algorithm="grpo", transformer=architecture, **settings)
+    one, two = (
+        run(config, Hyperparams(total_steps=1e6), jax.random.split(jax.random.key(0), 1), max_episodes=16, mesh=mesh)
+        for mesh in (make_mesh(seeds=1, devices=jax.devices()[:1]), make_mesh(seeds=1, **{axis: 2}))
+    )
+    for a, b in zip(jax.tree.leaves(one.states.params), jax.tree.leaves(two.states.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+    for name, values in one.metrics.items():
+        np.testing.assert_allclose(values, two.metrics[name], atol=1e-4, rtol=1e-4, err_msg=name)
 
 
 def test_the_error_of_a_reward_leaves_a_compiled_program_as_it_is(model, caplog):

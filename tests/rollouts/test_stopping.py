@@ -1,4 +1,4 @@
-"""Rollouts that stop when every episode has ended: the same results as those of the full length, in fewer steps."""
+"""Rollouts that stop when every episode has ended, and those in stages: the same results in fewer operations."""
 
 import dataclasses
 import functools
@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import FOREVER, Probe, bits, difference, known_params, known_policy, standing
+from probes import FOREVER, Probe, bits, copy_task, difference, known_params, known_policy, standing
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.devices.execution_plan import CPU, GPU
-from grpo_jax.environments import make_environment
+from grpo_jax.environments import group_parameters, make_environment
+from grpo_jax.policies import Architecture
 from grpo_jax.rollouts import randomness
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import FRESH
@@ -87,3 +88,31 @@ def test_training_does_not_change(algorithm, recurrent):
         state, train_step = jax.jit(make_init(config))(jax.random.key(0), Hyperparams()), make_train_step(config)
         states.append(jax.jit(lambda state: jax.lax.scan(lambda state, _: train_step(state), state, length=5))(state))  # noqa: B023
     assert not difference(*states)
+
+
+@pytest.mark.parametrize("plan", [CPU, dataclasses.replace(GPU, steps_per_check=1)], ids=["cpu", "gpu"])
+def test_attention_to_the_part_of_the_cache_that_can_be_filled_changes_nothing(plan, monkeypatch):
+    monkeypatch.setattr(randomness, "MAX_BLOCK", 1)  # short completions are one block, and have one stage
+    small = Architecture(width=8, num_heads=2, num_layers=1)
+    config = Config(
+        environment=copy_task(), algorithm="grpo", num_envs=4, group_size=2, num_minibatches=2, transformer=small
+    )
+    params, lengths = jax.jit(config.policy.init)(jax.random.key(0)), []
+
+    def step(params, observation, carry):
+        lengths.append(carry.cache["actor"][0].keys.shape[2] - carry.prompt.shape[1])
+        return config.policy.step(params, observation, carry)
+
+    simulator = Simulator(config.env, config.policy._replace(step=step), params, plan=plan)
+    start = jax.jit(lambda key: simulator.reset(group_parameters(config.env, None, 2, 2), key, 4, group_size=2))(
+        jax.random.key(1)
+    )
+    unroll = functools.partial(simulator.unroll, num_steps=config.env.max_steps, auto_reset=False)
+    whole, staged = (
+        jax.jit(functools.partial(unroll, from_reset=from_reset))(start, jax.random.key(2))
+        for from_reset in (False, True)
+    )
+    assert min(lengths) < max(lengths) == config.policy.max_steps
+    valid = whole[1].valid
+    assert bits(valid) == bits(staged[1].valid) and bits(whole[1].action) == bits(staged[1].action)
+    np.testing.assert_allclose(whole[1].log_prob[valid], staged[1].log_prob[valid], atol=1e-6)
