@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
@@ -36,6 +37,7 @@ def generate(
     temperature: jax.Array | float = 1.0,
     top_k: jax.Array | float | None = None,
     top_p: jax.Array | float | None = None,
+    plan: str | ExecutionPlan = "auto",
 ) -> Completions:
     """Samples completions, token by token, as rollouts do. Pure: `jit` it, `vmap` it over params and keys.
 
@@ -49,6 +51,7 @@ def generate(
       end_token: ends a completion, and is its last token; None: all have `num_steps` tokens.
       temperature: logits are divided by it; 0 takes the most probable token.
       top_k, top_p: see `grpo_jax.policies.sampling.most_probable`; None: no such limit.
+      plan: the layout of the rollout; one with `steps_per_check` stops when all completions have ended.
 
     Raises:
       ConfigError: the policy reads no prompts, or its cache holds fewer tokens.
@@ -68,7 +71,7 @@ def generate(
     key_reset, key_steps = jax.random.split(key)
     num_texts = prompts.shape[0] * num_samples
     texts = {"text": jnp.repeat(jnp.asarray(prompts, jnp.int32), num_samples, axis=0)}
-    simulator = Simulator(environment, policy, params)
+    simulator = Simulator(environment, policy, params, plan=plan)
     start = simulator.reset(texts, key_reset, num_texts, group_size=num_samples)
     end, trajectory = simulator.unroll(start, key_steps, num_steps=num_steps, auto_reset=False, from_reset=True)
 

@@ -1,5 +1,6 @@
 """The transformer as a policy: cache and padding do not change its outputs, and groups share their prompts."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,6 +11,7 @@ from probes import END, EQUALS, NUM_TOKENS, bits, copy_task
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, generate, make_init, make_train_step
 from grpo_jax.config.acting import acting_policy
+from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture, make_token_policy
@@ -251,6 +253,8 @@ def test_generated_log_probs_are_those_of_the_text(policy_and_params):
     policy, params = policy_and_params
     sample = functools.partial(generate, policy, params, RAGGED, num_samples=6, end_token=END, temperature=1.5)
     made = jax.jit(sample)(jax.random.key(1))
+    stopping = functools.partial(sample, plan=dataclasses.replace(CPU, steps_per_check=1))
+    assert bits(jax.jit(stopping)(jax.random.key(1))) == bits(made)
     assert made.tokens.shape == made.log_probs.shape == (3, 6, 5) and made.lengths.shape == (3, 6)
     there = np.arange(5) < np.asarray(made.lengths)[..., None]
     assert np.array_equal(np.asarray(made.tokens) >= 0, there) and (made.log_probs[~there] == 0).all()

@@ -90,7 +90,11 @@ def test_training_does_not_change(algorithm, recurrent):
     assert not difference(*states)
 
 
-@pytest.mark.parametrize("plan", [CPU, dataclasses.replace(GPU, steps_per_check=1)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "plan",
+    [dataclasses.replace(CPU, steps_per_check=1), pytest.param(GPU, marks=pytest.mark.slow)],
+    ids=["stopping", "packed"],
+)
 def test_attention_to_the_part_of_the_cache_that_can_be_filled_changes_nothing(plan, monkeypatch):
     monkeypatch.setattr(randomness, "MAX_BLOCK", 1)  # short completions are one block, and have one stage
     small = Architecture(width=8, num_heads=2, num_layers=1)
