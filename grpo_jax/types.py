@@ -125,6 +125,8 @@ class Batch(NamedTuple):
     carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / members, ...]
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool: legal actions; None: all always are
     reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
+    # [S, N, F] input of the reference policy's head, with logits_chunk and exact_kl_to_reference; else None
+    reference_features: jax.Array | None = None
     whole: Whole = Whole()
 
 
@@ -135,7 +137,8 @@ class Prediction(NamedTuple):
     entropy: jax.Array
     value: jax.Array | None  # None without a critic
     kl_behaviour: jax.Array  # KL(behaviour || policy), exact or, with logits_chunk, estimated
-    kl_reference: jax.Array | None  # KL(policy || reference), likewise; None without a reference
+    # KL(policy || reference), likewise, but always exact for exact_kl_to_reference; None without a reference
+    kl_reference: jax.Array | None
     reference_log_prob: jax.Array | None  # None without a reference
 
 

@@ -11,6 +11,7 @@ from grpo_jax.environments import Environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import bind_frozen, partition
+from grpo_jax.policies.scoring import bind_reference
 from grpo_jax.rollouts.finals import num_finals
 from grpo_jax.types import PyTree, RewardParts, Trajectory
 from grpo_jax.updates.batch import make_batch
@@ -54,9 +55,10 @@ def make_update(config: Fields, gradient_of: Callable) -> Callable[[jax.Array], 
             shuffle_blocks=config.shuffle_blocks,
         )
         params, frozen = partition(policy, params)
+        bound = bind_reference(bind_frozen(policy, frozen), params)
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
         return gradient_of(
-            *(algorithm, bind_frozen(policy, frozen), params, batch, indices, hyperparams),
+            *(algorithm, bound, params, batch, indices, hyperparams),
             num_microbatches=config.num_microbatches,
             plan=config.plan,
         )

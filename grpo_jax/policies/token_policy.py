@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.policies.architecture import DENSE_LAYERS
+from grpo_jax.policies.dense import product
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.lora import is_trained
 from grpo_jax.policies.policy import Policy
@@ -67,6 +68,7 @@ def make_token_policy(
         sequence_carry=lambda carry: TokenCarry(carry.prompt, (), ()),
         features=functools.partial(_features, *actor),
         head=functools.partial(_head, *actor),
+        value_head=functools.partial(_value_head, actor[0]) if critic and shared_critic else None,
         cast=functools.partial(_cast, architecture.compute_dtype),
         max_steps=max_steps,
         logits_chunk=logits_chunk,
@@ -121,6 +123,11 @@ def _features(actor: str, network: Transformer, params, observation, carry, is_f
 
 def _head(actor: str, network: Transformer, params, features):
     return token_logits(network.architecture, params[actor], features)
+
+
+def _value_head(actor: str, params, features):
+    value = params[actor]["value"]
+    return (product(features, value["kernel"]) + value["bias"])[..., 0]
 
 
 def _read_completions(networks: Networks, params, observation, carry):
