@@ -124,6 +124,8 @@ class Arguments(TrainingArguments):
     """Held-out prompts: another file, or a share of the prompts."""
     system_prompt: str | None = None
     """A system message before each prompt; a prompt that is a text becomes the message of a user."""
+    process_rewards: bool = False
+    """Pay rewards of steps within a completion where the steps end, for algorithms such as grpo_process."""
 
 
 def make_task(arguments: Arguments) -> LanguageTask:
@@ -144,6 +146,7 @@ def make_task(arguments: Arguments) -> LanguageTask:
         held_out=held_out,
         max_completion=arguments.max_completion,
         system_prompt=arguments.system_prompt,
+        process_rewards=arguments.process_rewards,
     )
 
 

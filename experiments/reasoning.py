@@ -61,7 +61,8 @@ class Arguments(language_model.TrainingArguments):
     well_formed: float = 0.2
     """Weight of the reward for the format <think>...</think><answer>...</answer>."""
     right_steps: float = 0.0
-    """Weight of the reward for the share of right lines within <think>; 0: none."""
+    """Weight of the rewards for right lines within <think>, each paid where the line ends; 0: none. For process
+    supervision also set the algorithm, grpo_process."""
 
     max_completion: int = 36
     num_prompts: int = 32
@@ -96,6 +97,7 @@ def make_task(out: Path, model: Path, arguments: Arguments) -> LanguageTask:
         held_out=read_prompts(out / HELD_OUT),
         rewards=tuple(Reward(function.__name__, function, weight) for function, weight in weights.items()),
         max_completion=arguments.max_completion,
+        process_rewards=arguments.right_steps > 0,
     )
 
 

@@ -46,6 +46,7 @@ class RewardParts(NamedTuple):
 
     values: jax.Array  # [..., K]
     weights: jax.Array  # [..., K]
+    judged: jax.Array | None = None  # [...] bool: the step has a reward of its own; None: every step has
 
     @property
     def total(self) -> jax.Array:
@@ -71,7 +72,7 @@ class Trajectory(NamedTuple):
     discounted_return: jax.Array  # [T, B] as in RolloutState, including this step's reward
     carry: PyTree  # carry of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
     action_mask: jax.Array | None = None  # [T, B, num_actions] bool: legal actions; None: all always are
-    reward_parts: RewardParts | None = None  # each [T, B, K]; None: the environment does not report them
+    reward_parts: RewardParts | None = None  # [T, B, K]; None: the environment does not report them
     # Observations that no step starts from, which only a baseline needs: the final one of each truncated episode, in
     # order, then the one after the window.
     final_observation: PyTree = None  # each leaf [F, B, ...]

@@ -122,6 +122,31 @@ def test_rewards_are_one_call_for_all_completions(model):
     assert calls == [["aa", "a", ""]]
 
 
+def test_steps_are_paid_by_the_tokens_that_end_them(model):
+    """A token is a byte; the last one is the end token, which has no text."""
+
+    def by_line(completions):
+        return [[(2, 1), (len(text), 0.5)] for text in completions]
+
+    rewards = Reward("by_line", by_line), Reward("lengths", lengths)
+    task = make_task(model, rewards=rewards, max_completion=6, process_rewards=True)
+    tokens = np.full((2, 6), -1)
+    for row, text in enumerate(("é\na", "12\n4")):
+        ids = [*model.tokenizer.encode_part(text), END]
+        tokens[row, : len(ids)] = ids
+    assert task.score(np.zeros(2, int), tokens).tolist() == [[1.5, 3], [1.5, 4]]
+    values, is_paid = task.score_steps(np.zeros(2, int), tokens)
+    assert values.shape == (2, 6, 2) and values[..., 1].tolist() == [[0, 0, 0, 0, 3, 0], [0, 0, 0, 0, 4, 0]]
+    assert values[..., 0].tolist() == [[0, 0, 1, 0.5, 0, 0], [0, 1, 0, 0.5, 0, 0]], "the first character has two bytes"
+    assert is_paid.tolist() == [[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]]
+
+    env = language_environment(task)
+    states = Completion(np.zeros(2, np.int32), tokens.astype(np.int32), np.array([5, 5], np.int32))
+    parts = jax.jit(env.outcome)(states, {"by_line": np.float32([1, 2]), "lengths": np.float32([0.1, 0.2])})
+    assert (parts.values == values).all() and (parts.judged == is_paid).all()
+    assert parts.weights[1].tolist() == [[2, np.float32(0.2)]] * 6
+
+
 def test_the_error_of_a_reward_leaves_a_compiled_program_as_it_is(model, caplog):
     task = make_task(model, rewards=(Reward("wrong", lambda completions: [0.0, None, 0.0]),))
     with pytest.raises(RewardError, match="the reward 'wrong' returned None for the completion 'a'"):
