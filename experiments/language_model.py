@@ -151,12 +151,22 @@ def make_task(arguments: Arguments) -> LanguageTask:
 
 
 def make_algorithm(arguments: TrainingArguments) -> Algorithm:
-    """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight."""
-    algorithm = by_name(arguments.algorithm)
-    if arguments.kl_coef:
-        return prompted(algorithm)
-    penalties = tuple(penalty for penalty in algorithm.penalties if penalty is not kl_to_behaviour)
-    return algorithm._replace(start=FRESH, penalties=penalties)
+    """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight.
+
+    Raises:
+      ConfigError: the KL has a weight, but the algorithm has no such penalty.
+    """
+    found = by_name(arguments.algorithm)
+    algorithm = prompted(found)
+    if not arguments.kl_coef:
+        penalties = tuple(penalty for penalty in found.penalties if penalty is not kl_to_behaviour)
+        return found._replace(start=FRESH, penalties=penalties)
+    if algorithm.reference is None and arguments.kl_coef != type(arguments).kl_coef:
+        raise ConfigError(
+            f"--kl-coef {arguments.kl_coef:g} has no effect, as --algorithm {arguments.algorithm} has no KL penalty by "
+            "design; leave out --kl-coef, or use another algorithm, such as grpo"
+        )
+    return algorithm
 
 
 def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:

@@ -24,6 +24,7 @@ from . import language_model, tiny_language_model
 from .harness.command import command, make_console, need_one_process, new_folder
 from .harness.parsing import parse_flags
 from .harness.reasoning import accuracy, demonstrate, make_problems, right_steps, well_formed, write_lines
+from .harness.study import check_plans
 from .harness.token_runs import format_shares
 
 BATCH_SIZE = 64  # demonstrations of a gradient step
@@ -140,7 +141,9 @@ def imitate_demonstrations(
         shares = format_shares(accuracies)
         console.print(f"  after {updates.max()} updates: sampled accuracy {shares}", soft_wrap=True)
 
-    config = language_model.make_plan(arguments, task).config
+    plan = language_model.make_plan(arguments, task)
+    check_plans([plan], arguments)
+    config = plan.config
     start = learn_demonstrations(
         dataclasses.replace(config, transformer=config.transformer.without_lora),
         task,

@@ -61,7 +61,7 @@ def language_environment(task: LanguageTask) -> Environment:
         step=step,
         params={"held_out": np.int32(0)} | {reward.name: np.float32(reward.weight) for reward in task.rewards},
         observation=jax.ShapeDtypeStruct((), jnp.int32),
-        action_space=Discrete(task.model.vocab_size),
+        action_space=Discrete(task.model.num_tokens),
         action_mask=None,
         max_steps=task.max_completion,
         prompt=lambda state, params: prompts[state.problem, :-1],

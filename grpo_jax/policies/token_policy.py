@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.policies.architecture import DENSE_LAYERS
 from grpo_jax.policies.dense import product
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.lora import is_trained
 from grpo_jax.policies.policy import Policy
+from grpo_jax.policies.sampling import change_logits
 from grpo_jax.policies.transformer import Architecture, KeysValues, Transformer, token_logits
 
 Networks = dict[str, Transformer]
@@ -47,17 +49,24 @@ def make_token_policy(
       critic: whether to make a critic.
       shared_critic: the critic is a head of the actor's network instead of a network of its own.
       logits_chunk: tokens whose logits an update computes at once; None: all.
+
+    Raises:
+      ConfigError: the architecture has fewer embeddings than there are tokens.
     """
+    num_tokens = distribution.num_parameters
+    vocab_size = architecture.vocab_size or num_tokens
+    if vocab_size < num_tokens:
+        raise ConfigError(
+            f"vocab_size={vocab_size}, but the task has {num_tokens} tokens; leave it out, or use {num_tokens} or more"
+        )
     heads = ("actor", "critic") if critic else ("actor",)
     groups = [heads] if shared_critic else [(head,) for head in heads]
     networks = {
-        "_".join(group): Transformer(
-            architecture if "actor" in group else architecture.without_lora, distribution.num_parameters, group
-        )
+        "_".join(group): Transformer(architecture if "actor" in group else architecture.without_lora, vocab_size, group)
         for group in groups
     }
     actor = next(iter(networks.items()))  # its name and the network
-    return Policy(
+    policy = Policy(
         init=functools.partial(_init, networks),
         initial_carry=functools.partial(_initial_carry, networks, max_steps),
         step=functools.partial(_step, networks, max_steps),
@@ -74,6 +83,7 @@ def make_token_policy(
         logits_chunk=logits_chunk,
         trainable=None if architecture.adapter is None else is_trained,
     )
+    return policy if vocab_size == num_tokens else change_logits(policy, lambda logits: logits[..., :num_tokens])
 
 
 def _init(networks: Networks, key):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params
+from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params, make_tokenizer
 
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
@@ -20,8 +20,10 @@ from grpo_jax.language import (
     load_model,
     load_params,
     load_tokenizer,
+    save_model,
     save_trained,
 )
+from grpo_jax.policies import Architecture, categorical, make_token_policy
 
 END = 0
 
@@ -66,6 +68,34 @@ def test_rewards_see_what_the_file_holds(model):
     assert calls == [(["345", "12"], ["aa", ""], ["b", "a"])] and values.tolist() == [[1, 2], [1, 0]]
     make_task(model, [{"messages": CHAT[1:2], "answer": 1}], rewards=rewards[:1]).score(np.array([0]), np.array([[a]]))
     assert calls[1] == ([CHAT[1:2]], [[{"role": "assistant", "content": "a"}]], [1])
+
+
+def test_embeddings_without_a_token_are_never_sampled(tmp_path):
+    """The embeddings of published models are often padded."""
+    architecture = Architecture(num_layers=1, width=16, num_heads=2, qk_norm=True)
+    params = make_params(architecture, 300)
+    save_model(tmp_path, architecture, params, make_tokenizer(), end_token="<|im_end|>", context=64)
+    task = make_task(load_model(tmp_path))
+    assert (task.model.vocab_size, task.model.num_tokens, task.model.architecture.vocab_size) == (300, 258, 300)
+    env = language_environment(task)
+    assert env.action_space.num_actions == 258
+
+    def run(num_tokens):
+        policy = make_token_policy(task.model.architecture, categorical(num_tokens), max_steps=2)
+
+        @jax.jit
+        def logits(params):
+            tokens, is_first = jnp.array([[1], [2]]), jnp.zeros((2, 1), bool)
+            carry = policy.initial_carry(params, 1, jnp.array([[3]]))
+            inputs = params, tokens, policy.sequence_carry(carry), is_first
+            return policy.step(params, tokens[0], carry)[0], policy.sequence(*inputs)[0]
+
+        return logits(params)
+
+    for ours, all_of_them in zip(run(258), run(300), strict=True):
+        np.testing.assert_array_equal(ours, all_of_them[..., :258])
+    with pytest.raises(ConfigError, match="vocab_size=300, but the task has 301 tokens"):
+        make_token_policy(task.model.architecture, categorical(301), max_steps=2)
 
 
 def test_an_episode_is_a_completion(model):
