@@ -124,6 +124,8 @@ class Arguments(TrainingArguments):
     """Held-out prompts: another file, or a share of the prompts."""
     system_prompt: str | None = None
     """A system message before each prompt; a prompt that is a text becomes the message of a user."""
+    process_rewards: bool = False
+    """Pay rewards of steps within a completion where the steps end, for algorithms such as grpo_process."""
 
 
 def make_task(arguments: Arguments) -> LanguageTask:
@@ -144,16 +146,27 @@ def make_task(arguments: Arguments) -> LanguageTask:
         held_out=held_out,
         max_completion=arguments.max_completion,
         system_prompt=arguments.system_prompt,
+        process_rewards=arguments.process_rewards,
     )
 
 
 def make_algorithm(arguments: TrainingArguments) -> Algorithm:
-    """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight."""
-    algorithm = by_name(arguments.algorithm)
-    if arguments.kl_coef:
-        return prompted(algorithm)
-    penalties = tuple(penalty for penalty in algorithm.penalties if penalty is not kl_to_behaviour)
-    return algorithm._replace(start=FRESH, penalties=penalties)
+    """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight.
+
+    Raises:
+      ConfigError: the KL has a weight, but the algorithm has no such penalty.
+    """
+    found = by_name(arguments.algorithm)
+    algorithm = prompted(found)
+    if not arguments.kl_coef:
+        penalties = tuple(penalty for penalty in found.penalties if penalty is not kl_to_behaviour)
+        return found._replace(start=FRESH, penalties=penalties)
+    if algorithm.reference is None and arguments.kl_coef != type(arguments).kl_coef:
+        raise ConfigError(
+            f"--kl-coef {arguments.kl_coef:g} has no effect, as --algorithm {arguments.algorithm} has no KL penalty by "
+            "design; leave out --kl-coef, or use another algorithm, such as grpo"
+        )
+    return algorithm
 
 
 def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:

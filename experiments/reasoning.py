@@ -24,6 +24,7 @@ from . import language_model, tiny_language_model
 from .harness.command import command, make_console, need_one_process, new_folder
 from .harness.parsing import parse_flags
 from .harness.reasoning import accuracy, demonstrate, make_problems, right_steps, well_formed, write_lines
+from .harness.study import check_plans
 from .harness.token_runs import format_shares
 
 BATCH_SIZE = 64  # demonstrations of a gradient step
@@ -61,7 +62,8 @@ class Arguments(language_model.TrainingArguments):
     well_formed: float = 0.2
     """Weight of the reward for the format <think>...</think><answer>...</answer>."""
     right_steps: float = 0.0
-    """Weight of the reward for the share of right lines within <think>; 0: none."""
+    """Weight of the rewards for right lines within <think>, each paid where the line ends; 0: none. For process
+    supervision also set the algorithm, grpo_process."""
 
     max_completion: int = 36
     num_prompts: int = 32
@@ -96,6 +98,7 @@ def make_task(out: Path, model: Path, arguments: Arguments) -> LanguageTask:
         held_out=read_prompts(out / HELD_OUT),
         rewards=tuple(Reward(function.__name__, function, weight) for function, weight in weights.items()),
         max_completion=arguments.max_completion,
+        process_rewards=arguments.right_steps > 0,
     )
 
 
@@ -138,7 +141,9 @@ def imitate_demonstrations(
         shares = format_shares(accuracies)
         console.print(f"  after {updates.max()} updates: sampled accuracy {shares}", soft_wrap=True)
 
-    config = language_model.make_plan(arguments, task).config
+    plan = language_model.make_plan(arguments, task)
+    check_plans([plan], arguments)
+    config = plan.config
     start = learn_demonstrations(
         dataclasses.replace(config, transformer=config.transformer.without_lora),
         task,

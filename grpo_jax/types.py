@@ -46,6 +46,7 @@ class RewardParts(NamedTuple):
 
     values: jax.Array  # [..., K]
     weights: jax.Array  # [..., K]
+    judged: jax.Array | None = None  # [...] bool: the step has a reward of its own; None: every step has
 
     @property
     def total(self) -> jax.Array:
@@ -71,7 +72,7 @@ class Trajectory(NamedTuple):
     discounted_return: jax.Array  # [T, B] as in RolloutState, including this step's reward
     carry: PyTree  # carry of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
     action_mask: jax.Array | None = None  # [T, B, num_actions] bool: legal actions; None: all always are
-    reward_parts: RewardParts | None = None  # each [T, B, K]; None: the environment does not report them
+    reward_parts: RewardParts | None = None  # [T, B, K]; None: the environment does not report them
     # Observations that no step starts from, which only a baseline needs: the final one of each truncated episode, in
     # order, then the one after the window.
     final_observation: PyTree = None  # each leaf [F, B, ...]
@@ -125,6 +126,8 @@ class Batch(NamedTuple):
     carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / members, ...]
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool: legal actions; None: all always are
     reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
+    # [S, N, F] input of the reference policy's head, with logits_chunk and exact_kl_to_reference; else None
+    reference_features: jax.Array | None = None
     whole: Whole = Whole()
 
 
@@ -135,7 +138,8 @@ class Prediction(NamedTuple):
     entropy: jax.Array
     value: jax.Array | None  # None without a critic
     kl_behaviour: jax.Array  # KL(behaviour || policy), exact or, with logits_chunk, estimated
-    kl_reference: jax.Array | None  # KL(policy || reference), likewise; None without a reference
+    # KL(policy || reference), likewise, but always exact for exact_kl_to_reference; None without a reference
+    kl_reference: jax.Array | None
     reference_log_prob: jax.Array | None  # None without a reference
 
 

@@ -64,12 +64,20 @@ def well_formed(completions: Sequence[str]) -> list[float]:
     return [float(bool(FORMAT.fullmatch(completion))) for completion in completions]
 
 
-def right_steps(completions: Sequence[str], steps: Sequence[Sequence[str]]) -> list[float]:
-    """The share of lines within <think> that are the right step; missing and additional lines count as wrong ones."""
-    shares = []
+def right_steps(completions: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[tuple[int, float]]]:
+    """Each line within <think> is paid where it ends, as a list of (position, number).
+
+    The right step is worth a share of 1, and any other line 0. Missing and additional lines make the shares smaller, so
+    that their sum is the share of right lines.
+    """
+    payments = []
     for completion, right in zip(completions, steps, strict=True):
-        match = FORMAT.match(completion)
-        lines = match[1].split("\n") if match else []
-        equal = sum(line == step for line, step in zip(lines, right, strict=False))
-        shares.append(equal / max(len(lines), len(right)))
-    return shares
+        match, paid = FORMAT.match(completion), []
+        lines, end = (match[1].split("\n"), match.start(1)) if match else ([], 0)
+        for number, line in enumerate(lines):
+            end += len(line)
+            is_right = right[number : number + 1] == [line]
+            paid.append((end, is_right / max(len(lines), len(right))))
+            end += 1  # the line break
+        payments.append(paid)
+    return payments

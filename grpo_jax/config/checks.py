@@ -8,7 +8,6 @@ from grpo_jax.config.fields import Fields
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, as_count
-from grpo_jax.objectives.penalties import exact_kl_to_reference
 from grpo_jax.policies import Architecture
 from grpo_jax.updates.batch import kept_whole
 from grpo_jax.updates.shuffle import MAX_SAMPLES
@@ -112,11 +111,6 @@ def _check_logits_chunk(config: Fields) -> None:
         raise ConfigError(
             "logits_chunk keeps only log-probabilities of sampled tokens, but a mask of tokens, of the environment or "
             "of truncate_sampling=True, belongs to whole distributions; leave one of the two out"
-        )
-    if exact_kl_to_reference in config.algorithm.penalties:
-        raise ConfigError(
-            "exact_kl_to_reference needs whole distributions, but with logits_chunk only log-probabilities of sampled "
-            "tokens are kept; use kl_to_reference, its unbiased estimate"
         )
 
 

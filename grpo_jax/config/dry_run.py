@@ -5,14 +5,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.config.environment_checks import num_reward_parts
+from grpo_jax.config.environment_checks import empty_reward_parts
 from grpo_jax.config.fields import Fields
 from grpo_jax.environments import Environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import bind_frozen, partition
+from grpo_jax.policies.scoring import bind_reference
 from grpo_jax.rollouts.finals import num_finals
-from grpo_jax.types import PyTree, RewardParts, Trajectory
+from grpo_jax.types import PyTree, Trajectory
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
@@ -54,9 +55,10 @@ def make_update(config: Fields, gradient_of: Callable) -> Callable[[jax.Array], 
             shuffle_blocks=config.shuffle_blocks,
         )
         params, frozen = partition(policy, params)
+        bound = bind_reference(bind_frozen(policy, frozen), params)
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
         return gradient_of(
-            *(algorithm, bind_frozen(policy, frozen), params, batch, indices, hyperparams),
+            *(algorithm, bound, params, batch, indices, hyperparams),
             num_microbatches=config.num_microbatches,
             plan=config.plan,
         )
@@ -93,8 +95,7 @@ def _trajectory(config: Fields, params) -> Trajectory:
         final_value = None if value is None else jnp.zeros((num_final, shape[1]))
         trajectory = trajectory._replace(final_observation=final[0], final_carry=final[1], final_value=final_value)
     if config.env.task is not None or config.env.outcome is not None:
-        parts = jnp.zeros((*shape, num_reward_parts(config)))
-        trajectory = trajectory._replace(reward_parts=RewardParts(values=parts, weights=parts))
+        trajectory = trajectory._replace(reward_parts=empty_reward_parts(config, shape))
     return trajectory
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from grpo_jax.config.descriptions import are_alike, describe_arrays
 from grpo_jax.config.fields import Fields
-from grpo_jax.environments import group_parameters
+from grpo_jax.environments import Environment, group_parameters
 from grpo_jax.environments.environment import Transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError
@@ -42,11 +42,15 @@ def check_environment(config: Fields) -> None:
         )
 
 
-def num_reward_parts(config: Fields) -> int:
-    """The number of parts of the reward, first those of the steps and then those of the outcome.
+def empty_reward_parts(config: Fields, shape: tuple[int, int]) -> RewardParts:
+    """The parts `[T, B, K]` of a reward of 0, first those of the steps and then those of the outcome.
+
+    Args:
+      config: of an environment with parts.
+      shape: T and B.
 
     Raises:
-      ConfigError: the outcome does not have the shapes `[B, K]`.
+      ConfigError: the outcome does not have the shapes `[B, K]` or `[B, max_steps, K]`.
     """
     env, family = config.env, config.policy.distribution
 
@@ -59,10 +63,22 @@ def num_reward_parts(config: Fields) -> int:
 
     steps, outcome = jax.eval_shape(play, jax.random.key(0))
     if outcome is not None:
-        shapes = [jnp.shape(part) for part in jax.tree.leaves(outcome)]
-        if not isinstance(outcome, RewardParts) or set(shapes) != {(_NUM_ENVS, *shapes[0][1:2])} or len(shapes[0]) < 2:
-            raise ConfigError(
-                f"the outcome of {env.name!r} for {_NUM_ENVS} environments is {describe_arrays(outcome)}; return "
-                f"RewardParts(values, weights), both [{_NUM_ENVS}, K], for K parts of the reward"
-            )
-    return sum(parts.values.shape[-1] for parts in (steps, outcome) if parts is not None)
+        _check_outcome(env, outcome)
+    parts = jnp.zeros((*shape, sum(parts.values.shape[-1] for parts in (steps, outcome) if parts is not None)))
+    has_judged = outcome is not None and outcome.judged is not None
+    return RewardParts(parts, parts, jnp.zeros(shape, bool) if has_judged else None)
+
+
+def _check_outcome(env: Environment, outcome: RewardParts) -> None:
+    whole, steps = (_NUM_ENVS,), (_NUM_ENVS, env.max_steps)
+    if isinstance(outcome, RewardParts):
+        values, weights, judged = jnp.shape(outcome.values), jnp.shape(outcome.weights), outcome.judged
+        is_marked = judged is not None
+        if values == weights and values[:-1] in ((steps,) if is_marked else (whole, steps)):
+            if not is_marked or are_alike(judged, jax.ShapeDtypeStruct(steps, bool)):
+                return
+    raise ConfigError(
+        f"the outcome of {env.name!r} for {_NUM_ENVS} environments is {describe_arrays(outcome)}; return "
+        f"RewardParts(values, weights), both [{_NUM_ENVS}, K], for K parts of the reward, or both "
+        f"[{_NUM_ENVS}, {env.max_steps}, K], for the steps of an episode, and judged None or bool{list(steps)}"
+    )

@@ -67,7 +67,7 @@ class Fields:
     """Parts over which the gradient of a minibatch is accumulated; None: chosen by size."""
     logits_chunk: int | None = None
     """Tokens whose logits an update computes at once (at least a whole step), for a large vocabulary: rollouts keep
-    only log-probabilities of the sampled tokens, and KL metrics are estimates (k3). None: all at once, and exact."""
+    only log-probabilities of sampled tokens, and the KL to the behaviour policy is estimated (k3). None: all."""
     share_prompts: bool | None = None
     """Minibatches are of whole groups, and an update reads their prompt once; None: a transformer's, where possible."""
     shuffle_blocks: int = 1

@@ -37,7 +37,8 @@ class Environment(NamedTuple):
     task: Any = None  # the `tokens.Task` of a token environment
     on_host: bool = False  # resets, steps or outcomes call the host
     # (states, params), each leaf [B, ...] -> RewardParts [B, K]: the reward of whole episodes, added to that of their
-    # last step. It is called once, on the final states of a rollout, so rollouts must have one episode each.
+    # last step; or RewardParts [B, max_steps, K]: added to the rewards of their steps, in order. It is called once, on
+    # the final states of a rollout, so rollouts must have one episode each.
     outcome: Callable | None = None
     # (state, params) -> int32: the action that the environment itself takes at this step; -1: the policy acts
     imposed: Callable | None = None

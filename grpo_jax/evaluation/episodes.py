@@ -14,7 +14,7 @@ from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.rollouts.outcomes import outcome_parts
+from grpo_jax.rollouts.outcomes import outcome_return
 from grpo_jax.rollouts.resets import advance_where
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree, TrainState
@@ -110,8 +110,8 @@ def record_episodes(
 
         progress, (steps, alive) = jax.lax.scan(step, start, keys)
         if config.env.outcome is not None:
-            parts = outcome_parts(config.env, progress[0].environment, environment_params)
-            steps = steps._replace(returns=steps.returns + jnp.where(alive, 0.0, parts.total))
+            paid = outcome_return(config.env, progress[0])
+            steps = steps._replace(returns=steps.returns + jnp.where(alive, 0.0, paid))
         return progress, (steps, alive.any(axis=1))
 
     progress = reset(policy)

@@ -21,8 +21,8 @@ def language_environment(task: LanguageTask) -> Environment:
     """The environment of a task. An episode is one completion, which an end token of the model terminates.
 
     Its traced parameters are the weight of each reward, by the reward's name, and `held_out`: with 0 a reset draws from
-    the prompts to train on, with 1 from the held-out ones (or from all, if none is held out). Rewards are those of the
-    whole completion: `outcome` calls the host once for all completions of a rollout.
+    the prompts to train on, with 1 from the held-out ones (or from all, if none is held out). Rewards are known
+    when a completion has ended: `outcome` calls the host once for all completions of a rollout.
 
     Args:
       task: prompts, rewards and the model.
@@ -43,11 +43,17 @@ def language_environment(task: LanguageTask) -> Environment:
         return transition(after, action, 0.0, terminated, after.length >= task.max_completion)
 
     def outcome(states, params):
-        shape = jax.ShapeDtypeStruct((*states.length.shape, len(task.rewards)), jnp.float32)
-        values = jax.pure_callback(
-            task.score_in_callback, shape, states.problem, states.tokens, vmap_method="broadcast_all"
+        shape = states.tokens.shape if task.process_rewards else states.length.shape
+        values = jax.ShapeDtypeStruct((*shape, len(task.rewards)), jnp.float32)
+        results = (values, jax.ShapeDtypeStruct(shape, bool)) if task.process_rewards else values
+        found = jax.pure_callback(
+            task.score_in_callback, results, states.problem, states.tokens, vmap_method="broadcast_all"
         )
-        return RewardParts(values, jnp.stack([params[reward.name] for reward in task.rewards], axis=-1))
+        weights = jnp.stack([params[reward.name] for reward in task.rewards], axis=-1)
+        if not task.process_rewards:
+            return RewardParts(found, weights)
+        values, is_paid = found
+        return RewardParts(values, jnp.broadcast_to(weights[..., None, :], values.shape), is_paid)
 
     return Environment(
         name=f"language:{task.digest}",
@@ -55,7 +61,7 @@ def language_environment(task: LanguageTask) -> Environment:
         step=step,
         params={"held_out": np.int32(0)} | {reward.name: np.float32(reward.weight) for reward in task.rewards},
         observation=jax.ShapeDtypeStruct((), jnp.int32),
-        action_space=Discrete(task.model.vocab_size),
+        action_space=Discrete(task.model.num_tokens),
         action_mask=None,
         max_steps=task.max_completion,
         prompt=lambda state, params: prompts[state.problem, :-1],

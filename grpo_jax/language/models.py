@@ -38,7 +38,8 @@ class LanguageModel(NamedTuple):
 
     folder: Path
     architecture: Architecture
-    vocab_size: int  # number of logits; the tokenizer may have fewer tokens
+    vocab_size: int  # rows of the token embeddings
+    num_tokens: int  # those that the tokenizer has, which may be fewer: the rest is never sampled
     context: int  # the most tokens of a prompt and its completion
     tokenizer: Tokenizer
 
@@ -59,6 +60,7 @@ def load_model(folder: str | Path, **changes: Any) -> LanguageModel:
         folder=folder,
         architecture=load_architecture(folder, **changes),
         vocab_size=published["vocab_size"],
+        num_tokens=min(tokenizer.num_tokens, published["vocab_size"]),
         context=published.get("max_position_embeddings", 2**31),
         tokenizer=tokenizer,
     )
@@ -102,6 +104,7 @@ def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
         "feedforward_size": published["intermediate_size"],
         "rope_base": float(published.get("rope_theta") or rope.get("rope_theta", 10_000.0)),
         "norm_eps": float(published.get("rms_norm_eps", 1e-6)),
+        "vocab_size": published["vocab_size"],
         "tie_embeddings": bool(published.get("tie_word_embeddings", False)),
         **MODEL_TYPES[model_type],
     }

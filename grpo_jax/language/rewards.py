@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import math
+import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
@@ -18,12 +19,16 @@ from grpo_jax.importing import import_object
 
 EXAMPLE = "def reward(prompts, completions, **fields): return [0.0 for completion in completions]"
 
+Payments = list[tuple[int | None, float]]
+"""The rewards of a completion: the number of characters up to the end of a step, None for the whole, and the value."""
+
 
 class Reward(NamedTuple):
     """One part of the reward, which is the weighted sum of its parts."""
 
     name: str  # also names the environment's traced parameter with the weight
-    function: Callable  # (prompts, completions, **fields) -> a number for each completion; may be async
+    # (prompts, completions, **fields) -> for each completion a number, or a list of (position, number); may be async
+    function: Callable
     weight: float = 1.0
 
 
@@ -89,14 +94,27 @@ def score(
     completion_ids: Sequence[Sequence[int]],
     fields: Mapping[str, Sequence],
 ) -> np.ndarray:
-    """The value of each reward for each completion: float32 `[N, K]`.
+    """The value of each reward for each completion, the sum of those of its steps: float32 `[N, K]`; see `evaluate`."""
+    payments = evaluate(rewards, prompts, completions, completion_ids, fields)
+    return np.array([[sum(value for _, value in paid) for paid in each] for each in payments], np.float32).T
+
+
+def evaluate(
+    rewards: Sequence[Reward],
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    completion_ids: Sequence[Sequence[int]],
+    fields: Mapping[str, Sequence],
+) -> list[list[Payments]]:
+    """What each reward pays for each completion: K lists of length N.
 
     A function gets lists of length N by the names of its arguments: `prompts` and `completions` as the prompts have
     them (texts, or lists of messages), `completion_ids` (tokens), and the fields of the prompts. The lists are its own
     to change. Those that are async run at the same time.
 
     Raises:
-      RewardError: a function raised an error, or returned anything but N finite numbers.
+      RewardError: a function raised an error, or returned anything but N finite numbers or lists of them with their
+        positions.
     """
     arguments = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **fields}
     arguments = {name: list(values) for name, values in arguments.items()}
@@ -107,7 +125,7 @@ def score(
             if inspect.iscoroutine(calls[-1]):
                 unfinished.callback(calls[-1].close)
         results = _gather(rewards, calls, arguments)
-    return np.stack([_checked(reward, values, completions) for reward, values in zip(rewards, results, strict=True)], 1)
+    return [_checked(reward, values, completions) for reward, values in zip(rewards, results, strict=True)]
 
 
 def _parameters(reward: Reward) -> Sequence[inspect.Parameter]:
@@ -186,8 +204,8 @@ def _first_that_raises(reward: Reward, arguments: dict[str, list]) -> Any:
     return None
 
 
-def _checked(reward: Reward, values: Any, completions: Sequence[Any]) -> np.ndarray:
-    """The values as an array `[N]`."""
+def _checked(reward: Reward, values: Any, completions: Sequence[Any]) -> list[Payments]:
+    """What the function paid for each completion."""
     try:
         values = list(values)
     except TypeError:
@@ -200,14 +218,31 @@ def _checked(reward: Reward, values: Any, completions: Sequence[Any]) -> np.ndar
             f"the reward {reward.name!r} returned {len(values)} values for {len(completions)} completions; return one "
             "number for each, in their order"
         )
-    numbers = [_number(value) for value in values]
-    for value, number, completion in zip(values, numbers, completions, strict=True):
-        if not math.isfinite(number):
-            raise RewardError(
-                f"the reward {reward.name!r} returned {value!r:.200} for the completion {_shown(completion)}; return a "
-                "finite number for every completion, such as 0 for one that it cannot judge"
-            )
-    return np.array(numbers, np.float32)
+    payments = []
+    for value, completion in zip(values, completions, strict=True):
+        payments.append(_steps(value) if isinstance(value, list | tuple) else [(None, _number(value))])
+        length = len(_text(completion))
+        for end, number in payments[-1]:
+            if not math.isfinite(number):
+                raise RewardError(
+                    f"the reward {reward.name!r} returned {value!r:.200} for the completion {_shown(completion)}; "
+                    "return a finite number for every completion, such as 0 for one that it cannot judge, or a list of "
+                    "(position, number), one for each step"
+                )
+            if end is not None and not 0 < end <= length:
+                raise RewardError(
+                    f"the reward {reward.name!r} returned the position {end} for the completion {_shown(completion)}; "
+                    f"it is the number of characters up to the end of a step, from 1 to {length}"
+                )
+    return payments
+
+
+def _steps(pairs: Sequence[Any]) -> Payments:
+    """Pairs (position, number); the number of anything else is NaN."""
+    try:
+        return [(operator.index(end), _number(value)) for end, value in pairs]
+    except (TypeError, ValueError):
+        return [(None, math.nan)]
 
 
 def _number(value: Any) -> float:
@@ -223,7 +258,11 @@ def _number(value: Any) -> float:
     return number if abs(number) <= float(np.finfo(np.float32).max) else math.nan
 
 
+def _text(completion: Any) -> str:
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
 def _shown(completion: Any) -> str:
     """The text of a completion, at most 200 characters."""
-    text = completion if isinstance(completion, str) else completion[-1]["content"]
+    text = _text(completion)
     return repr(text if len(text) <= 200 else text[:200] + "...")

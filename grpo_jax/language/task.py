@@ -16,7 +16,7 @@ from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts
-from grpo_jax.language.rewards import Reward, RewardError, check_rewards, score
+from grpo_jax.language.rewards import Reward, RewardError, check_rewards, evaluate, score
 from grpo_jax.language.tokenizer import Prompt, pad_left
 
 
@@ -39,6 +39,9 @@ class LanguageTask:
     """The most tokens of a completion, which is truncated there."""
     system_prompt: str | None = None
     """A message before each chat without one; a prompt that is a text then becomes the message of a user."""
+    process_rewards: bool = False
+    """Rewards of steps within a completion are paid where the steps end, instead of all at the end of the completion.
+    The advantage decides what that changes: algorithms that compare whole completions only add them up."""
 
     def __post_init__(self):
         """Checks the whole."""
@@ -113,7 +116,7 @@ class LanguageTask:
         return messages
 
     def score(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The value of each reward, float32 `[..., K]`.
+        """The value of each reward, those of the steps added up: float32 `[..., K]`.
 
         Args:
           prompt: int `[...]`: indices of prompts.
@@ -122,6 +125,31 @@ class LanguageTask:
         Raises:
           RewardError: a reward failed.
         """
+        return score(*self._reward_arguments(prompt, tokens)).reshape(*np.shape(prompt), len(self.rewards))
+
+    def score_steps(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The values of the rewards at the tokens that pay them, float32 `[..., L, K]`, and which do, bool `[..., L]`.
+
+        A step is paid by the token that completes its text, and a whole completion by its last token.
+
+        Args:
+          prompt, tokens: as for `score`, which also has the errors.
+        """
+        arguments = self._reward_arguments(prompt, tokens)
+        ids, shape = arguments[3], np.shape(tokens)
+        values = np.zeros((len(ids), shape[-1], len(self.rewards)), np.float32)
+        is_paid = np.zeros(values.shape[:2], bool)
+        for number, payments in enumerate(evaluate(*arguments)):
+            for row, paid in enumerate(payments):
+                for length, value in paid:
+                    last = max(len(ids[row]) - 1, 0)
+                    index = last if length is None else self.model.tokenizer.find(ids[row], length)
+                    values[row, index, number] += value
+                    is_paid[row, index] = True
+        return values.reshape(*shape, len(self.rewards)), is_paid.reshape(shape)
+
+    def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple:
+        """The arguments of `rewards.score`."""
         prompt, tokens = np.asarray(prompt), np.asarray(tokens)
         rows = self.all_prompts.select(prompt.reshape(-1).tolist())
         flat = tokens.reshape(-1, tokens.shape[-1])
@@ -129,14 +157,16 @@ class LanguageTask:
         if self.prompts.are_chats:
             completions = [[{"role": "assistant", "content": text}] for text in completions]
         ids = [[token for token in row if token != PAD] for row in flat.tolist()]
-        values = score(self.rewards, rows.contents, completions, ids, rows.fields)
-        return values.reshape(*prompt.shape, len(self.rewards))
+        return self.rewards, rows.contents, completions, ids, rows.fields
 
-    def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """As `score`, for a callback of a compiled program: `reward_errors` raises its error unchanged."""
+    def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """As `score`, or with process rewards `score_steps`, for a callback of a compiled program.
+
+        `reward_errors` raises its error unchanged.
+        """
         with self._lock:  # of several devices
             try:
-                return self.score(prompt, tokens)
+                return self.score_steps(prompt, tokens) if self.process_rewards else self.score(prompt, tokens)
             except RewardError as error:
                 self._failures.append(error)
                 raise
@@ -161,7 +191,6 @@ class LanguageTask:
         """A hash of all that the rewards of a run depend on but the code of the rewards."""
         rewards = [[reward.name, reward.weight] for reward in self.rewards]
         prompts = [self.all_prompts.contents, self.all_prompts.fields, self.num_training, self.system_prompt]
-        text = json.dumps(
-            [rewards, prompts, self.max_completion, self.model.tokenizer.end_tokens], sort_keys=True, default=str
-        )
+        settings = [self.max_completion, self.model.tokenizer.end_tokens] + [True] * self.process_rewards
+        text = json.dumps([rewards, prompts, *settings], sort_keys=True, default=str)
         return hashlib.sha256(text.encode() + self.tokens.tobytes()).hexdigest()[:8]

@@ -1,5 +1,6 @@
 """The tokenizer of a model folder: text and chats to tokens and back, and the tokens that end a completion."""
 
+import bisect
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -32,11 +33,13 @@ class Tokenizer:
 
     Attributes:
       end_tokens: int tuple.
+      num_tokens: int, one more than the largest token.
     """
 
     def __init__(self, tokenizer: Any, end_tokens: Iterable[int], template: ChatTemplate | None = None):
         self._tokenizer, self._template = tokenizer, template
         self.end_tokens = tuple(end_tokens)
+        self.num_tokens = max(*tokenizer.get_vocab().values(), *self.end_tokens) + 1
 
     def render(self, messages: Messages) -> str:
         """The text that the model reads for a chat, which ends where its answer begins.
@@ -74,6 +77,15 @@ class Tokenizer:
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without special ones; `PAD` is no token."""
         return self._tokenizer.decode([int(token) for token in tokens if token != PAD])
+
+    def find(self, tokens: Sequence[int], length: int) -> int:
+        """The index of the token that completes the first `length` characters of the text of these tokens."""
+        text = self.decode(tokens)[:length]
+
+        def is_complete(index: int) -> bool:
+            return self.decode(tokens[: index + 1])[:length] == text
+
+        return bisect.bisect_left(range(len(tokens)), True, key=is_complete)
 
     def decode_batch(self, rows: np.ndarray) -> list[str]:
         """The texts of tokens `[N, L]`."""

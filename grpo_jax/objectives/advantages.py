@@ -203,8 +203,9 @@ def process_supervised(
 
 
 def process_supervised_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-    """Step rewards, standardised over the group and summed to go."""
-    return process_supervised(trajectory.reward, trajectory.valid, group_size)
+    """Step rewards, standardised over the judged steps of the group and summed to go."""
+    judged = None if trajectory.reward_parts is None else trajectory.reward_parts.judged
+    return process_supervised(trajectory.reward, trajectory.valid, group_size, judged=judged)
 
 
 def decoupled_normalized(

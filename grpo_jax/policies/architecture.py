@@ -10,6 +10,10 @@ from grpo_jax.policies.dense import Adapter
 DTYPES = ("float32", "bfloat16")
 DENSE_LAYERS = ("qkv", "out", "gate_up", "down")
 """The dense layers of a block."""
+_COUNTS = (
+    *("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size", "vocab_size"),
+    "lora_rank",
+)
 _LORA_OPTIONS = ("lora_alpha", "lora_layers", "frozen_dtype")  # fields that have no effect without lora_rank
 
 
@@ -43,6 +47,8 @@ class Architecture:
     """RMS norms on the queries and keys of each head, as in Qwen3."""
     tie_embeddings: bool = False
     """Compute the logits with the token embeddings instead of a separate matrix."""
+    vocab_size: int | None = None
+    """Rows of the token embeddings; those beyond the tokens of the task are never sampled. None: one for each token."""
     compute_dtype: str = "float32"
     """Type of the transformer's activations, "float32" or "bfloat16"; norms and logits are always float32."""
     checkpoint_layers: bool = False
@@ -58,7 +64,16 @@ class Architecture:
 
     def __post_init__(self):
         """Checks the sizes."""
-        for field in ("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size", "lora_rank"):
+        for field in (
+            "num_layers",
+            "width",
+            "num_heads",
+            "num_kv_heads",
+            "head_size",
+            "feedforward_size",
+            "vocab_size",
+            "lora_rank",
+        ):
             value = getattr(self, field)
             if value is not None:
                 object.__setattr__(self, field, as_count(field, value))

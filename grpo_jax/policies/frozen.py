@@ -10,6 +10,8 @@ import jax
 from grpo_jax.policies.policy import Policy
 from grpo_jax.types import PyTree
 
+_OF_PARAMS = ("initial_carry", "step", "sequence", "features", "head", "value_head")  # functions of a policy
+
 
 def partition(policy: Policy, params: PyTree) -> tuple[PyTree, PyTree]:
     """The trained and the frozen part of the parameters: `(params, None)` if the policy trains all of them."""
@@ -42,7 +44,7 @@ def bind_frozen(policy: Policy, frozen: PyTree) -> Policy:
 
     return policy._replace(
         init=lambda key: partition(policy, policy.init(key))[0],
-        **{name: bound(getattr(policy, name)) for name in ("initial_carry", "step", "sequence", "features", "head")},
+        **{name: bound(getattr(policy, name)) for name in _OF_PARAMS},
         trainable=None,
     )
 

@@ -25,6 +25,10 @@ class Policy(NamedTuple):
     # (params, observation [S, N, ...], carry, is_first [S, N]) -> [S, N, F], the input of the actor's head; optional
     features: Callable | None = None
     head: Callable | None = None  # (params, features [..., F]) -> distribution parameters [..., P]; optional
+    # (params, features [..., F]) -> value [...]; optional, and None if the critic does not share the actor's features
+    value_head: Callable | None = None
+    # (features [..., F]) -> distribution parameters [..., P] of the reference policy: see `bind_reference`
+    reference_head: Callable | None = None
     # Steps whose distributions an update computes at once, from features and head (see `scoring`). Rollouts then keep
     # the log-probabilities of actions, but no distributions. None: all at once.
     logits_chunk: int | None = None

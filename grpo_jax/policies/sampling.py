@@ -1,5 +1,7 @@
 """Changes to the distribution that is sampled from: action masks, temperature, top-k and top-p."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -12,17 +14,22 @@ MIN_TEMPERATURE = 1e-6  # logits are divided by no less
 def tempered(policy: Policy, temperature: jax.Array) -> Policy:
     """The policy with its logits divided by a temperature; at 0 it takes the most probable action."""
     temperature = jnp.maximum(temperature, MIN_TEMPERATURE)
+    return change_logits(policy, lambda logits: logits / temperature)
+
+
+def change_logits(policy: Policy, change: Callable[[jax.Array], jax.Array]) -> Policy:
+    """The policy with changed logits, in rollouts and in updates."""
 
     def step(*arguments):
         logits, *rest = policy.step(*arguments)
-        return logits / temperature, *rest
+        return change(logits), *rest
 
     def sequence(*arguments):
         logits, value = policy.sequence(*arguments)
-        return logits / temperature, value
+        return change(logits), value
 
     def head(*arguments):
-        return policy.head(*arguments) / temperature
+        return change(policy.head(*arguments))
 
     return policy._replace(step=step, sequence=sequence, head=policy.head and head)
 

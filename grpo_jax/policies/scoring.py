@@ -1,5 +1,6 @@
-"""Log-probabilities and entropies of long sequences whose distributions do not fit into memory all at once."""
+"""Log-probabilities, entropies and divergences of distributions that do not fit into memory all at once."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -14,11 +15,20 @@ class Scores(NamedTuple):
 
     log_prob: jax.Array  # of the actions
     entropy: jax.Array
-    value: jax.Array | None  # None without a critic
+    kl_reference: jax.Array | None  # exact KL(policy || reference); None without features of the reference
+
+
+def bind_reference(policy: Policy, params: PyTree) -> Policy:
+    """The policy with the head of a reference policy, which has these parameters, as a constant."""
+    return policy._replace(reference_head=policy.head and functools.partial(policy.head, params))
 
 
 def score(
-    policy: Policy, params: PyTree, observation: PyTree, carry: PyTree, is_first: jax.Array, action: jax.Array
+    policy: Policy,
+    params: PyTree,
+    features: jax.Array,
+    action: jax.Array,
+    reference_features: jax.Array | None = None,
 ) -> Scores:
     """The scores of actions, from about `policy.logits_chunk` distributions at a time.
 
@@ -28,14 +38,14 @@ def score(
 
     Args:
       policy: one with the functions `features` and `head`.
-      params, observation, carry, is_first: as of `policy.sequence`.
+      params: of the head.
+      features: `[S, N, F]`, the policy's.
       action: `[S, N]` or `[S, N, D]`.
+      reference_features: `[S, N, F]`, those of the reference policy whose head the policy has (`bind_reference`).
     """
-    (num_steps, num_sequences), family = is_first.shape, policy.distribution
+    (num_steps, num_sequences), family = features.shape[:2], policy.distribution
     length = min(num_steps, max(1, policy.logits_chunk // num_sequences))
     num_chunks = -(-num_steps // length)
-    features = policy.features(params, observation, carry, is_first)
-    value = policy.sequence(params, observation, carry, is_first)[1] if policy.has_critic else None
 
     def chunks(leaf):
         padding = [(0, num_chunks * length - num_steps)] + [(0, 0)] * (leaf.ndim - 1)
@@ -43,10 +53,11 @@ def score(
 
     @jax.checkpoint
     def of_chunk(chunk):
-        features, action = chunk
-        distribution = policy.head(params, features)
-        return family.log_prob(distribution, action), family.entropy(distribution)
+        features, action, reference_features = chunk
+        distribution, kl = policy.head(params, features), None
+        if reference_features is not None:
+            kl = family.kl(distribution, policy.reference_head(reference_features))
+        return Scores(family.log_prob(distribution, action), family.entropy(distribution), kl)
 
-    scores = jax.lax.map(of_chunk, (chunks(features), chunks(action)))
-    log_prob, entropy = (leaf.reshape(-1, num_sequences)[:num_steps] for leaf in scores)
-    return Scores(log_prob, entropy, value)
+    scores = jax.lax.map(of_chunk, jax.tree.map(chunks, (features, action, reference_features)))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, num_sequences)[:num_steps], scores)

@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.policies.architecture import DENSE_LAYERS
+from grpo_jax.policies.dense import product
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.lora import is_trained
 from grpo_jax.policies.policy import Policy
+from grpo_jax.policies.sampling import change_logits
 from grpo_jax.policies.transformer import Architecture, KeysValues, Transformer, token_logits
 
 Networks = dict[str, Transformer]
@@ -46,17 +49,24 @@ def make_token_policy(
       critic: whether to make a critic.
       shared_critic: the critic is a head of the actor's network instead of a network of its own.
       logits_chunk: tokens whose logits an update computes at once; None: all.
+
+    Raises:
+      ConfigError: the architecture has fewer embeddings than there are tokens.
     """
+    num_tokens = distribution.num_parameters
+    vocab_size = architecture.vocab_size or num_tokens
+    if vocab_size < num_tokens:
+        raise ConfigError(
+            f"vocab_size={vocab_size}, but the task has {num_tokens} tokens; leave it out, or use {num_tokens} or more"
+        )
     heads = ("actor", "critic") if critic else ("actor",)
     groups = [heads] if shared_critic else [(head,) for head in heads]
     networks = {
-        "_".join(group): Transformer(
-            architecture if "actor" in group else architecture.without_lora, distribution.num_parameters, group
-        )
+        "_".join(group): Transformer(architecture if "actor" in group else architecture.without_lora, vocab_size, group)
         for group in groups
     }
     actor = next(iter(networks.items()))  # its name and the network
-    return Policy(
+    policy = Policy(
         init=functools.partial(_init, networks),
         initial_carry=functools.partial(_initial_carry, networks, max_steps),
         step=functools.partial(_step, networks),
@@ -67,12 +77,14 @@ def make_token_policy(
         sequence_carry=lambda carry: TokenCarry(carry.prompt, (), ()),
         features=functools.partial(_features, *actor),
         head=functools.partial(_head, *actor),
+        value_head=functools.partial(_value_head, actor[0]) if critic and shared_critic else None,
         cast=functools.partial(_cast, architecture.compute_dtype),
         max_steps=max_steps,
         resize=_resize,
         logits_chunk=logits_chunk,
         trainable=None if architecture.adapter is None else is_trained,
     )
+    return policy if vocab_size == num_tokens else change_logits(policy, lambda logits: logits[..., :num_tokens])
 
 
 def _init(networks: Networks, key):
@@ -132,6 +144,11 @@ def _features(actor: str, network: Transformer, params, observation, carry, is_f
 
 def _head(actor: str, network: Transformer, params, features):
     return token_logits(network.architecture, params[actor], features)
+
+
+def _value_head(actor: str, params, features):
+    value = params[actor]["value"]
+    return (product(features, value["kernel"]) + value["bias"])[..., 0]
 
 
 def _read_completions(networks: Networks, params, observation, carry):

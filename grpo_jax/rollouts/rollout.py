@@ -90,7 +90,7 @@ class Simulator(NamedTuple):
 
         Without `auto_reset` an environment whose episode ends stays in its final state: later steps are not `valid`,
         have reward 0 and change nothing but the policy's carry, which is not read again. If the environment has an
-        `outcome`, it is evaluated on the final states and added to the last valid step of each environment.
+        `outcome`, it is evaluated on the final states and added to the rewards of the steps: see `add_outcome`.
 
         Where the environment itself acts (`imposed`), its action replaces the policy's, also a greedy one or
         `first_action`. `log_prob` is then the policy's for that action, without any mask.
@@ -209,7 +209,7 @@ class Simulator(NamedTuple):
         finals = progress.truncations.and_last(progress.state)
         trajectory = with_final_values(self.policy, self.params, trajectory, *finals, keep=keep_final)
         end = progress.state._replace(environment_params=before.environment_params)
-        return add_outcome(self.environment, auto_reset, end, trajectory)
+        return add_outcome(self.environment, self.discount, auto_reset, end, trajectory)
 
     def _step(
         self,

@@ -67,6 +67,10 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
     check_hyperparams(config, hyperparams)
     if not config.truncate_sampling and (np.min(hyperparams.top_k) < math.inf or np.min(hyperparams.top_p) < 1):
         raise ConfigError("top_k and top_p have no effect without truncate_sampling=True (--truncate-sampling)")
+    if np.min(hyperparams.temperature) == 0:
+        raise ConfigError(
+            "temperature=0 takes the most probable token, but training needs samples; use 1.0, and greedy evaluations"
+        )
     smallest = float(np.min(hyperparams.total_steps))
     if not smallest >= config.steps_per_iteration:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Warm starts: supervised learning from correct completions, until enough sampled ones are correct."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -104,10 +105,12 @@ def imitate(
       report: called on the host after each check with accuracies and numbers of updates so far, each `[R]`.
 
     Raises:
-      ConfigError: the target is not a share.
+      ConfigError: the target is not a share, or the learning rate is not positive.
     """
     if not 0 < target <= 1:
         raise ConfigError(f"target={target} is not a share of right answers; use a number such as 0.5")
+    if not 0 < learning_rate < math.inf:
+        raise ConfigError(f"learning_rate={learning_rate} must be a positive number; the default is 2e-3")
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate))
 
     def update(learner: _Learner, _) -> tuple[_Learner, None]:

@@ -1,13 +1,14 @@
 """From a trajectory to samples: rewards, baselines, advantages, masks and weights, computed once."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives import divergences
+from grpo_jax.objectives import divergences, exact_kl_to_reference
 from grpo_jax.objectives.returns import gae_advantage, next_values
 from grpo_jax.policies import Policy, combine, partition
 from grpo_jax.policies.sampling import mask_actions
@@ -69,12 +70,12 @@ def make_batch(
     whole = kept_whole(algorithm, policy, group_size, share_prompts=share_prompts, shuffle_blocks=shuffle_blocks)
     if whole.members > 1:
         trajectory = one_carry_per_group(trajectory, whole.members)
-    reference_distribution, reference_log_prob = None, None
+    reference = _Reference()
     if algorithm.reference is not None:
         reference_params = combine(reference_params, partition(policy, params)[1])
-        reference_distribution, reference_log_prob = _reference(policy, reference_params, trajectory)
+        reference = _run_reference(algorithm, policy, reference_params, trajectory)
     if algorithm.reward is not None:
-        reward = algorithm.reward(trajectory, _kl_to_reference(trajectory, reference_log_prob), hyperparams)
+        reward = algorithm.reward(trajectory, _kl_to_reference(trajectory, reference.log_prob), hyperparams)
         trajectory = trajectory._replace(reward=check_shape("reward", reward, trajectory.reward))
 
     compared = trajectory
@@ -100,8 +101,9 @@ def make_batch(
         action=trajectory.action,
         log_prob=trajectory.log_prob,
         distribution=trajectory.distribution,
-        reference_distribution=reference_distribution,
-        reference_log_prob=reference_log_prob,
+        reference_distribution=reference.distribution,
+        reference_log_prob=reference.log_prob,
+        reference_features=reference.features,
         advantage=advantage,
         mask=mask,
         weight=weight,
@@ -123,15 +125,24 @@ def _single_steps(leaf: jax.Array, num_blocks: int) -> jax.Array:
     return jnp.swapaxes(leaf, 0, 1).reshape(1, -1, *leaf.shape[3:])
 
 
-def _reference(policy: Policy, params: PyTree, trajectory: Trajectory) -> tuple[PyTree, jax.Array]:
-    """The reference policy's distributions, None with `logits_chunk`, and its log-probabilities of the actions."""
+class _Reference(NamedTuple):
+    """The reference policy on a trajectory, as in a `Batch`."""
+
+    distribution: PyTree = None
+    log_prob: jax.Array | None = None
+    features: jax.Array | None = None
+
+
+def _run_reference(algorithm: Algorithm, policy: Policy, params: PyTree, trajectory: Trajectory) -> _Reference:
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
     is_first = trajectory.is_first.at[0].set(True)  # the carry is the behaviour policy's
-    inputs = policy, params, trajectory.observation, carry, is_first
+    inputs = params, trajectory.observation, carry, is_first
     if policy.logits_chunk is not None:
-        return None, score(*inputs, trajectory.action).log_prob
-    distribution = mask_actions(policy.sequence(*inputs[1:])[0], trajectory.action_mask)
-    return distribution, policy.distribution.log_prob(distribution, trajectory.action)
+        features = policy.features(*inputs)
+        log_prob = score(policy, params, features, trajectory.action).log_prob
+        return _Reference(None, log_prob, features if exact_kl_to_reference in algorithm.penalties else None)
+    distribution = mask_actions(policy.sequence(*inputs)[0], trajectory.action_mask)
+    return _Reference(distribution, policy.distribution.log_prob(distribution, trajectory.action))
 
 
 def _kl_to_reference(trajectory: Trajectory, reference_log_prob: jax.Array | None) -> jax.Array | None:

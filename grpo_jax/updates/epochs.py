@@ -12,6 +12,7 @@ from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.devices.mesh import along_envs, num_env_devices, on_every_device
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import Policy, bind_frozen, combine, partition
+from grpo_jax.policies.scoring import bind_reference
 from grpo_jax.types import Batch, Metrics, PyTree
 from grpo_jax.updates.flattening import make_flattening
 from grpo_jax.updates.gradient_kernel import make_kernel_gradient
@@ -36,6 +37,7 @@ def update_epochs(
     hyperparams: Hyperparams,
     key: jax.Array,
     *,
+    reference_params: PyTree = None,
     num_epochs: int,
     num_minibatches: int,
     num_microbatches: int | None = None,
@@ -46,11 +48,12 @@ def update_epochs(
     The valid samples of a pass are dealt out evenly over its minibatches, as whole groups where those share a carry. An
     update whose loss or gradient is not finite changes nothing and is counted in `optim/skipped_updates`; one without a
     valid sample, or after the KL to the behaviour policy exceeded `kl_limit`, changes nothing either. The other metrics
-    are means over the updates that were applied, `policy/ratio_max` their maximum.
+    are means over the updates that were applied, `policy/ratio_max` their maximum. The parameters of the reference
+    policy, those that are trained, are needed only for a batch with its features.
     """
     plan = resolve_plan(plan)
     trained, frozen = partition(policy, learner.params)
-    policy, learner = bind_frozen(policy, frozen), learner._replace(params=trained)
+    policy, learner = bind_reference(bind_frozen(policy, frozen), reference_params), learner._replace(params=trained)
     flatten, unflatten = make_flattening(optimizer, learner.params, plan)
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.types import PyTree
 
 
@@ -22,11 +23,20 @@ def half_precision(optimizer: optax.GradientTransformation) -> optax.GradientTra
     Moments are rounded stochastically, up or down with probabilities that make the mean exact. Rounded to the nearest,
     a second moment could not decay: with beta2 = 0.999 an update takes at most a thousandth of it away, less than half
     of the 2^-8 to 2^-7 between neighbours in bfloat16.
+
+    Raises:
+      ConfigError: in `init`, if the optimiser keeps no moments.
     """
 
     def init(params: PyTree) -> HalfState:
         count = jnp.zeros((), jnp.int32)
-        return HalfState(count, _to_half(optimizer.init(params), count))
+        state = _to_half(optimizer.init(params), count)
+        if not any(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(state)):
+            raise ConfigError(
+                "moments_dtype='bfloat16' has no effect on an optimizer without moments; leave it out, or use 'adam', "
+                "'adamw', 'rmsprop', 'muon', or 'sgd' with beta1"
+            )
+        return HalfState(count, state)
 
     def update(gradient: PyTree, state: HalfState, params: PyTree = None) -> tuple[PyTree, HalfState]:
         full = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf, state.state)

@@ -10,7 +10,7 @@ from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.objectives.reductions import weighted_sum, weighted_sums
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions
-from grpo_jax.policies.scoring import Scores, score
+from grpo_jax.policies.scoring import score
 from grpo_jax.types import Batch, Metrics, Prediction, PyTree
 from grpo_jax.updates.batch import check_shape
 
@@ -20,10 +20,10 @@ RATIO_MAX = "policy/ratio_max"  # the one metric that is a maximum, not a mean
 def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
     """The outputs of `params` for the samples; the compiler leaves out those that no slot and no metric reads."""
     carry = jax.tree.map(lambda leaf: leaf[0], batch.carry)
-    inputs = policy, params, batch.observation, carry, batch.is_first
+    inputs = params, batch.observation, carry, batch.is_first
     if policy.logits_chunk is not None:
-        return _estimated(score(*inputs, batch.action), batch)
-    distribution, value = policy.sequence(*inputs[1:])
+        return _predict_in_chunks(policy, inputs, batch)
+    distribution, value = policy.sequence(*inputs)
     # The barrier stops XLA from repeating the loss, and its gradient, in every product of the network's last layer.
     distribution, value = jax.lax.optimization_barrier((distribution, value))
     distribution = mask_actions(distribution, batch.action_mask)
@@ -38,13 +38,24 @@ def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
     )
 
 
-def _estimated(scores: Scores, batch: Batch) -> Prediction:
-    """The divergences estimated from log-probabilities of the actions."""
-    reference = batch.reference_log_prob
+def _predict_in_chunks(policy: Policy, inputs: tuple, batch: Batch) -> Prediction:
+    """As `predict`, with estimates of those divergences for which the batch has no features."""
+    params, reference = inputs[0], batch.reference_log_prob
+    features, value = policy.features(*inputs), None
+    if policy.value_head is not None:
+        value = policy.value_head(params, features)
+    elif policy.has_critic:
+        value = policy.sequence(*inputs)[1]
+    scores = score(policy, params, features, batch.action, batch.reference_features)
+    kl_reference = scores.kl_reference
+    if kl_reference is None and reference is not None:
+        kl_reference = k3(scores.log_prob, reference)
     return Prediction(
-        *scores,
+        log_prob=scores.log_prob,
+        entropy=scores.entropy,
+        value=value,
         kl_behaviour=k3_from_behaviour(batch.log_prob, scores.log_prob),
-        kl_reference=None if reference is None else k3(scores.log_prob, reference),
+        kl_reference=kl_reference,
         reference_log_prob=reference,
     )
 

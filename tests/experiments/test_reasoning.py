@@ -30,7 +30,10 @@ def test_problems_are_distinct_and_their_steps_lead_to_the_answer():
 
 def test_a_demonstration_gets_every_reward():
     assert demonstrate(PROBLEM) == {"prompt": PROBLEM["prompt"], "completion": RIGHT}
-    assert accuracy([RIGHT], ["12"]) == well_formed([RIGHT]) == right_steps([RIGHT], [PROBLEM["steps"]]) == [1.0]
+    assert accuracy([RIGHT], ["12"]) == well_formed([RIGHT]) == [1.0]
+    ((first, second),) = right_steps([RIGHT], [PROBLEM["steps"]])
+    assert [RIGHT[:end] for end, _ in (first, second)] == ["<think>8+9=17", "<think>8+9=17\n17-5=12"]
+    assert first[1] == second[1] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -47,8 +50,10 @@ def test_a_demonstration_gets_every_reward():
     ],
 )
 def test_rewards(completion, rewards):
-    found = accuracy([completion], ["12"]), well_formed([completion]), right_steps([completion], [PROBLEM["steps"]])
-    assert tuple(values[0] for values in found) == rewards
+    (steps,) = right_steps([completion], [PROBLEM["steps"]])
+    found = accuracy([completion], ["12"])[0], well_formed([completion])[0], sum(value for _, value in steps)
+    assert found == rewards
+    assert all(0 < end <= len(completion) for end, _ in steps)
 
 
 def make_task(folder, **changes):

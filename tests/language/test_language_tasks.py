@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params
+from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params, make_tokenizer
 
 from grpo_jax import Config, Hyperparams, make_mesh, run
 from grpo_jax.environments.tokens import Completion
@@ -21,8 +21,10 @@ from grpo_jax.language import (
     load_model,
     load_params,
     load_tokenizer,
+    save_model,
     save_trained,
 )
+from grpo_jax.policies import Architecture, categorical, make_token_policy
 
 END = 0
 
@@ -67,6 +69,34 @@ def test_rewards_see_what_the_file_holds(model):
     assert calls == [(["345", "12"], ["aa", ""], ["b", "a"])] and values.tolist() == [[1, 2], [1, 0]]
     make_task(model, [{"messages": CHAT[1:2], "answer": 1}], rewards=rewards[:1]).score(np.array([0]), np.array([[a]]))
     assert calls[1] == ([CHAT[1:2]], [[{"role": "assistant", "content": "a"}]], [1])
+
+
+def test_embeddings_without_a_token_are_never_sampled(tmp_path):
+    """The embeddings of published models are often padded."""
+    architecture = Architecture(num_layers=1, width=16, num_heads=2, qk_norm=True)
+    params = make_params(architecture, 300)
+    save_model(tmp_path, architecture, params, make_tokenizer(), end_token="<|im_end|>", context=64)
+    task = make_task(load_model(tmp_path))
+    assert (task.model.vocab_size, task.model.num_tokens, task.model.architecture.vocab_size) == (300, 258, 300)
+    env = language_environment(task)
+    assert env.action_space.num_actions == 258
+
+    def run(num_tokens):
+        policy = make_token_policy(task.model.architecture, categorical(num_tokens), max_steps=2)
+
+        @jax.jit
+        def logits(params):
+            tokens, is_first = jnp.array([[1], [2]]), jnp.zeros((2, 1), bool)
+            carry = policy.initial_carry(params, 1, jnp.array([[3]]))
+            inputs = params, tokens, policy.sequence_carry(carry), is_first
+            return policy.step(params, tokens[0], carry)[0], policy.sequence(*inputs)[0]
+
+        return logits(params)
+
+    for ours, all_of_them in zip(run(258), run(300), strict=True):
+        np.testing.assert_array_equal(ours, all_of_them[..., :258])
+    with pytest.raises(ConfigError, match="vocab_size=300, but the task has 301 tokens"):
+        make_token_policy(task.model.architecture, categorical(301), max_steps=2)
 
 
 def test_an_episode_is_a_completion(model):
@@ -139,6 +169,31 @@ def test_a_model_on_two_devices_is_as_on_one(model, axis):
         np.testing.assert_allclose(a, b, atol=1e-4)
     for name, values in one.metrics.items():
         np.testing.assert_allclose(values, two.metrics[name], atol=1e-4, rtol=1e-4, err_msg=name)
+
+
+def test_steps_are_paid_by_the_tokens_that_end_them(model):
+    """A token is a byte; the last one is the end token, which has no text."""
+
+    def by_line(completions):
+        return [[(2, 1), (len(text), 0.5)] for text in completions]
+
+    rewards = Reward("by_line", by_line), Reward("lengths", lengths)
+    task = make_task(model, rewards=rewards, max_completion=6, process_rewards=True)
+    tokens = np.full((2, 6), -1)
+    for row, text in enumerate(("é\na", "12\n4")):
+        ids = [*model.tokenizer.encode_part(text), END]
+        tokens[row, : len(ids)] = ids
+    assert task.score(np.zeros(2, int), tokens).tolist() == [[1.5, 3], [1.5, 4]]
+    values, is_paid = task.score_steps(np.zeros(2, int), tokens)
+    assert values.shape == (2, 6, 2) and values[..., 1].tolist() == [[0, 0, 0, 0, 3, 0], [0, 0, 0, 0, 4, 0]]
+    assert values[..., 0].tolist() == [[0, 0, 1, 0.5, 0, 0], [0, 1, 0, 0.5, 0, 0]], "the first character has two bytes"
+    assert is_paid.tolist() == [[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]]
+
+    env = language_environment(task)
+    states = Completion(np.zeros(2, np.int32), tokens.astype(np.int32), np.array([5, 5], np.int32))
+    parts = jax.jit(env.outcome)(states, {"by_line": np.float32([1, 2]), "lengths": np.float32([0.1, 0.2])})
+    assert (parts.values == values).all() and (parts.judged == is_paid).all()
+    assert parts.weights[1].tolist() == [[2, np.float32(0.2)]] * 6
 
 
 def test_the_error_of_a_reward_leaves_a_compiled_program_as_it_is(model, caplog):

@@ -35,6 +35,11 @@ def test_functions_get_the_arguments_that_they_name():
     assert values.tolist() == [[1, 1, 1], [0, 2, 2], [1, 3, 3]] and values.dtype == np.float32
 
 
+def test_a_completion_may_be_paid_step_by_step():
+    values = scores(lambda completions: [0.5, [(1, 0.25), (2, 0.5)], []])
+    assert values.tolist() == [[0.5], [0.75], [0]]
+
+
 def test_async_functions_run_at_the_same_time():
     started = []
 
@@ -86,6 +91,12 @@ FAILURES = {
     "complex": (lambda completions: np.array([1j, 0, 0]), "returned np.complex128.* for the completion 'x'"),
     "texts in an array": (lambda completions: np.array(["1", "2", "3"]), "returned np.str_.* for the completion 'x'"),
     "text": (lambda completions: ["1", 0, 0], "returned '1' for the completion 'x'"),
+    "no pairs": (
+        lambda completions: [[1.0], 0, 0],
+        r"returned \[1.0\] for .* 'x'; .* or a list of \(position, number\)",
+    ),
+    "no position": (lambda completions: [[(0.5, 1.0)], 0, 0], r"returned \[\(0.5, 1.0\)\] for the completion 'x'"),
+    "beyond the text": (lambda completions: [0, [(3, 1)], 0], "the position 3 for the completion 'yy'; .* from 1 to 2"),
     "error": (
         lambda completions: [1 / (len(text) - 2) for text in completions],
         r"raised ZeroDivisionError: .*test_rewards.py, line \d+\), for the completion 'yy'; let it return a number",

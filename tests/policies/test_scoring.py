@@ -13,8 +13,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.policies.sampling import tempered
-from grpo_jax.policies.scoring import score
-from grpo_jax.rollouts.starts import FRESH
+from grpo_jax.policies.scoring import bind_reference, score
 
 SMALL = {"width": 16, "num_heads": 4, "num_kv_heads": 2, "num_layers": 1}
 RUN = {
@@ -25,6 +24,7 @@ RUN = {
     "num_minibatches": 2,
     "transformer": Architecture(**SMALL),
 }
+EXACT = with_reference(GRPO, kl=objectives.exact_kl_to_reference)
 HYPERPARAMS = Hyperparams(learning_rate=0.03, kl_coef=0.1, entropy_coef=0.05, total_steps=1e9)
 
 
@@ -37,20 +37,22 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
         Architecture(**SMALL, tie_embeddings=tied), categorical(NUM_TOKENS), max_steps=5, logits_chunk=chunk
     )
     policy = tempered(policy, 0.7)
-    params = jax.jit(policy.init)(jax.random.key(0))
+    init = jax.jit(policy.init)
+    params, reference = init(jax.random.key(0)), init(jax.random.key(4))
     prompts = jax.random.randint(jax.random.key(1), (3, 4), 0, NUM_TOKENS)
     tokens, actions = jax.random.randint(jax.random.key(2), (2, 5, 3), 0, NUM_TOKENS)
     carry = policy.sequence_carry(jax.jit(policy.initial_carry, static_argnums=1)(params, 3, prompts))
     is_first = jnp.zeros((5, 3), bool)
-    weights = jax.random.normal(jax.random.key(3), (2, 5, 3))
+    weights, inputs = jax.random.normal(jax.random.key(3), (3, 5, 3)), (tokens, carry, is_first)
 
     def chunked(params):
-        scores = score(policy, params, tokens, carry, is_first, actions)
-        return jnp.stack([scores.log_prob, scores.entropy])
+        bound, other = bind_reference(policy, reference), policy.features(reference, *inputs)
+        return jnp.stack(score(bound, params, policy.features(params, *inputs), actions, other))
 
     def whole(params):
-        logits, _ = policy.sequence(params, tokens, carry, is_first)
-        return jnp.stack([policy.distribution.log_prob(logits, actions), policy.distribution.entropy(logits)])
+        (logits, _), (other, _) = (policy.sequence(each, *inputs) for each in (params, reference))
+        family = policy.distribution
+        return jnp.stack([family.log_prob(logits, actions), family.entropy(logits), family.kl(logits, other)])
 
     np.testing.assert_allclose(jax.jit(chunked)(params), jax.jit(whole)(params), atol=2e-6)
 
@@ -64,23 +66,29 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
 @pytest.mark.parametrize(
     ("algorithm", "fields"),
     [
+        (EXACT, {}),
         (with_reference(GRPO), {}),
-        (PPO._replace(start=FRESH), {"shared_critic": True}),
+        (EXACT, {"transformer": Architecture(**SMALL, lora_rank=2)}),
+        (EXACT._replace(critic=PPO.critic), {}),
+        (EXACT._replace(critic=PPO.critic), {"shared_critic": True}),
     ],
 )
 @pytest.mark.slow
-def test_a_train_step_in_chunks_differs_only_in_the_kl_being_an_estimate(algorithm, fields):
-    """Without a KL in the loss, two iterations give the same parameters; the first update's KL is 0 in both."""
-    hyperparams = HYPERPARAMS.replace(kl_coef=0.0)
-    config, results = Config(algorithm=algorithm, **RUN, **fields), []
+def test_a_train_step_in_chunks_differs_only_in_the_kl_to_the_behaviour_being_an_estimate(algorithm, fields):
+    """Two iterations give the same parameters; the KL to the reference is exact if the loss has it so."""
+    config, results = Config(**RUN | {"algorithm": algorithm} | fields), []
     for chunk in (None, 3):
         config = dataclasses.replace(config, logits_chunk=chunk)
-        state = jax.jit(make_init(config))(jax.random.key(0), hyperparams)
+        state = jax.jit(make_init(config))(jax.random.key(0), HYPERPARAMS)
         step = jax.jit(make_train_step(config))
         results.append(step(step(state)[0]))
     (whole, exact), (chunked, estimated) = results
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), chunked.params, whole.params)
     assert float(exact["policy/entropy"]) == pytest.approx(float(estimated["policy/entropy"]), rel=1e-4)
+    if objectives.exact_kl_to_reference in algorithm.penalties:
+        assert (
+            0 < float(exact["policy/kl_reference"]) == pytest.approx(float(estimated["policy/kl_reference"]), rel=1e-4)
+        )
     assert 0 < float(estimated["policy/kl_behaviour"]) == pytest.approx(float(exact["policy/kl_behaviour"]), rel=1.0)
 
 
@@ -94,13 +102,14 @@ def test_no_array_of_an_iteration_has_a_row_of_the_vocabulary_for_each_token():
         )
         params = jax.eval_shape(policy.init, jax.random.key(0))
 
-        def loss(params, prompts, tokens):
+        def loss(params, reference, prompts, tokens):
             carry = policy.sequence_carry(policy.initial_carry(params, num_envs, prompts))
-            is_first = jnp.zeros(tokens.shape, bool)
-            return jnp.sum(score(policy, params, tokens, carry, is_first, tokens).log_prob)
+            features, other = (policy.features(each, tokens, carry, None) for each in (params, reference))
+            scores = score(bind_reference(policy, reference), params, features, tokens, other)
+            return jnp.sum(scores.log_prob + scores.kl_reference)
 
         prompts, tokens = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((num_envs, 4), (length, num_envs)))
-        program = jax.jit(jax.grad(loss)).lower(params, prompts, tokens).compile()
+        program = jax.jit(jax.grad(loss)).lower(params, params, prompts, tokens).compile()
         return program.memory_analysis().temp_size_in_bytes
 
     a_token = (temporary_bytes(128) - temporary_bytes(64)) / (64 * num_envs)
@@ -112,13 +121,6 @@ def test_no_array_of_an_iteration_has_a_row_of_the_vocabulary_for_each_token():
     [
         ({"logits_chunk": 0}, "logits_chunk=0"),
         ({"logits_chunk": 8, "truncate_sampling": True}, "truncate_sampling=True"),
-        (
-            {
-                "logits_chunk": 8,
-                "algorithm": with_reference(GRPO)._replace(penalties=(objectives.exact_kl_to_reference,)),
-            },
-            "use kl_to_reference",
-        ),
         ({"logits_chunk": 8, "environment": "CartPole-v1", "transformer": Architecture()}, "for transformers"),
     ],
 )

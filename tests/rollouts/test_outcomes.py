@@ -10,7 +10,13 @@ from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, make_init
 from grpo_jax.environments import make_environment, stack_frames
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.episodes import record_episodes
-from grpo_jax.objectives import decoupled_normalized, outcome, reward_part_scores, reward_part_weights
+from grpo_jax.objectives import (
+    decoupled_normalized,
+    outcome,
+    process_supervised_advantage,
+    reward_part_scores,
+    reward_part_weights,
+)
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import RewardParts
 
@@ -26,11 +32,21 @@ def ages_and_marks(states, params):
 rewarded = plain._replace(outcome=ages_and_marks)
 
 
+def tens_at_odd_steps(states, params):
+    """Step t of an episode pays 10 t, and at t = 1 and t = 3 the reward is one of its own."""
+    values = jnp.broadcast_to(10.0 * jnp.arange(4.0), (*states.time.shape, 4))[..., None]
+    judged = jnp.broadcast_to(jnp.arange(4) % 2 == 1, values.shape[:-1])
+    return RewardParts(values, jnp.broadcast_to(params["bonus"][:, None, None], values.shape), judged)
+
+
+stepwise = plain._replace(outcome=tens_at_odd_steps)
+
+
 @jax.jit
 def play(key):
-    """Episodes that end at ages 2, 4 (both truncated and not) and 1, with and without an outcome."""
+    """Episodes that end at ages 2, 4 (both truncated and not) and 1, without an outcome and with two."""
     results = []
-    for env in (plain, rewarded):
+    for env in (plain, rewarded, stepwise):
         start = standing(env, known_policy, key, ages=[0, 0, 1], lifetimes=[2, FOREVER, 2])
         params = start.environment_params | {"bonus": jnp.array([0.5, 1.0, 2.0])}
         simulator = Simulator(env, known_policy, known_params((0.0, -jnp.inf)), discount=0.5)
@@ -39,7 +55,7 @@ def play(key):
 
 
 def test_the_last_valid_step_of_each_environment_pays_the_outcome():
-    (end, trajectory), (paid_end, paid) = play(jax.random.key(0))
+    (end, trajectory), (paid_end, paid), _ = play(jax.random.key(0))
     length = np.array([2, 4, 1])
     last = np.arange(5)[:, None] == length - 1
     assert trajectory.valid.sum(axis=0).tolist() == length.tolist()
@@ -55,6 +71,31 @@ def test_the_last_valid_step_of_each_environment_pays_the_outcome():
     )
     others = dict.fromkeys(("reward", "episode_return", "discounted_return", "reward_parts"))
     assert bits(trajectory._replace(**others)) == bits(paid._replace(**others))
+
+
+def test_each_step_pays_its_part_of_an_outcome_of_steps():
+    """The episodes begin at steps 0, 0 and 1, with the weights 0.5, 1 and 2, and have 2, 4 and 1 steps here."""
+    (end, trajectory), _, (paid_end, paid) = play(jax.random.key(0))
+    reward = np.array([[0, 0, 20], [5, 10, 0], [0, 20, 0], [0, 30, 0], [0, 0, 0]])
+    np.testing.assert_allclose(paid.reward - trajectory.reward, reward)
+    returns = np.where(paid.valid, np.cumsum(reward, axis=0), 0)
+    np.testing.assert_allclose(np.where(paid.valid, paid.episode_return - trajectory.episode_return, 0), returns)
+    np.testing.assert_allclose(paid_end.episode_return - end.episode_return, [5, 60, 20])
+    discounted = paid.discounted_return - trajectory.discounted_return
+    np.testing.assert_allclose(discounted[:4, 1], [0, 10, 25, 42.5])
+    np.testing.assert_allclose(paid_end.discounted_return - end.discounted_return, [5, 42.5, 20])
+    assert (paid.reward_parts.values[..., 0] * paid.reward_parts.weights[..., 0] == reward).all()
+    assert paid.reward_parts.judged.T.tolist() == [[0, 1, 0, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 0]]
+
+
+def test_process_supervision_compares_the_steps_with_a_reward_of_their_own():
+    """Judged are 5, 10, 30 and 20, each with the 1 that a step of the probe pays, which the mean takes away."""
+    *_, (_, paid) = play(jax.random.key(0))
+    first, second, third, fourth = (np.array([5, 10, 30, 20]) - 16.25) / np.std([5, 10, 30, 20])
+    later = [second + third, second + third, third, third, 0]
+    expected = np.array([[first, first, 0, 0, 0], later, [fourth, 0, 0, 0, 0]]).T
+    actual = process_supervised_advantage(paid, Hyperparams(), 3)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def with_step_parts(*arguments):
@@ -140,5 +181,10 @@ def test_an_outcome_of_another_shape_is_an_error():
     def without_parts(states, params):
         return RewardParts(states.mark, states.mark)
 
-    with pytest.raises(ConfigError, match=r"outcome of 'Probe'.*float32\[2\].*both \[2, K\]"):
-        Config(environment=plain._replace(outcome=without_parts), **SMALL)
+    def of_other_steps(states, params):
+        values = jnp.zeros((*states.mark.shape, 3, 1))
+        return RewardParts(values, values)
+
+    for wrong, shape in ((without_parts, r"float32\[2\]"), (of_other_steps, r"float32\[2, 3, 1\]")):
+        with pytest.raises(ConfigError, match=rf"outcome of 'Probe'.*{shape}.*both \[2, K\].*or both \[2, 4, K\]"):
+            Config(environment=plain._replace(outcome=wrong), **SMALL)

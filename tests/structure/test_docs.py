@@ -142,6 +142,7 @@ def test_rewards_of_texts_are_called_as_printed():
     names = run_page("language_models.md")
     values = score(names["rewards"], names["prompts"].contents, ["5", " 9"], [[0], [0, 0]], names["prompts"].fields)
     assert values.tolist() == [[1, jnp.float32(-0.01)], [0, jnp.float32(-0.02)]]
+    assert names["equations"](["1+1=2\nso it is"]) == [[(5, 1.0), (14, 0.0)]]
 
 
 def test_the_token_tasks_are_named():

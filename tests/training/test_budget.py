@@ -35,6 +35,12 @@ def test_episodes_are_limited_to_a_number(limit):
     assert allowed == [number < limit for number in completed]
 
 
+def test_temperature_0_is_refused():
+    config = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=2, hidden_sizes=(2,))
+    with pytest.raises(ConfigError, match="temperature=0 takes the most probable token"):
+        budget.check_budget(config, Hyperparams(temperature=0.0))
+
+
 def test_more_episodes_than_iterations_can_be_counted_are_refused():
     config = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=2, hidden_sizes=(2,))
     budget.check_budget(config, Hyperparams(total_steps=np.inf), max_episodes=10**9)

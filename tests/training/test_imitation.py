@@ -112,3 +112,10 @@ def test_pass_at_k_counts_choices():
 def test_mistakes_are_told(environment, target, message):
     with pytest.raises(ConfigError, match=message):
         warm_start(Config(environment=environment), jax.random.split(jax.random.key(0), 1), target=target)
+
+
+@pytest.mark.parametrize("rate", [0.0, float("nan")])
+def test_only_positive_learning_rates_are_taken(rate):
+    config = Config(environment="tokens:sort-2")
+    with pytest.raises(ConfigError, match="must be a positive number"):
+        warm_start(config, jax.random.split(jax.random.key(0), 1), target=0.5, learning_rate=rate)

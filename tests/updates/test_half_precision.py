@@ -21,6 +21,12 @@ def test_rounding_gives_neighbours_whose_mean_is_the_number():
     assert [len(np.unique(column)) for column in rounded.T] == [1, 2, 2, 1, 2]
 
 
+def test_an_optimizer_without_moments_is_refused():
+    with pytest.raises(ConfigError, match="moments_dtype='bfloat16' has no effect .* 'sgd' with beta1"):
+        half_precision(optax.sgd(0.1)).init(jnp.zeros(3))
+    assert half_precision(optax.sgd(0.1, momentum=0.9)).init(jnp.zeros(3)).state[0].trace.dtype == jnp.bfloat16
+
+
 def test_adam_in_half_precision_follows_adam():
     """The gradient's scale falls to a tenth, which a second moment that is rounded to the nearest would not notice."""
     params, num_updates = jnp.zeros(2000), 600

@@ -63,9 +63,9 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
         terminated, truncated = action == END, after.length >= task.max_length
         if not process:
             return transition(after, action, 0.0, terminated, truncated)
-        scores = (_parts(task, process, state.problem, tokens, params) for tokens in (after.tokens, state.tokens))
-        (values, weights), (before, _) = scores
-        parts = RewardParts(values - before, weights)
+        completions = after.tokens, state.tokens
+        total, before = (_parts(task, process, state.problem, tokens, params) for tokens in completions)
+        parts = RewardParts(total.values - before.values, total.weights)
         moved = transition(after, action, parts.total, terminated, truncated)
         return moved._replace(reward_parts=parts)
 
