@@ -100,10 +100,11 @@ def _read_warm_start(path: Path, description: Mapping[str, Any]) -> WarmStart:
 def prompted(algorithm: Algorithm) -> Algorithm:
     """The algorithm with rollouts that begin with a prompt; a KL penalty is that to the policy before training.
 
-    Algorithms that have no KL penalty by design, such as DAPO, get none; those with a critic do.
+    Algorithms that have no KL penalty by design, such as DAPO, get none; those with values of states do.
     """
     algorithm = algorithm._replace(start=FRESH)
-    has_kl = kl_to_behaviour in algorithm.penalties or algorithm.critic is not None
+    has_values = algorithm.critic is not None or algorithm.baseline is not None or algorithm.num_branches
+    has_kl = kl_to_behaviour in algorithm.penalties or has_values
     return with_reference(algorithm) if has_kl else algorithm
 
 

@@ -80,6 +80,7 @@ class Simulator(NamedTuple):
         first_action: jax.Array | None = None,
         num_sharing: int = 1,
         keep_final: bool = False,
+        keep_states: bool = False,
     ) -> tuple[RolloutState, Trajectory]:
         """Acts for `num_steps` in every environment and records what happens.
 
@@ -104,6 +105,7 @@ class Simulator(NamedTuple):
           num_sharing: number of neighbouring environments that share all randomness but that of their actions (common
             random numbers); 1: none do.
           keep_final: whether the trajectory keeps the final observations, for a baseline to value.
+          keep_states: whether the trajectory keeps the state before each step, without the environments' parameters.
 
         Returns:
           The state after the last step, and the trajectory `[T, B]`.
@@ -140,6 +142,8 @@ class Simulator(NamedTuple):
             truncations = truncations.add(record.truncated, after)
             if num_passes:
                 record = record._replace(log_prob=None, value=None)
+            if keep_states:
+                record = record._replace(state=before)
             if auto_reset:
                 starts = start_states(ended, progress.num_ended)
                 after = select(ended, new_episodes(*starts, policy.initial_carry(self.params, num_envs)), after)
