@@ -153,7 +153,7 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     if arguments.kl_coef:
         return prompted(algorithm)
     penalties = tuple(penalty for penalty in algorithm.penalties if penalty is not kl_to_behaviour)
-    return algorithm._replace(start=FRESH, penalties=penalties)
+    return algorithm._replace(start=FRESH, penalties=penalties, limit_terminates=True)
 
 
 def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
