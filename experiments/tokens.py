@@ -40,6 +40,10 @@ class Arguments(StudyArguments):
     """Compare algorithms, group sizes, clip widths and KL coefficients, at equal numbers of sampled tokens."""
     reward_hacking: bool = False
     """Add a small reward for the format: how it takes over from that for the right answer, and what prevents that."""
+    values: bool = False
+    """Compare where the advantages of tokens come from: groups, a critic, least squares, Monte Carlo values."""
+    variety: bool = False
+    """Compare what keeps the variety of answers: an entropy bonus, KL penalties, clip-higher, pass@k."""
     num_seeds: int = 5
     """Independent runs, each with its own warm start."""
     total_steps: int | None = None
@@ -114,14 +118,55 @@ def reward_hacking(arguments: Arguments) -> list[Plan]:
     return [make_plan(arguments, label, "grpo", variant, task) for label, (task, variant) in plans.items()]
 
 
+def sources_of_values(arguments: Arguments) -> list[Plan]:
+    """Advantages of completions by groups, and of tokens by a critic, by least squares or by branches.
+
+    A critic and least squares need no groups, so each completion has a prompt of its own; so it has with the mean of
+    all, which tells how much of the difference the prompts make.
+    """
+    plan = functools.partial(make_plan, arguments)
+    on_groups = {"baseline": objectives.boosted(objectives.same_step_baseline, objectives.lstd_baseline)}
+    return [
+        plan("GRPO"),
+        plan("RLOO", "rloo"),
+        plan("mean of all", "reinforce_plus_plus", group_size=1),
+        plan("PPO", "ppo"),
+        plan("LSTD", "lstd_gae"),
+        plan("LSTD on groups", "lstd_gae", on_groups, group_size=8),
+        plan("Monte Carlo", "vine_ppo"),
+    ]
+
+
+def keeping_variety(arguments: Arguments) -> list[Plan]:
+    """GRPO, and what may keep its answers from becoming alike."""
+    plan = functools.partial(make_plan, arguments)
+    return [
+        plan("GRPO"),
+        plan("entropy bonus 0.01", entropy_coef=0.01),
+        plan("KL coefficient 0.1", kl_coef=0.1),
+        plan("clip-higher 0.5", clip_high=0.5),
+        plan("pass@k", "pass_at_k"),
+    ]
+
+
+COMPARISONS = {
+    "compare": (comparison, ("greedy", "sampled")),
+    "reward_hacking": (reward_hacking, ("sampled", "well_formed")),
+    "values": (sources_of_values, ("greedy", "sampled")),
+    "variety": (keeping_variety, ("sampled", "pass_at_8")),
+}
+"""By the flag: the plans, and the accuracies that are drawn."""
+
+
 def main(arguments: Arguments) -> None:
     need_one_process("warm starts and accuracies")
-    if arguments.compare and arguments.reward_hacking:
-        raise ConfigError("--compare and --reward-hacking are two experiments; run one after the other")
-    if arguments.compare:
-        plans, names = comparison(arguments), ("greedy", "sampled")
-    elif arguments.reward_hacking:
-        plans, names = reward_hacking(arguments), ("sampled", "well_formed")
+    chosen = [name for name in COMPARISONS if getattr(arguments, name)]
+    if len(chosen) > 1:
+        flags = " and ".join("--" + name.replace("_", "-") for name in chosen)
+        raise ConfigError(f"{flags} are several experiments; run one after the other")
+    if chosen:
+        make_plans, names = COMPARISONS[chosen[0]]
+        plans = make_plans(arguments)
     else:
         plans = [make_plan(arguments, arguments.algorithm, arguments.algorithm)]
         names = ("greedy", "sampled", "pass_at_8")

@@ -155,10 +155,12 @@ class Algorithm(NamedTuple):
     reward: Reward | None = None  # such as kl_penalized_reward; None leaves the rewards unchanged
     # None: the KL coefficient is fixed; tuned(adaptive_coefficient, target="kl_target") holds the KL at a target
     kl_controller: KLController | None = None
+    num_branches: int = 0  # rollouts from every state, whose mean return is its value (`monte_carlo_values`); 0: none
     greedy_member: bool = False  # the first member of each group acts greedily; no gradient comes from it
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) instead of single steps (S = 1)
     live_groups_only: bool = False  # leave out groups whose advantages are all 0, so that no penalty acts on them
     filter_overlong: bool = False  # leave out episodes that a limit cut (DAPO's overlong filtering)
+    limit_terminates: bool = False  # values are 0 after an episode that a limit cuts: the limit is part of the task
     whole_minibatches: bool = False  # compute the gradient of a minibatch in one piece: a slot compares its samples
 
 
@@ -235,6 +237,8 @@ LSTD_GAE = KERNEL_GAE._replace(start=CONTINUE, baseline=lstd_baseline)
 SAME_STEP_GAE = KERNEL_GAE._replace(baseline=same_step_baseline)
 SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=tuned(value_loss))
 """The critic bootstraps where the window ends, and nowhere else."""
+VINE_PPO = KERNEL_GAE._replace(start=FRESH, baseline=None, num_branches=4)
+"""PPO without a critic: the value of a state is the mean return of branches from it. GAE's lambda may then be 0."""
 STATE_HASH = KERNEL_GAE._replace(advantage=return_minus_value_advantage, baseline=state_hash_baseline)
 
 _TABLE = {
@@ -261,6 +265,7 @@ _TABLE = {
     "lstd_gae": (LSTD_GAE, "1705.07461"),
     "same_step_gae": (SAME_STEP_GAE, "2402.14740"),
     "same_step_critic": (SAME_STEP_CRITIC, "2402.14740"),
+    "vine_ppo": (VINE_PPO, "2410.01679"),
     "state_hash": (STATE_HASH, "2505.10978"),
 }
 ALGORITHMS = {name: algorithm for name, (algorithm, _) in _TABLE.items()}

@@ -81,6 +81,8 @@ class Trajectory(NamedTuple):
     greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None: all are sampled
     given: jax.Array | None = None  # [T, B] bool: the action is an argument of the rollout, not sampled; None: none is
     imposed: jax.Array | None = None  # [T, B] bool: the environment itself took the action; None: it never does
+    state: RolloutState | None = None  # before each step, each leaf [T, B, ...]; only where the rollout keeps them
+    branch_steps: jax.Array | None = None  # [T, B] int32: steps of the branches that valued this state; None: no branch
 
     @property
     def is_first(self) -> jax.Array:

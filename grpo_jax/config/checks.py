@@ -166,6 +166,8 @@ def check_algorithm(config: Fields) -> None:
     algorithm = config.algorithm
     if algorithm.start.all_actions:
         _check_all_actions(config)
+    if algorithm.num_branches:
+        _check_branches(config)
     if algorithm.reference is not None and config.normalize_observations:
         raise ConfigError(
             "normalize_observations=True would change what a reference policy sees, and so the policy itself, with "
@@ -189,6 +191,27 @@ def check_algorithm(config: Fields) -> None:
             f"group_size={config.group_size} leaves no member beside the greedy one, which gives no gradient; use "
             "group_size=2 or more"
         )
+
+
+def _check_branches(config: Fields) -> None:
+    """Checks that branches can be played to the end of their episodes, and that nothing else values the same states."""
+    algorithm = config.algorithm
+    as_count("num_branches", algorithm.num_branches)
+    if not algorithm.start.from_reset or config.num_steps < config.env.max_steps:
+        raise ConfigError(
+            f"num_branches={algorithm.num_branches} plays on from every state to the end of its episode, so a rollout "
+            "must be one whole episode; use start=FRESH without cut_episodes, or num_branches=0"
+        )
+    others = {
+        **{"critic": algorithm.critic, "baseline": algorithm.baseline, "reward": algorithm.reward},
+        "normalize_rewards": config.normalize_rewards or None,
+    }
+    for name, value in others.items():
+        if value is not None:
+            raise ConfigError(
+                f"num_branches={algorithm.num_branches} values states by the rewards of branches, but {name} gives "
+                "other values or rewards; leave out one of the two"
+            )
 
 
 def _check_all_actions(config: Fields) -> None:

@@ -89,6 +89,8 @@ def _trajectory(config: Fields, params) -> Trajectory:
         trajectory = trajectory._replace(imposed=flag)
     if config.algorithm.start.all_actions:
         trajectory = trajectory._replace(given=flag)
+    if config.algorithm.num_branches:
+        trajectory = trajectory._replace(value=real, next_value=real)
     if config.algorithm.baseline is not None:
         num_final = num_finals(config.env, config.window_steps, config.algorithm.start.auto_reset)
         final = jax.tree.map(lambda leaf: jnp.zeros((num_final, *leaf.shape[1:]), leaf.dtype), (observation, carry))

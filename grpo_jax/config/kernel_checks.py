@@ -19,10 +19,10 @@ def check_kernels(config: Fields) -> None:
     """Raises ConfigError if a kernel of the execution plan cannot serve the environment, policy or algorithm."""
     algorithm = config.algorithm
     if config.plan.rollout_kernel:
-        if algorithm.greedy_member or algorithm.start.all_actions:
+        if algorithm.greedy_member or algorithm.start.all_actions or algorithm.num_branches:
             raise ConfigError(
-                "rollout_kernel=True samples every action, but this algorithm has greedy_member or all_actions; leave "
-                "out one of the two"
+                "rollout_kernel=True samples every action and keeps no states, but this algorithm has greedy_member, "
+                "all_actions or num_branches; leave out one of the two"
             )
         _lower("rollout_kernel", config, _make_rollout(config))
     if config.plan.gradient_kernel:

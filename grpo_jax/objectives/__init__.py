@@ -25,7 +25,7 @@ from grpo_jax.objectives.advantages import (
     process_supervised_advantage,
     same_step_leave_one_out,
 )
-from grpo_jax.objectives.baselines import same_step_baseline, state_hash_baseline, state_hash_values
+from grpo_jax.objectives.baselines import boosted, same_step_baseline, state_hash_baseline, state_hash_values
 from grpo_jax.objectives.covariance import (
     covariance_clipped_ratio,
     covariance_kl,
@@ -106,6 +106,7 @@ __all__ = [
     "all_actions_advantage",
     "averaged_reference",
     "batch_normalized",
+    "boosted",
     "bootstrapped_returns",
     "cispo_surrogate",
     "clip_fractions",

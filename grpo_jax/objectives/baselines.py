@@ -7,6 +7,8 @@ no part in the values of others.
 Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import same_step_leave_one_out
-from grpo_jax.objectives.returns import bootstrapped_returns
+from grpo_jax.objectives.returns import bootstrapped_returns, next_values
 from grpo_jax.observations import leading_shape
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
@@ -143,3 +145,41 @@ def _window_returns(trajectory: Trajectory, hyperparams: Hyperparams) -> tuple[j
         trajectory.reward, final_value, trajectory.terminated, trajectory.truncated, discount=hyperparams.discount
     )
     return returns, final_value
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Boosted:
+    first: Callable
+    second: Callable
+
+    def __call__(
+        self, trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
+    ) -> tuple[jax.Array, jax.Array]:
+        others = policy, params, hyperparams, group_size
+        value, final_value = self.first(trajectory, *others)
+        following = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
+        errors = trajectory.reward + hyperparams.discount * following - value
+        errors = jnp.where(trajectory.valid, errors, 0.0)
+        rest, final_rest = self.second(trajectory._replace(reward=errors), *others)
+        return value + rest, final_value + final_rest
+
+    def __repr__(self) -> str:
+        return f"boosted({', '.join(getattr(part, '__name__', repr(part)) for part in (self.first, self.second))})"
+
+
+def boosted(first: Callable, second: Callable) -> _Boosted:
+    """A baseline and another one that is fitted to its errors, as in boosting.
+
+        V(s) = V1(s) + V2(s), where V2 values states by the rewards  r_t + discount V1(s_{t+1}) - V1(s_t)
+
+    `boosted(same_step_baseline, lstd_baseline)` knows the prompt by the other members of the group, and how a rollout
+    goes on by the features of its states. A second baseline that uses others of the group then sees the own rewards in
+    theirs; folds of whole groups prevent that in `lstd_baseline`.
+
+    Args:
+      first, second: functions for the slot `baseline`.
+
+    Returns:
+      A function for the slot `baseline`.
+    """
+    return _Boosted(first, second)

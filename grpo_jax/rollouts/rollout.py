@@ -81,6 +81,7 @@ class Simulator(NamedTuple):
         first_action: jax.Array | None = None,
         num_sharing: int = 1,
         keep_final: bool = False,
+        keep_states: bool = False,
     ) -> tuple[RolloutState, Trajectory]:
         """Acts for `num_steps` in every environment and records what happens.
 
@@ -107,6 +108,7 @@ class Simulator(NamedTuple):
           num_sharing: number of neighbouring environments that share all randomness but that of their actions (common
             random numbers); 1: none do.
           keep_final: whether the trajectory keeps the final observations, for a baseline to value.
+          keep_states: whether the trajectory keeps the state before each step, without the environments' parameters.
 
         Returns:
           The state after the last step, and the trajectory `[T, B]`.
@@ -142,6 +144,8 @@ class Simulator(NamedTuple):
             truncations = truncations.add(record.truncated, after)
             if num_passes:
                 record = record._replace(log_prob=None, value=None)
+            if keep_states:
+                record = record._replace(state=before)
             if auto_reset:
                 starts = start_states(ended, progress.num_ended)
                 after = select(ended, new_episodes(*starts, policy.initial_carry(self.params, num_envs)), after)
@@ -158,7 +162,8 @@ class Simulator(NamedTuple):
             return _resized(policy, progress, num_steps)
 
         draw = functools.partial(step_randomness, policy.distribution, num_envs=num_envs, num_sharing=num_sharing)
-        has_stages = from_reset and not auto_reset and policy.resize is not None
+        # States that are kept have one shape.
+        has_stages = from_reset and not auto_reset and policy.resize is not None and not keep_states
         layout = {"steps_per_loop": plan.steps_per_loop, "resize": resize if has_stages else None}
         scan = functools.partial(scan_in_blocks, **layout)
         if not auto_reset and 0 < plan.steps_per_check < num_steps:

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import as_count
-from grpo_jax.objectives.returns import discounted_returns
 from grpo_jax.rollouts.groups import copy_to_members
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import RolloutState
@@ -91,32 +90,6 @@ def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
         trunk_steps=trunk_steps,
         all_actions=all_actions,
     )
-
-
-def monte_carlo_values(
-    simulator: Simulator, state: RolloutState, key: jax.Array, *, num_branches: int, num_steps: int
-) -> jax.Array:
-    """Values of states from rollouts that start at them, without a critic.
-
-        V(s) = mean over branches of sum_t discount^t r_t
-
-    Unbiased, except for rewards after `num_steps` (VinePPO, https://arxiv.org/abs/2410.01679). The cost is
-    `num_branches * num_steps` environment steps for each state.
-
-    Args:
-      simulator: the policy, the environment and the discount.
-      state: the states of `B` environments.
-      key: of all randomness.
-      num_branches: number of rollouts from each state.
-      num_steps: the most steps of a branch, which ends with its episode.
-
-    Returns:
-      `[B]`, in the units of the rewards.
-    """
-    branches = copy_to_members(state, num_branches)
-    _, trajectory = simulator.unroll(branches, key, num_steps=num_steps, auto_reset=False)
-    returns = discounted_returns(trajectory.reward, trajectory.ended, discount=simulator.discount)[0]
-    return jnp.mean(returns.reshape(-1, num_branches), axis=1)
 
 
 def _keep_begun(begun: RolloutState, ended: RolloutState) -> RolloutState:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from grpo_jax.config.config import Config
 from grpo_jax.devices.mesh import along_envs
 from grpo_jax.objectives.slots import episode_scores
+from grpo_jax.rollouts.branches import with_monte_carlo_values
 from grpo_jax.rollouts.groups import first_members
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.rollout_kernel import kernel_unroll
@@ -39,6 +40,11 @@ def collect(
             simulator.unroll, from_reset=start.from_reset, greedy=greedy, first_action=first_action
         )
 
+    num_branches = config.algorithm.num_branches
+    if num_branches:
+        key_rollout, key_branches = jax.random.split(key_rollout)
+        unroll = functools.partial(unroll, keep_states=True)
+
     def window(state, keys):
         key_start, key_rollout = keys
         begun = start.begin(simulator, state, key_start, config.group_size)
@@ -50,6 +56,10 @@ def collect(
             num_sharing=config.group_size if config.common_random_numbers else 1,
             keep_final=config.algorithm.baseline is not None,
         )
+        if num_branches:
+            trajectory = with_monte_carlo_values(
+                simulator, begun.environment_params, trajectory, key_branches, num_branches=num_branches
+            )
         return start.keep(begun, ended), along_envs(trajectory, axis=1)
 
     if config.num_windows == 1:

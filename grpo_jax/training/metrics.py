@@ -24,6 +24,8 @@ def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Me
         "episode/length_max": jnp.max(lengths, where=ended, initial=-jnp.inf) + nan_if_none,
         "advantage/abs_mean": jnp.mean(jnp.abs(batch.advantage), where=batch.mask),
     }
+    if trajectory.branch_steps is not None:
+        metrics["environment/steps"] += jnp.sum(trajectory.branch_steps)
     if group_size > 1:
         scores = episode_scores(trajectory, group_size)
         metrics["group/zero_variance_fraction"] = jnp.mean(jnp.all(scores == scores[:, :1], axis=1))

@@ -78,6 +78,9 @@ def make_batch(
         reward = algorithm.reward(trajectory, _kl_to_reference(trajectory, reference.log_prob), hyperparams)
         trajectory = trajectory._replace(reward=check_shape("reward", reward, trajectory.reward))
 
+    played = trajectory
+    if algorithm.limit_terminates:
+        trajectory = trajectory._replace(terminated=played.ended, truncated=jnp.zeros_like(played.truncated))
     compared = trajectory
     if algorithm.baseline is not None:
         value, final_value = _by_window(
@@ -91,7 +94,7 @@ def make_batch(
         # With both a critic and a baseline, the critic's targets come from its own values.
         target = gae_advantage(trajectory, hyperparams, group_size) + trajectory.value
 
-    mask = _training_mask(algorithm, trajectory, advantage, group_size)
+    mask = _training_mask(algorithm, played, advantage, group_size)
     weight = check_shape("reduce", algorithm.reduce(mask), mask)
     if trajectory.given is not None:
         # Each action was imposed on one member, but the policy takes it with its probability.

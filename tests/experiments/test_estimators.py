@@ -9,8 +9,8 @@ import pytest
 from experiments import estimators
 from experiments.harness import tabular
 from grpo_jax import Config, Hyperparams, make_init
+from grpo_jax.rollouts.branches import monte_carlo_values
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import monte_carlo_values
 
 
 def known(make_process):
@@ -59,7 +59,7 @@ def test_states_are_worth_what_branches_from_them_are_paid():
     state = jax.jit(make_init(config))(jax.random.key(1), Hyperparams()).rollout._replace(policy_carry={"actor": ()})
     simulator = Simulator(config.env, policy, params)
     play = functools.partial(monte_carlo_values, simulator, num_branches=256, num_steps=50)
-    values = jax.jit(play)(state, jax.random.key(2))
+    values, _ = jax.jit(play)(state, jax.random.key(2))
     expected = exact.values[state.environment.at]
     spread = 3.0 / np.sqrt(256)  # returns of some seven rewards of deviation 1
     assert np.abs(values - expected).max() < 4 * spread and np.abs(values - expected).mean() < spread

@@ -334,7 +334,7 @@ def test_token_tasks_are_warmed_up_trained_and_shown(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plans", [tokens.comparison, tokens.reward_hacking])
+@pytest.mark.parametrize("plans", [tokens.comparison, tokens.reward_hacking, tokens.keeping_variety])
 def test_comparisons_are_of_equal_samples(plans):
     made = plans(tokens.Arguments())
     assert len({plan.label for plan in made}) == len(made) >= 5

@@ -6,23 +6,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import FOREVER, Probe, Recall, copy_task, known_params, known_policy, random_window, standing
+from probes import FOREVER, Probe, Recall, known_params, known_policy, random_window, standing
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, objectives
+from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import (
+    boosted,
     bootstrapped_returns,
     kernel_baseline,
     kernel_values,
+    lstd_baseline,
+    next_values,
     policy_features,
+    same_step_baseline,
     same_step_leave_one_out,
     state_hash_values,
 )
-from grpo_jax.policies import Architecture
 from grpo_jax.policies.normalization import initial_statistics, normalized
 from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.updates.batch import make_batch
 
 T, N, F, E = 6, 5, 3, 4  # steps, rollouts, final states of each, elements of a state
@@ -352,6 +356,19 @@ def test_scaling_by_the_root_mean_square_keeps_signs():
     np.testing.assert_allclose(objectives.scale_by_rms(jnp.full(3, 1e30)), 1.0, rtol=1e-6)
 
 
+def test_nothing_follows_a_limit_that_terminates(rollout):
+    trajectory = rollout[1]._replace(terminated=jnp.zeros_like(rollout[1].ended), truncated=rollout[1].ended)
+
+    def batch(limit_terminates, trajectory):
+        algorithm = PPO._replace(start=FRESH, limit_terminates=limit_terminates)
+        return make_batch(algorithm, known_policy, None, trajectory, None, HYPERPARAMS, 4)
+
+    terminated = trajectory._replace(terminated=trajectory.truncated, truncated=trajectory.terminated)
+    actual, expected, other = batch(True, trajectory), batch(False, terminated), batch(False, trajectory)
+    assert np.array_equal(actual.advantage, expected.advantage)
+    assert not np.array_equal(actual.advantage, other.advantage)
+
+
 # --- features, train steps, refusals ---------------------------------------------------------------------------------
 
 BY_FEATURES = KERNEL_GAE._replace(
@@ -421,20 +438,29 @@ def test_no_gradient_flows_into_values(rollout):
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
 
 
+def test_a_boosted_baseline_adds_a_fit_to_the_errors_of_the_first(rollout):
+    trajectory, seen = rollout[1], []
+
+    def second(trajectory, *others):
+        seen.append(trajectory.reward)
+        return jnp.full_like(trajectory.reward, 5.0), jnp.full_like(first[1], 7.0)
+
+    first = 0.1 * trajectory.reward + 3.0, jnp.arange(trajectory.final_observation.shape[1], dtype=jnp.float32)[None]
+    value, final_value = boosted(lambda *_: first, second)(trajectory, known_policy, None, HYPERPARAMS, 4)
+    np.testing.assert_allclose(value, first[0] + 5)
+    np.testing.assert_allclose(final_value, first[1] + 7)
+    following = np.where(trajectory.terminated, 0, next_values(*first, trajectory.truncated))
+    errors = trajectory.reward + HYPERPARAMS.discount * following - first[0]
+    np.testing.assert_allclose(seen[0], np.where(trajectory.valid, errors, 0), rtol=1e-6)
+    assert boosted(same_step_baseline, lstd_baseline) == boosted(same_step_baseline, lstd_baseline)
+
+
 def test_what_cannot_be_compared_is_refused():
     small = SIZES | {"environment": Recall()}
     with pytest.raises(ConfigError, match="group_size is 1"):
         Config(algorithm=SAME_STEP_GAE, group_size=1, **small)
     with pytest.raises(ConfigError, match="num_envs=2"):
         Config(algorithm=KERNEL_GAE, **small | {"num_envs": 1})
-    with pytest.raises(ConfigError, match="policy_features"):
-        tokens = {
-            "environment": copy_task(),
-            "num_envs": 8,
-            "num_minibatches": 1,
-            "transformer": Architecture(num_layers=1),
-        }
-        Config(algorithm=BY_FEATURES._replace(start=GRPO.start), **tokens)
     with pytest.raises(ConfigError, match="or of a baseline"):
         Config(algorithm=KERNEL_GAE._replace(baseline=None), **small)
     Config(algorithm=KERNEL_GAE, group_size=1, **small)

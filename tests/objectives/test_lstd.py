@@ -2,17 +2,23 @@
 
 import functools
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Recall, random_window
+from probes import NUM_TOKENS, Recall, copy_task, random_window
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import LSTD_GAE
+from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import lstd_values
+from grpo_jax.objectives import lstd_values, policy_features
+from grpo_jax.policies import Architecture, make_token_policy
+from grpo_jax.policies.distributions import categorical
+from grpo_jax.rollouts.groups import one_carry_per_group
+from grpo_jax.rollouts.rollout import Simulator
 
 T, N, F, E = 9, 6, 3, 4
 DISCOUNT, TRACE, RIDGE = 0.9, 0.7, 1e-2
@@ -30,6 +36,7 @@ def window(seed=0):
 def oracle(data, num_folds, ridge=RIDGE):
     """In loops over steps, in float64."""
     features, finals = (np.asarray(data[name], np.float64) for name in ("features", "final_features"))
+    (T, N, E), F = features.shape, len(finals)
     scale = np.sqrt(np.mean(features[data["mask"]] ** 2, axis=0))
     x, final_x = (np.concatenate([y / scale, np.ones((*y.shape[:2], 1))], axis=-1) for y in (features, finals))
     matrices, vectors, numbers = np.zeros((N, E + 1, E + 1)), np.zeros((N, E + 1)), np.zeros(N)
@@ -37,7 +44,7 @@ def oracle(data, num_folds, ridge=RIDGE):
         z = np.zeros(E + 1)
         for t in np.flatnonzero(data["mask"][:, n]):
             z = x[t, n] + DISCOUNT * TRACE * z * (not data["is_first"][t, n])
-            if data["truncated"][t, n]:
+            if data["truncated"][t, n] and F > 1:
                 after = final_x[data["truncated"][:t, n].sum(), n]
             else:
                 after = x[t + 1, n] if t + 1 < T else final_x[-1, n]
@@ -150,6 +157,42 @@ def test_numbers_that_are_not_finite_are_left_out():
     assert (nothing[0] == 0).all() and (nothing[1] == 0).all()
 
 
+def test_values_of_tokens_are_linear_in_the_last_hidden_states():
+    """Completions that end, or are cut after 4 tokens, in 6 steps; features by steps of the policy, one by one.
+
+    The logits of a step are its features times the embeddings, of which there are more than features.
+    """
+    env, architecture = copy_task(), Architecture(num_layers=2, width=4, num_heads=1, tie_embeddings=True)
+    policy = make_token_policy(architecture, categorical(NUM_TOKENS), max_steps=7)
+    params = policy.init(jax.random.key(0))
+    hyperparams = Hyperparams(discount=DISCOUNT, gae_lambda=TRACE, value_ridge=RIDGE)
+
+    @jax.jit
+    def play(params):
+        simulator = Simulator(env, policy, params, plan="cpu")
+        start = simulator.reset(group_parameters(env, None, N, 2), jax.random.key(1), N, group_size=2)
+        _, trajectory = simulator.unroll(start, jax.random.key(4), num_steps=6, auto_reset=False, keep_final=True)
+        tokens = jnp.concatenate([trajectory.observation, trajectory.final_observation])
+
+        def read(carry, token):
+            logits, _, carry = policy.step(params, token, carry)
+            return carry, logits
+
+        logits = jax.lax.scan(read, start.policy_carry, tokens)[1]
+        rewards = trajectory.valid * jax.random.normal(jax.random.key(3), trajectory.reward.shape)
+        trajectory = one_carry_per_group(trajectory._replace(reward=rewards), 2)
+        return trajectory, logits, LSTD_GAE.baseline(trajectory, policy, params, hyperparams, 2)
+
+    trajectory, logits, values = jax.tree.map(np.asarray, play(params))
+    assert trajectory.truncated[3].any() and trajectory.terminated.any() and not trajectory.valid[4:].any()
+    embedding = np.asarray(params["actor"]["embedding"], np.float64)
+    features = np.linalg.lstsq(embedding, logits.astype(np.float64).reshape(-1, NUM_TOKENS).T)[0].T.reshape(7, N, -1)
+    data = {"features": features[:-1], "final_features": features[-1:], "rewards": trajectory.reward}
+    flags = {name: getattr(trajectory, name) for name in ("terminated", "truncated", "is_first")}
+    for actual, expected in zip(values, oracle(data | flags | {"mask": trajectory.valid}, 4), strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("recurrent", ["none", pytest.param("gru", marks=pytest.mark.slow)])
 def test_a_train_step(recurrent):
     sizes = dict(num_envs=6, num_steps=6, num_epochs=1, num_minibatches=1, hidden_sizes=(4,), recurrent_size=3)
@@ -160,6 +203,13 @@ def test_a_train_step(recurrent):
     assert any(
         jnp.any(new != old) for new, old in zip(*map(jax.tree.leaves, (after.params, state.params)), strict=True)
     )
+
+
+def test_features_of_a_transformer_that_reads_several_episodes_are_refused():
+    policy = make_token_policy(Architecture(num_layers=1, width=4, num_heads=1), categorical(NUM_TOKENS), max_steps=7)
+    several = SimpleNamespace(final_observation=jnp.zeros((2, N), jnp.int32), carry=(), valid=jnp.ones((6, N), bool))
+    with pytest.raises(ValueError, match="rollouts of one episode.*start=FRESH"):
+        policy_features(several, policy, None)
 
 
 def test_a_single_environment_or_fold_is_refused():

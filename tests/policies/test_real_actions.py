@@ -40,7 +40,7 @@ SIZES = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_takes_real_actions(name):
     config = Config(environment=Aim(), algorithm=name, **SIZES)
-    if name in ("remax", "gspo", "kl_cov", "ppo"):  # a greedy member, whole sequences, whole minibatches, a critic
+    if name in ("remax", "gspo", "kl_cov", "ppo", "vine_ppo"):  # greedy member, whole sequences and minibatches, values
         state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
         jax.eval_shape(make_train_step(config), state)
 

@@ -1,0 +1,61 @@
+"""Monte Carlo values: what branches from each state are paid, what they cost, and what cannot be combined with them."""
+
+import jax
+import numpy as np
+import pytest
+from probes import FOREVER, Probe, counted, known_params, known_policy, standing
+
+from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step
+from grpo_jax.algorithms import VINE_PPO
+from grpo_jax.environments import make_environment
+from grpo_jax.errors import ConfigError
+from grpo_jax.rollouts.branches import with_monte_carlo_values
+from grpo_jax.rollouts.rollout import Simulator
+
+SMALL = {"environment": Probe(), "num_envs": 4, "group_size": 2, "num_minibatches": 1, "hidden_sizes": (4,)}
+NUM_BRANCHES = 3
+
+
+def test_values_are_those_of_the_rest_of_the_episode():
+    """Each step pays 1; episodes terminate at age 2, are cut at age 4, or begin at age 1 and terminate at age 2."""
+    env = make_environment(Probe(), {"max_steps_in_episode": 4})
+
+    @jax.jit
+    def play(key):
+        simulator = Simulator(env, known_policy._replace(has_critic=False), known_params((0.0, 0.0)), discount=0.5)
+        start = standing(env, known_policy, key, ages=[0, 0, 1], lifetimes=[2, FOREVER, 2])
+        _, trajectory = simulator.unroll(start, key, num_steps=5, auto_reset=False, keep_states=True)
+        params = start.environment_params
+        return with_monte_carlo_values(simulator, params, trajectory, key, num_branches=NUM_BRANCHES)
+
+    trajectory = play(jax.random.key(0))
+    left = np.array([[2, 1, 0, 0, 0], [4, 3, 2, 1, 0], [1, 0, 0, 0, 0]]).T
+    np.testing.assert_allclose(trajectory.value, 2 - 2.0 ** (1 - left), rtol=1e-6)
+    np.testing.assert_allclose(trajectory.next_value[:-1], trajectory.value[1:])
+    assert np.array_equal(trajectory.branch_steps, NUM_BRANCHES * left) and trajectory.state is None
+
+
+def test_steps_of_branches_count():
+    config = Config(algorithm=VINE_PPO._replace(num_branches=NUM_BRANCHES), **SMALL)
+    assert config.steps_per_iteration == 4 * (3 + NUM_BRANCHES * (3 + 2 + 1))
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    state, metrics = jax.jit(make_train_step(config))(state)
+    assert (
+        metrics["environment/steps"] == config.steps_per_iteration == counted(state.steps, config.steps_per_iteration)
+    )
+    assert metrics["value/explained_variance"] == 1, "the rewards of Probe are known"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"algorithm": VINE_PPO._replace(start=PPO.start)}, "one whole episode; use start=FRESH"),
+        ({"algorithm": VINE_PPO, "num_steps": 2, "cut_episodes": True}, "without cut_episodes"),
+        ({"algorithm": VINE_PPO._replace(critic=PPO.critic)}, "but critic gives other values.*leave out one"),
+        ({"algorithm": VINE_PPO, "normalize_rewards": True}, "but normalize_rewards gives"),
+        ({"algorithm": VINE_PPO._replace(num_branches=-1)}, "num_branches=-1"),
+    ],
+)
+def test_what_branches_cannot_value_is_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        Config(**SMALL | fields)
