@@ -160,7 +160,6 @@ class Algorithm(NamedTuple):
     whole_sequences: bool = False  # minibatches of whole rollouts (S = T) instead of single steps (S = 1)
     live_groups_only: bool = False  # leave out groups whose advantages are all 0, so that no penalty acts on them
     filter_overlong: bool = False  # leave out episodes that a limit cut (DAPO's overlong filtering)
-    limit_terminates: bool = False  # values are 0 after an episode that a limit cuts: the limit is part of the task
     whole_minibatches: bool = False  # compute the gradient of a minibatch in one piece: a slot compares its samples
 
 

@@ -100,10 +100,9 @@ def _read_warm_start(path: Path, description: Mapping[str, Any]) -> WarmStart:
 def prompted(algorithm: Algorithm) -> Algorithm:
     """The algorithm with rollouts that begin with a prompt; a KL penalty is that to the policy before training.
 
-    Algorithms that have no KL penalty by design, such as DAPO, get none; those with values of states do. Values are 0
-    after a completion that the length limit cuts: it has been rewarded as a whole.
+    Algorithms that have no KL penalty by design, such as DAPO, get none; those with values of states do.
     """
-    algorithm = algorithm._replace(start=FRESH, limit_terminates=True)
+    algorithm = algorithm._replace(start=FRESH)
     has_values = algorithm.critic is not None or algorithm.baseline is not None or algorithm.num_branches
     has_kl = kl_to_behaviour in algorithm.penalties or has_values
     return with_reference(algorithm) if has_kl else algorithm

@@ -53,6 +53,7 @@ def make_update(config: Fields, gradient_of: Callable) -> Callable[[jax.Array], 
             num_windows=config.num_windows,
             share_prompts=config.share_prompts,
             shuffle_blocks=config.shuffle_blocks,
+            limit_terminates=config.env.limit_terminates,
         )
         params, frozen = partition(policy, params)
         bound = bind_reference(bind_frozen(policy, frozen), params)

@@ -64,6 +64,7 @@ def language_environment(task: LanguageTask) -> Environment:
         action_space=Discrete(task.model.num_tokens),
         action_mask=None,
         max_steps=task.max_completion,
+        limit_terminates=True,  # a completion that is cut has been rewarded
         prompt=lambda state, params: prompts[state.problem, :-1],
         on_host=True,
         outcome=outcome,

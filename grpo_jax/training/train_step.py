@@ -98,6 +98,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             num_windows=config.num_windows,
             share_prompts=config.share_prompts,
             shuffle_blocks=config.shuffle_blocks,
+            limit_terminates=config.env.limit_terminates,
         )
 
         rates = learning_rates(config.schedule, hyperparams, progress)

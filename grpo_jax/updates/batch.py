@@ -41,6 +41,7 @@ def make_batch(
     num_windows: int = 1,
     share_prompts: bool = False,
     shuffle_blocks: int = 1,
+    limit_terminates: bool = False,
 ) -> Batch:
     """The samples of a trajectory, with all that stays fixed during the epochs, computed once.
 
@@ -60,6 +61,7 @@ def make_batch(
         contain the consequences of the actions in earlier ones.
       share_prompts: keep groups whole and give each one carry, that of their common prompt.
       shuffle_blocks: blocks of environments that are shuffled apart, as in `Config`.
+      limit_terminates: the value after a truncated episode is 0, as in `Environment`.
 
     Returns:
       `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole. No gradient flows through it.
@@ -79,7 +81,7 @@ def make_batch(
         trajectory = trajectory._replace(reward=check_shape("reward", reward, trajectory.reward))
 
     played = trajectory
-    if algorithm.limit_terminates:
+    if limit_terminates:
         trajectory = trajectory._replace(terminated=played.ended, truncated=jnp.zeros_like(played.truncated))
     compared = trajectory
     if algorithm.baseline is not None:

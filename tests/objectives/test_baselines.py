@@ -360,8 +360,8 @@ def test_nothing_follows_a_limit_that_terminates(rollout):
     trajectory = rollout[1]._replace(terminated=jnp.zeros_like(rollout[1].ended), truncated=rollout[1].ended)
 
     def batch(limit_terminates, trajectory):
-        algorithm = PPO._replace(start=FRESH, limit_terminates=limit_terminates)
-        return make_batch(algorithm, known_policy, None, trajectory, None, HYPERPARAMS, 4)
+        arguments = PPO._replace(start=FRESH), known_policy, None, trajectory, None, HYPERPARAMS, 4
+        return make_batch(*arguments, limit_terminates=limit_terminates)
 
     terminated = trajectory._replace(terminated=trajectory.truncated, truncated=trajectory.terminated)
     actual, expected, other = batch(True, trajectory), batch(False, terminated), batch(False, trajectory)

@@ -84,6 +84,7 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
         action_space=Discrete(len(task.vocabulary)),
         action_mask=None,
         max_steps=task.max_length,
+        limit_terminates=True,  # an answer that is cut has been rewarded
         prompt=lambda state, params: task.prompt(state.problem),
         task=task._replace(rewards=process + at_end),
         outcome=outcome if at_end else None,
