@@ -136,7 +136,7 @@ EXEMPT = {
     "check_whole",  # takes no arrays
     "on_host",  # gives its arguments to the caller's function as they are
     "mask_actions",  # chooses, and does not compute: logits of a large vocabulary stay as small as they are
-    *("tempered", "truncated", "restricted"),  # take a policy
+    *("change_logits", "tempered", "truncated", "restricted"),  # take a policy
 }
 DTYPES = [jnp.float16, jnp.bfloat16, jnp.float32, jnp.int32, jnp.bool_]
 each_function = pytest.mark.parametrize("name", FUNCTIONS)

@@ -164,7 +164,7 @@ def test_values_of_tokens_are_linear_in_the_last_hidden_states():
     """
     env, architecture = copy_task(), Architecture(num_layers=2, width=4, num_heads=1, tie_embeddings=True)
     policy = make_token_policy(architecture, categorical(NUM_TOKENS), max_steps=7)
-    params = policy.init(jax.random.key(0))
+    params = jax.jit(policy.init)(jax.random.key(0))
     hyperparams = Hyperparams(discount=DISCOUNT, gae_lambda=TRACE, value_ridge=RIDGE)
 
     @jax.jit
