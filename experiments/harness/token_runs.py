@@ -101,7 +101,7 @@ def prompted(algorithm: Algorithm) -> Algorithm:
     """The algorithm with rollouts that begin with a prompt; a KL penalty is that to the policy before training.
 
     Algorithms that have no KL penalty by design, such as DAPO, get none; those with values of states do. Values are 0
-    after a completion that the length limit cuts: it has been rewarded as a whole.
+    after a completion that the length limit cuts, as it gets its whole reward there.
     """
     algorithm = algorithm._replace(start=FRESH, limit_terminates=True)
     has_values = algorithm.critic is not None or algorithm.baseline is not None or algorithm.num_branches
