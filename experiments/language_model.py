@@ -161,6 +161,7 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     if not arguments.kl_coef:
         penalties = tuple(penalty for penalty in found.penalties if penalty is not kl_to_behaviour)
         return found._replace(start=FRESH, penalties=penalties)
+    # The default weight goes with every algorithm; only one that was chosen is refused.
     if algorithm.reference is None and arguments.kl_coef != type(arguments).kl_coef:
         raise ConfigError(
             f"--kl-coef {arguments.kl_coef:g} has no effect, as --algorithm {arguments.algorithm} has no KL penalty by "

@@ -121,8 +121,8 @@ def reward_hacking(arguments: Arguments) -> list[Plan]:
 def sources_of_values(arguments: Arguments) -> list[Plan]:
     """Advantages of completions by groups, and of tokens by a critic, by least squares or by branches.
 
-    A critic and least squares need no groups, so each completion has a prompt of its own; so it has with the mean of
-    all, which tells how much of the difference the prompts make.
+    Where there are no groups, each completion has a prompt of its own. "Mean of all" has as many prompts but no values
+    of tokens, and so separates the effect of the prompts from that of the values.
     """
     plan = functools.partial(make_plan, arguments)
     on_groups = {"baseline": objectives.boosted(objectives.same_step_baseline, objectives.lstd_baseline)}

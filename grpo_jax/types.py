@@ -46,7 +46,7 @@ class RewardParts(NamedTuple):
 
     values: jax.Array  # [..., K]
     weights: jax.Array  # [..., K]
-    judged: jax.Array | None = None  # [...] bool: the step has a reward of its own; None: every step has
+    judged: jax.Array | None = None  # [...] bool: the step was rewarded, even if with 0; None: every step was
 
     @property
     def total(self) -> jax.Array:
@@ -81,7 +81,7 @@ class Trajectory(NamedTuple):
     greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None: all are sampled
     given: jax.Array | None = None  # [T, B] bool: the action is an argument of the rollout, not sampled; None: none is
     imposed: jax.Array | None = None  # [T, B] bool: the environment itself took the action; None: it never does
-    state: RolloutState | None = None  # before each step, each leaf [T, B, ...]; only where the rollout keeps them
+    state: RolloutState | None = None  # before each step, each leaf [T, B, ...]; None without keep_states
     branch_steps: jax.Array | None = None  # [T, B] int32: steps of the branches that valued this state; None: no branch
 
     @property
@@ -140,7 +140,7 @@ class Prediction(NamedTuple):
     entropy: jax.Array
     value: jax.Array | None  # None without a critic
     kl_behaviour: jax.Array  # KL(behaviour || policy), exact or, with logits_chunk, estimated
-    # KL(policy || reference), likewise, but always exact for exact_kl_to_reference; None without a reference
+    # KL(policy || reference), likewise, but exact for the penalty exact_kl_to_reference; None without a reference
     kl_reference: jax.Array | None
     reference_log_prob: jax.Array | None  # None without a reference
 

@@ -65,10 +65,9 @@ def well_formed(completions: Sequence[str]) -> list[float]:
 
 
 def right_steps(completions: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[tuple[int, float]]]:
-    """Each line within <think> is paid where it ends, as a list of (position, number).
+    """For each line within <think>, in which character it ends and its reward, as a list of (position, number).
 
-    The right step is worth a share of 1, and any other line 0. Missing and additional lines make the shares smaller, so
-    that their sum is the share of right lines.
+    Of n lines and m right steps, a line that is the right step in its place gets 1 / max(n, m), and any other line 0.
     """
     payments = []
     for completion, right in zip(completions, steps, strict=True):

@@ -202,11 +202,8 @@ def _check_branches(config: Fields) -> None:
             f"num_branches={algorithm.num_branches} plays on from every state to the end of its episode, so a rollout "
             "must be one whole episode; use start=FRESH without cut_episodes, or num_branches=0"
         )
-    others = {
-        **{"critic": algorithm.critic, "baseline": algorithm.baseline, "reward": algorithm.reward},
-        "normalize_rewards": config.normalize_rewards or None,
-    }
-    for name, value in others.items():
+    others = {name: getattr(algorithm, name) for name in ("critic", "baseline", "reward")}
+    for name, value in {**others, "normalize_rewards": config.normalize_rewards or None}.items():
         if value is not None:
             raise ConfigError(
                 f"num_branches={algorithm.num_branches} values states by the rewards of branches, but {name} gives "

@@ -70,13 +70,13 @@ def empty_reward_parts(config: Fields, shape: tuple[int, int]) -> RewardParts:
 
 
 def _check_outcome(env: Environment, outcome: RewardParts) -> None:
-    whole, steps = (_NUM_ENVS,), (_NUM_ENVS, env.max_steps)
-    if isinstance(outcome, RewardParts):
-        values, weights, judged = jnp.shape(outcome.values), jnp.shape(outcome.weights), outcome.judged
-        is_marked = judged is not None
-        if values == weights and values[:-1] in ((steps,) if is_marked else (whole, steps)):
-            if not is_marked or are_alike(judged, jax.ShapeDtypeStruct(steps, bool)):
-                return
+    steps = _NUM_ENVS, env.max_steps
+    if isinstance(outcome, RewardParts) and jnp.shape(outcome.values) == jnp.shape(outcome.weights):
+        leading, judged = jnp.shape(outcome.values)[:-1], outcome.judged
+        of_episodes = leading == (_NUM_ENVS,) and judged is None
+        of_steps = leading == steps and (judged is None or are_alike(judged, jax.ShapeDtypeStruct(steps, bool)))
+        if of_episodes or of_steps:
+            return
     raise ConfigError(
         f"the outcome of {env.name!r} for {_NUM_ENVS} environments is {describe_arrays(outcome)}; return "
         f"RewardParts(values, weights), both [{_NUM_ENVS}, K], for K parts of the reward, or both "

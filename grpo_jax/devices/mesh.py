@@ -91,8 +91,8 @@ def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyT
 
     if mesh.size == 1:
         return on_one_device
-    if mesh.shape[ROWS] == 1:  # all axes are the partitioner's, since JAX has no callbacks within a partial shard_map
-
+    if mesh.shape[ROWS] == 1:
+        # The partitioner splits all axes: a `shard_map` over some of them could not call the host.
         def on_the_mesh(rows):
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
                 return on_one_device(rows)

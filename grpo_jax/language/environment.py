@@ -52,8 +52,8 @@ def language_environment(task: LanguageTask) -> Environment:
         weights = jnp.stack([params[reward.name] for reward in task.rewards], axis=-1)
         if not task.process_rewards:
             return RewardParts(found, weights)
-        values, is_paid = found
-        return RewardParts(values, jnp.broadcast_to(weights[..., None, :], values.shape), is_paid)
+        values, judged = found
+        return RewardParts(values, jnp.broadcast_to(weights[..., None, :], values.shape), judged)
 
     return Environment(
         name=f"language:{task.digest}",

@@ -94,19 +94,19 @@ def score(
     completion_ids: Sequence[Sequence[int]],
     fields: Mapping[str, Sequence],
 ) -> np.ndarray:
-    """The value of each reward for each completion, the sum of those of its steps: float32 `[N, K]`; see `evaluate`."""
-    payments = evaluate(rewards, prompts, completions, completion_ids, fields)
+    """The value of each reward for each completion, float32 `[N, K]`: the sum of what `call_rewards` returns for it."""
+    payments = call_rewards(rewards, prompts, completions, completion_ids, fields)
     return np.array([[sum(value for _, value in paid) for paid in each] for each in payments], np.float32).T
 
 
-def evaluate(
+def call_rewards(
     rewards: Sequence[Reward],
     prompts: Sequence[Any],
     completions: Sequence[Any],
     completion_ids: Sequence[Sequence[int]],
     fields: Mapping[str, Sequence],
 ) -> list[list[Payments]]:
-    """What each reward pays for each completion: K lists of length N.
+    """What each reward pays for each completion, as K lists of length N.
 
     A function gets lists of length N by the names of its arguments: `prompts` and `completions` as the prompts have
     them (texts, or lists of messages), `completion_ids` (tokens), and the fields of the prompts. The lists are its own

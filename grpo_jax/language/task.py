@@ -16,7 +16,7 @@ from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts
-from grpo_jax.language.rewards import Reward, RewardError, check_rewards, evaluate, score
+from grpo_jax.language.rewards import Reward, RewardError, call_rewards, check_rewards, score
 from grpo_jax.language.tokenizer import Prompt, pad_left
 
 
@@ -40,8 +40,8 @@ class LanguageTask:
     system_prompt: str | None = None
     """A message before each chat without one; a prompt that is a text then becomes the message of a user."""
     process_rewards: bool = False
-    """Rewards of steps within a completion are paid where the steps end, instead of all at the end of the completion.
-    The advantage decides what that changes: algorithms that compare whole completions only add them up."""
+    """Pay rewards of steps within a completion where the steps end, instead of all at the end of the completion. That
+    changes nothing for algorithms that compare whole completions, as they add the rewards up."""
 
     def __post_init__(self):
         """Checks the whole."""
@@ -128,7 +128,7 @@ class LanguageTask:
         return score(*self._reward_arguments(prompt, tokens)).reshape(*np.shape(prompt), len(self.rewards))
 
     def score_steps(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The values of the rewards at the tokens that pay them, float32 `[..., L, K]`, and which do, bool `[..., L]`.
+        """The values of the rewards at each token, float32 `[..., L, K]`, and which tokens pay any, bool `[..., L]`.
 
         A step is paid by the token that completes its text, and a whole completion by its last token.
 
@@ -138,15 +138,15 @@ class LanguageTask:
         arguments = self._reward_arguments(prompt, tokens)
         ids, shape = arguments[3], np.shape(tokens)
         values = np.zeros((len(ids), shape[-1], len(self.rewards)), np.float32)
-        is_paid = np.zeros(values.shape[:2], bool)
-        for number, payments in enumerate(evaluate(*arguments)):
+        judged = np.zeros(values.shape[:2], bool)
+        for number, payments in enumerate(call_rewards(*arguments)):
             for row, paid in enumerate(payments):
                 for length, value in paid:
                     last = max(len(ids[row]) - 1, 0)
-                    index = last if length is None else self.model.tokenizer.find(ids[row], length)
+                    index = last if length is None else self.model.tokenizer.token_index(ids[row], length)
                     values[row, index, number] += value
-                    is_paid[row, index] = True
-        return values.reshape(*shape, len(self.rewards)), is_paid.reshape(shape)
+                    judged[row, index] = True
+        return values.reshape(*shape, len(self.rewards)), judged.reshape(shape)
 
     def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple:
         """The arguments of `rewards.score`."""

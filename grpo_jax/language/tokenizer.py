@@ -78,7 +78,7 @@ class Tokenizer:
         """The text of tokens, without special ones; `PAD` is no token."""
         return self._tokenizer.decode([int(token) for token in tokens if token != PAD])
 
-    def find(self, tokens: Sequence[int], length: int) -> int:
+    def token_index(self, tokens: Sequence[int], length: int) -> int:
         """The index of the token that completes the first `length` characters of the text of these tokens."""
         text = self.decode(tokens)[:length]
 

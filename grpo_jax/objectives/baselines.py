@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import same_step_leave_one_out
 from grpo_jax.objectives.returns import bootstrapped_returns, next_values
+from grpo_jax.objectives.slots import function_name
 from grpo_jax.observations import leading_shape
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
@@ -148,7 +149,7 @@ def _window_returns(trajectory: Trajectory, hyperparams: Hyperparams) -> tuple[j
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Boosted:
+class _Boosted:  # a dataclass for the reason given in `slots`
     first: Callable
     second: Callable
 
@@ -164,17 +165,21 @@ class _Boosted:
         return value + rest, final_value + final_rest
 
     def __repr__(self) -> str:
-        return f"boosted({', '.join(getattr(part, '__name__', repr(part)) for part in (self.first, self.second))})"
+        return f"boosted({function_name(self.first)}, {function_name(self.second)})"
 
 
 def boosted(first: Callable, second: Callable) -> _Boosted:
-    """A baseline and another one that is fitted to its errors, as in boosting.
+    """The sum of a baseline and of another one that is fitted to its errors, as in boosting.
 
-        V(s) = V1(s) + V2(s), where V2 values states by the rewards  r_t + discount V1(s_{t+1}) - V1(s_t)
+        V(s) = V1(s) + V2(s)
 
-    `boosted(same_step_baseline, lstd_baseline)` knows the prompt by the other members of the group, and how a rollout
-    goes on by the features of its states. A second baseline that uses others of the group then sees the own rewards in
-    theirs; folds of whole groups prevent that in `lstd_baseline`.
+    V1 is the first baseline on the rewards `r_t`, and V2 the second one on the temporal differences of the first:
+
+        r_t + discount V1(s_{t+1}) - V1(s_t)
+
+    In `boosted(same_step_baseline, lstd_baseline)` V1 tells prompts apart, by the group's other members, and V2 states
+    of one rollout, by their features. Through V1 the errors of a member depend on the rewards of all members of its
+    group, so V2 should leave out whole groups, as the folds of `lstd_baseline` do if none of them splits a group.
 
     Args:
       first, second: functions for the slot `baseline`.

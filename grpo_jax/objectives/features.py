@@ -28,7 +28,7 @@ def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tupl
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
     begins = jnp.zeros((1, trajectory.valid.shape[1]), bool)
     if policy.max_steps is not None:
-        return _of_one_sequence(trajectory, policy, params, carry, begins)
+        return _transformer_features(trajectory, policy, params, carry, begins)
 
     def of_final(observation, carry):
         one_step = jax.tree.map(lambda leaf: leaf[None], observation)
@@ -40,8 +40,8 @@ def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tupl
     )
 
 
-def _of_one_sequence(trajectory, policy, params, carry, begins):
-    """Features of a transformer: the final carry has no cache, so the final observation is read behind all others."""
+def _transformer_features(trajectory, policy, params, carry, begins):
+    """As `policy_features`. The final carry has no cache, so the final observation is read after all others."""
     if leading_shape(trajectory.final_observation, 1) != (1,):
         raise ValueError(
             "policy_features of a transformer needs rollouts of one episode, as it reads a prompt only where a rollout "

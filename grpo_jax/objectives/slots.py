@@ -83,7 +83,7 @@ class _Outcome:
 
     def __repr__(self) -> str:
         measures = () if self.measures == (episode_scores,) else self.measures
-        return f"outcome({', '.join(map(_name, (self.formula, *measures)))})"
+        return f"outcome({', '.join(map(function_name, (self.formula, *measures)))})"
 
 
 def outcome(formula: Callable, *measures: Callable) -> _Outcome:
@@ -109,7 +109,7 @@ class _Whitened:
         return whiten(self.advantage(trajectory, hyperparams, group_size), trajectory.acted)
 
     def __repr__(self) -> str:
-        return f"whitened({_name(self.advantage)})"
+        return f"whitened({function_name(self.advantage)})"
 
 
 def whitened(advantage: Callable) -> _Whitened:
@@ -140,7 +140,7 @@ class _Tuned:
 
     def __repr__(self) -> str:
         tunables = (f'"{name}"' if key == name else f'{key}="{name}"' for key, name in self.tunables)
-        return f"tuned({', '.join([_name(self.function), *tunables])})"
+        return f"tuned({', '.join([function_name(self.function), *tunables])})"
 
 
 def tuned(function: Callable, *names: str, **renamed: str) -> _Tuned:
@@ -165,5 +165,6 @@ def tuned(function: Callable, *names: str, **renamed: str) -> _Tuned:
     return _Tuned(function, tuple(tunables.items()))
 
 
-def _name(function: Callable) -> str:
+def function_name(function: Callable) -> str:
+    """Its name, or how it describes itself, such as `outcome(group_centered)`."""
     return getattr(function, "__name__", repr(function))

@@ -11,8 +11,8 @@ DTYPES = ("float32", "bfloat16")
 DENSE_LAYERS = ("qkv", "out", "gate_up", "down")
 """The dense layers of a block."""
 _COUNTS = (
-    *("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size", "vocab_size"),
-    "lora_rank",
+    *("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size"),
+    *("vocab_size", "lora_rank"),
 )
 _LORA_OPTIONS = ("lora_alpha", "lora_layers", "frozen_dtype")  # fields that have no effect without lora_rank
 
@@ -64,16 +64,7 @@ class Architecture:
 
     def __post_init__(self):
         """Checks the sizes."""
-        for field in (
-            "num_layers",
-            "width",
-            "num_heads",
-            "num_kv_heads",
-            "head_size",
-            "feedforward_size",
-            "vocab_size",
-            "lora_rank",
-        ):
+        for field in _COUNTS:
             value = getattr(self, field)
             if value is not None:
                 object.__setattr__(self, field, as_count(field, value))

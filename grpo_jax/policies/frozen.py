@@ -10,7 +10,7 @@ import jax
 from grpo_jax.policies.policy import Policy
 from grpo_jax.types import PyTree
 
-_OF_PARAMS = ("initial_carry", "step", "sequence", "features", "head", "value_head")  # functions of a policy
+_FUNCTIONS = ("initial_carry", "step", "sequence", "features", "head", "value_head")  # of the policy's parameters
 
 
 def partition(policy: Policy, params: PyTree) -> tuple[PyTree, PyTree]:
@@ -44,7 +44,7 @@ def bind_frozen(policy: Policy, frozen: PyTree) -> Policy:
 
     return policy._replace(
         init=lambda key: partition(policy, policy.init(key))[0],
-        **{name: bound(getattr(policy, name)) for name in _OF_PARAMS},
+        **{name: bound(getattr(policy, name)) for name in _FUNCTIONS},
         trainable=None,
     )
 

@@ -1,4 +1,4 @@
-"""Monte Carlo values: branches that start at a state, follow the policy, and are forgotten."""
+"""Monte Carlo values of states: the mean return of branches, rollouts from a state that only serve to value it."""
 
 import jax
 import jax.numpy as jnp
@@ -39,13 +39,13 @@ def monte_carlo_values(
 def with_monte_carlo_values(
     simulator: Simulator, environment_params: PyTree, trajectory: Trajectory, key: jax.Array, *, num_branches: int
 ) -> Trajectory:
-    """Adds the Monte Carlo value of every state of rollouts of one episode each, and what its branches cost.
+    """Adds the Monte Carlo value of every state of rollouts of one episode each, and the steps of its branches.
 
-    The branches of one step after the other are played, those of all environments at once. After the end of an episode
-    values are 0, also where a limit cut it: branches end there too.
+    A loop over the steps plays the branches of all environments at once. After the end of an episode values are 0, also
+    where a limit cut it, since branches end there too.
 
     Args:
-      simulator: that played the trajectory.
+      simulator: the one that played the trajectory.
       environment_params: of its environments, each leaf `[B, ...]`.
       trajectory: `[T, B]`, whole episodes, with the states before each step.
       key: of all randomness.

@@ -101,8 +101,9 @@ class Simulator(NamedTuple):
           key: of all randomness in this rollout.
           num_steps: `T`.
           auto_reset: whether another episode follows the end of one.
-          from_reset: whether all episodes begin here. A transformer then attends to the part of its cache that can be
-            filled by now, in stages of static length; results are the same up to rounding.
+          from_reset: whether `state` is one of `reset`, so that step `t` of the rollout is step `t` of each episode. A
+            transformer then attends to the part of its cache that can be filled by `t`, in stages of static length;
+            results are the same up to rounding.
           greedy: take the distribution's mode instead of a sample, in all environments, or where true in `[B]`.
           first_action: `[B]` or `[B, D]`, taken at the first step instead of the policy's own.
           num_sharing: number of neighbouring environments that share all randomness but that of their actions (common
@@ -162,7 +163,7 @@ class Simulator(NamedTuple):
             return _resized(policy, progress, num_steps)
 
         draw = functools.partial(step_randomness, policy.distribution, num_envs=num_envs, num_sharing=num_sharing)
-        # States that are kept have one shape.
+        # The states that `keep_states` stacks must have one shape.
         has_stages = from_reset and not auto_reset and policy.resize is not None and not keep_states
         layout = {"steps_per_loop": plan.steps_per_loop, "resize": resize if has_stages else None}
         scan = functools.partial(scan_in_blocks, **layout)
@@ -270,7 +271,8 @@ class Simulator(NamedTuple):
 
 
 def _resized(policy: Policy, progress: Progress, num_steps: int) -> Progress:
-    """The carry of the loop with space in the policy's carry for `num_steps` of each episode."""
+    """The carry of the loop, with space in the policy's carry for `num_steps` of each episode."""
     state = progress.state._replace(policy_carry=policy.resize(progress.state.policy_carry, num_steps))
-    truncations = Truncations.none(0, state)._replace(count=progress.truncations.count)  # no slots, of another shape
+    # A rollout of one episode has no slots, but their empty arrays have the shape of the carry.
+    truncations = Truncations.none(0, state)._replace(count=progress.truncations.count)
     return progress._replace(state=state, truncations=truncations)

@@ -48,7 +48,7 @@ MAX_CHUNK = 1000
 
 
 def check_mesh(config: Config, mesh: Mesh) -> None:
-    """Raises ConfigError if the mesh does not divide the environments of a row, or also rows that call the host."""
+    """Raises ConfigError if the mesh does not divide `num_envs`, or splits rows and environments that call the host."""
     num_devices = mesh.shape.get(ENVS, 1)
     if config.env.on_host and mesh.size > mesh.shape[ROWS] > 1:
         raise ConfigError(

@@ -48,8 +48,8 @@ def update_epochs(
     The valid samples of a pass are dealt out evenly over its minibatches, as whole groups where those share a carry. An
     update whose loss or gradient is not finite changes nothing and is counted in `optim/skipped_updates`; one without a
     valid sample, or after the KL to the behaviour policy exceeded `kl_limit`, changes nothing either. The other metrics
-    are means over the updates that were applied, `policy/ratio_max` their maximum. The parameters of the reference
-    policy, those that are trained, are needed only for a batch with its features.
+    are means over the updates that were applied, `policy/ratio_max` their maximum. `reference_params`, the trained part
+    of the reference policy, are needed only if the batch has `reference_features`.
     """
     plan = resolve_plan(plan)
     trained, frozen = partition(policy, learner.params)

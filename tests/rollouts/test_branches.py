@@ -37,12 +37,11 @@ def test_values_are_those_of_the_rest_of_the_episode():
 
 def test_steps_of_branches_count():
     config = Config(algorithm=VINE_PPO._replace(num_branches=NUM_BRANCHES), **SMALL)
-    assert config.steps_per_iteration == 4 * (3 + NUM_BRANCHES * (3 + 2 + 1))
+    most = config.steps_per_iteration
+    assert most == 4 * (3 + NUM_BRANCHES * (3 + 2 + 1))
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     state, metrics = jax.jit(make_train_step(config))(state)
-    assert (
-        metrics["environment/steps"] == config.steps_per_iteration == counted(state.steps, config.steps_per_iteration)
-    )
+    assert metrics["environment/steps"] == counted(state.steps, most) == most
     assert metrics["value/explained_variance"] == 1, "the rewards of Probe are known"
 
 

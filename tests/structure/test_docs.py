@@ -87,7 +87,7 @@ def test_the_loop_of_ones_own_learns():
 def test_every_slot_has_a_row_and_what_fills_it_exists():
     slots, _, _ = PAGES["algorithms.md"].partition("## The published algorithms")
     rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", slots, flags=re.MULTILINE)
-    flags = {name for name, default in Algorithm._field_defaults.items() if default == 0}  # False, or a number of 0
+    flags = {name for name, default in Algorithm._field_defaults.items() if default is False}
     assert {slot for slot, _ in rows} == set(Algorithm._fields) - flags
     for _, filled_by in rows:
         for name in re.findall(r"`(\w+)", filled_by):
