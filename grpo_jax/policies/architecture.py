@@ -64,16 +64,7 @@ class Architecture:
 
     def __post_init__(self):
         """Checks the sizes."""
-        for field in (
-            "num_layers",
-            "width",
-            "num_heads",
-            "num_kv_heads",
-            "head_size",
-            "feedforward_size",
-            "vocab_size",
-            "lora_rank",
-        ):
+        for field in _COUNTS:
             value = getattr(self, field)
             if value is not None:
                 object.__setattr__(self, field, as_count(field, value))
