@@ -160,8 +160,10 @@ class _Boosted:  # a dataclass for the reason given in `slots`
         value, final_value = self.first(trajectory, *others)
         following = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
         errors = trajectory.reward + hyperparams.discount * following - value
-        errors = jnp.where(trajectory.valid, errors, 0.0)
-        rest, final_rest = self.second(trajectory._replace(reward=errors), *others)
+        unexplained = trajectory._replace(reward=jnp.where(trajectory.valid, errors, 0.0))
+        if trajectory.final_value is not None:  # of a critic, from which the second may bootstrap
+            unexplained = unexplained._replace(final_value=trajectory.final_value - final_value)
+        rest, final_rest = self.second(unexplained, *others)
         return value + rest, final_value + final_rest
 
     def __repr__(self) -> str:

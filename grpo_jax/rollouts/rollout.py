@@ -158,6 +158,7 @@ class Simulator(NamedTuple):
             step, progress = packed_step(step), pack(progress)
 
         def resize(progress, num_steps):
+            num_steps += policy.has_critic  # which also reads the final observation, for its value
             if plan.packed_steps:
                 return pack(_resized(policy, progress.unpack(), num_steps))
             return _resized(policy, progress, num_steps)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from probes import difference, random_play
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, forked, run
+from grpo_jax import GRPO, PPO, Config, Hyperparams, forked, make_mesh, run
 from grpo_jax.environments import Discrete, HostEnvironment, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.training.run import check_mesh
@@ -220,6 +220,17 @@ def config(algorithm, **settings):
 def test_a_mesh_cannot_split_rows_and_their_environments():
     with pytest.raises(ConfigError, match=r"calls the host, but .* use make_mesh\(seeds=4\)"):
         check_mesh(config("ppo"), SimpleNamespace(size=4, shape={"seeds": 2, "envs": 2}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["envs", "model"])
+def test_a_mesh_may_split_those_of_one_row(axis):
+    rows, small = jax.random.split(jax.random.key(0), 1), config("grpo")
+    hyperparams = Hyperparams(total_steps=2 * small.steps_per_iteration)
+    meshes = make_mesh(seeds=1, devices=jax.devices()[:1]), make_mesh(seeds=1, **{axis: 2})
+    one, split = (run(small, hyperparams, rows, mesh=mesh).states for mesh in meshes)
+    for leaf, other in zip(jax.tree.leaves(one.params), jax.tree.leaves(split.params), strict=True):
+        np.testing.assert_allclose(leaf, other, atol=1e-5)
 
 
 @pytest.mark.slow

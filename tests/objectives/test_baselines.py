@@ -455,6 +455,15 @@ def test_a_boosted_baseline_adds_a_fit_to_the_errors_of_the_first(rollout):
     assert boosted(same_step_baseline, lstd_baseline) == boosted(same_step_baseline, lstd_baseline)
 
 
+def test_a_boosted_baseline_bootstraps_once_from_a_critic(rollout):
+    def of_critic(trajectory, *others):
+        return jnp.zeros_like(trajectory.reward), trajectory.final_value
+
+    trajectory = rollout[1]._replace(final_value=jnp.full(rollout[1].final_observation.shape[:2], 3.0))
+    _, final_value = boosted(of_critic, of_critic)(trajectory, known_policy, None, HYPERPARAMS, 4)
+    assert np.array_equal(final_value, trajectory.final_value)
+
+
 def test_what_cannot_be_compared_is_refused():
     small = SIZES | {"environment": Recall()}
     with pytest.raises(ConfigError, match="group_size is 1"):
