@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from grpo_jax.environments.environment import Environment
 from grpo_jax.environments.gymnax_adapter import from_gymnax, registered
 from grpo_jax.environments.suites import SUITES, from_suite
@@ -42,9 +44,11 @@ def environment_object(environment: str | Any) -> Any:
     if not isinstance(environment, str):
         return environment
     source, colon, name = environment.partition(":")
-    if not colon:
-        return registered(environment)
-    return from_suite(source, name) if source in SUITES else _imported(environment)
+    # Constructors compute with arrays, and compare them, also where a Config is made while a function is traced.
+    with jax.ensure_compile_time_eval():
+        if not colon:
+            return registered(environment)
+        return from_suite(source, name) if source in SUITES else _imported(environment)
 
 
 def _imported(path: str) -> Any:

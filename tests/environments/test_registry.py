@@ -53,6 +53,20 @@ class Masked(WithSpace):
         return jnp.ones(2, bool)
 
 
+class Comparing(Probe):
+    """Its constructor compares arrays, as that of Jumanji's Snake."""
+
+    def __init__(self):
+        assert jnp.arange(2).sum() > 0
+
+
+def test_an_environment_can_be_made_while_a_function_is_traced():
+    def steps(x):
+        return x * make_environment("test_registry:Comparing").max_steps
+
+    assert jax.jit(steps)(1) == make_environment(Probe()).max_steps
+
+
 @pytest.mark.parametrize("path", ["probes:Probe", "test_registry:a_probe", "test_registry:make_probe"])
 def test_an_environment_of_ones_own_is_named_by_its_path(path):
     env = make_environment(path, {"lifetime": 2})
