@@ -43,6 +43,7 @@ def size(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 def test_the_model_begins_as_its_base_and_merges_into_one():
     params = base_params()
     with_adapters = add_lora(LORA, params, jax.random.key(1))

@@ -86,6 +86,7 @@ def test_bootstraps_use_the_carry_after_the_step(continued):
             carry = jax.tree.map(lambda leaf, ended=ended: jnp.where(ended[:, None], 0.0, leaf), carry)
 
 
+@pytest.mark.slow
 def test_the_first_gradient_is_on_policy_and_that_of_its_parts(continued):
     config, state, (_, trajectory) = continued
     params = state.params

@@ -46,7 +46,7 @@ def make_rollout(environment, algorithm="ppo", num_envs=40, num_steps=24, num_sh
     "environment, options",
     [
         ("CartPole-v1", {"env_params": SHORT}),
-        ("CartPole-v1", {"algorithm": "grpo"}),
+        pytest.param("CartPole-v1", {"algorithm": "grpo"}, marks=pytest.mark.slow),
         pytest.param(
             *("Pendulum-v1", {"env_params": SHORT, "keep_final": True, "num_sharing": 4, "starts_per_rollout": 1}),
             marks=pytest.mark.slow,

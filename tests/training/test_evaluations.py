@@ -100,6 +100,7 @@ def test_criteria():
     assert flags.stop_when(returns([1.0, 5.0])).tolist() == [False, True]
 
 
+@pytest.mark.slow
 def test_a_callback_may_change_the_states_and_stop_rows(plain):
     seen = []
 

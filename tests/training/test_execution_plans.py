@@ -49,7 +49,7 @@ CONFIGS = {
 OPTIMIZER = {"adamw": {"weight_decay": 0.5, "critic_learning_rate": 5e-3}}
 
 
-SLOW = ("gru", "parts", "real actions", "images", "tokens", "adamw")
+SLOW = ("ppo", "gru", "parts", "real actions", "images", "tokens", "adamw")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])

@@ -172,9 +172,14 @@ def test_a_group_of_actions_has_the_gradient_of_their_expectation():
     params = known_params((0.3, -0.4))
     rollout = state.rollout._replace(policy_carry=state.rollout.episode_length)
     simulator = Simulator(config.env, known_policy, params, state.hyperparams.discount)
-    _, trajectory = collect(config, simulator, rollout, *jax.random.split(jax.random.key(1)))
+
+    @jax.jit
+    def play(rollout, *keys):
+        _, trajectory = collect(config, simulator, rollout, *keys)
+        return trajectory, make_batch(algorithm, known_policy, params, trajectory, None, state.hyperparams, 2)
+
+    trajectory, batch = play(rollout, *jax.random.split(jax.random.key(1)))
     assert trajectory.action[0].tolist() == [0, 1] * 4
-    batch = make_batch(algorithm, known_policy, params, trajectory, None, state.hyperparams, 2)
     weight, advantage = np.asarray(batch.weight), np.asarray(batch.advantage)
     logits = np.array([0.3, -0.4])
     probability = np.exp(logits) / np.exp(logits).sum()

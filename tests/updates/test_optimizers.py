@@ -107,7 +107,7 @@ def gradient_of():
 def test_three_updates_are_those_of_the_formula_with_every_plan(name, batch):
     options, oracle = ORACLES[name]
     optimizer = make_optimizer(name, Hyperparams(max_grad_norm=0.1, **options), LearningRates(RATE, None))
-    params = CONFIG.policy.init(jax.random.key(1))
+    params = jax.jit(CONFIG.policy.init)(jax.random.key(1))
 
     @jax.jit
     def learn(params):

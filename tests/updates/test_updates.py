@@ -107,20 +107,14 @@ def test_an_epoch_uses_every_valid_sample_once(rollout):
         critic=lambda values, targets, behaviour_values, hyperparams: 0.0 * values,
         reduce=lambda mask: mask.astype(float),
     )
-    batch = batch_of(rollout, seen)
+    batch, optimizer = batch_of(rollout, seen), optax.sgd(1.0)
+    start = Learner(PARAMS, optimizer.init(PARAMS))
+    sizes = {"num_epochs": 1, "num_minibatches": 4, "num_microbatches": 1}
+    epoch = jax.jit(
+        lambda key: update_epochs(seen, known_policy, optimizer, start, batch, HYPERPARAMS, key, **sizes)[0]
+    )
     for seed in range(4):
-        learner, _ = update_epochs(
-            seen,
-            known_policy,
-            optax.sgd(1.0),
-            Learner(PARAMS, optax.sgd(1.0).init(PARAMS)),
-            batch,
-            HYPERPARAMS,
-            jax.random.key(seed),
-            num_epochs=1,
-            num_minibatches=4,
-            num_microbatches=1,
-        )
+        learner = epoch(jax.random.key(seed))
         ages = np.asarray(rollout.observation[..., 0])[np.asarray(rollout.valid)]
         # The bias has the gradient Σ 2^age over a minibatch, which stands for the batch, 4 times as large.
         moved = PARAMS.bias - learner.params.bias
