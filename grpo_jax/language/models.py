@@ -38,10 +38,14 @@ class LanguageModel(NamedTuple):
 
     folder: Path
     architecture: Architecture
-    vocab_size: int  # rows of the token embeddings
-    num_tokens: int  # those that the tokenizer has, which may be fewer: the rest is never sampled
+    num_tokens: int  # those that the tokenizer has, at most the rows of the embeddings: the rest is never sampled
     context: int  # the most tokens of a prompt and its completion
     tokenizer: Tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token embeddings."""
+        return self.architecture.vocab_size
 
 
 def load_model(folder: str | Path, **changes: Any) -> LanguageModel:
@@ -59,7 +63,6 @@ def load_model(folder: str | Path, **changes: Any) -> LanguageModel:
     model = LanguageModel(
         folder=folder,
         architecture=load_architecture(folder, **changes),
-        vocab_size=published["vocab_size"],
         num_tokens=min(tokenizer.num_tokens, published["vocab_size"]),
         context=published.get("max_position_embeddings", 2**31),
         tokenizer=tokenizer,
