@@ -33,6 +33,7 @@ COMMANDS = {
         "suites": "PPO and a method without a critic on other suites than gymnax",
         "environments": "Every environment of the other suites, built and stepped",
         "minatar": "Groups without a critic beside PPO on MinAtar",
+        "values": "How much of the returns a critic and baselines explain",
         "published-cartpole": "Published GRPO results on CartPole-v1 at their own budget of episodes",
         "estimators": "Bias and noise of estimates of the policy gradient",
         "population": "Population-based training by hand",

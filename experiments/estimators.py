@@ -15,19 +15,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
-from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
+from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, LSTD_GAE, RECURSIVE_LSTD_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
-from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import kernel_baseline, mean_of_sequence_sums, mean_over_steps
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.objectives import kernel_baseline, lstd_baseline, mean_of_sequence_sums, mean_over_steps, observed
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.training.experience import collect
-from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.batch import batch_and_baseline
 from grpo_jax.updates.minibatches import minibatch_gradient
 
 from .harness.command import command, make_console, provenance
@@ -48,6 +49,8 @@ class Arguments:
 
     num_groups: int = 100_000
     """Groups that each estimator plays on each process."""
+    estimators: tuple[str, ...] = ()
+    """Their labels; all if left out, and the comparison of common random numbers."""
     seed: int = 0
     """Of the policies and of the groups."""
     out: Path | None = None
@@ -90,6 +93,7 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
     kernel_gae = KERNEL_GAE._replace(baseline=functools.partial(kernel_baseline, relative=False))
     kernel = kernel_gae._replace(advantage=objectives.return_minus_value_advantage)
     vine = RLOO._replace(advantage=objectives.return_to_go_advantage)
+    lstd = LSTD_GAE._replace(baseline=functools.partial(lstd_baseline, features=observed))
     cut = "the window cuts returns"
     num_actions = len(process.transitions[0])
     actions = GRPO._replace(advantage=objectives.all_actions_advantage)
@@ -106,6 +110,8 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
         Estimator("same step, anchored", per_step(return_to_go, ANCHORED), cut),
         Estimator("same step, anchored, CRN", per_step(return_to_go, ANCHORED), cut, True),
         Estimator("kernel + GAE, anchored", per_step(kernel_gae, ANCHORED), "bootstraps from noisy values"),
+        Estimator("LSTD + GAE", per_step(lstd, CONTINUE), "bootstraps from noisy values"),
+        Estimator("recursive LSTD + GAE", per_step(RECURSIVE_LSTD_GAE, CONTINUE), "bootstraps from noisy values"),
         Estimator("forked", per_step(vine, forked(4)), "later steps of branches weigh more"),
         Estimator("all actions, forked", per_step(actions, forked(4, all_actions=True)), group_size=num_actions),
         Estimator("all actions, forked, CRN", per_step(actions, forked(4, all_actions=True)), "", True, num_actions),
@@ -137,21 +143,23 @@ def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> M
     simulator = Simulator(config.env, policy, params, hyperparams.discount)
 
     def rollout(carry, _):
-        state, key = carry
+        state, baseline, key = carry
         key, *keys = jax.random.split(key, 3)
         state, trajectory = collect(config, simulator, state, *keys)
-        batch = make_batch(algorithm, policy, params, trajectory, None, hyperparams, config.group_size)
+        batch, baseline = batch_and_baseline(
+            *(algorithm, policy, params, trajectory, None, hyperparams, config.group_size), baseline_state=baseline
+        )
         everything = jnp.arange(batch.mask.shape[1])
         _, _, gradient = minibatch_gradient(algorithm, policy, params, batch, everything, hyperparams, 1)
         ascent = -ravel_pytree(gradient)[0]
-        return (state, key), (ascent, jnp.sum(trajectory.valid) + config.trunk_steps)
+        return (state, baseline, key), (ascent, jnp.sum(trajectory.valid) + config.trunk_steps)
 
     def add(sums, _):
         carry, sums = sums
         carry, (gradient, steps) = rollout(carry, None)
         return (carry, jax.tree.map(jnp.add, sums, Moments(gradient, gradient**2, steps.astype(jnp.float32)))), None
 
-    carry, _ = jax.lax.scan(rollout, (state.rollout, key), length=10)
+    carry, _ = jax.lax.scan(rollout, (state.rollout, state.baseline, key), length=10)
     nothing = jnp.zeros_like(ravel_pytree(params)[0])
     (_, sums), _ = jax.lax.scan(add, (carry, Moments(nothing, nothing, jnp.zeros(()))), length=num_rollouts)
     return jax.tree.map(lambda leaf: leaf / num_rollouts, sums)
@@ -239,21 +247,36 @@ def main(arguments: Arguments) -> None:
         params = policy.init(jax.random.key(arguments.seed))
         truth, known = exact_gradient(process, policy, params)
         rows = []
-        compared = estimators(process, known)
+        compared = chosen(estimators(process, known), arguments.estimators)
         for estimator in track(compared, process.name, console=console, transient=True):
             rows.append(measure(process, estimator, params, truth, known, arguments))
         results[process.name] = rows
         console.print(table(process.name, rows))
+    noise = [] if arguments.estimators else compare_common_noise(arguments, console)
+    if arguments.out is not None:
+        write_json(arguments.out, provenance() | {"processes": results, "common_random_numbers": noise})
+    if arguments.plot is not None:
+        draw(results, arguments.plot)
+
+
+def chosen(known: list[Estimator], labels: tuple[str, ...]) -> list[Estimator]:
+    """Those with one of the labels, or all."""
+    by_label = {estimator.label: estimator for estimator in known}
+    for label in labels:
+        if label not in by_label:
+            raise ConfigError(f"unknown estimator {label!r}: {nearest(label, by_label)}")
+    return [by_label[label] for label in labels or by_label]
+
+
+def compare_common_noise(arguments: Arguments, console: Console) -> list[dict]:
+    """Prints the effect of common random numbers on gymnax's environments."""
     environments = track(ENVIRONMENTS, "common random numbers", console=console, transient=True)
     noise = [common_noise(name, arguments.seed) for name in environments]
     shared = Table("environment", "variance with common random numbers / without", title="same step, anchored")
     for row in noise:
         shared.add_row(row["environment"], f"{row['ratio']:.2f}")
     console.print(shared)
-    if arguments.out is not None:
-        write_json(arguments.out, provenance() | {"processes": results, "common_random_numbers": noise})
-    if arguments.plot is not None:
-        draw(results, arguments.plot)
+    return noise
 
 
 def is_biased(row: dict) -> bool:

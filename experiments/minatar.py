@@ -1,12 +1,12 @@
 """Groups without a critic beside PPO on MinAtar: `python -m experiments.minatar`.
 
-All methods take the same environment steps and updates with the same network; those with groups at half of PPO's
-learning rate, as their advantages are noisier. With `--ablations` it shows the effect of each part of the kernel
-baseline's recipe.
+All methods take the same environment steps and updates with the same network. With `--tuning` each of them is tried
+with the same eight settings; with `--ablations` it shows the effect of each part of the kernel baseline's recipe.
 """
 
 import dataclasses
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 from grpo_jax import Hyperparams
@@ -34,10 +34,16 @@ class Method(NamedTuple):
 
 METHODS = {
     "PPO": Method("ppo"),
+    "PPO, one network": Method("ppo", {"shared_critic": True}),
     "kernel + GAE": Method("kernel_gae"),
     "same step": Method("same_step_gae"),
     "LSTD + GAE": Method("lstd_gae"),
+    "recursive LSTD + GAE": Method("recursive_lstd_gae"),
 }
+TRIALS = [
+    dict(zip(("gae_lambda", "learning_rate", "entropy_coef"), values, strict=True))
+    for values in itertools.product((0.8, 0.95), (2.5e-3, 5e-3), (0.01, 0.02))
+]
 
 
 def kernel(**options) -> Method:
@@ -80,6 +86,8 @@ class Arguments(StudyArguments):
     """Independent runs of each."""
     methods: tuple[str, ...] = ()
     """Names of the methods; all if left out."""
+    tuning: bool = False
+    """Try each method with the same lambdas, learning rates and entropy coefficients; give it a --seed of its own."""
     ablations: bool = False
     """Vary one thing at a time, in place of comparing the methods; give it another --seed and fewer --total-steps."""
 
@@ -89,14 +97,20 @@ def main(arguments: Arguments) -> None:
     for label in arguments.methods:
         if label not in methods:
             raise ConfigError(f"unknown method {label!r}: {nearest(label, methods)}")
+    chosen = {label: methods[label] for label in arguments.methods or methods}
+    if arguments.tuning:
+        chosen = {f"{label}: {name}": tried for label, method in chosen.items() for name, tried in trials(method)}
     plans = [
-        make_game_plan(arguments, game, label, methods[label])
-        for game in arguments.games
-        for label in arguments.methods or methods
+        make_game_plan(arguments, game, label, method) for game in arguments.games for label, method in chosen.items()
     ]
     study = Study("minatar", plans, arguments, score=sampled_return(64))
     study.run_all()
     study.finish()
+
+
+def trials(method: Method) -> list[tuple[str, Method]]:
+    """The settings with which a method is tried, by name: lambda, learning rate and entropy coefficient."""
+    return [(" ".join(map(str, trial.values())), method._replace(fields=method.fields | trial)) for trial in TRIALS]
 
 
 def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> Plan:

@@ -37,6 +37,7 @@ from grpo_jax.objectives import (
     pass_at_k,
     policy_gradient_surrogate,
     process_supervised_advantage,
+    recursive_lstd_baseline,
     return_minus_value_advantage,
     return_to_go_advantage,
     returns_to_go,
@@ -64,7 +65,11 @@ class Baseline(Protocol):
     def __call__(
         self, trajectory: Trajectory, policy: Policy, params: PyTree, hyperparams: Hyperparams, group_size: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Values `[T, B]` of the observations, and `[F, B]` of the final ones; `params` are those that acted."""
+        """Values `[T, B]` of the observations, and `[F, B]` of the final ones; `params` are those that acted.
+
+        A stateful one has another argument, the state that it returned for the last rollout, or None or zeros for the
+        first one, and returns the next state, a pytree of arrays, after the values.
+        """
 
 
 class Advantage(Protocol):
@@ -151,6 +156,7 @@ class Algorithm(NamedTuple):
     reduce: Reduce
     critic: Critic | None  # None: no critic exists
     baseline: Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
+    stateful_baseline: bool = False  # the baseline keeps something from rollout to rollout
     reference: Reference | None = None  # None: no reference policy exists
     reward: Reward | None = None  # such as kl_penalized_reward; None leaves the rewards unchanged
     # None: the KL coefficient is fixed; tuned(adaptive_coefficient, target="kl_target") holds the KL at a target
@@ -233,6 +239,8 @@ KERNEL_GAE = PPO._replace(start=ANCHORED, critic=None, baseline=kernel_baseline,
 """PPO without a critic: values of states are returns of similar ones in other environments."""
 LSTD_GAE = KERNEL_GAE._replace(start=CONTINUE, baseline=lstd_baseline)
 """PPO without a critic network or groups: values are linear in the policy's own features, by least squares."""
+RECURSIVE_LSTD_GAE = LSTD_GAE._replace(baseline=recursive_lstd_baseline, stateful_baseline=True, normalize=whiten)
+"""PPO without a critic network or groups: values are linear in observations, by least squares on all past rollouts."""
 SAME_STEP_GAE = KERNEL_GAE._replace(baseline=same_step_baseline)
 SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=tuned(value_loss))
 """The critic bootstraps where the window ends, and nowhere else."""
@@ -262,6 +270,7 @@ _TABLE = {
     "ppo": (PPO, "1707.06347"),
     "kernel_gae": (KERNEL_GAE, "2604.28005"),
     "lstd_gae": (LSTD_GAE, "1705.07461"),
+    "recursive_lstd_gae": (RECURSIVE_LSTD_GAE, "1106.0707"),
     "same_step_gae": (SAME_STEP_GAE, "2402.14740"),
     "same_step_critic": (SAME_STEP_CRITIC, "2402.14740"),
     "vine_ppo": (VINE_PPO, "2410.01679"),

@@ -51,6 +51,8 @@ class Hyperparams:
     """Squared distance of two states, relative to the mean one, at which a kernel baseline's weight falls to 1/e."""
     value_ridge: float = 1e-3
     """Penalty of a least-squares baseline on its weights, in units of the features' mean squares."""
+    value_decay: float = 0.95
+    """Weight of the earlier rollouts beside the newest one in a least-squares baseline that remembers them."""
     clip_low: float = 0.2
     """The probability ratio is clipped from below at 1 - clip_low."""
     clip_high: float = 0.2

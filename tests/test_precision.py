@@ -72,6 +72,19 @@ FUNCTIONS = {
         ),
         *((T, N, E), (F, N, E), STEPS),
     ),
+    "recursive_lstd_values": (
+        lambda features, finals, rewards: objectives.recursive_lstd_values(
+            *(
+                objectives.LeastSquares(jnp.eye(E + 1), jnp.ones(E + 1), jnp.ones(E + 1), 1.0),
+                features,
+                finals,
+                rewards,
+            ),
+            *(TERMINATED, TRUNCATED, jnp.roll(TERMINATED, 1, axis=0), MASK),
+            **{"discount": 0.9, "trace": 0.8, "ridge": 0.1, "decay": 0.5},
+        ),
+        *((T, N, E), (F, N, E), STEPS),
+    ),
     "state_hash_values": (
         bound(objectives.state_hash_values, ..., ..., ..., MASK, ...),
         (T, N, E),
@@ -132,7 +145,8 @@ FUNCTIONS = {
     "most_probable": (bound(sampling.most_probable, ..., 3.0, 0.9), (T, A)),
 }
 EXEMPT = {
-    *("centred", "std"),  # by those that they are the parts of
+    # By those that they are the parts of.
+    *("centred", "std", "is_usable", "with_constant", "lstd_steps", "lstd_weights"),
     "check_whole",  # takes no arrays
     "on_host",  # gives its arguments to the caller's function as they are
     "mask_actions",  # chooses, and does not compute: logits of a large vocabulary stay as small as they are

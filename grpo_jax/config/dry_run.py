@@ -14,7 +14,7 @@ from grpo_jax.policies import bind_frozen, partition
 from grpo_jax.policies.scoring import bind_reference
 from grpo_jax.rollouts.finals import num_finals
 from grpo_jax.types import PyTree, Trajectory
-from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.batch import batch_and_baseline
 from grpo_jax.updates.minibatches import minibatch_gradient
 
 
@@ -45,16 +45,8 @@ def make_update(config: Fields, gradient_of: Callable) -> Callable[[jax.Array], 
     algorithm, policy = config.algorithm, config.policy
 
     def update(key):
-        params = policy.init(key)
-        trajectory = _trajectory(config, params)
-        hyperparams = AnyHyperparams()
-        batch = make_batch(
-            *(algorithm, policy, params, trajectory, params, hyperparams, config.group_size),
-            num_windows=config.num_windows,
-            share_prompts=config.share_prompts,
-            shuffle_blocks=config.shuffle_blocks,
-            limit_terminates=config.env.limit_terminates,
-        )
+        params, hyperparams = policy.init(key), AnyHyperparams()
+        batch, _ = _batch_and_baseline(config, params, hyperparams)
         params, frozen = partition(policy, params)
         bound = bind_reference(bind_frozen(policy, frozen), params)
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
@@ -65,6 +57,28 @@ def make_update(config: Fields, gradient_of: Callable) -> Callable[[jax.Array], 
         )
 
     return update
+
+
+def initial_baseline(config: Fields) -> PyTree:
+    """The state of a stateful baseline before the first rollout: zeros; None for an algorithm without one."""
+    if not config.algorithm.stateful_baseline:
+        return None
+
+    def after_one_rollout(key):
+        return _batch_and_baseline(config, config.policy.init(key), AnyHyperparams())[1]
+
+    return jax.tree.map(jnp.zeros_like, jax.eval_shape(after_one_rollout, jax.random.key(0)))
+
+
+def _batch_and_baseline(config, params, hyperparams):
+    """Of a trajectory of zeros."""
+    return batch_and_baseline(
+        *(config.algorithm, config.policy, params, _trajectory(config, params), params, hyperparams, config.group_size),
+        num_windows=config.num_windows,
+        share_prompts=config.share_prompts,
+        shuffle_blocks=config.shuffle_blocks,
+        limit_terminates=config.env.limit_terminates,
+    )
 
 
 def _trajectory(config: Fields, params) -> Trajectory:

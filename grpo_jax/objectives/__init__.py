@@ -4,7 +4,7 @@
 |---|---|
 | `advantage` | `advantages`, `returns`, by `outcome` and `whitened` of `slots` |
 | `normalize` | `whitening` |
-| `baseline` | `baselines`, `kernel`, `lstd`, with the `features` of states |
+| `baseline` | `baselines`, `kernel`, `lstd`, `recursive_lstd`, with the `features` of states |
 | `ratio` | `ratios`, `covariance` |
 | `surrogate` | `surrogates`, by `tuned` of `slots` |
 | `penalties`, `reference`, `reward`, `kl_controller` | `penalties`, with the estimates of `divergences` |
@@ -61,6 +61,7 @@ from grpo_jax.objectives.ratios import (
     sequence_token_ratio,
     step_ratio,
 )
+from grpo_jax.objectives.recursive_lstd import LeastSquares, recursive_lstd_baseline, recursive_lstd_values
 from grpo_jax.objectives.reductions import (
     mean_of_sequence_means,
     mean_of_sequence_sums,
@@ -101,6 +102,7 @@ from grpo_jax.objectives.whitening import scale_by_rms, whiten
 
 __all__ = [
     "KL_PENALTIES",
+    "LeastSquares",
     "abs_k1",
     "adaptive_coefficient",
     "all_actions_advantage",
@@ -162,6 +164,8 @@ __all__ = [
     "process_supervised",
     "process_supervised_advantage",
     "random_covariant_steps",
+    "recursive_lstd_baseline",
+    "recursive_lstd_values",
     "refreshed_reference",
     "return_minus_value_advantage",
     "return_to_go_advantage",

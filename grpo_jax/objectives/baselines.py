@@ -154,17 +154,17 @@ class _Boosted:  # a dataclass for the reason given in `slots`
     second: Callable
 
     def __call__(
-        self, trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
-    ) -> tuple[jax.Array, jax.Array]:
+        self, trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int, *state
+    ) -> tuple[jax.Array, ...]:
         others = policy, params, hyperparams, group_size
-        value, final_value = self.first(trajectory, *others)
+        value, final_value, *state = self.first(trajectory, *others, *state)
         following = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
         errors = trajectory.reward + hyperparams.discount * following - value
         unexplained = trajectory._replace(reward=jnp.where(trajectory.valid, errors, 0.0))
         if trajectory.final_value is not None:  # of a critic, from which the second may bootstrap
             unexplained = unexplained._replace(final_value=trajectory.final_value - final_value)
         rest, final_rest = self.second(unexplained, *others)
-        return value + rest, final_value + final_rest
+        return value + rest, final_value + final_rest, *state
 
     def __repr__(self) -> str:
         return f"boosted({function_name(self.first)}, {function_name(self.second)})"
@@ -184,7 +184,7 @@ def boosted(first: Callable, second: Callable) -> _Boosted:
     group, so V2 should leave out whole groups, as the folds of `lstd_baseline` do if none of them splits a group.
 
     Args:
-      first, second: functions for the slot `baseline`.
+      first, second: functions for the slot `baseline`; if the first is stateful, so is the sum.
 
     Returns:
       A function for the slot `baseline`.

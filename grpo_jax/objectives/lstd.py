@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from grpo_jax.objectives.returns import next_values
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
 
-_sum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+exact_sum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 LARGEST_DISCOUNT = 1 - 1e-5
 """Of values: if nothing terminates they grow with the horizon, and their differences would be lost in rounding."""
 
@@ -69,33 +69,73 @@ def lstd_values(
         raise ValueError("lstd_values values an environment by others, but there is only one; use num_envs=2 or more")
     if num_folds < 2:
         raise ValueError(f"num_folds={num_folds} leaves no other environments to value one by; use 2 or more")
-    num_folds, discount = min(num_folds, num_envs), jnp.minimum(discount, LARGEST_DISCOUNT)
-    features, final_features, rewards = map(at_least_float32, (features, final_features, rewards))
-    usable, finally_usable = (jnp.all(jnp.isfinite(jnp.square(x)), axis=-1) for x in (features, final_features))
-    usable_mask = usable & mask.astype(bool)
-    square = jnp.mean(jnp.square(features), axis=(0, 1), where=usable_mask[..., None])
+    num_folds = min(num_folds, num_envs)
+    features, final_features = map(at_least_float32, (features, final_features))
+    square = jnp.mean(jnp.square(features), axis=(0, 1), where=(is_usable(features) & mask.astype(bool))[..., None])
     scale = jnp.where(square > 0, jax.lax.rsqrt(square), 0.0)
-
-    def embed(x, usable):
-        x = jnp.where(usable[..., None], x * scale, 0.0)
-        return jnp.concatenate([x, usable[..., None].astype(x.dtype)], axis=-1)
-
-    x, final_x = embed(features, usable), embed(final_features, finally_usable)
-    following = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
-    following = jnp.where(terminated[..., None], 0.0, following)
-    # The last element of an embedded state is 1, or 0 if it is not usable; that of a missing one is NaN.
-    known = usable_mask & jnp.isfinite(rewards) & (terminated | (following[..., -1] == 1))
-    errors = jnp.where(known[..., None], x - discount * following, 0.0)
-    rewards = jnp.where(known, rewards, 0.0)
-
-    z = _eligibility(x, is_first, discount * trace)
+    x, final_x = with_constant(features, scale), with_constant(final_features, scale)
+    steps = lstd_steps(
+        x, final_x, rewards, terminated, truncated, is_first, mask, discount=discount, decay=discount * trace
+    )
     split = functools.partial(_split, num_folds=num_folds)
-    weights = _weights_by_others(*map(split, (z, errors, rewards, known)), ridge)
+    weights = _weights_by_others(jax.tree.map(split, steps), ridge)
 
     def value(x):
-        return _sum("tkne,ke->tkn", split(x), weights).reshape(len(x), -1)[:, :num_envs]
+        return exact_sum("tkne,ke->tkn", split(x), weights).reshape(len(x), -1)[:, :num_envs]
 
     return value(x), value(final_x)
+
+
+def is_usable(features: jax.Array) -> jax.Array:
+    """Whether each element of the last axis, and its square, is finite."""
+    return jnp.all(jnp.isfinite(jnp.square(features)), axis=-1)
+
+
+def with_constant(features: jax.Array, scale: jax.Array | float = 1.0) -> jax.Array:
+    """Features `[..., E]` times their scale, and a 1; all 0 where they are not usable, `[..., E + 1]`."""
+    usable = is_usable(features)[..., None]
+    return jnp.concatenate([jnp.where(usable, features * scale, 0.0), usable.astype(features.dtype)], axis=-1)
+
+
+class Steps(NamedTuple):
+    """What the steps of a rollout add to the equations of LSTD; 0 for a step that has no part in them."""
+
+    eligibility: jax.Array  # [T, N, E] z_t
+    difference: jax.Array  # [T, N, E] x_t - discount x_{t+1}
+    reward: jax.Array  # [T, N]
+    known: jax.Array  # [T, N] bool: has a part
+
+
+def lstd_steps(
+    x: jax.Array,
+    final_x: jax.Array,
+    rewards: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    is_first: jax.Array,
+    mask: jax.Array,
+    *,
+    discount: jax.Array | float,
+    decay: jax.Array | float,
+) -> Steps:
+    """The steps of a rollout whose states are `x` `[T, N, E]` and `final_x` `[F, N, E]`, both made by `with_constant`.
+
+    The eligibility of a state decays by `decay` in each later step of its episode.
+    """
+    discount, rewards = jnp.minimum(discount, LARGEST_DISCOUNT), at_least_float32(rewards)
+    following = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
+    following = jnp.where(terminated[..., None], 0.0, following)
+    # The last element of a state is 1, or 0 if it is not usable; that of a missing one is NaN.
+    usable = mask.astype(bool) & (x[..., -1] == 1)
+    known = usable & jnp.isfinite(rewards) & (terminated | (following[..., -1] == 1))
+    difference = jnp.where(known[..., None], x - discount * following, 0.0)
+    return Steps(_eligibility(x, is_first, decay), difference, jnp.where(known, rewards, 0.0), known)
+
+
+def lstd_weights(matrix: jax.Array, vector: jax.Array, number: jax.Array, ridge: jax.Array | float) -> jax.Array:
+    """The w `[E]` of `(matrix / number + ridge I) w = vector / number`; the ridge of the constant is a millionth."""
+    penalty = jnp.full(vector.shape, ridge, matrix.dtype).at[-1].multiply(1e-6)
+    return jnp.linalg.solve(matrix / number + jnp.diag(penalty), vector / number)
 
 
 def _eligibility(x, is_first, decay):
@@ -115,16 +155,15 @@ def _split(x, num_folds):
     return jnp.pad(x, padding).reshape(len(x), num_folds, -1, *x.shape[2:])
 
 
-def _weights_by_others(z, errors, rewards, known, ridge):
-    """The w of each fold, `[K, E]`, by the steps of the other folds; each argument is `[T, K, N / K, ...]`."""
-    others = 1.0 - jnp.eye(z.shape[1], dtype=z.dtype)
-    matrix = _sum("jk,kef->jef", others, _sum("tkne,tknf->kef", z, errors))
-    vector = _sum("jk,ke->je", others, _sum("tkne,tkn->ke", z, rewards))
-    number = jnp.maximum(others @ jnp.sum(known, axis=(0, 2)), 1.0)
-    penalty = jnp.full(z.shape[-1], ridge, matrix.dtype).at[-1].multiply(1e-6)
-    systems = matrix / number[:, None, None] + jnp.diag(penalty), vector / number[:, None]
+def _weights_by_others(steps: Steps, ridge):
+    """The w of each fold, `[K, E]`, by the steps of the other folds; those of a fold are `[T, K, N / K, ...]`."""
+    others = 1.0 - jnp.eye(steps.reward.shape[1], dtype=steps.reward.dtype)
+    matrix = exact_sum("tkne,tknf->kef", steps.eligibility, steps.difference)
+    vector = exact_sum("tkne,tkn->ke", steps.eligibility, steps.reward)
+    number = jnp.maximum(others @ jnp.sum(steps.known, axis=(0, 2)), 1.0)
+    systems = exact_sum("jk,kef->jef", others, matrix), exact_sum("jk,ke->je", others, vector), number
     # One after another: batched calls of LAPACK by the programs of several CPU devices wait for each other, forever.
-    return jax.lax.map(lambda system: jnp.linalg.solve(*system), systems)
+    return jax.lax.map(lambda system: lstd_weights(*system, ridge), systems)
 
 
 def lstd_baseline(

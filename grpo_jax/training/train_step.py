@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from grpo_jax.config.acting import acting_policy
 from grpo_jax.config.config import Config
+from grpo_jax.config.dry_run import initial_baseline
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
@@ -17,7 +18,7 @@ from grpo_jax.training import budget
 from grpo_jax.training.experience import collect, most_varied_groups
 from grpo_jax.training.metrics import rollout_metrics
 from grpo_jax.types import Metrics, PyTree, TrainState
-from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.batch import batch_and_baseline
 from grpo_jax.updates.epochs import Learner, update_epochs
 from grpo_jax.updates.optimizers import make_optimizer
 from grpo_jax.updates.schedules import learning_rates
@@ -54,6 +55,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
             normalizer=initial_normalizer(
                 rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards
             ),
+            baseline=initial_baseline(config),
             key=key,
             kl_coef=jnp.array(hyperparams.kl_coef),
             iteration=jnp.zeros((), jnp.int32),
@@ -87,7 +89,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         if config.num_kept_groups is not None:
             kept = most_varied_groups(trajectory, config.group_size, config.num_kept_groups)
         kept = scaled_rewards(normalizer, kept, hyperparams.reward_clip)
-        batch = make_batch(
+        batch, baseline = batch_and_baseline(
             algorithm,
             policy,
             state.params,
@@ -99,6 +101,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             share_prompts=config.share_prompts,
             shuffle_blocks=config.shuffle_blocks,
             limit_terminates=config.env.limit_terminates,
+            baseline_state=state.baseline,
         )
 
         rates = learning_rates(config.schedule, hyperparams, progress)
@@ -140,6 +143,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             optimizer=learner.optimizer,
             rollout=rollout,
             normalizer=normalizer,
+            baseline=baseline,
             key=key,
             kl_coef=kl_coef,
             iteration=iteration,

@@ -1,7 +1,7 @@
 """From a trajectory to samples: rewards, baselines, advantages, masks and weights, computed once."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,12 @@ def kept_whole(
     )
 
 
-def make_batch(
+def make_batch(*arguments: Any, **options: Any) -> Batch:
+    """The samples of a trajectory: the first result of `batch_and_baseline`, which has the same arguments."""
+    return batch_and_baseline(*arguments, **options)[0]
+
+
+def batch_and_baseline(
     algorithm: Algorithm,
     policy: Policy,
     params: PyTree,
@@ -42,8 +47,9 @@ def make_batch(
     share_prompts: bool = False,
     shuffle_blocks: int = 1,
     limit_terminates: bool = False,
-) -> Batch:
-    """The samples of a trajectory, with all that stays fixed during the epochs, computed once.
+    baseline_state: PyTree = None,
+) -> tuple[Batch, PyTree]:
+    """The samples of a trajectory, with all that stays fixed during the epochs, and a stateful baseline's next state.
 
     Advantages are relative to the values of the algorithm's baseline, or without one to those of the critic.
 
@@ -62,9 +68,12 @@ def make_batch(
       share_prompts: keep groups whole and give each one carry, that of their common prompt.
       shuffle_blocks: blocks of environments that are shuffled apart, as in `Config`.
       limit_terminates: the value after a truncated episode is 0, as in `Environment`.
+      baseline_state: what a stateful baseline returned for the last rollout; None before the first. It sees all windows
+        at once, as it values them by earlier rollouts.
 
     Returns:
-      `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole. No gradient flows through it.
+      The batch: `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole. And the state, None for an
+      algorithm without a stateful baseline. No gradient flows through either.
 
     Raises:
       ValueError: a slot returned the wrong shape, or lacks something that it needs.
@@ -85,9 +94,13 @@ def make_batch(
         trajectory = trajectory._replace(terminated=played.ended, truncated=jnp.zeros_like(played.truncated))
     compared = trajectory
     if algorithm.baseline is not None:
-        value, final_value = _by_window(
-            lambda window: algorithm.baseline(window, policy, params, hyperparams, group_size), trajectory, num_windows
-        )
+        arguments = policy, params, hyperparams, group_size
+        if algorithm.stateful_baseline:
+            value, final_value, baseline_state = algorithm.baseline(trajectory, *arguments, baseline_state)
+        else:
+            value, final_value = _by_window(
+                lambda window: algorithm.baseline(window, *arguments), trajectory, num_windows
+            )
         value = check_shape("baseline", value, trajectory.reward)
         compared = trajectory._replace(value=value, next_value=next_values(value, final_value, trajectory.truncated))
     advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
@@ -121,7 +134,7 @@ def make_batch(
     )
     if not whole.sequences:
         batch = jax.tree.map(lambda leaf: _single_steps(leaf, shuffle_blocks), batch)
-    return jax.lax.stop_gradient(batch)
+    return jax.lax.stop_gradient((batch, baseline_state))
 
 
 def _single_steps(leaf: jax.Array, num_blocks: int) -> jax.Array:

@@ -9,6 +9,7 @@ import pytest
 from experiments import estimators
 from experiments.harness import tabular
 from grpo_jax import Config, Hyperparams, make_init
+from grpo_jax.errors import ConfigError
 from grpo_jax.rollouts.branches import monte_carlo_values
 from grpo_jax.rollouts.rollout import Simulator
 
@@ -63,6 +64,11 @@ def test_states_are_worth_what_branches_from_them_are_paid():
     expected = exact.values[state.environment.at]
     spread = 3.0 / np.sqrt(256)  # returns of some seven rewards of deviation 1
     assert np.abs(values - expected).max() < 4 * spread and np.abs(values - expected).mean() < spread
+
+
+def test_an_unknown_estimator_is_refused():
+    with pytest.raises(ConfigError, match="unknown estimator 'LSTD'.*LSTD \\+ GAE"):
+        estimators.main(estimators.Arguments(estimators=("LSTD",)))
 
 
 COMPARED = ("RLOO, fresh", "all actions, forked", "GAE, exact critic", "GAE, critic of half the value")

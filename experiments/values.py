@@ -1,0 +1,169 @@
+"""How much of the returns a critic and baselines explain: `python -m experiments.values`.
+
+PPO trains a policy, which then plays rollouts of the length of training, one after the other. Each method values the
+states of the same rollouts: by the critic, by the rollout itself, or by those before it. The discounted returns that
+followed show how much of their variance the values explain.
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.table import Table
+
+from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
+from grpo_jax.errors import ConfigError
+from grpo_jax.objectives import (
+    discounted_returns,
+    explained_variance,
+    lstd_baseline,
+    observed,
+    recursive_lstd_baseline,
+)
+from grpo_jax.recording.files import write_json
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.training.experience import collect
+from grpo_jax.types import Trajectory
+
+from .harness.command import command, make_console, provenance
+from .harness.parsing import parse_flags
+from .harness.settings import settings, split_fields
+from .minatar import GAMES
+
+MEASURED = 4  # rollouts whose states are valued
+AFTER = 600  # steps that follow them, in which returns go on: what comes later is discounted to 0.2%
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Compares values of the states that a policy visits with the returns that follow."""
+
+    games: tuple[str, ...] = GAMES
+    """Names of MinAtar's games."""
+    total_steps: int = 500_000
+    """Environment steps for which PPO is trained first."""
+    before: tuple[int, ...] = (1, 5, 20)
+    """Earlier rollouts of the same policy that the recursive baseline has seen, one column for each number."""
+    gae_lambda: float = 0.8
+    """Trace of PPO and of least squares."""
+    num_seeds: int = 4
+    """Policies."""
+    seed: int = 0
+    """Of all randomness."""
+    out: Path | None = None
+    """JSON file for the results."""
+
+
+def main(arguments: Arguments) -> None:
+    if arguments.num_seeds < 1 or min(arguments.before, default=0) < 1:
+        raise ConfigError("num_seeds is at least 1, and before has one number or more, each at least 1")
+    console = make_console(width=110)
+    keys = jax.random.split(jax.random.key(arguments.seed), arguments.num_seeds)
+    results = {}
+    for game in arguments.games:
+        with console.status(game):
+            of_seeds = jax.jit(functools.partial(jax.lax.map, functools.partial(measure, arguments, game)))(keys)
+        results[game] = dict(zip(labels(arguments), map(np.asarray, of_seeds), strict=True))
+    console.print(table(results))
+    if arguments.out is not None:
+        write_json(arguments.out, provenance() | {"explained_variance": results})
+
+
+def labels(arguments: Arguments) -> list[str]:
+    """The methods, in the order of `measure`."""
+    return [
+        "PPO's critic",
+        "LSTD on the policy's features, this rollout",
+        "LSTD on observations, this rollout",
+        *(f"LSTD on observations, {number} earlier" for number in arguments.before),
+    ]
+
+
+def measure(arguments: Arguments, game: str, key: jax.Array) -> list[jax.Array]:
+    """The explained variance of each method, for one policy on a game."""
+    static, traced = split_fields(settings(f"{game}-MinAtar", "ppo"))
+    config = Config(environment=f"{game}-MinAtar", algorithm="ppo", **static)
+    hyperparams = Hyperparams(**traced | {"gae_lambda": arguments.gae_lambda})
+    key_train, key_play = jax.random.split(key)
+    state, _ = jax.lax.scan(
+        lambda state, _: make_train_step(config)(state),
+        make_init(config)(key_train, hyperparams),
+        length=max(arguments.total_steps // config.steps_per_iteration, 1),
+    )
+    first = max(arguments.before)
+    last = first + MEASURED
+    rollouts = play(config, state, key_play, num_rollouts=last - (-AFTER // config.num_steps))
+    flat = (-1, config.num_envs)
+    rewards, ended = rollouts.reward.reshape(flat), rollouts.ended.reshape(flat)
+    returns = discounted_returns(rewards, ended, discount=hyperparams.discount).reshape(rollouts.reward.shape)
+    settled = {"policy": config.policy, "params": state.params, "hyperparams": hyperparams, "group_size": 1}
+
+    def explained(values):
+        everything = jnp.ones(returns[first:last].shape, bool).reshape(flat)
+        return explained_variance(values.reshape(flat), returns[first:last].reshape(flat), everything)
+
+    def by_itself(baseline):
+        return explained(jax.lax.map(lambda one: baseline(one, **settled)[0], part(rollouts, first, last)))
+
+    def by_earlier(number):
+        seen = (part(rollouts, now - number, now + 1) for now in range(first, last))
+        return explained(jnp.stack([values_after(each, settled) for each in seen]))
+
+    return [
+        explained(rollouts.value[first:last]),
+        by_itself(lstd_baseline),
+        by_itself(functools.partial(lstd_baseline, features=observed)),
+        *map(by_earlier, arguments.before),
+    ]
+
+
+def play(config: Config, state: TrainState, key: jax.Array, num_rollouts: int) -> Trajectory:
+    """Rollouts of the policy, one after the other, with their final observations: `[num_rollouts, T, N]`."""
+    config = dataclasses.replace(config, algorithm=config.algorithm._replace(baseline=lstd_baseline))
+    simulator = Simulator(config.env, config.policy, state.params, state.hyperparams.discount)
+
+    def rollout(played, key):
+        return collect(config, simulator, played, *jax.random.split(key))
+
+    return jax.lax.scan(rollout, state.rollout, jax.random.split(key, num_rollouts))[1]
+
+
+def part(rollouts: Trajectory, first: int, last: int) -> Trajectory:
+    """Those from the first to the one before the last."""
+    return jax.tree.map(lambda leaf: leaf[first:last], rollouts)
+
+
+def values_after(rollouts: Trajectory, settled: dict[str, Any]) -> jax.Array:
+    """The recursive baseline's values of the last rollout `[T, N]`, by those before it, all of the same weight."""
+    settled = settled | {"hyperparams": settled["hyperparams"].replace(value_decay=1.0)}
+    _, _, sums = recursive_lstd_baseline(jax.tree.map(lambda leaf: leaf[0], rollouts), sums=None, **settled)
+
+    def value(sums, rollout):
+        values, _, sums = recursive_lstd_baseline(rollout, sums=sums, **settled)
+        return sums, values
+
+    return jax.lax.scan(value, sums, part(rollouts, 1, None))[1][-1]
+
+
+def table(results: dict[str, dict[str, np.ndarray]]) -> Table:
+    """Mean and standard error over the policies, by method and game."""
+    rendered = Table("values by", *results, title="explained variance of discounted returns, mean ± standard error")
+    for label in next(iter(results.values())):
+        scores = [values[label] for values in results.values()]
+        rendered.add_row(
+            label, *(f"{x.mean():.3f} ± {x.std(ddof=min(len(x) - 1, 1)) / len(x) ** 0.5:.3f}" for x in scores)
+        )
+    return rendered
+
+
+def mean_and_error(x: np.ndarray) -> str:
+    """Such as 0.214 ± 0.012; without an error for a single number."""
+    return f"{x.mean():.3f}" + (f" ± {x.std(ddof=1) / len(x) ** 0.5:.3f}" if len(x) > 1 else "")
+
+
+if __name__ == "__main__":
+    command(lambda: main(parse_flags(Arguments)))

@@ -1,0 +1,137 @@
+"""The recursive least-squares baseline: values that are linear in observations, by the steps of earlier rollouts."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.features import observed
+from grpo_jax.objectives.lstd import exact_sum, lstd_steps, lstd_weights, with_constant
+from grpo_jax.precision import at_least_float32
+from grpo_jax.types import PyTree, Trajectory
+
+MOST_FEATURES = 4096
+"""Their equations take 64 MiB, and solving them as long as an update of a small network."""
+
+
+class LeastSquares(NamedTuple):
+    """Sums over the steps of earlier rollouts; see `recursive_lstd_values`. Zeros before the first rollout."""
+
+    matrix: jax.Array  # [E, E] A
+    vector: jax.Array  # [E] b
+    square: jax.Array  # [E] of each feature
+    number: jax.Array  # of steps
+
+
+def recursive_lstd_values(
+    sums: LeastSquares | None,
+    features: jax.Array,
+    final_features: jax.Array,
+    rewards: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    is_first: jax.Array,
+    mask: jax.Array,
+    *,
+    discount: float,
+    trace: float,
+    ridge: float,
+    decay: float,
+) -> tuple[jax.Array, jax.Array, LeastSquares]:
+    """Values of states by least-squares temporal differences on all earlier rollouts, LSTD(lambda) with forgetting.
+
+        V(s) = w . x(s),  (A + ridge diag(C)) w = b
+        A <- decay A + sum_t z_t (x_t - discount x_{t+1})^T,  b <- decay b + sum_t z_t r_t,  C <- decay C + sum_t x_t^2
+
+    x(s) is the features and a 1, z_t = x_t + discount trace z_{t-1} their eligibility, which restarts with every
+    episode; x_{t+1} is 0 after a termination. The values come from the sums before this rollout, so that none of its
+    rewards has a part in them, as with a critic. The features must mean the same in every rollout: those of an
+    observation do, those of a network that is being trained do not (see `lstd_values`).
+
+    Boyan, Least-squares temporal difference learning (ICML 1999); with forgetting: Xu, He and Hu, Efficient
+    reinforcement learning using recursive least-squares methods (JAIR 2002), https://arxiv.org/abs/1106.0707.
+
+    Args:
+      sums: of the earlier rollouts; None: there were none, and all values are 0.
+      features: `[T, N, E]`, any dtype.
+      final_features: `[F, N, E]`, of the observations that no step starts from (see `next_values`).
+      rewards: `[T, N]`.
+      terminated, truncated: `[T, N]` bool.
+      is_first: `[T, N]` bool, the first step of an episode.
+      mask: `[T, N]`, true on the valid steps.
+      discount: in [0, 1]; values have at most `lstd.LARGEST_DISCOUNT`.
+      trace: lambda of the eligibility, in [0, 1]: 0 fits one-step errors, 1 the returns of the window.
+      ridge: weight of the penalty on w, in units of the features' mean squares. The constant 1 has a millionth of it.
+      decay: in [0, 1], the weight of the earlier rollouts beside this one: 0.95 is a memory of about 20 rollouts.
+
+    Returns:
+      Values `[T, N]` and `[F, N]`, in the units of the returns, and the sums with this rollout. The value of a state
+      that is not finite is 0. Such states, steps that lead to one and rewards that are not finite have no part in the
+      sums, nor has a rollout whose sums overflow. Features that have been 0 so far have no effect.
+
+    Raises:
+      ValueError: for more than `MOST_FEATURES` features.
+    """
+    if features.shape[-1] > MOST_FEATURES:
+        raise ValueError(
+            f"recursive least squares solves equations for each of {features.shape[-1]} features in each iteration; "
+            f"give it at most {MOST_FEATURES} by features=..., or use lstd_baseline, whose features the network makes"
+        )
+    x, final_x = (with_constant(at_least_float32(each)) for each in (features, final_features))
+    steps = lstd_steps(
+        x, final_x, rewards, terminated, truncated, is_first, mask, discount=discount, decay=discount * trace
+    )
+    new = LeastSquares(
+        matrix=exact_sum("tne,tnf->ef", steps.eligibility, steps.difference),
+        vector=exact_sum("tne,tn->e", steps.eligibility, steps.reward),
+        square=exact_sum("tne,tn->e", jnp.square(x), steps.known.astype(x.dtype)),
+        number=jnp.sum(steps.known, dtype=x.dtype),
+    )
+    if sums is None:
+        sums = jax.tree.map(jnp.zeros_like, new)
+    weights = _weights(sums, ridge)
+    usable = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in new]))
+    sums = jax.tree.map(lambda old, new: jnp.where(usable, decay * old + new, old), sums, new)
+    return exact_sum("tne,e->tn", x, weights), exact_sum("tne,e->tn", final_x, weights), sums
+
+
+def _weights(sums: LeastSquares, ridge):
+    """w `[E]`; the equations are solved for features of mean square 1, which float32 does better."""
+    number = jnp.maximum(sums.number, 1e-6)
+    square = sums.square / number
+    scale = jnp.where(square > 0, jax.lax.rsqrt(square), 0.0)
+    return scale * lstd_weights(scale[:, None] * sums.matrix * scale, scale * sums.vector, number, ridge)
+
+
+def recursive_lstd_baseline(
+    trajectory: Trajectory,
+    policy: Any,
+    params: PyTree,
+    hyperparams: Hyperparams,
+    group_size: int,
+    sums: LeastSquares | None,
+    *,
+    features: Callable = observed,
+) -> tuple[jax.Array, jax.Array, LeastSquares]:
+    """Values linear in the observation, fitted to the earlier rollouts: `recursive_lstd_values`.
+
+    For an algorithm with `stateful_baseline=True`. The trace is `gae_lambda`, the ridge `value_ridge`, the decay
+    `value_decay`. Other features by `functools.partial`.
+    """
+    states, finals = features(trajectory, policy, params)
+    return recursive_lstd_values(
+        sums,
+        states.reshape(*states.shape[:2], -1),
+        finals.reshape(*finals.shape[:2], -1),
+        trajectory.reward,
+        trajectory.terminated,
+        trajectory.truncated,
+        trajectory.is_first,
+        trajectory.valid,
+        discount=hyperparams.discount,
+        trace=hyperparams.gae_lambda,
+        ridge=hyperparams.value_ridge,
+        decay=hyperparams.value_decay,
+    )

@@ -1,0 +1,27 @@
+"""The settings that methods are tried with, and how much of the returns values explain."""
+
+import json
+
+import pytest
+
+from experiments import minatar, values
+
+
+def test_each_method_is_tried_with_the_same_settings():
+    tried = {label: minatar.trials(method) for label, method in minatar.METHODS.items()}
+    settings = [(trial["gae_lambda"], trial["learning_rate"], trial["entropy_coef"]) for trial in minatar.TRIALS]
+    assert len(set(settings)) == 8
+    for label, methods in tried.items():
+        assert [name for name, _ in methods] == [" ".join(map(str, trial)) for trial in settings]
+        assert all(method.fields.items() >= minatar.METHODS[label].fields.items() for _, method in methods)
+        assert [method.fields["gae_lambda"] for _, method in methods] == [trial[0] for trial in settings]
+
+
+@pytest.mark.slow
+def test_values_explain_a_part_of_the_returns(tmp_path):
+    out = tmp_path / "values.json"
+    values.main(values.Arguments(games=("Breakout",), total_steps=20_000, before=(1,), num_seeds=1, out=out))
+    explained = json.loads(out.read_text())["explained_variance"]["Breakout"]
+    critic, features, board, earlier = (explained[label][0] for label in values.labels(values.Arguments(before=(1,))))
+    assert max(critic, features, board, earlier) < 1
+    assert min(board, earlier) > 0.1, "the board tells much of the value even under a policy that hardly plays"

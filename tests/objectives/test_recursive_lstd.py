@@ -1,0 +1,173 @@
+"""Least-squares values by earlier rollouts: against float64 loops over several rollouts, and in a train step."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Recall, random_window
+
+from grpo_jax import Config, Hyperparams, make_init, make_train_step
+from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
+from grpo_jax.errors import ConfigError
+from grpo_jax.objectives import boosted, lstd_baseline, recursive_lstd_baseline, recursive_lstd_values
+from grpo_jax.rollouts.starts import ANCHORED
+
+T, N, F, E = 9, 6, 3, 4
+DISCOUNT, TRACE, RIDGE, DECAY = 0.9, 0.7, 1e-2, 0.6
+solve = jax.jit(functools.partial(recursive_lstd_values, discount=DISCOUNT, trace=TRACE, ridge=RIDGE, decay=DECAY))
+
+
+def window(seed):
+    """A random window, and the first steps of its episodes; about half of the rollouts begin with one."""
+    data = random_window(T, N, F, E, seed)
+    ended = data["terminated"] | data["truncated"]
+    begins = np.random.default_rng(seed).random((1, N)) < 0.5
+    return data | {"is_first": np.concatenate([begins, ended[:-1] & data["mask"][1:]])}
+
+
+def fold(windows):
+    """The values of the last window, and the sums after it."""
+    sums, values, final_values = None, None, None
+    for data in windows:
+        values, final_values, sums = solve(sums, **data)
+    return values, final_values, sums
+
+
+def with_one(x):
+    return np.concatenate([np.asarray(x, np.float64), np.ones((*x.shape[:2], 1))], axis=-1)
+
+
+def added(data):
+    """What a window adds to A, b and C, in loops over steps."""
+    x, final_x = with_one(data["features"]), with_one(data["final_features"])
+    matrix, vector, square = np.zeros((E + 1, E + 1)), np.zeros(E + 1), np.zeros(E + 1)
+    for n in range(N):
+        z = np.zeros(E + 1)
+        for t in np.flatnonzero(data["mask"][:, n]):
+            z = x[t, n] + DISCOUNT * TRACE * z * (not data["is_first"][t, n])
+            if data["truncated"][t, n]:
+                after = final_x[data["truncated"][:t, n].sum(), n]
+            else:
+                after = x[t + 1, n] if t + 1 < T else final_x[-1, n]
+            matrix += np.outer(z, x[t, n] - DISCOUNT * after * (not data["terminated"][t, n]))
+            vector += z * data["rewards"][t, n]
+            square += x[t, n] ** 2
+    return matrix, vector, square
+
+
+def test_values_are_those_of_a_loop_over_the_earlier_rollouts():
+    windows = [window(seed) for seed in range(3)]
+    first, second = (added(data) for data in windows[:2])
+    matrix, vector, square = (DECAY * old + new for old, new in zip(first, second, strict=True))
+    penalty = RIDGE * np.diag(square * np.array([1.0] * E + [1e-6]))
+    weights = np.linalg.solve(matrix + penalty, vector)
+    values, final_values, sums = fold(windows)
+    np.testing.assert_allclose(values, with_one(windows[2]["features"]) @ weights, atol=5e-5)
+    np.testing.assert_allclose(final_values, with_one(windows[2]["final_features"]) @ weights, atol=5e-5)
+    np.testing.assert_allclose(sums.matrix, DECAY * matrix + added(windows[2])[0], atol=1e-4)
+    assert np.isclose(sums.number, sum(DECAY**k * windows[2 - k]["mask"].sum() for k in range(3)))
+
+
+def test_values_of_a_chain_are_exact_from_the_second_rollout_on():
+    """Five states in a row, each with a reward; the last one ends the episode."""
+    rewards = np.array([1.0, 0.0, 2.0, -1.0, 3.0])
+    known = np.zeros(5)
+    for s in reversed(range(5)):
+        known[s] = rewards[s] + DISCOUNT * (known[s + 1] if s < 4 else 0)
+    state = (np.arange(14)[:, None] + np.arange(N)) % 5
+    never, one_hot = np.zeros_like(state, bool), np.eye(5, dtype=np.float32)
+    data = {"features": one_hot[state], "final_features": one_hot[(14 + np.arange(N)[None]) % 5]}
+    data |= {"rewards": rewards[state], "terminated": state == 4, "truncated": never}
+    data |= {"is_first": state == 0, "mask": ~never}
+    values, _, sums = solve(None, **data, ridge=1e-6)
+    assert (np.asarray(values) == 0).all(), "nothing was known"
+    for _ in range(2):
+        values, final_values, sums = solve(sums, **data, ridge=1e-6)
+        np.testing.assert_allclose(values, known[state], atol=1e-5)
+        np.testing.assert_allclose(final_values[0], known[(14 + np.arange(N)) % 5], atol=1e-5)
+
+
+def test_no_reward_has_a_part_in_the_values_of_its_own_rollout_but_in_those_of_the_next():
+    earlier, data, later = (window(seed) for seed in range(3))
+    changed = data | {"rewards": data["rewards"] + 10 * data["mask"]}
+    assert np.array_equal(fold([earlier, data])[0], fold([earlier, changed])[0])
+    assert np.abs(fold([earlier, data, later])[0] - fold([earlier, changed, later])[0]).min() > 0.1
+
+
+def test_values_have_the_units_of_rewards_and_not_those_of_features():
+    windows = [window(seed) for seed in range(2)]
+    factor = np.array([1e-6, 1.0, 1e3, 1e6], np.float32)
+    names = "features", "final_features"
+    scaled = [data | {name: data[name] * factor for name in names} for data in windows]
+    louder = [data | {"rewards": 1e6 * data["rewards"]} for data in windows]
+    plain = fold(windows)[0]
+    np.testing.assert_allclose(fold(scaled)[0], plain, atol=1e-4)
+    np.testing.assert_allclose(fold(louder)[0], 1e6 * plain, rtol=1e-3, atol=10)
+
+
+def test_features_that_vanish_and_numbers_that_are_not_finite_change_nothing():
+    windows = [window(seed) for seed in range(2)]
+    plain = fold(windows)[0]
+    wide = [
+        data | {k: np.concatenate([data[k], 0 * data[k]], axis=-1) for k in ("features", "final_features")}
+        for data in windows
+    ]
+    np.testing.assert_allclose(fold(wide)[0], plain, atol=1e-5)
+    windows[0]["features"][3, 5, 1], windows[0]["rewards"][6, 3] = np.nan, np.inf
+    windows[1]["features"][0, 0, 0] = np.inf
+    values, final_values, sums = fold(windows)
+    assert np.isfinite(values).all() and np.isfinite(final_values).all() and values[0, 0] == 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sums))
+
+
+def test_a_rollout_whose_sums_overflow_is_left_out():
+    windows = [window(seed) for seed in range(3)]
+    plain = fold([windows[0], windows[2]])
+    windows[1]["rewards"] = np.full((T, N), 3e38, np.float32)
+    for actual, expected in zip(fold(windows)[:2], plain[:2], strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def config(**fields):
+    sizes = dict(num_envs=6, num_steps=6, num_epochs=1, num_minibatches=1, hidden_sizes=(4,))
+    return Config(environment=Recall(), **{"algorithm": RECURSIVE_LSTD_GAE} | sizes | fields)
+
+
+def test_a_train_step_keeps_the_sums_of_its_rollouts():
+    """As a scan over rows of different decays; a decay of 0 keeps the steps of the last rollout alone."""
+    train_step = make_train_step(config())
+
+    def run(key, decay):
+        begun = make_init(config())(key, Hyperparams(value_decay=decay))
+        return begun.baseline, *jax.lax.scan(lambda state, _: train_step(state), begun, length=3)
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    begun, state, metrics = jax.jit(jax.vmap(run))(keys, jnp.array([0.0, 0.5]))
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(begun))
+    np.testing.assert_allclose(state.baseline.number, [36, 36 * 1.75])
+    assert (metrics["optim/skipped_updates"] == 0).all()
+    assert (metrics["value/explained_variance"][:, 0] == 0).all(), "values are 0 in the first rollout"
+
+
+def test_observations_of_too_many_numbers_are_refused():
+    with pytest.raises(ConfigError, match="4900 features.*at most 4096.*lstd_baseline"):
+        config(frame_stack=2450)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slots", "fields"),
+    [({"start": ANCHORED}, {"group_size": 2, "regroup_every": 3}), ({}, {"recurrent": "gru", "recurrent_size": 3})],
+    ids=["windows", "gru"],
+)
+def test_a_sum_with_another_baseline_keeps_the_sums_of_the_first(slots, fields):
+    both = boosted(recursive_lstd_baseline, lstd_baseline)
+    algorithm = RECURSIVE_LSTD_GAE._replace(baseline=both, **slots)
+    one = config(algorithm=algorithm, **fields)
+    state = jax.jit(make_init(one))(jax.random.key(0), Hyperparams(value_decay=1.0))
+    for k in range(3):
+        assert state.baseline.number == 36 * k
+        state, metrics = jax.jit(make_train_step(one))(state)
+    assert metrics["optim/skipped_updates"] == 0 and np.isfinite(metrics["value/explained_variance"])
