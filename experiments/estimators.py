@@ -111,7 +111,7 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
         Estimator("same step, anchored, CRN", per_step(return_to_go, ANCHORED), cut, True),
         Estimator("kernel + GAE, anchored", per_step(kernel_gae, ANCHORED), "bootstraps from noisy values"),
         Estimator("LSTD + GAE", per_step(lstd, CONTINUE), "bootstraps from noisy values"),
-        Estimator("recursive LSTD + GAE", per_step(RECURSIVE_LSTD_GAE, CONTINUE), "bootstraps from noisy values"),
+        Estimator("recursive LSTD + GAE", per_step(RECURSIVE_LSTD_GAE, CONTINUE)),
         Estimator("forked", per_step(vine, forked(4)), "later steps of branches weigh more"),
         Estimator("all actions, forked", per_step(actions, forked(4, all_actions=True)), group_size=num_actions),
         Estimator("all actions, forked, CRN", per_step(actions, forked(4, all_actions=True)), "", True, num_actions),
