@@ -50,7 +50,7 @@ class Arguments:
     num_groups: int = 100_000
     """Groups that each estimator plays on each process."""
     estimators: tuple[str, ...] = ()
-    """Their labels; all if left out, and the comparison of common random numbers."""
+    """Labels of the estimators to measure; all of them, and the effect of common random numbers, if left out."""
     seed: int = 0
     """Of the policies and of the groups."""
     out: Path | None = None

@@ -89,10 +89,12 @@ class Arguments(StudyArguments):
     tuning: bool = False
     """Try each method with the same lambdas, learning rates and entropy coefficients; give it a --seed of its own."""
     ablations: bool = False
-    """Vary one thing at a time, in place of comparing the methods; give it another --seed and fewer --total-steps."""
+    """Vary one thing at a time, instead of comparing the methods; give it another --seed and fewer --total-steps."""
 
 
 def main(arguments: Arguments) -> None:
+    if arguments.tuning and arguments.ablations:
+        raise ConfigError("--tuning would replace the lambda of --ablations; use one of them at a time")
     methods = ABLATIONS if arguments.ablations else METHODS
     for label in arguments.methods:
         if label not in methods:

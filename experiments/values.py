@@ -1,8 +1,8 @@
 """How much of the returns a critic and baselines explain: `python -m experiments.values`.
 
 PPO trains a policy, which then plays rollouts of the length of training, one after the other. Each method values the
-states of the same rollouts: by the critic, by the rollout itself, or by those before it. The discounted returns that
-followed show how much of their variance the values explain.
+states of the same rollouts: by the critic, by the rollout itself, or by those before it. The measure is the explained
+variance: the fraction of the variance of the discounted returns from those states that the values explain.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from .harness.settings import settings, split_fields
 from .minatar import GAMES
 
 MEASURED = 4  # rollouts whose states are valued
-AFTER = 600  # steps that follow them, in which returns go on: what comes later is discounted to 0.2%
+AFTER = 600  # steps that follow them and count in their returns; a discount of 0.99 leaves 0.2% of later rewards
 
 
 @dataclasses.dataclass
@@ -49,9 +49,9 @@ class Arguments:
     before: tuple[int, ...] = (1, 5, 20)
     """Earlier rollouts of the same policy that the recursive baseline has seen, one column for each number."""
     gae_lambda: float = 0.8
-    """Trace of PPO and of least squares."""
+    """Lambda of PPO's advantages and of the eligibility of least squares."""
     num_seeds: int = 4
-    """Policies."""
+    """Number of policies, each trained with another seed."""
     seed: int = 0
     """Of all randomness."""
     out: Path | None = None
@@ -60,14 +60,17 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     if arguments.num_seeds < 1 or min(arguments.before, default=0) < 1:
-        raise ConfigError("num_seeds is at least 1, and before has one number or more, each at least 1")
+        raise ConfigError(
+            f"num_seeds={arguments.num_seeds} and before={arguments.before} need numbers of at least 1; "
+            "use num_seeds=4 and before=(1, 5, 20), for example"
+        )
     console = make_console(width=110)
     keys = jax.random.split(jax.random.key(arguments.seed), arguments.num_seeds)
     results = {}
     for game in arguments.games:
         with console.status(game):
-            of_seeds = jax.jit(functools.partial(jax.lax.map, functools.partial(measure, arguments, game)))(keys)
-        results[game] = dict(zip(labels(arguments), map(np.asarray, of_seeds), strict=True))
+            by_seed = jax.jit(functools.partial(jax.lax.map, functools.partial(measure, arguments, game)))(keys)
+        results[game] = dict(zip(labels(arguments), map(np.asarray, by_seed), strict=True))
     console.print(table(results))
     if arguments.out is not None:
         write_json(arguments.out, provenance() | {"explained_variance": results})
@@ -133,7 +136,7 @@ def play(config: Config, state: TrainState, key: jax.Array, num_rollouts: int) -
 
 
 def part(rollouts: Trajectory, first: int, last: int) -> Trajectory:
-    """Those from the first to the one before the last."""
+    """The rollouts `first`, ..., `last - 1`."""
     return jax.tree.map(lambda leaf: leaf[first:last], rollouts)
 
 
@@ -154,9 +157,7 @@ def table(results: dict[str, dict[str, np.ndarray]]) -> Table:
     rendered = Table("values by", *results, title="explained variance of discounted returns, mean ± standard error")
     for label in next(iter(results.values())):
         scores = [values[label] for values in results.values()]
-        rendered.add_row(
-            label, *(f"{x.mean():.3f} ± {x.std(ddof=min(len(x) - 1, 1)) / len(x) ** 0.5:.3f}" for x in scores)
-        )
+        rendered.add_row(label, *map(mean_and_error, scores))
     return rendered
 
 

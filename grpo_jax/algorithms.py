@@ -67,8 +67,8 @@ class Baseline(Protocol):
     ) -> tuple[jax.Array, jax.Array]:
         """Values `[T, B]` of the observations, and `[F, B]` of the final ones; `params` are those that acted.
 
-        A stateful one has another argument, the state that it returned for the last rollout, or None or zeros for the
-        first one, and returns the next state, a pytree of arrays, after the values.
+        With `stateful_baseline=True` the last argument is the state that it returned for the previous rollout: a pytree
+        of arrays, zeros or None for the first rollout. The next state is its third result.
         """
 
 
@@ -156,7 +156,7 @@ class Algorithm(NamedTuple):
     reduce: Reduce
     critic: Critic | None  # None: no critic exists
     baseline: Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
-    stateful_baseline: bool = False  # the baseline keeps something from rollout to rollout
+    stateful_baseline: bool = False  # the baseline has a state, which it keeps from rollout to rollout
     reference: Reference | None = None  # None: no reference policy exists
     reward: Reward | None = None  # such as kl_penalized_reward; None leaves the rewards unchanged
     # None: the KL coefficient is fixed; tuned(adaptive_coefficient, target="kl_target") holds the KL at a target

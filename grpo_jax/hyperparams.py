@@ -52,7 +52,7 @@ class Hyperparams:
     value_ridge: float = 1e-3
     """Penalty of a least-squares baseline on its weights, in units of the features' mean squares."""
     value_decay: float = 0.95
-    """Weight of the earlier rollouts beside the newest one in a least-squares baseline that remembers them."""
+    """Factor by which the weight of earlier rollouts falls in each iteration, in `recursive_lstd_baseline`."""
     clip_low: float = 0.2
     """The probability ratio is clipped from below at 1 - clip_low."""
     clip_high: float = 0.2

@@ -71,7 +71,7 @@ def initial_baseline(config: Fields) -> PyTree:
 
 
 def _batch_and_baseline(config, params, hyperparams):
-    """Of a trajectory of zeros."""
+    """The results of `batch_and_baseline` for a trajectory of zeros."""
     return batch_and_baseline(
         *(config.algorithm, config.policy, params, _trajectory(config, params), params, hyperparams, config.group_size),
         num_windows=config.num_windows,

@@ -184,7 +184,8 @@ def boosted(first: Callable, second: Callable) -> _Boosted:
     group, so V2 should leave out whole groups, as the folds of `lstd_baseline` do if none of them splits a group.
 
     Args:
-      first, second: functions for the slot `baseline`; if the first is stateful, so is the sum.
+      first, second: functions for the slot `baseline`. Only the first can be stateful; then the sum needs
+        `stateful_baseline=True`, and the second sees all windows at once (`regroup_every`).
 
     Returns:
       A function for the slot `baseline`.

@@ -74,9 +74,7 @@ def lstd_values(
     square = jnp.mean(jnp.square(features), axis=(0, 1), where=(is_usable(features) & mask.astype(bool))[..., None])
     scale = jnp.where(square > 0, jax.lax.rsqrt(square), 0.0)
     x, final_x = with_constant(features, scale), with_constant(final_features, scale)
-    steps = lstd_steps(
-        x, final_x, rewards, terminated, truncated, is_first, mask, discount=discount, decay=discount * trace
-    )
+    steps = lstd_steps(x, final_x, rewards, terminated, truncated, is_first, mask, discount=discount, trace=trace)
     split = functools.partial(_split, num_folds=num_folds)
     weights = _weights_by_others(jax.tree.map(split, steps), ridge)
 
@@ -98,12 +96,12 @@ def with_constant(features: jax.Array, scale: jax.Array | float = 1.0) -> jax.Ar
 
 
 class Steps(NamedTuple):
-    """What the steps of a rollout add to the equations of LSTD; 0 for a step that has no part in them."""
+    """What A and b of LSTD are summed from, step by step: `z_t (x_t - discount x_{t+1})^T` and `z_t r_t`."""
 
     eligibility: jax.Array  # [T, N, E] z_t
-    difference: jax.Array  # [T, N, E] x_t - discount x_{t+1}
-    reward: jax.Array  # [T, N]
-    known: jax.Array  # [T, N] bool: has a part
+    difference: jax.Array  # [T, N, E] x_t - discount x_{t+1}; 0 where not known
+    reward: jax.Array  # [T, N]; 0 where not known
+    known: jax.Array  # [T, N] bool: the step is valid, and its reward and both of its states are usable
 
 
 def lstd_steps(
@@ -116,11 +114,11 @@ def lstd_steps(
     mask: jax.Array,
     *,
     discount: jax.Array | float,
-    decay: jax.Array | float,
+    trace: jax.Array | float,
 ) -> Steps:
     """The steps of a rollout whose states are `x` `[T, N, E]` and `final_x` `[F, N, E]`, both made by `with_constant`.
 
-    The eligibility of a state decays by `decay` in each later step of its episode.
+    The eligibility of a state decays by discount times trace in each later step of its episode.
     """
     discount, rewards = jnp.minimum(discount, LARGEST_DISCOUNT), at_least_float32(rewards)
     following = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
@@ -129,7 +127,7 @@ def lstd_steps(
     usable = mask.astype(bool) & (x[..., -1] == 1)
     known = usable & jnp.isfinite(rewards) & (terminated | (following[..., -1] == 1))
     difference = jnp.where(known[..., None], x - discount * following, 0.0)
-    return Steps(_eligibility(x, is_first, decay), difference, jnp.where(known, rewards, 0.0), known)
+    return Steps(_eligibility(x, is_first, discount * trace), difference, jnp.where(known, rewards, 0.0), known)
 
 
 def lstd_weights(matrix: jax.Array, vector: jax.Array, number: jax.Array, ridge: jax.Array | float) -> jax.Array:

@@ -13,7 +13,7 @@ from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
 
 MOST_FEATURES = 4096
-"""Their equations take 64 MiB, and solving them as long as an update of a small network."""
+"""The matrix of the equations then has 64 MiB, and solving them takes 46 billion operations in each iteration."""
 
 
 class LeastSquares(NamedTuple):
@@ -45,10 +45,10 @@ def recursive_lstd_values(
         V(s) = w . x(s),  (A + ridge diag(C)) w = b
         A <- decay A + sum_t z_t (x_t - discount x_{t+1})^T,  b <- decay b + sum_t z_t r_t,  C <- decay C + sum_t x_t^2
 
-    x(s) is the features and a 1, z_t = x_t + discount trace z_{t-1} their eligibility, which restarts with every
-    episode; x_{t+1} is 0 after a termination. The values come from the sums before this rollout, so that none of its
-    rewards has a part in them, as with a critic. The features must mean the same in every rollout: those of an
-    observation do, those of a network that is being trained do not (see `lstd_values`).
+    x(s) is the features and a 1. z_t = x_t + discount trace z_{t-1} is their eligibility, which restarts with every
+    episode. x_{t+1} is 0 after a termination. The values come from the sums before this rollout, so they do not depend
+    on its rewards, as with a critic. The features must mean the same in every rollout: those of an observation do,
+    those of a network that is being trained do not (see `lstd_values`).
 
     Boyan, Least-squares temporal difference learning (ICML 1999); with forgetting: Xu, He and Hu, Efficient
     reinforcement learning using recursive least-squares methods (JAIR 2002), https://arxiv.org/abs/1106.0707.
@@ -69,7 +69,7 @@ def recursive_lstd_values(
     Returns:
       Values `[T, N]` and `[F, N]`, in the units of the returns, and the sums with this rollout. The value of a state
       that is not finite is 0. Such states, steps that lead to one and rewards that are not finite have no part in the
-      sums, nor has a rollout whose sums overflow. Features that have been 0 so far have no effect.
+      sums, nor has a rollout with which the sums overflow. Features that have been 0 so far have no effect.
 
     Raises:
       ValueError: for more than `MOST_FEATURES` features.
@@ -80,9 +80,7 @@ def recursive_lstd_values(
             f"give it at most {MOST_FEATURES} by features=..., or use lstd_baseline, whose features the network makes"
         )
     x, final_x = (with_constant(at_least_float32(each)) for each in (features, final_features))
-    steps = lstd_steps(
-        x, final_x, rewards, terminated, truncated, is_first, mask, discount=discount, decay=discount * trace
-    )
+    steps = lstd_steps(x, final_x, rewards, terminated, truncated, is_first, mask, discount=discount, trace=trace)
     new = LeastSquares(
         matrix=exact_sum("tne,tnf->ef", steps.eligibility, steps.difference),
         vector=exact_sum("tne,tn->e", steps.eligibility, steps.reward),
@@ -92,13 +90,14 @@ def recursive_lstd_values(
     if sums is None:
         sums = jax.tree.map(jnp.zeros_like, new)
     weights = _weights(sums, ridge)
-    usable = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in new]))
-    sums = jax.tree.map(lambda old, new: jnp.where(usable, decay * old + new, old), sums, new)
+    following = jax.tree.map(lambda old, new: decay * old + new, sums, new)
+    usable = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in following]))
+    sums = jax.tree.map(lambda old, new: jnp.where(usable, new, old), sums, following)
     return exact_sum("tne,e->tn", x, weights), exact_sum("tne,e->tn", final_x, weights), sums
 
 
 def _weights(sums: LeastSquares, ridge):
-    """w `[E]`; the equations are solved for features of mean square 1, which float32 does better."""
+    """w `[E]`. The equations are solved for features of mean square 1, which is more accurate in float32."""
     number = jnp.maximum(sums.number, 1e-6)
     square = sums.square / number
     scale = jnp.where(square > 0, jax.lax.rsqrt(square), 0.0)
@@ -118,7 +117,7 @@ def recursive_lstd_baseline(
     """Values linear in the observation, fitted to the earlier rollouts: `recursive_lstd_values`.
 
     For an algorithm with `stateful_baseline=True`. The trace is `gae_lambda`, the ridge `value_ridge`, the decay
-    `value_decay`. Other features by `functools.partial`.
+    `value_decay`. `functools.partial` sets other features.
     """
     states, finals = features(trajectory, policy, params)
     return recursive_lstd_values(

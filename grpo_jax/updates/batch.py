@@ -68,12 +68,12 @@ def batch_and_baseline(
       share_prompts: keep groups whole and give each one carry, that of their common prompt.
       shuffle_blocks: blocks of environments that are shuffled apart, as in `Config`.
       limit_terminates: the value after a truncated episode is 0, as in `Environment`.
-      baseline_state: what a stateful baseline returned for the last rollout; None before the first. It sees all windows
-        at once, as it values them by earlier rollouts.
+      baseline_state: what a stateful baseline returned for the previous rollout; None or zeros for the first one. Such
+        a baseline sees all windows at once, as the values depend on earlier rollouts only.
 
     Returns:
-      The batch: `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole. And the state, None for an
-      algorithm without a stateful baseline. No gradient flows through either.
+      The batch, `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole; and the next state of a stateful
+      baseline, None without one. No gradient flows through either.
 
     Raises:
       ValueError: a slot returned the wrong shape, or lacks something that it needs.

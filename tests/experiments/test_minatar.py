@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments import minatar, values
+from grpo_jax.errors import ConfigError
 
 
 def test_each_method_is_tried_with_the_same_settings():
@@ -15,6 +17,22 @@ def test_each_method_is_tried_with_the_same_settings():
         assert [name for name, _ in methods] == [" ".join(map(str, trial)) for trial in settings]
         assert all(method.fields.items() >= minatar.METHODS[label].fields.items() for _, method in methods)
         assert [method.fields["gae_lambda"] for _, method in methods] == [trial[0] for trial in settings]
+
+
+def test_tuning_of_ablations_is_refused():
+    with pytest.raises(ConfigError, match="one of them at a time"):
+        minatar.main(minatar.Arguments(tuning=True, ablations=True))
+
+
+def test_numbers_of_policies_and_rollouts_are_checked():
+    for wrong in ({"num_seeds": 0}, {"before": ()}, {"before": (0, 5)}):
+        with pytest.raises(ConfigError, match="at least 1"):
+            values.main(values.Arguments(**wrong))
+
+
+def test_a_single_policy_has_no_standard_error():
+    assert values.mean_and_error(np.array([0.25])) == "0.250"
+    assert values.mean_and_error(np.array([0.2, 0.4])) == "0.300 ± 0.100"
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import boosted, lstd_baseline, recursive_lstd_baseline, recursive_lstd_values
+from grpo_jax.objectives.lstd import LARGEST_DISCOUNT
 from grpo_jax.rollouts.starts import ANCHORED
 
 T, N, F, E = 9, 6, 3, 4
@@ -107,6 +108,13 @@ def test_values_have_the_units_of_rewards_and_not_those_of_features():
     np.testing.assert_allclose(fold(louder)[0], 1e6 * plain, rtol=1e-3, atol=10)
 
 
+def test_discount_and_eligibility_have_the_same_upper_limit():
+    for actual, expected in zip(
+        *(jax.tree.leaves(solve(None, **window(0), discount=each)) for each in (1.0, LARGEST_DISCOUNT)), strict=True
+    ):
+        assert np.array_equal(actual, expected)
+
+
 def test_features_that_vanish_and_numbers_that_are_not_finite_change_nothing():
     windows = [window(seed) for seed in range(2)]
     plain = fold(windows)[0]
@@ -128,6 +136,13 @@ def test_a_rollout_whose_sums_overflow_is_left_out():
     windows[1]["rewards"] = np.full((T, N), 3e38, np.float32)
     for actual, expected in zip(fold(windows)[:2], plain[:2], strict=True):
         np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_a_rollout_that_makes_the_earlier_sums_overflow_is_left_out():
+    data = window(0)
+    sums = solve(None, **data)[2]._replace(vector=np.full(E + 1, 3e38, np.float32))
+    data["rewards"] = np.full((T, N), 4e36, np.float32) * np.sign(data["features"][..., 0])
+    assert all(np.isfinite(leaf).all() for leaf in solve(sums, **data, decay=1.0)[2])
 
 
 def config(**fields):
