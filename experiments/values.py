@@ -154,9 +154,7 @@ def table(results: dict[str, dict[str, np.ndarray]]) -> Table:
     rendered = Table("values by", *results, title="explained variance of discounted returns, mean ± standard error")
     for label in next(iter(results.values())):
         scores = [values[label] for values in results.values()]
-        rendered.add_row(
-            label, *(f"{x.mean():.3f} ± {x.std(ddof=min(len(x) - 1, 1)) / len(x) ** 0.5:.3f}" for x in scores)
-        )
+        rendered.add_row(label, *map(mean_and_error, scores))
     return rendered
 
 

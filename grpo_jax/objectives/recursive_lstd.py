@@ -69,7 +69,8 @@ def recursive_lstd_values(
     Returns:
       Values `[T, N]` and `[F, N]`, in the units of the returns, and the sums with this rollout. The value of a state
       that is not finite is 0. Such states, steps that lead to one and rewards that are not finite have no part in the
-      sums, nor has a rollout whose sums overflow. Features that have been 0 so far have no effect.
+      sums, nor has a rollout whose sums overflow, alone or with the earlier ones. Features that have been 0 so far
+      have no effect.
 
     Raises:
       ValueError: for more than `MOST_FEATURES` features.
@@ -92,8 +93,9 @@ def recursive_lstd_values(
     if sums is None:
         sums = jax.tree.map(jnp.zeros_like, new)
     weights = _weights(sums, ridge)
-    usable = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in new]))
-    sums = jax.tree.map(lambda old, new: jnp.where(usable, decay * old + new, old), sums, new)
+    both = jax.tree.map(lambda old, new: decay * old + new, sums, new)
+    usable = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in both]))
+    sums = jax.tree.map(lambda old, both: jnp.where(usable, both, old), sums, both)
     return exact_sum("tne,e->tn", x, weights), exact_sum("tne,e->tn", final_x, weights), sums
 
 
