@@ -10,7 +10,7 @@ from flax import struct
 
 from grpo_jax.errors import ConfigError
 
-_BETWEEN_0_AND_1 = ("discount", "gae_lambda", "reference_decay", "covariance_fraction", "top_p")
+_BETWEEN_0_AND_1 = ("discount", "gae_lambda", "value_decay", "reference_decay", "covariance_fraction", "top_p")
 _NOT_NEGATIVE = (
     *("learning_rate", "final_learning_rate", "clip_low", "clip_high", "value_clip", "kl_limit"),
     *("observation_clip", "reward_clip", "temperature", "kernel_bandwidth"),

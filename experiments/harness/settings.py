@@ -29,6 +29,7 @@ MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2}
 MINATAR_BASELINES = {
     **{name: {"group_size": 32, "learning_rate": 2.5e-3} for name in IN_ANCHORED_GROUPS},
     "lstd_gae": {"learning_rate": 2.5e-3, "gae_lambda": 0.8},
+    "recursive_lstd_gae": {"gae_lambda": 0.8},
 }
 MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
 BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # it has to remember which arm pays

@@ -168,6 +168,11 @@ def check_algorithm(config: Fields) -> None:
         _check_all_actions(config)
     if algorithm.num_branches:
         _check_branches(config)
+    if algorithm.stateful_baseline and algorithm.baseline is None:
+        raise ConfigError(
+            "stateful_baseline=True says that the baseline keeps something from rollout to rollout, but there is none; "
+            "set baseline=recursive_lstd_baseline, or leave it out"
+        )
     if algorithm.reference is not None and config.normalize_observations:
         raise ConfigError(
             "normalize_observations=True would change what a reference policy sees, and so the policy itself, with "

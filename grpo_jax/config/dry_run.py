@@ -13,7 +13,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import bind_frozen, partition
 from grpo_jax.policies.scoring import bind_reference
 from grpo_jax.rollouts.finals import num_finals
-from grpo_jax.types import PyTree, Trajectory
+from grpo_jax.types import Batch, PyTree, Trajectory
 from grpo_jax.updates.batch import batch_and_baseline
 from grpo_jax.updates.minibatches import minibatch_gradient
 
@@ -31,6 +31,7 @@ def check_slots(config: Fields) -> None:
     """Runs the slots on shapes only; raises ConfigError with the error of a slot that does not fit."""
     try:
         jax.eval_shape(make_update(config, minibatch_gradient), jax.random.key(0))
+        _check_baseline_state(config)
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"the algorithm and this configuration do not fit: {error}") from error
 
@@ -46,7 +47,7 @@ def make_update(config: Fields, gradient_of: Callable) -> Callable[[jax.Array], 
 
     def update(key):
         params, hyperparams = policy.init(key), AnyHyperparams()
-        batch, _ = _batch_and_baseline(config, params, hyperparams)
+        batch, _ = trial_batch(config, params, hyperparams)
         params, frozen = partition(policy, params)
         bound = bind_reference(bind_frozen(policy, frozen), params)
         indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
@@ -63,14 +64,35 @@ def initial_baseline(config: Fields) -> PyTree:
     """The state of a stateful baseline before the first rollout: zeros; None for an algorithm without one."""
     if not config.algorithm.stateful_baseline:
         return None
-
-    def after_one_rollout(key):
-        return _batch_and_baseline(config, config.policy.init(key), AnyHyperparams())[1]
-
-    return jax.tree.map(jnp.zeros_like, jax.eval_shape(after_one_rollout, jax.random.key(0)))
+    return jax.tree.map(jnp.zeros_like, _state_after_a_rollout(config, None))
 
 
-def _batch_and_baseline(config, params, hyperparams):
+def _state_after_a_rollout(config, before):
+    """The shapes of a baseline's state."""
+
+    def after(key, before):
+        return trial_batch(config, config.policy.init(key), AnyHyperparams(), before)[1]
+
+    return jax.eval_shape(after, jax.random.key(0), before)
+
+
+def _check_baseline_state(config):
+    """Raises ValueError if the state of a stateful baseline would change its type, which a loop cannot carry."""
+    if not config.algorithm.stateful_baseline:
+        return
+    first = _state_after_a_rollout(config, None)
+    second = _state_after_a_rollout(config, first)
+    types = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", state) for state in (first, second)]
+    if types[0] != types[1]:
+        raise ValueError(
+            f"the slot 'baseline' returns a state of {types[0]} after one rollout, but of {types[1]} after another; "
+            "each must have the same structure, shapes and dtypes"
+        )
+
+
+def trial_batch(
+    config: Fields, params: PyTree, hyperparams: Hyperparams, baseline_state: PyTree = None
+) -> tuple[Batch, PyTree]:
     """The results of `batch_and_baseline` for a trajectory of zeros."""
     return batch_and_baseline(
         *(config.algorithm, config.policy, params, _trajectory(config, params), params, hyperparams, config.group_size),
@@ -78,6 +100,7 @@ def _batch_and_baseline(config, params, hyperparams):
         share_prompts=config.share_prompts,
         shuffle_blocks=config.shuffle_blocks,
         limit_terminates=config.env.limit_terminates,
+        baseline_state=baseline_state,
     )
 
 

@@ -68,8 +68,8 @@ def batch_and_baseline(
       share_prompts: keep groups whole and give each one carry, that of their common prompt.
       shuffle_blocks: blocks of environments that are shuffled apart, as in `Config`.
       limit_terminates: the value after a truncated episode is 0, as in `Environment`.
-      baseline_state: what a stateful baseline returned for the previous rollout; None or zeros for the first one. Such
-        a baseline sees all windows at once, as the values depend on earlier rollouts only.
+      baseline_state: what a stateful baseline returned for the previous rollout; None or zeros for the first one. It
+        values each window by itself; the next state is that of all of them at once.
 
     Returns:
       The batch, `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole; and the next state of a stateful
@@ -96,10 +96,11 @@ def batch_and_baseline(
     if algorithm.baseline is not None:
         arguments = policy, params, hyperparams, group_size
         if algorithm.stateful_baseline:
-            value, final_value, baseline_state = algorithm.baseline(trajectory, *arguments, baseline_state)
-        else:
+            arguments += (baseline_state,)
+            value, final_value, baseline_state = _baseline_results(algorithm, trajectory, arguments)
+        if num_windows > 1 or not algorithm.stateful_baseline:
             value, final_value = _by_window(
-                lambda window: algorithm.baseline(window, *arguments), trajectory, num_windows
+                lambda window: _baseline_results(algorithm, window, arguments)[:2], trajectory, num_windows
             )
         value = check_shape("baseline", value, trajectory.reward)
         compared = trajectory._replace(value=value, next_value=next_values(value, final_value, trajectory.truncated))
@@ -169,6 +170,18 @@ def _kl_to_reference(trajectory: Trajectory, reference_log_prob: jax.Array | Non
         return None
     kl = divergences.k1(trajectory.log_prob, reference_log_prob)
     return kl if trajectory.imposed is None else jnp.where(trajectory.imposed, 0.0, kl)
+
+
+def _baseline_results(algorithm: Algorithm, trajectory: Trajectory, arguments: tuple) -> tuple:
+    """Values and final values, and a stateful baseline's next state; raises ValueError for fewer or more."""
+    results = tuple(algorithm.baseline(trajectory, *arguments))
+    expected = ["values", "final values", *(["next state"] if algorithm.stateful_baseline else [])]
+    if len(results) != len(expected):
+        raise ValueError(
+            f"with stateful_baseline={algorithm.stateful_baseline} the slot 'baseline' should return "
+            f"{' and '.join(expected)}, but returned {len(results)} results"
+        )
+    return results
 
 
 def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:

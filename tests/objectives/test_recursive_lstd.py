@@ -10,6 +10,7 @@ from probes import Recall, random_window
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
+from grpo_jax.config.dry_run import trial_batch
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import boosted, lstd_baseline, recursive_lstd_baseline, recursive_lstd_values
 from grpo_jax.objectives.lstd import LARGEST_DISCOUNT
@@ -28,11 +29,11 @@ def window(seed):
     return data | {"is_first": np.concatenate([begins, ended[:-1] & data["mask"][1:]])}
 
 
-def fold(windows):
+def fold(windows, **options):
     """The values of the last window, and the sums after it."""
     sums, values, final_values = None, None, None
     for data in windows:
-        values, final_values, sums = solve(sums, **data)
+        values, final_values, sums = solve(sums, **data, **options)
     return values, final_values, sums
 
 
@@ -169,6 +170,56 @@ def test_a_train_step_keeps_the_sums_of_its_rollouts():
 def test_observations_of_too_many_numbers_are_refused():
     with pytest.raises(ConfigError, match="4900 features.*at most 4096.*lstd_baseline"):
         config(frame_stack=2450)
+
+
+def own(trajectory, policy, params, hyperparams, group_size, state, *, first, later):
+    """A stateful baseline of zeros; None: it returns no state."""
+    values = jnp.zeros_like(trajectory.reward), jnp.zeros(trajectory.final_observation.shape[:2])
+    after = first if state is None else later
+    return values if after is None else (*values, after)
+
+
+REFUSED = {
+    "nothing": ({"baseline": None}, "stateful_baseline=True.* there is none.*recursive_lstd_baseline, or leave it out"),
+    "two": (
+        {"baseline": functools.partial(own, first=None, later=None)},
+        "values and .*next state.*returned 2 results",
+    ),
+    "three": (
+        {"baseline": lambda *_: (0, 0, 0), "stateful_baseline": False},
+        "stateful_baseline=False.*values and final values, but returned 3",
+    ),
+    "dtype": ({"baseline": functools.partial(own, first=1, later=0.5)}, r"int32\[\] after one.*float32\[\].*same"),
+    "shape": ({"baseline": functools.partial(own, first=jnp.ones(1), later=jnp.ones(2))}, r"\[1\] after .*\[2\]"),
+    "structure": ({"baseline": functools.partial(own, first=[1], later=[1, 1])}, "a state of .* structure"),
+}
+
+
+@pytest.mark.parametrize(("slots", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_baseline_whose_state_does_not_fit_is_refused(slots, message):
+    with pytest.raises(ConfigError, match=message):
+        config(algorithm=RECURSIVE_LSTD_GAE._replace(**slots))
+
+
+def test_decays_beyond_1_are_refused():
+    with pytest.raises(ConfigError, match="value_decay=1.5 must be between 0 and 1"):
+        Hyperparams(value_decay=1.5).check()
+
+
+def test_a_second_baseline_sees_one_window_at_a_time():
+    """It returns the number of environments that it sees."""
+
+    def number(trajectory, *_):
+        seen = jnp.full_like(trajectory.reward, trajectory.reward.shape[1])
+        return seen, jnp.full(trajectory.final_observation.shape[:2], 0.0)
+
+    both = boosted(recursive_lstd_baseline, number)
+    algorithm = RECURSIVE_LSTD_GAE._replace(baseline=both, start=ANCHORED)
+    one = config(algorithm=algorithm, group_size=2, regroup_every=3)
+    params = one.policy.init(jax.random.key(0))
+    batch, sums = trial_batch(one, params, Hyperparams())
+    assert (batch.value == 6).all(), "not 12, those of both windows"
+    assert sums.number == 0, "the trajectory of zeros has no valid steps"
 
 
 @pytest.mark.slow
