@@ -32,7 +32,7 @@ COMMANDS = {
         "gymnax-suite": "PPO and GRPO on every environment of gymnax",
         "suites": "PPO and a method without a critic on other suites than gymnax",
         "environments": "Every environment of the other suites, built and stepped",
-        "minatar": "Groups without a critic beside PPO on MinAtar",
+        "minatar": "Methods without a critic beside PPO on MinAtar",
         "values": "How much of the returns a critic and baselines explain",
         "published-cartpole": "Published GRPO results on CartPole-v1 at their own budget of episodes",
         "estimators": "Bias and noise of estimates of the policy gradient",

@@ -1,4 +1,4 @@
-"""Groups without a critic beside PPO on MinAtar: `python -m experiments.minatar`.
+"""Methods without a critic beside PPO on MinAtar: `python -m experiments.minatar`.
 
 All methods take the same environment steps and updates with the same network. With `--tuning` each of them is tried
 with the same eight settings; with `--ablations` it shows the effect of each part of the kernel baseline's recipe.
@@ -34,7 +34,9 @@ class Method(NamedTuple):
 
 METHODS = {
     "PPO": Method("ppo"),
-    "PPO, one network": Method("ppo", {"shared_critic": True}),
+    "PPO, one network": Method(
+        "ppo", {"shared_critic": True, "gae_lambda": 0.8, "learning_rate": 2.5e-3, "entropy_coef": 0.02}
+    ),
     "kernel + GAE": Method("kernel_gae"),
     "same step": Method("same_step_gae"),
     "LSTD + GAE": Method("lstd_gae"),

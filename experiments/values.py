@@ -64,7 +64,7 @@ def main(arguments: Arguments) -> None:
             f"num_seeds={arguments.num_seeds} and before={arguments.before} need numbers of at least 1; "
             "use num_seeds=4 and before=(1, 5, 20), for example"
         )
-    console = make_console(width=110)
+    console = make_console(width=130)
     keys = jax.random.split(jax.random.key(arguments.seed), arguments.num_seeds)
     results = {}
     for game in arguments.games:
