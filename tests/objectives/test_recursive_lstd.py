@@ -216,9 +216,14 @@ def test_a_second_baseline_sees_one_window_at_a_time():
     both = boosted(recursive_lstd_baseline, number)
     algorithm = RECURSIVE_LSTD_GAE._replace(baseline=both, start=ANCHORED)
     one = config(algorithm=algorithm, group_size=2, regroup_every=3)
-    params = one.policy.init(jax.random.key(0))
-    batch, sums = trial_batch(one, params, Hyperparams())
-    assert (batch.value == 6).all(), "not 12, those of both windows"
+
+    @jax.jit
+    def trial(key):
+        batch, sums = trial_batch(one, one.policy.init(key), Hyperparams())
+        return batch.value, sums
+
+    value, sums = trial(jax.random.key(0))
+    assert (value == 6).all(), "not 12, those of both windows"
     assert sums.number == 0, "the trajectory of zeros has no valid steps"
 
 
