@@ -22,7 +22,7 @@ from rich.table import Table
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, LSTD_GAE, RECURSIVE_LSTD_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import kernel_baseline, lstd_baseline, mean_of_sequence_sums, mean_over_steps, observed
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
@@ -33,7 +33,7 @@ from grpo_jax.updates.minibatches import minibatch_gradient
 
 from .harness.command import command, make_console, provenance
 from .harness.figures import panels
-from .harness.parsing import parse_flags
+from .harness.parsing import chosen, parse_flags
 from .harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
 
 NUM_ENVS, GROUP_SIZE = 32, 8
@@ -247,8 +247,9 @@ def main(arguments: Arguments) -> None:
         params = policy.init(jax.random.key(arguments.seed))
         truth, known = exact_gradient(process, policy, params)
         rows = []
-        compared = chosen(estimators(process, known), arguments.estimators)
-        for estimator in track(compared, process.name, console=console, transient=True):
+        by_label = {estimator.label: estimator for estimator in estimators(process, known)}
+        compared = chosen(by_label, arguments.estimators, "estimator")
+        for estimator in track(compared.values(), process.name, console=console, transient=True):
             rows.append(measure(process, estimator, params, truth, known, arguments))
         results[process.name] = rows
         console.print(table(process.name, rows))
@@ -257,15 +258,6 @@ def main(arguments: Arguments) -> None:
         write_json(arguments.out, provenance() | {"processes": results, "common_random_numbers": noise})
     if arguments.plot is not None:
         draw(results, arguments.plot)
-
-
-def chosen(known: list[Estimator], labels: tuple[str, ...]) -> list[Estimator]:
-    """Those with one of the labels, or all."""
-    by_label = {estimator.label: estimator for estimator in known}
-    for label in labels:
-        if label not in by_label:
-            raise ConfigError(f"unknown estimator {label!r}: {nearest(label, by_label)}")
-    return [by_label[label] for label in labels or by_label]
 
 
 def compare_common_noise(arguments: Arguments, console: Console) -> list[dict]:

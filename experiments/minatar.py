@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import KERNEL_GAE
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import policy_features
 from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import CONTINUE
 
 from .harness.command import command
-from .harness.parsing import parse_flags
+from .harness.parsing import chosen, parse_flags
 from .harness.runs import make_plan, sampled_return
 from .harness.study import Study, StudyArguments
 
@@ -98,14 +98,11 @@ def main(arguments: Arguments) -> None:
     if arguments.tuning and arguments.ablations:
         raise ConfigError("--tuning would replace the lambda of --ablations; use one of them at a time")
     methods = ABLATIONS if arguments.ablations else METHODS
-    for label in arguments.methods:
-        if label not in methods:
-            raise ConfigError(f"unknown method {label!r}: {nearest(label, methods)}")
-    chosen = {label: methods[label] for label in arguments.methods or methods}
+    methods = chosen(methods, arguments.methods, "method")
     if arguments.tuning:
-        chosen = {f"{label}: {name}": tried for label, method in chosen.items() for name, tried in trials(method)}
+        methods = {f"{label}: {name}": tried for label, method in methods.items() for name, tried in trials(method)}
     plans = [
-        make_game_plan(arguments, game, label, method) for game in arguments.games for label, method in chosen.items()
+        make_game_plan(arguments, game, label, method) for game in arguments.games for label, method in methods.items()
     ]
     study = Study("minatar", plans, arguments, score=sampled_return(64))
     study.run_all()

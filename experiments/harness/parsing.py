@@ -8,12 +8,12 @@ import io
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_type_hints
 
 import tyro
 
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax_cli import SHORT
 
 T = TypeVar("T")
@@ -100,6 +100,14 @@ def parse_known_flags(
         name = flag.path[-1]
         by_name[name] = values[name] if flag.group == OPTIONS else values[flag.group][name]
     return _construct(arguments, by_name), unknown
+
+
+def chosen(known: Mapping[str, T], names: Sequence[str], kind: str) -> dict[str, T]:
+    """Those with one of the names, in this order, or all without names; raises ConfigError for an unknown name."""
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown {kind} {name!r}: {nearest(name, known)}")
+    return {name: known[name] for name in names or known}
 
 
 def _list_flags(arguments: type, default: Any, path: tuple[str, ...] = (), group: str = OPTIONS) -> Iterator[Flag]:

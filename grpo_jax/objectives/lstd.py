@@ -179,17 +179,23 @@ def lstd_baseline(
     Options by `functools.partial`: the features, `policy_features` or `observed`, and the number of folds. The trace is
     `gae_lambda`, the ridge `value_ridge`.
     """
-    states, finals = features(trajectory, policy, params)
-    return lstd_values(
-        states.reshape(*states.shape[:2], -1),
-        finals.reshape(*finals.shape[:2], -1),
-        trajectory.reward,
-        trajectory.terminated,
-        trajectory.truncated,
-        trajectory.is_first,
-        trajectory.valid,
-        discount=hyperparams.discount,
-        trace=hyperparams.gae_lambda,
-        ridge=hyperparams.value_ridge,
-        num_folds=num_folds,
-    )
+    arguments = lstd_arguments(trajectory, *features(trajectory, policy, params), hyperparams)
+    return lstd_values(**arguments, num_folds=num_folds)
+
+
+def lstd_arguments(
+    trajectory: Trajectory, features: jax.Array, final_features: jax.Array, hyperparams: Hyperparams
+) -> dict[str, Any]:
+    """The arguments of `lstd_values` by name, except for the folds; features are `[T, N, ...]` and `[F, N, ...]`."""
+    return {
+        "features": features.reshape(*features.shape[:2], -1),
+        "final_features": final_features.reshape(*final_features.shape[:2], -1),
+        "rewards": trajectory.reward,
+        "terminated": trajectory.terminated,
+        "truncated": trajectory.truncated,
+        "is_first": trajectory.is_first,
+        "mask": trajectory.valid,
+        "discount": hyperparams.discount,
+        "trace": hyperparams.gae_lambda,
+        "ridge": hyperparams.value_ridge,
+    }

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.features import observed
-from grpo_jax.objectives.lstd import exact_sum, lstd_steps, lstd_weights, with_constant
+from grpo_jax.objectives.lstd import exact_sum, lstd_arguments, lstd_steps, lstd_weights, with_constant
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
 
@@ -119,18 +119,5 @@ def recursive_lstd_baseline(
     For an algorithm with `stateful_baseline=True`. The trace is `gae_lambda`, the ridge `value_ridge`, the decay
     `value_decay`. `functools.partial` sets other features.
     """
-    states, finals = features(trajectory, policy, params)
-    return recursive_lstd_values(
-        sums,
-        states.reshape(*states.shape[:2], -1),
-        finals.reshape(*finals.shape[:2], -1),
-        trajectory.reward,
-        trajectory.terminated,
-        trajectory.truncated,
-        trajectory.is_first,
-        trajectory.valid,
-        discount=hyperparams.discount,
-        trace=hyperparams.gae_lambda,
-        ridge=hyperparams.value_ridge,
-        decay=hyperparams.value_decay,
-    )
+    arguments = lstd_arguments(trajectory, *features(trajectory, policy, params), hyperparams)
+    return recursive_lstd_values(sums, **arguments, decay=hyperparams.value_decay)
