@@ -143,13 +143,13 @@ def part(rollouts: Trajectory, first: int, last: int) -> Trajectory:
 def values_after(rollouts: Trajectory, settled: dict[str, Any]) -> jax.Array:
     """The recursive baseline's values of the last rollout `[T, N]`, by those before it, all of the same weight."""
     settled = settled | {"hyperparams": settled["hyperparams"].replace(value_decay=1.0)}
-    _, _, sums = recursive_lstd_baseline(jax.tree.map(lambda leaf: leaf[0], rollouts), sums=None, **settled)
+    _, _, state = recursive_lstd_baseline(jax.tree.map(lambda leaf: leaf[0], rollouts), state=None, **settled)
 
-    def value(sums, rollout):
-        values, _, sums = recursive_lstd_baseline(rollout, sums=sums, **settled)
-        return sums, values
+    def value(state, rollout):
+        values, _, state = recursive_lstd_baseline(rollout, state=state, **settled)
+        return state, values
 
-    return jax.lax.scan(value, sums, part(rollouts, 1, None))[1][-1]
+    return jax.lax.scan(value, state, part(rollouts, 1, None))[1][-1]
 
 
 def table(results: dict[str, dict[str, np.ndarray]]) -> Table:

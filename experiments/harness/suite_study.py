@@ -15,6 +15,7 @@ from grpo_jax.recording.plan import Plan, folder_name
 
 from .command import hardware
 from .figures import draw_curves
+from .parsing import chosen
 from .runs import Run, Score, make_plan, sampled_return, score_summary
 from .study import Study, StudyArguments
 from .summaries import SUMMARY, TABLE, read_results, write_results
@@ -30,6 +31,8 @@ class SuiteArguments(StudyArguments):
 
     environments: tuple[str, ...] = ()
     """Names of environments, which are run even if the folder has their results; by default all without."""
+    methods: tuple[str, ...] = ()
+    """Columns to run, beside which an environment keeps those that it has; by default all of them."""
     num_seeds: int = 5
     """Independent runs of each."""
     steps_factor: float = 1.0
@@ -55,11 +58,11 @@ def run_suite(
       cells: those columns of an environment, from its name and its entry in summary.json.
     """
     present = read_results(arguments.out)
-    chosen = arguments.environments or tuple(name for name in environments if name not in present)
+    absent = [name for name in environments if missing(present.get(name), arguments.methods)]
     plans = {}
-    for environment in chosen:
+    for environment in arguments.environments or absent:
         try:
-            plans[environment] = plan(environment)
+            plans[environment] = chosen_plans(plan(environment), arguments, present.get(environment))
         except ConfigError as error:
             if arguments.environments:
                 raise
@@ -77,12 +80,42 @@ def run_suite(
         )
         study.run_all()
         # Read again: another process may have added other environments.
-        results = read_results(arguments.out) | {environment: summarise_environment(study.runs)}
+        results = read_results(arguments.out)
+        kept = results.get(environment) if arguments.methods else None
+        results[environment] = with_runs(kept, summarise_environment(study.runs))
         in_order = [name for name in environments if name in results]
         results = {name: results[name] for name in dict.fromkeys(in_order + list(results))}
         write_comparison(results, arguments.out, header, cells)
     print((arguments.out / TABLE).read_text())
     print(f"Results in {arguments.out}: {TABLE}, {SUMMARY}, {CURVES}")
+
+
+def missing(entry: dict | None, methods: Sequence[str]) -> bool:
+    """Whether an environment has no results, or none of one of the methods."""
+    return entry is None or not entry["runs"].keys() >= set(methods)
+
+
+def chosen_plans(plans: list[Plan], arguments: SuiteArguments, present: dict | None) -> list[Plan]:
+    """The plans of the methods of the flags, or all.
+
+    Raises:
+      ConfigError: a method is unknown, or the results that stay beside these are of other steps or seeds.
+    """
+    by_label = {plan.label: plan for plan in plans}
+    plans = list(chosen(by_label, arguments.methods, "method").values())
+    first = plans[0]
+    ours = int(first.hyperparams.total_steps), arguments.num_seeds
+    if arguments.methods and present and ours != (present["steps"], present["num_seeds"]):
+        raise ConfigError(
+            f"{first.config.environment} has results of {present['steps']:,} steps and {present['num_seeds']} seeds in "
+            f"{arguments.out}, these would be of {ours[0]:,} and {ours[1]}; leave out --methods, or give another --out"
+        )
+    return plans
+
+
+def with_runs(entry: dict | None, new: dict) -> dict:
+    """The entry of an environment in summary.json with the runs of a new one."""
+    return new if entry is None else entry | {"runs": entry["runs"] | new["runs"]}
 
 
 def make_plans(
@@ -109,7 +142,7 @@ def summarise_environment(runs: list[Run]) -> dict:
     episodes of policies as they are initialised: all actions about equally likely, or Gaussian with a deviation of half
     the bounds' width.
     """
-    first, *_, last = runs
+    first, last = runs[0], runs[-1]
     return {
         "steps": int(first.hyperparams.total_steps),
         "random": rounded(np.mean(last.returns[0])),
@@ -151,8 +184,10 @@ def write_comparison(
     draw_curves(panels, out / CURVES, "environment steps", min(entry["num_seeds"] for entry in results.values()))
 
 
-def score_cell(run: dict, usual: Sequence[str] = ()) -> str:
+def score_cell(run: dict | None, usual: Sequence[str] = ()) -> str:
     """The interquartile mean and its interval, with the name of the algorithm unless that is one of the usual ones."""
+    if run is None:
+        return ""
     low, high = run["ci95"]
     algorithm = "" if run["algorithm"] in usual else f" `{run['algorithm']}`"
     return f"{run['iqm']:.4g} [{low:.4g}, {high:.4g}]{algorithm}"

@@ -51,6 +51,7 @@ from grpo_jax.objectives.penalties import (
     penalized_rewards,
     refreshed_reference,
 )
+from grpo_jax.objectives.random_features import random_features
 from grpo_jax.objectives.ratios import (
     geometric_mean_log_ratio,
     geometric_mean_ratio,
@@ -61,7 +62,12 @@ from grpo_jax.objectives.ratios import (
     sequence_token_ratio,
     step_ratio,
 )
-from grpo_jax.objectives.recursive_lstd import LeastSquares, recursive_lstd_baseline, recursive_lstd_values
+from grpo_jax.objectives.recursive_lstd import (
+    LeastSquares,
+    RecursiveState,
+    recursive_lstd_baseline,
+    recursive_lstd_values,
+)
 from grpo_jax.objectives.reductions import (
     mean_of_sequence_means,
     mean_of_sequence_sums,
@@ -103,6 +109,7 @@ from grpo_jax.objectives.whitening import scale_by_rms, whiten
 __all__ = [
     "KL_PENALTIES",
     "LeastSquares",
+    "RecursiveState",
     "abs_k1",
     "adaptive_coefficient",
     "all_actions_advantage",
@@ -164,6 +171,7 @@ __all__ = [
     "process_supervised",
     "process_supervised_advantage",
     "random_covariant_steps",
+    "random_features",
     "recursive_lstd_baseline",
     "recursive_lstd_values",
     "refreshed_reference",

@@ -1,4 +1,4 @@
-"""The recursive least-squares baseline: values that are linear in observations, by the steps of earlier rollouts."""
+"""The recursive least-squares baseline: values linear in features of observations, by the steps of earlier rollouts."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,11 +9,16 @@ import jax.numpy as jnp
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.features import observed
 from grpo_jax.objectives.lstd import exact_sum, lstd_arguments, lstd_steps, lstd_weights, with_constant
+from grpo_jax.objectives.random_features import Scaling, random_features, scaling_of
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
 
 MOST_FEATURES = 4096
 """The matrix of the equations then has 64 MiB, and solving them takes 46 billion operations in each iteration."""
+
+FEW_FEATURES = 64
+"""At most so many have random features beside them: sums of a few numbers are seldom like values."""
+RANDOM_FEATURES = 128
 
 
 class LeastSquares(NamedTuple):
@@ -104,20 +109,48 @@ def _weights(sums: LeastSquares, ridge):
     return scale * lstd_weights(scale[:, None] * sums.matrix * scale, scale * sums.vector, number, ridge)
 
 
+class RecursiveState(NamedTuple):
+    """The state of `recursive_lstd_baseline`: all that it keeps of earlier rollouts. Zeros before the first one."""
+
+    sums: LeastSquares
+    scaling: Scaling | None  # by the first rollout; None: no random features
+
+
 def recursive_lstd_baseline(
     trajectory: Trajectory,
     policy: Any,
     params: PyTree,
     hyperparams: Hyperparams,
     group_size: int,
-    sums: LeastSquares | None,
+    state: RecursiveState | None,
     *,
     features: Callable = observed,
-) -> tuple[jax.Array, jax.Array, LeastSquares]:
+    num_random_features: int | None = None,
+) -> tuple[jax.Array, jax.Array, RecursiveState]:
     """Values linear in the observation, fitted to the earlier rollouts: `recursive_lstd_values`.
 
     For an algorithm with `stateful_baseline=True`. The trace is `gae_lambda`, the ridge `value_ridge`, the decay
-    `value_decay`. `functools.partial` sets other features.
+    `value_decay`. Options by `functools.partial`: other features, and how many `random_features` of them are added; by
+    default `RANDOM_FEATURES` if there are at most `FEW_FEATURES`, and otherwise none.
     """
-    arguments = lstd_arguments(trajectory, *features(trajectory, policy, params), hyperparams)
-    return recursive_lstd_values(sums, **arguments, decay=hyperparams.value_decay)
+    x, final_x = (each.reshape(*each.shape[:2], -1) for each in features(trajectory, policy, params))
+    if num_random_features is None:
+        num_random_features = RANDOM_FEATURES if x.shape[-1] <= FEW_FEATURES else 0
+    sums, scaling = (None, None) if state is None else state
+    if num_random_features:
+        scaling = _first_scaling(state, scaling_of(x, trajectory.valid))
+        x, final_x = (
+            jnp.concatenate([at_least_float32(each), random_features(each, scaling, num_random_features)], axis=-1)
+            for each in (x, final_x)
+        )
+    value, final_value, sums = recursive_lstd_values(
+        sums, **lstd_arguments(trajectory, x, final_x, hyperparams), decay=hyperparams.value_decay
+    )
+    return value, final_value, RecursiveState(sums, scaling)
+
+
+def _first_scaling(state, scaling):
+    """The scaling of the state if that has any rollouts, otherwise the given one: features must keep their meaning."""
+    if state is None:
+        return scaling
+    return jax.tree.map(lambda first, now: jnp.where(state.sums.number > 0, first, now), state.scaling, scaling)

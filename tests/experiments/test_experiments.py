@@ -16,9 +16,10 @@ import pytest
 from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, suites, tokens, train
 from experiments.harness import token_runs
 from experiments.harness.figures import solved_after
-from experiments.harness.runs import Run, summarise
+from experiments.harness.runs import Run, make_plan, summarise
 from experiments.harness.settings import ENVIRONMENT_SETTINGS, settings
 from experiments.harness.suite_study import run_suite, write_comparison
+from experiments.harness.summaries import read_results
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
@@ -234,9 +235,46 @@ def test_the_suites_table_says_which_goals_are_missed(tmp_path):
     write_comparison(results, tmp_path, gymnax_suite.HEADER, gymnax_suite.cells)
     assert json.loads((tmp_path / "summary.json").read_text()) == results
     lines = [line.strip("| ").split(" | ") for line in (tmp_path / "table.md").read_text().splitlines()[2:]]
-    assert lines[0][2:] == ["-240 [-241, -239]", "-500 [-501, -499] `grpo_return_to_go`", "0.25", "-130", "-250", "7 s"]
+    assert lines[0][2:] == [
+        "-240 [-241, -239]",
+        "",
+        "-500 [-501, -499] `grpo_return_to_go`",
+        "0.25",
+        "-130",
+        "-250",
+        "7 s",
+    ]
     assert [line[-2] for line in lines] == ["-250", "-90 (missed)", ""]
     assert (tmp_path / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_method_of_a_suite_runs_beside_the_results_of_the_others(tmp_path, capsys):
+    environment, header, cells = "Catch-bsuite", gymnax_suite.HEADER, gymnax_suite.cells
+
+    def plan(name):
+        labels = {"PPO": "ppo", "LSTD": "lstd_gae"}
+        sizes = dict(num_envs=4, num_steps=16, num_minibatches=2, hidden_sizes=(4,), total_steps=128)
+        return [
+            make_plan(name, algorithm, arguments.training_keys, label=label, **sizes)
+            for label, algorithm in labels.items()
+        ]
+
+    earlier = suite_entry(1.0, 2.0) | {"steps": 128, "num_seeds": 2}
+    write_comparison({environment: earlier}, tmp_path, header, cells)
+    arguments = gymnax_suite.Arguments(methods=("LSTD",), num_seeds=2, out=tmp_path)
+    run_suite("gymnax_suite", arguments, [environment], plan, header, cells)
+    entry = read_results(tmp_path)[environment]
+    assert list(entry["runs"]) == ["PPO", "GRPO", "LSTD"] and entry["random"] == 0.25
+    assert entry["runs"]["PPO"] == earlier["runs"]["PPO"] and entry["runs"]["LSTD"]["algorithm"] == "lstd_gae"
+    run_suite("gymnax_suite", arguments, [environment], plan, header, cells)
+    assert read_results(tmp_path)[environment] == entry, "the folder has all of it"
+    for changed, message in (
+        ({"num_seeds": 3}, "128 steps and 2 seeds .* of 128 and 3"),
+        ({"methods": ("LSTM",)}, "unknown method 'LSTM'.*LSTD"),
+    ):
+        changed = dataclasses.replace(arguments, environments=(environment,), **changed)
+        with pytest.raises(ConfigError, match=message):
+            run_suite("gymnax_suite", changed, [environment], plan, header, cells)
 
 
 def test_the_table_of_other_suites_has_published_figures(tmp_path):

@@ -14,7 +14,10 @@ from grpo_jax.config.dry_run import trial_batch
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import boosted, lstd_baseline, recursive_lstd_baseline, recursive_lstd_values
 from grpo_jax.objectives.lstd import LARGEST_DISCOUNT
+from grpo_jax.objectives.random_features import random_features, scaling_of
+from grpo_jax.objectives.recursive_lstd import FEW_FEATURES
 from grpo_jax.rollouts.starts import ANCHORED
+from grpo_jax.types import Trajectory
 
 T, N, F, E = 9, 6, 3, 4
 DISCOUNT, TRACE, RIDGE, DECAY = 0.9, 0.7, 1e-2, 0.6
@@ -162,9 +165,75 @@ def test_a_train_step_keeps_the_sums_of_its_rollouts():
     keys = jax.random.split(jax.random.key(0), 2)
     begun, state, metrics = jax.jit(jax.vmap(run))(keys, jnp.array([0.0, 0.5]))
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(begun))
-    np.testing.assert_allclose(state.baseline.number, [36, 36 * 1.75])
+    np.testing.assert_allclose(state.baseline.sums.number, [36, 36 * 1.75])
     assert (metrics["optim/skipped_updates"] == 0).all()
     assert (metrics["value/explained_variance"][:, 0] == 0).all(), "values are 0 in the first rollout"
+
+
+def on_a_line(seed, scale=1.0):
+    """A rollout of 40 steps of 50 environments, each step an episode that is paid |position|."""
+    position = np.random.default_rng(seed).uniform(-1, 1, (40, 50)).astype(np.float32)
+    always = np.ones_like(position, bool)
+    parts = {
+        "observation": scale * position[..., None],
+        "final_observation": np.zeros((1, 50, 1), np.float32),
+        "reward": np.abs(position),
+        "terminated": always,
+        "truncated": ~always,
+        "valid": always,
+        "episode_length": np.ones_like(position),
+    }
+    return Trajectory(**dict.fromkeys(Trajectory._fields) | parts)
+
+
+def values_on_a_line(rollouts, **options):
+    """The values of the last rollout, and the state after it."""
+    state = None
+    baseline = jax.jit(
+        lambda rollout, state: recursive_lstd_baseline(rollout, None, None, Hyperparams(), 1, state, **options)
+    )
+    for rollout in rollouts:
+        values, _, state = baseline(rollout, state)
+    return values, state
+
+
+def test_random_features_express_values_that_are_not_linear_in_a_small_observation():
+    rollouts = [on_a_line(seed) for seed in range(2)]
+    errors = [
+        np.abs(values_on_a_line(rollouts, num_random_features=number)[0] - rollouts[1].reward).max()
+        for number in (0, None)
+    ]
+    assert errors[0] > 0.45 and errors[1] < 0.05
+
+
+def test_random_features_do_not_depend_on_the_units_of_observations():
+    plain, scaled = ([on_a_line(seed, scale) for seed in range(2)] for scale in (1.0, 1000.0))
+    np.testing.assert_allclose(values_on_a_line(plain)[0], values_on_a_line(scaled)[0], atol=1e-2)
+
+
+def test_random_features_keep_the_scaling_of_the_first_rollout():
+    first = on_a_line(0)
+    wide = first._replace(observation=10 * first.observation)
+    position = np.asarray(first.observation, np.float64).reshape(-1)
+    for rollouts in ([first], [first, wide]):
+        _, state = values_on_a_line(rollouts)
+        np.testing.assert_allclose(state.scaling.mean, [position.mean()], atol=1e-6)
+        np.testing.assert_allclose(state.scaling.deviation, [position.std()], rtol=1e-5)
+
+
+def test_random_features_of_elements_that_do_not_vary_or_are_not_finite():
+    observation = jnp.array([[[1.0, 2.0], [1.0, 4.0]], [[1.0, jnp.nan], [1.0, 6.0]]])
+    scaling = scaling_of(observation, jnp.array([[True, True], [True, False]]))
+    np.testing.assert_allclose(scaling, [[1, 3], [1, 1]])
+    x = random_features(observation, scaling, 5)
+    assert x.shape == (2, 2, 5) and np.isnan(x[1, 0]).all() and np.isfinite(x[1, 1]).all() and (x[0] >= 0).all()
+    far = random_features(jnp.array([[1e30, 0.0], [1e35, 0.0]]), scaling, 5)
+    assert np.isfinite(far).all() and np.array_equal(far[0], far[1])
+
+
+def test_many_numbers_have_no_random_features_unless_asked():
+    state = jax.eval_shape(make_init(config(frame_stack=FEW_FEATURES)), jax.random.key(0), Hyperparams()).baseline
+    assert state.scaling is None and state.sums.vector.shape == (2 * FEW_FEATURES + 1,)
 
 
 def test_observations_of_too_many_numbers_are_refused():
@@ -219,12 +288,12 @@ def test_a_second_baseline_sees_one_window_at_a_time():
 
     @jax.jit
     def trial(key):
-        batch, sums = trial_batch(one, one.policy.init(key), Hyperparams())
-        return batch.value, sums
+        batch, state = trial_batch(one, one.policy.init(key), Hyperparams())
+        return batch.value, state
 
-    value, sums = trial(jax.random.key(0))
+    value, state = trial(jax.random.key(0))
     assert (value == 6).all(), "not 12, those of both windows"
-    assert sums.number == 0, "the trajectory of zeros has no valid steps"
+    assert state.sums.number == 0, "the trajectory of zeros has no valid steps"
 
 
 @pytest.mark.slow
@@ -239,6 +308,6 @@ def test_a_sum_with_another_baseline_keeps_the_sums_of_the_first(slots, fields):
     one = config(algorithm=algorithm, **fields)
     state = jax.jit(make_init(one))(jax.random.key(0), Hyperparams(value_decay=1.0))
     for k in range(3):
-        assert state.baseline.number == 36 * k
+        assert state.baseline.sums.number == 36 * k
         state, metrics = jax.jit(make_train_step(one))(state)
     assert metrics["optim/skipped_updates"] == 0 and np.isfinite(metrics["value/explained_variance"])
