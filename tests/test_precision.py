@@ -11,6 +11,7 @@ from jax.extend.core import jaxprs_in_params
 
 from grpo_jax import Hyperparams, objectives
 from grpo_jax.environments.tokens import rewards
+from grpo_jax.objectives import projections
 from grpo_jax.objectives.reductions import weighted_sums
 from grpo_jax.policies import sampling
 from grpo_jax.types import Batch, Prediction, Trajectory
@@ -84,6 +85,11 @@ FUNCTIONS = {
             **{"discount": 0.9, "trace": 0.8, "ridge": 0.1, "decay": 0.5},
         ),
         *((T, N, E), (F, N, E), STEPS),
+    ),
+    "scaling_of": (bound(projections.scaling_of, ..., MASK), (T, N, E)),
+    "random_features": (
+        lambda x, mean: objectives.random_features(x, projections.Scaling(mean, jnp.ones(E)), 5),
+        *((T, N, E), (E,)),
     ),
     "state_hash_values": (
         bound(objectives.state_hash_values, ..., ..., ..., MASK, ...),

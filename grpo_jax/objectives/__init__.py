@@ -51,7 +51,7 @@ from grpo_jax.objectives.penalties import (
     penalized_rewards,
     refreshed_reference,
 )
-from grpo_jax.objectives.random_features import random_features
+from grpo_jax.objectives.projections import random_features
 from grpo_jax.objectives.ratios import (
     geometric_mean_log_ratio,
     geometric_mean_ratio,

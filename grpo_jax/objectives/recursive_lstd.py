@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.features import observed
 from grpo_jax.objectives.lstd import exact_sum, lstd_arguments, lstd_steps, lstd_weights, with_constant
-from grpo_jax.objectives.random_features import Scaling, random_features, scaling_of
+from grpo_jax.objectives.projections import Scaling, random_features, scaling_of
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
 

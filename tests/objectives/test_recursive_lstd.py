@@ -14,7 +14,7 @@ from grpo_jax.config.dry_run import trial_batch
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import boosted, lstd_baseline, recursive_lstd_baseline, recursive_lstd_values
 from grpo_jax.objectives.lstd import LARGEST_DISCOUNT
-from grpo_jax.objectives.random_features import random_features, scaling_of
+from grpo_jax.objectives.projections import random_features, scaling_of
 from grpo_jax.objectives.recursive_lstd import FEW_FEATURES
 from grpo_jax.rollouts.starts import ANCHORED
 from grpo_jax.types import Trajectory
