@@ -33,7 +33,7 @@ from grpo_jax.objectives.covariance import (
     random_covariant_steps,
 )
 from grpo_jax.objectives.divergences import abs_k1, exact, k1, k2, k2_straight_through, k3, k3_from_behaviour
-from grpo_jax.objectives.features import observed, policy_features
+from grpo_jax.objectives.features import channel_correlations, observed, policy_features, relative_positions
 from grpo_jax.objectives.kernel import kernel_baseline, kernel_values
 from grpo_jax.objectives.losses import explained_variance, grpo_loss, ppo_loss, value_loss
 from grpo_jax.objectives.lstd import lstd_baseline, lstd_values
@@ -117,6 +117,7 @@ __all__ = [
     "batch_normalized",
     "boosted",
     "bootstrapped_returns",
+    "channel_correlations",
     "cispo_surrogate",
     "clip_fractions",
     "clipped_surrogate",
@@ -175,6 +176,7 @@ __all__ = [
     "recursive_lstd_baseline",
     "recursive_lstd_values",
     "refreshed_reference",
+    "relative_positions",
     "return_minus_value_advantage",
     "return_to_go_advantage",
     "returns_to_go",

@@ -44,6 +44,7 @@ def recursive_lstd_values(
     trace: float,
     ridge: float,
     decay: float,
+    fit_every: int = 1,
 ) -> tuple[jax.Array, jax.Array, LeastSquares]:
     """Values of states by least-squares temporal differences on all earlier rollouts, LSTD(lambda) with forgetting.
 
@@ -70,6 +71,7 @@ def recursive_lstd_values(
       trace: lambda of the eligibility, in [0, 1]: 0 fits one-step errors, 1 the returns of the window.
       ridge: weight of the penalty on w, in units of the features' mean squares. The constant 1 has a millionth of it.
       decay: in [0, 1], the weight of the earlier rollouts beside this one: 0.95 is a memory of about 20 rollouts.
+      fit_every: of the N environments, every so many are in the sums, which take most of the time. Static.
 
     Returns:
       Values `[T, N]` and `[F, N]`, in the units of the returns, and the sums with this rollout. The value of a state
@@ -85,11 +87,12 @@ def recursive_lstd_values(
             f"give it at most {MOST_FEATURES} by features=..., or use lstd_baseline, whose features the network makes"
         )
     x, final_x = (with_constant(at_least_float32(each)) for each in (features, final_features))
-    steps = lstd_steps(x, final_x, rewards, terminated, truncated, is_first, mask, discount=discount, trace=trace)
+    fitted = (each[:, ::fit_every] for each in (x, final_x, rewards, terminated, truncated, is_first, mask))
+    steps = lstd_steps(*fitted, discount=discount, trace=trace)
     new = LeastSquares(
         matrix=exact_sum("tne,tnf->ef", steps.eligibility, steps.difference),
         vector=exact_sum("tne,tn->e", steps.eligibility, steps.reward),
-        square=exact_sum("tne,tn->e", jnp.square(x), steps.known.astype(x.dtype)),
+        square=exact_sum("tne,tn->e", jnp.square(x[:, ::fit_every]), steps.known.astype(x.dtype)),
         number=jnp.sum(steps.known, dtype=x.dtype),
     )
     if sums is None:
@@ -126,12 +129,14 @@ def recursive_lstd_baseline(
     *,
     features: Callable = observed,
     num_random_features: int | None = None,
+    fit_every: int = 1,
 ) -> tuple[jax.Array, jax.Array, RecursiveState]:
     """Values linear in the observation, fitted to the earlier rollouts: `recursive_lstd_values`.
 
     For an algorithm with `stateful_baseline=True`. The trace is `gae_lambda`, the ridge `value_ridge`, the decay
-    `value_decay`. Options by `functools.partial`: other features, and how many `random_features` of them are added; by
-    default `RANDOM_FEATURES` if there are at most `FEW_FEATURES`, and otherwise none.
+    `value_decay`. Options by `functools.partial`: other features, such as `relative_positions`; how many
+    `random_features` of them are added, by default `RANDOM_FEATURES` if there are at most `FEW_FEATURES`, and otherwise
+    none; `fit_every`.
     """
     x, final_x = (each.reshape(*each.shape[:2], -1) for each in features(trajectory, policy, params))
     if num_random_features is None:
@@ -143,8 +148,9 @@ def recursive_lstd_baseline(
             jnp.concatenate([at_least_float32(each), random_features(each, scaling, num_random_features)], axis=-1)
             for each in (x, final_x)
         )
+    arguments = lstd_arguments(trajectory, x, final_x, hyperparams)
     value, final_value, sums = recursive_lstd_values(
-        sums, **lstd_arguments(trajectory, x, final_x, hyperparams), decay=hyperparams.value_decay
+        sums, **arguments, decay=hyperparams.value_decay, fit_every=fit_every
     )
     return value, final_value, RecursiveState(sums, scaling)
 

@@ -12,7 +12,15 @@ from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
 from grpo_jax.config.dry_run import trial_batch
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import boosted, lstd_baseline, recursive_lstd_baseline, recursive_lstd_values
+from grpo_jax.objectives import (
+    boosted,
+    channel_correlations,
+    lstd_baseline,
+    observed,
+    recursive_lstd_baseline,
+    recursive_lstd_values,
+    relative_positions,
+)
 from grpo_jax.objectives.lstd import LARGEST_DISCOUNT
 from grpo_jax.objectives.projections import random_features, scaling_of
 from grpo_jax.objectives.recursive_lstd import FEW_FEATURES
@@ -21,7 +29,10 @@ from grpo_jax.types import Trajectory
 
 T, N, F, E = 9, 6, 3, 4
 DISCOUNT, TRACE, RIDGE, DECAY = 0.9, 0.7, 1e-2, 0.6
-solve = jax.jit(functools.partial(recursive_lstd_values, discount=DISCOUNT, trace=TRACE, ridge=RIDGE, decay=DECAY))
+solve = jax.jit(
+    functools.partial(recursive_lstd_values, discount=DISCOUNT, trace=TRACE, ridge=RIDGE, decay=DECAY),
+    static_argnames="fit_every",
+)
 
 
 def window(seed):
@@ -229,6 +240,61 @@ def test_random_features_of_elements_that_do_not_vary_or_are_not_finite():
     assert x.shape == (2, 2, 5) and np.isnan(x[1, 0]).all() and np.isfinite(x[1, 1]).all() and (x[0] >= 0).all()
     far = random_features(jnp.array([[1e30, 0.0], [1e35, 0.0]]), scaling, 5)
     assert np.isfinite(far).all() and np.array_equal(far[0], far[1])
+
+
+def test_only_every_so_many_environments_are_in_the_sums():
+    """The values of all states are those by the sums over a half of the environments."""
+    windows = [window(seed) for seed in range(2)]
+    halves = [{name: values[:, ::2] for name, values in data.items()} for data in windows]
+    values, final_values, sums = fold(windows, fit_every=2)
+    half_values, half_final_values, half_sums = fold(halves)
+    for actual, expected in zip(sums, half_sums, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+    np.testing.assert_allclose(values[:, ::2], half_values, atol=1e-5)
+    np.testing.assert_allclose(final_values[:, ::2], half_final_values, atol=1e-5)
+    assert (np.abs(values[:, 1::2]).max(axis=0) > 0).all()
+
+
+def test_channel_correlations_count_things_at_an_offset_from_another():
+    rng = np.random.default_rng(0)
+    images, reach = rng.random((2, 3, 5, 4, 3)) < 0.3, 2
+    actual = np.asarray(jax.jit(channel_correlations, static_argnums=1)(images, reach)).reshape(2, 3, 3, 5, 5)
+    for pair, (i, j) in enumerate([(0, 1), (0, 2), (1, 2)]):
+        for index in np.ndindex(2, 3, 5, 5):
+            *which, dy, dx = np.subtract(index, (0, 0, reach, reach))
+            expected = sum(
+                images[*which, y, x, i] * images[*which, y + dy, x + dx, j]
+                for y, x in np.ndindex(5, 4)
+                if 0 <= y + dy < 5 and 0 <= x + dx < 4
+            )
+            np.testing.assert_allclose(actual[*which, pair, dy + reach, dx + reach], expected, atol=1e-5)
+
+
+def test_relative_positions_express_how_two_things_lie_to_each_other():
+    """An episode of one step is paid if one thing is right above the other: no sum of pixels tells."""
+
+    def rollout(seed):
+        rng = np.random.default_rng(seed)
+        places = rng.integers(0, 4, (40, 50, 2, 2))
+        image = np.zeros((40, 50, 4, 4, 2), bool)
+        for index in np.ndindex(40, 50, 2):
+            image[*index[:2], *places[index], index[2]] = True
+        paid = (places[:, :, 1] - places[:, :, 0] == [1, 0]).all(-1)
+        final = jnp.zeros((1, 50, 4, 4, 2), bool)
+        return on_a_line(seed)._replace(observation=image, final_observation=final, reward=paid.astype(np.float32))
+
+    rollouts = [rollout(seed) for seed in range(2)]
+    paid = np.asarray(rollouts[1].reward)
+    errors = [
+        np.mean((values_on_a_line(rollouts, features=features, num_random_features=0)[0] - paid) ** 2) / paid.var()
+        for features in (observed, relative_positions)
+    ]
+    assert errors[0] > 0.9 and errors[1] < 0.05
+
+
+def test_channels_are_needed_for_relative_positions():
+    with pytest.raises(ValueError, match=r"channels of images.*\(2, 3, 4, 1\); use `observed`"):
+        channel_correlations(jnp.zeros((2, 3, 4, 1)), 1)
 
 
 def test_many_numbers_have_no_random_features_unless_asked():
