@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import KERNEL_GAE
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import policy_features
+from grpo_jax.objectives import policy_features, recursive_lstd_baseline, relative_positions
 from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import CONTINUE
 
@@ -41,6 +41,10 @@ METHODS = {
     "same step": Method("same_step_gae"),
     "LSTD + GAE": Method("lstd_gae"),
     "recursive LSTD + GAE": Method("recursive_lstd_gae"),
+    "LSTD on relative positions": Method(
+        "recursive_lstd_gae",
+        slots={"baseline": functools.partial(recursive_lstd_baseline, features=relative_positions, fit_every=4)},
+    ),
 }
 TRIALS = [
     dict(zip(("gae_lambda", "learning_rate", "entropy_coef"), values, strict=True))
