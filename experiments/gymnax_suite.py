@@ -82,7 +82,7 @@ def main(arguments: Arguments) -> None:
 
 
 def plans(arguments: Arguments, environment: str) -> list[Plan]:
-    """The runs of each method; that of GRPO is the last, as its first rollouts show what a random policy earns."""
+    """The runs of each method."""
     entry = SUITE.get(environment, Entry())
     algorithms = {"PPO": "ppo", "LSTD": entry.least_squares, "GRPO": entry.variant}
     return make_plans(arguments, environment, algorithms, entry.steps)
@@ -100,8 +100,9 @@ def cells(environment: str, result: dict) -> list[str]:
         best = max(run["iqm"] for run in runs if run is not None)
         goal = f"{entry.goal:g}" + ("" if best >= entry.goal else " (missed)")
     scores = [score_cell(run, usual=("ppo", "lstd_gae", "grpo")) for run in runs]
+    random = "" if result.get("random") is None else f"{result['random']:.4g}"
     core_time = "" if runs[0] is None else f"{runs[0]['core_seconds']:.0f} s"
-    return [f"{result['steps']:,}", *scores, f"{result['random']:.4g}", entry.published, goal, core_time]
+    return [f"{result['steps']:,}", *scores, random, entry.published, goal, core_time]
 
 
 if __name__ == "__main__":

@@ -30,9 +30,10 @@ class SuiteArguments(StudyArguments):
     """The flags of a comparison on many environments."""
 
     environments: tuple[str, ...] = ()
-    """Names of environments, which are run even if the folder has their results; by default all without."""
+    """Names of environments, which are run even if the folder has their results; by default those without any, or
+    without those of one of the methods."""
     methods: tuple[str, ...] = ()
-    """Columns to run, beside which an environment keeps those that it has; by default all of them."""
+    """Methods to run, by the names of their columns; the folder's results of the others stay. By default all."""
     num_seeds: int = 5
     """Independent runs of each."""
     steps_factor: float = 1.0
@@ -62,20 +63,22 @@ def run_suite(
     plans = {}
     for environment in arguments.environments or absent:
         try:
-            plans[environment] = chosen_plans(plan(environment), arguments, present.get(environment))
+            plans[environment] = plan(environment)
         except ConfigError as error:
             if arguments.environments:
                 raise
             print(f"left out: {error}")  # such as a suite that is not installed
+    # Not left out: no environment has an unknown method.
+    plans = {name: chosen_plans(every, arguments, present.get(name)) for name, every in plans.items()}
     if not plans and not present:
         raise ConfigError("none of the environments can be made, for the reasons above; install a suite that they need")
     for environment in plans:
-        # A run that can be resumed needs a folder with a known name.
-        folder = arguments.out / "runs" / folder_name(environment) if arguments.checkpoint_every else None
+        # A run that can be resumed needs a folder with a known name, and other methods may have been run before.
+        folder = arguments.out / "runs" / folder_name("_".join((environment, *arguments.methods)))
         study = Study(
             folder_name(f"{name}_{environment}"),
             plans[environment],
-            dataclasses.replace(arguments, out=folder),
+            dataclasses.replace(arguments, out=folder if arguments.checkpoint_every else None),
             score=make_score(plans[environment][0].config),
         )
         study.run_all()
@@ -96,26 +99,28 @@ def missing(entry: dict | None, methods: Sequence[str]) -> bool:
 
 
 def chosen_plans(plans: list[Plan], arguments: SuiteArguments, present: dict | None) -> list[Plan]:
-    """The plans of the methods of the flags, or all.
+    """The plans of the methods that the flags name, or all of them, in the order of the table.
 
     Raises:
       ConfigError: a method is unknown, or the results that stay beside these are of other steps or seeds.
     """
     by_label = {plan.label: plan for plan in plans}
-    plans = list(chosen(by_label, arguments.methods, "method").values())
+    names = chosen(by_label, arguments.methods, "method")
+    plans = [plan for plan in plans if plan.label in names]
     first = plans[0]
     ours = int(first.hyperparams.total_steps), arguments.num_seeds
     if arguments.methods and present and ours != (present["steps"], present["num_seeds"]):
         raise ConfigError(
             f"{first.config.environment} has results of {present['steps']:,} steps and {present['num_seeds']} seeds in "
-            f"{arguments.out}, these would be of {ours[0]:,} and {ours[1]}; leave out --methods, or give another --out"
+            f"{arguments.out}, these would be of {ours[0]:,} and {ours[1]}; leave out --methods, or give another --out "
+            "or other --environments"
         )
     return plans
 
 
 def with_runs(entry: dict | None, new: dict) -> dict:
     """The entry of an environment in summary.json with the runs of a new one."""
-    return new if entry is None else entry | {"runs": entry["runs"] | new["runs"]}
+    return new if entry is None else entry | new | {"runs": entry["runs"] | new["runs"]}
 
 
 def make_plans(
@@ -138,14 +143,15 @@ def make_score(config: Config) -> Score:
 def summarise_environment(runs: list[Run]) -> dict:
     """The entry of an environment in summary.json.
 
-    The random policy's return is that of the last run's first rollouts. With one-episode groups these are whole
-    episodes of policies as they are initialised: all actions about equally likely, or Gaussian with a deviation of half
-    the bounds' width.
+    The random policy's return is that of the first rollouts of one-episode groups, if a run has those: whole episodes
+    of policies as they are initialised, with all actions about equally likely, or Gaussian with a deviation of half the
+    bounds' width.
     """
-    first, last = runs[0], runs[-1]
+    first = runs[0]
+    whole = [run for run in runs if run.config.algorithm.start.from_reset]
     return {
         "steps": int(first.hyperparams.total_steps),
-        "random": rounded(np.mean(last.returns[0])),
+        **({"random": rounded(np.mean(whole[0].returns[0]))} if whole else {}),
         "num_seeds": len(first.final_returns),
         "hardware": hardware(),
         "runs": {run.label: summarise_run(run) for run in runs},

@@ -51,7 +51,7 @@ from grpo_jax.objectives.penalties import (
     penalized_rewards,
     refreshed_reference,
 )
-from grpo_jax.objectives.projections import random_features
+from grpo_jax.objectives.projections import Scaling, random_features, scaling_of
 from grpo_jax.objectives.ratios import (
     geometric_mean_log_ratio,
     geometric_mean_ratio,
@@ -110,6 +110,7 @@ __all__ = [
     "KL_PENALTIES",
     "LeastSquares",
     "RecursiveState",
+    "Scaling",
     "abs_k1",
     "adaptive_coefficient",
     "all_actions_advantage",
@@ -186,6 +187,7 @@ __all__ = [
     "same_step_leave_one_out",
     "sapo_surrogate",
     "scale_by_rms",
+    "scaling_of",
     "sequence_log_ratio",
     "sequence_ratio",
     "sequence_token_log_ratio",

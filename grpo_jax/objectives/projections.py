@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.objectives.lstd import is_usable
+from grpo_jax.objectives.lstd import exact_sum, is_usable
+from grpo_jax.objectives.whitening import centred, std
 from grpo_jax.precision import at_least_float32
 
 LARGEST = 10.0
@@ -24,9 +25,9 @@ def scaling_of(x: jax.Array, mask: jax.Array) -> Scaling:
     """The scaling by observations `[..., E]` where the mask `[...]` is true; those that are not finite do not count."""
     x, axes = at_least_float32(x), tuple(range(mask.ndim))
     counts = (mask.astype(bool) & is_usable(x))[..., None]
-    number = jnp.maximum(jnp.sum(counts, axis=axes), 1)
-    mean = jnp.sum(x, axis=axes, where=counts) / number
-    deviation = jnp.sqrt(jnp.sum(jnp.square(x - mean), axis=axes, where=counts) / number)
+    mean = jnp.sum(x, axis=axes, where=counts) / jnp.maximum(jnp.sum(counts, axis=axes), 1)
+    # Not from that mean: its rounding would be the deviation of an element that does not vary.
+    deviation = std(centred(x, counts, axes), counts, axes, ddof=0).reshape(mean.shape)
     return Scaling(mean, jnp.where(deviation > 0, deviation, 1.0))
 
 
@@ -40,7 +41,7 @@ def random_features(x: jax.Array, scaling: Scaling, number: int) -> jax.Array:
 
     Args:
       x: `[..., E]` observations, any dtype.
-      scaling: of the E elements; scaled ones are clipped to +-`LARGEST`.
+      scaling: of the E elements, such as by `scaling_of`; scaled ones are clipped to +-`LARGEST`.
       number: of features, K. Static.
 
     Returns:
@@ -51,4 +52,4 @@ def random_features(x: jax.Array, scaling: Scaling, number: int) -> jax.Array:
     directions /= np.linalg.norm(directions, axis=0)
     offsets = generator.uniform(-3, 3, number)
     x = jnp.clip((at_least_float32(x) - scaling.mean) / scaling.deviation, -LARGEST, LARGEST)
-    return jax.nn.relu(x @ directions.astype(x.dtype) + offsets.astype(x.dtype))
+    return jax.nn.relu(exact_sum("...e,ek->...k", x, directions.astype(x.dtype)) + offsets.astype(x.dtype))

@@ -84,7 +84,8 @@ def recursive_lstd_values(
     if features.shape[-1] > MOST_FEATURES:
         raise ValueError(
             f"recursive least squares solves equations for each of {features.shape[-1]} features in each iteration; "
-            f"give it at most {MOST_FEATURES} by features=..., or use lstd_baseline, whose features the network makes"
+            f"give it at most {MOST_FEATURES} by features=... and num_random_features=..., or use lstd_baseline, whose "
+            "features the network makes"
         )
     x, final_x = (with_constant(at_least_float32(each)) for each in (features, final_features))
     fitted = (each[:, ::fit_every] for each in (x, final_x, rewards, terminated, truncated, is_first, mask))
@@ -138,6 +139,8 @@ def recursive_lstd_baseline(
     `random_features` of them are added, by default `RANDOM_FEATURES` if there are at most `FEW_FEATURES`, and otherwise
     none; `fit_every`.
     """
+    if num_random_features is not None and num_random_features < 0:
+        raise ValueError(f"num_random_features={num_random_features} is no number of features; use 0 for none, or more")
     x, final_x = (each.reshape(*each.shape[:2], -1) for each in features(trajectory, policy, params))
     if num_random_features is None:
         num_random_features = RANDOM_FEATURES if x.shape[-1] <= FEW_FEATURES else 0

@@ -275,6 +275,26 @@ def test_a_method_of_a_suite_runs_beside_the_results_of_the_others(tmp_path, cap
         changed = dataclasses.replace(arguments, environments=(environment,), **changed)
         with pytest.raises(ConfigError, match=message):
             run_suite("gymnax_suite", changed, [environment], plan, header, cells)
+    with pytest.raises(ConfigError, match="unknown method 'LSTM'"):  # nor are environments left out for it
+        run_suite("gymnax_suite", dataclasses.replace(arguments, methods=("LSTM",)), [environment], plan, header, cells)
+
+
+def test_methods_of_a_suite_one_after_another_in_an_empty_folder(tmp_path, capsys):
+    environment, header, cells = "Catch-bsuite", gymnax_suite.HEADER, gymnax_suite.cells
+
+    def plan(name):
+        fields = dict(num_envs=4, num_minibatches=2, hidden_sizes=(4,), total_steps=128)
+        return [
+            make_plan(name, "lstd_gae", arguments.training_keys, label="LSTD", num_steps=4, **fields),
+            make_plan(name, "grpo", arguments.training_keys, label="GRPO", **fields),
+        ]
+
+    for method, whole_episodes in (("LSTD", False), ("GRPO", True)):
+        arguments = gymnax_suite.Arguments(methods=(method,), num_seeds=2, checkpoint_every=100, out=tmp_path)
+        run_suite("gymnax_suite", arguments, [environment], plan, header, cells)
+        row = (tmp_path / "table.md").read_text().splitlines()[2].split(" | ")
+        assert bool(row[header.index("random") + 1]) == whole_episodes, "only those show what a random policy earns"
+    assert list(read_results(tmp_path)[environment]["runs"]) == ["LSTD", "GRPO"]
 
 
 def test_the_table_of_other_suites_has_published_figures(tmp_path):

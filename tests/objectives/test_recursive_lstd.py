@@ -232,6 +232,24 @@ def test_random_features_keep_the_scaling_of_the_first_rollout():
         np.testing.assert_allclose(state.scaling.deviation, [position.std()], rtol=1e-5)
 
 
+@pytest.mark.parametrize("value", [0.1, 123.456, 1e18])
+def test_the_deviation_of_an_element_that_does_not_vary_is_1(value):
+    scaling = jax.jit(scaling_of)(jnp.full((37, 61, 1), value), jnp.ones((37, 61), bool))
+    np.testing.assert_allclose(scaling.mean, [value], rtol=1e-5)
+    assert scaling.deviation == 1, "not what is left of rounding"
+
+
+def test_the_deviation_of_huge_elements_is_finite():
+    observation = 1.8e19 * jnp.tile(jnp.array([-1.0, 1.0]), 200)[:, None]
+    np.testing.assert_allclose(scaling_of(observation, jnp.ones(400, bool)).deviation, [1.8e19], rtol=1e-5)
+
+
+def test_a_negative_number_of_random_features_is_refused():
+    baseline = functools.partial(recursive_lstd_baseline, num_random_features=-3)
+    with pytest.raises(ConfigError, match="num_random_features=-3 .* use 0"):
+        config(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=baseline))
+
+
 def test_random_features_of_elements_that_do_not_vary_or_are_not_finite():
     observation = jnp.array([[[1.0, 2.0], [1.0, 4.0]], [[1.0, jnp.nan], [1.0, 6.0]]])
     scaling = scaling_of(observation, jnp.array([[True, True], [True, False]]))
