@@ -79,7 +79,7 @@ def recursive_lstd_values(
       sums, nor has a rollout with which the sums overflow. Features that have been 0 so far have no effect.
 
     Raises:
-      ValueError: for more than `MOST_FEATURES` features.
+      ValueError: for more than `MOST_FEATURES` features, or `fit_every` below 1.
     """
     if features.shape[-1] > MOST_FEATURES:
         raise ValueError(
@@ -87,6 +87,8 @@ def recursive_lstd_values(
             f"give it at most {MOST_FEATURES} by features=... and num_random_features=..., or use lstd_baseline, whose "
             "features the network makes"
         )
+    if fit_every < 1:
+        raise ValueError(f"fit_every={fit_every} would leave no environment in the sums; use 1 for all of them")
     x, final_x = (with_constant(at_least_float32(each)) for each in (features, final_features))
     fitted = (each[:, ::fit_every] for each in (x, final_x, rewards, terminated, truncated, is_first, mask))
     steps = lstd_steps(*fitted, discount=discount, trace=trace)

@@ -271,6 +271,8 @@ def test_only_every_so_many_environments_are_in_the_sums():
     np.testing.assert_allclose(values[:, ::2], half_values, atol=1e-5)
     np.testing.assert_allclose(final_values[:, ::2], half_final_values, atol=1e-5)
     assert (np.abs(values[:, 1::2]).max(axis=0) > 0).all()
+    with pytest.raises(ValueError, match="fit_every=0 .* use 1"):
+        fold(windows, fit_every=0)
 
 
 def test_channel_correlations_count_things_at_an_offset_from_another():
