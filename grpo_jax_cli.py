@@ -29,7 +29,7 @@ COMMANDS = {
     "comparisons": {
         "grpo-vs-ppo": "GRPO beside PPO, the same budget of environment steps",
         "family": "All algorithms on one task",
-        "gymnax-suite": "PPO, least-squares values and GRPO on every environment of gymnax",
+        "gymnax-suite": "PPO, least squares in place of its critic, and GRPO on all of gymnax",
         "suites": "PPO and a method without a critic on other suites than gymnax",
         "environments": "Every environment of the other suites, built and stepped",
         "minatar": "Methods without a critic beside PPO on MinAtar",
