@@ -86,7 +86,7 @@ FUNCTIONS = {
         ),
         *((T, N, E), (F, N, E), STEPS),
     ),
-    "channel_correlations": (bound(objectives.channel_correlations, ..., 1), (T, N, 3, 4, 2)),
+    "channel_correlations": (bound(objectives.channel_correlations, ..., 1), (T, 3, 4, 2)),
     "scaling_of": (bound(projections.scaling_of, ..., MASK), (T, N, E)),
     "random_features": (
         lambda x, mean: objectives.random_features(x, projections.Scaling(mean, jnp.ones(E)), 5),

@@ -26,7 +26,7 @@ def relative_positions(
 
     def of(observation):
         image = joined(observation, 2)
-        pixels = image.reshape(*image.shape[:2], -1).astype(jnp.float32)
+        pixels = at_least_float32(image.reshape(*image.shape[:2], -1))
         return jnp.concatenate([pixels, channel_correlations(image, reach)], axis=-1)
 
     return of(trajectory.observation), of(trajectory.final_observation)
@@ -51,7 +51,7 @@ def channel_correlations(images: jax.Array, reach: int) -> jax.Array:
     """
     if images.ndim < 3 or images.shape[-1] < 2:
         raise ValueError(
-            f"channel_correlations compares the channels of images, [height, width, channels], but the shape is "
+            "channel_correlations compares the channels of images, [height, width, channels], but the shape is "
             f"{images.shape}; use `observed`"
         )
     first, second = np.triu_indices(images.shape[-1], 1)

@@ -17,8 +17,9 @@ MOST_FEATURES = 4096
 """The matrix of the equations then has 64 MiB, and solving them takes 46 billion operations in each iteration."""
 
 FEW_FEATURES = 64
-"""At most so many have random features beside them: sums of a few numbers are seldom like values."""
+"""Observations of at most so many numbers have random features beside them: values are seldom linear in so few."""
 RANDOM_FEATURES = 128
+"""How many they have by default."""
 
 
 class LeastSquares(NamedTuple):
@@ -71,7 +72,7 @@ def recursive_lstd_values(
       trace: lambda of the eligibility, in [0, 1]: 0 fits one-step errors, 1 the returns of the window.
       ridge: weight of the penalty on w, in units of the features' mean squares. The constant 1 has a millionth of it.
       decay: in [0, 1], the weight of the earlier rollouts beside this one: 0.95 is a memory of about 20 rollouts.
-      fit_every: of the N environments, every so many are in the sums, which take most of the time. Static.
+      fit_every: k: only every k-th of the N environments is in the sums, which take most of the time. Static.
 
     Returns:
       Values `[T, N]` and `[F, N]`, in the units of the returns, and the sums with this rollout. The value of a state
@@ -90,12 +91,12 @@ def recursive_lstd_values(
     if fit_every < 1:
         raise ValueError(f"fit_every={fit_every} would leave no environment in the sums; use 1 for all of them")
     x, final_x = (with_constant(at_least_float32(each)) for each in (features, final_features))
-    fitted = (each[:, ::fit_every] for each in (x, final_x, rewards, terminated, truncated, is_first, mask))
+    fitted = [each[:, ::fit_every] for each in (x, final_x, rewards, terminated, truncated, is_first, mask)]
     steps = lstd_steps(*fitted, discount=discount, trace=trace)
     new = LeastSquares(
         matrix=exact_sum("tne,tnf->ef", steps.eligibility, steps.difference),
         vector=exact_sum("tne,tn->e", steps.eligibility, steps.reward),
-        square=exact_sum("tne,tn->e", jnp.square(x[:, ::fit_every]), steps.known.astype(x.dtype)),
+        square=exact_sum("tne,tn->e", jnp.square(fitted[0]), steps.known.astype(x.dtype)),
         number=jnp.sum(steps.known, dtype=x.dtype),
     )
     if sums is None:
@@ -143,17 +144,15 @@ def recursive_lstd_baseline(
     """
     if num_random_features is not None and num_random_features < 0:
         raise ValueError(f"num_random_features={num_random_features} is no number of features; use 0 for none, or more")
-    x, final_x = (each.reshape(*each.shape[:2], -1) for each in features(trajectory, policy, params))
+    arguments = lstd_arguments(trajectory, *features(trajectory, policy, params), hyperparams)
     if num_random_features is None:
-        num_random_features = RANDOM_FEATURES if x.shape[-1] <= FEW_FEATURES else 0
+        num_random_features = RANDOM_FEATURES if arguments["features"].shape[-1] <= FEW_FEATURES else 0
     sums, scaling = (None, None) if state is None else state
     if num_random_features:
-        scaling = _first_scaling(state, scaling_of(x, trajectory.valid))
-        x, final_x = (
-            jnp.concatenate([at_least_float32(each), random_features(each, scaling, num_random_features)], axis=-1)
-            for each in (x, final_x)
-        )
-    arguments = lstd_arguments(trajectory, x, final_x, hyperparams)
+        scaling = _first_scaling(state, scaling_of(arguments["features"], trajectory.valid))
+        for name in ("features", "final_features"):
+            x = at_least_float32(arguments[name])
+            arguments[name] = jnp.concatenate([x, random_features(x, scaling, num_random_features)], axis=-1)
     value, final_value, sums = recursive_lstd_values(
         sums, **arguments, decay=hyperparams.value_decay, fit_every=fit_every
     )
