@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.features import policy_features
 from grpo_jax.objectives.returns import next_values
-from grpo_jax.precision import at_least_float32
+from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
 
-exact_sum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 LARGEST_DISCOUNT = 1 - 1e-5
 """Of values: if nothing terminates they grow with the horizon, and their differences would be lost in rounding."""
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.objectives.lstd import exact_sum, is_usable
+from grpo_jax.objectives.lstd import is_usable
 from grpo_jax.objectives.whitening import centred, std
-from grpo_jax.precision import at_least_float32
+from grpo_jax.precision import at_least_float32, exact_sum
 
 LARGEST = 10.0
 """Standard deviations from the mean beyond which random features no longer tell observations apart."""

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.features import observed
-from grpo_jax.objectives.lstd import exact_sum, lstd_arguments, lstd_steps, lstd_weights, with_constant
+from grpo_jax.objectives.lstd import is_usable, lstd_arguments, lstd_steps, lstd_weights, with_constant
 from grpo_jax.objectives.projections import Scaling, random_features, scaling_of
-from grpo_jax.precision import at_least_float32
+from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
 
 MOST_FEATURES = 4096
@@ -90,14 +90,11 @@ def recursive_lstd_values(
         )
     if fit_every < 1:
         raise ValueError(f"fit_every={fit_every} would leave no environment in the sums; use 1 for all of them")
-    x, final_x = (with_constant(at_least_float32(each)) for each in (features, final_features))
-    fitted = [each[:, ::fit_every] for each in (x, final_x, rewards, terminated, truncated, is_first, mask)]
-    steps = lstd_steps(*fitted, discount=discount, trace=trace)
-    new = LeastSquares(
-        matrix=exact_sum("tne,tnf->ef", steps.eligibility, steps.difference),
-        vector=exact_sum("tne,tn->e", steps.eligibility, steps.reward),
-        square=exact_sum("tne,tn->e", jnp.square(fitted[0]), steps.known.astype(x.dtype)),
-        number=jnp.sum(steps.known, dtype=x.dtype),
+    features, final_features = map(at_least_float32, (features, final_features))
+    new = _sums_of_steps(
+        *(each[:, ::fit_every] for each in (features, final_features, rewards, terminated, truncated, is_first, mask)),
+        discount=discount,
+        trace=trace,
     )
     if sums is None:
         sums = jax.tree.map(jnp.zeros_like, new)
@@ -105,7 +102,27 @@ def recursive_lstd_values(
     following = jax.tree.map(lambda old, new: decay * old + new, sums, new)
     usable = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in following]))
     sums = jax.tree.map(lambda old, new: jnp.where(usable, new, old), sums, following)
-    return exact_sum("tne,e->tn", x, weights), exact_sum("tne,e->tn", final_x, weights), sums
+    return _linear(features, weights), _linear(final_features, weights), sums
+
+
+def _sums_of_steps(features, final_features, *others, discount, trace):
+    """The `LeastSquares` of one rollout; arguments as in `recursive_lstd_values`."""
+    x = with_constant(features)
+    steps = lstd_steps(x, with_constant(final_features), *others, discount=discount, trace=trace)
+    # As matrices of all steps: twice as fast on a CPU as sums over both axes.
+    z, difference = (each.reshape(-1, x.shape[-1]) for each in (steps.eligibility, steps.difference))
+    return LeastSquares(
+        matrix=exact_sum("te,tf->ef", z, difference),
+        vector=exact_sum("te,t->e", z, steps.reward.ravel()),
+        square=jnp.sum(jnp.square(x), axis=(0, 1), where=steps.known[..., None]),
+        number=jnp.sum(steps.known, dtype=x.dtype),
+    )
+
+
+def _linear(features, weights):
+    """The values `w . x` of features `[..., E]`; 0 where they are not usable, as in `with_constant`."""
+    values = exact_sum("...e,e->...", features, weights[:-1]) + weights[-1]
+    return jnp.where(is_usable(features), values, 0.0)
 
 
 def _weights(sums: LeastSquares, ridge):
