@@ -28,7 +28,7 @@ from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.training.experience import collect
-from grpo_jax.updates.batch import batch_and_baseline
+from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
 from .harness.command import command, make_console, provenance
@@ -146,7 +146,7 @@ def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> M
         state, baseline, key = carry
         key, *keys = jax.random.split(key, 3)
         state, trajectory = collect(config, simulator, state, *keys)
-        batch, baseline = batch_and_baseline(
+        batch, baseline = make_batch(
             *(algorithm, policy, params, trajectory, None, hyperparams, config.group_size), baseline_state=baseline
         )
         everything = jnp.arange(batch.mask.shape[1])

@@ -146,7 +146,7 @@ def update(config: Config, state, name: str) -> Case:
         return make_batch(
             *(config.algorithm, policy, state.params, made, None, state.hyperparams, config.group_size),
             share_prompts=config.share_prompts,
-        )
+        )[0]
 
     learner, key = Learner(state.params, state.optimizer), jax.random.key(0)
     fixed = make(state.params, key), state.hyperparams

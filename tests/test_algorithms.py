@@ -65,7 +65,7 @@ def composed(algorithm, rollout):
 
     @jax.jit
     def compose(rollout):
-        batch = make_batch(algorithm, known_policy, PARAMS, rollout, REFERENCE, HYPERPARAMS, GROUP_SIZE)
+        batch = make_batch(algorithm, known_policy, PARAMS, rollout, REFERENCE, HYPERPARAMS, GROUP_SIZE)[0]
         everything = jnp.arange(batch.mask.shape[1])
         return batch, *minibatch_gradient(algorithm, known_policy, PARAMS, batch, everything, HYPERPARAMS, 1)
 

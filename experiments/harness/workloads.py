@@ -146,7 +146,7 @@ def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case
     def first_batch(state):
         _, trajectory = rollout(config.policy, (state.rollout, state.key), state.params)
         hyperparams, group_size = state.hyperparams, config.group_size
-        return make_batch(config.algorithm, config.policy, state.params, trajectory, None, hyperparams, group_size)
+        return make_batch(config.algorithm, config.policy, state.params, trajectory, None, hyperparams, group_size)[0]
 
     def policy_rollout(carry, params):
         return rollout(config.policy, carry, params)

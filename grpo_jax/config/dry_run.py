@@ -14,7 +14,7 @@ from grpo_jax.policies import bind_frozen, partition
 from grpo_jax.policies.scoring import bind_reference
 from grpo_jax.rollouts.finals import num_finals
 from grpo_jax.types import Batch, PyTree, Trajectory
-from grpo_jax.updates.batch import batch_and_baseline
+from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
 
@@ -93,8 +93,8 @@ def _check_baseline_state(config):
 def trial_batch(
     config: Fields, params: PyTree, hyperparams: Hyperparams, baseline_state: PyTree = None
 ) -> tuple[Batch, PyTree]:
-    """The results of `batch_and_baseline` for a trajectory of zeros."""
-    return batch_and_baseline(
+    """The results of `make_batch` for a trajectory of zeros."""
+    return make_batch(
         *(config.algorithm, config.policy, params, _trajectory(config, params), params, hyperparams, config.group_size),
         num_windows=config.num_windows,
         share_prompts=config.share_prompts,

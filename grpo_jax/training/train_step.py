@@ -18,7 +18,7 @@ from grpo_jax.training import budget
 from grpo_jax.training.experience import collect, most_varied_groups
 from grpo_jax.training.metrics import rollout_metrics
 from grpo_jax.types import Metrics, PyTree, TrainState
-from grpo_jax.updates.batch import batch_and_baseline
+from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import Learner, update_epochs
 from grpo_jax.updates.optimizers import make_optimizer
 from grpo_jax.updates.schedules import learning_rates
@@ -89,7 +89,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         if config.num_kept_groups is not None:
             kept = most_varied_groups(trajectory, config.group_size, config.num_kept_groups)
         kept = scaled_rewards(normalizer, kept, hyperparams.reward_clip)
-        batch, baseline = batch_and_baseline(
+        batch, baseline = make_batch(
             algorithm,
             policy,
             state.params,

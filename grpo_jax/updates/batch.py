@@ -1,7 +1,7 @@
 """From a trajectory to samples: rewards, baselines, advantages, masks and weights, computed once."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,7 @@ def kept_whole(
     )
 
 
-def make_batch(*arguments: Any, **options: Any) -> Batch:
-    """The samples of a trajectory: the first result of `batch_and_baseline`, which has the same arguments."""
-    return batch_and_baseline(*arguments, **options)[0]
-
-
-def batch_and_baseline(
+def make_batch(
     algorithm: Algorithm,
     policy: Policy,
     params: PyTree,
@@ -95,15 +90,7 @@ def batch_and_baseline(
     compared = trajectory
     if algorithm.baseline is not None:
         arguments = policy, params, hyperparams, group_size
-        if algorithm.stateful_baseline:
-            arguments += (baseline_state,)
-            value, final_value, baseline_state = _baseline_results(algorithm, trajectory, arguments)
-        if num_windows > 1 or not algorithm.stateful_baseline:
-            value, final_value = _by_window(
-                lambda window: _baseline_results(algorithm, window, arguments)[:2], trajectory, num_windows
-            )
-        value = check_shape("baseline", value, trajectory.reward)
-        compared = trajectory._replace(value=value, next_value=next_values(value, final_value, trajectory.truncated))
+        compared, baseline_state = _with_baseline(algorithm, trajectory, arguments, num_windows, baseline_state)
     advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
     target = None if compared.value is None else advantage + compared.value
     if algorithm.baseline is not None and trajectory.value is not None:
@@ -170,6 +157,20 @@ def _kl_to_reference(trajectory: Trajectory, reference_log_prob: jax.Array | Non
         return None
     kl = divergences.k1(trajectory.log_prob, reference_log_prob)
     return kl if trajectory.imposed is None else jnp.where(trajectory.imposed, 0.0, kl)
+
+
+def _with_baseline(algorithm: Algorithm, trajectory: Trajectory, arguments: tuple, num_windows: int, state: PyTree):
+    """The trajectory with the baseline's values for the critic's, and a stateful baseline's next state."""
+    if algorithm.stateful_baseline:
+        arguments += (state,)
+        value, final_value, state = _baseline_results(algorithm, trajectory, arguments)
+    if num_windows > 1 or not algorithm.stateful_baseline:
+        value, final_value = _by_window(
+            lambda window: _baseline_results(algorithm, window, arguments)[:2], trajectory, num_windows
+        )
+    value = check_shape("baseline", value, trajectory.reward)
+    following = next_values(value, final_value, trajectory.truncated)
+    return trajectory._replace(value=value, next_value=following), state
 
 
 def _baseline_results(algorithm: Algorithm, trajectory: Trajectory, arguments: tuple) -> tuple:

@@ -88,7 +88,7 @@ def ours(algorithm, kl_coef):
 
     @jax.jit
     def losses(params):
-        batch = make_batch(algorithm, policy, BEHAVIOUR, trajectory, REFERENCE, hyperparams, MEMBERS)
+        batch = make_batch(algorithm, policy, BEHAVIOUR, trajectory, REFERENCE, hyperparams, MEMBERS)[0]
         return loss(algorithm, policy, params, batch, batch.weight, hyperparams)[0]
 
     return jax.value_and_grad(losses)(jnp.asarray(POLICY))

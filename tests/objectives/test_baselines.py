@@ -305,8 +305,8 @@ def batches(trajectory, algorithm):
     plain = algorithm._replace(advantage=objectives.return_minus_value_advantage)
     return (
         algorithm.baseline(trajectory, known_policy, None, HYPERPARAMS, 4),
-        *(make(algorithm, hyperparams=HYPERPARAMS.replace(gae_lambda=x), group_size=4) for x in (0.0, 1.0)),
-        make(plain, hyperparams=HYPERPARAMS, group_size=4),
+        *(make(algorithm, hyperparams=HYPERPARAMS.replace(gae_lambda=x), group_size=4)[0] for x in (0.0, 1.0)),
+        make(plain, hyperparams=HYPERPARAMS, group_size=4)[0],
     )
 
 
@@ -361,7 +361,7 @@ def test_nothing_follows_a_limit_that_terminates(rollout):
 
     def batch(limit_terminates, trajectory):
         arguments = PPO._replace(start=FRESH), known_policy, None, trajectory, None, HYPERPARAMS, 4
-        return make_batch(*arguments, limit_terminates=limit_terminates)
+        return make_batch(*arguments, limit_terminates=limit_terminates)[0]
 
     terminated = trajectory._replace(terminated=trajectory.truncated, truncated=trajectory.terminated)
     actual, expected, other = batch(True, trajectory), batch(False, terminated), batch(False, trajectory)
@@ -431,7 +431,7 @@ def test_no_gradient_flows_into_values(rollout):
     trajectory = rollout[1]._replace(value=None, next_value=None, final_value=None)
 
     def total(params):
-        batch = make_batch(BY_FEATURES, policy, params, trajectory, None, HYPERPARAMS, 4)
+        batch = make_batch(BY_FEATURES, policy, params, trajectory, None, HYPERPARAMS, 4)[0]
         return jnp.sum(batch.advantage + batch.value + batch.target)
 
     gradient = jax.jit(jax.grad(total))(known_params((0.0, 0.0)))

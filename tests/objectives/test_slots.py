@@ -35,7 +35,9 @@ def rolled_out(algorithm, **fields):
         simulator = Simulator(config.env, config.policy, state.params, state.hyperparams.discount)
         _, trajectory = collect(config, simulator, state.rollout, *keys)
         params, hyperparams = state.params, state.hyperparams
-        batch = make_batch(config.algorithm, config.policy, params, trajectory, params, hyperparams, config.group_size)
+        batch, _ = make_batch(
+            config.algorithm, config.policy, params, trajectory, params, hyperparams, config.group_size
+        )
         return state, trajectory, batch
 
     return config, *play(jax.random.key(0), *jax.random.split(jax.random.key(1)))
@@ -335,7 +337,7 @@ def test_the_kl_penalty_moves_into_the_reward():
     config, state, trajectory, _ = rolled_out(algorithm)
     reference = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
     hyperparams = state.hyperparams.replace(kl_coef=jnp.float32(50.0))
-    batch = make_batch(config.algorithm, config.policy, state.params, trajectory, reference, hyperparams, 4)
+    batch = make_batch(config.algorithm, config.policy, state.params, trajectory, reference, hyperparams, 4)[0]
     reference_logits, _ = config.policy.sequence(
         reference, trajectory.observation, config.policy.initial_carry(None, 8), trajectory.is_first
     )

@@ -90,7 +90,7 @@ def test_bootstraps_use_the_carry_after_the_step(continued):
 def test_the_first_gradient_is_on_policy_and_that_of_its_parts(continued):
     config, state, (_, trajectory) = continued
     params = state.params
-    batch = make_batch(config.algorithm, config.policy, params, trajectory, params, state.hyperparams, 1)
+    batch = make_batch(config.algorithm, config.policy, params, trajectory, params, state.hyperparams, 1)[0]
     assert batch.mask.shape == (7, 6) and batch.carry["actor"].shape == (1, 6, 4)
 
     @jax.jit
@@ -140,7 +140,7 @@ def test_steps_after_the_end_of_an_episode_have_no_gradient(one_episode):
     @jax.jit
     def gradient(trajectory):
         params = state.params
-        batch = make_batch(config.algorithm, config.policy, params, trajectory, params, state.hyperparams, 4)
+        batch = make_batch(config.algorithm, config.policy, params, trajectory, params, state.hyperparams, 4)[0]
         return minibatch_gradient(
             config.algorithm, config.policy, state.params, batch, jnp.arange(8), state.hyperparams
         )

@@ -130,7 +130,7 @@ def gradient(rollout):
     @functools.partial(jax.jit, static_argnames="share_prompts")
     def of(trajectory, share_prompts=False):
         settings = None, state.hyperparams, config.group_size
-        batch = make_batch(GRPO, policy, None, trajectory, *settings, share_prompts=share_prompts)
+        batch = make_batch(GRPO, policy, None, trajectory, *settings, share_prompts=share_prompts)[0]
         batch = batch._replace(advantage=jnp.where(batch.mask, jnp.arange(8.0) - 3.0, 0.0))
         return minibatch_gradient(GRPO, policy, state.params, batch, jnp.arange(8), state.hyperparams)[1:]
 
@@ -163,7 +163,7 @@ def test_no_part_with_a_valid_member_is_skipped(rollout):
     @functools.partial(jax.jit, static_argnums=0)
     def gradient(num_parts):
         settings = None, state.hyperparams, config.group_size
-        batch = make_batch(GRPO, policy, None, trajectory, *settings, share_prompts=True)
+        batch = make_batch(GRPO, policy, None, trajectory, *settings, share_prompts=True)[0]
         mask = batch.mask & (jnp.arange(8) % 4 == 3)  # one member of each group
         # The real advantages may be 0, which would make both gradients 0.
         batch = batch._replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.0, 0.0))
@@ -183,7 +183,7 @@ def test_completions_cut_by_length_are_filtered_on_request(rollout, gradient):
 
     @functools.partial(jax.jit, static_argnums=0)
     def mask(algorithm):
-        return make_batch(algorithm, policy, None, trajectory, None, state.hyperparams, config.group_size).mask
+        return make_batch(algorithm, policy, None, trajectory, None, state.hyperparams, config.group_size)[0].mask
 
     assert np.array_equal(mask(GRPO), trajectory.valid)
     assert np.array_equal(mask(GRPO._replace(filter_overlong=True)), trajectory.valid & ~cut)

@@ -82,7 +82,7 @@ def test_no_gradient_or_metric_depends_on_imposed_actions(name):
         )
         batch = make_batch(
             config.algorithm, config.policy, params, trajectory, reference, hyperparams, config.group_size
-        )
+        )[0]
         moved = jax.tree.map(lambda leaf: leaf + 0.1, params)
         indices = jnp.arange(batch.mask.shape[1])
         return minibatch_gradient(config.algorithm, config.policy, moved, batch, indices, hyperparams), batch

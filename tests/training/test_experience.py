@@ -176,7 +176,7 @@ def test_a_group_of_actions_has_the_gradient_of_their_expectation():
     @jax.jit
     def play(rollout, *keys):
         _, trajectory = collect(config, simulator, rollout, *keys)
-        return trajectory, make_batch(algorithm, known_policy, params, trajectory, None, state.hyperparams, 2)
+        return trajectory, make_batch(algorithm, known_policy, params, trajectory, None, state.hyperparams, 2)[0]
 
     trajectory, batch = play(rollout, *jax.random.split(jax.random.key(1)))
     assert trajectory.action[0].tolist() == [0, 1] * 4
@@ -282,7 +282,7 @@ def test_a_baseline_sees_one_window_at_a_time(anchored):
     algorithm = SAME_STEP_GAE._replace(baseline=mean_of_others)
 
     def advantages(trajectory):
-        return make_batch(algorithm, known_policy, None, trajectory, None, Hyperparams(), 4, num_windows=2).advantage
+        return make_batch(algorithm, known_policy, None, trajectory, None, Hyperparams(), 4, num_windows=2)[0].advantage
 
     trajectory = trajectory._replace(final_observation=trajectory.observation[:1], carry=())
     before = advantages(trajectory).reshape(8, 2, 16)

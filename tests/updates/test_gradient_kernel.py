@@ -35,7 +35,7 @@ def make_samples(environment, algorithm, num_envs=8, num_steps=16, **fields):
         batch = make_batch(
             *(config.algorithm, config.policy, state.params, trajectory, reference, state.hyperparams),
             config.group_size,
-        )
+        )[0]
         params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), state.params)
         return state, params, batch
 

@@ -32,7 +32,7 @@ def rollout():
 
 
 def batch_of(rollout, algorithm):
-    return make_batch(algorithm, known_policy, PARAMS, rollout, None, HYPERPARAMS, GROUP_SIZE)
+    return make_batch(algorithm, known_policy, PARAMS, rollout, None, HYPERPARAMS, GROUP_SIZE)[0]
 
 
 @functools.partial(jax.jit, static_argnames=("algorithm", "num_minibatches", "num_microbatches"))
