@@ -49,7 +49,20 @@ class Arguments:
     num_seeds: tuple[int, ...] = (1,)
     """Independent runs in one program (vmap), one program each."""
     implementations: tuple[
-        Literal["plain PPO", "rejax PPO", "PPO", "GRPO", "kernel_gae", "PPO, GRU", "GRPO, tokens"], ...
+        Literal[
+            "plain PPO",
+            "rejax PPO",
+            "PPO",
+            "PPO, one network",
+            "GRPO",
+            "kernel_gae",
+            "lstd_gae",
+            "recursive_lstd_gae",
+            "relative positions",
+            "PPO, GRU",
+            "GRPO, tokens",
+        ],
+        ...,
     ] = ("plain PPO", "rejax PPO", "PPO", "GRPO")
     """Train steps to compile."""
     meshes: tuple[str, ...] = (ONE_DEVICE,)

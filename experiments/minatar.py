@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import KERNEL_GAE
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import policy_features, recursive_lstd_baseline, relative_positions
+from grpo_jax.objectives import policy_features
 from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import CONTINUE
 
 from .harness.command import command
 from .harness.parsing import chosen, parse_flags
 from .harness.runs import make_plan, sampled_return
+from .harness.settings import ON_RELATIVE_POSITIONS
 from .harness.study import Study, StudyArguments
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
@@ -32,8 +33,10 @@ class Method(NamedTuple):
     slots: dict[str, Any] = {}
 
 
+PPO = Method("ppo", {"gae_lambda": 0.95})
+
 METHODS = {
-    "PPO": Method("ppo"),
+    "PPO": PPO,
     "PPO, one network": Method(
         "ppo", {"shared_critic": True, "gae_lambda": 0.8, "learning_rate": 2.5e-3, "entropy_coef": 0.02}
     ),
@@ -41,10 +44,7 @@ METHODS = {
     "same step": Method("same_step_gae"),
     "LSTD + GAE": Method("lstd_gae"),
     "recursive LSTD + GAE": Method("recursive_lstd_gae"),
-    "LSTD on relative positions": Method(
-        "recursive_lstd_gae",
-        slots={"baseline": functools.partial(recursive_lstd_baseline, features=relative_positions, fit_every=4)},
-    ),
+    "LSTD on relative positions": Method("recursive_lstd_gae", slots={"baseline": ON_RELATIVE_POSITIONS}),
 }
 TRIALS = [
     dict(zip(("gae_lambda", "learning_rate", "entropy_coef"), values, strict=True))
@@ -76,7 +76,7 @@ ABLATIONS = {
     "state hash": Method("state_hash"),
     "same step": Method("same_step_gae"),
     "same step, critic at the end": Method("same_step_critic"),
-    "PPO": Method("ppo"),
+    "PPO": PPO,
 }
 
 

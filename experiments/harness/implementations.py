@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from grpo_jax import Config
+from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
 from grpo_jax.policies import Architecture
 
 from . import reference_implementations as reference
 from .reference_implementations import Implementation
+from .settings import ON_RELATIVE_POSITIONS
 from .workloads import GROUP_SIZE, make_config, ours
 
 TOKENS = "tokens:addition-2"
@@ -19,15 +21,21 @@ REFERENCES: dict[str, Callable[[str, int], Implementation]] = {
     "rejax PPO": reference.rejax_ppo,
 }
 
+
+def ppo_with(**fields) -> Callable[[str, int], Config]:
+    """PPO with other fields of its `Config`."""
+    return lambda environment, num_envs: dataclasses.replace(make_config(environment, num_envs, critic=True), **fields)
+
+
 OURS: dict[str, Callable[[str, int], Config]] = {
-    "PPO": lambda environment, num_envs: make_config(environment, num_envs, critic=True),
+    "PPO": ppo_with(),
     "GRPO": lambda environment, num_envs: make_config(environment, num_envs, critic=False),
-    "kernel_gae": lambda environment, num_envs: dataclasses.replace(
-        make_config(environment, num_envs, critic=True), algorithm="kernel_gae", group_size=GROUP_SIZE
-    ),
-    "PPO, GRU": lambda environment, num_envs: dataclasses.replace(
-        make_config(environment, num_envs, critic=True), recurrent="gru"
-    ),
+    "PPO, one network": ppo_with(shared_critic=True),
+    "kernel_gae": ppo_with(algorithm="kernel_gae", group_size=GROUP_SIZE),
+    "lstd_gae": ppo_with(algorithm="lstd_gae"),
+    "recursive_lstd_gae": ppo_with(algorithm="recursive_lstd_gae"),
+    "relative positions": ppo_with(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=ON_RELATIVE_POSITIONS)),
+    "PPO, GRU": ppo_with(recurrent="gru"),
     "GRPO, tokens": lambda environment, num_envs: Config(
         environment=environment,
         algorithm="grpo",

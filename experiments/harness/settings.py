@@ -3,10 +3,12 @@
 Each is a field of `Config` or of `Hyperparams`. They are the defaults of the command line's flags.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 from grpo_jax import Config
 from grpo_jax.algorithms import ALGORITHMS
+from grpo_jax.objectives import recursive_lstd_baseline, relative_positions
 from grpo_jax.rollouts.starts import ANCHORED
 
 from .suite_settings import BY_ENVIRONMENT, BY_SUITE
@@ -25,12 +27,14 @@ BOX = {"normalize_observations": True, "discount": 0.95}
 BOX_GRPO = {"num_envs": 32, "group_size": 8}
 BOX_PPO = {"normalize_rewards": True, "num_envs": 16, "num_epochs": 10, "learning_rate": 1e-3, "entropy_coef": 0.0}
 MINATAR = {"network": "mlp", "activation": "relu", "num_envs": 64, "learning_rate": 5e-3}
-MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2}
+MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2, "gae_lambda": 0.8}
 MINATAR_BASELINES = {
-    **{name: {"group_size": 32, "learning_rate": 2.5e-3} for name in IN_ANCHORED_GROUPS},
+    **{name: {"group_size": 32, "learning_rate": 2.5e-3, "gae_lambda": 0.95} for name in IN_ANCHORED_GROUPS},
     "lstd_gae": {"learning_rate": 2.5e-3, "gae_lambda": 0.8},
     "recursive_lstd_gae": {"gae_lambda": 0.8},
 }
+ON_RELATIVE_POSITIONS = functools.partial(recursive_lstd_baseline, features=relative_positions, fit_every=4)
+"""The baseline of `recursive_lstd_gae` for boards whose channels are kinds of things."""
 MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
 BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # it has to remember which arm pays
 
@@ -111,7 +115,13 @@ ENVIRONMENT_SETTINGS = BY_ENVIRONMENT | {
     "FourRooms-misc": {"any": {"normalize_observations": True, "entropy_coef": 0.01}},
     **{
         f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_BASELINES}
-        for game in ("Asterix", "Breakout", "Seaquest", "SpaceInvaders")
+        for game in ("Asterix", "Seaquest", "SpaceInvaders")
+    },
+    "Breakout-MinAtar": {
+        "any": MINATAR,
+        "ppo": MINATAR_PPO | {"gae_lambda": 0.95},
+        "grpo": MINATAR_GRPO,
+        **MINATAR_BASELINES,
     },
     # Its episodes have 2,500 steps, so that there are fewer of them.
     "Freeway-MinAtar": {

@@ -59,7 +59,7 @@ def channel_correlations(images: jax.Array, reach: int) -> jax.Array:
     part = functools.partial(jax.lax.map, functools.partial(_correlations_of_image, reach=reach))
     # As many images at a time as a cache holds the spectra of; larger parts are fewer launches.
     correlations = jax.lax.platform_dependent(
-        flat, cpu=functools.partial(part, batch_size=64), default=functools.partial(part, batch_size=4096)
+        flat, cpu=functools.partial(part, batch_size=64), default=functools.partial(part, batch_size=2**16)
     )
     return correlations.reshape(*images.shape[:-3], -1)
 

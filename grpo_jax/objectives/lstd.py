@@ -143,7 +143,7 @@ def _eligibility(x, is_first, decay):
         z = x + decay * jnp.where(is_first[:, None], 0.0, z)
         return z, z
 
-    return jax.lax.scan(accumulate, jnp.zeros_like(x[0]), (x, is_first))[1]
+    return jax.lax.scan(accumulate, jnp.zeros_like(x[0]), (x, is_first), unroll=16)[1]
 
 
 def _split(x, num_folds):

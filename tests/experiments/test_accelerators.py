@@ -321,10 +321,10 @@ def test_token_tasks_are_environments_of_their_own():
 def test_implementations_do_the_same_work(name):
     if name == "rejax PPO":
         pytest.importorskip("rejax")
-    environment = TOKENS if name == "GRPO, tokens" else "CartPole-v1"
-    workload = make_workload(name, environment, 16, "gpu")
+    special = {"GRPO, tokens": TOKENS, "relative positions": "Breakout-MinAtar"}
+    workload = make_workload(name, special.get(name, "CartPole-v1"), 16, "gpu")
     assert workload.num_gradient_steps == 16
-    assert workload.num_steps == (128 if environment == "CartPole-v1" else 4)
+    assert workload.num_steps == (4 if name == "GRPO, tokens" else 128)
 
 
 @pytest.mark.parametrize(
