@@ -84,17 +84,18 @@ def main(arguments: Arguments) -> None:
 def plans(arguments: Arguments, environment: str) -> list[Plan]:
     """The runs of each method."""
     entry = SUITE.get(environment, Entry())
-    algorithms = {"PPO": "ppo", "LSTD": entry.least_squares, "GRPO": entry.variant}
-    return make_plans(arguments, environment, algorithms, entry.steps)
+    algorithms = zip(METHODS, ("ppo", entry.least_squares, entry.variant), strict=True)
+    return make_plans(arguments, environment, dict(algorithms), entry.steps)
 
 
-HEADER = ["steps", "PPO", "LSTD", "GRPO", "random", "published", "goal", "PPO's core time"]
+METHODS = ("PPO", "LSTD", "GRPO")
+HEADER = ["steps", *METHODS, "random", "published", "goal", "PPO's core time"]
 
 
 def cells(environment: str, result: dict) -> list[str]:
     """The columns of `HEADER` for an environment, with the name of a variant of GRPO."""
     entry = SUITE.get(environment, Entry())
-    runs = [result["runs"].get(label) for label in HEADER[1:4]]
+    runs = [result["runs"].get(label) for label in METHODS]
     goal = ""
     if entry.goal is not None:
         best = max(run["iqm"] for run in runs if run is not None)
