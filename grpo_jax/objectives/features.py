@@ -1,6 +1,7 @@
 """Features of states, `[T, B, ...]` and `[F, B, ...]`, by which baselines compare or value them."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -55,26 +56,30 @@ def channel_correlations(images: jax.Array, reach: int) -> jax.Array:
             "channel_correlations compares the channels of images, [height, width, channels], but the shape is "
             f"{images.shape}; use `observed`"
         )
-    flat = images.reshape(-1, *images.shape[-3:])
-    part = functools.partial(jax.lax.map, functools.partial(_correlations_of_image, reach=reach))
+    if images.ndim == 3:
+        return _correlations(images, reach)
+
+    def in_parts(images, most):
+        rows = max(most // max(math.prod(images.shape[1:-3]), 1), 1)
+        return jax.lax.map(functools.partial(_correlations, reach=reach), images, batch_size=rows)
+
     # As many images at a time as a cache holds the spectra of; larger parts are fewer launches.
-    correlations = jax.lax.platform_dependent(
-        flat, cpu=functools.partial(part, batch_size=64), default=functools.partial(part, batch_size=2**16)
+    return jax.lax.platform_dependent(
+        images, cpu=functools.partial(in_parts, most=64), default=functools.partial(in_parts, most=2**16)
     )
-    return correlations.reshape(*images.shape[:-3], -1)
 
 
-def _correlations_of_image(image, reach):
-    """As `channel_correlations`, of one image: the products of two spectra are the spectrum of a correlation."""
-    height, width, channels = image.shape
-    pixels = at_least_float32(image).reshape(height * width, channels)
+def _correlations(images, reach):
+    """As `channel_correlations`, of all images at once: a product of two spectra is that of the correlation."""
+    *lead, height, width, channels = images.shape
+    pixels = at_least_float32(images).reshape(*lead, height * width, channels)
     to_spectrum, to_offsets = (matrix.astype(pixels.dtype) for matrix in _fourier_matrices(height, width, reach))
-    real, imaginary = exact_sum("pc,xpf->xcf", pixels, to_spectrum)
-    i, j = np.triu_indices(channels, 1)
-    products = jnp.stack(
-        [real[i] * real[j] + imaginary[i] * imaginary[j], real[i] * imaginary[j] - imaginary[i] * real[j]]
-    )
-    return exact_sum("xcf,xfd->cd", products, to_offsets).ravel()
+    real, imaginary = exact_sum("...pc,xpf->x...cf", pixels, to_spectrum)
+    first, second = np.triu_indices(channels, 1)
+    real_i, imaginary_i = real[..., first, :], imaginary[..., first, :]
+    real_j, imaginary_j = real[..., second, :], imaginary[..., second, :]
+    products = jnp.stack([real_i * real_j + imaginary_i * imaginary_j, real_i * imaginary_j - imaginary_i * real_j])
+    return exact_sum("x...cf,xfd->...cd", products, to_offsets).reshape(*lead, -1)
 
 
 def _fourier_matrices(height, width, reach):

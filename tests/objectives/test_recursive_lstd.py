@@ -1,6 +1,7 @@
 """Least-squares values by earlier rollouts: against float64 loops over several rollouts, and in a train step."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -275,19 +276,26 @@ def test_only_every_so_many_environments_are_in_the_sums():
         fold(windows, fit_every=0)
 
 
-def test_channel_correlations_count_things_at_an_offset_from_another():
-    rng = np.random.default_rng(0)
-    images, reach = rng.random((2, 3, 5, 4, 3)) < 0.3, 2
-    actual = np.asarray(jax.jit(channel_correlations, static_argnums=1)(images, reach)).reshape(2, 3, 3, 5, 5)
-    for pair, (i, j) in enumerate([(0, 1), (0, 2), (1, 2)]):
-        for index in np.ndindex(2, 3, 5, 5):
-            *which, dy, dx = np.subtract(index, (0, 0, reach, reach))
-            expected = sum(
-                images[*which, y, x, i] * images[*which, y + dy, x + dx, j]
-                for y, x in np.ndindex(5, 4)
-                if 0 <= y + dy < 5 and 0 <= x + dx < 4
-            )
-            np.testing.assert_allclose(actual[*which, pair, dy + reach, dx + reach], expected, atol=1e-5)
+@pytest.mark.parametrize(
+    ("shape", "reach"),
+    [
+        pytest.param((2, 3, 5, 4, 3), 2, id="odd and even periods"),
+        pytest.param((5, 4, 2), 1, id="one image"),
+        pytest.param((13, 5, 4, 3, 2), 0, id="more images than a part has"),
+        pytest.param((70, 1, 2, 2), 3, id="beyond the image"),
+    ],
+)
+def test_channel_correlations_count_things_at_an_offset_from_another(shape, reach):
+    images = np.random.default_rng(0).random(shape) < 0.3
+    actual = np.asarray(jax.jit(channel_correlations, static_argnums=1)(images, reach))
+    height, width, channels = shape[-3:]
+    around = np.pad(images, [(0, 0)] * (len(shape) - 3) + [(reach, reach)] * 2 + [(0, 0)]).astype(int)
+    expected = [
+        np.sum(images[..., i] * around[..., y : y + height, x : x + width, j], axis=(-2, -1))
+        for i, j in itertools.combinations(range(channels), 2)
+        for y, x in np.ndindex(2 * reach + 1, 2 * reach + 1)
+    ]
+    np.testing.assert_allclose(actual, np.stack(expected, axis=-1), atol=1e-5)
 
 
 def test_relative_positions_express_how_two_things_lie_to_each_other():
