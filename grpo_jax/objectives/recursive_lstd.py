@@ -109,11 +109,9 @@ def _sums_of_steps(features, final_features, *others, discount, trace):
     """The `LeastSquares` of one rollout; arguments as in `recursive_lstd_values`."""
     x = with_constant(features)
     steps = lstd_steps(x, with_constant(final_features), *others, discount=discount, trace=trace)
-    # As matrices of all steps: twice as fast on a CPU as sums over both axes.
-    z, difference = (each.reshape(-1, x.shape[-1]) for each in (steps.eligibility, steps.difference))
     return LeastSquares(
-        matrix=exact_sum("te,tf->ef", z, difference),
-        vector=exact_sum("te,t->e", z, steps.reward.ravel()),
+        matrix=exact_sum("tne,tnf->ef", steps.eligibility, steps.difference),
+        vector=exact_sum("tne,tn->e", steps.eligibility, steps.reward),
         square=jnp.sum(jnp.square(x), axis=(0, 1), where=steps.known[..., None]),
         number=jnp.sum(steps.known, dtype=x.dtype),
     )
