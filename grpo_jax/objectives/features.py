@@ -46,7 +46,7 @@ def channel_correlations(images: jax.Array, reach: int) -> jax.Array:
       reach: largest offset, in pixels. Static.
 
     Returns:
-      `[..., channels (channels - 1) / 2 * (2 reach + 1)^2]`, NaN for an image with a NaN.
+      `[..., channels (channels - 1) / 2 * (2 reach + 1)^2]`, NaN for the pairs of a channel with a NaN or an infinity.
 
     Raises:
       ValueError: there are no two channels.

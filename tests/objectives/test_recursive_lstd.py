@@ -298,6 +298,14 @@ def test_channel_correlations_count_things_at_an_offset_from_another(shape, reac
     np.testing.assert_allclose(actual, np.stack(expected, axis=-1), atol=1e-5)
 
 
+def test_a_channel_that_is_not_finite_spoils_no_other_pair_or_image():
+    images = np.random.default_rng(0).random((70, 3, 2, 3), np.float32)
+    expected = np.array(channel_correlations(images, 1)).reshape(70, 3, 9)
+    images[5, 1, 0, 0], images[66, 2, 1, 0] = np.nan, np.inf
+    expected[[5, 66], :2] = np.nan  # the pairs (0, 1) and (0, 2)
+    np.testing.assert_allclose(channel_correlations(images, 1).reshape(70, 3, 9), expected, rtol=1e-6)
+
+
 def test_relative_positions_express_how_two_things_lie_to_each_other():
     """An episode of one step is paid if one thing is right above the other: no sum of pixels tells."""
 
