@@ -28,6 +28,7 @@ from grpo_jax.devices.mesh import (
     pad_rows,
     state_shardings,
 )
+from grpo_jax.objectives import channel_correlations, recursive_lstd_values
 
 
 def row(state):
@@ -98,6 +99,21 @@ def test_environments_on_two_devices_are_as_on_one(grpo):
         np.testing.assert_allclose(value[0], grpo.metrics[name], rtol=1e-5, atol=1e-5, err_msg=name)
     for one, other in zip(jax.tree.leaves(grpo.end.params), jax.tree.leaves(end.params), strict=True):
         np.testing.assert_allclose(other[0], one, rtol=1e-5, atol=1e-5)
+
+
+def test_least_squares_on_relative_positions_moves_no_environment():
+    """Each device has the images of its own environments; only their sums are added up."""
+
+    def sums(images, never):
+        x = channel_correlations(images, 1)
+        arguments = x, x[:1], never.astype(float), never, never, never, ~never
+        return recursive_lstd_values(None, *arguments, discount=0.9, trace=0.8, ridge=0.1, decay=0.9)[2]
+
+    sharding = jax.sharding.NamedSharding(make_mesh(envs=2), jax.sharding.PartitionSpec(None, ENVS))
+    arguments = jax.device_put((jnp.ones((5, 4, 3, 3, 2)), jnp.zeros((5, 4), bool)), sharding)
+    program = jax.jit(sums).lower(*arguments).compile().as_text()
+    moves = {"all-gather", "all-reduce", "all-to-all", "collective-permute"}
+    assert {move for move in moves if move in program} == {"all-reduce"}
 
 
 @pytest.mark.parametrize("axis", [ENVS, MODEL])
