@@ -14,6 +14,7 @@ from experiments.harness.ahead_of_time import Case, what_fits
 from experiments.harness.collectives import read_collectives
 from experiments.harness.gpu_program import SORT_KERNELS, Costs, Event, read_events
 from experiments.harness.implementations import NAMES, TOKENS, by_environment, make_workload
+from experiments.harness.parsing import parse_flags
 from experiments.harness.program_tables import draw, fits_table, tables
 from grpo_jax.errors import ConfigError
 
@@ -315,6 +316,10 @@ def test_token_tasks_are_environments_of_their_own():
         ("CartPole-v1", ("PPO",)),
         (TOKENS, ("GRPO, tokens",)),
     ]
+
+
+def test_every_implementation_has_its_name_on_the_command_line():
+    assert parse_flags(accelerators.Arguments, ["--implementations", *NAMES]).implementations == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -306,6 +306,14 @@ def test_a_channel_that_is_not_finite_spoils_no_other_pair_or_image():
     np.testing.assert_allclose(channel_correlations(images, 1).reshape(70, 3, 9), expected, rtol=1e-6)
 
 
+def test_channel_correlations_keep_double_precision():
+    images = np.random.default_rng(0).random((3, 2, 2, 2))
+    with jax.enable_x64(True):
+        actual = channel_correlations(images, 1)
+    assert actual.dtype == np.float64
+    np.testing.assert_allclose(actual[:, 4], np.prod(images, axis=-1).sum((1, 2)), rtol=1e-14)
+
+
 def test_relative_positions_express_how_two_things_lie_to_each_other():
     """An episode of one step is paid if one thing is right above the other: no sum of pixels tells."""
 
