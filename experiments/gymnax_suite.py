@@ -65,6 +65,9 @@ which would magnify the small costs of unlucky groups. SimpleBandit has no goal:
 of one pull, so that every policy has a mean return of 0.5.
 """
 
+METHODS = ("PPO", "LSTD", "GRPO")
+HEADER = ["steps", *METHODS, "random", "published", "goal", "PPO's core time"]
+
 
 @dataclasses.dataclass
 class Arguments(SuiteArguments):
@@ -86,10 +89,6 @@ def plans(arguments: Arguments, environment: str) -> list[Plan]:
     entry = SUITE.get(environment, Entry())
     algorithms = zip(METHODS, ("ppo", entry.least_squares, entry.variant), strict=True)
     return make_plans(arguments, environment, dict(algorithms), entry.steps)
-
-
-METHODS = ("PPO", "LSTD", "GRPO")
-HEADER = ["steps", *METHODS, "random", "published", "goal", "PPO's core time"]
 
 
 def cells(environment: str, result: dict) -> list[str]:

@@ -34,6 +34,7 @@ class Method(NamedTuple):
 
 
 PPO = Method("ppo", {"gae_lambda": 0.95})
+"""With purejaxrl's lambda on all games."""
 
 METHODS = {
     "PPO": PPO,

@@ -1,6 +1,6 @@
 """Settings found to work, by algorithm and by environment, and the returns at which environments count as solved.
 
-Each is a field of `Config` or of `Hyperparams`. They are the defaults of the command line's flags.
+Each is a field of `Config` or of `Hyperparams`, and the default of a flag of the command line, but for a baseline.
 """
 
 import functools
@@ -33,8 +33,6 @@ MINATAR_BASELINES = {
     "lstd_gae": {"learning_rate": 2.5e-3, "gae_lambda": 0.8},
     "recursive_lstd_gae": {"gae_lambda": 0.8},
 }
-ON_RELATIVE_POSITIONS = functools.partial(recursive_lstd_baseline, features=relative_positions, fit_every=4)
-"""The baseline of `recursive_lstd_gae` for boards whose channels are kinds of things."""
 MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
 BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # it has to remember which arm pays
 
@@ -56,6 +54,9 @@ TOKEN_SETTINGS = {
     "vine_ppo": {"num_envs": 64, "group_size": 1, "gae_lambda": 0.0, "learning_rate": 2e-4},
     **IN_GROUPS,
 }
+
+ON_RELATIVE_POSITIONS = functools.partial(recursive_lstd_baseline, features=relative_positions, fit_every=4)
+"""The baseline of `recursive_lstd_gae` for boards whose channels are kinds of things."""
 
 SUITE_SETTINGS = BY_SUITE | {"tokens": TOKEN_SETTINGS}
 """By the name before the colon."""
@@ -117,6 +118,7 @@ ENVIRONMENT_SETTINGS = BY_ENVIRONMENT | {
         f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_BASELINES}
         for game in ("Asterix", "Seaquest", "SpaceInvaders")
     },
+    # It learns less with a shorter trace, unlike the others.
     "Breakout-MinAtar": {
         "any": MINATAR,
         "ppo": MINATAR_PPO | {"gae_lambda": 0.95},
