@@ -93,6 +93,8 @@ class Arguments(StudyArguments):
     """Independent runs of each."""
     methods: tuple[str, ...] = ()
     """Names of the methods; all if left out."""
+    entropy_coef: float | None = None
+    """Entropy coefficient of all methods, in place of each one's own."""
     tuning: bool = False
     """Try each method with the same lambdas, learning rates and entropy coefficients; give it a --seed of its own."""
     ablations: bool = False
@@ -102,6 +104,10 @@ class Arguments(StudyArguments):
 def main(arguments: Arguments) -> None:
     if arguments.tuning and arguments.ablations:
         raise ConfigError("--tuning would replace the lambda of --ablations; use one of them at a time")
+    if arguments.tuning and arguments.entropy_coef is not None:
+        raise ConfigError(
+            "--entropy-coef would replace the coefficients that --tuning tries; use one of them at a time"
+        )
     methods = ABLATIONS if arguments.ablations else METHODS
     methods = chosen(methods, arguments.methods, "method")
     if arguments.tuning:
@@ -121,13 +127,16 @@ def trials(method: Method) -> list[tuple[str, Method]]:
 
 def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> Plan:
     """A run of a method on a game."""
+    fields = method.fields
+    if arguments.entropy_coef is not None:
+        fields = fields | {"entropy_coef": arguments.entropy_coef}
     plan = make_plan(
         f"{game}-MinAtar",
         method.algorithm,
         arguments.training_keys,
         total_steps=arguments.total_steps,
         label=label,
-        **method.fields,
+        **fields,
     )
     algorithm = plan.config.algorithm._replace(**method.slots)
     return plan._replace(config=dataclasses.replace(plan.config, algorithm=algorithm))

@@ -19,9 +19,21 @@ def test_each_method_is_tried_with_the_same_settings():
         assert [method.fields["gae_lambda"] for _, method in methods] == [trial[0] for trial in settings]
 
 
-def test_tuning_of_ablations_is_refused():
+@pytest.mark.parametrize("other", [{"ablations": True}, {"entropy_coef": 0.05}])
+def test_tuning_of_what_it_replaces_is_refused(other):
     with pytest.raises(ConfigError, match="one of them at a time"):
-        minatar.main(minatar.Arguments(tuning=True, ablations=True))
+        minatar.main(minatar.Arguments(tuning=True, **other))
+
+
+def test_one_entropy_coefficient_for_all_methods():
+    own, same = (
+        [
+            float(minatar.make_game_plan(arguments, "Breakout", label, method).hyperparams.entropy_coef)
+            for label, method in minatar.METHODS.items()
+        ]
+        for arguments in (minatar.Arguments(), minatar.Arguments(entropy_coef=0.05))
+    )
+    assert len(set(own)) > 1 and set(same) == {0.05}
 
 
 def test_numbers_of_policies_and_rollouts_are_checked():
