@@ -10,12 +10,11 @@ import jax.numpy as jnp
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.features import observed
 from grpo_jax.objectives.returns import bootstrapped_returns
-from grpo_jax.precision import at_least_float32
+from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
 
 FAR = 1e30  # a squared distance beyond any
 CLOSEST = 1e-30  # bandwidths are no smaller
-HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def kernel_values(
@@ -106,7 +105,7 @@ def kernel_values(
             lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, step, 2 * reach + 1), padded
         )
         weights = _similarity(_squared_distances(embed(x), embed(others)), not_own & counted.reshape(-1), bandwidth)
-        return jnp.matmul(weights, returns.reshape(-1), precision=HIGHEST)
+        return exact_sum("qk,k->q", weights, returns.reshape(-1))
 
     values = jax.lax.map(value, (jnp.arange(num_steps), features))
     return jnp.where(comparable, values, 0.0), final_values
@@ -150,7 +149,7 @@ def _softmax(logits, allowed):
 
 def _squared_distances(a, b):
     """Between the rows of `[Q, E]` and `[K, E]`."""
-    products = jnp.matmul(a, b.T, precision=HIGHEST)
+    products = exact_sum("qe,ke->qk", a, b)
     return jnp.maximum(jnp.sum(a**2, axis=1)[:, None] + jnp.sum(b**2, axis=1) - 2.0 * products, 0.0)
 
 
