@@ -127,16 +127,14 @@ def trials(method: Method) -> list[tuple[str, Method]]:
 
 def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> Plan:
     """A run of a method on a game."""
-    fields = method.fields
-    if arguments.entropy_coef is not None:
-        fields = fields | {"entropy_coef": arguments.entropy_coef}
+    common = {} if arguments.entropy_coef is None else {"entropy_coef": arguments.entropy_coef}
     plan = make_plan(
         f"{game}-MinAtar",
         method.algorithm,
         arguments.training_keys,
         total_steps=arguments.total_steps,
         label=label,
-        **fields,
+        **method.fields | common,
     )
     algorithm = plan.config.algorithm._replace(**method.slots)
     return plan._replace(config=dataclasses.replace(plan.config, algorithm=algorithm))

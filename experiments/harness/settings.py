@@ -34,6 +34,7 @@ MINATAR_BASELINES = {
     "recursive_lstd_gae": {"gae_lambda": 0.8},
 }
 MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
+MINATAR_GAME = {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_BASELINES}
 BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # it has to remember which arm pays
 
 TOKENS = {
@@ -114,24 +115,11 @@ ENVIRONMENT_SETTINGS = BY_ENVIRONMENT | {
         "grpo": {"num_envs": 32, "group_size": 8},
     },
     "FourRooms-misc": {"any": {"normalize_observations": True, "entropy_coef": 0.01}},
-    **{
-        f"{game}-MinAtar": {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_BASELINES}
-        for game in ("Asterix", "Seaquest", "SpaceInvaders")
-    },
+    **{f"{game}-MinAtar": MINATAR_GAME for game in ("Asterix", "Seaquest", "SpaceInvaders")},
     # It learns less with a shorter trace, unlike the others.
-    "Breakout-MinAtar": {
-        "any": MINATAR,
-        "ppo": MINATAR_PPO | {"gae_lambda": 0.95},
-        "grpo": MINATAR_GRPO,
-        **MINATAR_BASELINES,
-    },
+    "Breakout-MinAtar": MINATAR_GAME | {"ppo": MINATAR_PPO | {"gae_lambda": 0.95}},
     # Its episodes have 2,500 steps, so that there are fewer of them.
-    "Freeway-MinAtar": {
-        "any": MINATAR,
-        "ppo": MINATAR_PPO,
-        "grpo": MINATAR_GRPO | {"num_envs": 16},
-        **MINATAR_BASELINES,
-    },
+    "Freeway-MinAtar": MINATAR_GAME | {"grpo": MINATAR_GRPO | {"num_envs": 16}},
     "FrozenLake-misc": {"grpo": {"learning_rate": 1e-3, "entropy_coef": 0.02}},
     "Pong-misc": {"any": {"network": "mlp", "num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
 }
