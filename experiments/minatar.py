@@ -47,10 +47,8 @@ METHODS = {
     "recursive LSTD + GAE": Method("recursive_lstd_gae"),
     "LSTD on relative positions": Method("recursive_lstd_gae", slots={"baseline": ON_RELATIVE_POSITIONS}),
 }
-TRIALS = [
-    dict(zip(("gae_lambda", "learning_rate", "entropy_coef"), values, strict=True))
-    for values in itertools.product((0.8, 0.95), (2.5e-3, 5e-3), (0.01, 0.02))
-]
+TRIED = {"gae_lambda": (0.8, 0.95), "learning_rate": (2.5e-3, 5e-3), "entropy_coef": (0.01, 0.02)}
+"""The values that `--tuning` combines."""
 
 
 def kernel(**options) -> Method:
@@ -93,8 +91,12 @@ class Arguments(StudyArguments):
     """Independent runs of each."""
     methods: tuple[str, ...] = ()
     """Names of the methods; all if left out."""
+    gae_lambda: float | None = None
+    """Lambda of all methods, in place of each one's own and of those that --tuning tries."""
+    learning_rate: float | None = None
+    """Learning rate of all methods, in the same way."""
     entropy_coef: float | None = None
-    """Entropy coefficient of all methods, in place of each one's own."""
+    """Entropy coefficient of all methods, in the same way."""
     tuning: bool = False
     """Try each method with the same lambdas, learning rates and entropy coefficients; give it a --seed of its own."""
     ablations: bool = False
@@ -102,39 +104,46 @@ class Arguments(StudyArguments):
 
 
 def main(arguments: Arguments) -> None:
-    if arguments.tuning and arguments.ablations:
-        raise ConfigError("--tuning would replace the lambda of --ablations; use one of them at a time")
-    if arguments.tuning and arguments.entropy_coef is not None:
-        raise ConfigError(
-            "--entropy-coef would replace the coefficients that --tuning tries; use one of them at a time"
-        )
-    methods = ABLATIONS if arguments.ablations else METHODS
-    methods = chosen(methods, arguments.methods, "method")
-    if arguments.tuning:
-        methods = {f"{label}: {name}": tried for label, method in methods.items() for name, tried in trials(method)}
     plans = [
-        make_game_plan(arguments, game, label, method) for game in arguments.games for label, method in methods.items()
+        make_game_plan(arguments, game, label, method)
+        for game in arguments.games
+        for label, method in methods_of(arguments).items()
     ]
     study = Study("minatar", plans, arguments, score=sampled_return(64))
     study.run_all()
     study.finish()
 
 
-def trials(method: Method) -> list[tuple[str, Method]]:
-    """The settings with which a method is tried, by name: lambda, learning rate and entropy coefficient."""
-    return [(" ".join(map(str, trial.values())), method._replace(fields=method.fields | trial)) for trial in TRIALS]
+def methods_of(arguments: Arguments) -> dict[str, Method]:
+    """The methods that the command line asks for, by label, with the settings that it gives."""
+    if arguments.tuning and arguments.ablations:
+        raise ConfigError("--tuning would replace the lambda of --ablations; use one of them at a time")
+    methods = chosen(ABLATIONS if arguments.ablations else METHODS, arguments.methods, "method")
+    given = {name: getattr(arguments, name) for name in TRIED if getattr(arguments, name) is not None}
+    if arguments.tuning:
+        return trials(methods, TRIED | {name: (value,) for name, value in given.items()})
+    return {label: method._replace(fields=method.fields | given) for label, method in methods.items()}
+
+
+def trials(methods: dict[str, Method], tried: dict[str, tuple]) -> dict[str, Method]:
+    """Each method with each combination of the values of fields, by its name and those values."""
+    combinations = [dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())]
+    return {
+        f"{label}: {' '.join(map(str, fields.values()))}": method._replace(fields=method.fields | fields)
+        for label, method in methods.items()
+        for fields in combinations
+    }
 
 
 def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> Plan:
     """A run of a method on a game."""
-    common = {} if arguments.entropy_coef is None else {"entropy_coef": arguments.entropy_coef}
     plan = make_plan(
         f"{game}-MinAtar",
         method.algorithm,
         arguments.training_keys,
         total_steps=arguments.total_steps,
         label=label,
-        **method.fields | common,
+        **method.fields,
     )
     algorithm = plan.config.algorithm._replace(**method.slots)
     return plan._replace(config=dataclasses.replace(plan.config, algorithm=algorithm))

@@ -1,5 +1,6 @@
 """The settings that methods are tried with, and how much of the returns values explain."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,31 +10,33 @@ from experiments import minatar, values
 from grpo_jax.errors import ConfigError
 
 
+def settings(methods):
+    names = "gae_lambda", "learning_rate", "entropy_coef"
+    return [tuple(method.fields.get(name) for name in names) for method in methods]
+
+
 def test_each_method_is_tried_with_the_same_settings():
-    tried = {label: minatar.trials(method) for label, method in minatar.METHODS.items()}
-    settings = [(trial["gae_lambda"], trial["learning_rate"], trial["entropy_coef"]) for trial in minatar.TRIALS]
-    assert len(set(settings)) == 8
-    for label, methods in tried.items():
-        assert [name for name, _ in methods] == [" ".join(map(str, trial)) for trial in settings]
-        assert all(method.fields.keys() >= minatar.METHODS[label].fields.keys() for _, method in methods)
-        assert [method.fields["gae_lambda"] for _, method in methods] == [trial[0] for trial in settings]
+    tried = minatar.methods_of(minatar.Arguments(tuning=True))
+    for label, method in minatar.METHODS.items():
+        own = {name: each for name, each in tried.items() if name.startswith(label + ": ")}
+        assert len(set(settings(own.values()))) == 8
+        assert list(own) == [f"{label}: {' '.join(map(str, each))}" for each in settings(own.values())]
+        assert all(each.fields.keys() >= method.fields.keys() for each in own.values())
+        assert all(each.slots == method.slots for each in own.values())
 
 
-@pytest.mark.parametrize("other", [{"ablations": True}, {"entropy_coef": 0.05}])
-def test_tuning_of_what_it_replaces_is_refused(other):
+def test_a_given_setting_is_that_of_all_methods_and_trials():
+    given = minatar.Arguments(gae_lambda=0.9, entropy_coef=0.05)
+    own, same = (settings(minatar.methods_of(arguments).values()) for arguments in (minatar.Arguments(), given))
+    assert [rate for _, rate, _ in same] == [rate for _, rate, _ in own]
+    assert {(trace, entropy) for trace, _, entropy in same} == {(0.9, 0.05)}
+    tried = minatar.methods_of(dataclasses.replace(given, tuning=True, methods=("PPO",)))
+    assert settings(tried.values()) == [(0.9, 2.5e-3, 0.05), (0.9, 5e-3, 0.05)]
+
+
+def test_tuning_of_ablations_is_refused():
     with pytest.raises(ConfigError, match="one of them at a time"):
-        minatar.main(minatar.Arguments(tuning=True, **other))
-
-
-def test_one_entropy_coefficient_for_all_methods():
-    own, same = (
-        [
-            float(minatar.make_game_plan(arguments, "Breakout", label, method).hyperparams.entropy_coef)
-            for label, method in minatar.METHODS.items()
-        ]
-        for arguments in (minatar.Arguments(), minatar.Arguments(entropy_coef=0.05))
-    )
-    assert len(set(own)) > 1 and set(same) == {0.05}
+        minatar.methods_of(minatar.Arguments(tuning=True, ablations=True))
 
 
 def test_numbers_of_policies_and_rollouts_are_checked():
