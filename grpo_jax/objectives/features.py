@@ -24,10 +24,18 @@ def relative_positions(
     """The observation, an image whose channels are kinds of things, and how these lie to each other, side by side.
 
     Sums of the pixels say where each thing is; those of `channel_correlations` also where it is beside another one.
+
+    Raises:
+      ValueError: an observation is no image `[height, width, channels]` of two channels or more.
     """
 
     def of(observation):
         image = joined(observation, 2)
+        if image.ndim != 5:
+            raise ValueError(
+                "relative_positions needs observations that are images, [height, width, channels], but their shape is "
+                f"{image.shape[2:]}; use `observed`"
+            )
         pixels = at_least_float32(image.reshape(*image.shape[:2], -1))
         return jnp.concatenate([pixels, channel_correlations(image, reach)], axis=-1)
 

@@ -1,6 +1,7 @@
 """The fields of `Config` and `Hyperparams` in JSON."""
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -83,8 +84,9 @@ def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
 def config_fields(config: Config) -> tuple[dict[str, Any], list[str]]:
     """The fields of a config in JSON's types, without None, and the names of the fields that JSON cannot express.
 
-    An algorithm is a name, or an object with its slots. Other functions are import paths. A function without one, such
-    as a lambda, and an environment that is an object cannot be expressed.
+    An algorithm is a name, or an object with its slots. Other functions are import paths, a `functools.partial` of one
+    with its arguments. A function without a path, such as a lambda, and an environment that is an object cannot be
+    expressed.
     """
     known = name_of(config.algorithm)
     fields = {field: getattr(config, field) for field in Config.__dataclass_fields__}
@@ -102,7 +104,7 @@ def config_fields(config: Config) -> tuple[dict[str, Any], list[str]]:
 
 
 def _as_json(value: Any) -> Any:
-    """A value in JSON's types: a function by its import path, a dataclass or a named tuple as an object.
+    """A value in JSON's types: a function by its import path, a dataclass, a named tuple or a partial as an object.
 
     Raises:
       TypeError: JSON cannot express the value.
@@ -113,6 +115,9 @@ def _as_json(value: Any) -> Any:
         return {"class": path, "fields": {name: _as_json(part) for name, part in parts.items()}}
     if isinstance(value, tuple):
         return [_as_json(part) for part in value]
+    if isinstance(value, functools.partial):
+        options = {name: _as_json(part) for name, part in value.keywords.items()}
+        return {"partial": _as_json(value.func), "arguments": _as_json(value.args), "options": options}
     if callable(value) and (path := import_path(value)) is not None:
         return {"import": path}
     raise TypeError(f"{value!r} has no import path")
@@ -137,6 +142,10 @@ def _object_from_json(value: Any, field: str) -> Any:
         return tuple(_object_from_json(part, field) for part in value)
     if not isinstance(value, dict):
         return math.inf if value == "inf" else value
+    if "partial" in value:
+        options = {name: _object_from_json(part, field) for name, part in value["options"].items()}
+        arguments = _object_from_json(value["arguments"], field)
+        return functools.partial(_object_from_json(value["partial"], field), *arguments, **options)
     found = import_object(value.get("class") or value["import"], field)
     if "class" not in value:
         return found

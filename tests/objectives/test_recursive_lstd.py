@@ -339,6 +339,9 @@ def test_relative_positions_express_how_two_things_lie_to_each_other():
 def test_channels_are_needed_for_relative_positions():
     with pytest.raises(ValueError, match=r"channels of images.*\(2, 3, 4, 1\); use `observed`"):
         channel_correlations(jnp.zeros((2, 3, 4, 1)), 1)
+    baseline = functools.partial(recursive_lstd_baseline, features=relative_positions)
+    with pytest.raises(ConfigError, match=r"images, \[height, width, channels\], but their shape is \(2,\)"):
+        config(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=baseline))
 
 
 def test_many_numbers_have_no_random_features_unless_asked():

@@ -1,6 +1,7 @@
 """Kept policies: the best rows are copied, files are read back exactly, and mistakes are explained."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -11,8 +12,10 @@ from probes import Probe, bits
 from saved_policies import save_policies
 
 import grpo_jax
-from grpo_jax import GRPO, Config, Hyperparams, evaluate, with_reference
+from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, with_reference
+from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
 from grpo_jax.errors import ConfigError
+from grpo_jax.objectives import observed, recursive_lstd_baseline
 from grpo_jax.recording import Plan
 from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
 from grpo_jax.recording.policies import KeptPolicies, RecentReturns
@@ -156,6 +159,32 @@ def test_configs_are_read_back_from_json(config, tmp_path):
     assert not missing
     fields = json.loads(json.dumps(fields))
     assert Config(**from_json(tmp_path, fields, FIELDS, "Config")) == config
+
+
+def power(base, progress):
+    return base**progress
+
+
+def test_functions_with_some_of_their_arguments_are_read_back(tmp_path):
+    baseline = functools.partial(recursive_lstd_baseline, features=observed, fit_every=4)
+    config = dataclasses.replace(
+        CATCH,
+        algorithm=RECURSIVE_LSTD_GAE._replace(baseline=baseline),
+        schedule=functools.partial(power, 0.5),
+    )
+    fields, missing = config_fields(config)
+    assert not missing
+    found = from_json(tmp_path, json.loads(json.dumps(fields)), FIELDS, "Config")
+    for ours, theirs in (
+        (config.algorithm.baseline, found["algorithm"].baseline),
+        (config.schedule, found["schedule"]),
+    ):
+        assert (theirs.func, theirs.args, theirs.keywords) == (ours.func, ours.args, ours.keywords)
+    assert found["algorithm"]._replace(baseline=baseline) == config.algorithm
+    own = dataclasses.replace(
+        CATCH, algorithm=PPO._replace(reduce=functools.partial(lambda mask, scale: scale * mask, scale=2.0))
+    )
+    assert config_fields(own)[1] == ["algorithm"]
 
 
 def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
