@@ -116,8 +116,8 @@ def main(arguments: Arguments) -> None:
 
 def methods_of(arguments: Arguments) -> dict[str, Method]:
     """The methods that the command line asks for, by label, with the settings that it gives."""
-    if arguments.tuning and arguments.ablations:
-        raise ConfigError("--tuning would replace the lambda of --ablations; use one of them at a time")
+    if arguments.ablations and (arguments.tuning or arguments.gae_lambda is not None):
+        raise ConfigError("--tuning and --gae-lambda would replace the lambda of --ablations; leave them out")
     methods = chosen(ABLATIONS if arguments.ablations else METHODS, arguments.methods, "method")
     given = {name: getattr(arguments, name) for name in TRIED if getattr(arguments, name) is not None}
     if arguments.tuning:

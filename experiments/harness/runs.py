@@ -10,6 +10,7 @@ import numpy as np
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.recording import Plan, bootstrap_interval, iqm
+from grpo_jax.recording.plan import describe
 from grpo_jax.training.progress import RunResult
 
 from .settings import settings, split_fields
@@ -86,7 +87,6 @@ SAMPLED_RETURN = sampled_return(128)
 
 def summarise(run: Run) -> dict:
     """The entry of a run in summary.json."""
-    config = {name: getattr(run.config, name) for name in run.config.__dataclass_fields__}
     return {
         "algorithm": run.label,
         "environment": run.environment,
@@ -99,7 +99,7 @@ def summarise(run: Run) -> dict:
         "core_seconds": run.core_seconds,
         "warnings": run.warnings,
         "skipped_updates": int(np.nansum(run.result.metrics["optim/skipped_updates"])),
-        "config": config | {"environment": run.environment, "algorithm": name_of(run.config.algorithm)},
+        "config": describe(run.config) | {"algorithm": name_of(run.config.algorithm)},
         "hyperparams": {name: getattr(run.hyperparams, name) for name in run.hyperparams.__dataclass_fields__},
     }
 

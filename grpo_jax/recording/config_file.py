@@ -22,6 +22,9 @@ FIELDS = get_type_hints(Config) | get_type_hints(Hyperparams)
 JSON_TYPES = {bool: (bool,), int: (int,), float: (int, float), str: (str,), tuple: (list,), Mapping: (dict,)}
 """The types that JSON has for each type of a field."""
 
+NOT_FINITE = ("inf", "-inf", "nan")
+"""What stands in JSON for the floats that it lacks."""
+
 
 def read_fields(path: Path) -> dict[str, Any]:
     """The fields of `Config` and `Hyperparams` in a JSON file.
@@ -48,7 +51,7 @@ def from_json(path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any], w
       what: the classes with these fields, for errors.
 
     Raises:
-      ConfigError: for an unknown field, or a value of the wrong type.
+      ConfigError: for an unknown field, a value of the wrong type, or a damaged object.
     """
     for name in fields:
         if name not in kinds:
@@ -66,7 +69,10 @@ def _value_from_json(path: Path, name: str, value: Any, kind: Any) -> Any:
     if expected is Architecture and type(value) is dict:
         return Architecture(**from_json(path, value, get_type_hints(Architecture), "Architecture"))
     if len(kinds) > 1 and type(value) is dict and expected is str:
-        return _object_from_json(value, name)
+        try:
+            return _object_from_json(value, name)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: {name} is not as it was written ({error!r}); correct it") from error
     if type(value) not in JSON_TYPES.get(expected, ()):
         raise ConfigError(f"{path}: {name}={json.dumps(value)} must be of type {expected.__name__}; or leave it out")
     return expected(value) if expected in (float, tuple) else value
@@ -109,8 +115,8 @@ def _as_json(value: Any) -> Any:
     Raises:
       TypeError: JSON cannot express the value.
     """
-    if value is None or isinstance(value, bool | int | float | str):
-        return "inf" if value == math.inf else value
+    if value is None or (isinstance(value, bool | int | float | str) and value not in NOT_FINITE):
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
     if (parts := _parts(value)) is not None and (path := import_path(type(value))) is not None:
         return {"class": path, "fields": {name: _as_json(part) for name, part in parts.items()}}
     if isinstance(value, tuple):
@@ -141,7 +147,7 @@ def _object_from_json(value: Any, field: str) -> Any:
     if isinstance(value, list):
         return tuple(_object_from_json(part, field) for part in value)
     if not isinstance(value, dict):
-        return math.inf if value == "inf" else value
+        return float(value) if value in NOT_FINITE else value
     if "partial" in value:
         options = {name: _object_from_json(part, field) for name, part in value["options"].items()}
         arguments = _object_from_json(value["arguments"], field)

@@ -1,6 +1,7 @@
 """The experiments end to end, as small as they go: what they write, and what they refuse."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import subprocess
@@ -186,8 +187,9 @@ def test_the_last_episodes_are_weighted_by_iteration():
     np.testing.assert_allclose(published_cartpole.last_episodes(run, 3), [(2 * 5 + 4 * 2) / 6, 20.0])
 
 
-def test_a_run_without_a_limit_of_steps_is_written_as_strict_json(tmp_path):
+def test_runs_are_written_as_strict_json(tmp_path):
     config = Config(environment="Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=16, num_minibatches=2)
+    config = dataclasses.replace(config, schedule=functools.partial(jnp.power, 0.5))
     names = ("episode/count", "episode/return_mean", "optim/skipped_updates")
     steps = 64 * np.arange(1, 101)[:, None]
     result = RunResult(None, {name: np.full((100, 1), 1.0) for name in names}, steps, 1.0, 1.0, None)
@@ -195,6 +197,7 @@ def test_a_run_without_a_limit_of_steps_is_written_as_strict_json(tmp_path):
     write_json(tmp_path / "summary.json", summarise(run))
     summary = (tmp_path / "summary.json").read_text()
     assert json.loads(summary)["hyperparams"]["total_steps"] is None and "Infinity" not in summary
+    assert json.loads(summary)["config"]["schedule"] == ["power", [0.5], {}]
     assert solved_after(run) == 128, "of two iterations, 2% of those made"
 
 

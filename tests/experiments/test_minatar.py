@@ -34,9 +34,10 @@ def test_a_given_setting_is_that_of_all_methods_and_trials():
     assert settings(tried.values()) == [(0.9, 2.5e-3, 0.05), (0.9, 5e-3, 0.05)]
 
 
-def test_tuning_of_ablations_is_refused():
-    with pytest.raises(ConfigError, match="one of them at a time"):
-        minatar.methods_of(minatar.Arguments(tuning=True, ablations=True))
+@pytest.mark.parametrize("other", [{"tuning": True}, {"gae_lambda": 0.9}])
+def test_another_lambda_for_ablations_is_refused(other):
+    with pytest.raises(ConfigError, match="lambda of --ablations"):
+        minatar.methods_of(minatar.Arguments(ablations=True, **other))
 
 
 def test_numbers_of_policies_and_rollouts_are_checked():

@@ -17,7 +17,8 @@ from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import observed, recursive_lstd_baseline
 from grpo_jax.recording import Plan
-from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
+from grpo_jax.recording.config_file import FIELDS, config_fields, from_json, read_fields
+from grpo_jax.recording.files import write_json
 from grpo_jax.recording.policies import KeptPolicies, RecentReturns
 from grpo_jax.recording.policy_files import read_arrays, write_policies
 from grpo_jax.training.progress import Chunk, initial_progress
@@ -165,6 +166,10 @@ def power(base, progress):
     return base**progress
 
 
+def optional(progress, *, option):
+    return progress
+
+
 def test_functions_with_some_of_their_arguments_are_read_back(tmp_path):
     baseline = functools.partial(recursive_lstd_baseline, features=observed, fit_every=4)
     config = dataclasses.replace(
@@ -185,6 +190,32 @@ def test_functions_with_some_of_their_arguments_are_read_back(tmp_path):
         CATCH, algorithm=PPO._replace(reduce=functools.partial(lambda mask, scale: scale * mask, scale=2.0))
     )
     assert config_fields(own)[1] == ["algorithm"]
+
+
+def test_options_that_json_lacks_are_read_back_or_asked_for(tmp_path):
+    def schedule(option):
+        return dataclasses.replace(CATCH, schedule=functools.partial(optional, option=option))
+
+    for option in (np.inf, -np.inf, np.nan):
+        write_json(tmp_path / "file.json", config_fields(schedule(option))[0])
+        found = read_fields(tmp_path / "file.json")["schedule"]
+        assert bits(np.array(found.keywords["option"])) == bits(np.array(option))
+    assert config_fields(schedule("nan"))[1] == ["schedule"]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"partial": {"import": "math:cos"}, "arguments": []},
+        {"partial": {"import": "math:pi"}, "arguments": [], "options": {}},
+        {"partial": {"import": "math:cos"}, "arguments": 3, "options": {}},
+        {"class": "grpo_jax.algorithms:Algorithm", "fields": []},
+        {},
+    ],
+)
+def test_damaged_objects_are_refused(damaged, tmp_path):
+    with pytest.raises(ConfigError, match="schedule is not as it was written"):
+        from_json(tmp_path, {"schedule": damaged}, FIELDS, "Config")
 
 
 def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
