@@ -104,10 +104,9 @@ class Arguments(StudyArguments):
 
 
 def main(arguments: Arguments) -> None:
+    methods = methods_of(arguments)
     plans = [
-        make_game_plan(arguments, game, label, method)
-        for game in arguments.games
-        for label, method in methods_of(arguments).items()
+        make_game_plan(arguments, game, label, method) for game in arguments.games for label, method in methods.items()
     ]
     study = Study("minatar", plans, arguments, score=sampled_return(64))
     study.run_all()
