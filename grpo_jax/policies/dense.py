@@ -103,19 +103,26 @@ def fused_dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     return _narrow_product(x, kernel) + bias
 
 
+def _fused_forward(x, kernel, bias):
+    if is_narrow(kernel) and not is_narrow(x):
+        # XLA fuses sums along rows with the layer before, unlike a product; the barrier keeps them in one kernel.
+        columns = optimization_barrier([jnp.sum(_as_float(x) * column, axis=1) for column in kernel.T])
+        return jnp.stack(columns, axis=1) + bias, (x, kernel)
+    return fused_dense(x, kernel, bias), (x, kernel)
+
+
 def _fused_backward(residuals, gradient):
     x, kernel = residuals
     into_x = _narrow_product(gradient, kernel.T) if jnp.issubdtype(x.dtype, jnp.floating) else None
     x = _as_float(x)
     if is_narrow(x):
-        x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
-        both = _sum_of_outer_products(x, gradient)
+        both = _sum_of_outer_products(jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1), gradient)
         return into_x, both[:-1], both[-1]
-    into_kernel = _sum_of_outer_products(x, gradient) if is_narrow(gradient) else x.T @ gradient
+    into_kernel = _sum_of_outer_products(gradient, x).T if is_narrow(gradient) else x.T @ gradient
     return into_x, into_kernel, jnp.sum(gradient, axis=0)
 
 
-fused_dense.defvjp(lambda x, kernel, bias: (fused_dense(x, kernel, bias), (x, kernel)), _fused_backward)
+fused_dense.defvjp(_fused_forward, _fused_backward)
 
 
 def is_narrow(x: jax.Array) -> bool:
@@ -134,6 +141,6 @@ def _as_float(x):
     return x if jnp.issubdtype(x.dtype, jnp.floating) else optimization_barrier(x).astype(jnp.float32)
 
 
-def _sum_of_outer_products(x, y):
-    """`x.T @ y`."""
-    return jnp.sum(x[:, :, None] * y[:, None, :], axis=0)
+def _sum_of_outer_products(narrow, x):
+    """`narrow.T @ x`, in one pass over `x`: XLA fuses the stack with the sum, also for millions of rows."""
+    return jnp.sum(jnp.stack([narrow[:, i : i + 1] * x for i in range(narrow.shape[1])], axis=1), axis=0)

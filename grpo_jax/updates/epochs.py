@@ -61,11 +61,11 @@ def update_epochs(
 
     def update(carry, minibatch):
         learner, within_limit = carry
-        total, metrics, gradient = gradient_of(unflatten(learner.params), minibatch)
-        gradient = flatten(gradient)
+        total, metrics, gradient = gradient_of(learner.params, minibatch)
+        gradient, params = flatten(gradient), flatten(learner.params)
         grad_norm = optax.global_norm(gradient)
-        steps, optimizer_state = optimizer.update(gradient, learner.optimizer, learner.params)
-        updated = Learner(optax.apply_updates(learner.params, steps), optimizer_state)
+        steps, optimizer_state = optimizer.update(gradient, learner.optimizer, params)
+        updated = Learner(unflatten(optax.apply_updates(params, steps)), optimizer_state)
         finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
         within_limit &= ~(metrics["policy/kl_behaviour"] > hyperparams.kl_limit)
         applied = finite & within_limit & (minibatch.num_valid > 0)
@@ -80,12 +80,12 @@ def update_epochs(
     order = functools.partial(minibatch_order, mask=batch.mask, whole=batch.whole, num_minibatches=num_minibatches)
     orders = jax.lax.map(order, jax.random.split(key, num_epochs))
     minibatches = make_minibatches(algorithm, batch, orders.reshape(-1, *orders.shape[2:]))
-    start = flatten(learner), jnp.array(True)
+    # The parameters are carried as they are: XLA fuses the bias of a layer with its product only if a loop carries it.
+    start = learner._replace(optimizer=flatten(learner.optimizer)), jnp.array(True)
     (learner, _), records = jax.lax.scan(update, start, minibatches)
     metrics = records.as_dict()
     applied, finite = metrics.pop("applied") > 0, metrics.pop("finite") > 0
     summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}
     summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
     summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)
-    learner = unflatten(learner)
-    return learner._replace(params=combine(learner.params, frozen)), summary
+    return Learner(combine(learner.params, frozen), unflatten(learner.optimizer)), summary
