@@ -224,4 +224,5 @@ class Fields:
             layer_norm=self.layer_norm,
             actor_observation=self.actor_observation,
             fused_layers=self.plan.fused_layers,
+            steps_per_loop=self.plan.steps_per_loop,
         )

@@ -21,7 +21,7 @@ class ExecutionPlan:
     packed_steps: bool
     """The carry of the rollout's loop is one array, and so is the record of a step: fewer copies."""
     steps_per_loop: int
-    """Environment steps in one iteration of the rollout's loop (unrolling)."""
+    """Steps in one iteration of the loops of rollouts and of recurrent layers (unrolling)."""
     num_reset_draws: int
     """Start states drawn before a rollout for each environment, later ones behind a branch; 0: one at every step."""
     samples_per_part: int

@@ -39,6 +39,7 @@ def make_policy(
     layer_norm: bool = False,
     actor_observation: Sequence[str] | None = None,
     fused_layers: bool = False,
+    steps_per_loop: int = 1,
 ) -> Policy:
     """An actor and an optional critic, which is either a network of its own or a second head of the actor's.
 
@@ -60,6 +61,7 @@ def make_policy(
       layer_norm: normalise the features of each dense hidden layer before the activation.
       actor_observation: keys of a dict of observations that the actor sees; None: all, as the critic does.
       fused_layers: dense layers are laid out for an accelerator (`dense.fused_dense`).
+      steps_per_loop: steps of a recurrent layer in one iteration of a compiled loop.
 
     Raises:
       ConfigError: for an unknown network or recurrent layer, a CNN without an image or for several, or
@@ -67,7 +69,9 @@ def make_policy(
     """
     if recurrent not in ("none", *RECURRENT):
         raise ConfigError(f"unknown recurrent layer {recurrent!r}: {nearest(recurrent, ('none', *RECURRENT))}")
-    cell = functools.partial(RECURRENT[recurrent], recurrent_size) if recurrent != "none" else None
+    cell = None
+    if recurrent != "none":
+        cell = functools.partial(RECURRENT[recurrent], recurrent_size, steps_per_loop)
     if actor_observation is not None:
         _check_actor_observation(actor_observation, observation, critic, shared_critic)
         actor_observation = tuple(actor_observation)

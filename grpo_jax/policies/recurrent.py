@@ -1,7 +1,8 @@
 """Recurrent layers.
 
 Each processes a sequence: `layer(x [S, N, features], carry, is_first [S, N])` returns the outputs `[S, N, size]` and
-the carry after the last step. `is_first` resets the carry to 0 before a step.
+the carry after the last step. `is_first` resets the carry to 0 before a step. `size` is the number of units, and
+`steps_per_loop` the number of steps in one iteration of a compiled loop, as in `ExecutionPlan`.
 """
 
 from typing import Any
@@ -10,8 +11,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.policies.dense import Dense, product
+from grpo_jax.policies.dense import Dense
 from grpo_jax.policies.layers import orthogonal, side_by_side
+from grpo_jax.policies.recurrence import recurrence
 
 
 class GRU(nn.Module):
@@ -23,6 +25,7 @@ class GRU(nn.Module):
     """
 
     size: int
+    steps_per_loop: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array, carry: jax.Array, is_first: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -33,17 +36,8 @@ class GRU(nn.Module):
         kernel = self.param("recurrent_kernel", gates, (self.size, 3 * self.size), jnp.float32)
         bias = self.param("recurrent_bias", nn.initializers.zeros, (self.size,), jnp.float32)
 
-        def cell(h, step):
-            x, first = step
-            h = jnp.where(first[:, None], 0.0, h)
-            x_gates, x_new = jnp.split(x, [2 * self.size], axis=-1)
-            h_gates, h_new = jnp.split(product(h, kernel), [2 * self.size], axis=-1)
-            r, z = jnp.split(nn.sigmoid(x_gates + h_gates), 2, axis=-1)
-            h = (1.0 - z) * jnp.tanh(x_new + r * (h_new + bias)) + z * h
-            return h, h
-
-        carry, outputs = jax.lax.scan(cell, carry, (inputs, is_first))
-        return outputs, carry
+        states, (last,) = recurrence(_gru, self.steps_per_loop, inputs, (carry,), is_first, kernel, bias)
+        return states[0], last
 
     def initial_carry(self, num_envs: int) -> jax.Array:
         """Zeros."""
@@ -60,6 +54,7 @@ class LSTM(nn.Module):
     """
 
     size: int
+    steps_per_loop: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array, carry: Any, is_first: jax.Array) -> tuple[jax.Array, Any]:
@@ -68,16 +63,8 @@ class LSTM(nn.Module):
         inputs = Dense(4 * self.size, kernel_init=gates, name="input")(x)
         kernel = self.param("recurrent_kernel", gates, (self.size, 4 * self.size), jnp.float32)
 
-        def cell(carry, step):
-            x, first = step
-            c, h = (jnp.where(first[:, None], 0.0, part) for part in carry)
-            i, f, o, g = jnp.split(x + product(h, kernel), 4, axis=-1)
-            c = nn.sigmoid(f + 1.0) * c + nn.sigmoid(i) * jnp.tanh(g)
-            h = nn.sigmoid(o) * jnp.tanh(c)
-            return (c, h), h
-
-        carry, outputs = jax.lax.scan(cell, carry, (inputs, is_first))
-        return outputs, carry
+        (_, outputs), last = recurrence(_lstm, self.steps_per_loop, inputs, carry, is_first, kernel, ())
+        return outputs, last
 
     def initial_carry(self, num_envs: int) -> tuple[jax.Array, jax.Array]:
         """Zeros."""
@@ -95,6 +82,7 @@ class MinGRU(nn.Module):
     """
 
     size: int
+    steps_per_loop: int = 1  # without effect: no loop goes through the steps
 
     @nn.compact
     def __call__(self, x: jax.Array, carry: jax.Array, is_first: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -115,6 +103,25 @@ class MinGRU(nn.Module):
     def initial_carry(self, num_envs: int) -> jax.Array:
         """Zeros."""
         return jnp.zeros((num_envs, self.size), jnp.float32)
+
+
+def _gru(product, x, state, bias):
+    (h,) = state
+    x_gates, x_new = _split_last(x)
+    h_gates, h_new = _split_last(product)
+    r, z = jnp.split(nn.sigmoid(x_gates + h_gates), 2, axis=-1)
+    return ((1.0 - z) * jnp.tanh(x_new + r * (h_new + bias)) + z * h,)
+
+
+def _lstm(product, x, state, bias):
+    c, _ = state
+    i, f, o, g = jnp.split(x + product, 4, axis=-1)
+    c = nn.sigmoid(f + 1.0) * c + nn.sigmoid(i) * jnp.tanh(g)
+    return c, nn.sigmoid(o) * jnp.tanh(c)
+
+
+def _split_last(gates):
+    return jnp.split(gates, [2 * (gates.shape[-1] // 3)], axis=-1)
 
 
 RECURRENT = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU}
