@@ -105,9 +105,10 @@ def fused_dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
 
 def _fused_forward(x, kernel, bias):
     if is_narrow(kernel) and not is_narrow(x):
-        # XLA fuses sums along rows with the layer before, unlike a product; the barrier keeps them in one kernel.
-        columns = optimization_barrier([jnp.sum(_as_float(x) * column, axis=1) for column in kernel.T])
-        return jnp.stack(columns, axis=1) + bias, (x, kernel)
+        # A sum along rows for each output, as XLA stores a product's result; the barrier keeps the sums in one kernel.
+        wide = _as_float(x)
+        sums = optimization_barrier([jnp.sum(wide * column, axis=1) for column in kernel.T])
+        return jnp.stack(sums, axis=1) + bias, (x, kernel)
     return fused_dense(x, kernel, bias), (x, kernel)
 
 
