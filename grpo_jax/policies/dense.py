@@ -143,5 +143,15 @@ def _as_float(x):
 
 
 def _sum_of_outer_products(narrow, x):
-    """`narrow.T @ x`, in one pass over `x`: XLA fuses the stack with the sum, also for millions of rows."""
+    """`narrow.T @ x`, in one pass over `x`: XLA fuses the products with their sum."""
+    return jax.lax.platform_dependent(narrow, x, tpu=_sum_of_broadcast, default=_sum_of_stack)
+
+
+def _sum_of_broadcast(narrow, x):
+    """On a GPU, XLA stores the products of a million rows or more."""
+    return jnp.sum(narrow[:, :, None] * x[:, None, :], axis=0)
+
+
+def _sum_of_stack(narrow, x):
+    """On a TPU, XLA stores the stack."""
     return jnp.sum(jnp.stack([narrow[:, i : i + 1] * x for i in range(narrow.shape[1])], axis=1), axis=0)
