@@ -71,7 +71,7 @@ def make_policy(
         raise ConfigError(f"unknown recurrent layer {recurrent!r}: {nearest(recurrent, ('none', *RECURRENT))}")
     cell = None
     if recurrent != "none":
-        cell = functools.partial(RECURRENT[recurrent], recurrent_size, steps_per_loop)
+        cell = functools.partial(RECURRENT[recurrent], recurrent_size, steps_per_loop=steps_per_loop)
     if actor_observation is not None:
         _check_actor_observation(actor_observation, observation, critic, shared_critic)
         actor_observation = tuple(actor_observation)

@@ -7,68 +7,73 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.policies.dense import product
+from grpo_jax.types import PyTree
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def recurrence(
-    gates: Callable,
+    cell: Callable,
     steps_per_loop: int,
     inputs: jax.Array,
     state: tuple[jax.Array, ...],
     is_first: jax.Array,
     kernel: jax.Array,
-    bias: jax.Array,
-) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """All states of `s_t = gates(h_{t-1} @ kernel, x_t, s_{t-1}, bias)`, where `h` is the last array of a state.
+    bias: PyTree,
+) -> tuple[jax.Array, ...]:
+    """All states of `s_t = cell(h_{t-1} @ kernel, x_t, s_{t-1}, bias)`, where `h` is the last array of a state.
 
-    A loop backwards over the steps computes the gradient of each state and nothing else: all `h @ kernel` are one
-    product before it, the gradients of inputs, kernel and bias come after it, and `gates` is computed again instead of
-    stored. On an accelerator that is a third of the launches that JAX's own gradient needs. The rule is for reverse
-    mode only: `jax.jvp` raises an error.
+    A loop backwards over the steps computes the gradient of each state and nothing else. The gradients of inputs,
+    kernel and bias come after it, for all steps at once. `h @ kernel` is stored, and what `cell` computes from it is
+    computed again. That saves an accelerator most launches. The rule is for reverse mode only: `jax.jvp` raises an
+    error.
 
     Args:
-      gates: elementwise, for one step `[N, ...]` and for many `[S, N, ...]`.
+      cell: a function of `h @ kernel`, `[..., G]`, of inputs, `[..., G]`, of a state and of the bias, elementwise over
+        the leading axes, which are `[N]` or `[S, N]`. It must not close over traced arrays; these belong into `bias`.
       steps_per_loop: steps in one iteration of the compiled loops (unrolling).
-      inputs: `[S, N, G]`.
-      state: before the first step, each array `[N, size]`.
+      inputs: `[S, N, G]`; at least one step.
+      state: before the first step, a tuple of arrays `[N, size]`.
       is_first: `[S, N]` bool; the state is 0 before such a step.
       kernel: `[size, G]`.
-      bias: for `gates`.
+      bias: arrays for `cell`; () for none.
 
     Returns:
-      The state after each step, each array `[S, N, size]`, and the one after the last step.
+      The state after each step, each array `[S, N, size]`.
     """
-    return _forward(gates, steps_per_loop, inputs, state, is_first, kernel, bias)[0]
+    return _forward(cell, steps_per_loop, inputs, state, is_first, kernel, bias)[0]
 
 
-def _forward(gates, steps_per_loop, inputs, state, is_first, kernel, bias):
+def _forward(cell, steps_per_loop, inputs, state, is_first, kernel, bias):
     def step(before, now):
-        x, ends = now
-        after = gates(product(before[-1], kernel), x, before, bias)
-        return _reset(ends, after), after
+        x, next_is_first = now
+        h_product = product(before[-1], kernel)
+        after = cell(h_product, x, before, bias)
+        # The reset before the next step comes here, where XLA fuses it with the cell.
+        return _reset(next_is_first, after), (after, h_product)
 
-    ends = jnp.concatenate([is_first[1:], jnp.zeros_like(is_first[:1])])  # reset here, so that the kernels are fewer
-    last, states = jax.lax.scan(step, _reset(is_first[0], state), (inputs, ends), unroll=steps_per_loop)
-    return (states, last), (inputs, state, is_first, kernel, bias, states)
+    next_is_first = jnp.concatenate([is_first[1:], jnp.zeros_like(is_first[:1])])
+    start = _reset(is_first[0], state)
+    _, (states, products) = jax.lax.scan(step, start, (inputs, next_is_first), unroll=steps_per_loop)
+    return states, (inputs, state, is_first, kernel, bias, states, products)
 
 
-def _backward(gates, steps_per_loop, residuals, gradient):
-    inputs, state, is_first, kernel, bias, states = residuals
+def _backward(cell, steps_per_loop, residuals, into_outputs):
+    inputs, state, is_first, kernel, bias, states, products = residuals
     before = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest[:-1]]), state, states)
     before = _reset(is_first, before)
-    products, pull_product = jax.vjp(product, before[-1], kernel)
+    _, pull_product = jax.vjp(product, before[-1], kernel)
 
     def step(into_after, now):
-        products, x, before, is_first, into_output = now
+        h_product, x, before, is_first, into_output = now
         into_after = jax.tree.map(jnp.add, into_after, into_output)
-        _, pull = jax.vjp(lambda products, before: gates(products, x, before, bias), products, before)
+        _, pull = jax.vjp(lambda h_product, before: cell(h_product, x, before, bias), h_product, before)
         into_product, (*others, into_h) = pull(into_after)
         return _reset(is_first, (*others, into_h + into_product @ kernel.T)), into_after
 
-    into_outputs, into_last = gradient
     now = products, inputs, before, is_first, into_outputs
-    into_state, into_states = jax.lax.scan(step, into_last, now, reverse=True, unroll=steps_per_loop)
-    _, pull = jax.vjp(lambda products, x, bias: gates(products, x, before, bias), products, inputs, bias)
+    end = jax.tree.map(jnp.zeros_like, state)
+    into_state, into_states = jax.lax.scan(step, end, now, reverse=True, unroll=steps_per_loop)
+    _, pull = jax.vjp(lambda products, inputs, bias: cell(products, inputs, before, bias), products, inputs, bias)
     into_products, into_inputs, into_bias = pull(into_states)
     return into_inputs, into_state, None, pull_product(into_products)[1], into_bias
 

@@ -16,6 +16,23 @@ from grpo_jax.policies.layers import orthogonal, side_by_side
 from grpo_jax.policies.recurrence import recurrence
 
 
+def gru_cell(h_product: jax.Array, x: jax.Array, state: tuple[jax.Array], bias: jax.Array) -> tuple[jax.Array]:
+    """One step of `GRU`, for `recurrence`: `[..., 3 * size]` and the state `[..., size]` to the next state."""
+    (h,) = state
+    gates = [2 * h.shape[-1]]
+    (x_gates, x_new), (h_gates, h_new) = (jnp.split(part, gates, axis=-1) for part in (x, h_product))
+    r, z = jnp.split(nn.sigmoid(x_gates + h_gates), 2, axis=-1)
+    return ((1.0 - z) * jnp.tanh(x_new + r * (h_new + bias)) + z * h,)
+
+
+def lstm_cell(h_product: jax.Array, x: jax.Array, state: tuple[jax.Array, jax.Array], bias: tuple[()]) -> tuple:
+    """One step of `LSTM`, for `recurrence`: `[..., 4 * size]` and the state, two `[..., size]`, to the next state."""
+    c, _ = state
+    i, f, o, g = jnp.split(x + h_product, 4, axis=-1)
+    c = nn.sigmoid(f + 1.0) * c + nn.sigmoid(i) * jnp.tanh(g)
+    return c, nn.sigmoid(o) * jnp.tanh(c)
+
+
 class GRU(nn.Module):
     """Gated recurrent units (https://arxiv.org/abs/1406.1078), with the reset gate after the product, as in cuDNN.
 
@@ -31,13 +48,13 @@ class GRU(nn.Module):
     def __call__(self, x: jax.Array, carry: jax.Array, is_first: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Processes a sequence."""
         gates = side_by_side(orthogonal(1.0), 3)
-        # One matrix product for the inputs of all steps; the scan computes only what depends on the carry.
+        # One matrix product for the inputs of all steps; the recurrence computes only what depends on the carry.
         inputs = Dense(3 * self.size, kernel_init=gates, name="input")(x)
         kernel = self.param("recurrent_kernel", gates, (self.size, 3 * self.size), jnp.float32)
         bias = self.param("recurrent_bias", nn.initializers.zeros, (self.size,), jnp.float32)
 
-        states, (last,) = recurrence(_gru, self.steps_per_loop, inputs, (carry,), is_first, kernel, bias)
-        return states[0], last
+        (h,) = recurrence(gru_cell, self.steps_per_loop, inputs, (carry,), is_first, kernel, bias)
+        return h, h[-1]
 
     def initial_carry(self, num_envs: int) -> jax.Array:
         """Zeros."""
@@ -63,8 +80,8 @@ class LSTM(nn.Module):
         inputs = Dense(4 * self.size, kernel_init=gates, name="input")(x)
         kernel = self.param("recurrent_kernel", gates, (self.size, 4 * self.size), jnp.float32)
 
-        (_, outputs), last = recurrence(_lstm, self.steps_per_loop, inputs, carry, is_first, kernel, ())
-        return outputs, last
+        c, h = recurrence(lstm_cell, self.steps_per_loop, inputs, carry, is_first, kernel, ())
+        return h, (c[-1], h[-1])
 
     def initial_carry(self, num_envs: int) -> tuple[jax.Array, jax.Array]:
         """Zeros."""
@@ -103,25 +120,6 @@ class MinGRU(nn.Module):
     def initial_carry(self, num_envs: int) -> jax.Array:
         """Zeros."""
         return jnp.zeros((num_envs, self.size), jnp.float32)
-
-
-def _gru(product, x, state, bias):
-    (h,) = state
-    x_gates, x_new = _split_last(x)
-    h_gates, h_new = _split_last(product)
-    r, z = jnp.split(nn.sigmoid(x_gates + h_gates), 2, axis=-1)
-    return ((1.0 - z) * jnp.tanh(x_new + r * (h_new + bias)) + z * h,)
-
-
-def _lstm(product, x, state, bias):
-    c, _ = state
-    i, f, o, g = jnp.split(x + product, 4, axis=-1)
-    c = nn.sigmoid(f + 1.0) * c + nn.sigmoid(i) * jnp.tanh(g)
-    return c, nn.sigmoid(o) * jnp.tanh(c)
-
-
-def _split_last(gates):
-    return jnp.split(gates, [2 * (gates.shape[-1] // 3)], axis=-1)
 
 
 RECURRENT = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU}

@@ -80,7 +80,7 @@ def update_epochs(
     order = functools.partial(minibatch_order, mask=batch.mask, whole=batch.whole, num_minibatches=num_minibatches)
     orders = jax.lax.map(order, jax.random.split(key, num_epochs))
     minibatches = make_minibatches(algorithm, batch, orders.reshape(-1, *orders.shape[2:]))
-    # The parameters are carried as they are: XLA fuses the bias of a layer with its product only if a loop carries it.
+    # Only the optimiser's state is one vector: XLA fuses a bias with its product if the loop carries the bias itself.
     start = learner._replace(optimizer=flatten(learner.optimizer)), jnp.array(True)
     (learner, _), records = jax.lax.scan(update, start, minibatches)
     metrics = records.as_dict()

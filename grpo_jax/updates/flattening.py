@@ -20,8 +20,8 @@ def make_flattening(
 ) -> tuple[Callable, Callable]:
     """`flatten(tree)` replaces every part of a tree that is structured like the parameters by one vector.
 
-    Parameters, their gradient, Adam's moments and a `Learner` have such parts. Elementwise optimisers and global norms
-    give the same on vectors, up to the order of sums.
+    Parameters, their gradient and Adam's moments have such parts. Elementwise optimisers and global norms give the same
+    on vectors, up to the order of sums.
 
     Args:
       optimizer: nothing is flattened unless it is `Elementwise`.
