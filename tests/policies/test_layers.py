@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.policies.convolutions import patches
-from grpo_jax.policies.dense import fused_dense, product
+from grpo_jax.policies.dense import _sum_of_broadcast, _sum_of_stack, fused_dense, product
 from grpo_jax.policies.layers import orthogonal, side_by_side
 
 
@@ -40,6 +40,18 @@ def test_the_fused_layer_is_a_dense_layer(inputs, outputs, dtype):
     ours, theirs = (jax.grad(curve(layer), (0, 1))(kernel, bias) for layer in (fused_dense, dense))
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("outputs, precision", [(3, "HIGHEST"), (9, "DEFAULT")])
+def test_few_outputs_are_float32_as_in_the_gradient(outputs, precision):
+    lowered = jax.jit(fused_dense).lower(jnp.ones((4, 16)), jnp.ones((16, outputs)), jnp.zeros(outputs))
+    assert f"precision = [{precision}, {precision}]" in lowered.as_text()
+
+
+@pytest.mark.parametrize("total", [_sum_of_broadcast, _sum_of_stack])
+def test_sums_of_outer_products_are_a_product_on_every_device(total):
+    narrow, x = jax.random.normal(jax.random.key(0), (10, 3)), jax.random.normal(jax.random.key(1), (10, 7))
+    np.testing.assert_allclose(total(narrow, x), np.asarray(narrow).T @ np.asarray(x), rtol=1e-5, atol=1e-5)
 
 
 def test_many_kernels_at_once_and_second_derivatives():
