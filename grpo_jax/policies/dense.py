@@ -92,8 +92,8 @@ def fused_dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
 
     A matrix product reads its operands from memory and writes its result to it, also where one side is narrow, such as
     the observations of CartPole and the heads of a policy. XLA fuses a sum of products of columns into the operations
-    around it, and in a gradient sums along rows for a few outputs. The gradient of a bias is one more column, of ones.
-    Integers are converted in each product, which reads a quarter of the bytes of float32.
+    around it. The gradient of a bias is one more column, of ones. Integers are converted in each product, which reads
+    a quarter of the bytes of float32.
 
     Args:
       x: `[N, inputs]`, of any dtype.
@@ -104,16 +104,6 @@ def fused_dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
       `[N, outputs]`.
     """
     return _narrow_product(x, kernel) + bias
-
-
-def _fused_forward(x, kernel, bias):
-    residuals = x, kernel
-    if not is_narrow(kernel) or is_narrow(x):
-        return fused_dense(x, kernel, bias), residuals
-    x = _as_float(x)
-    # The barrier keeps the sums of all outputs in one kernel.
-    sums = optimization_barrier([jnp.sum(x * column, axis=1) for column in kernel.T])
-    return jnp.stack(sums, axis=1) + bias, residuals
 
 
 def _fused_backward(residuals, gradient):
@@ -127,7 +117,7 @@ def _fused_backward(residuals, gradient):
     return into_x, into_kernel, jnp.sum(gradient, axis=0)
 
 
-fused_dense.defvjp(_fused_forward, _fused_backward)
+fused_dense.defvjp(lambda x, kernel, bias: (fused_dense(x, kernel, bias), (x, kernel)), _fused_backward)
 
 
 def is_narrow(x: jax.Array) -> bool:
@@ -138,10 +128,7 @@ def is_narrow(x: jax.Array) -> bool:
 def _narrow_product(x, kernel):
     """`x @ kernel`."""
     x = _as_float(x)
-    if is_narrow(x):
-        return sum(x[:, i : i + 1] * kernel[i] for i in range(x.shape[1]))
-    # Few outputs are sums in `_fused_forward`, of float32. Rounded inputs here would make a first ratio differ from 1.
-    return jnp.matmul(x, kernel, precision="highest" if is_narrow(kernel) else None)
+    return sum(x[:, i : i + 1] * kernel[i] for i in range(x.shape[1])) if is_narrow(x) else x @ kernel
 
 
 def _as_float(x):
