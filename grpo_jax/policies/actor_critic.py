@@ -15,7 +15,7 @@ from grpo_jax.policies.dense import Dense
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.layers import mlp, orthogonal
 from grpo_jax.policies.policy import Policy
-from grpo_jax.policies.recurrent import RECURRENT
+from grpo_jax.policies.recurrent import make_recurrent
 from grpo_jax.types import PyTree
 
 
@@ -67,11 +67,7 @@ def make_policy(
       ConfigError: for an unknown network or recurrent layer, a CNN without an image or for several, or
         `actor_observation` that does not fit the observation or the critic.
     """
-    if recurrent not in ("none", *RECURRENT):
-        raise ConfigError(f"unknown recurrent layer {recurrent!r}: {nearest(recurrent, ('none', *RECURRENT))}")
-    cell = None
-    if recurrent != "none":
-        cell = functools.partial(RECURRENT[recurrent], recurrent_size, steps_per_loop=steps_per_loop)
+    cell = make_recurrent(recurrent, recurrent_size, steps_per_loop)
     if actor_observation is not None:
         _check_actor_observation(actor_observation, observation, critic, shared_critic)
         actor_observation = tuple(actor_observation)

@@ -2,15 +2,18 @@
 
 Each processes a sequence: `layer(x [S, N, features], carry, is_first [S, N])` returns the outputs `[S, N, size]` and
 the carry after the last step. `is_first` resets the carry to 0 before a step. `size` is the number of units, and
-`steps_per_loop` the number of steps in one iteration of a compiled loop, as in `ExecutionPlan`.
+`steps_per_loop` the number of steps in one iteration of a compiled loop, in layers with such a loop.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.policies.dense import Dense
 from grpo_jax.policies.layers import orthogonal, side_by_side
 from grpo_jax.policies.recurrence import recurrence
@@ -99,7 +102,6 @@ class MinGRU(nn.Module):
     """
 
     size: int
-    steps_per_loop: int = 1  # without effect: no loop goes through the steps
 
     @nn.compact
     def __call__(self, x: jax.Array, carry: jax.Array, is_first: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -124,3 +126,17 @@ class MinGRU(nn.Module):
 
 RECURRENT = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU}
 """By the name of the recurrent layer."""
+
+
+def make_recurrent(name: str, size: int, steps_per_loop: int) -> Callable | None:
+    """`() -> layer` for the recurrent layer of this name; None for "none".
+
+    Raises:
+      ConfigError: for an unknown name.
+    """
+    if name == "none":
+        return None
+    if name not in RECURRENT:
+        raise ConfigError(f"unknown recurrent layer {name!r}: {nearest(name, ('none', *RECURRENT))}")
+    layer = functools.partial(RECURRENT[name], size)
+    return layer if name == "mingru" else functools.partial(layer, steps_per_loop=steps_per_loop)
