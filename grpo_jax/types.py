@@ -3,7 +3,6 @@
 Groups lie side by side along `B`: member `i` of group `g` is environment `g * group_size + i`.
 """
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
@@ -100,17 +99,6 @@ class Trajectory(NamedTuple):
         return self.terminated | self.truncated
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Whole:
-    """The parts of a batch that stay together in minibatches, so that a slot may compare them. Static."""
-
-    sequences: bool = False  # the steps of a rollout stay together: they lie along S in order
-    members: int = 1  # number of neighbouring sequences that share one carry: group_size, or 1
-    minibatches: bool = False  # the gradient of a minibatch is computed in one piece
-    blocks: int = 1  # equal parts of N that are shuffled apart; every minibatch has an equal share of each
-
-
 class Batch(NamedTuple):
     """The samples of an update, `[S, N]`: `S` is 1 for single steps and `T` for whole sequences."""
 
@@ -125,12 +113,14 @@ class Batch(NamedTuple):
     value: jax.Array | None  # [S, N] the critic's during the rollout, or without a critic the baseline's
     target: jax.Array | None  # [S, N] regression target of the critic: advantage plus the value it is relative to
     is_first: jax.Array  # [S, N] bool: first steps of episodes
-    carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / members, ...]
+    carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / group_size, ...]
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool: legal actions; None: all always are
     reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
     # [S, N, F] input of the reference policy's head, with logits_chunk and exact_kl_to_reference; else None
     reference_features: jax.Array | None = None
-    whole: Whole = Whole()
+    # What a slot may compare, since the update does not split it: "whole_sequences", "whole_minibatches". The keys of a
+    # dict are no arrays, and so known while tracing.
+    together: dict[str, tuple[()]] = {}
 
 
 class Prediction(NamedTuple):

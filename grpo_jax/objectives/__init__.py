@@ -87,12 +87,14 @@ from grpo_jax.objectives.returns import (
     returns_to_go,
 )
 from grpo_jax.objectives.slots import (
+    Baseline,
     episode_lengths,
     episode_scores,
     greedy_scores,
     outcome,
     reward_part_scores,
     reward_part_weights,
+    stateless,
     tuned,
     whitened,
 )
@@ -108,6 +110,7 @@ from grpo_jax.objectives.whitening import scale_by_rms, whiten
 
 __all__ = [
     "KL_PENALTIES",
+    "Baseline",
     "LeastSquares",
     "RecursiveState",
     "Scaling",
@@ -154,10 +157,10 @@ __all__ = [
     "kl_penalized_reward",
     "kl_to_behaviour",
     "kl_to_reference",
-    "lstd_baseline",
-    "lstd_values",
     "leave_one_out",
     "length_weighted",
+    "lstd_baseline",
+    "lstd_values",
     "mean_of_sequence_means",
     "mean_of_sequence_sums",
     "mean_over_steps",
@@ -194,6 +197,7 @@ __all__ = [
     "sequence_token_ratio",
     "state_hash_baseline",
     "state_hash_values",
+    "stateless",
     "step_ratio",
     "sum_over_horizon",
     "tuned",

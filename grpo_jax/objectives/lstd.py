@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.features import policy_features
 from grpo_jax.objectives.returns import next_values
+from grpo_jax.objectives.slots import Baseline, stateless, with_options
 from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
 
@@ -163,21 +164,28 @@ def _weights_by_others(steps: Steps, ridge):
     return jax.lax.map(lambda system: lstd_weights(*system, ridge), systems)
 
 
-def lstd_baseline(
+def lstd_baseline(*, features: Callable = policy_features, num_folds: int = 4) -> Baseline:
+    """Values linear in the features of states, fitted to the rollouts of other environments: `lstd_values`.
+
+    The trace is `gae_lambda`, the ridge `value_ridge`.
+
+    Args:
+      features: `policy_features` or `observed`.
+      num_folds: parts of the environments, each of which has its values from the others.
+    """
+    return stateless(with_options(_baseline_values, features=features, num_folds=num_folds))
+
+
+def _baseline_values(
     trajectory: Trajectory,
     policy: Any,
     params: PyTree,
     hyperparams: Hyperparams,
     group_size: int,
     *,
-    features: Callable = policy_features,
-    num_folds: int = 4,
+    features: Callable,
+    num_folds: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Values linear in the features of states, fitted to the rollouts of other environments: `lstd_values`.
-
-    Options by `functools.partial`: the features, `policy_features` or `observed`, and the number of folds. The trace is
-    `gae_lambda`, the ridge `value_ridge`.
-    """
     arguments = lstd_arguments(trajectory, *features(trajectory, policy, params), hyperparams)
     return lstd_values(**arguments, num_folds=num_folds)
 

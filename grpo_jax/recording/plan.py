@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from grpo_jax.algorithms import Algorithm
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams

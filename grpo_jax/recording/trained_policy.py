@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.environments import row_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.actions import choose_actions
@@ -20,7 +20,7 @@ from grpo_jax.importing import import_object
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.recording.config_file import FIELDS, from_json
 from grpo_jax.recording.policy_files import DESCRIPTION, Arrays, find_run, read_arrays
-from grpo_jax.training.train_step import make_init
+from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, TrainState, by_path
 
 

@@ -2,19 +2,20 @@
 
 import jax.numpy as jnp
 
+from grpo_jax.config import Config
 from grpo_jax.objectives.losses import explained_variance
 from grpo_jax.objectives.slots import episode_scores
 from grpo_jax.types import Batch, Metrics, Trajectory
 
 
-def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Metrics:
+def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Metrics:
     """Scalars that summarise a rollout. An episode counts in the iteration in which it ends; NaN where none did."""
     ended = trajectory.ended
     count = jnp.sum(ended)
     nan_if_none = jnp.where(count > 0, 0.0, jnp.nan)
     returns, lengths = trajectory.episode_return, trajectory.episode_length.astype(jnp.float32)
     metrics = {
-        "environment/steps": jnp.sum(trajectory.valid, dtype=jnp.int32),
+        "environment/steps": config.trunk_steps + jnp.sum(trajectory.valid, dtype=jnp.int32),
         "episode/count": count.astype(jnp.float32),
         "episode/return_mean": jnp.mean(returns, where=ended),
         "episode/return_min": jnp.min(returns, where=ended, initial=jnp.inf) + nan_if_none,
@@ -26,8 +27,8 @@ def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Me
     }
     if trajectory.branch_steps is not None:
         metrics["environment/steps"] += jnp.sum(trajectory.branch_steps)
-    if group_size > 1:
-        scores = episode_scores(trajectory, group_size)
+    if config.group_size > 1:
+        scores = episode_scores(trajectory, config.group_size)
         metrics["group/zero_variance_fraction"] = jnp.mean(jnp.all(scores == scores[:, :1], axis=1))
         metrics["group/score_std_mean"] = jnp.mean(jnp.std(scores, axis=1))
     if batch.value is not None:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax.config.descriptions import describe_arrays
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, describe_arrays
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
 from grpo_jax.types import Metrics, TrainState, by_path
 

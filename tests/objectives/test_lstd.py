@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import NUM_TOKENS, Recall, copy_task, random_window
+from probes import NUM_TOKENS, Recall, check, copy_task, random_window
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import LSTD_GAE
 from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import one_carry_per_group
 from grpo_jax.objectives import lstd_values, policy_features
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.rollouts.groups import one_carry_per_group
 from grpo_jax.rollouts.rollout import Simulator
 
 T, N, F, E = 9, 6, 3, 4
@@ -216,4 +216,4 @@ def test_a_single_environment_or_fold_is_refused():
     with pytest.raises(ValueError, match="num_folds=1 leaves no other environments"):
         lstd_values(**window(), discount=DISCOUNT, trace=TRACE, ridge=RIDGE, num_folds=1)
     with pytest.raises(ConfigError, match="lstd_values values an environment by others.*num_envs=2"):
-        Config(environment=Recall(), algorithm=LSTD_GAE, num_envs=1, num_steps=4, num_minibatches=1)
+        check(Config(environment=Recall(), algorithm=LSTD_GAE, num_envs=1, num_steps=4, num_minibatches=1))

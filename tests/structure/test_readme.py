@@ -7,7 +7,7 @@ import pytest
 
 import grpo_jax
 from grpo_jax.algorithms import ALGORITHMS, GRPO, PAPERS
-from grpo_jax.rollouts.starts import Start
+from grpo_jax.groups import Start
 
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
