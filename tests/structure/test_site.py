@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import grpo_jax
-from grpo_jax import environments, language, objectives, policies, recording
-from grpo_jax.environments import rendering, tokens
+from grpo_jax import environments, language, objectives, policies, recording, rendering
+from grpo_jax.environments import tokens
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
