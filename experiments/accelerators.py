@@ -2,7 +2,7 @@
 
 Compiles train steps ahead of time, and reads the compiled programs: kernels, CUDA graphs, waits of the host, traffic
 and memory on a GPU; memory and communication on a TPU. Times are a model; where an accelerator is attached, they are
-also measured. docs/accelerators.md explains the table. Needs the extra: pip install '.[accelerators]'.
+also measured. docs/accelerators.md shows how to read the table. Needs the extra: pip install '.[accelerators]'.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ class Arguments:
     """Layouts of devices, one program each: 1 (one device), envs=8, seeds=8, or seeds=2,envs=4. The reference
     implementations run on one device only."""
     execution_plan: str | None = None
-    """Layout of our program: cpu, gpu, gpu_kernels or tpu; by default that of the target."""
+    """Layout of our program: cpu, gpu or tpu; by default that of the target."""
     shuffle_blocks: int = 1
     """Blocks of environments that ours shuffles apart: with as many as devices along envs, samples stay on theirs."""
     options: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ def check(arguments: Arguments, has_device: bool) -> tuple[dict[str, Any], list[
 
 
 def compile_cases(cases: list[Case], target: Target, plan: str, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each case; if the plan cannot serve it, or the compiler refuses it, with the error, not numbers."""
+    """A row for each case; if it cannot be built or compiled, with the error, not numbers."""
     rows = []
     for case in cases:
         row = {"target": target.name} | case._asdict()

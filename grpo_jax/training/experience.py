@@ -1,7 +1,5 @@
 """The experience of one iteration: windows of a rollout, one after the other, each with groups of its own."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -11,7 +9,6 @@ from grpo_jax.objectives.slots import episode_scores
 from grpo_jax.rollouts.branches import with_monte_carlo_values
 from grpo_jax.rollouts.groups import first_members
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.rollout_kernel import kernel_unroll
 from grpo_jax.types import RolloutState, Trajectory
 
 
@@ -31,30 +28,26 @@ def collect(
       with `T = window_steps` and `B = num_windows * num_envs`.
     """
     start = config.algorithm.start
-    if config.plan.rollout_kernel:
-        unroll = functools.partial(kernel_unroll, simulator)
-    else:
-        greedy = config.algorithm.greedy_member and first_members(config.num_envs, config.group_size)
-        first_action = jnp.arange(config.num_envs) % config.group_size if start.all_actions else None
-        unroll = functools.partial(
-            simulator.unroll, from_reset=start.from_reset, greedy=greedy, first_action=first_action
-        )
-
+    greedy = config.algorithm.greedy_member and first_members(config.num_envs, config.group_size)
+    first_action = jnp.arange(config.num_envs) % config.group_size if start.all_actions else None
     num_branches = config.algorithm.num_branches
     if num_branches:
         key_rollout, key_branches = jax.random.split(key_rollout)
-        unroll = functools.partial(unroll, keep_states=True)
 
     def window(state, keys):
         key_start, key_rollout = keys
         begun = start.begin(simulator, state, key_start, config.group_size)
-        ended, trajectory = unroll(
+        ended, trajectory = simulator.unroll(
             along_envs(begun, axis=0),
             key_rollout,
             num_steps=config.window_steps,
             auto_reset=start.auto_reset,
+            from_reset=start.from_reset,
+            greedy=greedy,
+            first_action=first_action,
             num_sharing=config.group_size if config.common_random_numbers else 1,
             keep_final=config.algorithm.baseline is not None,
+            keep_states=num_branches > 0,
         )
         if num_branches:
             trajectory = with_monte_carlo_values(

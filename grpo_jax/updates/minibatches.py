@@ -68,12 +68,6 @@ def make_minibatches(algorithm: Algorithm, batch: Batch, orders: jax.Array) -> M
     return jax.vmap(make)(orders)
 
 
-def make_minibatch(algorithm: Algorithm, batch: Batch, indices: jax.Array) -> Minibatch:
-    """The minibatch of the samples at `indices`, `[n]` or `[K, n]`."""
-    orders = indices.reshape(1, batch.whole.blocks, -1)
-    return jax.tree.map(lambda leaf: leaf[0], make_minibatches(algorithm, batch, orders))
-
-
 def default_microbatches(whole: Whole, num_steps: int, num_sequences: int, plan: str | ExecutionPlan = "auto") -> int:
     """The number of parts of a minibatch `[num_steps, num_sequences]`, so that one part fits into a cache or memory.
 
@@ -100,7 +94,8 @@ def minibatch_gradient(
     plan: str | ExecutionPlan = "auto",
 ) -> tuple[jax.Array, Metrics, PyTree]:
     """Loss, metrics and gradient over the samples at `indices`, `[n]` or `[K, n]`: see `make_gradient`."""
-    minibatch = make_minibatch(algorithm, batch, indices)
+    orders = indices.reshape(1, batch.whole.blocks, -1)
+    minibatch = jax.tree.map(lambda leaf: leaf[0], make_minibatches(algorithm, batch, orders))
     return make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)(params, minibatch)
 
 

@@ -12,7 +12,6 @@ from probes import bits
 from experiments.harness.flags import Settings, parse
 from grpo_jax import Config
 from grpo_jax.algorithms import KERNEL_GAE
-from grpo_jax.devices.execution_plan import GPU, PLANS
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import kernel_baseline, policy_features
 from grpo_jax.policies import categorical, make_pure_policy
@@ -184,24 +183,6 @@ def test_a_baseline_by_features_needs_features():
     with pytest.raises(ConfigError, match="has no features.*features=.*`observed`"):
         Config(network=linear, **fields)
     Config(network=variant(features=lambda params, x: x @ params), **fields)
-
-
-def test_the_gradient_kernel_is_without_fused_layers():
-    with pytest.raises(ConfigError, match="use fused_layers=False"):
-        dataclasses.replace(GPU, gradient_kernel=True)
-    assert not PLANS["gpu_kernels"].fused_layers
-
-
-@pytest.mark.slow
-def test_kernels_refuse_networks_that_they_cannot_serve():
-    def sorting(params, x):
-        return apply(params, jnp.sort(x, axis=1))
-
-    for kernel in ("rollout_kernel", "gradient_kernel"):
-        plan = dataclasses.replace(PLANS["cpu"], **{kernel: True})
-        with pytest.raises(ConfigError, match=f"{kernel}=True cannot serve 'CartPole-v1' with this policy.*sort"):
-            Config(network=variant(apply=sorting), execution_plan=plan, **SMALL)
-        Config(network=linear, execution_plan=plan, **SMALL)
 
 
 # --- distributions ---------------------------------------------------------------------------------------------------
