@@ -36,13 +36,19 @@ class Hyperparams:
     learning_rate: float = 2.5e-3
     """The optimiser's step size at the start of training, or after `warmup`."""
     final_learning_rate: float = 0.0
-    """The optimiser's step size after `total_steps`; the schedule is in between."""
+    """The optimiser's step size at the end of training; the schedule is in between."""
     critic_learning_rate: float | None = None
     """Step size of the critic's parameters, on the same schedule; None: learning_rate."""
     warmup: float | None = None
     """Share of training over which the step sizes first rise from 0; None: no warm-up."""
     total_steps: float = 500_000.0
-    """Environment steps of training: the learning rate decays over them, and `run` stops after them; inf: no decay."""
+    """The budget of environment steps: the learning rate decays over them, and `run` ends before the iteration that
+    would exceed them, if it took as many as the last one; inf beside max_episodes: no limit."""
+    num_iterations: float | None = None
+    """The budget in iterations, in place of total_steps, whatever their lengths; None: it is total_steps."""
+    max_episodes: float | None = None
+    """A run also ends once this many episodes are complete, and the learning rate has decayed by then; None: no limit.
+    """
     discount: float = 0.99
     """Discount per step in GAE and returns-to-go. Outcome scores are not discounted."""
     gae_lambda: float = 0.95
@@ -132,7 +138,6 @@ class Hyperparams:
                 raise ConfigError(f"{name}={low} must be more than 0; the default is {getattr(type(self), name)}")
             if name == "top_k" and low < 1:
                 raise ConfigError(f"top_k={low} leaves no token to sample; use 1 or more, or inf for all")
-        if self.warmup is not None and np.any((np.asarray(self.warmup) > 0) & np.isinf(self.total_steps)):
-            raise ConfigError(
-                "warmup is a share of total_steps, but total_steps=inf, so it would not end; leave it out"
-            )
+        endless = np.isinf(self.total_steps) & (self.num_iterations is None and self.max_episodes is None)
+        if self.warmup is not None and np.any((np.asarray(self.warmup) > 0) & endless):
+            raise ConfigError("warmup is a share of training, but total_steps=inf, so it would not end; leave it out")

@@ -17,7 +17,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
 from grpo_jax.training.evaluations import no_evaluations
-from grpo_jax.training.progress import Progress
+from grpo_jax.training.progress import Progress, initial_progress
 from grpo_jax.types import TrainState, by_path
 
 KEPT = 2
@@ -139,7 +139,9 @@ class Checkpoints:
         evaluations = no_evaluations(len(steps))
         for saved in zip(*run["evaluations"], strict=True):
             evaluations = evaluations.append(*saved)
-        return Progress(states, steps, run["iteration"], run["seconds"], evaluations, stopped)
+        return initial_progress(states, len(steps))._replace(
+            steps=steps, iteration=run["iteration"], seconds=run["seconds"], evaluations=evaluations, stopped=stopped
+        )
 
     def _newest(self, like: TrainState, at_most: float) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
         """The newest checkpoint that can be read: what is saved beside the arrays, and the arrays."""

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import importlib.metadata
 import logging
-import math
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,6 @@ class Plan(NamedTuple):
     config: Config
     hyperparams: Hyperparams  # each leaf scalar or [R]
     keys: jax.Array  # [R]
-    max_episodes: float = math.inf
     env_params: EnvParams = None
 
     @property
@@ -53,7 +51,6 @@ class Plan(NamedTuple):
             "config": describe(self.config),
             "hyperparams": as_lists(vars(self.hyperparams)),
             "keys": np.asarray(jax.random.key_data(self.keys)).tolist(),
-            "max_episodes": self.max_episodes,
             "env_params": None if self.env_params is None else as_lists(self.env_params),
         }
 

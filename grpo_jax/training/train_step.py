@@ -60,6 +60,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
             kl_coef=jnp.array(hyperparams.kl_coef),
             iteration=jnp.zeros((), jnp.int32),
             steps=budget.zero(),
+            last_steps=jnp.array(config.steps_per_iteration, jnp.int32),
             episodes=budget.zero(),
             hyperparams=hyperparams,
         )
@@ -75,7 +76,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         hyperparams = state.hyperparams
         if algorithm.kl_controller is not None:
             hyperparams = hyperparams.replace(kl_coef=state.kl_coef)
-        progress = budget.share(state.steps, config.steps_per_iteration, hyperparams.total_steps)
+        progress = budget.share_done(state, config.steps_per_iteration)
         key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
         # The statistics change only after the update: it must see the observations as the behaviour policy saw them.
         policy = acting_policy(config, state.normalizer, hyperparams)
@@ -148,6 +149,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             kl_coef=kl_coef,
             iteration=iteration,
             steps=budget.add(state.steps, metrics["environment/steps"], config.steps_per_iteration),
+            last_steps=metrics["environment/steps"].astype(jnp.int32),
             episodes=budget.add(state.episodes, jnp.sum(trajectory.ended), config.steps_per_iteration),
             hyperparams=state.hyperparams,
         )
