@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from probes import Probe, bits
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.errors import ConfigError
-from tests.probes import Probe, bits
 
 FIELDS = [field.name for field in dataclasses.fields(Hyperparams)]
 OPTIONAL = ["critic_learning_rate", "warmup", "beta1", "beta2", "weight_decay"]
