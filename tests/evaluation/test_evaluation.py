@@ -54,7 +54,7 @@ def test_the_time_limit_ends_episodes_too():
 
 def test_every_environment_has_equally_many_episodes():
     """Also where episodes times environments are more than 2^31."""
-    num_envs = 2**16
+    num_envs = 50_000
     config = Config(
         environment=Probe(),
         num_envs=num_envs,
