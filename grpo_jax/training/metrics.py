@@ -25,7 +25,7 @@ def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Me
         "advantage/abs_mean": jnp.mean(jnp.abs(batch.advantage), where=batch.mask),
     }
     if trajectory.branch_steps is not None:
-        metrics["environment/steps"] += jnp.sum(trajectory.branch_steps)
+        metrics["environment/steps"] += jnp.sum(trajectory.branch_steps, dtype=jnp.int32)
     if group_size > 1:
         scores = episode_scores(trajectory, group_size)
         metrics["group/zero_variance_fraction"] = jnp.mean(jnp.all(scores == scores[:, :1], axis=1))

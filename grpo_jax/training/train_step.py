@@ -35,6 +35,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
     def init(
         key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None, params: PyTree = None
     ) -> TrainState:
+        hyperparams.check()
         # Copies, and no array twice: the state is to be donated, and the caller's arrays must outlive it.
         hyperparams = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), hyperparams)
         if any(leaf.ndim for leaf in jax.tree.leaves(hyperparams)):

@@ -53,6 +53,11 @@ def test_steps_of_branches_count():
         ({"algorithm": VINE_PPO._replace(critic=PPO.critic)}, "but critic gives other values.*leave out one"),
         ({"algorithm": VINE_PPO, "normalize_rewards": True}, "but normalize_rewards gives"),
         ({"algorithm": VINE_PPO._replace(num_branches=-1)}, "num_branches=-1"),
+        # 4 branches from each of 500 steps make up to 4 * 500 * 501 / 2 steps for each environment.
+        (
+            {"algorithm": VINE_PPO, "environment": "CartPole-v1", "num_envs": 2144},
+            "1075216000 .* 1074144000 of them in branches .* counted, 1073741824",
+        ),
     ],
 )
 def test_what_branches_cannot_value_is_refused(fields, message):
