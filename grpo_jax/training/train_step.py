@@ -85,12 +85,11 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         simulator = Simulator(
             config.env, policy, state.params, hyperparams.discount, config.plan, config.starts_per_rollout
         )
-        rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout)
+        rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout, hyperparams.reward_clip)
         normalizer = merge_rollout(state.normalizer, trajectory)
-        kept = trajectory
+        kept = scaled_rewards(normalizer, trajectory, hyperparams.reward_clip)
         if config.num_kept_groups is not None:
-            kept = most_varied_groups(trajectory, config.group_size, config.num_kept_groups)
-        kept = scaled_rewards(normalizer, kept, hyperparams.reward_clip)
+            kept = most_varied_groups(kept, config.group_size, config.num_kept_groups)
         batch, baseline = make_batch(
             algorithm,
             policy,
