@@ -1,8 +1,11 @@
 """Host: checkpoints of whole training states, written in the background with orbax."""
 
 import contextlib
+import errno
 import logging
 import math
+import os
+import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,6 +59,7 @@ class Checkpoints:
                 f"the folder {directory} has {min(pattern)!r} in its path, but checkpoints in it could not be read; "
                 "choose a path (--out) without brackets and backslashes"
             )
+        self._directory = directory
         self._description, self._notes, self._every = description, notes or {}, every
         self._manager = _cleaned_manager(directory) if is_process_zero() else None
         self._last: tuple[Progress, float] | None = None
@@ -68,7 +72,7 @@ class Checkpoints:
         if exception_type is None and self._last is not None:
             self.save(*self._last)
         if self._manager is not None:
-            with _disk_errors():
+            with self._disk_errors():
                 self._manager.close()
 
     def is_due(self, progress: Progress) -> bool:
@@ -106,13 +110,34 @@ class Checkpoints:
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
         items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(_strict(run)))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
-        with _disk_errors():  # also those of the checkpoint before, which was written in the background
+        with self._disk_errors():  # also those of the checkpoint before, which was written in the background
+            self._check_space(sum(leaf.nbytes for leaf in arrays.values()))
             self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
+
+    def _check_space(self, needed: int) -> None:
+        """Raises OSError if the disk has less space than the arrays need: orbax would fail in all of its threads."""
+        if shutil.disk_usage(self._directory).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Raises errors of the disk as an OSError of one line; tensorstore raises a ValueError with pages of JSON."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            code = re.search(r"os_error_code='(\d+)'|^\[Errno (\d+)\]", str(error))
+            if code is None:
+                raise
+            reason = os.strerror(int(code[1] or code[2]))
+            raise OSError(
+                f"a checkpoint cannot be written to {self._directory}: {reason}. Make room, or mend what is wrong; "
+                "then go on with resume=True (--resume)"
+            ) from None
 
     def wait(self) -> None:
         """Waits until all checkpoints are on the disk."""
         if self._manager is not None:
-            with _disk_errors():
+            with self._disk_errors():
                 self._manager.wait_until_finished()
 
     def restore(self, like: TrainState, *, at_most: float = np.inf) -> Progress | None:
@@ -241,17 +266,6 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
     handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
     return ocp.CheckpointManager(Path(directory).resolve(), options=options, item_handlers=handlers)
-
-
-@contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
-    """Raises as OSError what tensorstore raises as ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        if "os_error_code" in str(error):
-            raise OSError(f"a checkpoint cannot be written: {error}") from error
-        raise
 
 
 def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:
