@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import logging
 import math
 import os
@@ -19,6 +20,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording.identity import BYTECODE, UNKNOWN
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Progress
 from grpo_jax.types import TrainState, by_path
@@ -218,21 +220,43 @@ def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str,
                 run = _read_run(manager, step)
             except Exception:  # it is damaged, as `restore` will report
                 continue
-            check_same(run["description"], _strict(description))
+            if unknown := check_same(run["description"], _strict(description)):
+                _log.warning(
+                    "Whether %s is what the run was started with cannot be told, as its type shows nothing, or another "
+                    "Python compiled it; make sure of it.",
+                    ", ".join(unknown),
+                )
             return run["notes"]
     return None
 
 
-def check_same(saved: Any, now: Any, name: str = "") -> None:
-    """Raises ConfigError, with the path of the first difference, unless two values of JSON are equal."""
+def check_same(saved: Any, now: Any, name: str = "") -> list[str]:
+    """Raises ConfigError, with the path of the first difference, unless two values of JSON are equal.
+
+    Returns:
+      The paths of values that cannot be compared (see `identity`).
+    """
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
-        for field in {**saved, **now}:
-            check_same(saved.get(field), now.get(field), f"{name}.{field}".lstrip("."))
-    elif saved != now:
+        if saved.get(BYTECODE) != now.get(BYTECODE) or (saved == now and UNKNOWN in now):
+            return [name]
+        fields = {**saved, **now}
+        parts = [check_same(saved.get(field), now.get(field), f"{name}.{field}".lstrip(".")) for field in fields]
+        return list(itertools.chain(*parts))
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        if any(isinstance(part, Mapping) for part in now):
+            parts = [check_same(*pair, f"{name}[{i}]") for i, pair in enumerate(zip(saved, now, strict=True))]
+            return list(itertools.chain(*parts))
+    if saved != now:
         raise ConfigError(
-            f"{name} is {now!r} here, and {saved!r} in the checkpoints; to resume, use what the run was started "
-            "with, or choose another folder (--out) for a new run"
+            f"{name} is {_brief(now)} here, and {_brief(saved)} in the checkpoints; to resume, use what the run was "
+            "started with, or choose another folder (--out) for a new run"
         )
+    return []
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
