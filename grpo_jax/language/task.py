@@ -186,6 +186,11 @@ class LanguageTask:
         finally:
             logger.removeFilter(is_news)
 
+    @property
+    def identity(self) -> tuple:
+        """What tells the task from others when a run is resumed: the digest, and the rewards with their code."""
+        return self.digest, self.rewards
+
     @functools.cached_property
     def digest(self) -> str:
         """A hash of all that the rewards of a run depend on but the code of the rewards."""

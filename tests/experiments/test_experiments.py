@@ -209,7 +209,7 @@ def test_runs_are_written_as_strict_json(tmp_path):
     summary = (tmp_path / "summary.json").read_text()
     assert json.loads(summary)["hyperparams"]["total_steps"] is None and "Infinity" not in summary
     assert json.loads(summary)["ended_by"] == ["max_episodes"] and json.loads(summary)["budget_used"] == [1.0]
-    assert json.loads(summary)["config"]["schedule"] == ["power", [0.5], {}]
+    assert json.loads(summary)["config"]["schedule"] == {"partial": "power", "arguments": [0.5], "options": {}}
     assert solved_after(run) == 128, "of two iterations, 2% of those made"
 
 

@@ -64,6 +64,7 @@ class HostEnvironment:
     ):
         simulators = make if hasattr(make, "first_observations") else Instances(make)
         self.name = name or getattr(make, "__name__", type(make).__name__)
+        self._make = make
         # Without any limit the adapter refuses 0, unless env_params has another.
         self.default_params = TimeLimit(max_steps or simulators.max_steps or 0)
         self._observation_space = simulators.observation_space
@@ -71,6 +72,11 @@ class HostEnvironment:
         self._leaves, self._structure = jax.tree.flatten(observation)
         self._action_space, self._action, decode = action_decoder(simulators.action_space)
         self.episodes = Episodes(simulators, leaves, decode, max_kept)
+
+    @property
+    def identity(self) -> tuple:
+        """What tells the environment from others when a run is resumed: not the episodes that it keeps."""
+        return self.name, self._make, self.default_params
 
     def action_space(self, params: Any) -> ActionSpace:
         """As in gymnax."""
