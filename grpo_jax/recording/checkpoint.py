@@ -16,12 +16,20 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording.json_fields import check_fields, with_checksum
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Progress
 from grpo_jax.types import TrainState, by_path
 
 KEPT = 2
 """How many of the latest checkpoints are kept, beside the best one."""
+
+_FIELDS = {
+    **{"description": dict[str, Any], "notes": dict[str, Any], "iteration": int, "steps": list[int], "seconds": float},
+    **{"evaluations": list[list[Any]], "stopped": list[bool], "types": dict[str, list[Any]]},
+    **{"checksums": dict[str, int], "generators": dict[str, str]},
+}
+"""Of what is saved beside the arrays."""
 
 _NO_SCORE = -float(np.finfo(np.float32).max)
 _log = logging.getLogger(__name__)
@@ -103,8 +111,9 @@ class Checkpoints:
             "checksums": {path: zlib.crc32(leaf) for path, leaf in arrays.items()},
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
+        run = with_checksum(_strict(run))
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
-        items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(_strict(run)))
+        items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(run))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
         with _disk_errors():  # also those of the checkpoint before, which was written in the background
             self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
@@ -262,8 +271,13 @@ def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:
 
 
 def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """All but the arrays."""
-    return manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+    """All but the arrays; raises ValueError, or another error of the libraries below, if it is damaged."""
+    run = manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+    try:
+        check_fields(f"checkpoint {step}", run, _FIELDS)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return run
 
 
 def _strict(value: Any) -> Any:

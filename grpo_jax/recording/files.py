@@ -203,7 +203,7 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
       TypeError: `value` contains something that JSON cannot express. The old file stays as it was.
     """
-    _replace(Path(path), json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
+    _replace(Path(path), json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
 def _replace(path: Path, text: str) -> None:
@@ -224,18 +224,18 @@ def replacement(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` in JSON's own types."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     if dataclasses.is_dataclass(value):
-        return _plain(dataclasses.asdict(value))
+        return plain(dataclasses.asdict(value))
     if hasattr(value, "__array__"):
-        return _plain(np.asarray(value).tolist())
+        return plain(np.asarray(value).tolist())
     if isinstance(value, float) and not np.isfinite(value):
         return None
     return value
