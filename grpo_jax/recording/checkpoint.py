@@ -232,6 +232,16 @@ class _OneByOne(ocp.type_handlers.NumpyHandler):
         return arrays
 
 
+class _Manager(ocp.CheckpointManager):
+    """Of a checkpoint whose score is damaged it reads none, where orbax could not open the whole folder."""
+
+    def metrics(self, step: int) -> dict[str, float]:
+        try:
+            return {"return": float(super().metrics(step)["return"])}
+        except Exception:  # the libraries below raise different ones
+            return {"return": _NO_SCORE}
+
+
 def _manager(directory: Path) -> ocp.CheckpointManager:
     def score(metrics):
         return metrics["return"]
@@ -249,7 +259,7 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
     types = ocp.type_handlers.create_type_handler_registry((np.ndarray, _OneByOne()))
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
     handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
-    return ocp.CheckpointManager(Path(directory).resolve(), options=options, item_handlers=handlers)
+    return _Manager(Path(directory).resolve(), options=options, item_handlers=handlers)
 
 
 @contextlib.contextmanager

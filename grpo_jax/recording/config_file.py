@@ -40,7 +40,7 @@ def read_fields(path: Path) -> dict[str, Any]:
 
 
 def from_json(
-    path: Path,
+    path: Path | str,
     fields: Mapping[str, Any],
     kinds: Mapping[str, Any],
     what: str,
@@ -65,7 +65,7 @@ def from_json(
     return {name: _value_from_json(path, name, value, kinds[name], trust) for name, value in fields.items()}
 
 
-def _value_from_json(path: Path, name: str, value: Any, kind: Any, trust: bool) -> Any:
+def _value_from_json(path: Path | str, name: str, value: Any, kind: Any, trust: bool) -> Any:
     kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     expected = get_origin(kinds[0]) or kinds[0]  # of several types, JSON has the first one
     if value is None and types.NoneType in kinds:
@@ -73,7 +73,7 @@ def _value_from_json(path: Path, name: str, value: Any, kind: Any, trust: bool) 
     if expected is float and value == "inf":
         return math.inf
     if expected is Architecture and type(value) is dict:
-        sizes = from_json(path, value, get_type_hints(Architecture), "Architecture")
+        sizes = from_json(f"{path}: {name}", value, get_type_hints(Architecture), "Architecture")
         with _errors_of(path, name):
             return Architecture(**sizes)
     if len(kinds) > 1 and expected is str and type(value) in (dict, str):
@@ -89,11 +89,12 @@ def _value_from_json(path: Path, name: str, value: Any, kind: Any, trust: bool) 
 
 
 @contextlib.contextmanager
-def _errors_of(path: Path, name: str) -> Iterator[None]:
+def _errors_of(path: Path | str, name: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        where = path if str(error).startswith(name) else f"{path}: {name}"
+        raise ConfigError(f"{where}: {error}") from error
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {name} is not as it was written ({error!r}); correct it") from error
 

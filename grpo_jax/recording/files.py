@@ -85,15 +85,23 @@ def _lock(path: Path, created: list[Path]) -> TextIO:
     path = path.resolve()
     created += [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    _create(path / ".lock", created)
-    lock = (path / ".lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise FileExistsError(f"another process is writing to {path}. Wait for it, or end it first.") from None
-    except OSError:  # a file system without locks
-        pass
-    return lock
+    name, made = path / ".lock", []
+    for _ in range(100):
+        _create(name, made)
+        lock = name.open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            break
+        except OSError:  # a file system without locks
+            pass
+        # A process that leaves the folder unused removes the file: whoever has opened it by then locks nothing.
+        if name.exists() and os.path.samestat(os.fstat(lock.fileno()), name.stat()):
+            created += made  # not before: the file belongs to whoever has the lock
+            return lock
+        lock.close()
+    lock.close()
+    raise FileExistsError(f"another process is writing to {path}. Wait for it, or end it first.")
 
 
 def _create(path: Path, created: list[Path]) -> bool:
