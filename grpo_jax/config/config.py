@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 
-import numpy as np
-
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.config.automatic import automatic_algorithm
 from grpo_jax.config.checks import check_algorithm, check_counts, check_groups, check_numbers
@@ -13,6 +11,7 @@ from grpo_jax.config.environment_checks import check_environment
 from grpo_jax.config.fields import Fields
 from grpo_jax.config.optimizer_checks import check_optimizer
 from grpo_jax.config.policy_checks import check_policy
+from grpo_jax.environments import static_parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +29,7 @@ class Config(Fields):
         """Resolves what was left out and checks the whole."""
         resolve = functools.partial(object.__setattr__, self)
         check_counts(self)
-        env_params = sorted(dict(self.env_params).items())
-        plain = ((name, value.item() if isinstance(value, np.generic) else value) for name, value in env_params)
-        resolve("env_params", tuple(plain))
+        resolve("env_params", static_parameters(self.env_params))
         if not isinstance(self.algorithm, Algorithm):
             name = str(self.algorithm)
             resolve("algorithm", by_name(automatic_algorithm(self.env.max_steps).name if name == "auto" else name))

@@ -22,7 +22,7 @@ class Fields:
     """Name of a gymnax environment, suite:name, package.module:Name (or an object with gymnax's interface)."""
     algorithm: str | Algorithm = "grpo"
     """Name of an algorithm, or "auto" by the episode limit (or a value of `Algorithm`)."""
-    env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    env_params: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
     """Parameters of the environment to override, such as max_steps_in_episode=200."""
     frame_stack: int = 1
     """Observations that the policy sees at once, the last ones side by side: channels of an image, or features."""

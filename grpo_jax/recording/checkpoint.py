@@ -21,12 +21,20 @@ from orbax.checkpoint import checkpoint_managers as managers
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.identity import BYTECODE, UNKNOWN
+from grpo_jax.recording.json_fields import check_fields, with_checksum
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Progress, initial_progress
 from grpo_jax.types import TrainState, by_path
 
 KEPT = 2
 """How many of the latest checkpoints are kept, beside the best one."""
+
+_FIELDS = {
+    **{"description": dict[str, Any], "notes": dict[str, Any], "iteration": int, "steps": list[int], "seconds": float},
+    **{"evaluations": list[list[Any]], "stopped": list[bool], "types": dict[str, list[Any]]},
+    **{"checksums": dict[str, int], "generators": dict[str, str]},
+}
+"""Of what is saved beside the arrays."""
 
 _NO_SCORE = -float(np.finfo(np.float32).max)
 _log = logging.getLogger(__name__)
@@ -109,8 +117,9 @@ class Checkpoints:
             "checksums": {path: zlib.crc32(leaf) for path, leaf in arrays.items()},
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
+        run = with_checksum(_strict(run))
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
-        items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(_strict(run)))
+        items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(run))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
         with self._disk_errors():  # also those of the checkpoint before, which was written in the background
             self._check_space(sum(leaf.nbytes for leaf in arrays.values()))
@@ -274,6 +283,16 @@ class _OneByOne(ocp.type_handlers.NumpyHandler):
         return arrays
 
 
+class _Manager(ocp.CheckpointManager):
+    """Of a checkpoint whose score is damaged it reads none, where orbax could not open the whole folder."""
+
+    def metrics(self, step: int) -> dict[str, float]:
+        try:
+            return {"return": float(super().metrics(step)["return"])}
+        except Exception:  # the libraries below raise different ones
+            return {"return": _NO_SCORE}
+
+
 def _manager(directory: Path) -> ocp.CheckpointManager:
     def score(metrics):
         return metrics["return"]
@@ -291,7 +310,7 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
     types = ocp.type_handlers.create_type_handler_registry((np.ndarray, _OneByOne()))
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
     handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
-    return ocp.CheckpointManager(Path(directory).resolve(), options=options, item_handlers=handlers)
+    return _Manager(Path(directory).resolve(), options=options, item_handlers=handlers)
 
 
 def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:
@@ -302,8 +321,13 @@ def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:
 
 
 def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """All but the arrays."""
-    return manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+    """All but the arrays; raises ValueError, or another error of the libraries below, if it is damaged."""
+    run = manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+    try:
+        check_fields(f"checkpoint {step}", run, _FIELDS)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return run
 
 
 def _strict(value: Any) -> Any:
