@@ -216,8 +216,7 @@ def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> N
     study = Study("language_model", [plan], arguments, score=HELD_OUT_REWARD)
     curves = HeldOutCurves(task, study.out, study.console, arguments)
     try:
-        with task.reward_errors():
-            (states,) = study.run_all(lambda config: params_from_warm_start(config, actors, plan.keys), curves)
+        (states,) = study.run_all(lambda config: params_from_warm_start(config, actors, plan.keys), curves)
     except RewardError as error:
         if not (study.out / "checkpoints").is_dir():
             raise

@@ -23,6 +23,7 @@ from grpo_jax.devices.mesh import (
 )
 from grpo_jax.environments import EnvParams, row_parameters
 from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.training import budget
 from grpo_jax.training.evaluations import Evaluations, make_evaluation
@@ -153,7 +154,8 @@ def run(
     with explain_out_of_memory(num_rows) as memory:
         layout = state_shardings(mesh, jax.eval_shape(init, hyperparams, keys, env_params, params))
         if resume_from is None:
-            states = jax.jit(init, out_shardings=layout)(hyperparams, keys, env_params, params)
+            start = jax.jit(init, out_shardings=layout)
+            states = finished(start, hyperparams, keys, env_params, params, num_devices=mesh.size)
             progress = initial_progress(states, num_rows)
         else:  # copies, as the program's arguments are donated
             progress = resume_from._replace(states=shard_states(resume_from.states, mesh))
@@ -168,7 +170,7 @@ def run(
         progress = updated(_called(callback, progress, None, mesh))
         started = time.perf_counter() - progress.seconds
         while not progress.ended.all():
-            states, metrics = program(progress.states, limits(progress))
+            states, metrics = finished(program, progress.states, limits(progress), num_devices=mesh.size)
             chunk = to_host(metrics, progress, started)
             before, iteration = progress.iteration, progress.iteration + len(chunk.steps)
             progress = updated(progress._replace(states=states, steps=chunk.steps[-1], iteration=iteration))
