@@ -68,7 +68,10 @@ def main() -> None:
             print(f"error: unknown command {name!r}: {advice}", file=sys.stderr)
             sys.exit(2)
         sys.argv[1:] = flags
-        sys.path.append(os.getcwd())  # as `python -m` does, for modules of the user's own such as my_networks:network
+        # As `python -m` does, for modules of the user's own such as my_networks:network. But commands may be given in a
+        # downloaded folder, and a module in it must not stand in for a package that is not installed.
+        if command not in COMMANDS["trained policies"] or any(flag.startswith(("--trust", "--env")) for flag in flags):
+            sys.path.append(os.getcwd())
         runpy.run_module(f"grpo_jax.experiments.{module_name(command)}", run_name="__main__", alter_sys=True)
 
 

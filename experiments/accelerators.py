@@ -2,7 +2,7 @@
 
 Compiles train steps ahead of time, and reads the compiled programs: kernels, CUDA graphs, waits of the host, traffic
 and memory on a GPU; memory and communication on a TPU. Times are a model; where an accelerator is attached, they are
-also measured. docs/accelerators.md explains the table. Needs the extra: pip install '.[accelerators]'.
+also measured. docs/accelerators.md shows how to read the table. Needs the extra: pip install '.[accelerators]'.
 """
 
 import dataclasses

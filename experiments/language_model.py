@@ -174,7 +174,6 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
     """The run that the flags describe."""
     for name in ("num_prompts", "num_iterations", "sample_every", "num_held_out", "num_samples"):
         as_count(name, getattr(arguments, name))
-    num_envs = arguments.num_prompts * arguments.group_size
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
     large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
@@ -182,7 +181,7 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
     config = Config(
         environment=language_environment(task),
         algorithm=algorithm,
-        num_envs=num_envs,
+        num_envs=arguments.num_prompts * arguments.group_size,
         group_size=arguments.group_size,
         num_epochs=arguments.num_epochs,
         num_minibatches=arguments.num_minibatches,
@@ -197,13 +196,12 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
     )
     names = ("learning_rate", "warmup", "kl_coef", "clip_high", "max_grad_norm", "temperature")
     hyperparams = Hyperparams(
-        total_steps=arguments.num_iterations * config.steps_per_iteration,
+        num_iterations=arguments.num_iterations,
         discount=1.0,
         gae_lambda=1.0,
         **{name: getattr(arguments, name) for name in names},
     )
-    max_episodes = arguments.num_iterations * num_envs
-    return Plan(arguments.algorithm, config, hyperparams, arguments.training_keys, max_episodes)
+    return Plan(arguments.algorithm, config, hyperparams, arguments.training_keys)
 
 
 def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> None:
@@ -218,8 +216,7 @@ def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> N
     study = Study("language_model", [plan], arguments, score=HELD_OUT_REWARD)
     curves = HeldOutCurves(task, study.out, study.console, arguments)
     try:
-        with task.reward_errors():
-            (states,) = study.run_all(lambda config: params_from_warm_start(config, actors, plan.keys), curves)
+        (states,) = study.run_all(lambda config: params_from_warm_start(config, actors, plan.keys), curves)
     except RewardError as error:
         if not (study.out / "checkpoints").is_dir():
             raise

@@ -72,9 +72,8 @@ def main(arguments: Arguments) -> None:
     plans = []
     for label, fields in CONFIG_FIELDS.items():
         config = Config(environment="CartPole-v1", **fields)
-        most_steps = arguments.num_episodes * config.env.max_steps
-        hyperparams = Hyperparams(total_steps=most_steps, **HYPERPARAM_FIELDS[label])
-        plans.append(Plan(label, config, hyperparams, arguments.training_keys, arguments.num_episodes))
+        hyperparams = Hyperparams(total_steps=math.inf, max_episodes=arguments.num_episodes, **HYPERPARAM_FIELDS[label])
+        plans.append(Plan(label, config, hyperparams, arguments.training_keys))
     study = Study("published_cartpole", plans, arguments)
     study.run_all()
     study.finish(over="episodes")

@@ -21,6 +21,7 @@ from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.policy_files import FOLDER as POLICIES
 from grpo_jax.recording.recorder import NO_ITERATIONS
+from grpo_jax.training.budget import most_steps
 from grpo_jax.training.progress import Chunk
 
 from .harness.command import command
@@ -84,11 +85,13 @@ def run_program(study: Study, program: Plan, plans: list[Plan], arguments: Argum
             metrics=metrics,
             steps=together.result.steps[rows],
             evaluations=together.result.evaluations.of_rows(rows),
+            ended_by=together.result.ended_by[rows],
+            used=together.result.used[rows],
         )
         with Logbook(
             study.out,
             run=plan.name,
-            total_steps=int(plan.hyperparams.total_steps),
+            total_steps=most_steps(plan.config, plan.hyperparams),
             num_seeds=arguments.num_seeds,
             console=False,
             past=NO_ITERATIONS if arguments.resume else None,  # what an interrupted sweep has written is replaced

@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.config_checks import check_config, check_counts
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
-from grpo_jax.environments import Environment, make_environment, stack_frames
+from grpo_jax.environments import Environment, make_environment, stack_frames, static_parameters
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import is_own
 from grpo_jax.policies import Architecture, Policy, make_policy, make_token_policy
@@ -37,7 +35,7 @@ class Config:
     """Name of a gymnax environment, suite:name, package.module:Name (or an object with gymnax's interface)."""
     algorithm: str | Algorithm = "grpo"
     """Name of an algorithm, or "auto" by the episode limit (or a value of `Algorithm`)."""
-    env_params: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    env_params: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
     """Parameters of the environment to override, such as max_steps_in_episode=200."""
     frame_stack: int = 1
     """Observations that the policy sees at once, the last ones side by side: channels of an image, or features."""
@@ -140,9 +138,7 @@ class Config:
         """Resolves what was left out and checks the whole."""
         resolve = functools.partial(object.__setattr__, self)
         check_counts(self)
-        env_params = sorted(dict(self.env_params).items())
-        plain = ((name, value.item() if isinstance(value, np.generic) else value) for name, value in env_params)
-        resolve("env_params", tuple(plain))
+        resolve("env_params", static_parameters(self.env_params))
         if not isinstance(self.algorithm, Algorithm):
             name = str(self.algorithm)
             resolve("algorithm", by_name(automatic_algorithm(self.env.max_steps).name if name == "auto" else name))

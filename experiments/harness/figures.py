@@ -1,7 +1,6 @@
 """Tables and pictures of runs."""
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,11 @@ from .settings import SOLVED_AT
 
 
 def solved_after(run: Run) -> float:
-    """Median over seeds of the steps until the training return, averaged over 2% of the budget, is a solved task's.
+    """Median over seeds of the steps until the training return, averaged over 2% of the run, is a solved task's.
 
     An iteration of one-episode groups alone is often more than 2%.
     """
-    budget = float(run.hyperparams.total_steps)
-    budget = budget if math.isfinite(budget) else float(run.result.steps.max())
-    window = max(1, round(0.02 * budget / run.config.steps_per_iteration))
+    window = max(1, round(0.02 * float(run.result.steps.max()) / run.config.steps_per_iteration))
     return float(np.median(steps_to_reach(run.result.steps, run.returns, SOLVED_AT[run.environment], window=window)))
 
 

@@ -92,6 +92,8 @@ def summarise(run: Run) -> dict:
         "environment": run.environment,
         "num_seeds": len(run.final_returns),
         "environment_steps": run.result.steps[-1].tolist(),
+        "ended_by": run.result.ended_by.tolist(),
+        "budget_used": run.result.used.tolist(),
         "final_return": score_summary(run.final_returns),
         "steps_per_second": run.steps_per_second,
         "compile_seconds": run.result.compile_seconds,

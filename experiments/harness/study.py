@@ -69,7 +69,7 @@ def check_plans(plans: list[Plan], arguments: StudyArguments) -> Mesh | None:
     arguments.check()
     mesh = parse_mesh(arguments.mesh)
     for plan in plans:
-        check_run(plan.config, plan.hyperparams, plan.max_episodes)
+        check_run(plan.config, plan.hyperparams)
         if mesh is not None:
             check_mesh(plan.config, mesh)
     return mesh

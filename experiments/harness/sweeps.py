@@ -70,8 +70,8 @@ def make_sweep(flags: Sequence[str], keys: jax.Array, samples: int | None = None
 
     sweep = Sweep((*static, *traced), [], [])
     # All budgets are rows of one program, so "auto" chooses an algorithm for the smallest.
-    if "total_steps" in traced:
-        fixed += [flag("total_steps"), str(min(traced["total_steps"]))]
+    for name in {"total_steps", "num_iterations"} & {*traced}:
+        fixed += [flag(name), str(min(traced[name]))]
     for combination in itertools.product(*static.values()):
         chosen = [word for name, value in zip(static, combination, strict=True) for word in (flag(name), value)]
         base = parse(Settings, fixed + chosen)

@@ -159,8 +159,7 @@ class AccuracyCurves:
         # A resumed run repeats the points after its checkpoint.
         points = [point for point in self.curves.get(plan.label, []) if (point.steps < steps).any()]
         self.curves[plan.label] = points
-        done = steps.max() + plan.config.steps_per_iteration > plan.hyperparams.total_steps
-        if points and not done and (steps - points[-1].steps).max() < distance:
+        if points and not progress.ended.all() and (steps - points[-1].steps).max() < distance:
             return
         if plan.label not in self._programs:
             self._programs[plan.label] = jax.jit(jax.vmap(self._answers(plan.config), in_axes=(0, None)))

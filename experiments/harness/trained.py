@@ -21,10 +21,12 @@ class PolicyArguments:
     """Name of the run, if the folder holds several."""
     which: Literal["final", "best"] = "final"
     """Policies at the end of training, or those with the highest score during it."""
+    trust: bool = False
+    """Import code that the folder names, such as an environment of your own; only if you trust who made the folder."""
 
     def load(self, row: int | Literal["best", "all"] | None) -> TrainedPolicy:
         """The policy of this row, of all, or, for None, of the row with the highest score."""
-        return load(self.folder, self.run, which=self.which, row="best" if row is None else row)
+        return load(self.folder, self.run, which=self.which, row="best" if row is None else row, trust=self.trust)
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ import numpy as np
 
 from grpo_jax.environments.casting import cast_like, without_weak_type
 from grpo_jax.environments.environment import Environment, transition
-from grpo_jax.environments.parameters import as_dtype
+from grpo_jax.environments.parameters import cast_parameter
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError, nearest
 
@@ -41,10 +41,10 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
     """
     name = env_name(env)
     defaults = overridden_params(env, overrides)
-    max_steps = _cast(getattr(defaults, LIMIT), 0, LIMIT)  # in some of gymnax's environments it is a float
+    max_steps = cast_parameter(getattr(defaults, LIMIT), 0, LIMIT)  # in some of gymnax's environments it is a float
     if max_steps < 1:
         raise ConfigError(f"{LIMIT}={max_steps} of {name!r} leaves no step; write env_params={{'{LIMIT}': 100}}, say")
-    action_space, to_gymnax = _actions(env.action_space(defaults), name)
+    action_space, to_gymnax = gymnax_actions(env.action_space(defaults), name)
     encode = _encoder(env, defaults)
     mask = getattr(env, "action_mask", None)
     if mask is not None and not isinstance(action_space, Discrete):
@@ -72,7 +72,7 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
 
     def play(params):
         state, observation = reset(jax.random.key(0), params)
-        step(jax.random.key(0), state, _some_action(action_space), params)
+        step(jax.random.key(0), state, some_action(action_space), params)
         if mask is not None:
             action_mask(state, params)
         return observation
@@ -130,22 +130,7 @@ def overridden_params(env: Any, overrides: Mapping[str, Any]) -> Any:
     for field in overrides:
         if field not in fields:
             raise ConfigError(f"environment {env_name(env)!r} has no parameter {field!r}: {nearest(field, fields)}")
-    return dataclasses.replace(params, **{k: _cast(v, getattr(params, k), k) for k, v in overrides.items()})
-
-
-def _cast(value: Any, default: Any, field: str) -> Any:
-    """The value with the default's type, as the command line parses every number as a float."""
-    if isinstance(default, (bool, int, float, str)):
-        kind = type(default)
-        if kind is bool and value not in (0, 1) or kind is int and not float(value).is_integer():
-            raise ConfigError(f"{field}={value!r} must be {'0 or 1' if kind is bool else 'a whole number'}")
-        return kind(value)
-    if not isinstance(default, (jax.Array, np.ndarray)):
-        return value
-    value = as_dtype(field, value, default.dtype)
-    if value.shape != default.shape:
-        raise ConfigError(f"{field} has shape {default.shape}, but was given shape {value.shape}")
-    return value
+    return dataclasses.replace(params, **{k: cast_parameter(v, getattr(params, k), k) for k, v in overrides.items()})
 
 
 def _traceable(play: Callable, defaults: Any) -> dict[str, np.ndarray]:
@@ -174,7 +159,7 @@ def _traceable(play: Callable, defaults: Any) -> dict[str, np.ndarray]:
     return {name: value for name, value in numeric.items() if can_trace({name: value})}
 
 
-def _actions(space: Any, name: str) -> tuple[ActionSpace, Callable]:
+def gymnax_actions(space: Any, name: str) -> tuple[ActionSpace, Callable]:
     """The `ActionSpace` of a space of gymnax, and the function from its actions to gymnax's."""
     if isinstance(space, ActionSpace):
         return space, lambda action: action
@@ -189,7 +174,8 @@ def _actions(space: Any, name: str) -> tuple[ActionSpace, Callable]:
     raise ConfigError(f"environment {name!r} has actions in {space}; use Discrete, Box or a Tuple of Discrete")
 
 
-def _some_action(space: ActionSpace) -> jax.Array:
+def some_action(space: ActionSpace) -> jax.Array:
+    """An action in the space: 0, or what is nearest to it."""
     match space:
         case Box(low, high):
             return jnp.clip(jnp.zeros(len(low)), jnp.array(low), jnp.array(high))

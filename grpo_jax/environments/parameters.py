@@ -22,6 +22,49 @@ class TimeLimit:
     max_steps_in_episode: int
 
 
+def static_parameters(env_params: Any) -> tuple[tuple[str, Any], ...]:
+    """Values for an environment's parameters as a `Config` keeps them: hashable, sorted by name, an array as tuples.
+
+    Raises:
+      ConfigError: they are no mapping, or a value cannot be hashed.
+    """
+
+    def plain(value):
+        if isinstance(value, np.generic | np.ndarray | jax.Array):
+            value = np.asarray(value).tolist()
+        return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
+
+    try:
+        static = tuple((name, plain(value)) for name, value in sorted(dict(env_params).items()))
+        hash(static)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"env_params={env_params!r} must give numbers, texts or arrays by name, such as "
+            f"{{'max_steps_in_episode': 200}} ({error})"
+        ) from error
+    return static
+
+
+def cast_parameter(value: Any, default: Any, field: str) -> Any:
+    """The value with the default's type, as the command line parses every number as a float."""
+    if isinstance(default, bool | int | float | str):
+        kind = type(default)
+        try:
+            cast = kind(value)
+        except (TypeError, ValueError, OverflowError):
+            cast = None
+        if cast is None or isinstance(value, str) != isinstance(default, str) or (kind is not float and cast != value):
+            words = {bool: "0 or 1", int: "a whole number", str: "a text"}.get(kind, "a number")
+            raise ConfigError(f"{field}={value!r} must be {words}")
+        return cast
+    if not isinstance(default, (jax.Array, np.ndarray)):
+        return value
+    value = as_dtype(field, value, default.dtype)
+    if value.shape != default.shape:
+        raise ConfigError(f"{field} has shape {default.shape}, but was given shape {value.shape}")
+    return value
+
+
 def group_parameters(
     environment: Environment, env_params: EnvParams, num_groups: int, group_size: int
 ) -> dict[str, jax.Array]:
@@ -36,12 +79,7 @@ def group_parameters(
       ConfigError: for a name that is not a traced parameter, or a value with the wrong shape or dtype.
     """
     env_params = env_params or {}
-    for name in env_params:
-        if name not in environment.params:
-            raise ConfigError(
-                f"{environment.name!r} has no traced parameter {name!r}: {nearest(name, environment.params)}; the time "
-                "limit, and parameters that decide shapes or branches, are static: Config(env_params=...)"
-            )
+    _check_names(environment, env_params)
 
     def repeated(name, default):
         value = as_dtype(name, env_params.get(name, default), default.dtype)
@@ -59,9 +97,13 @@ def as_dtype(name: str, value: Any, dtype: Any) -> jax.Array:
     """A parameter's value as an array. It is a copy, since the train state that gets it may be donated.
 
     Raises:
-      ConfigError: for a real number where the parameter is an integer, as the conversion would truncate it.
+      ConfigError: for what is no array of numbers, or a real number where the parameter is an integer, as the
+        conversion would truncate it.
     """
-    value = jnp.asarray(value)
+    try:
+        value = jnp.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"the environment parameter {name!r} is {value!r}, no array of numbers: {error}") from error
     if jnp.issubdtype(value.dtype, jnp.floating) and not jnp.issubdtype(dtype, jnp.floating):
         raise ConfigError(f"the environment parameter {name!r} is {dtype}, but was given {value.dtype}; convert it")
     return jnp.array(value, dtype)
@@ -76,12 +118,22 @@ def row_parameters(environment: Environment, env_params: EnvParams, num_rows: in
       num_rows: number of rows.
 
     Raises:
-      ConfigError: for an array with another number of rows.
+      ConfigError: for a name that is not a traced parameter, or an array with another number of rows.
     """
-    rows = {name: jnp.asarray(value) for name, value in (env_params or {}).items()}
+    _check_names(environment, env_params or {})
+    rows = {name: as_dtype(name, value, environment.params[name].dtype) for name, value in (env_params or {}).items()}
     for name, value in rows.items():
-        if value.ndim == np.ndim(environment.params.get(name)):
+        if value.ndim == np.ndim(environment.params[name]):
             rows[name] = jnp.broadcast_to(value, (num_rows, *value.shape))
         elif value.shape[0] != num_rows:
             raise ConfigError(f"the environment parameter {name!r} has {value.shape[0]} rows instead of {num_rows}")
     return rows
+
+
+def _check_names(environment: Environment, env_params: Mapping[str, Any]) -> None:
+    for name in env_params:
+        if name not in environment.params:
+            raise ConfigError(
+                f"{environment.name!r} has no traced parameter {name!r}: {nearest(name, environment.params)}; the time "
+                "limit, and parameters that decide shapes or branches, are static: Config(env_params=...)"
+            )

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_jax.errors import ConfigError
+from grpo_jax.language.folder import file_in
 from grpo_jax.language.packages import need
+from grpo_jax.recording.json_fields import fits
 
 Messages = Sequence[Mapping[str, Any]]
 """A chat: messages with a `role`, such as "user", and a `content`."""
@@ -68,18 +70,28 @@ def load_chat_template(folder: Path, description: Mapping[str, Any]) -> ChatTemp
     Args:
       folder: of the model.
       description: the contents of tokenizer_config.json.
+
+    Raises:
+      ConfigError: it cannot be read, or is not Jinja.
     """
-    path = folder / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.exists() else description.get("chat_template")
-    if isinstance(source, list):  # several by name
-        source = {each["name"]: each["template"] for each in source}.get("default")
+    path = file_in(folder, "chat_template.jinja")
+    try:
+        source = path.read_text(encoding="utf-8") if path.exists() else description.get("chat_template")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if fits(source, list[dict[str, str]]):  # several by name
+        source = {each.get("name"): each.get("template") for each in source}.get("default")
+    if not fits(source, str | None):
+        raise ConfigError(
+            f"{folder / 'tokenizer_config.json'}: chat_template must be a text, or a list of texts by name"
+        )
     return None if source is None else ChatTemplate(source, special_tokens(description))
 
 
 def special_tokens(description: Mapping[str, Any]) -> dict[str, str]:
     """The texts of the special tokens in tokenizer_config.json, by names such as "eos_token"."""
     tokens = {name: value for name, value in description.items() if name.endswith("_token")}
-    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 

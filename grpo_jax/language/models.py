@@ -4,13 +4,14 @@ model = load_model("Qwen3-0.6B", compute_dtype="bfloat16")
 params = load_params(model.folder)  # {"actor": ...}, of a policy with model.architecture
 """
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_jax.errors import ConfigError
+from grpo_jax.language.folder import file_in
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.policies import Architecture
+from grpo_jax.recording.json_fields import describe_kind, fits, read_object
 
 # Fields of `Architecture` beyond the sizes, for each supported `model_type`, and its class in transformers.
 MODEL_TYPES = {
@@ -21,6 +22,12 @@ MODEL_TYPES = {
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+_KINDS = dict.fromkeys((*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings"), int) | {
+    **{"model_type": str, "rope_theta": float, "rms_norm_eps": float, "tie_word_embeddings": bool},
+    **{"rope_parameters": dict[str, Any], "rope_scaling": dict[str, Any], "eos_token_id": int | list[int]},
+}
+"""The types of fields of config.json, which may also be null."""
 
 # Fields of config.json with one supported value, which they may also leave out.
 _SUPPORTED = {
@@ -64,7 +71,7 @@ def load_model(folder: str | Path, **changes: Any) -> LanguageModel:
         folder=folder,
         architecture=load_architecture(folder, **changes),
         num_tokens=min(tokenizer.num_tokens, published["vocab_size"]),
-        context=published.get("max_position_embeddings", 2**31),
+        context=published.get("max_position_embeddings") or 2**31,
         tokenizer=tokenizer,
     )
     if max(tokenizer.end_tokens) >= model.vocab_size:
@@ -89,7 +96,7 @@ def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
     model_type = published.get("model_type")
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"{path}: model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}")
-    if missing := [field for field in _REQUIRED if field not in published]:
+    if missing := [field for field in _REQUIRED if published.get(field) is None]:
         raise ConfigError(f"{path} lacks {', '.join(missing)}; copy the file of the published model again")
     for field, supported in _SUPPORTED.items():
         if published.get(field, supported) != supported:
@@ -144,11 +151,19 @@ def describe_architecture(architecture: Architecture, *, vocab_size: int, contex
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The contents of config.json."""
-    path = Path(folder) / "config.json"
+    """The contents of config.json.
+
+    Raises:
+      ConfigError: the file is missing or damaged, or a field that is read here has another type.
+    """
+    path = file_in(folder, "config.json")
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}; name the folder of a model, with its config.json"
-        ) from error
+        published = read_object(path)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; name the folder of a model, with its config.json") from error
+    for field, kind in _KINDS.items():
+        if not fits(published.get(field), kind | None):
+            raise ConfigError(
+                f"{path}: {field}={published[field]!r} must be {describe_kind(kind)}; copy the file again"
+            )
+    return published

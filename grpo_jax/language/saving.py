@@ -1,6 +1,5 @@
 """Writes model folders that `load_model` and transformers read."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.models import LanguageModel, describe_architecture
+from grpo_jax.language.folder import file_in
+from grpo_jax.language.models import LanguageModel, describe_architecture, read_config
 from grpo_jax.language.tokenizer import FILES
 from grpo_jax.language.weights import WEIGHTS, published_weights
 from grpo_jax.policies import Architecture
@@ -33,9 +33,10 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        if (model.folder / name).exists() and folder.resolve() != model.folder.resolve():
-            shutil.copyfile(model.folder / name, folder / name)
-    description = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))
+        source = file_in(model.folder, name)
+        if source.exists() and folder.resolve() != model.folder.resolve():
+            shutil.copyfile(source, folder / name)
+    description = read_config(model.folder)
     _write(folder, model.architecture, params, description, dtype)
 
 

@@ -1,7 +1,6 @@
 """The tokenizer of a model folder: text and chats to tokens and back, and the tokens that end a completion."""
 
 import bisect
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,9 @@ import numpy as np
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import ChatTemplate, Messages, load_chat_template, special_tokens
+from grpo_jax.language.folder import file_in
 from grpo_jax.language.packages import need
+from grpo_jax.recording.json_fields import fits, read_object
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
@@ -104,7 +105,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
       ConfigError: a file or a package is missing, or no end token is named.
     """
     folder = Path(folder)
-    path = folder / "tokenizer.json"
+    path = file_in(folder, "tokenizer.json")
     if not path.exists():
         raise ConfigError(
             f"{folder} has no tokenizer.json; name the folder of a model with its tokenizer (transformers writes the "
@@ -115,10 +116,12 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # `tokenizers` has no class of errors
         raise ConfigError(f"{path} cannot be read: {error}; copy the file again, or write it anew") from error
-    description = _read(folder / "tokenizer_config.json")
+    description = _read(folder, "tokenizer_config.json")
     ends = []
     for name in ("generation_config.json", "config.json"):
-        found = _read(folder / name).get("eos_token_id")
+        found = _read(folder, name).get("eos_token_id")
+        if not fits(found, int | list[int] | None):
+            raise ConfigError(f"{folder / name}: eos_token_id={found!r} must be a whole number, or a list of them")
         ends += found if isinstance(found, list) else [found]
     ends.append(tokenizer.token_to_id(special_tokens(description).get("eos_token", "")))
     ends = list(dict.fromkeys(end for end in ends if end is not None and end >= 0))  # -1: none
@@ -141,11 +144,7 @@ def pad_left(tokens: Sequence[Sequence[int]]) -> np.ndarray:
     return np.array([[PAD] * (longest - len(row)) + list(row) for row in tokens], np.int32)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(folder: Path, name: str) -> dict[str, Any]:
     """The JSON object in a file; an empty one without the file."""
-    if not path.exists():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is not an object in JSON: {error}") from error
+    path = file_in(folder, name)
+    return read_object(path) if path.exists() else {}

@@ -1,6 +1,5 @@
 """The weights of a model folder as parameters of a policy, and back."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from grpo_jax.errors import ConfigError
+from grpo_jax.language.folder import file_in
 from grpo_jax.language.models import load_architecture, read_config
 from grpo_jax.policies import Architecture, categorical, make_token_policy
+from grpo_jax.recording.json_fields import fits, read_object
 from grpo_jax.types import PyTree, by_path
 
 WEIGHTS = "model.safetensors"
@@ -111,21 +112,23 @@ def _widths(architecture: Architecture, path: str) -> list[int]:
 
 def _reader(folder: Path) -> Callable[[str], jax.Array]:
     """The function `(name) -> float32 tensor` of a checkpoint in one or several files."""
-    index = folder / f"{WEIGHTS}.index.json"
-    names = [folder / WEIGHTS]
+    index, names = file_in(folder, f"{WEIGHTS}.index.json"), [WEIGHTS]
     if index.exists():
-        try:
-            names = [folder / file for file in set(json.loads(index.read_text("utf-8"))["weight_map"].values())]
-        except (ValueError, LookupError) as error:
-            raise ConfigError(f"{index} cannot be read: {error!r}; copy the file again") from error
+        weight_map = read_object(index).get("weight_map")
+        if not weight_map or not fits(weight_map, dict[str, str]):
+            raise ConfigError(f"{index} cannot be read: its weight_map must give files by tensor; copy the file again")
+        names = sorted(set(weight_map.values()))
     # Memory-mapped: a tensor is read only when it is requested.
-    files = [_open(path) for path in names]
+    files = [_open(file_in(folder, name)) for name in names]
     where = {name: file for file in files for name in file.keys()}
 
     def tensor(name):
         if name not in where:
             raise ConfigError(f"the checkpoint {str(folder)!r} lacks {name!r}, which its config.json implies")
-        return jnp.asarray(where[name].get_tensor(name), jnp.float32)
+        try:
+            return jnp.asarray(where[name].get_tensor(name), jnp.float32)
+        except Exception as error:  # for a type of numbers that `safetensors` does not know
+            raise ConfigError(f"{name!r} of the checkpoint {str(folder)!r} cannot be read: {error}") from error
 
     return tensor
 

@@ -73,8 +73,9 @@ class Dense(nn.Module):
             return fused_dense(x, kernel, bias)
         adapter = []
         if self.adapter is not None:
-            adapter.append(self.param("lora_a", adapter_init, (x.shape[-1], self.adapter.rank)))
-            adapter.append(self.param("lora_b", nn.initializers.zeros, (self.adapter.rank, self.features)))
+            shape = x.shape[-1], self.adapter.rank
+            adapter.append(self.param("lora_a", adapter_init, shape, jnp.float32))
+            adapter.append(self.param("lora_b", nn.initializers.zeros, (shape[1], self.features), jnp.float32))
         x, kernel, bias, *adapter = nn.dtypes.promote_dtype(x, kernel, bias, *adapter, dtype=self.dtype)
         y = product(x, kernel)
         if adapter:

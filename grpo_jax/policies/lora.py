@@ -51,8 +51,8 @@ def add_lora(architecture: Architecture, params: PyTree, key: jax.Array) -> PyTr
             flat[path] = leaf.astype(architecture.frozen_dtype)
         if name == "kernel" and layer[-1] in architecture.lora_layers:
             (inputs, outputs), rank = leaf.shape, architecture.lora_rank
-            flat[*layer, "lora_a"] = adapter_init(jax.random.fold_in(key, number), (inputs, rank))
-            flat[*layer, "lora_b"] = jnp.zeros((rank, outputs))
+            flat[*layer, "lora_a"] = adapter_init(jax.random.fold_in(key, number), (inputs, rank), jnp.float32)
+            flat[*layer, "lora_b"] = jnp.zeros((rank, outputs), jnp.float32)
     return unflatten_dict(flat)
 
 

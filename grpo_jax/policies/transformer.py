@@ -129,7 +129,7 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x):
         """`x` is `[..., features]`; the result has its shape and dtype."""
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
         full = x.astype(jnp.float32)
         full = full * jax.lax.rsqrt(jnp.mean(full**2, axis=-1, keepdims=True) + self.eps)
         return (full * scale).astype(x.dtype)

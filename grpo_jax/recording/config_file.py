@@ -1,11 +1,12 @@
 """The fields of `Config` and `Hyperparams` in JSON."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -15,12 +16,11 @@ from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object, import_path
 from grpo_jax.policies import Architecture
+from grpo_jax.recording.json_fields import describe_kind, fits, read_object
+from grpo_jax.recording.trusted import find_trusted
 
 FIELDS = get_type_hints(Config) | get_type_hints(Hyperparams)
 """The types of all fields."""
-
-JSON_TYPES = {bool: (bool,), int: (int,), float: (int, float), str: (str,), tuple: (list,), Mapping: (dict,)}
-"""The types that JSON has for each type of a field."""
 
 NOT_FINITE = ("inf", "-inf", "nan")
 """What stands in JSON for the floats that it lacks."""
@@ -33,15 +33,20 @@ def read_fields(path: Path) -> dict[str, Any]:
       ConfigError: the file cannot be read, is no JSON object, or has an unknown field or a value of the wrong type.
     """
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--config {path} cannot be read: {error}; use a file such as a sweep's best.json") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f'{path} holds no JSON object; use one such as {{"environment": "CartPole-v1"}}')
-    return from_json(path, fields, FIELDS, "Config or Hyperparams")
+        fields = read_object(path)
+    except ConfigError as error:
+        raise ConfigError(f"--config {error}; use a file such as a sweep's best.json") from error
+    return from_json(path, fields, FIELDS, "Config or Hyperparams", trust=True)
 
 
-def from_json(path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any], what: str) -> dict[str, Any]:
+def from_json(
+    path: Path | str,
+    fields: Mapping[str, Any],
+    kinds: Mapping[str, Any],
+    what: str,
+    *,
+    trust: bool = False,
+) -> dict[str, Any]:
     """The fields in their types; `Config` and `Hyperparams.check` check the rest.
 
     Args:
@@ -49,17 +54,18 @@ def from_json(path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any], w
       fields: values in JSON's types, as `config_fields` gives them.
       kinds: the type of each known field.
       what: the classes with these fields, for errors.
+      trust: import what the file names; otherwise it may only name what `find_trusted` finds.
 
     Raises:
-      ConfigError: for an unknown field, a value of the wrong type, or a damaged object.
+      ConfigError: for an unknown field, a value of the wrong type, a damaged object, or an import path that is refused.
     """
     for name in fields:
         if name not in kinds:
             raise ConfigError(f"{path}: {name!r} is no field of {what}: {nearest(name, kinds)}")
-    return {name: _value_from_json(path, name, value, kinds[name]) for name, value in fields.items()}
+    return {name: _value_from_json(path, name, value, kinds[name], trust) for name, value in fields.items()}
 
 
-def _value_from_json(path: Path, name: str, value: Any, kind: Any) -> Any:
+def _value_from_json(path: Path | str, name: str, value: Any, kind: Any, trust: bool) -> Any:
     kinds = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     expected = get_origin(kinds[0]) or kinds[0]  # of several types, JSON has the first one
     if value is None and types.NoneType in kinds:
@@ -67,15 +73,30 @@ def _value_from_json(path: Path, name: str, value: Any, kind: Any) -> Any:
     if expected is float and value == "inf":
         return math.inf
     if expected is Architecture and type(value) is dict:
-        return Architecture(**from_json(path, value, get_type_hints(Architecture), "Architecture"))
-    if len(kinds) > 1 and type(value) is dict and expected is str:
-        try:
-            return _object_from_json(value, name)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}: {name} is not as it was written ({error!r}); correct it") from error
-    if type(value) not in JSON_TYPES.get(expected, ()):
-        raise ConfigError(f"{path}: {name}={json.dumps(value)} must be of type {expected.__name__}; or leave it out")
+        sizes = from_json(f"{path}: {name}", value, get_type_hints(Architecture), "Architecture")
+        with _errors_of(path, name):
+            return Architecture(**sizes)
+    if len(kinds) > 1 and expected is str and type(value) in (dict, str):
+        with _errors_of(path, name):
+            if type(value) is dict:
+                return _object_from_json(value, name, trust)
+            if ":" in value and not trust:
+                find_trusted(value, name)  # the config itself imports it
+            return value
+    if not fits(value, kinds[0]):
+        raise ConfigError(f"{path}: {name}={json.dumps(value)[:80]} must be {describe_kind(kinds[0])}; or leave it out")
     return expected(value) if expected in (float, tuple) else value
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path | str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        where = path if str(error).startswith(name) else f"{path}: {name}"
+        raise ConfigError(f"{where}: {error}") from error
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {name} is not as it was written ({error!r}); correct it") from error
 
 
 def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
@@ -138,26 +159,26 @@ def _parts(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _object_from_json(value: Any, field: str) -> Any:
+def _object_from_json(value: Any, field: str, trust: bool) -> Any:
     """The value that `_as_json` wrote.
 
     Raises:
       ConfigError: the code has changed: there is no such name, or it has other fields.
     """
     if isinstance(value, list):
-        return tuple(_object_from_json(part, field) for part in value)
+        return tuple(_object_from_json(part, field, trust) for part in value)
     if not isinstance(value, dict):
         return float(value) if value in NOT_FINITE else value
     if "partial" in value:
-        options = {name: _object_from_json(part, field) for name, part in value["options"].items()}
-        arguments = _object_from_json(value["arguments"], field)
-        return functools.partial(_object_from_json(value["partial"], field), *arguments, **options)
-    found = import_object(value.get("class") or value["import"], field)
+        options = {name: _object_from_json(part, field, trust) for name, part in value["options"].items()}
+        arguments = _object_from_json(value["arguments"], field, trust)
+        return functools.partial(_object_from_json(value["partial"], field, trust), *arguments, **options)
+    found = (import_object if trust else find_trusted)(value.get("class") or value["import"], field)
     if "class" not in value:
         return found
     if not (isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))):
         raise ConfigError(f"{field}: {value['class']!r} is neither a dataclass nor a named tuple")
     try:
-        return found(**{name: _object_from_json(part, field) for name, part in value["fields"].items()})
+        return found(**{name: _object_from_json(part, field, trust) for name, part in value["fields"].items()})
     except TypeError as error:
         raise ConfigError(f"{field}: {value['class']!r} has other fields now ({error})") from error

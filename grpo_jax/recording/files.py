@@ -85,15 +85,23 @@ def _lock(path: Path, created: list[Path]) -> TextIO:
     path = path.resolve()
     created += [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    _create(path / ".lock", created)
-    lock = (path / ".lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise FileExistsError(f"another process is writing to {path}. Wait for it, or end it first.") from None
-    except OSError:  # a file system without locks
-        pass
-    return lock
+    name, made = path / ".lock", []
+    for _ in range(100):
+        _create(name, made)
+        lock = name.open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            break
+        except OSError:  # a file system without locks
+            pass
+        # A process that leaves the folder unused removes the file: whoever has opened it by then locks nothing.
+        if name.exists() and os.path.samestat(os.fstat(lock.fileno()), name.stat()):
+            created += made  # not before: the file belongs to whoever has the lock
+            return lock
+        lock.close()
+    lock.close()
+    raise FileExistsError(f"another process is writing to {path}. Wait for it, or end it first.")
 
 
 def _create(path: Path, created: list[Path]) -> bool:
@@ -203,7 +211,7 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
       TypeError: `value` contains something that JSON cannot express. The old file stays as it was.
     """
-    _replace(Path(path), json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
+    _replace(Path(path), json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
 def _replace(path: Path, text: str) -> None:
@@ -224,18 +232,18 @@ def replacement(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` in JSON's own types."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     if dataclasses.is_dataclass(value):
-        return _plain(dataclasses.asdict(value))
+        return plain(dataclasses.asdict(value))
     if hasattr(value, "__array__"):
-        return _plain(np.asarray(value).tolist())
+        return plain(np.asarray(value).tolist())
     if isinstance(value, float) and not np.isfinite(value):
         return None
     return value

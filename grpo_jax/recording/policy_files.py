@@ -17,7 +17,8 @@ import numpy as np
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.importing import import_path
 from grpo_jax.recording.config_file import config_fields
-from grpo_jax.recording.files import replacement, write_json
+from grpo_jax.recording.files import plain, replacement, write_json
+from grpo_jax.recording.json_fields import check_fields, read_object, with_checksum
 from grpo_jax.recording.plan import Plan, as_lists, versions
 from grpo_jax.types import by_path
 
@@ -27,6 +28,13 @@ FORMAT = 1
 
 NUM_EPISODES = 100
 """The fewest training episodes that a score is a mean of, once as many have ended."""
+
+_FIELDS = {
+    **{"format": int, "name": str, "label": str, "environment": str, "num_rows": int, "config": dict[str, Any]},
+    **{"not_in_config": list[str], "hyperparams": str | None, "env_params": dict[str, Any] | None, "score": str},
+    "versions": dict[str, str],
+}
+"""Of policy.json."""
 
 _HEADER = "grpo_jax"  # the only entry of a file's metadata: safetensors does not keep the order of several
 
@@ -59,7 +67,7 @@ def describe_policy(plan: Plan) -> dict[str, Any]:
 def write_policies(folder: Path, description: Mapping[str, Any], arrays: Mapping[str, Arrays]) -> None:
     """Writes policy.json and a file of arrays for each of "final" and "best"; each file is replaced as a whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / DESCRIPTION, description)
+    write_json(folder / DESCRIPTION, with_checksum(plain(description)))
     for which, leaves in arrays.items():
         leaves = {path: np.ascontiguousarray(leaf) for path, leaf in leaves.items()}
         header = {"format": FORMAT, "checksums": {path: _checksum(leaf) for path, leaf in leaves.items()}}
@@ -103,12 +111,13 @@ def read_arrays(path: Path) -> Arrays:
         with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dictionary
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    if "checksums" not in header:
+    checksums = header.get("checksums") if type(header) is dict else None
+    if type(checksums) is not dict:
         raise ConfigError(f"{path} does not hold policies of grpo_jax")
-    for name in {**header["checksums"], **arrays}:
-        if name not in arrays or _checksum(arrays[name]) != header["checksums"].get(name):
+    for name in {**checksums, **arrays}:
+        if name not in arrays or _checksum(arrays[name]) != checksums.get(name):
             raise ConfigError(f"{path} is damaged: {name} has changed since it was written")
     return arrays
 
@@ -140,20 +149,18 @@ def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]
 
 
 def _read_description(path: Path) -> dict[str, Any]:
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-        version = int(description["format"])
-        missing = {"name", "label", "num_rows", "config", "not_in_config", "hyperparams", "env_params"} - {*description}
-        if version <= FORMAT and missing:
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    description = read_object(path)
+    version = description.get("format")
+    if type(version) is not int or version < 1:
+        raise ConfigError(f"{path} is damaged: format is {version!r}, but must be a whole number of at least 1")
     if version > FORMAT:
-        made_with = description.get("versions", {}).get("grpo-jax")
+        versions = description.get("versions")
+        made_with = versions.get("grpo-jax") if isinstance(versions, dict) else None
         raise ConfigError(
             f"{path} has format {version}, written by grpo-jax {made_with}, but this version reads up to {FORMAT}; "
             "install a newer grpo-jax"
         )
+    check_fields(path, description, _FIELDS, optional=("environment", "score", "versions"))
     return description
 
 

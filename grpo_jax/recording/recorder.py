@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import logging
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -30,7 +29,7 @@ from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.training.budget import most_steps
 from grpo_jax.training.checks import check_run
 from grpo_jax.training.evaluations import Evaluations
-from grpo_jax.training.progress import Chunk, Progress, RunResult, apply_callback
+from grpo_jax.training.progress import Chunk, Progress, RunResult, apply_callback, describe_ends
 from grpo_jax.training.run import NUM_CHUNKS, check_evaluations, check_keys, initial_states, run
 from grpo_jax.types import PyTree
 
@@ -60,7 +59,6 @@ def recorded_run(
     console: bool | Console = True,
     env_params: EnvParams = None,
     params: PyTree = None,
-    max_episodes: float = math.inf,
     mesh: Mesh | None = None,
 ) -> RunResult:
     """Trains as `run` does, and records the run in a folder, from which it can be resumed after an interruption.
@@ -95,7 +93,7 @@ def recorded_run(
         which checkpoint is the best one. A run goes on exactly after an interruption if a callback depends only on the
         progress and the chunk.
       console: False shows nothing; True uses standard output; or a rich `Console`.
-      env_params, params, max_episodes, mesh: see `run`.
+      env_params, params, mesh: see `run`.
 
     Returns:
       The result of the whole run, with the metrics and steps of all its iterations, also those made before it was
@@ -120,9 +118,9 @@ def recorded_run(
     )
     recording.check()
     check_evaluations(evaluate_every, evaluation_episodes, stop_when)
-    check_run(config, hyperparams, max_episodes)
+    check_run(config, hyperparams)
     check_keys(keys)
-    plan = Plan(name_of(config.algorithm), config, hyperparams, keys, max_episodes, env_params)
+    plan = Plan(name_of(config.algorithm), config, hyperparams, keys, env_params)
     with release_if_unused(directory):
         from_process_zero(lambda: claim(directory, [plan], resume=resume))
         try:
@@ -162,7 +160,7 @@ def record(
       params, stop_when, callback, mesh: see `run`.
     """
     config, hyperparams = plan.config, plan.hyperparams
-    total_steps = most_steps(config, hyperparams, plan.max_episodes)
+    total_steps = most_steps(config, hyperparams)
     num_iterations = total_steps // config.steps_per_iteration
     start, past, checkpoints, received, chunk_length = None, None, None, [], None
     with contextlib.ExitStack() as stack:
@@ -198,9 +196,13 @@ def record(
             is_evaluated = recording.evaluate_every and len(evaluations.iterations)
             return evaluations.sampled[-1] if is_evaluated else recent.scores
 
+        num_evaluations = 0
+
         def called(progress, chunk):
+            nonlocal num_evaluations
+            num_evaluations = len(progress.evaluations.iterations)
             if chunk is not None:
-                logbook.record(chunk)
+                logbook.record(chunk, np.where(progress.ended, 1.0, progress.used))
                 recent.add(chunk)
                 if finder is not None:
                     finder.check(chunk)
@@ -226,7 +228,6 @@ def record(
             plan.keys,
             env_params=plan.env_params,
             params=params,
-            max_episodes=plan.max_episodes,
             resume_from=start,
             callback=called,
             chunk_length=chunk_length if finder is None else 1,
@@ -235,8 +236,12 @@ def record(
             stop_when=stop_when,
             mesh=mesh,
         )
+        if len(result.evaluations.iterations) > num_evaluations:  # one after the callback had ended the run
+            logbook.complete(result.metrics)
+        logbook.ending = describe_ends(result.ended_by, result.used)
         result = _joined(past, result)
-        policies.finish(result.states, result.steps[-1], scores(result.evaluations))
+        steps = result.steps[-1] if len(result.steps) else np.zeros(len(plan.keys), np.int64)
+        policies.finish(result.states, steps, scores(result.evaluations))
     return result, logbook.warnings
 
 

@@ -12,16 +12,22 @@ import numpy as np
 from flax import struct
 
 from grpo_jax.config import Config
-from grpo_jax.environments import row_parameters
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, describe_arrays
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.importing import import_object
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.recording.config_file import FIELDS, from_json
-from grpo_jax.recording.policy_files import DESCRIPTION, Arrays, find_run, read_arrays
+from grpo_jax.recording.policy_files import DESCRIPTION, find_run, read_arrays
+from grpo_jax.recording.policy_reading import (
+    as_hyperparams,
+    as_tree,
+    check_arrays,
+    expected_arrays,
+    hyperparams_class,
+    read_config,
+    read_env_params,
+)
 from grpo_jax.training.train import make_init
-from grpo_jax.types import PyTree, TrainState, by_path
+from grpo_jax.types import PyTree, TrainState
 
 
 @struct.dataclass
@@ -77,7 +83,8 @@ class TrainedPolicy:
           The action, `[...]` or `[N, ...]`; with a carry, the action and the next carry.
 
         Raises:
-          ConfigError: the observation has another shape, a recurrent policy has no carry, or there are several rows.
+          ConfigError: the observation has another shape, a recurrent policy has no carry, the carry or the mask is that
+            of another number of observations, or there are several rows.
         """
         self._check_single()
         if carry is None and self.config.policy.has_carry:
@@ -86,11 +93,13 @@ class TrainedPolicy:
                 instead = "generate(policy.config.policy, policy.params, prompts, key), or answer(policy.config, ...)"
             raise ConfigError(f"this policy keeps a carry from step to step: write {instead}")
         observation, is_single = _as_observation(self.config, observation)
-        action_mask = None if action_mask is None else _as_action_mask(self.config, action_mask)
         if is_single:
-            observation, action_mask = jax.tree.map(lambda leaf: leaf[None], (observation, action_mask))
+            observation = jax.tree.map(lambda leaf: leaf[None], observation)
         num = len(jax.tree.leaves(observation)[0])
+        if action_mask is not None:
+            action_mask = _as_action_mask(self.config, action_mask, num, is_single)
         before = self.initial_carry(num) if carry is None else carry
+        _check_carry(before, num)
         arrays = self.params, self.normalizer, self.hyperparams
         action, after = _program(self.config)(*arrays, observation, before, key, action_mask)
         action = action[0] if is_single else action
@@ -173,14 +182,25 @@ def _as_observation(config: Config, observation: PyTree) -> tuple[PyTree, bool]:
     return jax.tree.unflatten(structure, leaves), is_single
 
 
-def _as_action_mask(config: Config, action_mask: Any) -> jax.Array:
+def _check_carry(carry: PyTree, num: int) -> None:
+    """Raises ConfigError unless each leaf is `[N, ...]`: a single carry would be broadcast to all observations."""
+    for leaf in jax.tree.leaves(carry):
+        if leaf.shape[:1] != (num,):
+            raise ConfigError(
+                f"the carry contains {describe_arrays(leaf)}, but a batch of {num} keeps a carry for each observation, "
+                f"[{num}, ...]; begin with policy.initial_carry({num})"
+            )
+
+
+def _as_action_mask(config: Config, action_mask: Any, num: int, is_single: bool) -> jax.Array:
+    """The mask as an array `[N, num_actions]`; it may be given as `[num_actions]`, for all observations."""
     mask, num_actions = jnp.asarray(action_mask), getattr(config.env.action_space, "num_actions", None)
-    if mask.dtype != bool or mask.shape[-1:] != (num_actions,):
+    if mask.dtype != bool or mask.shape not in ((num_actions,), (num_actions,) if is_single else (num, num_actions)):
         raise ConfigError(
             f"action_mask is {mask.dtype}{list(mask.shape)}, but actions are in {config.env.action_space}; give a bool "
-            "for each discrete action, True if it is legal"
+            f"for each discrete action, True if it is legal{'' if is_single else f', or {num} times as many'}"
         )
-    return mask
+    return jnp.broadcast_to(mask, (num, num_actions))
 
 
 def load(
@@ -190,6 +210,7 @@ def load(
     which: Literal["final", "best"] = "final",
     row: int | Literal["best", "all"] = "best",
     config: Config | None = None,
+    trust: bool = False,
 ) -> TrainedPolicy:
     """A trained policy from the folder of a run.
 
@@ -206,29 +227,32 @@ def load(
         rows, as `run(params=...)` takes them.
       config: of the run, where policy.json cannot express it: with functions that have no import path, such as a
         lambda, or an environment that is an object.
+      trust: import what the folder names: environments, networks and other functions that are neither of this package
+        nor of JAX, Flax and Optax. Importing runs code, so do this only if you trust who made the folder.
 
     Raises:
-      ConfigError: there is no such folder, run, file or row, a file is damaged or of a newer format, or the parameters
-        do not fit the config.
+      ConfigError: there is no such folder, run, file or row, a file is damaged or of a newer format, the parameters
+        do not fit the config, or the folder names what is not trusted.
     """
     if which not in ("final", "best"):
         raise ConfigError(f"which={which!r} is unknown; use 'final' or 'best'")
     path, description = find_run(Path(folder), run)
     if config is None:
-        config = _read_config(path / DESCRIPTION, description)
+        config = read_config(path / DESCRIPTION, description, trust=trust)
     file = path / f"{which}.safetensors"
     if which == "final" and not file.exists() and (path / "best.safetensors").exists():
         raise ConfigError(f"{path} has no final policies, as the run did not end; use which='best' (--which best)")
     arrays = read_arrays(file)
-    num_rows = description["num_rows"]
-    like = jax.eval_shape(make_init(config), jax.random.key(0), _hyperparams_class(description)())
+    num_rows, kind = description["num_rows"], hyperparams_class(description, arrays, trust=trust)
+    like = jax.eval_shape(make_init(config), jax.random.key(0), kind())
+    trees = {"params": like.params, "normalizer": like.normalizer}
+    check_arrays(expected_arrays(trees, kind), arrays, num_rows, file)
     policies = TrainedPolicy(
         name=description["name"],
         config=config,
-        params=_tree(like.params, "params", arrays, file),
-        normalizer=_tree(like.normalizer, "normalizer", arrays, file),
-        hyperparams=_hyperparams(type(like.hyperparams), arrays),
-        env_params=row_parameters(config.env, description["env_params"], num_rows),
+        **{prefix: as_tree(tree, prefix, arrays) for prefix, tree in trees.items()},
+        hyperparams=as_hyperparams(kind, arrays),
+        env_params=read_env_params(path / DESCRIPTION, description, config),
         score=arrays["score"],
         steps=arrays["steps"],
         row=np.arange(num_rows),
@@ -240,40 +264,3 @@ def load(
     if not isinstance(row, int | np.integer) or not 0 <= row < num_rows:
         raise ConfigError(f"row={row!r}, but {path} holds the rows 0 to {num_rows - 1}; use one, 'best' or 'all'")
     return policies[row]
-
-
-def _read_config(path: Path, description: dict[str, Any]) -> Config:
-    if missing := description["not_in_config"]:
-        raise ConfigError(
-            f"{path} cannot express {', '.join(missing)}, as it is an object or a function without an import path; "
-            "give the run's config: load(folder, config=my_config)"
-        )
-    return Config(**from_json(path, description["config"], FIELDS, "Config"))
-
-
-def _hyperparams_class(description: dict[str, Any]) -> type[Hyperparams]:
-    """The run's own class, if it has an import path that still leads to one."""
-    path = description["hyperparams"]
-    return Hyperparams if path is None else import_object(path, "hyperparams")
-
-
-def _hyperparams(kind: type[Hyperparams], arrays: Arrays) -> Hyperparams:
-    """The hyperparameters; a field that is newer than the file has its default."""
-    num_rows = len(arrays["score"])
-    saved = {name: arrays.get(f"hyperparams/{name}") for name in kind.__dataclass_fields__}
-    return kind(**{name: jnp.asarray(value) for name, value in saved.items() if value is not None}).broadcast(num_rows)
-
-
-def _tree(like: PyTree, prefix: str, arrays: Arrays, file: Path) -> PyTree:
-    """The arrays whose paths begin with the prefix, in the structure of `like`, each with a leading axis of rows."""
-    shapes = by_path(like, prefix)
-    saved = {path: leaf for path, leaf in arrays.items() if path.split("/")[0] == prefix}
-    for path in {**shapes, **saved}:
-        here = [*shapes[path].shape] if path in shapes else "missing"
-        there = [*saved[path].shape[1:]] if path in saved else "missing"
-        if here != there:
-            raise ConfigError(
-                f"{path} is {there} in {file}, but {here} in the config's policy: the code has changed since, or "
-                "config= is that of another run"
-            )
-    return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(saved[path]) for path in shapes])

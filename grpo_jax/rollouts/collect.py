@@ -1,5 +1,7 @@
 """The experience of one iteration: windows of a rollout, one after the other, each with groups of its own."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -13,7 +15,12 @@ from grpo_jax.types import RolloutState, Trajectory
 
 
 def collect(
-    config: Config, simulator: Simulator, state: RolloutState, key_start: jax.Array, key_rollout: jax.Array
+    config: Config,
+    simulator: Simulator,
+    state: RolloutState,
+    key_start: jax.Array,
+    key_rollout: jax.Array,
+    reward_clip: jax.Array | float = math.inf,
 ) -> tuple[RolloutState, Trajectory]:
     """Plays windows of `window_steps`, each of which starts its groups anew, until `num_steps` are made.
 
@@ -22,6 +29,7 @@ def collect(
       simulator: the policy in its environment.
       state: the state kept from the last rollout.
       key_start, key_rollout: of the starts of groups, and of the steps.
+      reward_clip: largest magnitude of a reward in the values that branches give; no other reward is clipped here.
 
     Returns:
       The state to keep for the next rollout, and the windows side by side, as if they were environments: `[T, B]`
@@ -51,7 +59,9 @@ def collect(
         )
         if num_branches:
             trajectory = with_monte_carlo_values(
-                simulator, begun.environment_params, trajectory, key_branches, num_branches=num_branches
+                *(simulator, begun.environment_params, trajectory, key_branches),
+                num_branches=num_branches,
+                reward_clip=reward_clip,
             )
         return start.keep(begun, ended), along_envs(trajectory, axis=1)
 

@@ -26,7 +26,7 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
         "advantage/abs_mean": jnp.mean(jnp.abs(batch.advantage), where=batch.mask),
     }
     if trajectory.branch_steps is not None:
-        metrics["environment/steps"] += jnp.sum(trajectory.branch_steps)
+        metrics["environment/steps"] += jnp.sum(trajectory.branch_steps, dtype=jnp.int32)
     if config.group_size > 1:
         scores = episode_scores(trajectory, config.group_size)
         metrics["group/zero_variance_fraction"] = jnp.mean(jnp.all(scores == scores[:, :1], axis=1))

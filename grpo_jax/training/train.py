@@ -27,6 +27,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
     def init(
         key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None, params: PyTree = None
     ) -> TrainState:
+        hyperparams.check()
         if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(hyperparams)):
             raise ConfigError("init makes one state, of scalar hyperparameters; for arrays of them use jax.vmap(init)")
         try_on_shapes(config, hyperparams)

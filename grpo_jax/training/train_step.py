@@ -32,17 +32,16 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
 
         # Play: the policy in its environments, from where the groups start.
         simulator = _simulator(config, policy, state)
-        rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout)
+        rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout, hyperparams.reward_clip)
         # Only the next iteration sees these statistics: the update must see observations as they were acted upon.
         normalizer = merge_rollout(state.normalizer, trajectory)
 
         # Compare: advantages, targets, masks and weights, which stay fixed during the epochs.
-        kept = scaled_rewards(normalizer, kept_groups(config, trajectory), hyperparams.reward_clip)
+        kept = kept_groups(config, scaled_rewards(normalizer, trajectory, hyperparams.reward_clip))
         batch, baseline = make_batch(config, policy, state, kept, hyperparams)
 
         # Learn: epochs of minibatches.
-        progress = budget.share(state.steps, config.steps_per_iteration, hyperparams.total_steps)
-        rates = learning_rates(config.schedule, hyperparams, progress)
+        rates = learning_rates(config.schedule, hyperparams, budget.share_done(state, config.steps_per_iteration))
         optimizer = make_optimizer(config.optimizer, hyperparams, rates, config.moments_dtype)
         learner, metrics = update_epochs(config, policy, optimizer, state, batch, hyperparams, key_update)
 
@@ -57,6 +56,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             key=key,
             iteration=state.iteration + 1,
             steps=budget.add(state.steps, metrics["environment/steps"], config.steps_per_iteration),
+            last_steps=metrics["environment/steps"].astype(jnp.int32),
             episodes=budget.add(state.episodes, jnp.sum(trajectory.ended), config.steps_per_iteration),
         )
         return _adapt(config, policy, state, metrics)
@@ -72,11 +72,9 @@ def _simulator(config: Config, policy: Policy, state: TrainState) -> Simulator:
 
 def _adapted(config: Config, state: TrainState) -> Hyperparams:
     """The hyperparameters, with the KL coefficient that a controller has set."""
-    return (
-        state.hyperparams
-        if config.algorithm.kl_controller is None
-        else state.hyperparams.replace(kl_coef=state.kl_coef)
-    )
+    if config.algorithm.kl_controller is None:
+        return state.hyperparams
+    return state.hyperparams.replace(kl_coef=state.kl_coef)
 
 
 def _adapt(config: Config, policy: Policy, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
@@ -119,6 +117,7 @@ def initial_state(
         kl_coef=jnp.array(hyperparams.kl_coef),
         iteration=jnp.zeros((), jnp.int32),
         steps=budget.zero(),
+        last_steps=jnp.array(config.steps_per_iteration, jnp.int32),
         episodes=budget.zero(),
         hyperparams=hyperparams,
     )

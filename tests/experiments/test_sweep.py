@@ -120,7 +120,7 @@ def test_a_sweep_that_is_resumed_keeps_its_split(tmp_path, monkeypatch):
 
 
 def finished(label, learning_rate, final_returns):
-    result = RunResult(None, {}, np.full((1, len(final_returns)), 64), 1.0, 1.0, None)
+    result = RunResult(None, {}, np.full((1, len(final_returns)), 64), 1.0, 1.0, None, None, None)
     hyperparams = Hyperparams(learning_rate=learning_rate)
     config = Config(environment=Echo(), num_envs=8, num_minibatches=1)
     return Run(label, config, hyperparams, result, final_returns, 2.0, 1.0)
@@ -162,11 +162,11 @@ def test_a_file_of_fields_is_read_back(tmp_path):
     "text, message",
     [
         ('{"learning_rat": 1e-3}', "'learning_rat' is no field .*did you mean 'learning_rate'"),
-        ("[1]", "holds no JSON object"),
+        ("[1]", "holds no object in JSON"),
         ("{", "cannot be read"),
-        ('{"num_envs": "8"}', 'num_envs="8" must be of type int'),
-        ('{"shared_critic": "no"}', 'shared_critic="no" must be of type bool'),
-        ('{"total_steps": null}', "total_steps=null must be of type float"),
+        ('{"num_envs": "8"}', 'num_envs="8" must be a whole number'),
+        ('{"shared_critic": "no"}', 'shared_critic="no" must be true or false'),
+        ('{"total_steps": null}', "total_steps=null must be a number"),
         (None, "cannot be read: .*No such file"),
     ],
 )

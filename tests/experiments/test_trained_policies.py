@@ -14,8 +14,8 @@ from saved_policies import save_policies
 
 from experiments import evaluate, export, play
 from grpo_jax import Config, load
-from grpo_jax.environments.rendering.animation import CAPTION_HEIGHT
 from grpo_jax.errors import ConfigError
+from grpo_jax.rendering.animation import CAPTION_HEIGHT
 
 SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "hidden_sizes": (4,)}
 CARTPOLE = Config(environment="CartPole-v1", env_params={"max_steps_in_episode": 20}, **SIZES)

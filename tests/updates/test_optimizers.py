@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from probes import Probe, acted, bits
+from probes import Probe, acted, bits, check
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.devices.execution_plan import CPU, GPU
@@ -311,7 +311,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fields, message", REFUSED.values(), ids=REFUSED)
-def test_what_cannot_train_is_refused_at_construction(fields, message):
+def test_what_cannot_train_is_refused_before_training(fields, message):
     with pytest.raises(ConfigError, match=message):
         check(dataclasses.replace(CONFIG, **fields))
 

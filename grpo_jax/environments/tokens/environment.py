@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.environment import Environment, threefry, transition
+from grpo_jax.environments.parameters import cast_parameter
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.environments.tokens.task import ACCURACY, ASK, END, PAD, Problem, Reward, Task, Tokens
 from grpo_jax.errors import ConfigError, nearest
@@ -108,7 +109,10 @@ def _parameters(name: str, rewards: tuple[Reward, ...], overrides: Mapping[str, 
     for override in overrides:
         if override not in params:
             raise ConfigError(f"environment {name!r} has no parameter {override!r}: {nearest(override, params)}")
-    return {name: np.asarray(overrides.get(name, default), default.dtype) for name, default in params.items()}
+    values = {
+        name: cast_parameter(overrides.get(name, default), default.item(), name) for name, default in params.items()
+    }
+    return {name: np.asarray(value, params[name].dtype) for name, value in values.items()}
 
 
 def _draw(draw: Callable, is_held_out: Callable, key: jax.Array, held_out: jax.Array) -> Problem:
