@@ -59,6 +59,8 @@ class Config:
     """Groups to train on, those whose returns differ most (dynamic sampling); None: all that are played."""
     common_random_numbers: bool = False
     """Members of a group share all randomness but that of their actions."""
+    extras: tuple[str, ...] = ()
+    """Entries of the environment's info to keep at each step, for slots that read them: batch.extras[name]."""
     truncate_sampling: bool = False
     """A transformer samples only from its most probable tokens: hyperparameters top_k and top_p."""
 
@@ -139,6 +141,7 @@ class Config:
         resolve = functools.partial(object.__setattr__, self)
         check_counts(self)
         resolve("env_params", static_parameters(self.env_params))
+        resolve("extras", tuple(self.extras))
         if not isinstance(self.algorithm, Algorithm):
             name = str(self.algorithm)
             resolve("algorithm", by_name(automatic_algorithm(self.env.max_steps).name if name == "auto" else name))
@@ -225,7 +228,9 @@ class Config:
     @functools.cached_property
     def env(self) -> Environment:
         """The environment's pure functions."""
-        return stack_frames(make_environment(self.environment, dict(self.env_params)), self.frame_stack)
+        environment = make_environment(self.environment, dict(self.env_params))
+        environment = stack_frames(environment, self.frame_stack)
+        return environment._replace(extras=self.extras) if self.extras else environment
 
     @functools.cached_property
     def policy(self) -> Policy:

@@ -3,6 +3,7 @@
 Groups lie side by side along `B`: member `i` of group `g` is environment `g * group_size + i`.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
@@ -82,6 +83,7 @@ class Trajectory(NamedTuple):
     imposed: jax.Array | None = None  # [T, B] bool: the environment itself took the action; None: it never does
     state: RolloutState | None = None  # before each step, each leaf [T, B, ...]; None without keep_states
     branch_steps: jax.Array | None = None  # [T, B] int32: steps of the branches that valued this state; None: no branch
+    extras: dict[str, jax.Array] | None = None  # each [T, B, ...]: see `Config.extras`; None: no more is kept
 
     @property
     def is_first(self) -> jax.Array:
@@ -121,6 +123,7 @@ class Batch(NamedTuple):
     # What a slot may compare, since the update does not split it: "whole_sequences", "whole_minibatches". The keys of a
     # dict are no arrays, and so known while tracing.
     together: dict[str, tuple[()]] = {}
+    extras: dict[str, jax.Array] | None = None  # each [S, N, ...], of the trajectory
 
 
 class Prediction(NamedTuple):
@@ -133,6 +136,19 @@ class Prediction(NamedTuple):
     # KL(policy || reference), likewise, but exact for the penalty exact_kl_to_reference; None without a reference
     kl_reference: jax.Array | None
     reference_log_prob: jax.Array | None  # None without a reference
+    params: PyTree = None  # the current parameters that are trained
+    compute_features: Callable[[], jax.Array] | None = None
+
+    @property
+    def features(self) -> jax.Array:
+        """`[S, N, F]`: the input of the actor's head, computed only where a slot reads it.
+
+        Raises:
+          ValueError: the policy has none.
+        """
+        if self.compute_features is None:
+            raise ValueError("this policy, a network of your own, has no features; give make_pure_policy features=...")
+        return self.compute_features()
 
 
 class Count(NamedTuple):

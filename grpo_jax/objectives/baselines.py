@@ -111,10 +111,10 @@ def same_step_baseline() -> Baseline:
 
     With a critic, returns are bootstrapped by it where a limit or the window cut them; otherwise they end there.
     """
-    return stateless(_same_step)
+    return stateless(with_options(_same_step_baseline))
 
 
-def _same_step(
+def _same_step_baseline(
     trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
 ) -> tuple[jax.Array, jax.Array]:
     returns, final_value = _window_returns(trajectory, hyperparams)
@@ -126,10 +126,10 @@ def state_hash_baseline() -> Baseline:
 
     With a critic, it values final states; otherwise visits to them do.
     """
-    return stateless(_state_hash)
+    return stateless(with_options(_state_hash_baseline))
 
 
-def _state_hash(
+def _state_hash_baseline(
     trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
 ) -> tuple[jax.Array, jax.Array]:
     returns, critic_value = _window_returns(trajectory, hyperparams)
@@ -171,7 +171,7 @@ def boosted(first: Baseline, second: Baseline) -> Baseline:
       first, second: baselines, with or without a state.
     """
     pair = {"first": first, "second": second}
-    return Baseline(with_options(_boosted_init, **pair), with_options(_boosted_apply, **pair))
+    return Baseline(with_options(_boosted_init, **pair), with_options(_boosted, **pair))
 
 
 def _boosted_init(
@@ -180,7 +180,7 @@ def _boosted_init(
     return first.init(trajectory, policy, params), second.init(trajectory, policy, params)
 
 
-def _boosted_apply(
+def _boosted(
     trajectory: Trajectory,
     state: tuple[PyTree, PyTree],
     policy: Any,

@@ -176,10 +176,10 @@ def kernel_baseline(
       standardize, relative, reach: as of `kernel_values`.
     """
     options = {"metric": metric, "standardize": standardize, "relative": relative, "reach": reach}
-    return stateless(with_options(_baseline_values, **options))
+    return stateless(with_options(_kernel_baseline, **options))
 
 
-def _baseline_values(
+def _kernel_baseline(
     trajectory: Trajectory,
     policy: Any,
     params: PyTree,

@@ -173,10 +173,10 @@ def lstd_baseline(*, features: Callable = policy_features, num_folds: int = 4) -
       features: `policy_features` or `observed`.
       num_folds: parts of the environments, each of which has its values from the others.
     """
-    return stateless(with_options(_baseline_values, features=features, num_folds=num_folds))
+    return stateless(with_options(_lstd_baseline, features=features, num_folds=num_folds))
 
 
-def _baseline_values(
+def _lstd_baseline(
     trajectory: Trajectory,
     policy: Any,
     params: PyTree,

@@ -155,17 +155,17 @@ def recursive_lstd_baseline(
     if num_random_features is not None and num_random_features < 0:
         raise ValueError(f"num_random_features={num_random_features} is no number of features; use 0 for none, or more")
     options = {"features": features, "num_random_features": num_random_features, "fit_every": fit_every}
-    return Baseline(with_options(_initial_state, **options), with_options(_values_and_state, **options))
+    return Baseline(with_options(_initial_state, **options), with_options(_recursive_lstd_baseline, **options))
 
 
 def _initial_state(trajectory: Trajectory, policy: Any, params: PyTree, **options: Any) -> RecursiveState:
     def state_after(trajectory, params):
-        return _values_and_state(trajectory, None, policy, params, Hyperparams(), 1, **options)[2]
+        return _recursive_lstd_baseline(trajectory, None, policy, params, Hyperparams(), 1, **options)[2]
 
     return jax.tree.map(jnp.zeros_like, jax.eval_shape(state_after, trajectory, params))
 
 
-def _values_and_state(
+def _recursive_lstd_baseline(
     trajectory: Trajectory,
     state: RecursiveState | None,
     policy: Any,

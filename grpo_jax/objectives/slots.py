@@ -197,6 +197,9 @@ class Baseline(NamedTuple):
     # final ones, and the next state; `params` are those that acted
     apply: Callable
 
+    def __repr__(self) -> str:
+        return function_name(self.apply)
+
 
 def no_state(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[()]:
     """`init` of a baseline without a state."""
@@ -215,7 +218,7 @@ class _With:
 
     def __repr__(self) -> str:
         options = (f"{name}={function_name(value)}" for name, value in self.options)
-        return f"{function_name(self.function)}({', '.join(options)})"
+        return f"{function_name(self.function).lstrip('_')}({', '.join(options)})"
 
 
 def with_options(function: Callable, **options: Any) -> Callable:
@@ -240,7 +243,7 @@ class _Stateless:
         return value, final_value, state
 
     def __repr__(self) -> str:
-        return function_name(self.values)
+        return repr(self.values) if isinstance(self.values, _With) else f"stateless({function_name(self.values)})"
 
 
 def stateless(values: Callable) -> Baseline:

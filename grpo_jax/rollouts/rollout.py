@@ -1,7 +1,7 @@
 """Rollouts: one scan over steps, `B` environments wide, that serves every environment and every policy."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import threefry
-from grpo_jax.errors import ConfigError, are_alike, describe_arrays
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays, nearest
 from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import restricted
@@ -269,7 +269,19 @@ class Simulator(NamedTuple):
             action_mask=action_mask,
             reward_parts=moved.reward_parts,
             imposed=imposed,
+            extras=self._extras(state, moved.info),
         )
+
+    def _extras(self, state: RolloutState, info: Mapping[str, jax.Array]) -> dict[str, jax.Array] | None:
+        """What is kept of the environments' info after a step, and of the policy before it; each `[B, ...]`."""
+        environment, kept = self.environment, {}
+        for name in environment.extras:
+            if name not in info:
+                raise ConfigError(f"extras: the info of {environment.name!r} has no {name!r}: {nearest(name, info)}")
+            kept[name] = info[name]
+        if self.policy.extras is not None:
+            kept |= self.policy.extras(self.params, state.observation, state.policy_carry)
+        return kept or None
 
 
 def _imposed(environment: Environment, state: PyTree, params: PyTree) -> jax.Array:

@@ -1,7 +1,6 @@
 """Checks before anything is compiled: the budget of a run, and one iteration on shapes."""
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -19,9 +18,9 @@ from grpo_jax.updates.schedules import check_schedule
 _NUM_ENVS = 3
 
 
-def check_run(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
+def check_run(config: Config, hyperparams: Hyperparams) -> None:
     """Raises ConfigError for hyperparameters or a budget that are invalid, and for a config whose parts do not fit."""
-    check_budget(config, hyperparams, max_episodes)
+    check_budget(config, hyperparams)
     try_on_shapes(config, hyperparams)
 
 
@@ -39,11 +38,15 @@ def try_on_shapes(config: Config, hyperparams: Hyperparams) -> Metrics:
       ConfigError: an algorithm, a network, a distribution, an optimiser or a schedule that does not fit, with what to
         write instead.
     """
-    return _try_on_shapes(config, jax.tree.structure(hyperparams), jax.config.jax_enable_x64)
+    structure = jax.tree.structure(hyperparams)
+    tried = vars(config).setdefault("_tried", {})  # kept with the config, as its environment and policy are
+    key = structure, jax.config.jax_enable_x64
+    if key not in tried:
+        tried[key] = _try_on_shapes(config, structure)
+    return tried[key]
 
 
-@functools.lru_cache(maxsize=64)
-def _try_on_shapes(config: Config, structure: Any, x64: bool) -> Metrics:
+def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     check_schedule(config.schedule)
     if config.has_own_distribution or config.has_own_network:
         _check_distribution(config)

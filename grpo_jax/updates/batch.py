@@ -87,6 +87,7 @@ def make_batch(
         action_mask=trajectory.action_mask,
         is_first=trajectory.is_first,
         carry=trajectory.carry,
+        extras=trajectory.extras,
         together={field: () for field, is_whole in together.items() if is_whole},
     )
     if not config.keeps_sequences:

@@ -1,5 +1,7 @@
 """The loss of a batch, composed from the slots of an algorithm."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -35,6 +37,8 @@ def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
         kl_behaviour=family.kl(batch.distribution, distribution),
         kl_reference=None if reference is None else family.kl(distribution, reference),
         reference_log_prob=batch.reference_log_prob,
+        params=params,
+        compute_features=policy.features and functools.partial(policy.features, *inputs),
     )
 
 
@@ -57,6 +61,8 @@ def _predict_in_chunks(policy: Policy, inputs: tuple, batch: Batch) -> Predictio
         kl_behaviour=k3_from_behaviour(batch.log_prob, scores.log_prob),
         kl_reference=kl_reference,
         reference_log_prob=reference,
+        params=params,
+        compute_features=lambda: features,
     )
 
 

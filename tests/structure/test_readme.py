@@ -17,7 +17,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_code_blocks_run(block):
-    block = block.replace("length=10", "length=1")  # one train step of the 64 runs tells as much as ten
+    block = block.replace(
+        "make_train(config, 10)", "make_train(config, 1)"
+    )  # one train step of the 64 runs tells as much as ten
     exec(compile(block, "README.md", "exec"), {})
 
 
