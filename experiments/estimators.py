@@ -21,9 +21,10 @@ from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, LSTD_GAE, RECURSIVE_LSTD_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
+from grpo_jax.baselines import kernel_baseline, lstd_baseline, observed
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import kernel_baseline, lstd_baseline, mean_of_sequence_sums, mean_over_steps, observed
+from grpo_jax.objectives import mean_of_sequence_sums, mean_over_steps
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import KERNEL_GAE
+from grpo_jax.baselines import policy_features
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import policy_features
 from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import CONTINUE
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from grpo_jax import Config, Hyperparams, objectives
+from grpo_jax import Config, Hyperparams, baselines, objectives
 from grpo_jax.algorithms import by_name
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, Task, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
@@ -125,7 +125,7 @@ def sources_of_values(arguments: Arguments) -> list[Plan]:
     of tokens, and so separates the effect of the prompts from that of the values.
     """
     plan = functools.partial(make_plan, arguments)
-    on_groups = {"baseline": objectives.boosted(objectives.same_step_baseline, objectives.lstd_baseline)}
+    on_groups = {"baseline": baselines.boosted(baselines.same_step_baseline, baselines.lstd_baseline)}
     return [
         plan("GRPO"),
         plan("RLOO", "rloo"),

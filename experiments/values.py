@@ -16,14 +16,9 @@ import numpy as np
 from rich.table import Table
 
 from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
+from grpo_jax.baselines import lstd_baseline, observed, recursive_lstd_baseline
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import (
-    discounted_returns,
-    explained_variance,
-    lstd_baseline,
-    observed,
-    recursive_lstd_baseline,
-)
+from grpo_jax.objectives import discounted_returns, explained_variance
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.experience import collect

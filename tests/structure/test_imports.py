@@ -12,7 +12,17 @@ REPOSITORY = PACKAGE.parent
 # From the top: a folder, or a module of the package itself, imports only from what stands below it.
 ORDER = (
     *("language", "recording", "rendering", "training", "evaluation", "config", "updates", "algorithms", "rollouts"),
-    *("policies", "objectives", "environments", "devices", "host_calls", "observations", "precision", "types"),
+    *(
+        "baselines",
+        "policies",
+        "objectives",
+        "environments",
+        "devices",
+        "host_calls",
+        "observations",
+        "precision",
+        "types",
+    ),
     *("hyperparams", "importing", "errors"),
 )
 STRANGERS = {"objectives", "environments", "devices"}  # which do not know each other

@@ -12,9 +12,9 @@ from probes import NUM_TOKENS, Recall, copy_task, random_window
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import LSTD_GAE
+from grpo_jax.baselines import lstd_values, policy_features
 from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import lstd_values, policy_features
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.rollouts.groups import one_carry_per_group

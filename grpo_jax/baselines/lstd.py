@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.baselines.features import policy_features
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.features import policy_features
 from grpo_jax.objectives.returns import next_values
 from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory

@@ -10,20 +10,18 @@ from probes import FOREVER, Probe, Recall, known_params, known_policy, random_wi
 
 from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
-from grpo_jax.environments import make_environment
-from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import (
+from grpo_jax.baselines import (
     boosted,
-    bootstrapped_returns,
     kernel_baseline,
     kernel_values,
     lstd_baseline,
-    next_values,
     policy_features,
     same_step_baseline,
-    same_step_leave_one_out,
     state_hash_values,
 )
+from grpo_jax.environments import make_environment
+from grpo_jax.errors import ConfigError
+from grpo_jax.objectives import bootstrapped_returns, next_values, same_step_leave_one_out
 from grpo_jax.policies.normalization import initial_statistics, normalized
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import FRESH
