@@ -22,6 +22,7 @@ from rich.table import Table
 
 from grpo_jax import Hyperparams, run
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.recorder import record
@@ -29,7 +30,6 @@ from grpo_jax.recording.settings import Recording
 
 from .harness import reference_implementations as reference
 from .harness.command import command, make_console, new_folder, num_cores, provenance
-from .harness.figures import panels
 from .harness.parsing import parse_flags
 from .harness.runs import score_summary
 from .harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours

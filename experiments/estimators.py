@@ -25,6 +25,7 @@ from grpo_jax.baselines import kernel_baseline, lstd_baseline, observed
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import mean_of_sequence_sums, mean_over_steps
+from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
@@ -33,7 +34,6 @@ from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
 from .harness.command import command, make_console, provenance
-from .harness.figures import panels
 from .harness.parsing import chosen, parse_flags
 from .harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
 

@@ -48,7 +48,8 @@ def main(arguments: Arguments) -> None:
     console.print(table(policies, returns, lengths))
     kind = "greedy" if arguments.greedy else "sampled"
     console.print(
-        f"{policies.config.env.name}: {num_episodes} {kind} episodes of each of {len(policies)} seeds, "
+        f"{policies.config.env.name}: {num_episodes} {kind} episodes of each of {len(policies)} "
+        f"{policies.settings.word}, "
         f"{lengths.sum() / seconds:,.0f} steps/s",
         soft_wrap=True,
     )
@@ -83,20 +84,29 @@ def play(
 
 
 def table(policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> Table:
-    """A line for each seed, and one for all."""
-    rendered = Table("seed", "mean return", "std", "worst", "best", "mean length", title=policies.name)
-    for row, values, steps in zip(policies.row, returns, lengths, strict=True):
-        numbers = values.mean(), values.std(), values.min(), values.max(), steps.mean()
-        rendered.add_row(str(row), *(f"{number:.4g}" for number in numbers))
-    if len(returns) > 1:
-        rendered.add_section()
-        rendered.add_row("IQM", with_interval(returns.mean(axis=1)), "", "", "", f"{lengths.mean():.4g}")
+    """For each setting, a line for each seed, and one for all of them."""
+    word = policies.settings.word.removesuffix("s")
+    rendered = Table(word, "mean return", "std", "worst", "best", "mean length", title=policies.name)
+    for label, rows in policies.settings.rows.items():
+        if label:
+            rendered.add_section()
+            rendered.add_row(label)
+        for row in rows:
+            values = returns[row]
+            numbers = values.mean(), values.std(), values.min(), values.max(), lengths[row].mean()
+            rendered.add_row(str(policies.row[row]), *(f"{number:.4g}" for number in numbers))
+        if len(rows) > 1:
+            if not label:
+                rendered.add_section()
+            interval = with_interval(returns[rows].mean(axis=1))
+            rendered.add_row("IQM", interval, "", "", "", f"{lengths[rows].mean():.4g}")
     return rendered
 
 
 def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> dict:
-    """The contents of the file."""
+    """The contents of the file; several settings have a summary each, by label."""
     config: Config = policies.config
+    scores = {label: score_summary(returns[rows].mean(axis=1)) for label, rows in policies.settings.rows.items()}
     return {
         "folder": arguments.folder,
         "run": policies.name,
@@ -105,7 +115,7 @@ def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray
         "seed": arguments.seed,
         "environment": config.env.name,
         "env_params": dict(config.env_params),
-        "return": score_summary(returns.mean(axis=1)),
+        "return": scores.get("", scores),
         "returns": returns,
         "lengths": lengths,
         **provenance(),

@@ -7,9 +7,9 @@ import numpy as np
 
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
 from grpo_jax.recording import learning_curve
+from grpo_jax.recording.figures import draw_curve, panels
 
 from .harness.command import command
-from .harness.figures import draw_curve, panels
 from .harness.parsing import parse_flags
 from .harness.runs import Run, make_plan
 from .harness.settings import SOLVED_AT

@@ -11,10 +11,10 @@ from grpo_jax import Config
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
+from grpo_jax.recording.figures import draw_curves
 from grpo_jax.recording.plan import Plan, folder_name
 
 from .command import hardware
-from .figures import draw_curves
 from .parsing import chosen
 from .runs import Run, Score, make_plan, sampled_return, score_summary
 from .study import Study, StudyArguments
