@@ -1,6 +1,7 @@
 """Adapts gymnax's interface to `Environment`. Imports gymnax only when one of its environments is requested."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -139,6 +140,9 @@ def _cast(value: Any, default: Any, field: str) -> Any:
         kind = type(default)
         if kind is bool and value not in (0, 1) or kind is int and not float(value).is_integer():
             raise ConfigError(f"{field}={value!r} must be {'0 or 1' if kind is bool else 'a whole number'}")
+        largest = 2**31 - 1 if kind is int else math.inf
+        if kind is not str and not abs(value) <= largest:
+            raise ConfigError(f"{field}={value!r} must be a number of at most {largest}")
         return kind(value)
     if not isinstance(default, (jax.Array, np.ndarray)):
         return value
