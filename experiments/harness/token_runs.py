@@ -91,7 +91,7 @@ def _read_warm_start(path: Path, description: Mapping[str, Any]) -> WarmStart:
         other = saved.pop("description")
         start = WarmStart(**saved)
     except Exception as error:  # of msgpack, or of another content
-        raise ConfigError(f"{path} is not a warm start ({error!r}); name another file (--warm-start)") from error
+        raise ConfigError(f"{path} is not a warm start ({error!r:.100}); name another file (--warm-start)") from error
     for name, value in description.items():
         if other.get(name) != value:
             raise ConfigError(

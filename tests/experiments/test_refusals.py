@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import serialization
 from probes import difference
 from rich.console import Console
 
@@ -199,6 +200,13 @@ def test_a_warm_start_made_otherwise(changes, message, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=message):
         start("kept", **changes) if changes else start("kept", "other")
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", [b"{}", b"", serialization.msgpack_serialize({"params": 1})])
+def test_a_file_that_is_no_warm_start(content, tmp_path):
+    (tmp_path / "kept").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"kept is not a warm start .*; name another file \(--warm-start\)"):
+        token_runs._read_warm_start(tmp_path / "kept", {})
 
 
 def test_two_runs_of_one_name(tmp_path, capsys):
