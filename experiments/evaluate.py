@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,11 +11,11 @@ from rich.table import Table
 
 from grpo_jax import Config, TrainedPolicy, evaluate
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
-from grpo_jax.errors import as_count
 from grpo_jax.recording.files import write_json
 
 from .harness.command import command, make_console, provenance
 from .harness.figures import with_interval
+from .harness.limits import Count, OutFile
 from .harness.parsing import parse_flags
 from .harness.runs import score_summary
 from .harness.trained import EpisodeArguments
@@ -28,14 +27,14 @@ EPISODES_AT_ONCE = 4096  # of all rows together
 class Arguments(EpisodeArguments):
     """Plays whole episodes with the trained policies of all seeds of a run."""
 
-    num_episodes: int = 1000
+    num_episodes: Count = 1000
     """Episodes of each seed."""
-    out: Path | None = None
+    out: OutFile | None = None
     """JSON file for the returns and lengths of all episodes."""
 
 
 def main(arguments: Arguments) -> None:
-    num_episodes = as_count("--num-episodes", arguments.num_episodes)
+    num_episodes = arguments.num_episodes
     policies = arguments.load("all")
     console = make_console()
     started = time.perf_counter()
@@ -54,7 +53,6 @@ def main(arguments: Arguments) -> None:
         soft_wrap=True,
     )
     if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(arguments.out, summarise(arguments, policies, returns, lengths))
         console.print(f"Written to {arguments.out}", soft_wrap=True)
 

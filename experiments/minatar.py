@@ -17,6 +17,7 @@ from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import CONTINUE
 
 from .harness.command import command
+from .harness.limits import Count, Steps
 from .harness.parsing import chosen, parse_flags
 from .harness.runs import make_plan, sampled_return
 from .harness.settings import ON_RELATIVE_POSITIONS
@@ -85,9 +86,9 @@ class Arguments(StudyArguments):
 
     games: tuple[str, ...] = GAMES
     """Names of the games."""
-    total_steps: int = 5_000_000
+    total_steps: Steps = 5_000_000
     """Environment steps a seed may take."""
-    num_seeds: int = 5
+    num_seeds: Count = 5
     """Independent runs of each."""
     methods: tuple[str, ...] = ()
     """Names of the methods; all if left out."""

@@ -28,6 +28,7 @@ from grpo_jax.training.progress import Chunk
 
 from .harness.command import command
 from .harness.figures import plot_curves, return_cells, return_columns
+from .harness.limits import Count, Positive
 from .harness.parsing import invocation, parse_known_flags
 from .harness.runs import PROGRAMS, Run
 from .harness.study import Study, StudyArguments, check_plans
@@ -43,9 +44,9 @@ class Arguments(StudyArguments):
     Beside the flags below, any flag of the command train, with one value or with several: --learning-rate 1e-3 1e-2.
     """
 
-    samples: int | None = None
+    samples: Count | None = None
     """Draw so many settings at random, log-uniformly between the two values of each flag, in place of a grid."""
-    memory_gib: float | None = None
+    memory_gib: Positive | None = None
     """GiB on each device that may be used; by default 80% of what there is. More rows than fit go one after another."""
 
 

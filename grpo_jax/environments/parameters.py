@@ -15,6 +15,9 @@ EnvParams = Mapping[str, Any] | None
 """Values by name for an environment's traced parameters; parameters that are not named keep their default."""
 
 
+_LARGEST_INT = 2**31 - 1  # of int32
+
+
 @struct.dataclass
 class TimeLimit:
     """The only parameter of an environment that has no others."""
@@ -56,6 +59,8 @@ def cast_parameter(value: Any, default: Any, field: str) -> Any:
         if cast is None or isinstance(value, str) != isinstance(default, str) or (kind is not float and cast != value):
             words = {bool: "0 or 1", int: "a whole number", str: "a text"}.get(kind, "a number")
             raise ConfigError(f"{field}={value!r} must be {words}")
+        if kind is int and not abs(cast) <= _LARGEST_INT:
+            raise ConfigError(f"{field}={value!r} must be a number of at most {_LARGEST_INT}")
         return cast
     if not isinstance(default, (jax.Array, np.ndarray)):
         return value

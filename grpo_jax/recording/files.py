@@ -243,7 +243,11 @@ def _replace(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacement(path: Path) -> Iterator[Path]:
-    """A temporary path for the block to write to; the file then takes the place of `path`, if the block succeeds."""
+    """A temporary path for the block to write to; the file then takes the place of `path`, if the block succeeds.
+
+    The folder of the file is made if it does not exist.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -252,6 +256,30 @@ def replacement(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_files(folder: Path) -> Iterator[Path]:
+    """A temporary folder for the block to write to; its files then become those of `folder`, if the block succeeds.
+
+    Without success, such as on a full disk, nothing is left, and files that `folder` had stay as they were.
+    """
+    is_new = not folder.exists()
+    # In an existing folder, as its parent may be on another file system.
+    temporary = (folder.parent if is_new else folder) / f".{folder.name}.{os.getpid()}.tmp"
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        if is_new:
+            os.replace(temporary, folder)
+        else:
+            for path in temporary.iterdir():
+                os.replace(path, folder / path.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def plain(value: Any) -> Any:

@@ -105,14 +105,14 @@ MISTAKES = {
     "no such reward": ("--reward my_rewards:digit", "'my_rewards' has no 'digit': did you mean 'digits'"),
     "held out": ("--reward my_rewards:digits --held-out x", "--held-out x is neither a file nor a share"),
     "context": ("--reward my_rewards:digits --max-completion 600", "line 1: the prompt has .* context of 512"),
-    "chunk": ("--reward my_rewards:digits --logits-chunk 0", "logits_chunk=0 is not a positive integer"),
+    "chunk": ("--reward my_rewards:digits --logits-chunk 0", "--logits-chunk 0 is not a whole number from 1"),
     "no KL": (
         "--reward my_rewards:digits --algorithm dapo --kl-coef 0.1",
         "--kl-coef 0.1 has no effect, as --algorithm",
     ),
     "greedy": ("--reward my_rewards:digits --temperature 0", "temperature=0 takes the most probable token"),
     "rate": ("--reward my_rewards:digits --learning-rate nan", "learning_rate=nan is not a number"),
-    "count": ("--reward my_rewards:digits --sample-every 0", "sample_every=0 is not a positive integer"),
+    "count": ("--reward my_rewards:digits --sample-every 0", "--sample-every 0 is not a whole number from 1"),
 }
 
 
