@@ -10,7 +10,7 @@ from grpo_jax.recording import learning_curve
 from grpo_jax.recording.figures import draw_curve, panels
 
 from .harness.command import command
-from .harness.limits import Count, Steps
+from .harness.limits import Seeds, Steps
 from .harness.parsing import parse_flags
 from .harness.runs import Run, make_plan
 from .harness.settings import SOLVED_AT
@@ -29,7 +29,7 @@ class Arguments(StudyArguments):
 
     algorithms: tuple[str, ...] = tuple(name for name, algorithm in ALGORITHMS.items() if not algorithm.num_branches)
     """Names of the algorithms; all but vine_ppo, whose branches from every state of an episode exceed the budget."""
-    num_seeds: Count = 8
+    num_seeds: Seeds = 8
     """Independent runs of each."""
     total_steps: Steps = 500_000
     """Environment steps a seed may take."""

@@ -34,7 +34,7 @@ from grpo_jax.types import PyTree
 
 from .harness.command import command, need_one_process
 from .harness.language_runs import HELD_OUT_REWARD, HeldOutCurves
-from .harness.limits import Count, Finite
+from .harness.limits import Count, Finite, Seeds
 from .harness.parsing import parse_flags
 from .harness.study import Study, StudyArguments
 from .harness.token_runs import params_from_warm_start, prompted
@@ -96,7 +96,7 @@ class TrainingArguments(StudyArguments):
     """Tokens whose logits an update computes at once; by default all for small vocabularies, else 256."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the saved weights."""
-    num_seeds: Count = 1
+    num_seeds: Seeds = 1
     """Independent runs, each of which gives a model."""
     checkpoint_every: int = 10
     """Iterations between two checkpoints, from which a run can be resumed; 0 for none."""

@@ -17,7 +17,7 @@ from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import CONTINUE
 
 from .harness.command import command
-from .harness.limits import Count, Steps
+from .harness.limits import Seeds, Steps
 from .harness.parsing import chosen, parse_flags
 from .harness.runs import make_plan, sampled_return
 from .harness.settings import ON_RELATIVE_POSITIONS
@@ -88,7 +88,7 @@ class Arguments(StudyArguments):
     """Names of the games."""
     total_steps: Steps = 5_000_000
     """Environment steps a seed may take."""
-    num_seeds: Count = 5
+    num_seeds: Seeds = 5
     """Independent runs of each."""
     methods: tuple[str, ...] = ()
     """Names of the methods; all if left out."""

@@ -18,7 +18,7 @@ from grpo_jax.rollouts.starts import CONTINUE
 
 from .harness.command import command
 from .harness.figures import with_interval
-from .harness.limits import Count
+from .harness.limits import Count, Seeds
 from .harness.parsing import parse_flags
 from .harness.runs import Run
 from .harness.settings import ALGORITHM_SETTINGS
@@ -65,7 +65,7 @@ class Arguments(StudyArguments):
 
     num_episodes: Count = 1_000
     """Training episodes of each seed."""
-    num_seeds: Count = 10
+    num_seeds: Seeds = 10
     """Independent runs of each recipe."""
 
 

@@ -13,7 +13,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.plan import Plan
 
 from .harness.command import command, need_one_process
-from .harness.limits import Count, OutFile, Share, Steps
+from .harness.limits import OutFile, Seeds, Share, Steps
 from .harness.parsing import parse_flags
 from .harness.settings import REWARD_HACKING, TokenTask, settings, split_fields, token_task
 from .harness.study import Study, StudyArguments
@@ -44,7 +44,7 @@ class Arguments(StudyArguments):
     """Compare where the advantages of tokens come from: groups, a critic, least squares, Monte Carlo values."""
     variety: bool = False
     """Compare what keeps the variety of answers: an entropy bonus, KL penalties, clip-higher, pass@k."""
-    num_seeds: Count = 5
+    num_seeds: Seeds = 5
     """Independent runs, each with its own warm start."""
     total_steps: Steps | None = None
     """Tokens that each seed may sample; the task's setting if left out."""

@@ -23,7 +23,7 @@ from grpo_jax.training.experience import collect
 from grpo_jax.types import Trajectory
 
 from .harness.command import command, make_console, provenance
-from .harness.limits import Count, OutFile, Seed, Steps
+from .harness.limits import Count, OutFile, Seed, Seeds, Steps
 from .harness.parsing import parse_flags
 from .harness.settings import settings, split_fields
 from .minatar import GAMES
@@ -44,7 +44,7 @@ class Arguments:
     """Earlier rollouts of the same policy that the recursive baseline has seen, one column for each number."""
     gae_lambda: float = 0.8
     """Lambda of PPO's advantages and of the eligibility of least squares."""
-    num_seeds: Count = 4
+    num_seeds: Seeds = 4
     """Number of policies, each trained with another seed."""
     seed: Seed = 0
     """Of all randomness."""

@@ -33,6 +33,7 @@ class ToWrite(NamedTuple):
 _LEAST = math.ulp(0.0)  # the smallest positive number
 
 Count = Annotated[int, Between(1, 2**31 - 1, "a whole number from 1 to 2147483647")]
+Seeds = Annotated[int, Between(1, 2**20, "a whole number from 1 to 1048576")]  # keys of more might fill the memory
 Steps = Annotated[int, Between(1, 2**53, "a whole number from 1 to 2^53")]  # exact in float64
 # A key has 32 bits of its seed, so that other numbers would be equal to one of these.
 Seed = Annotated[int, Between(0, 2**32 - 1, "a whole number from 0 to 4294967295")]

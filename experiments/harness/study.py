@@ -30,7 +30,7 @@ from grpo_jax.types import PyTree
 
 from .command import DeviceArguments, hardware, make_console, new_folder, parse_mesh
 from .figures import plot_curves, table
-from .limits import Count, Seed
+from .limits import Seed, Seeds
 from .runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
 
 
@@ -38,7 +38,7 @@ from .runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
 class StudyArguments(Recording, DeviceArguments):
     """The flags of every experiment."""
 
-    num_seeds: Count = 16
+    num_seeds: Seeds = 16
     """Independent runs of each algorithm, in one program."""
     seed: Seed = 0
     """Seed of all randomness."""

@@ -83,7 +83,7 @@ FLAGS = {
     "budget of nan": ("--total-steps nan", "total_steps=nan"),
     "budget without end": ("--total-steps inf", "there is no max_episodes, so nothing ends the run"),
     "budget too small": ("--total-steps 31", "does not allow one iteration"),
-    "no seeds": ("--num-seeds 0", "--num-seeds 0 is not a whole number from 1"),
+    "no seeds": ("--num-seeds 0", "--num-seeds 0 is not a whole number from 1 to"),
     "no environments": ("--num-envs 0", "num_envs=0"),
     "half a step": ("--num-steps 0.5", "0.5"),
     "uneven minibatches": ("--num-minibatches 5", "num_minibatches=4"),
