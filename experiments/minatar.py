@@ -9,12 +9,13 @@ import itertools
 from typing import Any, NamedTuple
 
 from grpo_jax import Hyperparams
+from grpo_jax.baselines import kernel_baseline, policy_features
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import CONTINUE
-from grpo_jax.objectives import kernel_baseline, policy_features
 from grpo_jax.recording.plan import Plan
 
 from .harness.command import command
+from .harness.limits import Seeds, Steps
 from .harness.parsing import chosen, parse_flags
 from .harness.runs import make_plan, sampled_return
 from .harness.settings import ON_RELATIVE_POSITIONS
@@ -83,9 +84,9 @@ class Arguments(StudyArguments):
 
     games: tuple[str, ...] = GAMES
     """Names of the games."""
-    total_steps: int = 5_000_000
+    total_steps: Steps = 5_000_000
     """Environment steps a seed may take."""
-    num_seeds: int = 5
+    num_seeds: Seeds = 5
     """Independent runs of each."""
     methods: tuple[str, ...] = ()
     """Names of the methods; all if left out."""

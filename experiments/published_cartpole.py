@@ -18,6 +18,7 @@ from grpo_jax.recording import Plan, iqm
 
 from .harness.command import command
 from .harness.figures import with_interval
+from .harness.limits import Count, Seeds
 from .harness.parsing import parse_flags
 from .harness.runs import Run
 from .harness.settings import ALGORITHM_SETTINGS
@@ -62,9 +63,9 @@ HYPERPARAM_FIELDS = {
 class Arguments(StudyArguments):
     """Trains the published recipes, real groups and PPO on CartPole-v1 for the same number of episodes."""
 
-    num_episodes: int = 1_000
+    num_episodes: Count = 1_000
     """Training episodes of each seed."""
-    num_seeds: int = 10
+    num_seeds: Seeds = 10
     """Independent runs of each recipe."""
 
 

@@ -16,23 +16,25 @@ from rich.table import Table
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.config_file import as_fields
+from grpo_jax.recording.figures import NUM_DRAWN, panels
 from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.policy_files import FOLDER as POLICIES
 from grpo_jax.recording.recorder import NO_ITERATIONS
+from grpo_jax.recording.rows import format_value
 from grpo_jax.training.budget import most_steps
 from grpo_jax.training.progress import Chunk
 
 from .harness.command import command
-from .harness.figures import format_value, panels, plot_curves, return_cells, return_columns
+from .harness.figures import plot_curves, return_cells, return_columns
+from .harness.limits import Count, Positive
 from .harness.parsing import invocation, parse_known_flags
 from .harness.runs import PROGRAMS, Run
 from .harness.study import Study, StudyArguments, check_plans
 from .harness.sweeps import SPLIT_FILE, Sweep, make_programs, make_sweep, split_policies
 
 NUM_SHOWN = 20
-NUM_DRAWN = 10  # the best, whose policies are kept
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -42,9 +44,9 @@ class Arguments(StudyArguments):
     Beside the flags below, any flag of the command train, with one value or with several: --learning-rate 1e-3 1e-2.
     """
 
-    samples: int | None = None
+    samples: Count | None = None
     """Draw so many settings at random, log-uniformly between the two values of each flag, in place of a grid."""
-    memory_gib: float | None = None
+    memory_gib: Positive | None = None
     """GiB on each device that may be used; by default 80% of what there is. More rows than fit go one after another."""
 
 
@@ -77,8 +79,8 @@ def run_program(study: Study, program: Plan, plans: list[Plan], arguments: Argum
     """
     together = study.train(program, jnp.repeat(arguments.evaluation_keys, len(plans)))
     runs = []
-    for i, plan in enumerate(plans):
-        rows = np.s_[..., i :: len(plans)]
+    for plan, setting in zip(plans, program.settings.rows.values(), strict=True):
+        rows = np.s_[..., setting]
         metrics = {name: value[rows] for name, value in together.result.metrics.items()}
         result = together.result._replace(
             states=None,

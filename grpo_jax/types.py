@@ -170,7 +170,7 @@ class TrainState:
     optimizer: PyTree  # of the parameters that are trained
     rollout: RolloutState
     normalizer: PyTree  # statistics of observations and returns; None where they are not normalised
-    baseline: PyTree  # state of the baseline if the algorithm has `stateful_baseline`; otherwise None
+    baseline: PyTree  # state of the baseline; no leaves without one, or for one that keeps nothing
     key: jax.Array
     kl_coef: jax.Array  # float32; hyperparams.kl_coef unless a controller adapts it
     iteration: jax.Array  # int32, completed train steps

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from grpo_jax import Hyperparams, objectives
+from grpo_jax import Hyperparams, baselines, objectives
+from grpo_jax.baselines import projections
 from grpo_jax.environments.tokens import rewards
-from grpo_jax.objectives import projections
 from grpo_jax.objectives.reductions import weighted_sums
 from grpo_jax.policies import sampling
 from grpo_jax.types import Batch, Prediction, Trajectory
@@ -61,22 +61,22 @@ FUNCTIONS = {
     "same_step_leave_one_out": (bound(objectives.same_step_leave_one_out, ..., MASK, N // G), STEPS),
     "kernel_values": (
         bound(
-            *(objectives.kernel_values, ..., ..., ..., TERMINATED, TRUNCATED, MASK),
+            *(baselines.kernel_values, ..., ..., ..., TERMINATED, TRUNCATED, MASK),
             **{"discount": 0.9, "bandwidth": 0.2, "relative": True, "standardize": True},
         ),
         *((T, N, E), (F, N, E), STEPS),
     ),
     "lstd_values": (
         bound(
-            *(objectives.lstd_values, ..., ..., ..., TERMINATED, TRUNCATED, jnp.roll(TERMINATED, 1, axis=0), MASK),
+            *(baselines.lstd_values, ..., ..., ..., TERMINATED, TRUNCATED, jnp.roll(TERMINATED, 1, axis=0), MASK),
             **{"discount": 0.9, "trace": 0.8, "ridge": 0.1},
         ),
         *((T, N, E), (F, N, E), STEPS),
     ),
     "recursive_lstd_values": (
-        lambda features, finals, rewards: objectives.recursive_lstd_values(
+        lambda features, finals, rewards: baselines.recursive_lstd_values(
             *(
-                objectives.LeastSquares(jnp.eye(E + 1), jnp.ones(E + 1), jnp.ones(E + 1), 1.0),
+                baselines.LeastSquares(jnp.eye(E + 1), jnp.ones(E + 1), jnp.ones(E + 1), 1.0),
                 features,
                 finals,
                 rewards,
@@ -86,14 +86,14 @@ FUNCTIONS = {
         ),
         *((T, N, E), (F, N, E), STEPS),
     ),
-    "channel_correlations": (bound(objectives.channel_correlations, ..., 1), (T, 3, 4, 2)),
+    "channel_correlations": (bound(baselines.channel_correlations, ..., 1), (T, 3, 4, 2)),
     "scaling_of": (bound(projections.scaling_of, ..., MASK), (T, N, E)),
     "random_features": (
-        lambda x, mean: objectives.random_features(x, projections.Scaling(mean, jnp.ones(E)), 5),
+        lambda x, mean: baselines.random_features(x, projections.Scaling(mean, jnp.ones(E)), 5),
         *((T, N, E), (E,)),
     ),
     "state_hash_values": (
-        bound(objectives.state_hash_values, ..., ..., ..., MASK, ...),
+        bound(baselines.state_hash_values, ..., ..., ..., MASK, ...),
         (T, N, E),
         (F, N, E),
         STEPS,
@@ -185,7 +185,8 @@ def takes_arrays(function):
 
 
 def test_every_public_function_is_covered():
-    modules = *(module for _, module in inspect.getmembers(objectives, inspect.ismodule)), sampling, rewards
+    packages = *inspect.getmembers(objectives, inspect.ismodule), *inspect.getmembers(baselines, inspect.ismodule)
+    modules = *(module for _, module in packages), sampling, rewards
     public = {
         name
         for module in modules

@@ -75,8 +75,8 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
         if is_own(chosen.network):  # one of the user's own, on which the tuned settings of a network have no effect
             fields = {name: value for name, value in fields.items() if name not in BUILT_IN_FIELDS}
     static, traced = split_fields(fields)
-    if chosen.num_iterations is not None and chosen.total_steps is None:
-        traced.pop("total_steps", None)  # the flag overrides them
+    if chosen.total_steps is not None or chosen.num_iterations is not None:  # in place of either
+        traced = {name: value for name, value in traced.items() if name not in ("total_steps", "num_iterations")}
     # Not by its constructor, which would check it and choose its sizes before the flags are read.
     config = object.__new__(Config)
     vars(config).update(static)

@@ -30,6 +30,7 @@ from grpo_jax.types import PyTree
 
 from .command import DeviceArguments, hardware, make_console, new_folder, parse_mesh
 from .figures import plot_curves, table
+from .limits import Seed, Seeds
 from .runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
 
 
@@ -37,9 +38,9 @@ from .runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
 class StudyArguments(Recording, DeviceArguments):
     """The flags of every experiment."""
 
-    num_seeds: int = 16
+    num_seeds: Seeds = 16
     """Independent runs of each algorithm, in one program."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of all randomness."""
     out: Path | None = None
     """Folder for the results; a new one under runs/ if left out."""
@@ -57,8 +58,6 @@ class StudyArguments(Recording, DeviceArguments):
         return self._keys(1)
 
     def _keys(self, use: int) -> jax.Array:
-        if self.num_seeds < 1:
-            raise ConfigError(f"num_seeds={self.num_seeds} is not a positive integer")
         return jax.random.split(jax.random.split(jax.random.key(self.seed))[use], self.num_seeds)
 
 

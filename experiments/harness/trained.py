@@ -9,6 +9,7 @@ import tyro
 from grpo_jax import TrainedPolicy, load
 
 from .flags import parse_override
+from .limits import Seed
 
 
 @dataclasses.dataclass
@@ -39,7 +40,7 @@ class EpisodeArguments(PolicyArguments):
     """Play in another environment with the same observations and actions."""
     env_params: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME=VALUE ...]")] = ()
     """Parameters of the environment to override, such as max_steps_in_episode=1000."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the episodes: resets, environment and actions."""
 
     def load(self, row: int | Literal["best", "all"] | None) -> TrainedPolicy:

@@ -36,8 +36,9 @@ class Normalizer(NamedTuple):
 
 
 def initial_statistics(origin: jax.Array) -> RunningStatistics:
-    """Statistics before the first rollout: mean at the origin, variance 1, count 0."""
+    """Statistics before the first rollout: mean at the origin (0 where that is not finite), variance 1, count 0."""
     origin = jnp.array(origin, jnp.float32)
+    origin = jnp.where(jnp.isfinite(origin), origin, 0.0)
     return RunningStatistics(origin, jnp.zeros_like(origin), jnp.ones_like(origin), jnp.zeros_like(origin))
 
 
@@ -121,13 +122,16 @@ def initial_normalizer(observation: PyTree, *, observations: bool, rewards: bool
     If an observation has several arrays, those of integers or booleans (tokens, masks) are not normalised.
 
     Args:
-      observation: each leaf `[B, ...]`, of the reset states; the first is the origin of the statistics.
+      observation: each leaf `[B, ...]`, of the reset states; the first finite one of each element is the origin of its
+        statistics.
       observations, rewards: whether to normalise them.
     """
     is_one_array = len(jax.tree.leaves(observation)) == 1
 
     def statistics(x):
-        return initial_statistics(x[0]) if is_one_array or jnp.issubdtype(x.dtype, jnp.floating) else None
+        if not (is_one_array or jnp.issubdtype(x.dtype, jnp.floating)):
+            return None
+        return initial_statistics(jnp.take_along_axis(x, jnp.argmax(jnp.isfinite(x), axis=0)[None], axis=0)[0])
 
     return Normalizer(
         observation=jax.tree.map(statistics, observation) if observations else None,

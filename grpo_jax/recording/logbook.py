@@ -5,6 +5,7 @@ import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.table import Column
 
 from grpo_jax.recording.alarms import Alarms, list_seeds
 from grpo_jax.recording.files import METRICS_FILE, claim_directory, truncate_metrics
+from grpo_jax.recording.rows import Settings, settings_of
 from grpo_jax.recording.trackers import Tracker
 from grpo_jax.training.evaluations import GREEDY, SAMPLED
 from grpo_jax.training.progress import Chunk
@@ -40,6 +42,7 @@ class Logbook:
       past: the iterations recorded before a resumed run goes on; later ones are removed from the file.
       alarms: print warnings of what goes wrong.
       trackers: receive the metrics as well; they are closed with the logbook.
+      settings: of the rows, where these are not all seeds of one.
 
     Attributes:
       skipped_updates: int64 `[num_seeds]`, updates skipped so far because of a non-finite loss or gradient.
@@ -58,6 +61,7 @@ class Logbook:
         past: Chunk | None = None,
         alarms: Alarms | None = None,
         trackers: Sequence[Tracker] = (),
+        settings: Settings | None = None,
     ):
         if total_steps < 1 or num_seeds < 1:
             raise ValueError(f"total_steps and num_seeds must be at least 1, got {total_steps} and {num_seeds}.")
@@ -73,13 +77,18 @@ class Logbook:
         self._recent: deque[tuple[float, int, float]] = deque(maxlen=10)  # (seconds, steps of all seeds, share done)
         self._last_line = 0  # its length
         self._past, self._alarms, self._trackers = past, alarms, trackers
+        self._settings = settings_of({}, num_seeds) if settings is None else settings
         self.warnings: list[str] = []
         self.ending = ""
 
     @property
     def typical_return(self) -> float:
-        """Median over seeds of the last known return, of an evaluation if there are any; NaN if there is none."""
-        known = self._returns[~np.isnan(self._returns)]
+        """Median over seeds of the last known return, of an evaluation if there are any; NaN if there is none.
+
+        With several settings, of the seeds of the best one.
+        """
+        returns = self._returns[self._settings.rows[self._settings.ranked(self._returns)[0]]]
+        known = returns[~np.isnan(returns)]
         return float(np.median(known)) if len(known) else np.nan
 
     def __enter__(self) -> "Logbook":
@@ -167,11 +176,12 @@ class Logbook:
     def _write(self, chunk: Chunk, active: np.ndarray) -> None:
         """Appends one line an iteration."""
         columns = {"environment_steps": chunk.steps.tolist()}
+        settings = {name: [_setting(value) for value in row] for name, row in self._settings.values.items()}
         for name, values in chunk.metrics.items():
             columns[name] = np.where(active & np.isfinite(values), values.astype(object), None).tolist()
         for row in range(len(chunk.steps)):
             line = {"run": self._run, "iteration": chunk.iteration + row}
-            line |= {name: column[row] for name, column in columns.items()}
+            line |= {name: column[row] for name, column in columns.items()} | settings
             self._last_line = self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
@@ -199,7 +209,8 @@ class Logbook:
         passed = max(seconds - first[0], 1e-9)
         left = f"{_clock((1 - done) * passed / (done - first[2])) if done > first[2] else '?'} left"
         rate = (steps - first[1]) / passed
-        status = f"iteration {self._iteration}, {_spread(self._returns)}, {left}, {rate:,.0f} steps/s"
+        spread = _spread(self._returns, self._settings)
+        status = f"iteration {self._iteration}, {spread}, {left}, {rate:,.0f} steps/s"
         tenths = int(10 * done + 1e-4)  # shares are float32
         if self._progress is not None:  # a narrow terminal cuts off the end of the status
             self._progress.update(self._task, completed=done, status=status)
@@ -212,7 +223,7 @@ class Logbook:
         steps = int(self._steps.sum())
         rate = steps / self._seconds if self._seconds > 0 else 0.0
         text = f"{self._run}: {steps:,} environment steps in {_clock(self._seconds)} ({rate:,.0f} steps/s)"
-        text += f", {_spread(self._returns)}"
+        text += f", {_spread(self._returns, self._settings)}"
         if self.ending:
             text += f"; {self.ending}"
         if exception_type is not None:
@@ -220,8 +231,8 @@ class Logbook:
         count = int(self.skipped_updates.sum())
         if count > 0:
             updates = "update" if count == 1 else "updates"
-            seeds = list_seeds(np.flatnonzero(self.skipped_updates))
-            text += f"; {count} {updates} skipped: non-finite loss or gradient in seeds {seeds}"
+            rows = list_seeds(np.flatnonzero(self.skipped_updates))
+            text += f"; {count} {updates} skipped: non-finite loss or gradient in {self._settings.word} {rows}"
         return text
 
     def _print(self, line: str) -> None:
@@ -233,13 +244,23 @@ def _active(chunk: Chunk) -> np.ndarray:
     return chunk.metrics.get("environment/steps", np.ones(chunk.steps.shape)) > 0
 
 
-def _spread(returns: np.ndarray) -> str:
-    """The median of the last known returns of all seeds, and their range."""
+def _setting(value: np.generic) -> Any:
+    """In JSON, which has no infinity, with no more digits than float32 has."""
+    if not isinstance(value, np.floating):
+        return value.item()
+    return float(str(value)) if np.isfinite(value) else str(value)
+
+
+def _spread(returns: np.ndarray, settings: Settings) -> str:
+    """The median of the last known returns of all seeds, and their range; of several settings, of the best one."""
+    best = settings.ranked(returns)[0]
+    returns = returns[settings.rows[best]]
     known = returns[~np.isnan(returns)]
     if len(known) == 0:
         return "no return yet"
     low, middle, high = (f"{x:,.0f}" if abs(x) >= 1e4 else f"{x:.4g}" for x in np.quantile(known, [0, 0.5, 1]))
-    return f"return {middle}" if len(returns) == 1 else f"return {middle} ({low}..{high})"
+    text = f"return {middle}" if len(returns) == 1 else f"return {middle} ({low}..{high})"
+    return text if len(settings.rows) == 1 else f"{text} of {best}, the best of {len(settings.rows)} settings"
 
 
 def _clock(seconds: float) -> str:

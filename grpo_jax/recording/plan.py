@@ -4,7 +4,6 @@ import dataclasses
 import importlib.metadata
 import logging
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +17,9 @@ from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_own, is_own
-from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, claim_directory
+from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, claim_directory, folder_name
 from grpo_jax.recording.identity import identity
+from grpo_jax.recording.rows import Settings, setting_columns, settings_of
 
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")  # on which a result depends
 
@@ -44,6 +44,11 @@ class Plan(NamedTuple):
     def folder(self) -> str:
         """The name as that of a folder."""
         return folder_name(self.name)
+
+    @property
+    def settings(self) -> Settings:
+        """Which rows have the same hyperparameters and env_params."""
+        return settings_of(setting_columns(self.hyperparams, self.env_params), len(self.keys))
 
     def describe(self) -> dict[str, Any]:
         """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
@@ -77,11 +82,6 @@ def _describe(field: str, value: Any) -> Any:
 def as_lists(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays by name as nested lists."""
     return {name: np.asarray(value).tolist() for name, value in arrays.items()}
-
-
-def folder_name(name: str) -> str:
-    """The name with `_` for characters that a folder's name may not have."""
-    return re.sub(r"[^\w.()-]+", "_", name)
 
 
 def claim(directory: Path, plans: Sequence[Plan], *, resume: bool, subfolder: str = "") -> None:

@@ -18,6 +18,7 @@ from grpo_jax.devices.processes import from_every_process, from_process_zero, is
 from grpo_jax.environments import EnvParams
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.alarms import Alarms
+from grpo_jax.recording.figures import plot_run
 from grpo_jax.recording.files import read_metrics, release_if_unused, remove_if_unused
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.nan_finder import NonFiniteFinder
@@ -74,8 +75,9 @@ def recorded_run(
     ```
 
     The folder gets `metrics.jsonl` (a JSON object an iteration), `policies/` (the final and the best policy of each
-    row, for `grpo_jax.load`), `checkpoints/` (the latest two and the best one) and the files of the trackers. The
-    console shows the progress, and warnings, such as of a collapsed entropy.
+    row, for `grpo_jax.load`), `checkpoints/` (the latest two and the best one), the files of the trackers, and at the
+    end `learning_curves.png`. The console shows the progress, and warnings, such as of a collapsed entropy. Rows that
+    differ in their hyperparameters or `env_params` are different settings in all of these, others are seeds.
 
     A run that is interrupted and then resumed on the same devices ends bitwise as one without the interruption.
     With checkpoints, SIGTERM and Ctrl-C end the process after the current chunk of iterations, which is saved; a second
@@ -136,6 +138,8 @@ def recorded_run(
             if is_process_zero():
                 _log.warning("%s: saved in %s; resume it with recorded_run(..., resume=True)", stop.name, directory)
             raise
+    if is_process_zero() and len(result.steps):
+        plot_run(config.env.name, plan.settings, result, remove_if_unused(directory / "learning_curves.png"))
     return result
 
 
@@ -185,8 +189,9 @@ def record(
                 num_seeds=len(plan.keys),
                 console=console if is_process_zero() else False,
                 past=past,
-                alarms=Alarms(config.env.action_space),
+                alarms=Alarms(config.env.action_space, rows=plan.settings.word),
                 trackers=_trackers(plan, directory, recording, start),
+                settings=plan.settings,
             )
         )
         finder = NonFiniteFinder(config) if recording.debug_nans else None
@@ -275,10 +280,10 @@ def _joined(past: Chunk | None, result: RunResult) -> RunResult:
 def _trackers(plan: Plan, directory: Path, recording: Recording, start: Progress | None) -> list[Tracker]:
     trackers = []
     if recording.tensorboard and is_process_zero():
-        first_step = 0 if start is None else int(np.median(start.steps)) + 1
         folder = remove_if_unused(directory / "tensorboard") / plan.folder
-        trackers.append(TensorBoard(folder, first_step=first_step))
+        trackers.append(TensorBoard(folder, plan.settings, None if start is None else start.steps))
     if recording.wandb is not None and is_process_zero():
         remove_if_unused(directory / "wandb")
-        trackers.append(WeightsAndBiases(directory, run=plan.name, mode=recording.wandb, config=plan.describe()))
+        description = {"mode": recording.wandb, "config": plan.describe(), "settings": plan.settings}
+        trackers.append(WeightsAndBiases(directory, run=plan.name, **description))
     return trackers

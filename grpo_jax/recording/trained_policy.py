@@ -26,6 +26,7 @@ from grpo_jax.recording.policy_reading import (
     read_config,
     read_env_params,
 )
+from grpo_jax.recording.rows import Settings, setting_columns, settings_of
 from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, TrainState
 
@@ -56,6 +57,11 @@ class TrainedPolicy:
         if not np.ndim(self.row):
             raise TypeError("this is a single policy; load(folder, row='all') gives those of all rows")
         return len(self.row)
+
+    @property
+    def settings(self) -> Settings:
+        """Which of the rows have the same hyperparameters and env_params: `policies.settings.rows`, by label."""
+        return settings_of(setting_columns(self.hyperparams, self.env_params), len(self))
 
     def __getitem__(self, row: int) -> "TrainedPolicy":
         """The policy of one of the rows."""
@@ -223,8 +229,9 @@ def load(
       folder: of the results, such as `--out` of a command.
       run: its name, such as "PPO on CartPole-v1" or "PPO"; needed if the folder holds several runs.
       which: "final", after all training, or "best", when the score was highest.
-      row: number of the seed, or of the seed × hyperparameters; "best" is that of the highest score; "all" gives all
-        rows, as `run(params=...)` takes them.
+      row: number of the seed, or of the seed × hyperparameters; "best" is the seed with the highest score, where rows
+        differ in their settings among those of the setting with the highest mean score; "all" gives all rows, as
+        `run(params=...)` takes them.
       config: of the run, where policy.json cannot express it: with functions that have no import path, such as a
         lambda, or an environment that is an object.
       trust: import what the folder names: environments, networks and other functions that are neither of this package
@@ -260,7 +267,7 @@ def load(
     if row == "all":
         return policies
     if row == "best":
-        row = int(np.argmax(np.nan_to_num(arrays["score"], nan=-np.inf)))
+        row = policies.settings.best_row(arrays["score"])
     if not isinstance(row, int | np.integer) or not 0 <= row < num_rows:
         raise ConfigError(f"row={row!r}, but {path} holds the rows 0 to {num_rows - 1}; use one, 'best' or 'all'")
     return policies[row]

@@ -118,8 +118,6 @@ def check_budget(config: Config, hyperparams: Hyperparams) -> None:
         raise ConfigError(
             "temperature=0 takes the most probable token, but training needs samples; use 1.0, and greedy evaluations"
         )
-    if hyperparams.max_episodes is not None and not (fewest := np.min(hyperparams.max_episodes)) >= 1:
-        raise ConfigError(f"max_episodes={fewest} does not allow one iteration; leave it out for no limit")
     if hyperparams.num_iterations is None:
         _check_total_steps(config, hyperparams)
     else:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.baselines.baseline import no_state
 from grpo_jax.config import Config, acting_policy
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.slots import no_state
 from grpo_jax.policies import Policy, partition
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout, scaled_rewards
 from grpo_jax.rollouts.collect import collect, kept_groups

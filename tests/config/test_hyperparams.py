@@ -12,9 +12,9 @@ from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.errors import ConfigError
 
 FIELDS = [field.name for field in dataclasses.fields(Hyperparams)]
-OPTIONAL = ["critic_learning_rate", "warmup", "beta1", "beta2", "weight_decay"]
+OPTIONAL = ["critic_learning_rate", "warmup", "num_iterations", "max_episodes", "beta1", "beta2", "weight_decay"]
 LIMITS = [
-    *("total_steps", "clip_low", "clip_high", "value_clip", "kl_limit", "top_k"),
+    *("total_steps", "max_episodes", "clip_low", "clip_high", "value_clip", "kl_limit", "top_k"),
     *("observation_clip", "reward_clip", "max_grad_norm"),
 ]
 CONFIG = Config(

@@ -121,6 +121,18 @@ def test_tuned_settings_are_defaults_however_flags_are_written():
 
 
 @pytest.mark.slow
+def test_a_flag_for_one_budget_replaces_the_other(tmp_path):
+    def budget(fields, *flags):
+        file = tmp_path / "fields.json"
+        file.write_text(json.dumps(fields))
+        hyperparams = train.parse(train.Settings, ["--config", str(file), *flags]).hyperparams
+        return hyperparams.total_steps, hyperparams.num_iterations
+
+    assert budget({"total_steps": 9e4}, "--num-iterations", "7") == (Hyperparams.total_steps, 7)
+    assert budget({"num_iterations": 7}, "--total-steps", "9e4") == (9e4, None)
+    assert budget({"num_iterations": 7}) == (Hyperparams.total_steps, 7)
+
+
 def test_auto_is_resolved_before_the_tuned_settings(tmp_path, capsys):
     def parse(*flags):
         config = train.parse(train.Arguments, ["--algorithm", "auto", *flags]).config

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import serialization
 from probes import difference
 from rich.console import Console
 
@@ -71,6 +72,8 @@ FLAGS = {
     "unknown activation": ("--activation rellu", "did you mean 'relu'"),
     "unknown parameter": ("--env-params max_steps=9", "max_steps_in_episode"),
     "parameter without a value": ("--env-params gravity=1 gravity", "'gravity': there is no '='; write NAME=NUMBER"),
+    "a limit beyond int32": ("--env-params max_steps_in_episode=1e20", "must be a number of at most 2147483647"),
+    "a parameter of nan": ("--environment CartPole-v1 --env-params gravity=nan", "gravity=nan must be a number"),
     "half a step of the limit": ("--env-params max_steps_in_episode=20.5", "must be a whole number"),
     "words for a number": ("--learning-rate fast", "fast"),
     "not a number": ("--learning-rate nan", "learning_rate=nan is not a number"),
@@ -80,7 +83,7 @@ FLAGS = {
     "budget of nan": ("--total-steps nan", "total_steps=nan"),
     "budget without end": ("--total-steps inf", "there is no max_episodes, so nothing ends the run"),
     "budget too small": ("--total-steps 31", "does not allow one iteration"),
-    "no seeds": ("--num-seeds 0", "num_seeds=0"),
+    "no seeds": ("--num-seeds 0", "--num-seeds 0 is not a whole number from 1 to"),
     "no environments": ("--num-envs 0", "num_envs=0"),
     "half a step": ("--num-steps 0.5", "0.5"),
     "uneven minibatches": ("--num-minibatches 5", "num_minibatches=4"),
@@ -197,6 +200,13 @@ def test_a_warm_start_made_otherwise(changes, message, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=message):
         start("kept", **changes) if changes else start("kept", "other")
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", [b"{}", b"", serialization.msgpack_serialize({"params": 1})])
+def test_a_file_that_is_no_warm_start(content, tmp_path):
+    (tmp_path / "kept").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"kept is not a warm start .*; name another file \(--warm-start\)"):
+        token_runs._read_warm_start(tmp_path / "kept", {})
 
 
 def test_two_runs_of_one_name(tmp_path, capsys):

@@ -14,8 +14,8 @@ from saved_policies import save_policies
 import grpo_jax
 from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, with_reference
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
+from grpo_jax.baselines import observed, recursive_lstd_baseline
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import observed, recursive_lstd_baseline
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.recording import Plan
 from grpo_jax.recording.config_file import FIELDS, config_fields, from_json, read_fields

@@ -19,7 +19,8 @@ from rich.console import Console
 
 from grpo_jax import Config, Hyperparams, load, recorded_run
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import read_metrics
+from grpo_jax.recording import figures
+from grpo_jax.recording.files import read_metrics, read_settings
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import versions
 
@@ -107,6 +108,20 @@ def test_a_finished_run_is_read_back_and_never_overwritten(whole):
     assert contents(directory) == before
     again = recorded(directory, resume=True)
     assert same(again, result) and again.compile_seconds == 0
+
+
+def test_it_draws_a_learning_curve_for_each_setting(whole, tmp_path, monkeypatch):
+    directory, result = whole
+    assert (directory / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+    (settings,) = read_settings(directory).values()
+    assert {label: rows.tolist() for label, rows in settings.rows.items()} == {
+        "learning_rate=0.01": [0],
+        "learning_rate=0.001": [1],
+    }
+    drawn = []
+    monkeypatch.setattr(figures, "draw_curves", lambda *arguments, **options: drawn.append(arguments))
+    figures.plot_run("Probe", settings, result, tmp_path / "file.png")
+    assert {*drawn[0][0]["Probe"]} == {*settings.rows}
 
 
 @pytest.mark.parametrize("keys", [KEYS[0], KEYS[:, None], KEYS[:0]], ids=["one key", "a matrix", "none"])

@@ -12,7 +12,7 @@ REPOSITORY = PACKAGE.parent
 # From the top: a folder, or a module of the package itself, imports only from what stands below it.
 ORDER = (
     *("language", "recording", "rendering", "training", "evaluation", "rollouts", "updates", "config"),
-    *("config_checks", "algorithms", "policies", "objectives", "environments", "devices"),
+    *("config_checks", "algorithms", "baselines", "policies", "objectives", "environments", "devices"),
     *("groups", "host_calls", "observations", "precision", "types"),
     *("hyperparams", "importing", "errors"),
 )

@@ -8,10 +8,11 @@ from probes import Probe, acted, bits, counted, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step
 from grpo_jax.algorithms import DAPO, DR_GRPO, GRPO, GRPO_RETURN_TO_GO, PPO, REMAX, SAME_STEP_GAE, with_reference
+from grpo_jax.baselines import stateless
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, CONTINUE, anchored_groups, forked
-from grpo_jax.objectives import all_actions_advantage, stateless, whiten
+from grpo_jax.objectives import all_actions_advantage, whiten
 from grpo_jax.rollouts.collect import collect, most_varied_groups
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import live_groups, make_batch

@@ -181,8 +181,6 @@ def constant(slot, function):
 
 def test_a_hyperparameter_that_is_missing_is_named():
     config = Config(environment=Probe(), algorithm=GRPO._replace(advantage=outcome(tuned(powered, "power"))), **SMALL)
-    with pytest.raises(
-        ConfigError, match=r"tuned\(powered, \"power\"\) needs the hyperparameter .power., which H"
-    ):
+    with pytest.raises(ConfigError, match=r"tuned\(powered, \"power\"\) needs the hyperparameter .power., which H"):
         check(config)
     check(dataclasses.replace(config), OwnHyperparams())

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.baselines.baseline import Baseline, with_options
+from grpo_jax.baselines.features import observed
+from grpo_jax.baselines.lstd import is_usable, lstd_arguments, lstd_steps, lstd_weights, with_constant
+from grpo_jax.baselines.projections import Scaling, random_features, scaling_of
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.features import observed
-from grpo_jax.objectives.lstd import is_usable, lstd_arguments, lstd_steps, lstd_weights, with_constant
-from grpo_jax.objectives.projections import Scaling, random_features, scaling_of
-from grpo_jax.objectives.slots import Baseline, with_options
 from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
 

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.baselines.baseline import Baseline, stateless, with_options
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import same_step_leave_one_out
 from grpo_jax.objectives.returns import bootstrapped_returns, next_values
-from grpo_jax.objectives.slots import Baseline, stateless, with_options
 from grpo_jax.observations import leading_shape
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
@@ -164,8 +164,11 @@ def boosted(first: Baseline, second: Baseline) -> Baseline:
         r_t + discount V1(s_{t+1}) - V1(s_t)
 
     In `boosted(same_step_baseline(), lstd_baseline())` V1 tells prompts apart, by the group's other members, and V2
-    states of one rollout, by their features. Through V1 the errors of a member depend on the rewards of all members of
-    its group, so V2 should leave out whole groups, as the folds of `lstd_baseline` do if none of them splits a group.
+    states of one rollout, by their features. The errors of V1 depend on the rewards of all rollouts that it compares,
+    so V2 must leave out those whose errors have a part of the rollout that it values. `lstd_baseline` does after
+    `same_step_baseline`, since its folds are whole groups, as does `same_step_baseline` after `lstd_baseline`, and
+    anything after `recursive_lstd_baseline`. In other pairs, such as with `kernel_baseline`, a rollout's own rewards
+    have a part in its values, which biases the gradient.
 
     Args:
       first, second: baselines, with or without a state.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.objectives.lstd import is_usable
+from grpo_jax.baselines.lstd import is_usable
 from grpo_jax.objectives.whitening import centred, std
 from grpo_jax.precision import at_least_float32, exact_sum
 

@@ -11,9 +11,7 @@ from probes import Recall, check, random_window
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
-from grpo_jax.errors import ConfigError
-from grpo_jax.groups import ANCHORED
-from grpo_jax.objectives import (
+from grpo_jax.baselines import (
     Baseline,
     boosted,
     channel_correlations,
@@ -24,9 +22,11 @@ from grpo_jax.objectives import (
     relative_positions,
     stateless,
 )
-from grpo_jax.objectives.lstd import LARGEST_DISCOUNT
-from grpo_jax.objectives.projections import random_features, scaling_of
-from grpo_jax.objectives.recursive_lstd import FEW_FEATURES
+from grpo_jax.baselines.lstd import LARGEST_DISCOUNT
+from grpo_jax.baselines.projections import random_features, scaling_of
+from grpo_jax.baselines.recursive_lstd import FEW_FEATURES
+from grpo_jax.errors import ConfigError
+from grpo_jax.groups import ANCHORED
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import Trajectory

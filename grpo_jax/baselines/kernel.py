@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.baselines.baseline import Baseline, stateless, with_options
+from grpo_jax.baselines.features import observed
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.features import observed
 from grpo_jax.objectives.returns import bootstrapped_returns
-from grpo_jax.objectives.slots import Baseline, stateless, with_options
 from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
 
