@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import jax
 
 from grpo_jax.baselines import (
+    Baseline,
     kernel_baseline,
     lstd_baseline,
     recursive_lstd_baseline,
@@ -19,7 +20,6 @@ from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import (
     KL_PENALTIES,
-    Baseline,
     cispo_surrogate,
     clipped_surrogate,
     covariance_clipped_ratio,

@@ -139,8 +139,6 @@ __all__ = [
     "kl_to_reference",
     "leave_one_out",
     "length_weighted",
-    "lstd_baseline",
-    "lstd_values",
     "mean_of_sequence_means",
     "mean_of_sequence_sums",
     "mean_over_steps",
