@@ -53,9 +53,10 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     hyperparams = structure.unflatten([scalar] * structure.num_leaves)
     try:
-        key = jax.eval_shape(jax.random.key, 0)
-        state = jax.eval_shape(functools.partial(initial_state, config), key, hyperparams)
-        after, metrics = jax.eval_shape(make_train_step(config), state)
+        with jax.disable_jit(False):  # which would trace every step of a loop
+            key = jax.eval_shape(jax.random.key, 0)
+            state = jax.eval_shape(functools.partial(initial_state, config), key, hyperparams)
+            after, metrics = jax.eval_shape(make_train_step(config), state)
     except ConfigError:
         raise
     except Exception as error:  # of a slot, or of other code of the user's own
