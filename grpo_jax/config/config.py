@@ -12,7 +12,7 @@ from grpo_jax.config.fields import Fields
 from grpo_jax.config.kernel_checks import check_kernels
 from grpo_jax.config.optimizer_checks import check_optimizer
 from grpo_jax.config.policy_checks import check_policy
-from grpo_jax.environments import static_parameters
+from grpo_jax.environments.parameters import static_parameters
 
 
 @dataclasses.dataclass(frozen=True)
