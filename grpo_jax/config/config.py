@@ -11,7 +11,7 @@ from grpo_jax.config.environment_checks import check_environment
 from grpo_jax.config.fields import Fields
 from grpo_jax.config.optimizer_checks import check_optimizer
 from grpo_jax.config.policy_checks import check_policy
-from grpo_jax.environments import static_parameters
+from grpo_jax.environments.parameters import static_parameters
 
 
 @dataclasses.dataclass(frozen=True)
