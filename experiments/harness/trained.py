@@ -23,7 +23,7 @@ class PolicyArguments:
     """Policies at the end of training, or those with the highest score during it."""
 
     def load(self, row: int | Literal["best", "all"] | None) -> TrainedPolicy:
-        """The policy of this row, of all, or, for None, of the row with the highest score."""
+        """The policy of this row, of all, or, for None, of the best row."""
         return load(self.folder, self.run, which=self.which, row="best" if row is None else row)
 
 

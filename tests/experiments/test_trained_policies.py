@@ -13,7 +13,7 @@ from PIL import Image
 from saved_policies import save_policies
 
 from experiments import evaluate, export, play
-from grpo_jax import Config, load
+from grpo_jax import Config, Hyperparams, load
 from grpo_jax.environments.rendering.animation import CAPTION_HEIGHT
 from grpo_jax.errors import ConfigError
 
@@ -29,7 +29,7 @@ EXPORTED = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     directory = tmp_path_factory.mktemp("cartpole")
-    save_policies(directory, CARTPOLE)
+    save_policies(directory, CARTPOLE, hyperparams=Hyperparams())
     return directory
 
 
