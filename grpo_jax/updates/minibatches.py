@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
@@ -39,7 +40,8 @@ def minibatch_order(key: jax.Array, mask: jax.Array, whole: Whole, num_minibatch
     filled = jnp.any(mask.reshape(mask.shape[0], whole.blocks, -1, whole.members), axis=(0, 3))
     keys = jax.random.split(key, whole.blocks) if whole.blocks > 1 else key[None]
     units = jax.vmap(shuffled_order)(keys, filled)
-    sequences = units.reshape(whole.blocks, -1, num_minibatches, 1) * whole.members + jnp.arange(whole.members)
+    members = broadcast_to_rank(jnp.arange(whole.members), 4)
+    sequences = units.reshape(whole.blocks, -1, num_minibatches, 1) * whole.members + members
     return jnp.moveaxis(sequences, 2, 0).reshape(num_minibatches, whole.blocks, -1)
 
 
