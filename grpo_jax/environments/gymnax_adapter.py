@@ -13,7 +13,7 @@ from grpo_jax.environments.casting import cast_like, without_weak_type
 from grpo_jax.environments.environment import Environment, transition
 from grpo_jax.environments.parameters import as_dtype
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import LARGEST_COUNT, ConfigError, nearest
 
 LIMIT = "max_steps_in_episode"
 """Name of the parameter with the time limit. It is static, as the length of rollouts depends on it."""
@@ -140,7 +140,7 @@ def _cast(value: Any, default: Any, field: str) -> Any:
         kind = type(default)
         if kind is bool and value not in (0, 1) or kind is int and not float(value).is_integer():
             raise ConfigError(f"{field}={value!r} must be {'0 or 1' if kind is bool else 'a whole number'}")
-        largest = 2**31 - 1 if kind is int else math.inf
+        largest = LARGEST_COUNT if kind is int else math.inf
         if kind is not str and not abs(value) <= largest:
             raise ConfigError(f"{field}={value!r} must be a number of at most {largest}")
         return kind(value)
