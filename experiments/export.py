@@ -33,7 +33,7 @@ class Arguments(PolicyArguments):
     out: Path
     """Folder for the files; it must not exist."""
     row: int | None = None
-    """Row of the policy in the run, such as its seed's number; by default the one with the highest score."""
+    """Row of the policy in the run, such as its seed's number; by default the best one."""
 
 
 class Program(NamedTuple):

@@ -18,7 +18,7 @@ class Arguments(EpisodeArguments):
     """Draws episodes of a trained policy, and prints their returns and lengths."""
 
     row: int | None = None
-    """Row of the policy in the run, such as its seed's number; by default the one with the highest score."""
+    """Row of the policy in the run, such as its seed's number; by default the best one."""
     out: OutFile = Path("episode.gif")
     """File to write: .gif, .mp4, or .png for a sheet of frames."""
     num_episodes: Annotated[int, Between(1, 1024, "a whole number from 1 to 1024")] = 1

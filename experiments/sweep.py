@@ -79,17 +79,8 @@ def run_program(study: Study, program: Plan, plans: list[Plan], arguments: Argum
     """
     together = study.train(program, jnp.repeat(arguments.evaluation_keys, len(plans)))
     runs = []
-    for plan, setting in zip(plans, program.settings.rows.values(), strict=True):
-        rows = np.s_[..., setting]
-        metrics = {name: value[rows] for name, value in together.result.metrics.items()}
-        result = together.result._replace(
-            states=None,
-            metrics=metrics,
-            steps=together.result.steps[rows],
-            evaluations=together.result.evaluations.of_rows(rows),
-            ended_by=together.result.ended_by[rows],
-            used=together.result.used[rows],
-        )
+    for plan, rows in zip(plans, program.settings.rows.values(), strict=True):
+        run = together.of_rows(rows, plan.label, plan.hyperparams)
         with Logbook(
             study.out,
             run=plan.name,
@@ -98,15 +89,8 @@ def run_program(study: Study, program: Plan, plans: list[Plan], arguments: Argum
             console=False,
             past=NO_ITERATIONS if arguments.resume else None,  # what an interrupted sweep has written is replaced
         ) as logbook:
-            logbook.record(Chunk(metrics, result.steps, iteration=0, seconds=result.train_seconds))
-        runs.append(
-            together._replace(
-                label=plan.label,
-                hyperparams=plan.hyperparams,
-                result=result,
-                final_returns=together.final_returns[rows],
-            )
-        )
+            logbook.record(Chunk(run.result.metrics, run.result.steps, iteration=0, seconds=run.result.train_seconds))
+        runs.append(run)
     study.add(*runs)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import jax
 
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import LARGEST_COUNT, ConfigError
 from grpo_jax.language import read_prompts, save_model
 from grpo_jax.language.models import MODEL_TYPES
 from grpo_jax.policies import Architecture, categorical, make_token_policy
@@ -17,7 +17,7 @@ from .harness.command import command
 from .harness.limits import Between, Count, Seed
 from .harness.parsing import parse_flags
 
-VocabularySize = Annotated[int, Between(258, 2**31 - 1, "a whole number of at least 258: all bytes, and 2 more")]
+VocabularySize = Annotated[int, Between(258, LARGEST_COUNT, "a whole number of at least 258: all bytes, and 2 more")]
 END, BEGIN = "<|im_end|>", "<|im_start|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.config_checks import check_config, check_counts
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
-from grpo_jax.environments import Environment, make_environment, stack_frames, static_parameters
+from grpo_jax.environments import Environment, make_environment, stack_frames
+from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import is_own
 from grpo_jax.policies import Architecture, Policy, make_policy, make_token_policy

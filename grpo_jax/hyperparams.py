@@ -23,7 +23,7 @@ _POSITIVE = (
     "value_ridge",
 )
 _AT_LEAST_1 = {
-    **dict.fromkeys(("num_iterations", "max_episodes"), "does not allow one iteration; leave it out for no limit"),
+    "max_episodes": "does not allow one iteration; leave it out for no limit",
     "top_k": "leaves no token to sample; use 1 or more, or inf for all",
     "dual_clip": "would bound the surrogate where the policy has not changed; use more than 1 + clip_high, such as 3",
 }

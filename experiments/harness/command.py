@@ -49,7 +49,7 @@ def command(main: Callable[[], None]) -> None:
         with release_if_unused():
             main()
     except (ConfigError, FileExistsError, MemoryError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {str(error) or 'not enough memory; use smaller numbers'}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # what reads the output, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 import sys
 import tempfile
@@ -178,8 +179,11 @@ class Study:
         )
 
     def add(self, *runs: Run) -> None:
-        """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them."""
-        self.runs += runs
+        """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them.
+
+        A run with several settings is added as one for each.
+        """
+        self.runs += itertools.chain(*(run.by_setting() for run in runs))
         write_json(
             self.out / "summary.json",
             {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},

@@ -26,7 +26,7 @@ class PolicyArguments:
     """Import code that the folder names, such as an environment of your own; only if you trust who made the folder."""
 
     def load(self, row: int | Literal["best", "all"] | None) -> TrainedPolicy:
-        """The policy of this row, of all, or, for None, of the row with the highest score."""
+        """The policy of this row, of all, or, for None, of the best row."""
         return load(self.folder, self.run, which=self.which, row="best" if row is None else row, trust=self.trust)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.baselines.baseline import Baseline, stateless, with_options
 from grpo_jax.baselines.features import policy_features
@@ -97,7 +98,7 @@ def is_usable(features: jax.Array) -> jax.Array:
 
 def with_constant(features: jax.Array, scale: jax.Array | float = 1.0) -> jax.Array:
     """Features `[..., E]` times their scale, and a 1; all 0 where they are not usable, `[..., E + 1]`."""
-    usable = is_usable(features)[..., None]
+    usable, scale = is_usable(features)[..., None], broadcast_to_rank(scale, features.ndim)
     return jnp.concatenate([jnp.where(usable, features * scale, 0.0), usable.astype(features.dtype)], axis=-1)
 
 

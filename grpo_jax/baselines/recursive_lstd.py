@@ -129,7 +129,7 @@ def _weights(sums: LeastSquares, ridge):
     number = jnp.maximum(sums.number, 1e-6)
     square = sums.square / number
     scale = jnp.where(square > 0, jax.lax.rsqrt(square), 0.0)
-    return scale * lstd_weights(scale[:, None] * sums.matrix * scale, scale * sums.vector, number, ridge)
+    return scale * lstd_weights(scale[:, None] * sums.matrix * scale[None], scale * sums.vector, number, ridge)
 
 
 class RecursiveState(NamedTuple):

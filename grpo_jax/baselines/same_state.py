@@ -88,7 +88,7 @@ def _hashes(words):
     """Two hashes of each row of `[M, words]`, uint32 `[M]`."""
     place = jnp.arange(words.shape[1], dtype=jnp.uint32)
     salts = [_mixed(place + jnp.uint32(offset)) for offset in (0x9E3779B9, 0x3C6EF372)]
-    return [jnp.sum(_mixed(words ^ salt), axis=1, dtype=jnp.uint32) for salt in salts]
+    return [jnp.sum(_mixed(words ^ salt[None]), axis=1, dtype=jnp.uint32) for salt in salts]
 
 
 def _mixed(x):

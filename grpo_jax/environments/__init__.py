@@ -7,7 +7,7 @@ from grpo_jax.environments import tokens
 from grpo_jax.environments.environment import Environment, Transition, transition
 from grpo_jax.environments.frame_stack import stack_frames
 from grpo_jax.environments.host import HostEnvironment
-from grpo_jax.environments.parameters import EnvParams, group_parameters, row_parameters, static_parameters
+from grpo_jax.environments.parameters import EnvParams, group_parameters, row_parameters
 from grpo_jax.environments.registry import make_environment
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 
@@ -24,7 +24,6 @@ __all__ = [
     "make_environment",
     "row_parameters",
     "stack_frames",
-    "static_parameters",
     "tokens",
     "transition",
 ]

@@ -10,13 +10,10 @@ import numpy as np
 from flax import struct
 
 from grpo_jax.environments.environment import Environment
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import LARGEST_COUNT, ConfigError, nearest
 
 EnvParams = Mapping[str, Any] | None
 """Values by name for an environment's traced parameters; parameters that are not named keep their default."""
-
-
-_LARGEST_INT = 2**31 - 1  # of int32
 
 
 @struct.dataclass
@@ -61,8 +58,8 @@ def cast_parameter(value: Any, default: Any, field: str) -> Any:
         if isinstance(value, str) != isinstance(default, str) or not of_its_kind:
             words = {bool: "0 or 1", int: "a whole number", str: "a text"}.get(kind, "a number")
             raise ConfigError(f"{field}={value!r} must be {words}")
-        if kind is int and not abs(cast) <= _LARGEST_INT:
-            raise ConfigError(f"{field}={value!r} must be a number of at most {_LARGEST_INT}")
+        if kind is int and not abs(cast) <= LARGEST_COUNT:
+            raise ConfigError(f"{field}={value!r} must be a number of at most {LARGEST_COUNT}")
         return cast
     if not isinstance(default, (jax.Array, np.ndarray)):
         return value

@@ -90,7 +90,7 @@ def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
       changes: fields of the `Architecture` to replace, such as `compute_dtype="bfloat16"`.
 
     Raises:
-      ConfigError: if the model has a feature that this transformer lacks.
+      ConfigError: if the model has a feature that this transformer lacks, or the file is damaged.
     """
     path, published = Path(folder) / "config.json", read_config(folder)
     model_type = published.get("model_type")
@@ -118,7 +118,10 @@ def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
         "tie_embeddings": bool(published.get("tie_word_embeddings", False)),
         **MODEL_TYPES[model_type],
     }
-    return Architecture(**fields | changes)
+    try:
+        return Architecture(**fields | changes)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def describe_architecture(architecture: Architecture, *, vocab_size: int, context: int) -> dict[str, Any]:

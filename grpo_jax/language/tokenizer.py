@@ -74,6 +74,10 @@ class Tokenizer:
                 f"{text[:200]!r} is not a text in Unicode: half of a surrogate pair is alone (such as \\ud83d); "
                 "remove it"
             ) from error
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # of a damaged file `tokenizers` may panic, which is no Exception
+            raise ConfigError(f"tokenizer.json fails for {text[:200]!r}: {error}; copy the file again") from error
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without special ones; `PAD` is no token."""

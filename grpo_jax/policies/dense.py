@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.lax import optimization_barrier
+from jax.lax import broadcast_to_rank, optimization_barrier
 
 
 @jax.custom_vjp
@@ -80,7 +80,7 @@ class Dense(nn.Module):
         y = product(x, kernel)
         if adapter:
             y += self.adapter.scale * product(product(x, adapter[0]), adapter[1])
-        return y if bias is None else y + bias
+        return y if bias is None else y + broadcast_to_rank(bias, y.ndim)
 
 
 NARROW = 8
@@ -104,7 +104,7 @@ def fused_dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     Returns:
       `[N, outputs]`.
     """
-    return _narrow_product(x, kernel) + bias
+    return _narrow_product(x, kernel) + bias[None]
 
 
 def _fused_backward(residuals, gradient):
@@ -129,7 +129,7 @@ def is_narrow(x: jax.Array) -> bool:
 def _narrow_product(x, kernel):
     """`x @ kernel`."""
     x = _as_float(x)
-    return sum(x[:, i : i + 1] * kernel[i] for i in range(x.shape[1])) if is_narrow(x) else x @ kernel
+    return sum(x[:, i : i + 1] * kernel[i][None] for i in range(x.shape[1])) if is_narrow(x) else x @ kernel
 
 
 def _as_float(x):

@@ -59,6 +59,9 @@ def claim_directory(path: Path, *, resume: bool = False, again: bool = False) ->
     for name in () if resume else (SUMMARY_FILE, METRICS_FILE):
         if (path / name).exists():
             raise FileExistsError(f"{path} already holds a run ({name}). {advice}")
+    for part in (path, *path.glob("*/"), *path.glob("*/*/")):
+        if part.is_dir() and not os.access(part, os.W_OK | os.X_OK):
+            raise OSError(f"{path} cannot be written to: {part} is read-only. Choose another folder (--out).")
     created: list[Path] = []
     try:
         lock = _lock(path, created)

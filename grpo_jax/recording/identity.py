@@ -9,7 +9,7 @@ import inspect
 import json
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ DATA_OR_CODE = (
 _PACKAGE = Path(__file__).parents[1]
 
 
-def identity(value: Any, within: tuple[int, ...] = ()) -> Any:
+def identity(value: Any) -> Any:
     """The same for equal values in every process; different for different ones, as far as can be told.
 
     - A function is its name, byte code, closure and defaults, and what it names in its module: functions, classes and
@@ -43,10 +43,17 @@ def identity(value: Any, within: tuple[int, ...] = ()) -> Any:
     - A class is its methods and data, an object its class and its fields. What changes as the object is used does not
       belong to it: where an object of this package keeps such, its attribute `identity` stands for it.
     - An array is its type, shape and digest.
+    """
+    return _describe(value, (), {})
+
+
+def _describe(value: Any, within: tuple[int, ...], seen: dict[int, Any]) -> Any:
+    """As `identity`.
 
     Args:
       value: any.
       within: the ids of the values that contain this one.
+      seen: by their ids, the functions and classes that are described already: after that their name stands for them.
     """
     if value is None or isinstance(value, bool | int | float):
         return value
@@ -61,7 +68,7 @@ def identity(value: Any, within: tuple[int, ...] = ()) -> Any:
     if id(value) in within:
         return f"{getattr(value, '__qualname__', type(value).__qualname__)}, in itself"
     within = (*within, id(value))
-    part = functools.partial(identity, within=within)
+    part = functools.partial(_describe, within=within, seen=seen)
     if isinstance(value, Mapping):
         return _shortened({str(key): part(item) for key, item in value.items()})
     if isinstance(value, list | tuple) and not hasattr(value, "_asdict"):
@@ -72,12 +79,13 @@ def identity(value: Any, within: tuple[int, ...] = ()) -> Any:
         return {"partial": part(value.func), "arguments": part(value.args), "options": part(value.keywords)}
     if _is_installed(value) and import_path(value):
         return value.__qualname__
-    if isinstance(value, types.FunctionType):
-        return _of_function(value, part)
+    if isinstance(value, types.FunctionType | type):
+        if id(value) in seen:
+            return value.__qualname__
+        seen[id(value)] = value  # itself, so that its id stays its own
+        return _of_class(value, part) if isinstance(value, type) else _of_function(value, part)
     if isinstance(value, types.MethodType):
         return {"method": part(value.__func__), "of": part(value.__self__)}
-    if isinstance(value, type):
-        return value.__qualname__ if _is_installed(value) else {"class": value.__qualname__} | _of_class(value, part)
     if callable(value) and hasattr(value, "__wrapped__"):  # such as jax.jit(function)
         return part(inspect.unwrap(value))
     if _is_installed(type(value)) and hasattr(type(value), "identity"):
@@ -95,10 +103,9 @@ def _of_array(value: np.ndarray | jax.Array) -> str:
     return f"{array.dtype}{list(array.shape)} {_digest(array.tobytes())}"
 
 
-def _of_function(function: types.FunctionType, part: Any) -> Any:
-    name, known = function.__qualname__, _is_installed(function)
-    described = {"function": name}
-    if not known:
+def _of_function(function: types.FunctionType, part: Callable[[Any], Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {"function": function.__qualname__}
+    if not _is_installed(function):
         instructions, names = [], {}
         for instruction in _instructions(function.__code__):
             instructions.append(f"{instruction.opname} {_constant(instruction.argval)}")
@@ -106,28 +113,33 @@ def _of_function(function: types.FunctionType, part: Any) -> Any:
                 names[instruction.argval] = function.__globals__[instruction.argval]
         version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
         described["code"] = {BYTECODE: version, "digest": _digest("\n".join(instructions).encode())}
-        described |= {"names": {name: part(each) for name, each in names.items() if _is_data_or_code(each)}}
+        described["names"] = {name: part(each) for name, each in names.items() if _is_data_or_code(each)}
     cells = {}
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # a cell that is still empty
             cells[variable] = part(cell.cell_contents)
     defaults = [*(function.__defaults__ or ()), function.__kwdefaults__ or {}]
     described |= {"closure": cells, "defaults": part(defaults) if defaults != [{}] else None}
-    return {name: each for name, each in described.items() if each} if described else name
+    return {name: each for name, each in described.items() if each}
 
 
-def _of_class(kind: type, part: Any) -> dict[str, Any]:
+def _of_class(kind: type, part: Callable[[Any], Any]) -> Any:
     """The methods and the data of a class and of its bases, without those of installed packages."""
-    found = {"base classes": [part(base) for base in kind.__bases__ if not _is_installed(base)]}
+    if _is_installed(kind):
+        return kind.__qualname__
+    bases = [part(base) for base in kind.__bases__ if not _is_installed(base)]
+    found = {"class": kind.__qualname__} | ({"base classes": bases} if bases else {})
     special = {"__call__"} if dataclasses.is_dataclass(kind) else {"__call__", "__init__"}
     for name, value in vars(kind).items():
-        for inside in ("__func__", "fget", "func"):  # of a static method, a property, a cached property
-            value = getattr(value, inside, value)
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        elif isinstance(value, property | functools.cached_property):
+            value = value.fget if isinstance(value, property) else value.func
         value = inspect.unwrap(value)
         is_made = isinstance(value, types.FunctionType) and _is_installed(value)  # such as a named tuple's _replace
         if (not name.startswith("__") or name in special) and _is_data_or_code(value) and not is_made:
             found[name] = part(value)
-    return {name: each for name, each in found.items() if each}
+    return found
 
 
 def _fields(value: Any) -> dict[str, Any] | None:

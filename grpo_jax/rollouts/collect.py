@@ -94,5 +94,5 @@ def most_varied_groups(trajectory: Trajectory, group_size: int, num_kept: int) -
     scores = episode_scores(trajectory, group_size)
     spread = jnp.std(scores - scores[:, :1], axis=1)  # less the first, so that it is exactly 0 for equal scores
     _, kept = jax.lax.top_k(jnp.where(jnp.isfinite(spread), spread, -1.0), num_kept)
-    members = (kept[:, None] * group_size + jnp.arange(group_size)).reshape(-1)
+    members = (kept[:, None] * group_size + jnp.arange(group_size)[None]).reshape(-1)
     return jax.tree.map(lambda leaf: leaf[:, members], trajectory)

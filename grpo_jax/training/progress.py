@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from grpo_jax.errors import ConfigError, describe_arrays
+from grpo_jax.objectives.reductions import missing
 from grpo_jax.training.budget import Budget
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
 from grpo_jax.types import Metrics, TrainState, by_path
@@ -97,7 +98,7 @@ class RunResult(NamedTuple):
 
 def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
     """A chunk as NumPy arrays, without the iterations after the last row stopped."""
-    metrics = {name: np.asarray(value)[: len(before.steps)].T for name, value in metrics.items()}
+    metrics = {name: _known(np.asarray(value)[: len(before.steps)].T) for name, value in metrics.items()}
     made = metrics["environment/steps"].astype(np.int64)
     num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
     return Chunk(
@@ -106,6 +107,11 @@ def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
         iteration=before.iteration,
         seconds=time.perf_counter() - started,
     )
+
+
+def _known(metric: np.ndarray) -> np.ndarray:
+    """The metric with NaN where it is missing."""
+    return np.where(metric == missing(), np.float32(np.nan), metric) if metric.dtype.kind == "f" else metric
 
 
 def without_padding(progress: Progress) -> Progress:

@@ -25,6 +25,7 @@ from grpo_jax.environments import EnvParams, row_parameters
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.reductions import missing
 from grpo_jax.training import budget
 from grpo_jax.training.checks import check_run, try_on_shapes
 from grpo_jax.training.evaluations import Evaluations, make_evaluation
@@ -252,7 +253,7 @@ def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, 
 
         def empty(metric):
             is_real = jnp.issubdtype(metric.dtype, jnp.floating)
-            return jnp.full(metric.shape, jnp.nan if is_real else 0, metric.dtype)
+            return jnp.full(metric.shape, missing() if is_real else 0, metric.dtype)
 
         return state, jax.tree.map(empty, metrics)
 

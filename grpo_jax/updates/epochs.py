@@ -9,6 +9,7 @@ import optax
 from grpo_jax.config import Config
 from grpo_jax.devices.mesh import along_envs, num_env_devices, on_every_device
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.reductions import mean_or_missing
 from grpo_jax.policies import Policy, bind_frozen, combine, partition
 from grpo_jax.policies.scoring import bind_reference
 from grpo_jax.types import Batch, Metrics, PyTree, TrainState
@@ -81,7 +82,7 @@ def update_epochs(
     (learner, _), records = jax.lax.scan(update, start, minibatches)
     metrics = records.as_dict()
     applied, finite = metrics.pop("applied") > 0, metrics.pop("finite") > 0
-    summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}
+    summary = {name: mean_or_missing(value, applied) for name, value in metrics.items()}
     summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
     summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)
     return Learner(combine(learner.params, frozen), unflatten(learner.optimizer)), summary

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.config import Config
 from grpo_jax.devices.mesh import along_envs
@@ -39,7 +40,8 @@ def minibatch_order(config: Config, key: jax.Array, mask: jax.Array) -> jax.Arra
     filled = jnp.any(mask.reshape(mask.shape[0], num_blocks, -1, members), axis=(0, 3))
     keys = jax.random.split(key, num_blocks) if num_blocks > 1 else key[None]
     units = jax.vmap(shuffled_order)(keys, filled)
-    sequences = units.reshape(num_blocks, -1, num_minibatches, 1) * members + jnp.arange(members)
+    places = broadcast_to_rank(jnp.arange(members), 4)
+    sequences = units.reshape(num_blocks, -1, num_minibatches, 1) * members + places
     return jnp.moveaxis(sequences, 2, 0).reshape(num_minibatches, num_blocks, -1)
 
 

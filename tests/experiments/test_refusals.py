@@ -15,7 +15,7 @@ from rich.console import Console
 
 from experiments import family, plot, tokens, train
 from experiments.harness import token_runs
-from experiments.harness.command import command
+from experiments.harness.command import command, join_processes
 from grpo_jax import TrainState
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
@@ -85,6 +85,11 @@ FLAGS = {
     "budget too small": ("--total-steps 31", "does not allow one iteration"),
     "no seeds": ("--num-seeds 0", "--num-seeds 0 is not a whole number from 1 to"),
     "no environments": ("--num-envs 0", "num_envs=0"),
+    "epochs beyond int32": ("--num-epochs 99999999999999", "num_epochs=99999999999999 is more than 2147483647, the"),
+    "episodes beyond int32": (
+        "--evaluate-every 1 --evaluation-episodes 4294967296",
+        "=4294967296 is more than",
+    ),
     "half a step": ("--num-steps 0.5", "0.5"),
     "uneven minibatches": ("--num-minibatches 5", "num_minibatches=4"),
     "incomplete group": ("--group-size 3", "group_size=3"),
@@ -275,6 +280,20 @@ def test_a_failed_start_keeps_what_was_saved_before(saved_run, capsys, monkeypat
     monkeypatch.setattr("experiments.harness.study.record", failing(MemoryError("not enough")))
     assert "not enough" in refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(saved_run)))
     assert contents(saved_run) == before and (saved_run / "metrics.jsonl").exists()
+
+
+EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory allocating 399999999996 bytes."
+
+
+@pytest.mark.parametrize("error", [MemoryError(), jax.errors.JaxRuntimeError(EXHAUSTED)])
+def test_memory_that_ends_anywhere(error, capsys):
+    assert "error: not enough memory" in refused(capsys, failing(error))
+
+
+@pytest.mark.parametrize("address", ["localhost:abc", "localhost", "localhost:", "localhost:0", "localhost:99999"])
+def test_an_address_without_a_port(address):
+    with pytest.raises(ConfigError, match=f"--coordinator {address} is no address; write host:port"):
+        join_processes(["--coordinator", address, "--num-processes", "2", "--process-id", "0"])
 
 
 def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):

@@ -16,7 +16,7 @@ from saved_policies import save_policies
 
 from experiments import evaluate, export, play
 from experiments.harness.command import command
-from grpo_jax import Config, load
+from grpo_jax import Config, Hyperparams, load
 from grpo_jax.errors import ConfigError
 from grpo_jax.rendering.animation import CAPTION_HEIGHT
 
@@ -32,7 +32,7 @@ EXPORTED = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     directory = tmp_path_factory.mktemp("cartpole")
-    save_policies(directory, CARTPOLE)
+    save_policies(directory, CARTPOLE, hyperparams=Hyperparams())
     return directory
 
 

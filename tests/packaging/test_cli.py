@@ -43,6 +43,27 @@ def test_a_command_finds_modules_in_the_current_folder(tmp_path, monkeypatch):
     assert started == [("grpo_jax.experiments.grpo_vs_ppo", ["--num-seeds", "1"], [str(tmp_path)])]
 
 
+@pytest.mark.parametrize(
+    "flags, looks",
+    [
+        (["play", "."], False),
+        (["evaluate", ".", "--num-episodes", "3"], False),
+        (["export", ".", "--out", "x"], False),
+        (["play", ".", "--trust"], True),
+        (["evaluate", ".", "--environment", "mine:Env"], True),
+        (["train", "--network", "mine:network"], True),
+    ],
+)
+def test_modules_of_a_downloaded_folder_are_not_found(flags, looks, tmp_path, monkeypatch):
+    """One named as a package that is not installed would otherwise be imported in its place."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "argv", ["grpo-jax", *flags])
+    monkeypatch.setattr(runpy, "run_module", lambda name, **_: None)
+    grpo_jax_cli.main()
+    assert (str(tmp_path) in sys.path) == looks
+
+
 @pytest.mark.parametrize("name", ["lm", "language-model", "language_model"])
 def test_a_command_may_be_shorter_than_its_module(name, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["grpo-jax", name])

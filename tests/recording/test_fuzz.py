@@ -209,7 +209,8 @@ def test_a_damaged_model_is_refused_or_read(seed, model, tmp_path):
             path.write_bytes(damaged_bytes(content[:4000], draw) + content[4000:])
         try:
             loaded = load_model(folder)
-            loaded.tokenizer.encode([{"role": "user", "content": "2 + 3"}])
+            for prompt in ("2 + 3", [{"role": "user", "content": "2 + 3"}]):
+                loaded.tokenizer.encode(prompt)
             assert loaded.vocab_size == len(load_params(folder)["actor"]["embedding"])
         except ConfigError as error:
             assert str(error)

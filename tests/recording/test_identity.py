@@ -104,6 +104,12 @@ DIFFERENT = {
         source(f"class Env:\n    {REWARD.format(-1).replace(chr(10), chr(10) + '    ')}")(),
         "class.step_env.code",
     ),
+    "a number of a class": (source("class Env:\n  sign = 0")(), source("class Env:\n  sign = 1")(), "class.sign is 1"),
+    "a base class": (
+        source("class Base:\n  sign = 1\nclass Env(Base):\n  pass")(),
+        source("class Base:\n  sign = 2\nclass Env(Base):\n  pass")(),
+        "base classes",
+    ),
     "the object of a method": (Network(1.0).__call__, Network(2.0).__call__, "of.scale"),
     "a field of a network": (Network(1.0), Network(2.0), "scale is 2.0"),
     "a word in a long text": (with_state("a" * 2000), with_state("a" * 1999 + "b"), "closure.state"),
@@ -121,6 +127,13 @@ def test_comments_lines_and_docstrings_do_not_count():
     plain = source("def f(x):\n    return x + 1")
     commented = source('\n\ndef f(x):\n    """Adds."""\n    # one\n    return (\n        x + 1\n    )')
     assert as_read(plain) == as_read(commented)
+
+
+def test_many_functions_that_use_each_other_are_described_once():
+    """All paths through them would be 3^30."""
+    lines = ["def f0(x): return x"]
+    lines += [f"def f{i}(x): return f{i - 1}(f{i - 1}(x)) + (lambda y: f{max(i - 2, 0)}(y))(x)" for i in range(1, 31)]
+    assert json.dumps(identity(source("\n".join(lines)))).count("digest") == 31
 
 
 def test_what_an_object_computes_or_keeps_does_not_count():

@@ -172,6 +172,15 @@ def test_the_page_about_trained_policies_runs(tmp_path, monkeypatch):
     assert names["arrays"]["params/actor/Dense_1/kernel"].shape == (4, 64, 64)
 
 
+@pytest.mark.slow
+def test_the_sweep_by_hand_has_two_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_page("many_devices.md")
+    rows = {"learning_rate=0.001": [0, 1, 2, 3], "learning_rate=0.01": [4, 5, 6, 7]}
+    assert {label: those.tolist() for label, those in names["policies"].settings.rows.items()} == rows
+    assert names["policy"].row in rows[names["policies"].settings.ranked(names["policies"].score)[0]]
+
+
 def test_flags_of_long_runs_are_those_of_the_experiments():
     fields = Recording.__dataclass_fields__
     assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)

@@ -53,7 +53,7 @@ REFUSED = {
     "no episode": ({"max_episodes": np.array([8.0, 0.5])}, "max_episodes=0.5 does not allow one iteration"),
     "no iteration": ({"num_iterations": 0}, "num_iterations=0 is not a positive integer"),
     "half an iteration": ({"num_iterations": np.array([1, 2.5])}, "num_iterations=2.5 is not a positive integer"),
-    "endless iterations": ({"num_iterations": np.inf}, "num_iterations=inf is not a positive integer"),
+    "endless iterations": ({"num_iterations": np.inf}, "num_iterations=inf must be finite"),
     "two budgets": (
         {"num_iterations": 30, "total_steps": 1000.0},
         "total_steps=1000 and num_iterations=30 are two budgets; leave one of them out",

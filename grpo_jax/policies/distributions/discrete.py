@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.objectives import divergences
 from grpo_jax.policies.distributions.distribution import Distribution
@@ -30,7 +31,7 @@ def _mode(logits: jax.Array) -> jax.Array:
 def _log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
     # A masked sum instead of a gather: the gradient of a gather is a scatter, which is slow for few actions.
     num_actions = logits.shape[-1]
-    chosen = action[..., None] == jnp.arange(num_actions)
+    chosen = action[..., None] == broadcast_to_rank(jnp.arange(num_actions), logits.ndim)
     nan_outside = jnp.where((action >= 0) & (action < num_actions), 0.0, jnp.nan)
     return jnp.sum(jax.nn.log_softmax(logits), axis=-1, where=chosen) + nan_outside
 

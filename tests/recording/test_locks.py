@@ -1,0 +1,159 @@
+"""A folder has one writer: of processes that claim it at once, exactly one goes on; a read-only one has none."""
+
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from saved_policies import save_policies
+
+from grpo_jax import Config
+from grpo_jax.recording import files
+from grpo_jax.recording.files import claim_directory
+
+NUM_PROCESSES = 4
+
+
+@pytest.fixture(autouse=True)
+def no_claims(monkeypatch):
+    """As in a new process."""
+    monkeypatch.setattr(files, "_claims", {})
+
+
+def claim_at_once(folder) -> list[str]:
+    """What several processes are told that resume the same folder at the same moment, "" for success."""
+    (start, begin), (results, result) = os.pipe(), os.pipe()
+    children = []
+    for _ in range(NUM_PROCESSES):
+        if child := os.fork():
+            children.append(child)
+            continue
+        os.close(begin)
+        os.read(start, 1)  # until all begin
+        try:
+            claim_directory(folder, resume=True)
+            said = ""
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(result, f"{said}\n".encode())
+        os.close(result)
+        signal.alarm(60)
+        signal.pause()  # whoever has the lock keeps it until it ends
+    os.close(result)
+    os.close(begin)
+    said = b""
+    while said.count(b"\n") < NUM_PROCESSES and (more := os.read(results, 4096)):
+        said += more
+    for child in children:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    os.close(start)
+    os.close(results)
+    return said.decode().splitlines()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")  # of forks, which end before JAX
+def test_of_several_processes_exactly_one_resumes(tmp_path):
+    for attempt in range(5):
+        said = sorted(claim_at_once(tmp_path / f"run_{attempt % 2}"))  # also after the winner has died
+        assert said[0] == "" and len(set(said[1:])) == 1, said
+        assert said[1].startswith("FileExistsError: another process is writing to") and "Wait for it" in said[1]
+
+
+def test_who_comes_second_leaves_the_lock_in_place(tmp_path, monkeypatch):
+    """The first took the lock between the creation of its file and the lock of the second."""
+    path, real, taken = tmp_path / ".lock", fcntl.flock, []
+
+    def flock(file, how):
+        if not taken:
+            taken.append(path.open("a"))
+            real(taken[0], how)
+        return real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match="another process is writing"):
+            claim_directory(tmp_path, resume=True)
+    assert path.exists()
+
+
+def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
+    """A process that left the folder unused removed it between the opening and the lock."""
+    path, real, removed = tmp_path / ".lock", fcntl.flock, []
+
+    def flock(file, how):
+        if not removed:
+            removed.append(path.unlink())
+        return real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    claim_directory(tmp_path, resume=True)
+    with pytest.raises(BlockingIOError), path.open("a") as other:
+        real(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# --- read-only folders -----------------------------------------------------------------------------------------------
+
+
+def as_an_ordinary_user():
+    """For a process that is about to start: also root then has to respect permissions."""
+    drop_from_bounding_set, override_permissions = 24, 1
+    ctypes.CDLL(None).prctl(drop_from_bounding_set, override_permissions, 0, 0, 0)
+
+
+SCRIPT = """
+import sys
+import jax, numpy as np
+import grpo_jax
+from grpo_jax import Config, Hyperparams, recorded_run
+folder = sys.argv[1]
+policy = grpo_jax.load(folder, which="best")
+assert policy.act(np.zeros(policy.config.env.observation.shape)) in (0, 1, 2)
+assert grpo_jax.evaluate(policy.config, policy.state(jax.random.key(0)), jax.random.key(0)).returns.shape
+keys = jax.random.split(jax.random.key(0), 1)
+for out, resume in ((folder, True), (folder + "/inner", False)):
+    try:
+        recorded_run(policy.config, Hyperparams(total_steps=64), keys, out, resume=resume)
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_read_only_folder_is_read_and_never_written(tmp_path):
+    config = Config(
+        environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, hidden_sizes=(2,)
+    )
+    folder = tmp_path / "run"
+    save_policies(folder, config)
+    parts = [folder, *folder.rglob("*")]
+    for part in parts:
+        part.chmod(0o555 if part.is_dir() else 0o444)
+    commands = [
+        ("-c", textwrap.dedent(SCRIPT), str(folder)),
+        ("-m", "experiments.evaluate", str(folder), "--num-episodes", "2"),
+        ("-m", "experiments.play", str(folder), "--out", str(tmp_path / "episode.gif")),
+    ]
+    options = {"capture_output": True, "text": True, "preexec_fn": as_an_ordinary_user}
+    try:
+        done = [subprocess.run([sys.executable, *command], **options) for command in commands]
+    finally:
+        for part in parts:
+            part.chmod(0o755)
+    assert [each.returncode for each in done] == [0, 0, 0], [each.stderr for each in done]
+    lines = done[0].stdout.splitlines()
+    assert len(lines) == 2 and all("cannot be written to" in line and "(--out)" in line for line in lines), lines
+    assert {*folder.rglob("*")} == {*parts[1:]} and (tmp_path / "episode.gif").exists()
+
+
+def test_a_read_only_part_is_noticed_before_training(tmp_path, monkeypatch):
+    inner = tmp_path / "checkpoints" / "run"
+    inner.mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != inner)
+    with pytest.raises(OSError, match=f"{tmp_path} cannot be written to: {inner} is read-only.*--out"):
+        claim_directory(tmp_path, resume=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints"}, "nothing was written"
