@@ -15,6 +15,7 @@ import jax
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, as_count, nearest
+from grpo_jax.importing import is_own
 from grpo_jax.policies import Architecture
 from grpo_jax.policies.architecture import DTYPES
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES = 2**26
 """Samples of a batch. With more, fewer than five random bits would be left beside the index: see `updates.shuffle`."""
+
+NAMES = {
+    "optimizer": ("adam", "adamw", "sgd", "rmsprop", "muon"),
+    "schedule": ("constant", "linear", "cosine"),
+}
+"""The values of these fields that are names; others are import paths or functions."""
 
 BUILT_IN_FIELDS = (
     *("hidden_sizes", "activation", "layer_norm", "conv_channels", "recurrent", "recurrent_size", "shared_critic"),
@@ -96,7 +103,7 @@ def _check_environment(config: Config) -> None:
 
 
 def _check_policy(config: Config) -> None:
-    """Checks the fields of the policy, and that the optimiser's moments have a known type."""
+    """Checks the fields of the policy, and names of the optimiser, its schedule and its moments' type."""
     for field in ("network", "action_distribution"):
         _check_value(field, getattr(config, field))
     for field in ("activation", "critic_activation"):
@@ -115,8 +122,16 @@ def _check_policy(config: Config) -> None:
                     f"{field}={getattr(config, field)!r} has no effect on a network of your own; leave it out, and set "
                     "it in the network"
                 )
+    for field in NAMES:
+        check_name(field, getattr(config, field))
     if config.moments_dtype not in DTYPES:
         raise ConfigError(f"moments_dtype={config.moments_dtype!r}; use one of {', '.join(DTYPES)}")
+
+
+def check_name(field: str, value: Any) -> None:
+    """Raises ConfigError for a name that none of the library's optimisers or schedules has."""
+    if not is_own(value) and value not in NAMES[field]:
+        raise ConfigError(f"unknown {field} {value!r}: {nearest(value, NAMES[field])}")
 
 
 def _check_value(field: str, value: Any) -> None:

@@ -187,4 +187,4 @@ def bound(function: Callable, hyperparams: Hyperparams) -> Callable:
 
 def function_name(function: Callable) -> str:
     """Its name, or how it describes itself, such as `outcome(group_centered)`."""
-    return getattr(function, "__name__", repr(function))
+    return function.__name__ if hasattr(function, "__name__") else repr(function)

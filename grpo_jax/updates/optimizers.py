@@ -9,7 +9,8 @@ import numpy as np
 import optax
 import optax.contrib
 
-from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, first_line, nearest
+from grpo_jax.config_checks import check_name
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, first_line
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_own, is_own
 from grpo_jax.types import PyTree, by_path
@@ -87,8 +88,7 @@ def find_optimizer(optimizer: str | Callable) -> Callable:
     Raises:
       ConfigError: for an unknown name, or a value that is no function.
     """
-    if not is_own(optimizer) and optimizer not in OPTIMIZERS:
-        raise ConfigError(f"unknown optimizer {optimizer!r}: {nearest(optimizer, OPTIMIZERS)}")
+    check_name("optimizer", optimizer)
     found = import_own(optimizer, "optimizer") if is_own(optimizer) else OPTIMIZERS[optimizer]
     if not callable(found):
         raise ConfigError(

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.errors import ConfigError, describe_function, first_line, nearest
+from grpo_jax.config_checks import check_name
+from grpo_jax.errors import ConfigError, describe_function, first_line
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_own
 from grpo_jax.types import Metrics
@@ -41,11 +42,10 @@ def find_schedule(schedule: str | Callable) -> str | Callable:
     Raises:
       ConfigError: for an unknown name, or a value that is neither a name nor a function.
     """
+    check_name("schedule", schedule)
     found = import_own(schedule, "schedule")
     if callable(found) or (isinstance(found, str) and found in DECAYS):
         return found
-    if isinstance(found, str):
-        raise ConfigError(f"unknown schedule {found!r}: {nearest(found, DECAYS)}")
     raise ConfigError(f"schedule={found!r} is not a function of progress; use one, or {', '.join(map(repr, DECAYS))}")
 
 

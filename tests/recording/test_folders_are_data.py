@@ -17,8 +17,9 @@ from saved_policies import save_policies
 import grpo_jax
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.algorithms import ALGORITHMS, with_reference
+from grpo_jax.baselines import boosted, lstd_baseline, observed, same_step_baseline
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import boosted, lstd_baseline, observed, same_step_baseline, tuned
+from grpo_jax.objectives import tuned
 from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
 from grpo_jax.recording.json_fields import CHECKSUM, describe_kind, fits, with_checksum
 from grpo_jax.recording.trusted import find_trusted, trusted_objects
@@ -86,10 +87,8 @@ def test_a_damaged_field_is_named_with_its_file(field, value, description, saved
         *[("algorithm", value) for value in (3, [], "nope", {"import": 3}, {"class": "grpo_jax.algorithms:Algorithm"})],
         *[("environment", value) for value in (3, [], "nope", None, {"import": "optax:adam"})],
         *[("activation", value) for value in (3, "nope", "__class__", "Module")],
-        *[
-            ("optimizer", value)
-            for value in (3, "nope", {"import": "optax:adam"}, {"partial": {"import": "optax:adam"}})
-        ],
+        *[("optimizer", value) for value in (3, "nope", {"partial": {"import": "optax:adam"}})],
+        *[("schedule", value) for value in (3, "nope")],
         ("nope", 3),
     ],
     ids=repr,
@@ -261,8 +260,8 @@ def decay(power, progress):
     [
         *[each._replace(greedy_member=not each.greedy_member) for each in ALGORITHMS.values()],
         with_reference(GRPO),
-        GRPO._replace(baseline=functools.partial(lstd_baseline, features=observed)),
-        GRPO._replace(baseline=boosted(same_step_baseline, lstd_baseline)),
+        GRPO._replace(baseline=lstd_baseline(features=observed)),
+        GRPO._replace(baseline=boosted(same_step_baseline(), lstd_baseline())),
         GRPO._replace(surrogate=tuned(jax.nn.relu)),
         GRPO._replace(critic=optax.huber_loss, reduce=functools.partial(jnp.power, 0.5)),
     ],
