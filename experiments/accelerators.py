@@ -2,7 +2,7 @@
 
 Compiles train steps ahead of time, and reads the compiled programs: kernels, CUDA graphs, waits of the host, traffic
 and memory on a GPU; memory and communication on a TPU. Times are a model; where an accelerator is attached, they are
-also measured. docs/accelerators.md explains the table. Needs the extra: pip install '.[accelerators]'.
+also measured. docs/accelerators.md shows how to read the table. Needs the extra: pip install '.[accelerators]'.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ from .harness.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_
 from .harness.command import command, make_console, mesh_sizes, new_folder, provenance
 from .harness.gpu_program import SORT_KERNELS, Costs
 from .harness.implementations import REFERENCES, by_environment, make_workload
+from .harness.limits import Count, NotNegative
 from .harness.parsing import parse_flags
 from .harness.program_tables import draw, fits_table, tables
 from .harness.reference_implementations import Implementation
@@ -44,9 +45,9 @@ class Arguments:
     """Devices to compile for."""
     environments: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Names of gymnax environments. Token tasks have their own."""
-    num_envs: tuple[int, ...] = (1024, 4096, 65536)
+    num_envs: tuple[Count, ...] = (1024, 4096, 65536)
     """Parallel environments, one program each."""
-    num_seeds: tuple[int, ...] = (1,)
+    num_seeds: tuple[Count, ...] = (1,)
     """Independent runs in one program (vmap), one program each."""
     implementations: tuple[
         Literal[
@@ -69,16 +70,16 @@ class Arguments:
     """Layouts of devices, one program each: 1 (one device), envs=8, seeds=8, or seeds=2,envs=4. The reference
     implementations run on one device only."""
     execution_plan: str | None = None
-    """Layout of our program: cpu, gpu, gpu_kernels or tpu; by default that of the target."""
-    shuffle_blocks: int = 1
+    """Layout of our program: cpu, gpu or tpu; by default that of the target."""
+    shuffle_blocks: Count = 1
     """Blocks of environments that ours shuffles apart: with as many as devices along envs, samples stay on theirs."""
     options: tuple[str, ...] = ()
     """Options of XLA's compiler, NAME=VALUE each."""
     out: Path | None = None
     """New folder for summary.json and launches.png; one under runs/ if left out."""
-    repeats: int = 7
+    repeats: Count = 7
     """Rounds of measurements, where an accelerator is attached."""
-    seconds: float = 0.3
+    seconds: NotNegative = 0.3
     """How long one measurement takes, at least."""
     profile: Path | None = None
     """Where an accelerator is attached: a folder for profiles of one train step each, for TensorBoard or XProf."""
@@ -156,7 +157,7 @@ def check(arguments: Arguments, has_device: bool) -> tuple[dict[str, Any], list[
 
 
 def compile_cases(cases: list[Case], target: Target, plan: str, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each case; if the plan cannot serve it, or the compiler refuses it, with the error, not numbers."""
+    """A row for each case; if it cannot be built or compiled, with the error, not numbers."""
     rows = []
     for case in cases:
         row = {"target": target.name} | case._asdict()

@@ -21,7 +21,7 @@ import numpy as np
 from rich.table import Table
 
 from grpo_jax import Hyperparams, run
-from grpo_jax.errors import ConfigError
+from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.recorder import record
@@ -29,7 +29,7 @@ from grpo_jax.recording.settings import Recording
 
 from .harness import reference_implementations as reference
 from .harness.command import command, make_console, new_folder, num_cores, provenance
-from .harness.figures import panels
+from .harness.limits import Count, NotNegative, OutFile
 from .harness.parsing import parse_flags
 from .harness.runs import score_summary
 from .harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours
@@ -43,17 +43,17 @@ class Arguments:
 
     environments: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Names of gymnax environments."""
-    num_envs: tuple[int, ...] = ()
+    num_envs: tuple[Count, ...] = ()
     """Parallel environments, one measurement each; by default 64, 512 and 2048 for CartPole-v1, 512 for others."""
     implementations: tuple[Literal["rejax PPO", "plain PPO", "PPO", "GRPO"], ...] = IMPLEMENTATIONS
     """What to measure; ratios are to the first."""
-    num_seeds: tuple[int, ...] = (1,)
+    num_seeds: tuple[Count, ...] = (1,)
     """Independent runs in one program (vmap), one measurement each."""
-    hidden_sizes: tuple[int, ...] = reference.HIDDEN_SIZES
+    hidden_sizes: tuple[Count, ...] = reference.HIDDEN_SIZES
     """Of the policy, and of the critic beside it."""
-    repeats: int = 7
+    repeats: Count = 7
     """Rounds; the table shows medians over them."""
-    seconds: float = 0.3
+    seconds: NotNegative = 0.3
     """How long one timing of one implementation takes, at least."""
     learning: bool = False
     """Also train ours and the plain PPO on CartPole-v1, 64 environments, 500,000 steps, 16 seeds, and compare."""
@@ -61,9 +61,9 @@ class Arguments:
     """Also measure how much metrics.jsonl, TensorBoard's files and checkpoints slow down a run."""
     parts: bool = True
     """Also measure random actions, the rollout and the update alone (with one seed)."""
-    out: Path | None = None
+    out: OutFile | None = None
     """JSON file for the results; a new one under runs/ if left out."""
-    plot: Path | None = None
+    plot: OutFile | None = None
     """Draws steps per second over num_envs into this file, such as speed.png."""
 
 
@@ -71,14 +71,8 @@ def main(arguments: Arguments) -> None:
     console = make_console()
     now = datetime.datetime.now()
     out = arguments.out or new_folder("benchmark").with_suffix(".json")
-    counts = arguments.repeats, *arguments.num_envs, *arguments.num_seeds, *arguments.hidden_sizes
-    if min(counts) < 1 or not arguments.implementations:
-        raise ConfigError(
-            "--repeats, --num-envs, --num-seeds and --hidden-sizes take positive integers, --implementations some names"
-        )
     if out.exists():
         raise FileExistsError(f"{out} exists; choose another file (--out), or move the old one away")
-    out.parent.mkdir(parents=True, exist_ok=True)
     names = reference.installed(arguments.implementations)
     if names != arguments.implementations:
         console.print("rejax is not installed (pip install '.[benchmark]'): it is left out.")

@@ -12,7 +12,6 @@ import functools
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 
 from .harness.command import command, make_console, new_folder, provenance
+from .harness.limits import Count, OutFile
 from .harness.parsing import parse_flags
 
 
@@ -33,28 +33,28 @@ class Arguments:
 
     task: str = "reacher"
     """Name of the task, without "brax:"."""
-    num_envs: int = 64
+    num_envs: Count = 64
     """Parallel environments."""
-    num_steps: int = 32
+    num_steps: Count = 32
     """Steps of each environment in one rollout."""
-    num_epochs: int = 2
+    num_epochs: Count = 2
     """Passes over a rollout."""
-    num_minibatches: int = 4
+    num_minibatches: Count = 4
     """Gradient steps in each pass."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[Count, ...] = (64, 64)
     """Of the policy, and of the critic beside it."""
-    starts_per_rollout: int = 1
+    starts_per_rollout: Count = 1
     """Start states that ours draws for each environment and rollout."""
-    iterations: int = 8
+    iterations: Count = 8
     """Rollouts with their updates in one timing."""
-    repeats: int = 7
+    repeats: Count = 7
     """Rounds; the table shows medians over them."""
-    out: Path | None = None
+    out: OutFile | None = None
     """JSON file for the results; a new one under runs/ if left out."""
 
 
 def main(arguments: Arguments) -> None:
-    if arguments.num_envs % arguments.num_minibatches or arguments.repeats < 1:
+    if arguments.num_envs % arguments.num_minibatches:
         raise ConfigError("--num-minibatches must divide --num-envs, as brax's minibatches are of whole rollouts")
     ours = {
         "PPO": make_chunk(arguments, arguments.starts_per_rollout),
@@ -74,7 +74,6 @@ def main(arguments: Arguments) -> None:
     rates = {name: num_samples / np.array(times) for name, times in seconds.items()}
     rows = [{"implementation": name, "steps_per_second": rate} for name, rate in rates.items()]
     out = arguments.out or new_folder("brax_speed").with_suffix(".json")
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, provenance() | {"arguments": dataclasses.asdict(arguments), "results": rows})
     table = Table("implementation", "steps/s", "lowest", "highest", "ratio", title=f"brax:{arguments.task}")
     for name, rate in rates.items():

@@ -14,6 +14,7 @@ from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError, nearest
 
 from .harness.command import command
+from .harness.limits import Count
 from .harness.parsing import parse_flags
 from .harness.summaries import SUMMARY, TABLE, read_results, write_results
 
@@ -33,9 +34,9 @@ class Arguments:
     """Suites to walk, such as navix; by default all that are installed."""
     environments: tuple[str, ...] = ()
     """Names such as navix:Navix-Empty-5x5-v0, which are run even if the folder has their results."""
-    num_envs: int = 8
+    num_envs: Count = 8
     """Parallel environments of each."""
-    num_steps: int = 100
+    num_steps: Count = 100
     """Steps of each environment."""
     out: Path = Path("runs/environments")
     """Folder for the results."""

@@ -21,9 +21,10 @@ from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, LSTD_GAE, RECURSIVE_LSTD_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
+from grpo_jax.baselines import kernel_baseline, lstd_baseline, observed
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
-from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import kernel_baseline, lstd_baseline, mean_of_sequence_sums, mean_over_steps, observed
+from grpo_jax.objectives import mean_of_sequence_sums, mean_over_steps
+from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
@@ -32,7 +33,7 @@ from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
 from .harness.command import command, make_console, provenance
-from .harness.figures import panels
+from .harness.limits import Count, OutFile, Seed
 from .harness.parsing import chosen, parse_flags
 from .harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
 
@@ -47,15 +48,15 @@ NOISE_STEPS, NOISE_ROLLOUTS = 32, 512
 class Arguments:
     """Compares estimators of the policy gradient with the truth, and with each other."""
 
-    num_groups: int = 100_000
+    num_groups: Count = 100_000
     """Groups that each estimator plays on each process."""
     estimators: tuple[str, ...] = ()
     """Labels of the estimators to measure; all of them, and the effect of common random numbers, if left out."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the policies and of the groups."""
-    out: Path | None = None
+    out: OutFile | None = None
     """JSON file for the results."""
-    plot: Path | None = None
+    plot: OutFile | None = None
     """PNG file for a picture of the results."""
 
 
@@ -237,8 +238,6 @@ ENVIRONMENTS = ("FrozenLake-misc", "Freeway-MinAtar", "Asterix-MinAtar", "Seaque
 
 
 def main(arguments: Arguments) -> None:
-    if arguments.num_groups < 1:
-        raise ConfigError(f"num_groups={arguments.num_groups} is not a positive integer")
     console = make_console(width=150)
     results = {}
     for make_process in PROCESSES:

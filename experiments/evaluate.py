@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,11 +11,11 @@ from rich.table import Table
 
 from grpo_jax import Config, TrainedPolicy, evaluate
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
-from grpo_jax.errors import as_count
 from grpo_jax.recording.files import write_json
 
 from .harness.command import command, make_console, provenance
 from .harness.figures import with_interval
+from .harness.limits import Count, OutFile
 from .harness.parsing import parse_flags
 from .harness.runs import score_summary
 from .harness.trained import EpisodeArguments
@@ -28,14 +27,14 @@ EPISODES_AT_ONCE = 4096  # of all rows together
 class Arguments(EpisodeArguments):
     """Plays whole episodes with the trained policies of all seeds of a run."""
 
-    num_episodes: int = 1000
+    num_episodes: Count = 1000
     """Episodes of each seed."""
-    out: Path | None = None
+    out: OutFile | None = None
     """JSON file for the returns and lengths of all episodes."""
 
 
 def main(arguments: Arguments) -> None:
-    num_episodes = as_count("--num-episodes", arguments.num_episodes)
+    num_episodes = arguments.num_episodes
     policies = arguments.load("all")
     console = make_console()
     started = time.perf_counter()
@@ -48,12 +47,12 @@ def main(arguments: Arguments) -> None:
     console.print(table(policies, returns, lengths))
     kind = "greedy" if arguments.greedy else "sampled"
     console.print(
-        f"{policies.config.env.name}: {num_episodes} {kind} episodes of each of {len(policies)} seeds, "
+        f"{policies.config.env.name}: {num_episodes} {kind} episodes of each of {len(policies)} "
+        f"{policies.settings.word}, "
         f"{lengths.sum() / seconds:,.0f} steps/s",
         soft_wrap=True,
     )
     if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(arguments.out, summarise(arguments, policies, returns, lengths))
         console.print(f"Written to {arguments.out}", soft_wrap=True)
 
@@ -83,20 +82,29 @@ def play(
 
 
 def table(policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> Table:
-    """A line for each seed, and one for all."""
-    rendered = Table("seed", "mean return", "std", "worst", "best", "mean length", title=policies.name)
-    for row, values, steps in zip(policies.row, returns, lengths, strict=True):
-        numbers = values.mean(), values.std(), values.min(), values.max(), steps.mean()
-        rendered.add_row(str(row), *(f"{number:.4g}" for number in numbers))
-    if len(returns) > 1:
-        rendered.add_section()
-        rendered.add_row("IQM", with_interval(returns.mean(axis=1)), "", "", "", f"{lengths.mean():.4g}")
+    """For each setting, a line for each seed, and one for all of them."""
+    word = policies.settings.word.removesuffix("s")
+    rendered = Table(word, "mean return", "std", "worst", "best", "mean length", title=policies.name)
+    for label, rows in policies.settings.rows.items():
+        if label:
+            rendered.add_section()
+            rendered.add_row(label)
+        for row in rows:
+            values = returns[row]
+            numbers = values.mean(), values.std(), values.min(), values.max(), lengths[row].mean()
+            rendered.add_row(str(policies.row[row]), *(f"{number:.4g}" for number in numbers))
+        if len(rows) > 1:
+            if not label:
+                rendered.add_section()
+            interval = with_interval(returns[rows].mean(axis=1))
+            rendered.add_row("IQM", interval, "", "", "", f"{lengths[rows].mean():.4g}")
     return rendered
 
 
 def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> dict:
-    """The contents of the file."""
+    """The contents of the file; several settings have a summary each, by label."""
     config: Config = policies.config
+    scores = {label: score_summary(returns[rows].mean(axis=1)) for label, rows in policies.settings.rows.items()}
     return {
         "folder": arguments.folder,
         "run": policies.name,
@@ -105,7 +113,7 @@ def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray
         "seed": arguments.seed,
         "environment": config.env.name,
         "env_params": dict(config.env_params),
-        "return": score_summary(returns.mean(axis=1)),
+        "return": scores.get("", scores),
         "returns": returns,
         "lengths": lengths,
         **provenance(),

@@ -14,9 +14,9 @@ from jax import export
 from grpo_jax import TrainedPolicy
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.actions import choose_actions
-from grpo_jax.recording.files import write_json
+from grpo_jax.recording.files import new_files, write_json
 from grpo_jax.recording.plan import versions
-from grpo_jax.recording.policy_files import policy_arrays
+from grpo_jax.recording.policy_files import policy_arrays, write_arrays
 
 from .harness.command import command, make_console
 from .harness.parsing import parse_flags
@@ -33,7 +33,7 @@ class Arguments(PolicyArguments):
     out: Path
     """Folder for the files; it must not exist."""
     row: int | None = None
-    """Row of the policy in the run, such as its seed's number; by default the one with the highest score."""
+    """Row of the policy in the run, such as its seed's number; by default the best one."""
 
 
 class Program(NamedTuple):
@@ -50,12 +50,12 @@ def main(arguments: Arguments) -> None:
     policy = arguments.load(arguments.row)
     programs = [] if policy.config.is_transformer else [make_program(policy, greedy) for greedy in (True, False)]
     exported = {program.name: export_program(program) for program in programs}
-    arguments.out.mkdir(parents=True)
-    write_arrays(policy, arguments.out)
-    for name, artefact in exported.items():
-        (arguments.out / f"{name}.jax_export").write_bytes(artefact.serialize())
-    write_json(arguments.out / "manifest.json", describe(policy, programs, exported))
-    (arguments.out / "README.md").write_text(readme(policy, programs), encoding="utf-8")
+    with new_files(arguments.out) as out:
+        save_arrays(policy, out)
+        for name, artefact in exported.items():
+            (out / f"{name}.jax_export").write_bytes(artefact.serialize())
+        write_json(out / "manifest.json", describe(policy, programs, exported))
+        (out / "README.md").write_text(readme(policy, programs), encoding="utf-8")
     console = make_console()
     for path in sorted(arguments.out.iterdir()):
         console.print(f"{path.stat().st_size:>12,} bytes  {path}", soft_wrap=True)
@@ -125,13 +125,12 @@ def exported_arrays(policy: TrainedPolicy) -> dict[str, np.ndarray]:
     return {path: np.ascontiguousarray(leaf) for path, leaf in arrays.items()}
 
 
-def write_arrays(policy: TrainedPolicy, out: Path) -> None:
-    """Writes policy.safetensors and policy.npz, with the same names."""
-    from safetensors.numpy import save_file
-
+def save_arrays(policy: TrainedPolicy, out: Path) -> None:
+    """Writes policy.safetensors and policy.npz, with the same names. NumPy has no bfloat16: there it is float32."""
     arrays = exported_arrays(policy)
-    save_file(arrays, out / "policy.safetensors")
-    np.savez(out / "policy.npz", **arrays)
+    known = {path: leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf for path, leaf in arrays.items()}
+    np.savez(out / "policy.npz", **known)
+    write_arrays(out / "policy.safetensors", arrays, {}, mode_of=out / "policy.npz")
 
 
 def describe(policy: TrainedPolicy, programs: list[Program], exported: dict[str, export.Exported]) -> dict[str, Any]:
@@ -162,7 +161,8 @@ def readme(policy: TrainedPolicy, programs: list[Program]) -> str:
     arrays = (
         "`policy.safetensors` and `policy.npz` contain the same arrays: parameters, hyperparameters and, where\n"
         "observations are normalised, their statistics: networks see `(x - origin - mean) / sqrt(variance + 1e-8)`,\n"
-        "clipped to plus and minus `hyperparams/observation_clip`. `manifest.json` lists arguments and platforms.\n"
+        "clipped to plus and minus `hyperparams/observation_clip`. `policy.npz` has bfloat16 arrays as float32, as\n"
+        "NumPy has no bfloat16. `manifest.json` lists arguments and platforms.\n"
     )
     if not programs:
         return title + arrays

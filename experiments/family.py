@@ -7,9 +7,10 @@ import numpy as np
 
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
 from grpo_jax.recording import learning_curve
+from grpo_jax.recording.figures import draw_curve, panels
 
 from .harness.command import command
-from .harness.figures import draw_curve, panels
+from .harness.limits import Seeds, Steps
 from .harness.parsing import parse_flags
 from .harness.runs import Run, make_plan
 from .harness.settings import SOLVED_AT
@@ -28,9 +29,9 @@ class Arguments(StudyArguments):
 
     algorithms: tuple[str, ...] = tuple(name for name, algorithm in ALGORITHMS.items() if not algorithm.num_branches)
     """Names of the algorithms; all but vine_ppo, whose branches from every state of an episode exceed the budget."""
-    num_seeds: int = 8
+    num_seeds: Seeds = 8
     """Independent runs of each."""
-    total_steps: int = 500_000
+    total_steps: Steps = 500_000
     """Environment steps a seed may take."""
 
 

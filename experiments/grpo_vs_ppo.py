@@ -3,6 +3,7 @@
 import dataclasses
 
 from .harness.command import command
+from .harness.limits import Steps
 from .harness.parsing import parse_flags
 from .harness.runs import make_plan
 from .harness.study import Study, StudyArguments
@@ -14,7 +15,7 @@ class Arguments(StudyArguments):
 
     environments: tuple[str, ...] = ("CartPole-v1",)
     """Names of gymnax environments."""
-    total_steps: int = 500_000
+    total_steps: Steps = 500_000
     """Environment steps a seed may take."""
 
 

@@ -6,7 +6,6 @@ what the program would allocate there. Each row adds one way to need less.
 
 import dataclasses
 import time
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -19,6 +18,7 @@ from grpo_jax.recording.files import write_json
 
 from .harness.ahead_of_time import TRITON, choose_backend
 from .harness.command import command, make_console, provenance
+from .harness.limits import Count, OutFile
 from .harness.parsing import parse_flags
 from .harness.random_text import random_text
 from .harness.targets import TARGETS
@@ -52,19 +52,19 @@ class Arguments:
     """Rows of each model."""
     target: Literal["h100", "a100", "v5e", "v5p", "v6e", "cpu"] = "h100"
     """Device to compile for."""
-    vocab_size: int = 151_936
+    vocab_size: Count = 151_936
     """Number of different tokens."""
-    prompt_length: int = 256
+    prompt_length: Count = 256
     """Tokens of a prompt."""
-    completion_lengths: tuple[int, ...] = (256,)
+    completion_lengths: tuple[Count, ...] = (256,)
     """Tokens of a completion; two lengths also give the memory of each further token."""
-    num_envs: int = 64
+    num_envs: Count = 64
     """Completions of an iteration."""
-    group_size: int = 8
+    group_size: Count = 8
     """Completions of a prompt."""
-    num_minibatches: int = 8
+    num_minibatches: Count = 8
     """Gradient steps of an iteration."""
-    out: Path | None = None
+    out: OutFile | None = None
     """JSON file for the results."""
 
 

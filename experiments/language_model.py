@@ -14,7 +14,7 @@ import tyro
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.devices.execution_plan import resolve_plan
-from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
     LanguageTask,
     RewardError,
@@ -27,13 +27,14 @@ from grpo_jax.language import (
     split_held_out,
 )
 from grpo_jax.objectives import kl_to_behaviour
-from grpo_jax.policies import Architecture, merge_lora
+from grpo_jax.policies import Architecture
 from grpo_jax.recording import Plan
 from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.types import PyTree
 
 from .harness.command import command, need_one_process
 from .harness.language_runs import HELD_OUT_REWARD, HeldOutCurves
+from .harness.limits import Count, Finite, Seeds
 from .harness.parsing import parse_flags
 from .harness.study import Study, StudyArguments
 from .harness.token_runs import params_from_warm_start, prompted
@@ -49,19 +50,19 @@ STEPS_PER_CHECK = 16
 class TrainingArguments(StudyArguments):
     """The flags of training by rewards, for any model and any prompts."""
 
-    max_completion: int = 256
+    max_completion: Count = 256
     """The most tokens of a completion."""
     algorithm: str = "grpo"
     """Name of the algorithm."""
-    num_prompts: int = 8
+    num_prompts: Count = 8
     """Prompts of an iteration."""
-    group_size: int = 8
+    group_size: Count = 8
     """Completions of each prompt."""
-    num_iterations: int = 100
+    num_iterations: Count = 100
     """Iterations, each of completions and updates."""
-    num_epochs: int = 1
+    num_epochs: Count = 1
     """Passes over the completions of an iteration."""
-    num_minibatches: int = 1
+    num_minibatches: Count = 1
     """Gradient steps of each pass."""
     learning_rate: float = 1e-5
     """Adam's step size."""
@@ -83,29 +84,29 @@ class TrainingArguments(StudyArguments):
     """Dtype of activations and of the cache."""
     moments_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the optimiser's moments."""
-    lora_rank: int | None = None
+    lora_rank: Count | None = None
     """Train adapters of this rank (LoRA), which the saved model has merged into its weights; None: all weights."""
-    lora_alpha: float = Architecture.lora_alpha
+    lora_alpha: Finite = Architecture.lora_alpha
     """The adapters' product is multiplied by lora_alpha / lora_rank."""
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype in which LoRA keeps the weights that it does not train."""
     checkpoint_layers: bool = False
     """Gradients compute each block's activations again instead of keeping them: less memory, a third more time."""
-    logits_chunk: int | None = None
+    logits_chunk: Count | None = None
     """Tokens whose logits an update computes at once; by default all for small vocabularies, else 256."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the saved weights."""
-    num_seeds: int = 1
+    num_seeds: Seeds = 1
     """Independent runs, each of which gives a model."""
     checkpoint_every: int = 10
     """Iterations between two checkpoints, from which a run can be resumed; 0 for none."""
-    sample_every: int = 10
+    sample_every: Count = 10
     """Iterations between two measurements on held-out prompts, which also print samples."""
-    num_held_out: int = 64
+    num_held_out: Count = 64
     """The most held-out prompts of a measurement."""
-    num_samples: int = 8
+    num_samples: Count = 8
     """Completions of each held-out prompt, for pass@k with k up to this."""
-    correct_at: float = 1.0
+    correct_at: Finite = 1.0
     """For pass@k a completion is correct if its first reward is at least this."""
 
 
@@ -172,9 +173,6 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
 
 def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
     """The run that the flags describe."""
-    for name in ("num_prompts", "num_iterations", "sample_every", "num_held_out", "num_samples"):
-        as_count(name, getattr(arguments, name))
-    num_envs = arguments.num_prompts * arguments.group_size
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
     large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
@@ -182,7 +180,7 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
     config = Config(
         environment=language_environment(task),
         algorithm=algorithm,
-        num_envs=num_envs,
+        num_envs=arguments.num_prompts * arguments.group_size,
         group_size=arguments.group_size,
         num_epochs=arguments.num_epochs,
         num_minibatches=arguments.num_minibatches,
@@ -197,13 +195,12 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
     )
     names = ("learning_rate", "warmup", "kl_coef", "clip_high", "max_grad_norm", "temperature")
     hyperparams = Hyperparams(
-        total_steps=arguments.num_iterations * config.steps_per_iteration,
+        num_iterations=arguments.num_iterations,
         discount=1.0,
         gae_lambda=1.0,
         **{name: getattr(arguments, name) for name in names},
     )
-    max_episodes = arguments.num_iterations * num_envs
-    return Plan(arguments.algorithm, config, hyperparams, arguments.training_keys, max_episodes)
+    return Plan(arguments.algorithm, config, hyperparams, arguments.training_keys)
 
 
 def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> None:
@@ -218,8 +215,7 @@ def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> N
     study = Study("language_model", [plan], arguments, score=HELD_OUT_REWARD)
     curves = HeldOutCurves(task, study.out, study.console, arguments)
     try:
-        with task.reward_errors():
-            (states,) = study.run_all(lambda config: params_from_warm_start(config, actors, plan.keys), curves)
+        (states,) = study.run_all(lambda config: params_from_warm_start(config, actors, plan.keys), curves)
     except RewardError as error:
         if not (study.out / "checkpoints").is_dir():
             raise
@@ -227,11 +223,10 @@ def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> N
         raise RewardError(f"{error}. Nothing before is lost: {advice}") from error
     study.finish()
     curves.finish()
+    trained = task.model._replace(architecture=plan.config.transformer)
     for seed, folder in enumerate(model_folders(study.out, "model", arguments.num_seeds)):
         params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], states.params)
-        params = {"actor": next(network for name, network in params.items() if "actor" in name)}
-        _, params = merge_lora(plan.config.transformer, params)
-        save_trained(folder, task.model, params, dtype=arguments.save_dtype)
+        save_trained(folder, trained, params, dtype=arguments.save_dtype)
         study.console.print(f"The trained model: {folder}", soft_wrap=True)
 
 

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import KERNEL_GAE
+from grpo_jax.baselines import policy_features
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import policy_features
 from grpo_jax.recording.plan import Plan
 from grpo_jax.rollouts.starts import CONTINUE
 
 from .harness.command import command
+from .harness.limits import Seeds, Steps
 from .harness.parsing import chosen, parse_flags
 from .harness.runs import make_plan, sampled_return
 from .harness.settings import ON_RELATIVE_POSITIONS
@@ -85,9 +86,9 @@ class Arguments(StudyArguments):
 
     games: tuple[str, ...] = GAMES
     """Names of the games."""
-    total_steps: int = 5_000_000
+    total_steps: Steps = 5_000_000
     """Environment steps a seed may take."""
-    num_seeds: int = 5
+    num_seeds: Seeds = 5
     """Independent runs of each."""
     methods: tuple[str, ...] = ()
     """Names of the methods; all if left out."""

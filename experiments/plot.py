@@ -12,10 +12,11 @@ from rich.table import Table
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import learning_curve, performance_profile, probability_of_improvement
-from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, read_metrics
+from grpo_jax.recording.figures import draw_curve, last_known, panels
+from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, read_metrics, read_settings
 
 from .harness.command import command, make_console, new_folder
-from .harness.figures import draw_curve, panels, with_interval
+from .harness.figures import with_interval
 from .harness.parsing import invocation, parse_flags
 
 PICTURE = "comparison.png"
@@ -47,7 +48,7 @@ class SavedRun(NamedTuple):
 
 
 def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
-    """The runs in a folder, also if they are still being written.
+    """The runs in a folder, also if they are still being written; each setting of a run is one by itself.
 
     Raises:
       ConfigError: there is no metrics.jsonl or nothing in it yet, or it does not have the metric.
@@ -63,13 +64,17 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
         for run in json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))["runs"]:
             finals[f"{run['algorithm']} on {run['environment']}"] = np.array(run["final_return"]["per_seed"], float)
 
-    runs = []
+    runs, settings = [], read_settings(folder)
     for name, chunk in chunks.items():
         if metric not in chunk.metrics:
             raise ConfigError(f"{path} has no metric {metric!r}; known: {', '.join(sorted(chunk.metrics))}")
         label, _, environment = name.rpartition(" on ")
-        counts = chunk.metrics["episode/count"] if metric in MEANS_OVER_EPISODES else None
-        runs.append(SavedRun(label, environment, chunk.steps, chunk.metrics[metric], counts, finals.get(name)))
+        for setting, rows in settings[name].rows.items():
+            values, final = chunk.metrics[metric][:, rows], finals.get(name)
+            counts = chunk.metrics["episode/count"][:, rows] if metric in MEANS_OVER_EPISODES else None
+            known = ": ".join(filter(None, (label, setting)))
+            final = None if final is None else final[rows]
+            runs.append(SavedRun(known, environment, chunk.steps[:, rows], values, counts, final))
     return runs
 
 
@@ -104,12 +109,7 @@ def final_returns(runs: list[SavedRun]) -> tuple[str, list[np.ndarray]]:
     """The final returns of each run, `[num_seeds]`, and their name; the last training values unless all have some."""
     if all(run.final_returns is not None for run in runs):
         return "final return", [run.final_returns for run in runs]
-
-    def last(column):
-        known = column[~np.isnan(column)]
-        return known[-1] if len(known) else np.nan
-
-    return "last training value", [np.apply_along_axis(last, 0, run.values) for run in runs]
+    return "last training value", [last_known(run.values) for run in runs]
 
 
 def plot(runs: list[SavedRun], metric: str, path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from grpo_jax import TrainState, run
 
 from .harness.command import command, make_console
+from .harness.limits import Count, Seed
 from .harness.parsing import parse_flags
 from .harness.runs import make_plan
 
@@ -21,15 +22,15 @@ from .harness.runs import make_plan
 class Arguments:
     """Trains a population on CartPole-v1 and adapts its learning rates during training."""
 
-    population: int = 8
+    population: Count = 8
     """How many train side by side."""
-    rounds: int = 10
+    rounds: Count = 10
     """Selections."""
-    iterations: int = 3
+    iterations: Count = 3
     """Train steps between two selections."""
-    num_envs: int = 32
+    num_envs: Count = 32
     """Environments of each."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of all randomness."""
 
 

@@ -18,6 +18,7 @@ from grpo_jax.rollouts.starts import CONTINUE
 
 from .harness.command import command
 from .harness.figures import with_interval
+from .harness.limits import Count, Seeds
 from .harness.parsing import parse_flags
 from .harness.runs import Run
 from .harness.settings import ALGORITHM_SETTINGS
@@ -62,9 +63,9 @@ HYPERPARAM_FIELDS = {
 class Arguments(StudyArguments):
     """Trains the published recipes, real groups and PPO on CartPole-v1 for the same number of episodes."""
 
-    num_episodes: int = 1_000
+    num_episodes: Count = 1_000
     """Training episodes of each seed."""
-    num_seeds: int = 10
+    num_seeds: Seeds = 10
     """Independent runs of each recipe."""
 
 
@@ -72,9 +73,8 @@ def main(arguments: Arguments) -> None:
     plans = []
     for label, fields in CONFIG_FIELDS.items():
         config = Config(environment="CartPole-v1", **fields)
-        most_steps = arguments.num_episodes * config.env.max_steps
-        hyperparams = Hyperparams(total_steps=most_steps, **HYPERPARAM_FIELDS[label])
-        plans.append(Plan(label, config, hyperparams, arguments.training_keys, arguments.num_episodes))
+        hyperparams = Hyperparams(total_steps=math.inf, max_episodes=arguments.num_episodes, **HYPERPARAM_FIELDS[label])
+        plans.append(Plan(label, config, hyperparams, arguments.training_keys))
     study = Study("published_cartpole", plans, arguments)
     study.run_all()
     study.finish(over="episodes")

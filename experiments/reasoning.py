@@ -1,6 +1,7 @@
 """The recipe of reasoning models on arithmetic, from nothing to a saved model: `python -m experiments.reasoning`."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import jax
@@ -22,6 +23,7 @@ from grpo_jax.types import PyTree
 
 from . import language_model, tiny_language_model
 from .harness.command import command, make_console, need_one_process, new_folder
+from .harness.limits import Count, Finite, Positive, Share
 from .harness.parsing import parse_flags
 from .harness.reasoning import accuracy, demonstrate, make_problems, right_steps, well_formed, write_lines
 from .harness.study import check_plans
@@ -39,43 +41,43 @@ class Arguments(language_model.TrainingArguments):
     after the demonstrations (start), the model after GRPO (model), and the results.
     """
 
-    num_terms: int = 3
+    num_terms: Count = 3
     """Numbers in each problem, such as 8+9-5."""
-    largest: int = 12
+    largest: Count = 12
     """The largest of these numbers."""
-    num_training: int = 4000
+    num_training: Count = 4000
     """Problems to train on, also those of the demonstrations."""
-    num_test: int = 250
+    num_test: Count = 250
     """Held-out problems."""
-    num_layers: int = 2
+    num_layers: Count = 2
     """Transformer blocks."""
-    width: int = 64
+    width: Count = 64
     """Width of the residual stream."""
-    vocab_size: int = 288
+    vocab_size: tiny_language_model.VocabularySize = 288
     """The most tokens of the byte-level BPE: 256 bytes, 2 special tokens, and merges."""
-    target: float = 0.3
+    target: Share = 0.3
     """Supervised learning from demonstrations ends at this accuracy of sampled completions."""
-    demonstration_rate: float = 4e-3
+    demonstration_rate: Positive = 4e-3
     """Adam's step size for the demonstrations."""
-    accuracy: float = 1.0
+    accuracy: Finite = 1.0
     """Weight of the reward for the right answer."""
-    well_formed: float = 0.2
+    well_formed: Finite = 0.2
     """Weight of the reward for the format <think>...</think><answer>...</answer>."""
-    right_steps: float = 0.0
+    right_steps: Finite = 0.0
     """Weight of the rewards for right lines within <think>, each paid where the line ends; 0: none. For process
     supervision also set the algorithm, grpo_process."""
 
-    max_completion: int = 36
-    num_prompts: int = 32
-    group_size: int = 8
-    num_iterations: int = 200
-    num_epochs: int = 2
-    num_minibatches: int = 2
+    max_completion: Count = 36
+    num_prompts: Count = 32
+    group_size: Count = 8
+    num_iterations: Count = 200
+    num_epochs: Count = 2
+    num_minibatches: Count = 2
     learning_rate: float = 3e-4
     kl_coef: float = 0.001
     checkpoint_every: int = 20
-    sample_every: int = 20
-    num_held_out: int = 128
+    sample_every: Count = 20
+    num_held_out: Count = 128
 
 
 def write_problems(out: Path, arguments: Arguments) -> None:
@@ -102,24 +104,36 @@ def make_task(out: Path, model: Path, arguments: Arguments) -> LanguageTask:
     )
 
 
+def make_random_model(out: Path, random: Path, arguments: Arguments) -> None:
+    """Writes the problems, and the folder of a model with random weights and their tokenizer."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_problems(out, arguments)
+    tiny_language_model.main(
+        tiny_language_model.Arguments(
+            out=random,
+            prompts=out / DEMONSTRATIONS,
+            num_layers=arguments.num_layers,
+            width=arguments.width,
+            vocab_size=arguments.vocab_size,
+            context=arguments.max_completion + 64,
+        )
+    )
+
+
 def make_start(out: Path, arguments: Arguments) -> tuple[LanguageTask, PyTree]:
     """The task, and the weights of each seed after supervised learning; makes files and folders that are missing."""
     console = make_console()
     random, starts = out / "random", language_model.model_folders(out, "start", arguments.num_seeds)
-    if not (random / "config.json").exists():
-        out.mkdir(parents=True, exist_ok=True)
-        write_problems(out, arguments)
-        tiny_language_model.main(
-            tiny_language_model.Arguments(
-                out=random,
-                prompts=out / DEMONSTRATIONS,
-                num_layers=arguments.num_layers,
-                width=arguments.width,
-                vocab_size=arguments.vocab_size,
-                context=arguments.max_completion + 64,
-            )
-        )
-    task = make_task(out, random, arguments)
+    is_new = not out.exists()
+    try:
+        if not (random / "config.json").exists():
+            make_random_model(out, random, arguments)
+        task = make_task(out, random, arguments)
+        check_plans([language_model.make_plan(arguments, task)], arguments)
+    except BaseException:
+        if is_new:  # so that a corrected start may use the same folder
+            shutil.rmtree(out, ignore_errors=True)
+        raise
     if not all((folder / "config.json").exists() for folder in starts):
         params = imitate_demonstrations(task, read_prompts(out / DEMONSTRATIONS), arguments, console)
         for seed, folder in enumerate(starts):
@@ -141,9 +155,7 @@ def imitate_demonstrations(
         shares = format_shares(accuracies)
         console.print(f"  after {updates.max()} updates: sampled accuracy {shares}", soft_wrap=True)
 
-    plan = language_model.make_plan(arguments, task)
-    check_plans([plan], arguments)
-    config = plan.config
+    config = language_model.make_plan(arguments, task).config
     start = learn_demonstrations(
         dataclasses.replace(config, transformer=config.transformer.without_lora),
         task,

@@ -9,6 +9,7 @@ from grpo_jax import Hyperparams
 from grpo_jax.recording.plan import Plan
 
 from .harness.command import command
+from .harness.limits import Seeds
 from .harness.parsing import parse_flags
 from .harness.settings import settings
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
@@ -66,7 +67,7 @@ class Arguments(SuiteArguments):
     The results of an environment are written as soon as it is done, beside those that the folder has already.
     """
 
-    num_seeds: int = 4
+    num_seeds: Seeds = 4
     """Independent runs of each."""
     full: bool = False
     """The environment steps of the published runs, for a GPU, instead of those that suit two cores of a CPU."""

@@ -16,22 +16,25 @@ from rich.table import Table
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.config_file import as_fields
+from grpo_jax.recording.figures import NUM_DRAWN, panels
 from grpo_jax.recording.files import remove_if_unused, write_json
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.policy_files import FOLDER as POLICIES
 from grpo_jax.recording.recorder import NO_ITERATIONS
+from grpo_jax.recording.rows import format_value
+from grpo_jax.training.budget import most_steps
 from grpo_jax.training.progress import Chunk
 
 from .harness.command import command
-from .harness.figures import format_value, panels, plot_curves, return_cells, return_columns
+from .harness.figures import plot_curves, return_cells, return_columns
+from .harness.limits import Count, Positive
 from .harness.parsing import invocation, parse_known_flags
 from .harness.runs import PROGRAMS, Run
 from .harness.study import Study, StudyArguments, check_plans
 from .harness.sweeps import SPLIT_FILE, Sweep, make_programs, make_sweep, split_policies
 
 NUM_SHOWN = 20
-NUM_DRAWN = 10  # the best, whose policies are kept
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -41,9 +44,9 @@ class Arguments(StudyArguments):
     Beside the flags below, any flag of the command train, with one value or with several: --learning-rate 1e-3 1e-2.
     """
 
-    samples: int | None = None
+    samples: Count | None = None
     """Draw so many settings at random, log-uniformly between the two values of each flag, in place of a grid."""
-    memory_gib: float | None = None
+    memory_gib: Positive | None = None
     """GiB on each device that may be used; by default 80% of what there is. More rows than fit go one after another."""
 
 
@@ -76,32 +79,18 @@ def run_program(study: Study, program: Plan, plans: list[Plan], arguments: Argum
     """
     together = study.train(program, jnp.repeat(arguments.evaluation_keys, len(plans)))
     runs = []
-    for i, plan in enumerate(plans):
-        rows = np.s_[..., i :: len(plans)]
-        metrics = {name: value[rows] for name, value in together.result.metrics.items()}
-        result = together.result._replace(
-            states=None,
-            metrics=metrics,
-            steps=together.result.steps[rows],
-            evaluations=together.result.evaluations.of_rows(rows),
-        )
+    for plan, rows in zip(plans, program.settings.rows.values(), strict=True):
+        run = together.of_rows(rows, plan.label, plan.hyperparams)
         with Logbook(
             study.out,
             run=plan.name,
-            total_steps=int(plan.hyperparams.total_steps),
+            total_steps=most_steps(plan.config, plan.hyperparams),
             num_seeds=arguments.num_seeds,
             console=False,
             past=NO_ITERATIONS if arguments.resume else None,  # what an interrupted sweep has written is replaced
         ) as logbook:
-            logbook.record(Chunk(metrics, result.steps, iteration=0, seconds=result.train_seconds))
-        runs.append(
-            together._replace(
-                label=plan.label,
-                hyperparams=plan.hyperparams,
-                result=result,
-                final_returns=together.final_returns[rows],
-            )
-        )
+            logbook.record(Chunk(run.result.metrics, run.result.steps, iteration=0, seconds=run.result.train_seconds))
+        runs.append(run)
     study.add(*runs)
 
 

@@ -4,18 +4,20 @@ import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import LARGEST_COUNT, ConfigError
 from grpo_jax.language import read_prompts, save_model
 from grpo_jax.language.models import MODEL_TYPES
 from grpo_jax.policies import Architecture, categorical, make_token_policy
 
 from .harness.command import command
+from .harness.limits import Between, Count, Seed
 from .harness.parsing import parse_flags
 
+VocabularySize = Annotated[int, Between(258, LARGEST_COUNT, "a whole number of at least 258: all bytes, and 2 more")]
 END, BEGIN = "<|im_end|>", "<|im_start|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -33,17 +35,17 @@ class Arguments:
     """JSON lines, whose texts the tokenizer is trained on."""
     model_type: Literal["llama", "qwen2", "qwen3"] = "qwen3"
     """The layout of the model."""
-    num_layers: int = 2
+    num_layers: Count = 2
     """Transformer blocks."""
-    width: int = 64
+    width: Count = 64
     """Width of the residual stream."""
-    num_heads: int = 4
+    num_heads: Count = 4
     """Attention heads of each block; half as many of keys and values."""
-    vocab_size: int = 512
+    vocab_size: VocabularySize = 512
     """The most tokens, at least the 256 bytes and the special tokens."""
-    context: int = 512
+    context: Count = 512
     """The most tokens of a prompt and its completion."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the weights."""
 
 

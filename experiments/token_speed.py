@@ -11,7 +11,6 @@ With `--sizes` it shows rollouts, whole train steps and their memory for several
 import dataclasses
 import functools
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +29,7 @@ from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import Learner
 
 from .harness.command import command, make_console, provenance
+from .harness.limits import Count, NotNegative, OutFile
 from .harness.parsing import parse_flags
 from .harness.published_generation import transformers_case
 from .harness.random_text import random_text
@@ -41,37 +41,37 @@ from .harness.workloads import Case, compiled, make_case, make_update, measure
 class Arguments:
     """Measures generation and updates on random tokens, every completion of full length."""
 
-    prompt_length: int = 16
+    prompt_length: Count = 16
     """Tokens of a prompt."""
-    num_steps: int = 16
+    num_steps: Count = 16
     """Tokens of a completion."""
-    vocab_size: int = 20
+    vocab_size: Count = 20
     """Different tokens."""
-    num_envs: int = 128
+    num_envs: Count = 128
     """Completions at a time."""
-    group_size: int = 16
+    group_size: Count = 16
     """Completions of a prompt."""
-    num_minibatches: int = 4
+    num_minibatches: Count = 4
     """Gradient steps over a rollout, in one epoch."""
-    width: int = 64
+    width: Count = 64
     """Of the transformer."""
-    num_layers: int = 2
+    num_layers: Count = 2
     """Of the transformer."""
-    num_heads: int = 4
+    num_heads: Count = 4
     """Of the transformer."""
     compute_dtype: str = "float32"
     """Of the activations: float32 or bfloat16."""
-    memory_width: int = 256
+    memory_width: Count = 256
     """Of the transformers whose memory is compared."""
     sizes: tuple[str, ...] = ()
     """LAYERSxWIDTH:TOKENS:VOCABULARY each, such as 2x128:64:1000: the table of these sizes instead."""
     transformers: bool = False
     """Also measure generation by transformers, which needs torch."""
-    repeats: int = 7
+    repeats: Count = 7
     """Rounds; the table shows medians over them."""
-    seconds: float = 0.3
+    seconds: NotNegative = 0.3
     """How long one timing takes, at least."""
-    out: Path | None = None
+    out: OutFile | None = None
     """JSON file for the results."""
 
 

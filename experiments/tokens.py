@@ -2,18 +2,18 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from grpo_jax import Config, Hyperparams, objectives
+from grpo_jax import Config, Hyperparams, baselines, objectives
 from grpo_jax.algorithms import by_name
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, Task, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.plan import Plan
 
 from .harness.command import command, need_one_process
+from .harness.limits import OutFile, Seeds, Share, Steps
 from .harness.parsing import parse_flags
 from .harness.settings import REWARD_HACKING, TokenTask, settings, split_fields, token_task
 from .harness.study import Study, StudyArguments
@@ -44,13 +44,13 @@ class Arguments(StudyArguments):
     """Compare where the advantages of tokens come from: groups, a critic, least squares, Monte Carlo values."""
     variety: bool = False
     """Compare what keeps the variety of answers: an entropy bonus, KL penalties, clip-higher, pass@k."""
-    num_seeds: int = 5
+    num_seeds: Seeds = 5
     """Independent runs, each with its own warm start."""
-    total_steps: int | None = None
+    total_steps: Steps | None = None
     """Tokens that each seed may sample; the task's setting if left out."""
-    target: float | None = None
+    target: Share | None = None
     """Sampled accuracy at which the warm start ends; the task's setting if left out."""
-    warm_start: Path | None = None
+    warm_start: OutFile | None = None
     """File of a warm start that runs share: read if it exists, written if not; --out keeps a copy."""
 
 
@@ -73,7 +73,7 @@ def make_plan(
     """
     static, traced = split_fields(settings(f"tokens:{arguments.task}", algorithm) | changes)
     slot_values = prompted(by_name(algorithm)._replace(**variant or {}))
-    total_steps = arguments.total_steps or task_settings(arguments).total_steps
+    total_steps = task_settings(arguments).total_steps if arguments.total_steps is None else arguments.total_steps
     config = Config(environment=task or f"tokens:{arguments.task}", algorithm=slot_values, **static)
     return Plan(label, config, Hyperparams(total_steps=total_steps, **traced), arguments.training_keys)
 
@@ -125,7 +125,7 @@ def sources_of_values(arguments: Arguments) -> list[Plan]:
     of tokens, and so separates the effect of the prompts from that of the values.
     """
     plan = functools.partial(make_plan, arguments)
-    on_groups = {"baseline": objectives.boosted(objectives.same_step_baseline, objectives.lstd_baseline)}
+    on_groups = {"baseline": baselines.boosted(baselines.same_step_baseline, baselines.lstd_baseline)}
     return [
         plan("GRPO"),
         plan("RLOO", "rloo"),
@@ -177,7 +177,7 @@ def main(arguments: Arguments) -> None:
     start = load_or_make_warm_start(
         config,
         keys,
-        target=arguments.target or task_settings(arguments).target,
+        target=task_settings(arguments).target if arguments.target is None else arguments.target,
         learning_rate=task_settings(arguments).learning_rate,
         paths=[study.out / "warm_start.msgpack", *filter(None, [arguments.warm_start])],
         console=study.console,

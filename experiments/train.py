@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from pathlib import Path
 
 import jax
 
@@ -13,6 +12,7 @@ from grpo_jax.recording import Plan
 from .harness.command import command
 from .harness.drawing import Drawing
 from .harness.flags import Settings, parse
+from .harness.limits import OutFile, Seeds
 from .harness.study import Study, StudyArguments
 
 
@@ -20,9 +20,9 @@ from .harness.study import Study, StudyArguments
 class Arguments(StudyArguments, Settings):
     """Trains one algorithm on one environment, all seeds in one program."""
 
-    num_seeds: int = 1
+    num_seeds: Seeds = 1
     """Independent runs."""
-    render: Path | None = None
+    render: OutFile | None = None
     """Draws an episode of the first seed's trained policy into this file, such as out.gif."""
 
 

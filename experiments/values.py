@@ -7,7 +7,6 @@ variance: the fraction of the variance of the discounted returns from those stat
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,20 +15,15 @@ import numpy as np
 from rich.table import Table
 
 from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
-from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import (
-    discounted_returns,
-    explained_variance,
-    lstd_baseline,
-    observed,
-    recursive_lstd_baseline,
-)
+from grpo_jax.baselines import lstd_baseline, observed, recursive_lstd_baseline
+from grpo_jax.objectives import discounted_returns, explained_variance
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.experience import collect
 from grpo_jax.types import Trajectory
 
 from .harness.command import command, make_console, provenance
+from .harness.limits import Count, OutFile, Seed, Seeds, Steps
 from .harness.parsing import parse_flags
 from .harness.settings import settings, split_fields
 from .minatar import GAMES
@@ -44,26 +38,21 @@ class Arguments:
 
     games: tuple[str, ...] = GAMES
     """Names of MinAtar's games."""
-    total_steps: int = 500_000
+    total_steps: Steps = 500_000
     """Environment steps for which PPO is trained first."""
-    before: tuple[int, ...] = (1, 5, 20)
+    before: tuple[Count, ...] = (1, 5, 20)
     """Earlier rollouts of the same policy that the recursive baseline has seen, one column for each number."""
     gae_lambda: float = 0.8
     """Lambda of PPO's advantages and of the eligibility of least squares."""
-    num_seeds: int = 4
+    num_seeds: Seeds = 4
     """Number of policies, each trained with another seed."""
-    seed: int = 0
+    seed: Seed = 0
     """Of all randomness."""
-    out: Path | None = None
+    out: OutFile | None = None
     """JSON file for the results."""
 
 
 def main(arguments: Arguments) -> None:
-    if arguments.num_seeds < 1 or min(arguments.before, default=0) < 1:
-        raise ConfigError(
-            f"num_seeds={arguments.num_seeds} and before={arguments.before} need numbers of at least 1; "
-            "use num_seeds=4 and before=(1, 5, 20), for example"
-        )
     console = make_console(width=130)
     keys = jax.random.split(jax.random.key(arguments.seed), arguments.num_seeds)
     results = {}

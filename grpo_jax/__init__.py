@@ -1,6 +1,6 @@
 """GRPO and PPO as pure functions in JAX."""
 
-from grpo_jax import algorithms, environments, objectives, policies, recording
+from grpo_jax import algorithms, baselines, environments, objectives, policies, recording
 from grpo_jax.algorithms import GRPO, PPO, Algorithm, with_reference
 from grpo_jax.config.config import Config
 from grpo_jax.devices.mesh import make_mesh
@@ -33,6 +33,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "answer",
+    "baselines",
     "environments",
     "evaluate",
     "forked",

@@ -7,6 +7,13 @@ from typing import NamedTuple, Protocol
 
 import jax
 
+from grpo_jax.baselines import (
+    kernel_baseline,
+    lstd_baseline,
+    recursive_lstd_baseline,
+    same_step_baseline,
+    state_hash_baseline,
+)
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import (
@@ -25,27 +32,22 @@ from grpo_jax.objectives import (
     greedy_scores,
     group_centered,
     group_normalized,
-    kernel_baseline,
     kl_to_behaviour,
     kl_to_reference,
     leave_one_out,
     length_weighted,
-    lstd_baseline,
     mean_of_sequence_means,
     mean_over_steps,
     outcome,
     pass_at_k,
     policy_gradient_surrogate,
     process_supervised_advantage,
-    recursive_lstd_baseline,
     return_minus_value_advantage,
     return_to_go_advantage,
     returns_to_go,
-    same_step_baseline,
     sapo_surrogate,
     scale_by_rms,
     sequence_ratio,
-    state_hash_baseline,
     step_ratio,
     sum_over_horizon,
     tuned,
@@ -145,7 +147,7 @@ class KLController(Protocol):
 
 
 class Algorithm(NamedTuple):
-    """The slots: their signatures are above, and what can fill them is in `grpo_jax.objectives`."""
+    """The slots: their signatures are above, and what can fill them is in `grpo_jax.objectives` and `baselines`."""
 
     start: Start  # where rollouts begin, and whether episodes follow each other
     advantage: Advantage

@@ -5,13 +5,15 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+LARGEST_COUNT = 2**31 - 1
+
 
 class ConfigError(ValueError):
     """A configuration that cannot run. The message says what is wrong, why, and what to write instead."""
 
 
 def as_count(name: str, value: Any, why: str = "") -> int:
-    """A positive integer (Python's or NumPy's) as an int.
+    """A positive integer (Python's or NumPy's) of at most 2^31 - 1, the largest int32, as an int.
 
     Raises:
       ConfigError: for any other value; the message has `name` and the reason `why`.
@@ -20,6 +22,8 @@ def as_count(name: str, value: Any, why: str = "") -> int:
         count = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         count = 0
+    if count > LARGEST_COUNT:
+        raise ConfigError(f"{name}={count} is more than {LARGEST_COUNT}, the largest int32; use fewer")
     if count >= 1:
         return count
     reason = f": {why}" if why else ""

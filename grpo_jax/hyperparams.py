@@ -14,7 +14,7 @@ _BETWEEN_0_AND_1 = ("discount", "gae_lambda", "value_decay", "reference_decay", 
 _NOT_NEGATIVE = (
     *("learning_rate", "final_learning_rate", "clip_low", "clip_high", "value_clip", "kl_limit"),
     *("observation_clip", "reward_clip", "temperature", "kernel_bandwidth"),
-    *("critic_learning_rate", "weight_decay"),
+    *("critic_learning_rate", "weight_decay", "total_steps"),
 )
 _BELOW_1 = ("beta1", "beta2", "warmup")
 # Divisors, and the limit of the gradient's norm: if it were 0, a gradient of 0 would be scaled by 0 / 0.
@@ -22,6 +22,17 @@ _POSITIVE = (
     *("kl_target", "reference_interval", "sapo_tau_positive", "sapo_tau_negative", "adam_eps", "max_grad_norm"),
     "value_ridge",
 )
+_AT_LEAST_1 = {
+    "max_episodes": "does not allow one iteration; leave it out for no limit",
+    "top_k": "leaves no token to sample; use 1 or more, or inf for all",
+    "dual_clip": "would bound the surrogate where the policy has not changed; use more than 1 + clip_high, such as 3",
+}
+# Limits, of which inf is none. Any other number must be finite, but those of a subclass may mean what they like.
+_MAY_BE_INFINITE = (
+    *("total_steps", "max_episodes", "clip_low", "clip_high", "value_clip", "kl_limit", "top_k"),
+    *("observation_clip", "reward_clip", "max_grad_norm"),
+)
+_FLOAT32 = np.finfo(np.float32)
 
 
 @struct.dataclass
@@ -36,13 +47,19 @@ class Hyperparams:
     learning_rate: float = 2.5e-3
     """The optimiser's step size at the start of training, or after `warmup`."""
     final_learning_rate: float = 0.0
-    """The optimiser's step size after `total_steps`; the schedule is in between."""
+    """The optimiser's step size at the end of training; the schedule is in between."""
     critic_learning_rate: float | None = None
     """Step size of the critic's parameters, on the same schedule; None: learning_rate."""
     warmup: float | None = None
     """Share of training over which the step sizes first rise from 0; None: no warm-up."""
     total_steps: float = 500_000.0
-    """Environment steps of training: the learning rate decays over them, and `run` stops after them; inf: no decay."""
+    """The budget of environment steps: the learning rate decays over them, and `run` ends before the iteration that
+    would exceed them, if it took as many as the last one; inf beside max_episodes: no limit."""
+    num_iterations: float | None = None
+    """The budget in iterations, in place of total_steps, whatever their lengths; None: it is total_steps."""
+    max_episodes: float | None = None
+    """A run also ends once this many episodes are complete, and the learning rate has decayed by then; None: no limit.
+    """
     discount: float = 0.99
     """Discount per step in GAE and returns-to-go. Outcome scores are not discounted."""
     gae_lambda: float = 0.95
@@ -115,24 +132,49 @@ class Hyperparams:
         return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf, jnp.float32), (num_rows,)), self)
 
     def check(self) -> None:
-        """Raises ConfigError if a value of any row is invalid. Runs on the host."""
+        """Raises ConfigError if a value of any row is invalid. Runs on the host; values that are traced are skipped."""
+        values = {}
         for name, value in vars(self).items():
-            if value is None:
-                continue
-            low, high = np.min(value), np.max(value)
-            if np.isnan(low):
-                raise ConfigError(f"{name}={low} is not a number")
-            if name in _BETWEEN_0_AND_1 and not 0 <= low <= high <= 1:
-                raise ConfigError(f"{name}={low if low < 0 else high} must be between 0 and 1")
-            if name in _BELOW_1 and not 0 <= low <= high < 1:
-                raise ConfigError(f"{name}={low if low < 0 else high} must be at least 0 and less than 1")
-            if name in _NOT_NEGATIVE and low < 0:
-                raise ConfigError(f"{name}={low} is negative; use 0 or more")
-            if name in _POSITIVE and low <= 0:
-                raise ConfigError(f"{name}={low} must be more than 0; the default is {getattr(type(self), name)}")
-            if name == "top_k" and low < 1:
-                raise ConfigError(f"top_k={low} leaves no token to sample; use 1 or more, or inf for all")
-        if self.warmup is not None and np.any((np.asarray(self.warmup) > 0) & np.isinf(self.total_steps)):
-            raise ConfigError(
-                "warmup is a share of total_steps, but total_steps=inf, so it would not end; leave it out"
-            )
+            default = self.__dataclass_fields__[name].default
+            if value is None and default is not None:
+                raise ConfigError(f"{name}=None is not a number; the default is {default}")
+            if value is not None and not isinstance(value, jax.core.Tracer):
+                values[name] = _numbers(name, value)
+                self._check_range(name, np.min(values[name]), np.max(values[name]))
+        endless = np.isinf(values.get("total_steps", 0)) & (self.num_iterations is None and self.max_episodes is None)
+        if np.any((values.get("warmup", 0) > 0) & endless):
+            raise ConfigError("warmup is a share of training, but total_steps=inf, so it would not end; leave it out")
+
+    def _check_range(self, name: str, low: float, high: float) -> None:
+        if name in Hyperparams.__dataclass_fields__ and name not in _MAY_BE_INFINITE and np.isinf([low, high]).any():
+            raise ConfigError(f"{name}={low if np.isinf(low) else high} must be finite")
+        if name in _BETWEEN_0_AND_1 and not 0 <= low <= high <= 1:
+            raise ConfigError(f"{name}={low if low < 0 else high} must be between 0 and 1")
+        if name in _BELOW_1 and not 0 <= low <= high < 1:
+            raise ConfigError(f"{name}={low if low < 0 else high} must be at least 0 and less than 1")
+        if name in _NOT_NEGATIVE and low < 0:
+            raise ConfigError(f"{name}={low} is negative; use 0 or more")
+        if name in _POSITIVE and low <= 0:
+            raise ConfigError(f"{name}={low} must be more than 0; the default is {getattr(type(self), name)}")
+        if name in _AT_LEAST_1 and low < 1:
+            raise ConfigError(f"{name}={low} {_AT_LEAST_1[name]}")
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    """The value of a field as float64; raises ConfigError unless float32, in which training computes, can hold it."""
+    if isinstance(value, list | tuple):
+        raise ConfigError(f"{name}={value!r} is not an array; for one value a row write jnp.array({list(value)})")
+    numbers = np.asarray(value)
+    if not (jnp.issubdtype(numbers.dtype, jnp.floating) or numbers.dtype.kind in "biu") or not numbers.size:
+        raise ConfigError(f"{name}={value!r} is not a number or an array of numbers")
+    numbers = numbers.astype(np.float64)
+    if np.isnan(numbers).any():
+        raise ConfigError(f"{name}=nan is not a number")
+    size = np.abs(numbers)
+    wrong = numbers[np.isfinite(size) & (size != 0) & ((size < _FLOAT32.tiny) | (size > _FLOAT32.max))]
+    if wrong.size:
+        near = "0" if abs(wrong[0]) < 1 else "inf"
+        raise ConfigError(
+            f"{name}={wrong[0]:g} is outside of float32, in which training computes; it would become {near}"
+        )
+    return numbers

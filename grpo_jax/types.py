@@ -169,6 +169,7 @@ class TrainState:
     kl_coef: jax.Array  # float32; hyperparams.kl_coef unless a controller adapts it
     iteration: jax.Array  # int32, completed train steps
     steps: Count  # environment steps so far
+    last_steps: jax.Array  # int32, of the last iteration; before the first, the most that one makes
     episodes: Count  # completed episodes so far
     hyperparams: Hyperparams
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from grpo_jax import Hyperparams, objectives
+from grpo_jax import Hyperparams, baselines, objectives
+from grpo_jax.baselines import projections
 from grpo_jax.environments.tokens import rewards
-from grpo_jax.objectives import projections
 from grpo_jax.objectives.reductions import weighted_sums
 from grpo_jax.policies import sampling
 from grpo_jax.types import Batch, Prediction, Trajectory
@@ -61,22 +61,22 @@ FUNCTIONS = {
     "same_step_leave_one_out": (bound(objectives.same_step_leave_one_out, ..., MASK, N // G), STEPS),
     "kernel_values": (
         bound(
-            *(objectives.kernel_values, ..., ..., ..., TERMINATED, TRUNCATED, MASK),
+            *(baselines.kernel_values, ..., ..., ..., TERMINATED, TRUNCATED, MASK),
             **{"discount": 0.9, "bandwidth": 0.2, "relative": True, "standardize": True},
         ),
         *((T, N, E), (F, N, E), STEPS),
     ),
     "lstd_values": (
         bound(
-            *(objectives.lstd_values, ..., ..., ..., TERMINATED, TRUNCATED, jnp.roll(TERMINATED, 1, axis=0), MASK),
+            *(baselines.lstd_values, ..., ..., ..., TERMINATED, TRUNCATED, jnp.roll(TERMINATED, 1, axis=0), MASK),
             **{"discount": 0.9, "trace": 0.8, "ridge": 0.1},
         ),
         *((T, N, E), (F, N, E), STEPS),
     ),
     "recursive_lstd_values": (
-        lambda features, finals, rewards: objectives.recursive_lstd_values(
+        lambda features, finals, rewards: baselines.recursive_lstd_values(
             *(
-                objectives.LeastSquares(jnp.eye(E + 1), jnp.ones(E + 1), jnp.ones(E + 1), 1.0),
+                baselines.LeastSquares(jnp.eye(E + 1), jnp.ones(E + 1), jnp.ones(E + 1), 1.0),
                 features,
                 finals,
                 rewards,
@@ -86,14 +86,14 @@ FUNCTIONS = {
         ),
         *((T, N, E), (F, N, E), STEPS),
     ),
-    "channel_correlations": (bound(objectives.channel_correlations, ..., 1), (T, 3, 4, 2)),
+    "channel_correlations": (bound(baselines.channel_correlations, ..., 1), (T, 3, 4, 2)),
     "scaling_of": (bound(projections.scaling_of, ..., MASK), (T, N, E)),
     "random_features": (
-        lambda x, mean: objectives.random_features(x, projections.Scaling(mean, jnp.ones(E)), 5),
+        lambda x, mean: baselines.random_features(x, projections.Scaling(mean, jnp.ones(E)), 5),
         *((T, N, E), (E,)),
     ),
     "state_hash_values": (
-        bound(objectives.state_hash_values, ..., ..., ..., MASK, ...),
+        bound(baselines.state_hash_values, ..., ..., ..., MASK, ...),
         (T, N, E),
         (F, N, E),
         STEPS,
@@ -159,15 +159,23 @@ EXEMPT = {
     "mask_actions",  # chooses, and does not compute: logits of a large vocabulary stay as small as they are
     *("change_logits", "tempered", "truncated", "restricted"),  # take a policy
 }
-DTYPES = [jnp.float16, jnp.bfloat16, jnp.float32, jnp.int32, jnp.bool_]
-each_function = pytest.mark.parametrize("name", FUNCTIONS)
+HALF = [jnp.float16, jnp.bfloat16]
+DTYPES = [*HALF, jnp.float32, jnp.int32, jnp.bool_]
 
 
 def numbers(name, dtype, scale=1.0):
     function, *shapes = FUNCTIONS[name]
     rng = np.random.default_rng(1)
     drawn = [np.asarray(3 * scale * rng.normal(size=shape), np.float32) for shape in shapes]
-    return function, [jnp.asarray(x > 0 if dtype == jnp.bool_ else x).astype(dtype) for x in drawn]
+
+    def named(*arguments):
+        try:
+            return function(*arguments)
+        except Exception as error:
+            error.add_note(f"in {name} of {jnp.dtype(dtype)}")
+            raise
+
+    return named, [jnp.asarray(x > 0 if dtype == jnp.bool_ else x).astype(dtype) for x in drawn]
 
 
 def takes_arrays(function):
@@ -177,7 +185,8 @@ def takes_arrays(function):
 
 
 def test_every_public_function_is_covered():
-    modules = *(module for _, module in inspect.getmembers(objectives, inspect.ismodule)), sampling, rewards
+    packages = *inspect.getmembers(objectives, inspect.ismodule), *inspect.getmembers(baselines, inspect.ismodule)
+    modules = *(module for _, module in packages), sampling, rewards
     public = {
         name
         for module in modules
@@ -201,55 +210,64 @@ MOVES = {
 }
 
 
-@each_function
-def test_nothing_is_computed_with_less_than_float32(name):
-    for dtype in DTYPES:
+def with_dtypes(*dtypes):
+    """(what an error says, name, dtype) of every function with every type of numbers."""
+    return [(f"{name} of {jnp.dtype(dtype)}", name, dtype) for name in FUNCTIONS for dtype in dtypes]
+
+
+def test_nothing_is_computed_with_less_than_float32():
+    offenders = []
+    for case, name, dtype in with_dtypes(*DTYPES):
         function, given = numbers(name, dtype)
         program = jax.make_jaxpr(function)(*given)
-        assert {leaf.dtype for leaf in program.out_avals} <= {jnp.dtype("float32"), jnp.dtype("bool")}, dtype
+        found = {leaf.dtype for leaf in program.out_avals} - {jnp.dtype("float32"), jnp.dtype("bool")}
+        offenders += [f"{case} returns {other}" for other in found]
         for equation in equations(program.jaxpr):
             arrays = [x.aval for x in equation.outvars if x.aval.shape]
             narrow = any(x.dtype in (jnp.float16, jnp.bfloat16) for x in arrays)
-            assert not narrow or equation.primitive.name in MOVES, (dtype, equation)
+            offenders += [f"{case}: {equation}"] if narrow and equation.primitive.name not in MOVES else []
+    assert not offenders, "\n".join(offenders)
 
 
-@each_function
-def test_double_precision_stays(name):
+def test_double_precision_stays():
+    offenders = []
     with jax.enable_x64(True):
-        for dtype in (jnp.float64, jnp.int32, jnp.float32):
+        for case, name, dtype in with_dtypes(jnp.float64, jnp.int32, jnp.float32):
             function, given = numbers(name, dtype)
-            result = jax.eval_shape(function, *given)
+            found = {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(function, *given))}
             if name != "exact_match" and dtype != jnp.float32:  # a verdict, float32 always
-                assert {leaf.dtype for leaf in jax.tree.leaves(result)} <= {jnp.dtype(float), jnp.dtype(bool)}, dtype
+                offenders += [f"{case} returns {x}" for x in found - {jnp.dtype(float), jnp.dtype(bool)}]
+    assert not offenders, "\n".join(offenders)
 
 
 @pytest.mark.slow
-@each_function
-def test_a_type_changes_nothing_but_what_it_rounds(name):
+def test_a_type_changes_nothing_but_what_it_rounds():
     """What comes of any type is, to the last bit, what comes of the same numbers as float32."""
-    for dtype in DTYPES:
+    offenders = []
+    for case, name, dtype in with_dtypes(*DTYPES):
         function, given = numbers(name, dtype)
         expected = function(*(x.astype(jnp.float32) for x in given))
-        for actual, exact in zip(*map(jax.tree.leaves, (function(*given), expected)), strict=True):
-            np.testing.assert_array_equal(actual, exact, err_msg=str(dtype))
+        pairs = zip(*map(jax.tree.leaves, (function(*given), expected)), strict=True)
+        offenders += [case for actual, exact in pairs if not np.array_equal(actual, exact, equal_nan=True)]
+    assert not offenders, "\n".join(offenders)
 
 
 @pytest.mark.slow
-@each_function
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_half_precision_is_finite(name, dtype):
+def test_half_precision_is_finite():
     """Also of constants, where only a floor such as eps keeps a quotient finite; and of the largest numbers."""
-    if name == "next_values":
-        return  # NaN where a rollout was truncated more often than there are values for
-    function, given = numbers(name, dtype, scale=6000.0)
-    if name == "exact":
-        given = [jax.nn.log_softmax(x / 100) for x in given]
-    for arguments in (given, *([jnp.full_like(x, constant) for x in given] for constant in (0.1, 0.0))):
-        for leaf in jax.tree.leaves(function(*arguments)):
-            assert np.isfinite(leaf).all()
+    offenders = []
+    for case, name, dtype in with_dtypes(*HALF):
+        if name == "next_values":
+            continue  # NaN where a rollout was truncated more often than there are values for
+        function, given = numbers(name, dtype, scale=6000.0)
+        if name == "exact":
+            given = [jax.nn.log_softmax(x / 100) for x in given]
+        for arguments in (given, *([jnp.full_like(x, constant) for x in given] for constant in (0.1, 0.0))):
+            offenders += [case for x in jax.tree.leaves(function(*arguments)) if not np.isfinite(x).all()]
+    assert not offenders, "\n".join(offenders)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", HALF)
 def test_equal_scores_give_exactly_zero(dtype):
     scores, mask = jnp.full((2, 4), 0.1, dtype), jnp.ones((2, 4), bool)
     for estimator in (objectives.group_normalized, objectives.batch_normalized, objectives.whiten):
@@ -258,7 +276,7 @@ def test_equal_scores_give_exactly_zero(dtype):
     np.testing.assert_array_equal(objectives.scale_by_rms(jnp.zeros_like(scores)), 0.0)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", HALF)
 def test_gradients_have_the_type_of_what_they_are_of(dtype):
     function, given = numbers("grpo_loss", dtype, scale=0.1)
     gradient = jax.eval_shape(jax.grad(lambda log_prob: function(log_prob, *given[1:])[0]), given[0])

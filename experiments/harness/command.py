@@ -49,11 +49,16 @@ def command(main: Callable[[], None]) -> None:
         with release_if_unused():
             main()
     except (ConfigError, FileExistsError, MemoryError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {str(error) or 'not enough memory; use smaller numbers'}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # what reads the output, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print(f"error: not enough memory: {str(error).splitlines()[0]}; use smaller numbers", file=sys.stderr)
+        sys.exit(2)
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
@@ -158,13 +163,19 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
                 f"--coordinator auto finds no scheduler that it knows ({error}); use host:port"
             ) from error
     elif address is not None or count is not None or number is not None:
-        if None in (address, count, number) or ":" not in address or not 0 <= number < count:
+        if None in (address, count, number) or not 0 <= number < count:
             raise ConfigError(
                 f"--coordinator {address} --num-processes {count} --process-id {number} is incomplete: use all "
                 "three: host:port of the first process, the number of processes, and the number of this one, from 0; "
                 "or --coordinator auto with a scheduler such as SLURM"
             )
-        jax.distributed.initialize(address, count, number)
+        port = address.rpartition(":")[2] if ":" in address else ""
+        if not (port.isdecimal() and 0 < int(port) < 2**16):  # a process that connects to another port would crash
+            raise ConfigError(f"--coordinator {address} is no address; write host:port, such as 10.0.0.1:1234")
+        try:
+            jax.distributed.initialize(address, count, number)
+        except RuntimeError as error:
+            raise ConfigError(f"--coordinator {address} cannot be joined: {error}") from error
     if jax.distributed.is_initialized():
         # Programs that communicate must run in the same order in every process, and a CPU may run several at once.
         jax.config.update("jax_cpu_enable_async_dispatch", False)

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from grpo_jax import Config, TrainState
-from grpo_jax.environments.rendering import make_renderer
-from grpo_jax.environments.rendering.animation import captioned, check_animation_path, write_animation
 from grpo_jax.evaluation.episodes import Evaluation, Steps, record_episodes
+from grpo_jax.rendering import make_renderer
+from grpo_jax.rendering.animation import captioned, check_animation_path, write_animation
 
 
 class Drawing:

@@ -1,6 +1,7 @@
 """A run's `Config` and `Hyperparams` from the flags of a command line."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,6 +49,7 @@ class Chosen:
     network: str = Config.network
     env_params: tuple[str, ...] = ()
     total_steps: float | None = None
+    num_iterations: float | None = None
 
 
 def parse(arguments: type, flags: Sequence[str]) -> Any:
@@ -73,6 +75,8 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
         if is_own(chosen.network):  # one of the user's own, on which the tuned settings of a network have no effect
             fields = {name: value for name, value in fields.items() if name not in BUILT_IN_FIELDS}
     static, traced = split_fields(fields)
+    if chosen.total_steps is not None or chosen.num_iterations is not None:  # in place of either
+        traced = {name: value for name, value in traced.items() if name not in ("total_steps", "num_iterations")}
     # Not by its constructor, which would check it and choose its sizes before the flags are read.
     config = object.__new__(Config)
     vars(config).update(static)
@@ -90,6 +94,8 @@ def _choose_algorithm(environment: str, fields: Mapping[str, Any], chosen: Chose
     total_steps = fields.get("total_steps", Hyperparams().total_steps)
     if chosen.total_steps is not None:
         total_steps = chosen.total_steps
+    elif chosen.num_iterations is not None:
+        total_steps = math.inf
     return automatic_algorithm(make_environment(environment, env_params).max_steps, total_steps)
 
 

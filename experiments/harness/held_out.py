@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.recording import Curve, bootstrap_interval, iqm
+from grpo_jax.recording.figures import draw_curve, panels
 
-from .figures import draw_curve, panels, with_interval
+from .figures import with_interval
 
 Point = Mapping[str, Any]
 """A measurement: `iteration`, and for each seed `tokens`, `rewards` and `greedy` by name, `length`, `pass_at_k`."""

@@ -15,7 +15,7 @@ _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z\-\d]*)\
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|(?:true|false)_computation|branch_computations)=\{?([^,}]+(?:, ?%[^,}]+)*)"
 )
-_PRODUCT_CALL = re.compile(r'custom_call_target="[^"]*(cublas|cudnn|gemm|triton|tpu_custom_call)', re.IGNORECASE)
+_PRODUCT_CALL = re.compile(r'custom_call_target="[^"]*(cublas|cudnn|gemm)', re.IGNORECASE)
 
 
 class Instruction(NamedTuple):

@@ -67,8 +67,7 @@ class HeldOutCurves:
         iteration, every = progress.iteration, self._settings.sample_every
         # A resumed run repeats the points after its checkpoint.
         self.points = [point for point in self.points if point["iteration"] < iteration]
-        last = iteration >= plan.max_episodes / plan.config.num_envs
-        if not last and self.points and iteration // every == self.points[-1]["iteration"] // every:
+        if not progress.ended.all() and self.points and iteration // every == self.points[-1]["iteration"] // every:
             return
         if self._program is None:
             sample = functools.partial(sample_completions, plan.config, self._task)

@@ -16,6 +16,8 @@ import tyro
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax_cli import SHORT
 
+from . import limits
+
 T = TypeVar("T")
 
 OPTIONS = "options"
@@ -66,7 +68,7 @@ def parse_flags(
     Fields marked with `OmitArgPrefixes` are dataclasses whose own fields are flags.
 
     Raises:
-      ConfigError: a flag is unknown or has a wrong value.
+      ConfigError: a flag is unknown, has a wrong value, or one beyond the limits of its type (`limits`).
     """
     parsed, unknown = parse_known_flags(arguments, flags, default=default, registry=registry, allow_unknown=False)
     return parsed
@@ -96,9 +98,14 @@ def parse_known_flags(
         )
     values, unknown = parsed if allow_unknown else (parsed, [])
     by_name = {}
+    given = {word.replace("_", "-") for word in (sys.argv[1:] if flags is None else flags)}
     for flag in listed:
         name = flag.path[-1]
         by_name[name] = values[name] if flag.group == OPTIONS else values[flag.group][name]
+        word = f"--{name.replace('_', '-')}"
+        if by_name[name] in ((), {}) and word in given:
+            raise ConfigError(f"{word} has no value; write one or several after it, or leave it out")
+        limits.check(word, flag.annotation, by_name[name])
     return _construct(arguments, by_name), unknown
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from rich.table import Column, Table
 
+from grpo_jax.recording.figures import panels
+
 from .ahead_of_time import TRITON
-from .figures import panels
 from .targets import Target
 
 Row = dict[str, Any]

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_jax.errors import ConfigError
+
 FORMAT = re.compile(r"<think>\n?(.*?)\n?</think>\n?<answer>(.*?)</answer>", re.DOTALL)
 """The thoughts and the answer of a completion."""
 
@@ -22,9 +24,18 @@ def make_problems(
       largest: the largest of these numbers; the smallest is 1, and no partial sum is negative.
       seed: of the problems.
       excluded: prompts that are not drawn.
+
+    Raises:
+      ConfigError: there are not so many.
     """
-    draw, problems, taken = random.Random(seed), [], set(excluded)
+    draw, problems, taken, num_drawn = random.Random(seed), [], set(excluded), 0
     while len(problems) < count:
+        num_drawn += 1
+        if num_drawn > 100 * (count + len(taken)):
+            raise ConfigError(
+                f"{count} problems with num_terms={num_terms} and largest={largest} cannot be found beside "
+                f"{len(taken) - len(problems)} others, as all differ; raise num_terms or largest, or make fewer"
+            )
         terms, steps = [draw.randint(1, largest)], []
         text, total = str(terms[0]), terms[0]
         for _ in range(num_terms - 1):

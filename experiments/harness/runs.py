@@ -11,6 +11,7 @@ from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.recording import Plan, bootstrap_interval, iqm
 from grpo_jax.recording.plan import describe
+from grpo_jax.recording.rows import setting_columns, settings_of
 from grpo_jax.training.progress import RunResult
 
 from .settings import settings, split_fields
@@ -29,6 +30,30 @@ class Run(NamedTuple):
     wall_seconds: float  # of this process; `train_seconds` of the result also has those before a run was resumed
     core_seconds: float  # likewise, summed over cores: not affected by other processes that slow this one down
     warnings: Sequence[str] = ()
+
+    def of_rows(self, rows: np.ndarray, label: str, hyperparams: Hyperparams) -> "Run":
+        """The run of some of the rows; it keeps the time of all of them together, and no states."""
+        result = self.result._replace(
+            states=None,
+            metrics={name: values[:, rows] for name, values in self.result.metrics.items()},
+            steps=self.result.steps[:, rows],
+            evaluations=self.result.evaluations.of_rows(np.s_[:, rows]),
+            ended_by=self.result.ended_by[rows],
+            used=self.result.used[rows],
+        )
+        final_returns = self.final_returns[rows]
+        return self._replace(label=label, hyperparams=hyperparams, result=result, final_returns=final_returns)
+
+    def by_setting(self) -> list["Run"]:
+        """A run for each of its settings; the run itself if its rows are seeds of one."""
+        settings = settings_of(setting_columns(self.hyperparams, None), len(self.final_returns))
+        if len(settings.rows) == 1:
+            return [self]
+        rows = self.hyperparams.broadcast(len(self.final_returns))
+        return [
+            self.of_rows(those, f"{self.label}: {label}", jax.tree.map(lambda leaf, row=those[0]: leaf[row], rows))
+            for label, those in settings.rows.items()
+        ]
 
     @property
     def environment(self) -> str:
@@ -92,6 +117,8 @@ def summarise(run: Run) -> dict:
         "environment": run.environment,
         "num_seeds": len(run.final_returns),
         "environment_steps": run.result.steps[-1].tolist(),
+        "ended_by": run.result.ended_by.tolist(),
+        "budget_used": run.result.used.tolist(),
         "final_return": score_summary(run.final_returns),
         "steps_per_second": run.steps_per_second,
         "compile_seconds": run.result.compile_seconds,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from grpo_jax import Config
 from grpo_jax.algorithms import ALGORITHMS
-from grpo_jax.objectives import recursive_lstd_baseline, relative_positions
+from grpo_jax.baselines import recursive_lstd_baseline, relative_positions
 from grpo_jax.rollouts.starts import ANCHORED
 
 from .suite_settings import BY_ENVIRONMENT, BY_SUITE

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from grpo_jax.types import PyTree
 
 from .command import DeviceArguments, hardware, make_console, new_folder, parse_mesh
 from .figures import plot_curves, table
+from .limits import Seed, Seeds
 from .runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
 
 
@@ -37,9 +39,9 @@ from .runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
 class StudyArguments(Recording, DeviceArguments):
     """The flags of every experiment."""
 
-    num_seeds: int = 16
+    num_seeds: Seeds = 16
     """Independent runs of each algorithm, in one program."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of all randomness."""
     out: Path | None = None
     """Folder for the results; a new one under runs/ if left out."""
@@ -57,8 +59,6 @@ class StudyArguments(Recording, DeviceArguments):
         return self._keys(1)
 
     def _keys(self, use: int) -> jax.Array:
-        if self.num_seeds < 1:
-            raise ConfigError(f"num_seeds={self.num_seeds} is not a positive integer")
         return jax.random.split(jax.random.split(jax.random.key(self.seed))[use], self.num_seeds)
 
 
@@ -69,7 +69,7 @@ def check_plans(plans: list[Plan], arguments: StudyArguments) -> Mesh | None:
     arguments.check()
     mesh = parse_mesh(arguments.mesh)
     for plan in plans:
-        check_budget(plan.config, plan.hyperparams, plan.max_episodes)
+        check_budget(plan.config, plan.hyperparams)
         if mesh is not None:
             check_mesh(plan.config, mesh)
     return mesh
@@ -179,8 +179,11 @@ class Study:
         )
 
     def add(self, *runs: Run) -> None:
-        """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them."""
-        self.runs += runs
+        """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them.
+
+        A run with several settings is added as one for each.
+        """
+        self.runs += itertools.chain(*(run.by_setting() for run in runs))
         write_json(
             self.out / "summary.json",
             {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},

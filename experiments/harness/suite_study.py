@@ -11,10 +11,11 @@ from grpo_jax import Config
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
+from grpo_jax.recording.figures import draw_curves
 from grpo_jax.recording.plan import Plan, folder_name
 
 from .command import hardware
-from .figures import draw_curves
+from .limits import Positive, Seeds
 from .parsing import chosen
 from .runs import Run, Score, make_plan, sampled_return, score_summary
 from .study import Study, StudyArguments
@@ -34,9 +35,9 @@ class SuiteArguments(StudyArguments):
     without those of one of the methods."""
     methods: tuple[str, ...] = ()
     """Methods to run, by the names of their columns; the folder's results of the others stay. By default all."""
-    num_seeds: int = 5
+    num_seeds: Seeds = 5
     """Independent runs of each."""
-    steps_factor: float = 1.0
+    steps_factor: Positive = 1.0
     """Multiplies the environment steps."""
 
 

@@ -20,9 +20,9 @@ from grpo_jax.devices.processes import from_every_process, from_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Plan
 from grpo_jax.recording.policy_files import describe_policy, policy_folder, read_arrays, write_policies
+from grpo_jax.recording.rows import format_value
 from grpo_jax.training.run import initial_states
 
-from .figures import format_value
 from .flags import Settings, parse
 from .runs import PROGRAMS
 
@@ -70,8 +70,8 @@ def make_sweep(flags: Sequence[str], keys: jax.Array, samples: int | None = None
 
     sweep = Sweep((*static, *traced), [], [])
     # All budgets are rows of one program, so "auto" chooses an algorithm for the smallest.
-    if "total_steps" in traced:
-        fixed += [flag("total_steps"), str(min(traced["total_steps"]))]
+    for name in {"total_steps", "num_iterations"} & {*traced}:
+        fixed += [flag(name), str(min(traced[name]))]
     for combination in itertools.product(*static.values()):
         chosen = [word for name, value in zip(static, combination, strict=True) for word in (flag(name), value)]
         base = parse(Settings, fixed + chosen)
@@ -171,10 +171,11 @@ def split_policies(out: Path, programs: Sequence[tuple[Plan, list[Plan]]], label
     """Copies the rows of the plans with these labels from the policies of their programs to folders of their own."""
     for program, plans in programs:
         folder = policy_folder(out / PROGRAMS, program)
-        chosen = [(i, plan) for i, plan in enumerate(plans) if plan.label in labels]
+        settings = zip(plans, program.settings.rows.values(), strict=True)
+        chosen = [(plan, setting) for plan, setting in settings if plan.label in labels]
         saved = {which: read_arrays(folder / f"{which}.safetensors") for which in ("final", "best") if chosen}
-        for i, plan in chosen:
-            rows = {which: {path: leaf[i :: len(plans)] for path, leaf in saved[which].items()} for which in saved}
+        for plan, setting in chosen:
+            rows = {which: {path: leaf[setting] for path, leaf in saved[which].items()} for which in saved}
             write_policies(policy_folder(out, plan), describe_policy(plan), rows)
 
 

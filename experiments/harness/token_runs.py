@@ -19,13 +19,13 @@ from grpo_jax.evaluation.answers import answer
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import Plan, pass_at_k
+from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import remove_if_unused, replacement, write_json
 from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.training.imitation import WarmStart, warm_start
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import PyTree
 
-from .figures import panels
 from .runs import Score
 
 HELD_OUT = {"held_out": 1}
@@ -78,23 +78,27 @@ def load_or_make_warm_start(
             raise ConfigError(f"the warm start did not reach a sampled accuracy of {target} in all seeds; lower it")
     for path in paths:
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
             with replacement(path) as temporary:
                 temporary.write_bytes(serialization.msgpack_serialize({**start._asdict(), "description": description}))
     return start
 
 
 def _read_warm_start(path: Path, description: Mapping[str, Any]) -> WarmStart:
-    """The warm start in a file; raises ConfigError unless it has the same description."""
-    saved = serialization.msgpack_restore(path.read_bytes())
-    other = saved.pop("description")
+    """The warm start in a file; raises ConfigError unless it has one, with the same description."""
+    content = path.read_bytes()
+    try:
+        saved = serialization.msgpack_restore(content)
+        other = saved.pop("description")
+        start = WarmStart(**saved)
+    except Exception as error:  # of msgpack, or of another content
+        raise ConfigError(f"{path} is not a warm start ({error!r:.100}); name another file (--warm-start)") from error
     for name, value in description.items():
         if other.get(name) != value:
             raise ConfigError(
                 f"{name} is {value!r} here, and {other.get(name)!r} in the warm start {path}; use what that was made "
                 "with, or name another file (--warm-start), for a new run another folder (--out)"
             )
-    return WarmStart(**saved)
+    return start
 
 
 def prompted(algorithm: Algorithm) -> Algorithm:
@@ -159,8 +163,7 @@ class AccuracyCurves:
         # A resumed run repeats the points after its checkpoint.
         points = [point for point in self.curves.get(plan.label, []) if (point.steps < steps).any()]
         self.curves[plan.label] = points
-        done = steps.max() + plan.config.steps_per_iteration > plan.hyperparams.total_steps
-        if points and not done and (steps - points[-1].steps).max() < distance:
+        if points and not progress.ended.all() and (steps - points[-1].steps).max() < distance:
             return
         if plan.label not in self._programs:
             self._programs[plan.label] = jax.jit(jax.vmap(self._answers(plan.config), in_axes=(0, None)))

@@ -9,6 +9,7 @@ import tyro
 from grpo_jax import TrainedPolicy, load
 
 from .flags import parse_override
+from .limits import Seed
 
 
 @dataclasses.dataclass
@@ -25,7 +26,7 @@ class PolicyArguments:
     """Import code that the folder names, such as an environment of your own; only if you trust who made the folder."""
 
     def load(self, row: int | Literal["best", "all"] | None) -> TrainedPolicy:
-        """The policy of this row, of all, or, for None, of the row with the highest score."""
+        """The policy of this row, of all, or, for None, of the best row."""
         return load(self.folder, self.run, which=self.which, row="best" if row is None else row, trust=self.trust)
 
 
@@ -39,7 +40,7 @@ class EpisodeArguments(PolicyArguments):
     """Play in another environment with the same observations and actions."""
     env_params: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME=VALUE ...]")] = ()
     """Parameters of the environment to override, such as max_steps_in_episode=1000."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the episodes: resets, environment and actions."""
 
     def load(self, row: int | Literal["best", "all"] | None) -> TrainedPolicy:

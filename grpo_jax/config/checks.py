@@ -18,6 +18,9 @@ _COUNTS = (
     *("conv_channels", "recurrent_size", "frame_stack"),
 )
 
+MAX_STEPS = 2**30
+"""The most environment steps of an iteration, so that int32 holds those of two (see `types.Count`)."""
+
 
 def check_counts(config: Fields) -> None:
     """Makes counts Python integers, before anything is computed from them; None stands for a field left out."""
@@ -44,6 +47,12 @@ def check_counts(config: Fields) -> None:
 def check_numbers(config: Fields) -> None:
     """Checks numbers against each other, after fields that were left out have their values."""
     resolve_plan(config.execution_plan)
+    if config.steps_per_iteration > MAX_STEPS:
+        branches = f", {config.branch_steps} of them in branches that value states" if config.branch_steps else ""
+        raise ConfigError(
+            f"one iteration may make {config.steps_per_iteration} environment steps{branches}, more than can be "
+            f"counted, {MAX_STEPS} (2^30); use fewer num_envs or num_steps, or shorter episodes"
+        )
     if config.num_envs % config.group_size:
         above = -(-config.num_envs // config.group_size) * config.group_size
         nearest_sizes = " or ".join(str(size) for size in (above - config.group_size, above) if size > 0)

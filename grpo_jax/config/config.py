@@ -9,7 +9,6 @@ from grpo_jax.config.checks import check_algorithm, check_counts, check_groups, 
 from grpo_jax.config.dry_run import check_slots
 from grpo_jax.config.environment_checks import check_environment
 from grpo_jax.config.fields import Fields
-from grpo_jax.config.kernel_checks import check_kernels
 from grpo_jax.config.optimizer_checks import check_optimizer
 from grpo_jax.config.policy_checks import check_policy
 from grpo_jax.environments.parameters import static_parameters
@@ -48,5 +47,4 @@ class Config(Fields):
         check_groups(self)
         check_algorithm(self)
         check_slots(self)
-        check_kernels(self)
         check_optimizer(self)

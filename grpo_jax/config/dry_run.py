@@ -1,6 +1,6 @@
 """An update on shapes only: slots that do not fit together raise an error when the `Config` is made."""
 
-from collections.abc import Callable
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -30,34 +30,25 @@ class AnyHyperparams(Hyperparams):
 def check_slots(config: Fields) -> None:
     """Runs the slots on shapes only; raises ConfigError with the error of a slot that does not fit."""
     try:
-        jax.eval_shape(make_update(config, minibatch_gradient), jax.random.key(0))
+        jax.eval_shape(functools.partial(_first_gradient, config), jax.random.key(0))
         _check_baseline_state(config)
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"the algorithm and this configuration do not fit: {error}") from error
 
 
-def make_update(config: Fields, gradient_of: Callable) -> Callable[[jax.Array], PyTree]:
-    """`update(key)`: what `gradient_of` gives for the first minibatch of a trajectory of zeros.
-
-    Args:
-      config: the run.
-      gradient_of: a function with the arguments of `minibatch_gradient`.
-    """
-    algorithm, policy = config.algorithm, config.policy
-
-    def update(key):
-        params, hyperparams = policy.init(key), AnyHyperparams()
-        batch, _ = trial_batch(config, params, hyperparams)
-        params, frozen = partition(policy, params)
-        bound = bind_reference(bind_frozen(policy, frozen), params)
-        indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
-        return gradient_of(
-            *(algorithm, bound, params, batch, indices, hyperparams),
-            num_microbatches=config.num_microbatches,
-            plan=config.plan,
-        )
-
-    return update
+def _first_gradient(config: Fields, key: jax.Array) -> PyTree:
+    """Loss, metrics and gradient for the first minibatch of a trajectory of zeros."""
+    policy, hyperparams = config.policy, AnyHyperparams()
+    params = policy.init(key)
+    batch, _ = trial_batch(config, params, hyperparams)
+    params, frozen = partition(policy, params)
+    bound = bind_reference(bind_frozen(policy, frozen), params)
+    indices = jnp.arange(batch.mask.shape[1] // config.num_minibatches)
+    return minibatch_gradient(
+        *(config.algorithm, bound, params, batch, indices, hyperparams),
+        num_microbatches=config.num_microbatches,
+        plan=config.plan,
+    )
 
 
 def initial_baseline(config: Fields) -> PyTree:

@@ -79,8 +79,7 @@ class Fields:
     """Rewards are divided by the running standard deviation of the discounted return."""
 
     execution_plan: str | ExecutionPlan = "auto"
-    """Layout of the program: "cpu", "gpu", "gpu_kernels" (with Pallas kernels), "tpu", or "auto" by the backend (or a
-    value of `ExecutionPlan`)."""
+    """Layout of the program: "cpu", "gpu", "tpu", or "auto" by the backend (or a value of `ExecutionPlan`)."""
 
     # --- the policy ---
 

@@ -36,11 +36,6 @@ class ExecutionPlan:
     """Clipping, Adam and the check for finite numbers run on one vector of all parameters, up to this many."""
     steps_per_check: int = 0
     """Rollouts of one episode each stop when all have ended: the most steps between two checks; 0: they do not stop."""
-    rollout_kernel: bool = False
-    """Rollouts run as one Pallas kernel: for environments whose step lowers, and policies without a carry."""
-    gradient_kernel: bool = False
-    """Loss and gradient of a minibatch are one Pallas kernel: for small dense policies, single steps, and without
-    fused_layers, as it fuses all layers."""
 
     def __post_init__(self):
         """Checks the numbers."""
@@ -52,8 +47,6 @@ class ExecutionPlan:
                     raise ConfigError(f"{field.name}={value!r} must be an integer of at least {least}")
             elif not isinstance(value, bool):
                 raise ConfigError(f"{field.name}={value!r} must be True or False")
-        if self.gradient_kernel and self.fused_layers:
-            raise ConfigError("gradient_kernel=True fuses all layers by itself; use fused_layers=False with it")
 
 
 CPU = ExecutionPlan(
@@ -83,10 +76,7 @@ GPU = ExecutionPlan(
 TPU = GPU
 """A TPU waits for no launches, but its arrays are padded: the GPU's layout takes a fifth of the CPU's memory there."""
 
-GPU_KERNELS = dataclasses.replace(GPU, fused_layers=False, rollout_kernel=True, gradient_kernel=True)
-"""For small dense policies; not the default, as it has not been timed on a device."""
-
-PLANS = {"cpu": CPU, "gpu": GPU, "tpu": TPU, "gpu_kernels": GPU_KERNELS}
+PLANS = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
 
 
 def resolve_plan(plan: str | ExecutionPlan) -> ExecutionPlan:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from grpo_jax.errors import ConfigError
+from grpo_jax.host_calls import finished
 from grpo_jax.types import PyTree, TrainState
 
 ROWS, ENVS, MODEL = "seeds", "envs", "model"
@@ -126,7 +127,8 @@ def make_rows_function(function: Callable, mesh: Mesh) -> Callable[..., Any]:
 
     def rows_function(*rows):
         num_rows = len(jax.tree.leaves(rows[-1])[0])
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[:num_rows], program(*rows))
+        results = finished(program, *rows, num_devices=mesh.size)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:num_rows], results)
 
     return rows_function
 

@@ -44,7 +44,7 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
     max_steps = cast_parameter(getattr(defaults, LIMIT), 0, LIMIT)  # in some of gymnax's environments it is a float
     if max_steps < 1:
         raise ConfigError(f"{LIMIT}={max_steps} of {name!r} leaves no step; write env_params={{'{LIMIT}': 100}}, say")
-    action_space, to_gymnax = _actions(env.action_space(defaults), name)
+    action_space, to_gymnax = gymnax_actions(env.action_space(defaults), name)
     encode = _encoder(env, defaults)
     mask = getattr(env, "action_mask", None)
     if mask is not None and not isinstance(action_space, Discrete):
@@ -72,7 +72,7 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
 
     def play(params):
         state, observation = reset(jax.random.key(0), params)
-        step(jax.random.key(0), state, _some_action(action_space), params)
+        step(jax.random.key(0), state, some_action(action_space), params)
         if mask is not None:
             action_mask(state, params)
         return observation
@@ -159,7 +159,7 @@ def _traceable(play: Callable, defaults: Any) -> dict[str, np.ndarray]:
     return {name: value for name, value in numeric.items() if can_trace({name: value})}
 
 
-def _actions(space: Any, name: str) -> tuple[ActionSpace, Callable]:
+def gymnax_actions(space: Any, name: str) -> tuple[ActionSpace, Callable]:
     """The `ActionSpace` of a space of gymnax, and the function from its actions to gymnax's."""
     if isinstance(space, ActionSpace):
         return space, lambda action: action
@@ -174,7 +174,8 @@ def _actions(space: Any, name: str) -> tuple[ActionSpace, Callable]:
     raise ConfigError(f"environment {name!r} has actions in {space}; use Discrete, Box or a Tuple of Discrete")
 
 
-def _some_action(space: ActionSpace) -> jax.Array:
+def some_action(space: ActionSpace) -> jax.Array:
+    """An action in the space: 0, or what is nearest to it."""
     match space:
         case Box(low, high):
             return jnp.clip(jnp.zeros(len(low)), jnp.array(low), jnp.array(high))

@@ -1,5 +1,6 @@
 """Values for the traced parameters of environments, such as physical constants and reward sizes."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from flax import struct
 
 from grpo_jax.environments.environment import Environment
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import LARGEST_COUNT, ConfigError, nearest
 
 EnvParams = Mapping[str, Any] | None
 """Values by name for an environment's traced parameters; parameters that are not named keep their default."""
@@ -52,10 +53,13 @@ def cast_parameter(value: Any, default: Any, field: str) -> Any:
         try:
             cast = kind(value)
         except (TypeError, ValueError, OverflowError):
-            cast = None
-        if cast is None or isinstance(value, str) != isinstance(default, str) or (kind is not float and cast != value):
+            cast = math.nan
+        of_its_kind = cast == cast if kind is float else cast == value  # nan equals nothing
+        if isinstance(value, str) != isinstance(default, str) or not of_its_kind:
             words = {bool: "0 or 1", int: "a whole number", str: "a text"}.get(kind, "a number")
             raise ConfigError(f"{field}={value!r} must be {words}")
+        if kind is int and not abs(cast) <= LARGEST_COUNT:
+            raise ConfigError(f"{field}={value!r} must be a number of at most {LARGEST_COUNT}")
         return cast
     if not isinstance(default, (jax.Array, np.ndarray)):
         return value

@@ -9,6 +9,7 @@ import jax
 from grpo_jax.environments.environment import Environment
 from grpo_jax.environments.gymnax_adapter import from_gymnax, registered
 from grpo_jax.environments.suites import SUITES, from_suite
+from grpo_jax.environments.time_limits import warn_of_termination_at_limit
 from grpo_jax.environments.tokens import Task, token_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_object
@@ -30,6 +31,8 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
         return environment
     found = environment_object(environment)
     made = token_environment(found, params or {}) if isinstance(found, Task) else from_gymnax(found, params or {})
+    if _is_own(environment) and not (isinstance(found, Task) or made.limit_terminates or made.on_host):
+        warn_of_termination_at_limit(found, params or {})
     # The requested name: that of gymnax's DiscountingChain-bsuite, for example, is another.
     return made._replace(name=environment) if isinstance(environment, str) else made
 
@@ -49,6 +52,14 @@ def environment_object(environment: str | Any) -> Any:
         if not colon:
             return registered(environment)
         return from_suite(source, name) if source in SUITES else _imported(environment)
+
+
+def _is_own(environment: str | Any) -> bool:
+    """Whether it is the user's: an object or an import path, and no name in gymnax or another suite."""
+    if not isinstance(environment, str):
+        return True
+    source, colon, _ = environment.partition(":")
+    return bool(colon) and source not in SUITES
 
 
 def _imported(path: str) -> Any:

@@ -139,7 +139,7 @@ def _environment_params(
     config: Config, state: TrainState, num_episodes: int, env_params: EnvParams
 ) -> dict[str, jax.Array]:
     """The parameters in the state, spread evenly over the episodes, with `env_params` in place of some."""
-    which = jnp.arange(num_episodes) * config.num_envs // num_episodes
+    which = np.arange(num_episodes) * config.num_envs // num_episodes  # NumPy's integers have 64 bits
     environment_params = jax.tree.map(lambda leaf: leaf[which], state.rollout.environment_params)
     replaced = group_parameters(config.env, env_params, num_episodes, 1)
     return environment_params | {name: replaced[name] for name in env_params or {}}

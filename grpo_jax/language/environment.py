@@ -8,6 +8,7 @@ from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.environments.tokens import Completion
+from grpo_jax.host_calls import call_host
 from grpo_jax.language.task import LanguageTask
 from grpo_jax.types import RewardParts
 
@@ -46,9 +47,7 @@ def language_environment(task: LanguageTask) -> Environment:
         shape = states.tokens.shape if task.process_rewards else states.length.shape
         values = jax.ShapeDtypeStruct((*shape, len(task.rewards)), jnp.float32)
         results = (values, jax.ShapeDtypeStruct(shape, bool)) if task.process_rewards else values
-        found = jax.pure_callback(
-            task.score_in_callback, results, states.problem, states.tokens, vmap_method="broadcast_all"
-        )
+        found = call_host(task.score_in_callback, results, states.problem, states.tokens)
         weights = jnp.stack([params[reward.name] for reward in task.rewards], axis=-1)
         if not task.process_rewards:
             return RewardParts(found, weights)

@@ -1,6 +1,8 @@
 """Writes model folders that `load_model` and transformers read."""
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +12,33 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.models import LanguageModel, describe_architecture, read_config
 from grpo_jax.language.tokenizer import FILES
-from grpo_jax.language.weights import WEIGHTS, published_weights
+from grpo_jax.language.weights import WEIGHTS, actor_params, published_weights
 from grpo_jax.policies import Architecture
 from grpo_jax.policies.architecture import DTYPES
-from grpo_jax.recording.files import write_json
+from grpo_jax.recording.files import new_files, write_json
 from grpo_jax.recording.policy_files import write_arrays
 from grpo_jax.types import PyTree
 
 
 def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dtype: str = "float32") -> None:
-    """Writes new weights of a model, with the other files of its folder.
+    """Writes new weights of a model, with the other files of its folder. Adapters (LoRA) are added to the weights.
 
     Args:
-      folder: created if it does not exist.
-      model: the model that was trained.
-      params: `{"actor": ...}` without an axis of rows.
+      folder: created if it does not exist. All its files are written, or none.
+      model: the model that was trained; with adapters, `model._replace(architecture=config.transformer)`.
+      params: of the trained policy, without an axis of rows.
       dtype: of the weights, "float32" or "bfloat16".
 
     Raises:
-      ConfigError: the dtype is another one.
+      ConfigError: the dtype is another one, or the params are not those of the model's architecture.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        source = file_in(model.folder, name)
-        if source.exists() and folder.resolve() != model.folder.resolve():
-            shutil.copyfile(source, folder / name)
     description = read_config(model.folder)
-    _write(folder, model.architecture, params, description, dtype)
+    with _model_files(Path(folder)) as new:
+        for name in FILES:
+            source = file_in(model.folder, name)
+            if source.exists():
+                shutil.copyfile(source, new / name)
+        _write(new, model.architecture, params, description, dtype)
 
 
 def save_model(
@@ -51,12 +52,12 @@ def save_model(
     chat_template: str | None = None,
     dtype: str = "float32",
 ) -> None:
-    """Writes a new model folder.
+    """Writes a new model folder. Adapters (LoRA) are added to the weights.
 
     Args:
-      folder: created if it does not exist.
+      folder: created if it does not exist. All its files are written, or none.
       architecture: a combination of variants that a published model type has.
-      params: `{"actor": ...}` of a policy with this architecture.
+      params: of a policy with this architecture, without an axis of rows.
       tokenizer: a `tokenizers.Tokenizer`.
       end_token: text of the token that ends a completion.
       context: the most tokens of a prompt and its completion.
@@ -64,27 +65,36 @@ def save_model(
       dtype: of the weights, "float32" or "bfloat16".
 
     Raises:
-      ConfigError: for another dtype or combination of variants, or an end token that the tokenizer lacks.
+      ConfigError: for another dtype or combination of variants, params of another architecture, or an end token that
+        the tokenizer lacks.
     """
-    folder, number = Path(folder), tokenizer.token_to_id(end_token)
+    number = tokenizer.token_to_id(end_token)
     if number is None:
         raise ConfigError(f"the tokenizer has no token {end_token!r}; add it as a special token before training it")
-    vocab_size = len(params["actor"]["embedding"])
+    vocab_size = len(actor_params(params)["embedding"])
     description = describe_architecture(architecture, vocab_size=vocab_size, context=context)
     description |= {"bos_token_id": None, "eos_token_id": number}
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end_token, "pad_token": end_token}
     about |= {"model_max_length": context, "clean_up_tokenization_spaces": False}
     if chat_template is not None:
         about["chat_template"] = chat_template
-    write_json(folder / "tokenizer_config.json", about)
-    write_json(folder / "generation_config.json", {"eos_token_id": number, "pad_token_id": number})
-    _write(folder, architecture, params, description, dtype)
+    with _model_files(Path(folder)) as new:
+        (new / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        write_json(new / "tokenizer_config.json", about)
+        write_json(new / "generation_config.json", {"eos_token_id": number, "pad_token_id": number})
+        _write(new, architecture, params, description, dtype)
+
+
+@contextlib.contextmanager
+def _model_files(folder: Path) -> Iterator[Path]:
+    """As `new_files`; then removes the list of the files of other weights, if the folder had one."""
+    with new_files(folder) as new:
+        yield new
+    (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)
 
 
 def _write(folder: Path, architecture: Architecture, params: PyTree, description: dict[str, Any], dtype: str) -> None:
-    """Writes config.json and, last, the weights; each file is replaced as a whole."""
+    """Writes config.json and the weights."""
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
     description = {name: value for name, value in description.items() if name != "torch_dtype"} | {"dtype": dtype}
@@ -94,4 +104,3 @@ def _write(folder: Path, architecture: Architecture, params: PyTree, description
     }
     # transformers refuses files that do not name a framework.
     write_arrays(folder / WEIGHTS, arrays, {"format": "pt"}, mode_of=folder / "config.json")
-    (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)  # it would name the files of the old weights

@@ -5,18 +5,17 @@ import dataclasses
 import functools
 import hashlib
 import json
-import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.host_calls import host_errors
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.prompts import Prompts
-from grpo_jax.language.rewards import Reward, RewardError, call_rewards, check_rewards, score
+from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, score
 from grpo_jax.language.tokenizer import Prompt, pad_left
 
 
@@ -46,7 +45,6 @@ class LanguageTask:
     def __post_init__(self):
         """Checks the whole."""
         as_count("max_completion", self.max_completion)
-        object.__setattr__(self, "_failures", [])
         object.__setattr__(self, "_lock", threading.Lock())
         held_out = self.held_out
         if held_out is not None and (held_out.fields.keys(), held_out.are_chats) != (
@@ -160,31 +158,21 @@ class LanguageTask:
         return self.rewards, rows.contents, completions, ids, rows.fields
 
     def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """As `score`, or with process rewards `score_steps`, for a callback of a compiled program.
-
-        `reward_errors` raises its error unchanged.
-        """
+        """As `score`, or with process rewards `score_steps`, for `call_host`."""
         with self._lock:  # of several devices
-            try:
-                return self.score_steps(prompt, tokens) if self.process_rewards else self.score(prompt, tokens)
-            except RewardError as error:
-                self._failures.append(error)
-                raise
+            return self.score_steps(prompt, tokens) if self.process_rewards else self.score(prompt, tokens)
 
-    @contextlib.contextmanager
-    def reward_errors(self) -> Iterator[None]:
-        """Raises the `RewardError` of a reward, instead of JAX's error for the compiled program that called it."""
-        self._failures.clear()
-        logger, is_news = logging.getLogger("jax._src.callback"), lambda record: not self._failures
-        logger.addFilter(is_news)  # JAX also prints the traceback
-        try:
-            yield
-        except jax.errors.JaxRuntimeError as error:
-            if self._failures:
-                raise self._failures[0] from error
-            raise
-        finally:
-            logger.removeFilter(is_news)
+    def reward_errors(self) -> contextlib.AbstractContextManager[None]:
+        """For a loop of your own: raises the `RewardError` of a reward, instead of JAX's error for the whole program.
+
+        `run` and `recorded_run` do that by themselves.
+        """
+        return host_errors()
+
+    @property
+    def identity(self) -> tuple:
+        """What tells the task from others when a run is resumed: the digest, and the rewards with their code."""
+        return self.digest, self.rewards
 
     @functools.cached_property
     def digest(self) -> str:

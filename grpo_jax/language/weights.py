@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.models import load_architecture, read_config
-from grpo_jax.policies import Architecture, categorical, make_token_policy
+from grpo_jax.policies import Architecture, categorical, make_token_policy, merge_lora
 from grpo_jax.recording.json_fields import fits, read_object
 from grpo_jax.types import PyTree, by_path
 
@@ -88,18 +88,38 @@ def _check_shapes(folder: str | Path, params: PyTree) -> None:
 def published_weights(architecture: Architecture, params: PyTree, dtype: str = "float32") -> dict[str, jax.Array]:
     """The tensors of a checkpoint by their names: the inverse of `load_params`.
 
+    Adapters (LoRA) are added to the weights.
+
     Args:
       architecture: that of the params.
-      params: `{"actor": ...}`; other networks, such as a critic, are left out.
+      params: `{"actor": ...}` or `{"actor_critic": ...}`; values are left out, as a head or as a critic of its own.
       dtype: of the tensors, float32 or bfloat16.
+
+    Raises:
+      ConfigError: the architecture does not have one of the params, or another rank of adapters; or a param lacks, or
+        has an axis of rows.
     """
-    arrays, tensors = by_path(params["actor"]), {}
-    for path, names in published_names(architecture).items():
+    _, merged = merge_lora(architecture, {"actor": actor_params(params)})
+    arrays, tensors, published = by_path(merged["actor"]), {}, published_names(architecture)
+    known = {path for path in arrays if not path.startswith("value/")}
+    if different := sorted(known ^ published.keys()):
+        raise ConfigError(
+            f"{', '.join(different)}: in the params or in the architecture, but not in both; use the architecture of "
+            "the policy, config.transformer"
+        )
+    if arrays["norm/scale"].ndim > 1:
+        raise ConfigError("the params have an axis of rows; choose one: jax.tree.map(lambda leaf: leaf[0], params)")
+    for path, names in published.items():
         array = jnp.asarray(arrays[path], dtype)
         parts = jnp.split(array, np.cumsum(_widths(architecture, path))[:-1], axis=-1) if len(names) > 1 else [array]
         for name, part in zip(names, parts, strict=True):
             tensors[name] = part.T if path.endswith("kernel") else part
     return tensors
+
+
+def actor_params(params: PyTree) -> PyTree:
+    """The parameters of the network that chooses tokens, among those of a policy."""
+    return next(network for name, network in params.items() if "actor" in name)
 
 
 def _widths(architecture: Architecture, path: str) -> list[int]:

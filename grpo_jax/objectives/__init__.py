@@ -4,12 +4,13 @@
 |---|---|
 | `advantage` | `advantages`, `returns`, by `outcome` and `whitened` of `slots` |
 | `normalize` | `whitening` |
-| `baseline` | `baselines`, `kernel`, `lstd`, `recursive_lstd`, with the `features` of states |
 | `ratio` | `ratios`, `covariance` |
 | `surrogate` | `surrogates`, by `tuned` of `slots` |
 | `penalties`, `reference`, `reward`, `kl_controller` | `penalties`, with the estimates of `divergences` |
 | `reduce` | `reductions` |
 | `critic` | `losses` |
+
+The slot `baseline` is filled by `grpo_jax.baselines`.
 """
 
 from grpo_jax.objectives.advantages import (
@@ -25,7 +26,6 @@ from grpo_jax.objectives.advantages import (
     process_supervised_advantage,
     same_step_leave_one_out,
 )
-from grpo_jax.objectives.baselines import boosted, same_step_baseline, state_hash_baseline, state_hash_values
 from grpo_jax.objectives.covariance import (
     covariance_clipped_ratio,
     covariance_kl,
@@ -33,10 +33,7 @@ from grpo_jax.objectives.covariance import (
     random_covariant_steps,
 )
 from grpo_jax.objectives.divergences import abs_k1, exact, k1, k2, k2_straight_through, k3, k3_from_behaviour
-from grpo_jax.objectives.features import channel_correlations, observed, policy_features, relative_positions
-from grpo_jax.objectives.kernel import kernel_baseline, kernel_values
 from grpo_jax.objectives.losses import explained_variance, grpo_loss, ppo_loss, value_loss
-from grpo_jax.objectives.lstd import lstd_baseline, lstd_values
 from grpo_jax.objectives.penalties import (
     KL_PENALTIES,
     adaptive_coefficient,
@@ -51,7 +48,6 @@ from grpo_jax.objectives.penalties import (
     penalized_rewards,
     refreshed_reference,
 )
-from grpo_jax.objectives.projections import Scaling, random_features, scaling_of
 from grpo_jax.objectives.ratios import (
     geometric_mean_log_ratio,
     geometric_mean_ratio,
@@ -61,12 +57,6 @@ from grpo_jax.objectives.ratios import (
     sequence_token_log_ratio,
     sequence_token_ratio,
     step_ratio,
-)
-from grpo_jax.objectives.recursive_lstd import (
-    LeastSquares,
-    RecursiveState,
-    recursive_lstd_baseline,
-    recursive_lstd_values,
 )
 from grpo_jax.objectives.reductions import (
     mean_of_sequence_means,
@@ -108,17 +98,12 @@ from grpo_jax.objectives.whitening import scale_by_rms, whiten
 
 __all__ = [
     "KL_PENALTIES",
-    "LeastSquares",
-    "RecursiveState",
-    "Scaling",
     "abs_k1",
     "adaptive_coefficient",
     "all_actions_advantage",
     "averaged_reference",
     "batch_normalized",
-    "boosted",
     "bootstrapped_returns",
-    "channel_correlations",
     "cispo_surrogate",
     "clip_fractions",
     "clipped_surrogate",
@@ -149,13 +134,9 @@ __all__ = [
     "k2_straight_through",
     "k3",
     "k3_from_behaviour",
-    "kernel_baseline",
-    "kernel_values",
     "kl_penalized_reward",
     "kl_to_behaviour",
     "kl_to_reference",
-    "lstd_baseline",
-    "lstd_values",
     "leave_one_out",
     "length_weighted",
     "mean_of_sequence_means",
@@ -163,37 +144,27 @@ __all__ = [
     "mean_over_steps",
     "most_covariant_steps",
     "next_values",
-    "observed",
     "outcome",
     "pass_at_k",
     "penalized_rewards",
-    "policy_features",
     "policy_gradient_surrogate",
     "ppo_loss",
     "process_supervised",
     "process_supervised_advantage",
     "random_covariant_steps",
-    "random_features",
-    "recursive_lstd_baseline",
-    "recursive_lstd_values",
     "refreshed_reference",
-    "relative_positions",
     "return_minus_value_advantage",
     "return_to_go_advantage",
     "returns_to_go",
     "reward_part_scores",
     "reward_part_weights",
-    "same_step_baseline",
     "same_step_leave_one_out",
     "sapo_surrogate",
     "scale_by_rms",
-    "scaling_of",
     "sequence_log_ratio",
     "sequence_ratio",
     "sequence_token_log_ratio",
     "sequence_token_ratio",
-    "state_hash_baseline",
-    "state_hash_values",
     "step_ratio",
     "sum_over_horizon",
     "tuned",

@@ -14,6 +14,7 @@ Numbers may be of any type; half precision, integers and booleans are computed w
 import chex
 import jax
 import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.whitening import centred, std
@@ -161,7 +162,8 @@ def pass_at_k(scores: jax.Array, *, normalize: bool = True, eps: float = 1e-6, d
     lead = best - second
     if normalize:
         lead = lead / (std(centred(scores), ddof=ddof) + eps)
-    return jnp.where(jnp.arange(group_size) == index, lead, 0.0)
+    is_best = jax.nn.one_hot(index[..., 0], group_size, dtype=bool)
+    return jnp.where(is_best, lead, 0.0)
 
 
 def process_supervised(
@@ -250,7 +252,7 @@ def same_step_leave_one_out(returns: jax.Array, mask: jax.Array, group_size: int
     returns = _by_group(at_least_float32(returns), group_size)
     counted = _by_group(mask, group_size).astype(bool) & jnp.isfinite(returns)
     returns = jnp.where(counted, returns, 0.0)
-    others = counted[..., None, :] & ~jnp.eye(group_size, dtype=bool)
+    others = counted[..., None, :] & broadcast_to_rank(~jnp.eye(group_size, dtype=bool), counted.ndim + 1)
     # Less the return of a neighbour, so that the mean of equal numbers is their number to the last bit.
     neighbour = jnp.roll(returns, -1, axis=-1)
     excess = jnp.sum(returns[..., None, :] - neighbour[..., None], axis=-1, where=others)

@@ -113,3 +113,14 @@ def weighted_sums(
 def _weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
     values, weights = at_least_float32(values), at_least_float32(weights)
     return weights * jnp.where(weights == 0, 0.0, values)
+
+
+def missing() -> float:
+    """The value of a metric that an iteration does not have: NaN, or -inf while `jax_debug_nans` stops at every NaN."""
+    return -jnp.inf if jax.config.jax_debug_nans else jnp.nan
+
+
+def mean_or_missing(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean over the elements where the mask is true; `missing()` where there are none."""
+    count = jnp.sum(mask)
+    return jnp.where(count > 0, jnp.sum(values, where=mask) / jnp.maximum(count, 1), missing())

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.lax import optimization_barrier
+from jax.lax import broadcast_to_rank, optimization_barrier
 
 
 @jax.custom_vjp
@@ -73,13 +73,14 @@ class Dense(nn.Module):
             return fused_dense(x, kernel, bias)
         adapter = []
         if self.adapter is not None:
-            adapter.append(self.param("lora_a", adapter_init, (x.shape[-1], self.adapter.rank)))
-            adapter.append(self.param("lora_b", nn.initializers.zeros, (self.adapter.rank, self.features)))
+            shape = x.shape[-1], self.adapter.rank
+            adapter.append(self.param("lora_a", adapter_init, shape, jnp.float32))
+            adapter.append(self.param("lora_b", nn.initializers.zeros, (shape[1], self.features), jnp.float32))
         x, kernel, bias, *adapter = nn.dtypes.promote_dtype(x, kernel, bias, *adapter, dtype=self.dtype)
         y = product(x, kernel)
         if adapter:
             y += self.adapter.scale * product(product(x, adapter[0]), adapter[1])
-        return y if bias is None else y + bias
+        return y if bias is None else y + broadcast_to_rank(bias, y.ndim)
 
 
 NARROW = 8
@@ -103,7 +104,7 @@ def fused_dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     Returns:
       `[N, outputs]`.
     """
-    return _narrow_product(x, kernel) + bias
+    return _narrow_product(x, kernel) + bias[None]
 
 
 def _fused_backward(residuals, gradient):
@@ -128,7 +129,7 @@ def is_narrow(x: jax.Array) -> bool:
 def _narrow_product(x, kernel):
     """`x @ kernel`."""
     x = _as_float(x)
-    return sum(x[:, i : i + 1] * kernel[i] for i in range(x.shape[1])) if is_narrow(x) else x @ kernel
+    return sum(x[:, i : i + 1] * kernel[i][None] for i in range(x.shape[1])) if is_narrow(x) else x @ kernel
 
 
 def _as_float(x):

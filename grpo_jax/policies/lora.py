@@ -51,8 +51,8 @@ def add_lora(architecture: Architecture, params: PyTree, key: jax.Array) -> PyTr
             flat[path] = leaf.astype(architecture.frozen_dtype)
         if name == "kernel" and layer[-1] in architecture.lora_layers:
             (inputs, outputs), rank = leaf.shape, architecture.lora_rank
-            flat[*layer, "lora_a"] = adapter_init(jax.random.fold_in(key, number), (inputs, rank))
-            flat[*layer, "lora_b"] = jnp.zeros((rank, outputs))
+            flat[*layer, "lora_a"] = adapter_init(jax.random.fold_in(key, number), (inputs, rank), jnp.float32)
+            flat[*layer, "lora_b"] = jnp.zeros((rank, outputs), jnp.float32)
     return unflatten_dict(flat)
 
 
@@ -60,10 +60,19 @@ def merge_lora(architecture: Architecture, params: PyTree) -> tuple[Architecture
     """The same model without adapters, which are added to the kernels: its architecture and float32 parameters.
 
     Args:
-      architecture: with `lora_rank`.
+      architecture: that of the policy. Parameters without adapters stay as they are, but for their type.
       params: of the policy.
+
+    Raises:
+      ConfigError: the adapters have another rank than the architecture.
     """
     flat, adapter = flatten_dict(params), architecture.adapter
+    ranks = {leaf.shape[-1] for path, leaf in flat.items() if path[-1] == "lora_a"}
+    if ranks - {architecture.lora_rank}:
+        raise ConfigError(
+            f"the parameters have adapters of rank {', '.join(map(str, ranks))}, but the architecture has lora_rank="
+            f"{architecture.lora_rank}; use that of the policy, config.transformer, which also has their lora_alpha"
+        )
     merged = {path: leaf.astype(jnp.float32) for path, leaf in flat.items() if path[-1] not in _MATRICES}
     for *layer, name in flat:
         if name == "lora_a":

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.policies.policy import Policy
 from grpo_jax.types import PyTree, Trajectory
@@ -36,8 +37,9 @@ class Normalizer(NamedTuple):
 
 
 def initial_statistics(origin: jax.Array) -> RunningStatistics:
-    """Statistics before the first rollout: mean at the origin, variance 1, count 0."""
+    """Statistics before the first rollout: mean at the origin (0 where that is not finite), variance 1, count 0."""
     origin = jnp.array(origin, jnp.float32)
+    origin = jnp.where(jnp.isfinite(origin), origin, 0.0)
     return RunningStatistics(origin, jnp.zeros_like(origin), jnp.ones_like(origin), jnp.zeros_like(origin))
 
 
@@ -54,18 +56,18 @@ def merge(statistics: RunningStatistics, x: jax.Array, valid: jax.Array) -> Runn
       valid: `[T, B]` bool: the steps that count. Values that are not finite do not count. An element of the statistics
         stays as it is if none of its values counts or its variance overflows; the other elements still change.
     """
-    x = x.astype(jnp.float32) - statistics.origin
+    x = x.astype(jnp.float32) - broadcast_to_rank(statistics.origin, x.ndim)
     mask = valid.reshape(valid.shape + (1,) * (x.ndim - valid.ndim)) & jnp.isfinite(x)
     num_valid = jnp.sum(mask, axis=(0, 1)).astype(jnp.float32)
 
     def mean(values):
-        return jnp.sum(values, axis=(0, 1), where=mask) / num_valid
+        return jnp.sum(values, axis=(0, 1), where=mask) / jnp.maximum(num_valid, 1.0)
 
     new_mean = mean(x)
-    new_variance = mean((x - new_mean) ** 2)
+    new_variance = mean((x - broadcast_to_rank(new_mean, x.ndim)) ** 2)
     share = num_valid / valid.size
     count = statistics.count + share
-    weight = share / count
+    weight = share / jnp.where(count > 0, count, 1.0)
     difference = new_mean - statistics.mean
     merged = RunningStatistics(
         origin=statistics.origin,
@@ -73,7 +75,7 @@ def merge(statistics: RunningStatistics, x: jax.Array, valid: jax.Array) -> Runn
         variance=(1 - weight) * statistics.variance + weight * (new_variance + (1 - weight) * difference**2),
         count=count,
     )
-    usable = jnp.isfinite(new_variance)
+    usable = (num_valid > 0) & jnp.isfinite(new_variance)
     return jax.tree.map(lambda new, old: jnp.where(usable, new, old), merged, statistics)
 
 
@@ -93,8 +95,9 @@ def normalized(policy: Policy, statistics: PyTree, clip: jax.Array) -> Policy:
     def normalized_leaf(statistics, x):
         if statistics is None:
             return x
-        centered = x.astype(jnp.float32) - statistics.origin - statistics.mean
-        return jnp.clip(centered * jax.lax.rsqrt(statistics.variance + EPS), -clip, clip)
+        origin, mean, variance, _ = (broadcast_to_rank(each, x.ndim) for each in statistics)
+        centered = x.astype(jnp.float32) - origin - mean
+        return jnp.clip(centered * jax.lax.rsqrt(variance + EPS), -clip, clip)
 
     def normalize(observation):
         return jax.tree.map(normalized_leaf, statistics, observation, is_leaf=_is_statistics)
@@ -117,13 +120,16 @@ def initial_normalizer(observation: PyTree, *, observations: bool, rewards: bool
     If an observation has several arrays, those of integers or booleans (tokens, masks) are not normalised.
 
     Args:
-      observation: each leaf `[B, ...]`, of the reset states; the first is the origin of the statistics.
+      observation: each leaf `[B, ...]`, of the reset states; the first finite one of each element is the origin of its
+        statistics.
       observations, rewards: whether to normalise them.
     """
     is_one_array = len(jax.tree.leaves(observation)) == 1
 
     def statistics(x):
-        return initial_statistics(x[0]) if is_one_array or jnp.issubdtype(x.dtype, jnp.floating) else None
+        if not (is_one_array or jnp.issubdtype(x.dtype, jnp.floating)):
+            return None
+        return initial_statistics(jnp.take_along_axis(x, jnp.argmax(jnp.isfinite(x), axis=0)[None], axis=0)[0])
 
     return Normalizer(
         observation=jax.tree.map(statistics, observation) if observations else None,

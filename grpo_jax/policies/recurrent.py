@@ -12,6 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.policies.dense import Dense
@@ -25,7 +26,7 @@ def gru_cell(h_product: jax.Array, x: jax.Array, state: tuple[jax.Array], bias: 
     gates = [2 * h.shape[-1]]
     (x_gates, x_new), (h_gates, h_new) = (jnp.split(part, gates, axis=-1) for part in (x, h_product))
     r, z = jnp.split(nn.sigmoid(x_gates + h_gates), 2, axis=-1)
-    return ((1.0 - z) * jnp.tanh(x_new + r * (h_new + bias)) + z * h,)
+    return ((1.0 - z) * jnp.tanh(x_new + r * (h_new + broadcast_to_rank(bias, h.ndim))) + z * h,)
 
 
 def lstm_cell(h_product: jax.Array, x: jax.Array, state: tuple[jax.Array, jax.Array], bias: tuple[()]) -> tuple:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.policies.policy import Policy
 from grpo_jax.precision import at_least_float32
@@ -92,7 +93,7 @@ def most_probable(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.
     """
     logits = at_least_float32(logits)
     order = jnp.argsort(-logits, axis=-1)
-    rank = jnp.arange(logits.shape[-1])
+    rank = broadcast_to_rank(jnp.arange(logits.shape[-1]), logits.ndim)
     ordered = jnp.where(rank < top_k, jnp.take_along_axis(logits, order, axis=-1), -jnp.inf)
     probability = jax.nn.softmax(ordered)
     before = jnp.cumsum(probability, axis=-1) - probability

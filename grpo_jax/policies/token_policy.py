@@ -124,7 +124,7 @@ def _step(networks: Networks, params, observation, carry):
     is_token = carry.prompt >= 0
     positions = jnp.sum(is_token, axis=1) + carry.step
     num_steps = jax.tree.leaves(carry.cache)[0].shape[2] - carry.prompt.shape[1]
-    is_read = jnp.arange(num_steps) <= carry.step[:, None]
+    is_read = jnp.arange(num_steps)[None] <= carry.step[:, None]
     mask = jnp.concatenate([is_token, is_read], axis=1)
     inputs = observation[:, None], positions[:, None], mask[:, None]
     outputs, cache = _apply(networks, params, inputs, carry.cache, carry.prompt.shape[1] + carry.step)
@@ -156,7 +156,7 @@ def _read_completions(networks: Networks, params, observation, carry):
     num_steps, num_completions = observation.shape
     repeat = functools.partial(jnp.repeat, repeats=num_completions // carry.prompt.shape[0], axis=0)
     is_token = repeat(carry.prompt >= 0)
-    positions = jnp.sum(is_token, axis=1, keepdims=True) + jnp.arange(num_steps)
+    positions = jnp.sum(is_token, axis=1, keepdims=True) + jnp.arange(num_steps)[None]
     shape = (num_completions, num_steps)
     causal = jnp.broadcast_to(jnp.tri(num_steps, dtype=bool), (*shape, num_steps))
     mask = jnp.concatenate([jnp.broadcast_to(is_token[:, None], (*shape, is_token.shape[1])), causal], axis=2)
@@ -186,7 +186,7 @@ def _apply(networks: Networks, params, inputs, cache, slot) -> tuple[list[jax.Ar
 def _prompt_inputs(tokens):
     """The inputs of a `Transformer` that reads prompts `[N, P]`: tokens, positions (padding has none) and mask."""
     is_token = tokens >= 0
-    mask = is_token[:, None] & jnp.tri(tokens.shape[1], dtype=bool)
+    mask = is_token[:, None] & jnp.tri(tokens.shape[1], dtype=bool)[None]
     return jnp.maximum(tokens, 0), jnp.cumsum(is_token, axis=1) - 1, mask
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.policies.architecture import Architecture
 from grpo_jax.policies.dense import Dense, product
@@ -129,16 +130,16 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x):
         """`x` is `[..., features]`; the result has its shape and dtype."""
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
         full = x.astype(jnp.float32)
         full = full * jax.lax.rsqrt(jnp.mean(full**2, axis=-1, keepdims=True) + self.eps)
-        return (full * scale).astype(x.dtype)
+        return (full * broadcast_to_rank(scale, x.ndim)).astype(x.dtype)
 
 
 def _rotation(positions, head_size, base):
     """Cosine and sine `[N, S, 1, head_size / 2]` of the angle of each pair (https://arxiv.org/abs/2104.09864)."""
     frequencies = base ** (-jnp.arange(head_size // 2) / (head_size // 2))
-    angles = positions[..., None, None] * frequencies
+    angles = positions[..., None, None] * frequencies[None, None, None]
     return jnp.cos(angles), jnp.sin(angles)
 
 

@@ -8,6 +8,7 @@ from grpo_jax.recording.files import read_metrics
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.recorder import recorded_run
+from grpo_jax.recording.rows import Settings, settings_of
 from grpo_jax.recording.settings import Recording
 from grpo_jax.recording.signals import StopSignal
 from grpo_jax.recording.statistics import (
@@ -29,6 +30,7 @@ __all__ = [
     "Logbook",
     "Plan",
     "Recording",
+    "Settings",
     "StopSignal",
     "TensorBoard",
     "Tracker",
@@ -43,5 +45,6 @@ __all__ = [
     "probability_of_improvement",
     "read_metrics",
     "recorded_run",
+    "settings_of",
     "steps_to_reach",
 ]

@@ -34,10 +34,12 @@ class Alarms:
 
     Args:
       action_space: of the environment; what a collapsed entropy is depends on it.
+      rows: what they are called: "seeds", or "rows" if they also differ in their settings.
     """
 
-    def __init__(self, action_space: ActionSpace):
+    def __init__(self, action_space: ActionSpace, rows: str = "seeds"):
         self._entropy_floor = _entropy_floor(action_space)
+        self._rows = rows
         self._dead: np.ndarray | int = 0  # [num_seeds] iterations in a row
         self._reported: set[str] = set()
 
@@ -55,7 +57,7 @@ class Alarms:
                 self._reported.add(kind)
                 where = f"at iteration {iteration + rows[0]}"
                 if problem.shape[1] > 1:
-                    where += f" in seeds {list_seeds(np.flatnonzero(problem[rows[0]]))}"
+                    where += f" in {self._rows} {list_seeds(np.flatnonzero(problem[rows[0]]))}"
                 warnings.append(MESSAGES[kind].format(where=where))
         return warnings
 

@@ -1,8 +1,12 @@
 """Host: checkpoints of whole training states, written in the background with orbax."""
 
 import contextlib
+import errno
+import itertools
 import logging
 import math
+import os
+import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +20,10 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording.identity import BYTECODE, UNKNOWN
 from grpo_jax.recording.json_fields import check_fields, with_checksum
 from grpo_jax.training.evaluations import no_evaluations
-from grpo_jax.training.progress import Progress
+from grpo_jax.training.progress import Progress, initial_progress
 from grpo_jax.types import TrainState, by_path
 
 KEPT = 2
@@ -64,6 +69,7 @@ class Checkpoints:
                 f"the folder {directory} has {min(pattern)!r} in its path, but checkpoints in it could not be read; "
                 "choose a path (--out) without brackets and backslashes"
             )
+        self._directory = directory
         self._description, self._notes, self._every = description, notes or {}, every
         self._manager = _cleaned_manager(directory) if is_process_zero() else None
         self._last: tuple[Progress, float] | None = None
@@ -76,7 +82,7 @@ class Checkpoints:
         if exception_type is None and self._last is not None:
             self.save(*self._last)
         if self._manager is not None:
-            with _disk_errors():
+            with self._disk_errors():
                 self._manager.close()
 
     def is_due(self, progress: Progress) -> bool:
@@ -115,13 +121,34 @@ class Checkpoints:
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
         items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(run))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
-        with _disk_errors():  # also those of the checkpoint before, which was written in the background
+        with self._disk_errors():  # also those of the checkpoint before, which was written in the background
+            self._check_space(sum(leaf.nbytes for leaf in arrays.values()))
             self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
+
+    def _check_space(self, needed: int) -> None:
+        """Raises OSError if the disk has less space than the arrays need: orbax would fail in all of its threads."""
+        if shutil.disk_usage(self._directory).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Raises errors of the disk as an OSError of one line; tensorstore raises a ValueError with pages of JSON."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            code = re.search(r"os_error_code='(\d+)'|^\[Errno (\d+)\]", str(error))
+            if code is None:
+                raise
+            reason = os.strerror(int(code[1] or code[2]))
+            raise OSError(
+                f"a checkpoint cannot be written to {self._directory}: {reason}. Make room, or mend what is wrong; "
+                "then go on with resume=True (--resume)"
+            ) from None
 
     def wait(self) -> None:
         """Waits until all checkpoints are on the disk."""
         if self._manager is not None:
-            with _disk_errors():
+            with self._disk_errors():
                 self._manager.wait_until_finished()
 
     def restore(self, like: TrainState, *, at_most: float = np.inf) -> Progress | None:
@@ -148,7 +175,9 @@ class Checkpoints:
         evaluations = no_evaluations(len(steps))
         for saved in zip(*run["evaluations"], strict=True):
             evaluations = evaluations.append(*saved)
-        return Progress(states, steps, run["iteration"], run["seconds"], evaluations, stopped)
+        return initial_progress(states, len(steps))._replace(
+            steps=steps, iteration=run["iteration"], seconds=run["seconds"], evaluations=evaluations, stopped=stopped
+        )
 
     def _newest(self, like: TrainState, at_most: float) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
         """The newest checkpoint that can be read: what is saved beside the arrays, and the arrays."""
@@ -202,21 +231,43 @@ def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str,
                 run = _read_run(manager, step)
             except Exception:  # it is damaged, as `restore` will report
                 continue
-            check_same(run["description"], _strict(description))
+            if unknown := check_same(run["description"], _strict(description)):
+                _log.warning(
+                    "Whether %s is what the run was started with cannot be told, as its type shows nothing, or another "
+                    "Python compiled it; make sure of it.",
+                    ", ".join(unknown),
+                )
             return run["notes"]
     return None
 
 
-def check_same(saved: Any, now: Any, name: str = "") -> None:
-    """Raises ConfigError, with the path of the first difference, unless two values of JSON are equal."""
+def check_same(saved: Any, now: Any, name: str = "") -> list[str]:
+    """Raises ConfigError, with the path of the first difference, unless two values of JSON are equal.
+
+    Returns:
+      The paths of values that cannot be compared (see `identity`).
+    """
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
-        for field in {**saved, **now}:
-            check_same(saved.get(field), now.get(field), f"{name}.{field}".lstrip("."))
-    elif saved != now:
+        if saved.get(BYTECODE) != now.get(BYTECODE) or (saved == now and UNKNOWN in now):
+            return [name]
+        fields = {**saved, **now}
+        parts = [check_same(saved.get(field), now.get(field), f"{name}.{field}".lstrip(".")) for field in fields]
+        return list(itertools.chain(*parts))
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        if any(isinstance(part, Mapping) for part in now):
+            parts = [check_same(*pair, f"{name}[{i}]") for i, pair in enumerate(zip(saved, now, strict=True))]
+            return list(itertools.chain(*parts))
+    if saved != now:
         raise ConfigError(
-            f"{name} is {now!r} here, and {saved!r} in the checkpoints; to resume, use what the run was started "
-            "with, or choose another folder (--out) for a new run"
+            f"{name} is {_brief(now)} here, and {_brief(saved)} in the checkpoints; to resume, use what the run was "
+            "started with, or choose another folder (--out) for a new run"
         )
+    return []
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
@@ -260,17 +311,6 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
     handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
     return _Manager(Path(directory).resolve(), options=options, item_handlers=handlers)
-
-
-@contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
-    """Raises as OSError what tensorstore raises as ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        if "os_error_code" in str(error):
-            raise OSError(f"a checkpoint cannot be written: {error}") from error
-        raise
 
 
 def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
+from grpo_jax.recording.rows import PREFIXES, Settings, settings_of
 from grpo_jax.training.progress import Chunk
 
 METRICS_FILE = "metrics.jsonl"
@@ -72,6 +74,11 @@ def claim_directory(path: Path, *, resume: bool = False, again: bool = False) ->
         raise
     _claims[path.resolve()] = _Claim(lock, created, [])
     return path
+
+
+def folder_name(name: str) -> str:
+    """The name with `_` for characters that a folder's name may not have."""
+    return re.sub(r"[^\w.()-]+", "_", name)
 
 
 def remove_if_unused(path: Path) -> Path:
@@ -179,9 +186,24 @@ def read_metrics(directory: Path) -> dict[str, Chunk]:
     return {run: _as_chunk(lines) for run, lines in runs.items() if lines}
 
 
+def read_settings(directory: Path) -> dict[str, Settings]:
+    """The settings of the rows of each run in `metrics.jsonl`, by the run's name."""
+    found = {}
+    for run, line in {line["run"]: line for line in read_lines(directory)}.items():
+        columns = {name: values for name, values in line.items() if name.startswith(PREFIXES)}
+        numbers = {name: np.array([_number(value) for value in values]) for name, values in columns.items()}
+        found[run] = settings_of(numbers, len(line["environment_steps"]))
+    return found
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) else value  # such as "inf"
+
+
 def _as_chunk(lines: list[dict[str, Any]]) -> Chunk:
     last = {name: value for line in lines for name, value in line.items()}
-    names = [name for name in last if name not in ("run", "iteration", "environment_steps")]
+    others = "run", "iteration", "environment_steps"
+    names = [name for name in last if name not in others and not name.startswith(PREFIXES)]
     empty = [None] * len(lines[0]["environment_steps"])  # a resumed run may have evaluations that it had not before
     metrics = {name: np.array([line.get(name, empty) for line in lines], np.float32) for name in names}
     if "environment/steps" in metrics:
@@ -224,7 +246,11 @@ def _replace(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacement(path: Path) -> Iterator[Path]:
-    """A temporary path for the block to write to; the file then takes the place of `path`, if the block succeeds."""
+    """A temporary path for the block to write to; the file then takes the place of `path`, if the block succeeds.
+
+    The folder of the file is made if it does not exist.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -233,6 +259,30 @@ def replacement(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_files(folder: Path) -> Iterator[Path]:
+    """A temporary folder for the block to write to; its files then become those of `folder`, if the block succeeds.
+
+    Without success, such as on a full disk, nothing is left, and files that `folder` had stay as they were.
+    """
+    is_new = not folder.exists()
+    # In an existing folder, as its parent may be on another file system.
+    temporary = (folder.parent if is_new else folder) / f".{folder.name}.{os.getpid()}.tmp"
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        if is_new:
+            os.replace(temporary, folder)
+        else:
+            for path in temporary.iterdir():
+                os.replace(path, folder / path.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def plain(value: Any) -> Any:

@@ -1,12 +1,9 @@
 """Planned runs: the description that identifies one, and the claim of the folder for its results."""
 
 import dataclasses
-import functools
 import importlib.metadata
 import logging
-import math
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +11,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax.algorithms import Algorithm
 from grpo_jax.config.config import Config
 from grpo_jax.environments import EnvParams
+from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, claim_directory
+from grpo_jax.importing import import_own, is_own
+from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, claim_directory, folder_name
+from grpo_jax.recording.identity import identity
+from grpo_jax.recording.rows import Settings, setting_columns, settings_of
 
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")  # on which a result depends
 
@@ -33,7 +33,6 @@ class Plan(NamedTuple):
     config: Config
     hyperparams: Hyperparams  # each leaf scalar or [R]
     keys: jax.Array  # [R]
-    max_episodes: float = math.inf
     env_params: EnvParams = None
 
     @property
@@ -46,6 +45,11 @@ class Plan(NamedTuple):
         """The name as that of a folder."""
         return folder_name(self.name)
 
+    @property
+    def settings(self) -> Settings:
+        """Which rows have the same hyperparameters and env_params."""
+        return settings_of(setting_columns(self.hyperparams, self.env_params), len(self.keys))
+
     def describe(self) -> dict[str, Any]:
         """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
         return {
@@ -53,38 +57,31 @@ class Plan(NamedTuple):
             "config": describe(self.config),
             "hyperparams": as_lists(vars(self.hyperparams)),
             "keys": np.asarray(jax.random.key_data(self.keys)).tolist(),
-            "max_episodes": self.max_episodes,
             "env_params": None if self.env_params is None else as_lists(self.env_params),
         }
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """The fields of a config in JSON's types; an algorithm by the names of the functions in its slots."""
+    """The fields of a config in JSON's types; functions and objects by what can be compared of them (`identity`)."""
+    described = {field.name: _describe(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)}
+    is_named = described["environment"] == config.environment
+    own = {} if is_named else {"environment_object": described["environment"]}
+    return described | {"environment": config.env.name, "env_params": identity(dict(config.env_params))} | own
 
-    def plain(value):
-        if isinstance(value, Algorithm):
-            return {slot: plain(part) for slot, part in value._asdict().items()}
-        if isinstance(value, functools.partial):
-            return [plain(value.func), plain(value.args), {name: plain(part) for name, part in value.keywords.items()}]
-        if dataclasses.is_dataclass(value):
-            fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-            return {"class": type(value).__qualname__} | fields if callable(value) else fields
-        if isinstance(value, tuple):
-            return [plain(part) for part in value]
-        return getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else value
 
-    fields = {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
-    return fields | {"environment": config.env.name, "env_params": dict(config.env_params)}
+def _describe(field: str, value: Any) -> Any:
+    """A name is itself, an import path also what it leads to."""
+    if not isinstance(value, str):
+        return identity(value)
+    if not is_own(value) or value.partition(":")[0] in SUITES:
+        return value
+    found = identity(import_own(value, field))
+    return {"path": value} | found if isinstance(found, dict) else value
 
 
 def as_lists(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays by name as nested lists."""
     return {name: np.asarray(value).tolist() for name, value in arrays.items()}
-
-
-def folder_name(name: str) -> str:
-    """The name with `_` for characters that a folder's name may not have."""
-    return re.sub(r"[^\w.()-]+", "_", name)
 
 
 def claim(directory: Path, plans: Sequence[Plan], *, resume: bool, subfolder: str = "") -> None:

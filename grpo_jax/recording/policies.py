@@ -127,16 +127,17 @@ class KeptPolicies:
         self._changed = False
 
     def finish(self, states: TrainState, steps: np.ndarray, scores: np.ndarray) -> None:
-        """Writes the final policies. They are also the best ones of rows that have no score yet.
+        """Writes the final policies. They are also the best ones of rows that have no better or no score yet.
 
         Args:
           states, steps: of the end of the run.
           scores: `[R]`, of the final policies.
         """
         final = _to_host(states, self._num_rows) | _progress(steps, scores)
-        unknown = np.isnan(self._best_scores)
-        if unknown.any():
-            self._keep(final, unknown)
+        best = self._best_scores
+        improved = np.isnan(best) | (scores > best)
+        if improved.any():
+            self._keep(final, improved)
         self._write("final", final)
         self.save()
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import logging
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,6 +18,7 @@ from grpo_jax.devices.processes import from_every_process, from_process_zero, is
 from grpo_jax.environments import EnvParams
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.alarms import Alarms
+from grpo_jax.recording.figures import plot_run
 from grpo_jax.recording.files import read_metrics, release_if_unused, remove_if_unused
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.nan_finder import NonFiniteFinder
@@ -29,7 +29,7 @@ from grpo_jax.recording.signals import StopSignal, deferred_signals
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.training.budget import check_budget, most_steps
 from grpo_jax.training.evaluations import Evaluations
-from grpo_jax.training.progress import Chunk, Progress, RunResult, apply_callback
+from grpo_jax.training.progress import Chunk, Progress, RunResult, apply_callback, describe_ends
 from grpo_jax.training.run import NUM_CHUNKS, check_evaluations, check_keys, initial_states, run
 from grpo_jax.types import PyTree
 
@@ -59,7 +59,6 @@ def recorded_run(
     console: bool | Console = True,
     env_params: EnvParams = None,
     params: PyTree = None,
-    max_episodes: float = math.inf,
     mesh: Mesh | None = None,
 ) -> RunResult:
     """Trains as `run` does, and records the run in a folder, from which it can be resumed after an interruption.
@@ -75,8 +74,9 @@ def recorded_run(
     ```
 
     The folder gets `metrics.jsonl` (a JSON object an iteration), `policies/` (the final and the best policy of each
-    row, for `grpo_jax.load`), `checkpoints/` (the latest two and the best one) and the files of the trackers. The
-    console shows the progress, and warnings, such as of a collapsed entropy.
+    row, for `grpo_jax.load`), `checkpoints/` (the latest two and the best one), the files of the trackers, and at the
+    end `learning_curves.png`. The console shows the progress, and warnings, such as of a collapsed entropy. Rows that
+    differ in their hyperparameters or `env_params` are different settings in all of these, others are seeds.
 
     A run that is interrupted and then resumed on the same devices ends bitwise as one without the interruption.
     With checkpoints, SIGTERM and Ctrl-C end the process after the current chunk of iterations, which is saved; a second
@@ -94,7 +94,7 @@ def recorded_run(
         which checkpoint is the best one. A run goes on exactly after an interruption if a callback depends only on the
         progress and the chunk.
       console: False shows nothing; True uses standard output; or a rich `Console`.
-      env_params, params, max_episodes, mesh: see `run`.
+      env_params, params, mesh: see `run`.
 
     Returns:
       The result of the whole run, with the metrics and steps of all its iterations, also those made before it was
@@ -119,9 +119,9 @@ def recorded_run(
     )
     recording.check()
     check_evaluations(evaluate_every, evaluation_episodes, stop_when)
-    check_budget(config, hyperparams, max_episodes)
+    check_budget(config, hyperparams)
     check_keys(keys)
-    plan = Plan(name_of(config.algorithm), config, hyperparams, keys, max_episodes, env_params)
+    plan = Plan(name_of(config.algorithm), config, hyperparams, keys, env_params)
     with release_if_unused(directory):
         from_process_zero(lambda: claim(directory, [plan], resume=resume))
         try:
@@ -137,6 +137,8 @@ def recorded_run(
             if is_process_zero():
                 _log.warning("%s: saved in %s; resume it with recorded_run(..., resume=True)", stop.name, directory)
             raise
+    if is_process_zero() and len(result.steps):
+        plot_run(config.env.name, plan.settings, result, remove_if_unused(directory / "learning_curves.png"))
     return result
 
 
@@ -161,7 +163,7 @@ def record(
       params, stop_when, callback, mesh: see `run`.
     """
     config, hyperparams = plan.config, plan.hyperparams
-    total_steps = most_steps(config, hyperparams, plan.max_episodes)
+    total_steps = most_steps(config, hyperparams)
     num_iterations = total_steps // config.steps_per_iteration
     start, past, checkpoints, received, chunk_length = None, None, None, [], None
     with contextlib.ExitStack() as stack:
@@ -186,8 +188,9 @@ def record(
                 num_seeds=len(plan.keys),
                 console=console if is_process_zero() else False,
                 past=past,
-                alarms=Alarms(config.env.action_space),
+                alarms=Alarms(config.env.action_space, rows=plan.settings.word),
                 trackers=_trackers(plan, directory, recording, start),
+                settings=plan.settings,
             )
         )
         finder = NonFiniteFinder(config) if recording.debug_nans else None
@@ -197,9 +200,13 @@ def record(
             is_evaluated = recording.evaluate_every and len(evaluations.iterations)
             return evaluations.sampled[-1] if is_evaluated else recent.scores
 
+        num_evaluations = 0
+
         def called(progress, chunk):
+            nonlocal num_evaluations
+            num_evaluations = len(progress.evaluations.iterations)
             if chunk is not None:
-                logbook.record(chunk)
+                logbook.record(chunk, np.where(progress.ended, 1.0, progress.used))
                 recent.add(chunk)
                 if finder is not None:
                     finder.check(chunk)
@@ -225,7 +232,6 @@ def record(
             plan.keys,
             env_params=plan.env_params,
             params=params,
-            max_episodes=plan.max_episodes,
             resume_from=start,
             callback=called,
             chunk_length=chunk_length if finder is None else 1,
@@ -234,8 +240,12 @@ def record(
             stop_when=stop_when,
             mesh=mesh,
         )
+        if len(result.evaluations.iterations) > num_evaluations:  # one after the callback had ended the run
+            logbook.complete(result.metrics)
+        logbook.ending = describe_ends(result.ended_by, result.used)
         result = _joined(past, result)
-        policies.finish(result.states, result.steps[-1], scores(result.evaluations))
+        steps = result.steps[-1] if len(result.steps) else np.zeros(len(plan.keys), np.int64)
+        policies.finish(result.states, steps, scores(result.evaluations))
     return result, logbook.warnings
 
 
@@ -269,10 +279,10 @@ def _joined(past: Chunk | None, result: RunResult) -> RunResult:
 def _trackers(plan: Plan, directory: Path, recording: Recording, start: Progress | None) -> list[Tracker]:
     trackers = []
     if recording.tensorboard and is_process_zero():
-        first_step = 0 if start is None else int(np.median(start.steps)) + 1
         folder = remove_if_unused(directory / "tensorboard") / plan.folder
-        trackers.append(TensorBoard(folder, first_step=first_step))
+        trackers.append(TensorBoard(folder, plan.settings, None if start is None else start.steps))
     if recording.wandb is not None and is_process_zero():
         remove_if_unused(directory / "wandb")
-        trackers.append(WeightsAndBiases(directory, run=plan.name, mode=recording.wandb, config=plan.describe()))
+        description = {"mode": recording.wandb, "config": plan.describe(), "settings": plan.settings}
+        trackers.append(WeightsAndBiases(directory, run=plan.name, **description))
     return trackers

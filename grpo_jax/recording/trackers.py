@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording.files import folder_name
+from grpo_jax.recording.rows import Settings
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
 """The quantile of each suffix of a metric's name."""
@@ -27,28 +29,37 @@ class Tracker(Protocol):
 class TensorBoard:
     """TensorBoard's event files; their steps are the median over seeds of the environment steps.
 
+    Each setting has a folder of its own, so that TensorBoard shows them side by side.
+
     Args:
       directory: for the event files of this run alone.
-      first_step: events of an earlier process from this step on are hidden.
+      settings: of the rows, where these are not all seeds of one.
+      steps: `[R]`, of an earlier process, which this one continues; its later events are hidden.
     """
 
-    def __init__(self, directory: Path, *, first_step: int = 0):
+    def __init__(self, directory: Path, settings: Settings | None = None, steps: np.ndarray | None = None):
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(directory), purge_step=first_step)
+        def writer(label, rows):
+            first_step = 0 if steps is None else int(np.median(steps[rows])) + 1
+            return SummaryWriter(str(directory / folder_name(label)), purge_step=first_step)
+
+        self._writers = [(rows, writer(label, rows)) for label, rows in _by_label(settings).items()]
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
         """One event an iteration, with all scalars: writing each by itself takes longer than small iterations do."""
         from tensorboardX.proto.summary_pb2 import Summary
 
-        for step, scalars in zip(np.median(steps, axis=1), over_seeds(metrics), strict=True):
-            values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-            self._writer.file_writer.add_summary(Summary(value=values), int(step))
-        self._writer.flush()
+        for rows, writer in self._writers:
+            for step, scalars in over_seeds(steps, metrics, rows):
+                values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+                writer.file_writer.add_summary(Summary(value=values), step)
+            writer.flush()
 
     def close(self) -> None:
-        """Flushes and closes the file."""
-        self._writer.close()
+        """Flushes and closes the files."""
+        for _, writer in self._writers:
+            writer.close()
 
 
 class WeightsAndBiases:
@@ -58,13 +69,17 @@ class WeightsAndBiases:
       directory: of the results; in offline mode, the data is kept there.
       run: the run's name.
       mode: "online" or "offline".
-      config: the settings of the run.
+      config: the config and the hyperparameters of the run.
+      settings: of the rows, where these are not all seeds of one; its label and "/" are before the keys of each.
     """
 
-    def __init__(self, directory: Path, *, run: str, mode: str, config: Mapping[str, Any]):
+    def __init__(
+        self, directory: Path, *, run: str, mode: str, config: Mapping[str, Any], settings: Settings | None = None
+    ):
         check_installed("wandb")
         import wandb
 
+        self._rows = _by_label(settings)
         directory = Path(directory).resolve()
         identity = hashlib.sha1(f"{directory}\n{run}".encode()).hexdigest()[:16]
         self._run = wandb.init(
@@ -73,8 +88,13 @@ class WeightsAndBiases:
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
         """One call an iteration."""
-        for row, (step, scalars) in enumerate(zip(np.median(steps, axis=1), over_seeds(metrics), strict=True)):
-            self._run.log(scalars | {"environment_steps": int(step)}, step=iteration + row)
+        scalars: list[dict[str, float]] = [{} for _ in steps]
+        for label, rows in self._rows.items():
+            prefix = f"{label}/" if label else ""
+            for i, (step, values) in enumerate(over_seeds(steps, metrics, rows)):
+                scalars[i] |= {prefix + name: value for name, value in (values | {"environment_steps": step}).items()}
+        for i, values in enumerate(scalars):
+            self._run.log(values, step=iteration + i)
 
     def close(self) -> None:
         """Sends what is not sent yet, in online mode."""
@@ -101,14 +121,24 @@ def check_installed(package: str) -> None:
         raise ConfigError(f"{package} is not installed: pip install {package}, or do without it")
 
 
-def over_seeds(metrics: Mapping[str, np.ndarray]) -> list[dict[str, float]]:
-    """The scalars of each iteration: a metric itself with one seed, else its median and quartiles; never NaN.
+def _by_label(settings: Settings | None) -> Mapping[str, Any]:
+    """The rows of each setting; without settings, all of them."""
+    return {"": np.s_[:]} if settings is None else settings.rows
+
+
+def over_seeds(
+    steps: np.ndarray, metrics: Mapping[str, np.ndarray], rows: Any = np.s_[:]
+) -> list[tuple[int, dict[str, float]]]:
+    """The steps and the scalars of each iteration: a value itself with one seed, else median and quartiles; never NaN.
 
     Args:
-      metrics: each `[n, num_seeds]`; seeds without a finite value do not count.
+      steps: `[n, R]`.
+      metrics: each `[n, R]`; seeds without a finite value do not count.
+      rows: the index of those that are seeds of one setting.
     """
     columns = {}
     for name, values in metrics.items():
+        values = values[:, rows]
         values = np.sort(np.where(np.isfinite(values), values, np.nan), axis=1)  # NaN comes last
         last = np.sum(~np.isnan(values), axis=1) - 1
         for suffix, quantile in QUARTILES.items() if values.shape[1] > 1 else [("", 0.5)]:
@@ -118,8 +148,7 @@ def over_seeds(metrics: Mapping[str, np.ndarray]) -> list[dict[str, float]]:
                 for index in (np.floor(place), np.ceil(place))
             )
             columns[name + suffix] = low + (place - np.floor(place)) * (high - low)
-    num_iterations = len(next(iter(columns.values()), ()))
     return [
-        {name: float(column[i]) for name, column in columns.items() if not np.isnan(column[i])}
-        for i in range(num_iterations)
+        (int(step), {name: float(column[i]) for name, column in columns.items() if not np.isnan(column[i])})
+        for i, step in enumerate(np.median(steps[:, rows], axis=1))
     ]

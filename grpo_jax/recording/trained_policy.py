@@ -12,6 +12,7 @@ import numpy as np
 from flax import struct
 
 from grpo_jax.config.config import Config
+from grpo_jax.config.descriptions import describe_arrays
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.hyperparams import Hyperparams
@@ -26,6 +27,7 @@ from grpo_jax.recording.policy_reading import (
     read_config,
     read_env_params,
 )
+from grpo_jax.recording.rows import Settings, setting_columns, settings_of
 from grpo_jax.training.train_step import make_init
 from grpo_jax.types import PyTree, TrainState
 
@@ -57,6 +59,11 @@ class TrainedPolicy:
             raise TypeError("this is a single policy; load(folder, row='all') gives those of all rows")
         return len(self.row)
 
+    @property
+    def settings(self) -> Settings:
+        """Which of the rows have the same hyperparameters and env_params: `policies.settings.rows`, by label."""
+        return settings_of(setting_columns(self.hyperparams, self.env_params), len(self))
+
     def __getitem__(self, row: int) -> "TrainedPolicy":
         """The policy of one of the rows."""
         if not np.ndim(self.row):
@@ -83,7 +90,8 @@ class TrainedPolicy:
           The action, `[...]` or `[N, ...]`; with a carry, the action and the next carry.
 
         Raises:
-          ConfigError: the observation has another shape, a recurrent policy has no carry, or there are several rows.
+          ConfigError: the observation has another shape, a recurrent policy has no carry, the carry or the mask is that
+            of another number of observations, or there are several rows.
         """
         self._check_single()
         if carry is None and self.config.policy.has_carry:
@@ -92,11 +100,13 @@ class TrainedPolicy:
                 instead = "generate(policy.config.policy, policy.params, prompts, key), or answer(policy.config, ...)"
             raise ConfigError(f"this policy keeps a carry from step to step: write {instead}")
         observation, is_single = _as_observation(self.config, observation)
-        action_mask = None if action_mask is None else _as_action_mask(self.config, action_mask)
         if is_single:
-            observation, action_mask = jax.tree.map(lambda leaf: leaf[None], (observation, action_mask))
+            observation = jax.tree.map(lambda leaf: leaf[None], observation)
         num = len(jax.tree.leaves(observation)[0])
+        if action_mask is not None:
+            action_mask = _as_action_mask(self.config, action_mask, num, is_single)
         before = self.initial_carry(num) if carry is None else carry
+        _check_carry(before, num)
         arrays = self.params, self.normalizer, self.hyperparams
         action, after = _program(self.config)(*arrays, observation, before, key, action_mask)
         action = action[0] if is_single else action
@@ -179,14 +189,25 @@ def _as_observation(config: Config, observation: PyTree) -> tuple[PyTree, bool]:
     return jax.tree.unflatten(structure, leaves), is_single
 
 
-def _as_action_mask(config: Config, action_mask: Any) -> jax.Array:
+def _check_carry(carry: PyTree, num: int) -> None:
+    """Raises ConfigError unless each leaf is `[N, ...]`: a single carry would be broadcast to all observations."""
+    for leaf in jax.tree.leaves(carry):
+        if leaf.shape[:1] != (num,):
+            raise ConfigError(
+                f"the carry contains {describe_arrays(leaf)}, but a batch of {num} keeps a carry for each observation, "
+                f"[{num}, ...]; begin with policy.initial_carry({num})"
+            )
+
+
+def _as_action_mask(config: Config, action_mask: Any, num: int, is_single: bool) -> jax.Array:
+    """The mask as an array `[N, num_actions]`; it may be given as `[num_actions]`, for all observations."""
     mask, num_actions = jnp.asarray(action_mask), getattr(config.env.action_space, "num_actions", None)
-    if mask.dtype != bool or mask.shape[-1:] != (num_actions,):
+    if mask.dtype != bool or mask.shape not in ((num_actions,), (num_actions,) if is_single else (num, num_actions)):
         raise ConfigError(
             f"action_mask is {mask.dtype}{list(mask.shape)}, but actions are in {config.env.action_space}; give a bool "
-            "for each discrete action, True if it is legal"
+            f"for each discrete action, True if it is legal{'' if is_single else f', or {num} times as many'}"
         )
-    return mask
+    return jnp.broadcast_to(mask, (num, num_actions))
 
 
 def load(
@@ -209,8 +230,9 @@ def load(
       folder: of the results, such as `--out` of a command.
       run: its name, such as "PPO on CartPole-v1" or "PPO"; needed if the folder holds several runs.
       which: "final", after all training, or "best", when the score was highest.
-      row: number of the seed, or of the seed × hyperparameters; "best" is that of the highest score; "all" gives all
-        rows, as `run(params=...)` takes them.
+      row: number of the seed, or of the seed × hyperparameters; "best" is the seed with the highest score, where rows
+        differ in their settings among those of the setting with the highest mean score; "all" gives all rows, as
+        `run(params=...)` takes them.
       config: of the run, where policy.json cannot express it: with functions that have no import path, such as a
         lambda, or an environment that is an object.
       trust: import what the folder names: environments, networks and other functions that are neither of this package
@@ -246,7 +268,7 @@ def load(
     if row == "all":
         return policies
     if row == "best":
-        row = int(np.argmax(np.nan_to_num(arrays["score"], nan=-np.inf)))
+        row = policies.settings.best_row(arrays["score"])
     if not isinstance(row, int | np.integer) or not 0 <= row < num_rows:
         raise ConfigError(f"row={row!r}, but {path} holds the rows 0 to {num_rows - 1}; use one, 'best' or 'all'")
     return policies[row]

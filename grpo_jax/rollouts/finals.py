@@ -43,7 +43,7 @@ class Truncations(NamedTuple):
     def add(self, truncated: jax.Array, state: RolloutState) -> "Truncations":
         """Adds the observations in `state` of the environments that are `truncated` at this step, `[B]` bool."""
         num_slots = jax.tree.leaves(self.slots)[0].shape[1]
-        is_next = truncated[:, None] & (self.count[:, None] == jnp.arange(num_slots))
+        is_next = truncated[:, None] & (self.count[:, None] == jnp.arange(num_slots)[None])
         new = jax.tree.map(lambda leaf: leaf[:, None], (state.observation, state.policy_carry))
         return Truncations(select(is_next, new, self.slots), self.count + truncated)
 

@@ -83,7 +83,7 @@ def _evaluate(environment: Environment, end: RolloutState) -> RewardParts:
 def _pay_at_end(parts: RewardParts, trajectory: Trajectory) -> _Payment:
     """All of the outcome `[B, K]` at the last valid step."""
     valid, total = trajectory.valid, parts.total
-    is_last = jnp.arange(valid.shape[0])[:, None] == jnp.sum(valid, axis=0) - 1
+    is_last = jnp.arange(valid.shape[0])[:, None] == jnp.sum(valid, axis=0, keepdims=True) - 1
     shape = (*is_last.shape, parts.values.shape[-1])
     at_last = RewardParts(
         values=jnp.where(is_last[..., None], parts.values, 0.0), weights=jnp.broadcast_to(parts.weights, shape)

@@ -153,7 +153,7 @@ class Simulator(NamedTuple):
                 return Progress(after, truncations, num_ended=progress.num_ended + ended), record._replace(valid=None)
             return Progress(advance_where(alive, before, after), truncations, alive=alive & ~ended), record
 
-        progress = self.first_progress(start, num_steps, auto_reset, keep_final)
+        progress = self._first_progress(start, num_steps, auto_reset, keep_final)
         if plan.packed_steps:
             step, progress = packed_step(step), pack(progress)
 
@@ -187,10 +187,10 @@ class Simulator(NamedTuple):
         )
         if num_passes:
             trajectory = with_values(policy, self.params, trajectory, start.policy_carry, num_passes)
-        return self.complete(state, progress, trajectory, auto_reset, keep_final)
+        return self._complete(state, progress, trajectory, auto_reset, keep_final)
 
-    def first_progress(self, start: RolloutState, num_steps: int, auto_reset: bool, keep_final: bool) -> Progress:
-        """The progress before the first of `num_steps` steps, for any loop that plays them."""
+    def _first_progress(self, start: RolloutState, num_steps: int, auto_reset: bool, keep_final: bool) -> Progress:
+        """The progress before the first of `num_steps` steps."""
         values_finals = self.policy.has_critic or keep_final
         num_slots = num_finals(self.environment, num_steps, auto_reset) - 1 if values_finals else 0
         progress = Progress(start, Truncations.none(num_slots, start))
@@ -198,7 +198,7 @@ class Simulator(NamedTuple):
             return progress._replace(num_ended=jnp.zeros(start.num_envs, jnp.int32))
         return progress._replace(alive=jnp.ones(start.num_envs, bool))
 
-    def complete(
+    def _complete(
         self, before: RolloutState, progress: Progress, trajectory: Trajectory, auto_reset: bool, keep_final: bool
     ) -> tuple[RolloutState, Trajectory]:
         """The state after a rollout, and its trajectory with all that is known only at the end.

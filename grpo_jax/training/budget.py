@@ -1,5 +1,6 @@
-"""A run's budget of environment steps and episodes, counted exactly however long the run."""
+"""A run's budget of environment steps, iterations and episodes, counted exactly however long the run."""
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -12,16 +13,18 @@ from grpo_jax.config.config import Config
 from grpo_jax.config.optimizer_checks import check_hyperparams
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.types import Count
+from grpo_jax.types import Count, TrainState
 
 _MOST_UNITS = 2**31 - 2  # one more is still an int32
 
 
 class Budget(NamedTuple):
-    """The most that a run may make; each count is a scalar, or `[R]`, one for each row."""
+    """A value for each of what may end a run, such as the limits; None where there is none. A scalar, or `[R]`."""
 
-    steps: Count
-    episodes: Count
+    stopped: jax.Array  # bool: by `stop_when` or a callback
+    total_steps: Count | jax.Array | None
+    num_iterations: jax.Array | None
+    max_episodes: Count | jax.Array | None
 
 
 def zero() -> Count:
@@ -35,33 +38,79 @@ def add(count: Count, number: jax.Array, unit: int) -> Count:
     return Count(count.units + rest // unit, rest % unit)
 
 
-def share(count: Count, unit: int, total: jax.Array) -> jax.Array:
+def _share(count: Count, unit: int, total: jax.Array) -> jax.Array:
     """The count divided by `total`, float32; 0 if that is infinite."""
     return (count.units.astype(jnp.float32) + count.rest.astype(jnp.float32) / unit) * unit / total
 
 
-def make_budget(total_steps: np.ndarray, max_episodes: float, num_rows: int, unit: int) -> Budget:
-    """The budget of each row, `[num_rows]`, as NumPy arrays. Infinity becomes more than any run makes."""
+def shares(state: TrainState, unit: int) -> dict[str, jax.Array]:
+    """The share of each limit of the hyperparameters that is used, float32, by name."""
+    hyperparams, used = state.hyperparams, {}
+    if hyperparams.num_iterations is None:
+        used["total_steps"] = _share(state.steps, unit, hyperparams.total_steps)
+    else:
+        used["num_iterations"] = state.iteration.astype(jnp.float32) / hyperparams.num_iterations
+    if hyperparams.max_episodes is not None:
+        used["max_episodes"] = _share(state.episodes, unit, hyperparams.max_episodes)
+    return used
 
-    def count(whole):
-        whole = np.minimum(whole, _MOST_UNITS * unit).astype(np.int64)
-        return Count(*(np.broadcast_to(part, num_rows).astype(np.int32) for part in np.divmod(whole, unit)))
+
+def share_done(state: TrainState, unit: int) -> jax.Array:
+    """The share of training that is done: of the limit that is used most."""
+    return functools.reduce(jnp.maximum, shares(state, unit).values())
+
+
+def make_budget(hyperparams: Hyperparams, stopped: np.ndarray, unit: int) -> Budget:
+    """The limits of each row, as NumPy arrays `[R]`. Infinity becomes more than any run makes.
+
+    Args:
+      hyperparams: leaves are scalars or `[R]`.
+      stopped: bool `[R]`, the rows that make no more iterations.
+      unit: the most environment steps of an iteration.
+    """
+
+    def rows(numbers):
+        return np.broadcast_to(np.asarray(numbers), stopped.shape).astype(np.int32)
+
+    def count(numbers, rounded):
+        whole = np.minimum(rounded(np.asarray(numbers, np.float64)), _MOST_UNITS * unit).astype(np.int64)
+        return Count(*map(rows, np.divmod(whole, unit)))
 
     # Steps may not exceed their limit, so it is rounded down; episodes have to reach theirs, so it is rounded up.
-    total_steps, max_episodes = (np.asarray(number, np.float64) for number in (total_steps, max_episodes))
-    return Budget(count(np.floor(total_steps)), count(np.ceil(max_episodes)))
+    iterations, episodes = hyperparams.num_iterations, hyperparams.max_episodes
+    return Budget(
+        stopped=stopped,
+        total_steps=count(hyperparams.total_steps, np.floor) if iterations is None else None,
+        num_iterations=None if iterations is None else rows(iterations),
+        max_episodes=None if episodes is None else count(episodes, np.ceil),
+    )
 
 
-def allows_another(budget: Budget, steps: Count, episodes: Count) -> jax.Array:
-    """Whether steps are left for another whole iteration, and episodes for at least one more."""
-    return _at_most(steps._replace(units=steps.units + 1), budget.steps) & ~_at_most(budget.episodes, episodes)
+def spent(budget: Budget, state: TrainState, unit: int) -> Budget:
+    """For each limit, bool: it allows no further iteration.
+
+    Environment steps allow one if they suffice for as many as in the last iteration. Later ones may take more, so the
+    steps of a run exceed their limit by less than one iteration makes, and only where episodes are getting longer.
+    """
+    steps, iterations, episodes = budget.total_steps, budget.num_iterations, budget.max_episodes
+    return Budget(
+        stopped=budget.stopped,
+        total_steps=None if steps is None else ~_at_most(add(state.steps, state.last_steps, unit), steps),
+        num_iterations=None if iterations is None else state.iteration >= iterations,
+        max_episodes=None if episodes is None else _at_most(episodes, state.episodes),
+    )
+
+
+def allows_another(budget: Budget, state: TrainState, unit: int) -> jax.Array:
+    """Whether no limit is spent."""
+    return ~functools.reduce(jnp.logical_or, jax.tree.leaves(spent(budget, state, unit)))
 
 
 def _at_most(a: Count, b: Count) -> jax.Array:
     return (a.units < b.units) | ((a.units == b.units) & (a.rest <= b.rest))
 
 
-def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> None:
+def check_budget(config: Config, hyperparams: Hyperparams) -> None:
     """Raises ConfigError if hyperparameters are invalid, or a budget is endless or too small for one iteration."""
     hyperparams.check()
     check_hyperparams(config, hyperparams)
@@ -71,15 +120,33 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
         raise ConfigError(
             "temperature=0 takes the most probable token, but training needs samples; use 1.0, and greedy evaluations"
         )
+    if hyperparams.num_iterations is None:
+        _check_total_steps(config, hyperparams)
+    else:
+        _check_num_iterations(hyperparams)
+
+
+def _check_num_iterations(hyperparams: Hyperparams) -> None:
+    """Raises ConfigError unless they are counts, and the only budget beside that of episodes."""
+    numbers = np.atleast_1d(np.asarray(hyperparams.num_iterations, np.float64))
+    for number in numbers[~((numbers >= 1) & (numbers <= _MOST_UNITS) & (numbers == np.floor(numbers)))]:
+        raise ConfigError(f"num_iterations={number:g} is not a positive integer below 2^31")
+    for total_steps in np.atleast_1d(hyperparams.total_steps):
+        if total_steps not in (Hyperparams.total_steps, math.inf):
+            raise ConfigError(
+                f"total_steps={total_steps:g} and num_iterations={numbers[0]:g} are two budgets; leave one of them out"
+            )
+
+
+def _check_total_steps(config: Config, hyperparams: Hyperparams) -> None:
+    """Raises ConfigError unless they allow an iteration and end the run, or episodes do."""
     smallest = float(np.min(hyperparams.total_steps))
     if not smallest >= config.steps_per_iteration:
         raise ConfigError(
             f"total_steps={smallest:.0f} does not allow one iteration of num_envs * num_steps = "
             f"{config.steps_per_iteration} environment steps; {_smaller_iteration(config, int(max(smallest, 0)))}"
         )
-    if not max_episodes >= 1:
-        raise ConfigError(f"max_episodes={max_episodes} does not allow one iteration; leave it out for no limit")
-    largest = float(np.max(hyperparams.total_steps))
+    largest, max_episodes = float(np.max(hyperparams.total_steps)), _max_episodes(hyperparams)
     if _MOST_UNITS * config.steps_per_iteration < largest < math.inf:
         raise ConfigError(
             f"total_steps={largest:g} is more than 2^31 iterations; use fewer, or inf beside max_episodes"
@@ -88,8 +155,10 @@ def check_budget(config: Config, hyperparams: Hyperparams, max_episodes: float =
         cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps
         if max_episodes == math.inf or cut:
             why = "episodes that are cut off need never end" if cut else "there is no max_episodes"
-            raise ConfigError(f"total_steps=inf, and {why}, so nothing ends the run; use a number of steps")
-        if most_steps(config, hyperparams, max_episodes) > _MOST_UNITS * config.steps_per_iteration:
+            raise ConfigError(
+                f"total_steps=inf, and {why}, so nothing ends the run; use a number of steps, or num_iterations"
+            )
+        if most_steps(config, hyperparams) > _MOST_UNITS * config.steps_per_iteration:
             raise ConfigError(
                 f"total_steps=inf, and max_episodes={max_episodes:g} may take more than 2^31 iterations; use fewer"
             )
@@ -112,14 +181,22 @@ def _smaller_iteration(config: Config, total_steps: int) -> str:
     )
 
 
-def most_steps(config: Config, hyperparams: Hyperparams, max_episodes: float = math.inf) -> int:
-    """The most environment steps that a row may make.
+def most_steps(config: Config, hyperparams: Hyperparams) -> int:
+    """The most environment steps that a row may make, if episodes do not get longer at the end.
 
-    Its budget of steps or, if that is infinite, `max_episodes` times the longest episode that the environment allows.
+    Those of `num_iterations`, or its budget of steps, or, if that is infinite, `max_episodes` times the longest episode
+    that the environment allows.
     """
+    if hyperparams.num_iterations is not None:
+        return int(np.max(hyperparams.num_iterations)) * config.steps_per_iteration
     total_steps = float(np.max(hyperparams.total_steps))
     if total_steps < math.inf:
         return int(total_steps)
     rollouts_per_episode = max(1.0, config.env.max_steps / config.num_steps)
-    num_iterations = math.ceil(math.ceil(max_episodes / config.num_envs) * rollouts_per_episode)
+    num_iterations = math.ceil(math.ceil(_max_episodes(hyperparams) / config.num_envs) * rollouts_per_episode)
     return num_iterations * config.steps_per_iteration
+
+
+def _max_episodes(hyperparams: Hyperparams) -> float:
+    """The largest limit of a row; infinity if there is none."""
+    return math.inf if hyperparams.max_episodes is None else float(np.max(hyperparams.max_episodes))

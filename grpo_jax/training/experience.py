@@ -1,6 +1,6 @@
 """The experience of one iteration: windows of a rollout, one after the other, each with groups of its own."""
 
-import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,16 @@ from grpo_jax.objectives.slots import episode_scores
 from grpo_jax.rollouts.branches import with_monte_carlo_values
 from grpo_jax.rollouts.groups import first_members
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.rollout_kernel import kernel_unroll
 from grpo_jax.types import RolloutState, Trajectory
 
 
 def collect(
-    config: Config, simulator: Simulator, state: RolloutState, key_start: jax.Array, key_rollout: jax.Array
+    config: Config,
+    simulator: Simulator,
+    state: RolloutState,
+    key_start: jax.Array,
+    key_rollout: jax.Array,
+    reward_clip: jax.Array | float = math.inf,
 ) -> tuple[RolloutState, Trajectory]:
     """Plays windows of `window_steps`, each of which starts its groups anew, until `num_steps` are made.
 
@@ -25,40 +29,39 @@ def collect(
       simulator: the policy in its environment.
       state: the state kept from the last rollout.
       key_start, key_rollout: of the starts of groups, and of the steps.
+      reward_clip: largest magnitude of a reward in the values that branches give; no other reward is clipped here.
 
     Returns:
       The state to keep for the next rollout, and the windows side by side, as if they were environments: `[T, B]`
       with `T = window_steps` and `B = num_windows * num_envs`.
     """
     start = config.algorithm.start
-    if config.plan.rollout_kernel:
-        unroll = functools.partial(kernel_unroll, simulator)
-    else:
-        greedy = config.algorithm.greedy_member and first_members(config.num_envs, config.group_size)
-        first_action = jnp.arange(config.num_envs) % config.group_size if start.all_actions else None
-        unroll = functools.partial(
-            simulator.unroll, from_reset=start.from_reset, greedy=greedy, first_action=first_action
-        )
-
+    greedy = config.algorithm.greedy_member and first_members(config.num_envs, config.group_size)
+    first_action = jnp.arange(config.num_envs) % config.group_size if start.all_actions else None
     num_branches = config.algorithm.num_branches
     if num_branches:
         key_rollout, key_branches = jax.random.split(key_rollout)
-        unroll = functools.partial(unroll, keep_states=True)
 
     def window(state, keys):
         key_start, key_rollout = keys
         begun = start.begin(simulator, state, key_start, config.group_size)
-        ended, trajectory = unroll(
+        ended, trajectory = simulator.unroll(
             along_envs(begun, axis=0),
             key_rollout,
             num_steps=config.window_steps,
             auto_reset=start.auto_reset,
+            from_reset=start.from_reset,
+            greedy=greedy,
+            first_action=first_action,
             num_sharing=config.group_size if config.common_random_numbers else 1,
             keep_final=config.algorithm.baseline is not None,
+            keep_states=num_branches > 0,
         )
         if num_branches:
             trajectory = with_monte_carlo_values(
-                simulator, begun.environment_params, trajectory, key_branches, num_branches=num_branches
+                *(simulator, begun.environment_params, trajectory, key_branches),
+                num_branches=num_branches,
+                reward_clip=reward_clip,
             )
         return start.keep(begun, ended), along_envs(trajectory, axis=1)
 
@@ -84,5 +87,5 @@ def most_varied_groups(trajectory: Trajectory, group_size: int, num_kept: int) -
     scores = episode_scores(trajectory, group_size)
     spread = jnp.std(scores - scores[:, :1], axis=1)  # less the first, so that it is exactly 0 for equal scores
     _, kept = jax.lax.top_k(jnp.where(jnp.isfinite(spread), spread, -1.0), num_kept)
-    members = (kept[:, None] * group_size + jnp.arange(group_size)).reshape(-1)
+    members = (kept[:, None] * group_size + jnp.arange(group_size)[None]).reshape(-1)
     return jax.tree.map(lambda leaf: leaf[:, members], trajectory)

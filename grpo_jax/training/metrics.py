@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 
 from grpo_jax.objectives.losses import explained_variance
+from grpo_jax.objectives.reductions import mean_or_missing, missing
 from grpo_jax.objectives.slots import episode_scores
 from grpo_jax.types import Batch, Metrics, Trajectory
 
@@ -11,21 +12,23 @@ def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Me
     """Scalars that summarise a rollout. An episode counts in the iteration in which it ends; NaN where none did."""
     ended = trajectory.ended
     count = jnp.sum(ended)
-    nan_if_none = jnp.where(count > 0, 0.0, jnp.nan)
-    returns, lengths = trajectory.episode_return, trajectory.episode_length.astype(jnp.float32)
+
+    def summary(name, values):
+        return {
+            f"{name}_mean": mean_or_missing(values, ended),
+            f"{name}_min": jnp.where(count > 0, jnp.min(values, where=ended, initial=jnp.inf), missing()),
+            f"{name}_max": jnp.where(count > 0, jnp.max(values, where=ended, initial=-jnp.inf), missing()),
+        }
+
     metrics = {
         "environment/steps": jnp.sum(trajectory.valid, dtype=jnp.int32),
         "episode/count": count.astype(jnp.float32),
-        "episode/return_mean": jnp.mean(returns, where=ended),
-        "episode/return_min": jnp.min(returns, where=ended, initial=jnp.inf) + nan_if_none,
-        "episode/return_max": jnp.max(returns, where=ended, initial=-jnp.inf) + nan_if_none,
-        "episode/length_mean": jnp.mean(lengths, where=ended),
-        "episode/length_min": jnp.min(lengths, where=ended, initial=jnp.inf) + nan_if_none,
-        "episode/length_max": jnp.max(lengths, where=ended, initial=-jnp.inf) + nan_if_none,
-        "advantage/abs_mean": jnp.mean(jnp.abs(batch.advantage), where=batch.mask),
+        **summary("episode/return", trajectory.episode_return),
+        **summary("episode/length", trajectory.episode_length.astype(jnp.float32)),
+        "advantage/abs_mean": mean_or_missing(jnp.abs(batch.advantage), batch.mask),
     }
     if trajectory.branch_steps is not None:
-        metrics["environment/steps"] += jnp.sum(trajectory.branch_steps)
+        metrics["environment/steps"] += jnp.sum(trajectory.branch_steps, dtype=jnp.int32)
     if group_size > 1:
         scores = episode_scores(trajectory, group_size)
         metrics["group/zero_variance_fraction"] = jnp.mean(jnp.all(scores == scores[:, :1], axis=1))

@@ -1,7 +1,8 @@
 """The progress of a run, chunk by chunk, and its result."""
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,8 @@ import numpy as np
 
 from grpo_jax.config.descriptions import describe_arrays
 from grpo_jax.errors import ConfigError
+from grpo_jax.objectives.reductions import missing
+from grpo_jax.training.budget import Budget
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
 from grpo_jax.types import Metrics, TrainState, by_path
 
@@ -32,12 +35,51 @@ class Progress(NamedTuple):
     seconds: float  # of training
     evaluations: Evaluations
     stopped: np.ndarray  # bool [R]: the row makes no more iterations, whatever is left of its budget
+    # `run` computes these from the others
+    ended_by: np.ndarray  # str [R]: what ended the row, as in RunResult; "" while it goes on
+    used: np.ndarray  # float64 [R] share of the budget
+
+    @property
+    def ended(self) -> np.ndarray:
+        """`[R]` bool: the row makes no more iterations."""
+        return self.ended_by != ""
 
 
 def initial_progress(states: TrainState, num_rows: int) -> Progress:
     """The progress before the first iteration of `num_rows` rows."""
     steps, stopped = np.zeros(num_rows, np.int64), np.zeros(num_rows, bool)
-    return Progress(states, steps, 0, 0.0, no_evaluations(num_rows), stopped)
+    ended_by, used = np.full(num_rows, ""), np.zeros(num_rows)
+    return Progress(states, steps, 0, 0.0, no_evaluations(num_rows), stopped, ended_by, used)
+
+
+def with_ends(progress: Progress, spent: Budget, shares: Mapping[str, np.ndarray]) -> Progress:
+    """The progress with `ended_by` and `used`.
+
+    Args:
+      progress: of `R` rows.
+      spent: which limits allow no further iteration, each `[R]` or more.
+      shares: of the limits that are used, likewise, by their names.
+    """
+    num_rows = len(progress.steps)
+    used = functools.reduce(np.maximum, shares.values())[:num_rows].astype(np.float64)
+    ended_by = np.full(num_rows, "", "U16")
+    for name, rows in spent._asdict().items():
+        if rows is not None:
+            first = rows[:num_rows] & (ended_by == "")
+            ended_by[first] = name
+            used[first] = shares.get(name, used)[:num_rows][first]
+    return progress._replace(ended_by=ended_by, used=used)
+
+
+def describe_ends(ended_by: np.ndarray, used: np.ndarray) -> str:
+    """Why rows ended and how much of their budgets they used, such as "98.1% of total_steps used"."""
+    texts = []
+    for name in sorted(set(ended_by)):
+        rows = ended_by == name
+        share = f"{100 * used[rows].mean():.1f}% of "
+        text = f"stopped at {share}the budget" if name == "stopped" else f"{share}{name} used"
+        texts.append(text if rows.all() else f"{text} in {rows.sum()} of {len(rows)} seeds")
+    return ", ".join(texts)
 
 
 class RunResult(NamedTuple):
@@ -49,11 +91,15 @@ class RunResult(NamedTuple):
     compile_seconds: float
     train_seconds: float  # including those of `resume_from`, of evaluations and of callbacks
     evaluations: Evaluations  # including those of `resume_from`
+    # str [R]: what ended the row: a limit, "total_steps", "num_iterations" or "max_episodes", or "stopped", by
+    # `stop_when` or the callback
+    ended_by: np.ndarray
+    used: np.ndarray  # float64 [R] share that it used of this limit, or of the budget, if it was stopped
 
 
 def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
     """A chunk as NumPy arrays, without the iterations after the last row stopped."""
-    metrics = {name: np.asarray(value)[: len(before.steps)].T for name, value in metrics.items()}
+    metrics = {name: _known(np.asarray(value)[: len(before.steps)].T) for name, value in metrics.items()}
     made = metrics["environment/steps"].astype(np.int64)
     num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
     return Chunk(
@@ -62,6 +108,11 @@ def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
         iteration=before.iteration,
         seconds=time.perf_counter() - started,
     )
+
+
+def _known(metric: np.ndarray) -> np.ndarray:
+    """The metric with NaN where it is missing."""
+    return np.where(metric == missing(), np.float32(np.nan), metric) if metric.dtype.kind == "f" else metric
 
 
 def without_padding(progress: Progress) -> Progress:
@@ -113,26 +164,26 @@ def _as_rows(what: str, value: np.ndarray | bool, num_rows: int) -> np.ndarray:
     return np.broadcast_to(rows, num_rows)
 
 
-def with_evaluation(
-    progress: Progress, chunk: Chunk, returns: np.ndarray | None, stop_when: Callable | None
-) -> tuple[Progress, Chunk]:
-    """The progress and the metrics after an evaluation at the end of a chunk.
+def with_evaluation(progress: Progress, returns: np.ndarray, stop_when: Callable | None) -> Progress:
+    """The progress after an evaluation.
 
     Args:
-      progress, chunk: before it.
-      returns: `[R, 2]`, sampled and greedy; None if there was no evaluation.
+      progress: before it.
+      returns: `[R, 2]`, sampled and greedy.
       stop_when: see `run`.
     """
+    evaluations = progress.evaluations.append(progress.iteration, progress.steps, *returns.T)
+    stopped = progress.stopped
+    if stop_when is not None:
+        stopped = stopped | _as_rows("stop_when returned", stop_when(evaluations), len(progress.steps))
+    return progress._replace(evaluations=evaluations, stopped=stopped)
+
+
+def with_returns(chunk: Chunk, returns: np.ndarray | None) -> Chunk:
+    """The chunk with the returns `[R, 2]` of an evaluation at its end among its metrics; None: there was none."""
     made = chunk.metrics["environment/steps"] > 0
     # A row that spends its budget within the chunk makes its last iteration before the chunk's end.
     last = made & (np.cumsum(made, axis=0) == made.sum(axis=0)) & (returns is not None)
-    if returns is None:
-        returns = np.full((len(progress.steps), 2), np.nan)
-    else:
-        evaluations = progress.evaluations.append(progress.iteration, progress.steps, *returns.T)
-        progress = progress._replace(evaluations=evaluations)
-        if stop_when is not None:
-            now = _as_rows("stop_when returned", stop_when(evaluations), len(progress.steps))
-            progress = progress._replace(stopped=progress.stopped | now)
-    columns = {name: np.where(last, value, np.nan) for name, value in zip((SAMPLED, GREEDY), returns.T, strict=True)}
-    return progress, chunk._replace(metrics=chunk.metrics | columns)
+    columns = (np.nan, np.nan) if returns is None else returns.T
+    returns = {name: np.where(last, value, np.nan) for name, value in zip((SAMPLED, GREEDY), columns, strict=True)}
+    return chunk._replace(metrics=chunk.metrics | returns)

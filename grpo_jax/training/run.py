@@ -1,7 +1,6 @@
 """`run`: train steps of all rows, in chunks, until their budgets are spent."""
 
 import functools
-import math
 import time
 from collections.abc import Callable
 
@@ -24,7 +23,9 @@ from grpo_jax.devices.mesh import (
 )
 from grpo_jax.environments import EnvParams, row_parameters
 from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.reductions import missing
 from grpo_jax.training import budget
 from grpo_jax.training.evaluations import Evaluations, make_evaluation
 from grpo_jax.training.progress import (
@@ -34,7 +35,9 @@ from grpo_jax.training.progress import (
     apply_callback,
     initial_progress,
     to_host,
+    with_ends,
     with_evaluation,
+    with_returns,
     without_padding,
 )
 from grpo_jax.training.train_step import make_init, make_train_step
@@ -87,7 +90,6 @@ def run(
     *,
     env_params: EnvParams = None,
     params: PyTree = None,
-    max_episodes: float = math.inf,
     resume_from: Progress | None = None,
     callback: Callable[[Progress, Chunk | None], Progress | None] | None = None,
     chunk_length: int | None = None,
@@ -96,12 +98,13 @@ def run(
     stop_when: Callable[[Evaluations], np.ndarray] | None = None,
     mesh: Mesh | None = None,
 ) -> RunResult:
-    """Trains one row for each key, all in one compiled program, until each has spent `hyperparams.total_steps`.
+    """Trains one row for each key, all in one compiled program, until each has spent the budget of its hyperparameters.
 
     Rows are split over devices, and if the mesh has an axis for them the environments of each row too.
 
-    A row stops before the iteration that could exceed its budget, and then stays bitwise unchanged while others
-    continue (one-episode groups make as many steps as their episodes last).
+    A row ends before the iteration that would exceed its `total_steps`, if it took as many steps as the last one
+    (one-episode groups make as many as their episodes last), or after its `num_iterations` or `max_episodes`. It then
+    stays bitwise unchanged while others continue. The result says what ended it, and how much it used.
 
     Args:
       config: what to run.
@@ -111,7 +114,6 @@ def run(
       env_params: parameters of the environment by name, instead of the config's: one value for all rows, or an array
         `[R]` or `[R, num_groups]`.
       params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
-      max_episodes: a row also stops once it has completed this many; `total_steps` may then be infinite.
       resume_from: the progress of an earlier run with the same arguments. The result is that of one run without an
         interruption: bitwise with the same devices and rows on each, and otherwise up to rounding.
       callback: called on the host with the progress, before the first chunk of iterations (with None) and after each
@@ -120,7 +122,8 @@ def run(
       chunk_length: iterations between two calls of the callback; by default about a fiftieth of the run. Without
         changes by the callback, results do not depend on it.
       evaluate_every: iterations between two evaluations, each at the end of a chunk and the last one at the end of the
-        run; 0 for none. The metrics get `evaluation/return_sampled` and `evaluation/return_greedy`, NaN in between.
+        run, also if a callback ends it; 0 for none. The metrics get `evaluation/return_sampled` and
+        `evaluation/return_greedy`, NaN in between.
       evaluation_episodes: episodes of an evaluation, and again as many with greedy actions.
       stop_when: called after each evaluation with all of them so far; returns bool `[R]`, the rows to stop, as
         `reached_return` and `no_progress` do, or one bool for all rows.
@@ -132,57 +135,65 @@ def run(
         the mesh does not divide the environments.
       MemoryError: the rows need more memory than there is; the message says what to lower.
     """
-    budget.check_budget(config, hyperparams, max_episodes)
+    budget.check_budget(config, hyperparams)
     check_keys(keys)
     check_evaluations(evaluate_every, evaluation_episodes, stop_when)
     num_rows = keys.shape[0]
     mesh = make_row_mesh(num_rows) if mesh is None else mesh
     check_mesh(config, mesh)
-    chunk_length = _chunk_length(config, hyperparams, max_episodes, chunk_length, evaluate_every)
-    within_budget = jax.jit(_within_budget, out_shardings=replicated(mesh))
+    chunk_length = _chunk_length(config, hyperparams, chunk_length, evaluate_every)
+    use_of_budget = jax.jit(functools.partial(_use_of_budget, config), out_shardings=replicated(mesh))
 
     def limits(progress):
-        steps = np.where(progress.stopped, 0.0, hyperparams.total_steps)
-        return pad_rows(budget.make_budget(steps, max_episodes, num_rows, unit=config.steps_per_iteration), mesh)
+        return pad_rows(budget.make_budget(hyperparams, progress.stopped, config.steps_per_iteration), mesh)
 
-    def has_budget(progress):
-        return np.asarray(within_budget(progress.states, limits(progress)))[:num_rows].any()
+    def updated(progress):
+        return with_ends(progress, *jax.tree.map(np.asarray, use_of_budget(progress.states, limits(progress))))
 
     init = functools.partial(initial_states, config, mesh=mesh)
     started, compile_seconds, chunks = time.perf_counter(), 0.0, []
     with explain_out_of_memory(num_rows) as memory:
         layout = state_shardings(mesh, jax.eval_shape(init, hyperparams, keys, env_params, params))
         if resume_from is None:
-            states = jax.jit(init, out_shardings=layout)(hyperparams, keys, env_params, params)
+            start = jax.jit(init, out_shardings=layout)
+            states = finished(start, hyperparams, keys, env_params, params, num_devices=mesh.size)
             progress = initial_progress(states, num_rows)
         else:  # copies, as the program's arguments are donated
             progress = resume_from._replace(states=shard_states(resume_from.states, mesh))
-        if has_budget(progress):
+        progress = updated(progress)
+        if not progress.ended.all():
             chunk_of_rows = over_rows(_budgeted_chunk(config, chunk_length), mesh)
             layouts = layout, replicated(mesh)
             program = jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
             program = memory.measure(program.lower(progress.states, limits(progress)).compile())
             compile_seconds = time.perf_counter() - started
         evaluation = make_evaluation(config, keys, evaluation_episodes, mesh)
-        progress = _called(callback, progress, None, mesh)
+        progress = updated(_called(callback, progress, None, mesh))
         started = time.perf_counter() - progress.seconds
-        while has_budget(progress):
-            states, metrics = program(progress.states, limits(progress))
+        while not progress.ended.all():
+            states, metrics = finished(program, progress.states, limits(progress), num_devices=mesh.size)
             chunk = to_host(metrics, progress, started)
             before, iteration = progress.iteration, progress.iteration + len(chunk.steps)
-            progress = progress._replace(states=states, steps=chunk.steps[-1], iteration=iteration)
+            progress = updated(progress._replace(states=states, steps=chunk.steps[-1], iteration=iteration))
             if evaluate_every:
-                is_due = iteration // evaluate_every > before // evaluate_every or not has_budget(progress)
+                is_due = iteration // evaluate_every > before // evaluate_every or progress.ended.all()
                 returns = evaluation(states, iteration) if is_due else None
-                progress, chunk = with_evaluation(progress, chunk, returns, stop_when)
-            progress = progress._replace(seconds=time.perf_counter() - started)
+                progress = with_evaluation(progress, returns, stop_when) if is_due else progress
+                chunk = with_returns(chunk, returns)
+            progress = updated(progress._replace(seconds=time.perf_counter() - started))
             chunks.append(chunk)
-            progress = _called(callback, progress, chunk, mesh)
+            progress = updated(_called(callback, progress, chunk, mesh))
+        if evaluate_every and progress.iteration not in progress.evaluations.iterations[-1:]:  # the callback ended it
+            returns = evaluation(progress.states, progress.iteration)
+            progress = with_evaluation(progress, returns, stop_when=None)
+            chunks[-1:] = [with_returns(chunk, returns) for chunk in chunks[-1:]]
     train_seconds = time.perf_counter() - started
     metrics = {name: np.concatenate([c.metrics[name] for c in chunks]) for name in (chunks and chunks[0].metrics)}
     steps = np.concatenate([np.zeros((0, num_rows), np.int64), *(chunk.steps for chunk in chunks)])
     states = without_padding(progress).states
-    return RunResult(states, metrics, steps, compile_seconds, train_seconds, progress.evaluations)
+    return RunResult(
+        states, metrics, steps, compile_seconds, train_seconds, progress.evaluations, progress.ended_by, progress.used
+    )
 
 
 def check_evaluations(every: int, num_episodes: int, stop_when: Callable | None) -> None:
@@ -196,14 +207,13 @@ def check_evaluations(every: int, num_episodes: int, stop_when: Callable | None)
         raise ConfigError(f"stop_when={stop_when!r} is not a function; use one, such as reached_return({stop_when!r})")
 
 
-def _chunk_length(
-    config: Config, hyperparams: Hyperparams, max_episodes: float, chunk_length: int | None, evaluate_every: int
-) -> int:
+def _chunk_length(config: Config, hyperparams: Hyperparams, chunk_length: int | None, evaluate_every: int) -> int:
     """Iterations of the compiled program."""
-    num_iterations = budget.most_steps(config, hyperparams, max_episodes) // config.steps_per_iteration
+    num_iterations = budget.most_steps(config, hyperparams) // config.steps_per_iteration
     if chunk_length is None:
         # Without a limit of steps num_iterations assumes episodes of the greatest length, which are rare.
-        longest = num_iterations if np.all(np.isfinite(hyperparams.total_steps)) else MAX_CHUNK
+        is_known = hyperparams.num_iterations is not None or np.all(np.isfinite(hyperparams.total_steps))
+        longest = num_iterations if is_known else MAX_CHUNK
         chunk_length = min(-(-num_iterations // NUM_CHUNKS), longest)
     length = min(as_count("chunk_length", chunk_length), num_iterations)
     return min(length, evaluate_every) if evaluate_every else length
@@ -226,8 +236,10 @@ def check_keys(keys: jax.Array) -> None:
         raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
 
 
-def _within_budget(state: TrainState, limit: budget.Budget) -> jax.Array:
-    return budget.allows_another(limit, state.steps, state.episodes)
+def _use_of_budget(config: Config, states: TrainState, limit: budget.Budget) -> tuple:
+    """Which limits are spent, and the share of each that is used."""
+    unit = config.steps_per_iteration
+    return budget.spent(limit, states, unit), budget.shares(states, unit)
 
 
 def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, budget.Budget]], tuple]:
@@ -239,7 +251,7 @@ def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, 
 
         def empty(metric):
             is_real = jnp.issubdtype(metric.dtype, jnp.floating)
-            return jnp.full(metric.shape, jnp.nan if is_real else 0, metric.dtype)
+            return jnp.full(metric.shape, missing() if is_real else 0, metric.dtype)
 
         return state, jax.tree.map(empty, metrics)
 
@@ -249,7 +261,8 @@ def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, 
         in_chunk = np.arange(max(length, 2)) < length
 
         def step(state, in_chunk):
-            return jax.lax.cond(in_chunk & _within_budget(state, limit), train_step, stay, state)
+            goes_on = budget.allows_another(limit, state, config.steps_per_iteration)
+            return jax.lax.cond(in_chunk & goes_on, train_step, stay, state)
 
         return jax.lax.scan(step, state, in_chunk)
 

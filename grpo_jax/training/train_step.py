@@ -35,6 +35,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
     def init(
         key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None, params: PyTree = None
     ) -> TrainState:
+        hyperparams.check()
         # Copies, and no array twice: the state is to be donated, and the caller's arrays must outlive it.
         hyperparams = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), hyperparams)
         if any(leaf.ndim for leaf in jax.tree.leaves(hyperparams)):
@@ -60,6 +61,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
             kl_coef=jnp.array(hyperparams.kl_coef),
             iteration=jnp.zeros((), jnp.int32),
             steps=budget.zero(),
+            last_steps=jnp.array(config.steps_per_iteration, jnp.int32),
             episodes=budget.zero(),
             hyperparams=hyperparams,
         )
@@ -75,7 +77,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         hyperparams = state.hyperparams
         if algorithm.kl_controller is not None:
             hyperparams = hyperparams.replace(kl_coef=state.kl_coef)
-        progress = budget.share(state.steps, config.steps_per_iteration, hyperparams.total_steps)
+        progress = budget.share_done(state, config.steps_per_iteration)
         key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
         # The statistics change only after the update: it must see the observations as the behaviour policy saw them.
         policy = acting_policy(config, state.normalizer, hyperparams)
@@ -83,12 +85,11 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         simulator = Simulator(
             config.env, policy, state.params, hyperparams.discount, config.plan, config.starts_per_rollout
         )
-        rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout)
+        rollout, trajectory = collect(config, simulator, state.rollout, key_start, key_rollout, hyperparams.reward_clip)
         normalizer = merge_rollout(state.normalizer, trajectory)
-        kept = trajectory
+        kept = scaled_rewards(normalizer, trajectory, hyperparams.reward_clip)
         if config.num_kept_groups is not None:
-            kept = most_varied_groups(trajectory, config.group_size, config.num_kept_groups)
-        kept = scaled_rewards(normalizer, kept, hyperparams.reward_clip)
+            kept = most_varied_groups(kept, config.group_size, config.num_kept_groups)
         batch, baseline = make_batch(
             algorithm,
             policy,
@@ -148,6 +149,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             kl_coef=kl_coef,
             iteration=iteration,
             steps=budget.add(state.steps, metrics["environment/steps"], config.steps_per_iteration),
+            last_steps=metrics["environment/steps"].astype(jnp.int32),
             episodes=budget.add(state.episodes, jnp.sum(trajectory.ended), config.steps_per_iteration),
             hyperparams=state.hyperparams,
         )

@@ -200,11 +200,11 @@ def _training_mask(algorithm: Algorithm, trajectory: Trajectory, advantage: jax.
     if trajectory.greedy is not None:
         mask &= ~trajectory.greedy
     if algorithm.filter_overlong:
-        mask &= jnp.any(trajectory.terminated, axis=0)
+        mask &= jnp.any(trajectory.terminated, axis=0, keepdims=True)
     if trajectory.given is not None:
         mask &= trajectory.given  # the later steps only show how good the given action was
     if algorithm.live_groups_only:
-        mask &= live_groups(advantage, mask, group_size)
+        mask &= live_groups(advantage, mask, group_size)[None]
     return mask
 
 

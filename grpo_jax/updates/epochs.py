@@ -11,11 +11,11 @@ from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.devices.mesh import along_envs, num_env_devices, on_every_device
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.reductions import mean_or_missing
 from grpo_jax.policies import Policy, bind_frozen, combine, partition
 from grpo_jax.policies.scoring import bind_reference
 from grpo_jax.types import Batch, Metrics, PyTree
 from grpo_jax.updates.flattening import make_flattening
-from grpo_jax.updates.gradient_kernel import make_kernel_gradient
 from grpo_jax.updates.loss import RATIO_MAX
 from grpo_jax.updates.minibatches import make_gradient, make_minibatches, minibatch_order
 from grpo_jax.updates.scalars import Scalars
@@ -73,10 +73,7 @@ def update_epochs(
         record = metrics | {"optim/grad_norm": grad_norm, "applied": applied, "finite": finite}
         return (learner, within_limit), Scalars.stack(record)
 
-    if plan.gradient_kernel:
-        gradient_of = make_kernel_gradient(algorithm, policy, batch, hyperparams)
-    else:
-        gradient_of = make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)
+    gradient_of = make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)
     order = functools.partial(minibatch_order, mask=batch.mask, whole=batch.whole, num_minibatches=num_minibatches)
     orders = jax.lax.map(order, jax.random.split(key, num_epochs))
     minibatches = make_minibatches(algorithm, batch, orders.reshape(-1, *orders.shape[2:]))
@@ -85,7 +82,7 @@ def update_epochs(
     (learner, _), records = jax.lax.scan(update, start, minibatches)
     metrics = records.as_dict()
     applied, finite = metrics.pop("applied") > 0, metrics.pop("finite") > 0
-    summary = {name: jnp.mean(value, where=applied) for name, value in metrics.items()}
+    summary = {name: mean_or_missing(value, applied) for name, value in metrics.items()}
     summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
     summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)
     return Learner(combine(learner.params, frozen), unflatten(learner.optimizer)), summary

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
@@ -39,7 +40,8 @@ def minibatch_order(key: jax.Array, mask: jax.Array, whole: Whole, num_minibatch
     filled = jnp.any(mask.reshape(mask.shape[0], whole.blocks, -1, whole.members), axis=(0, 3))
     keys = jax.random.split(key, whole.blocks) if whole.blocks > 1 else key[None]
     units = jax.vmap(shuffled_order)(keys, filled)
-    sequences = units.reshape(whole.blocks, -1, num_minibatches, 1) * whole.members + jnp.arange(whole.members)
+    members = broadcast_to_rank(jnp.arange(whole.members), 4)
+    sequences = units.reshape(whole.blocks, -1, num_minibatches, 1) * whole.members + members
     return jnp.moveaxis(sequences, 2, 0).reshape(num_minibatches, whole.blocks, -1)
 
 
@@ -68,12 +70,6 @@ def make_minibatches(algorithm: Algorithm, batch: Batch, orders: jax.Array) -> M
     return jax.vmap(make)(orders)
 
 
-def make_minibatch(algorithm: Algorithm, batch: Batch, indices: jax.Array) -> Minibatch:
-    """The minibatch of the samples at `indices`, `[n]` or `[K, n]`."""
-    orders = indices.reshape(1, batch.whole.blocks, -1)
-    return jax.tree.map(lambda leaf: leaf[0], make_minibatches(algorithm, batch, orders))
-
-
 def default_microbatches(whole: Whole, num_steps: int, num_sequences: int, plan: str | ExecutionPlan = "auto") -> int:
     """The number of parts of a minibatch `[num_steps, num_sequences]`, so that one part fits into a cache or memory.
 
@@ -100,7 +96,8 @@ def minibatch_gradient(
     plan: str | ExecutionPlan = "auto",
 ) -> tuple[jax.Array, Metrics, PyTree]:
     """Loss, metrics and gradient over the samples at `indices`, `[n]` or `[K, n]`: see `make_gradient`."""
-    minibatch = make_minibatch(algorithm, batch, indices)
+    orders = indices.reshape(1, batch.whole.blocks, -1)
+    minibatch = jax.tree.map(lambda leaf: leaf[0], make_minibatches(algorithm, batch, orders))
     return make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)(params, minibatch)
 
 

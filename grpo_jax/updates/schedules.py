@@ -59,7 +59,7 @@ def learning_rates(schedule: str | Callable, hyperparams: Hyperparams, progress:
     Args:
       schedule: as in `find_schedule`.
       hyperparams: `learning_rate`, `final_learning_rate`, `critic_learning_rate` and `warmup`.
-      progress: share of `total_steps` that is done.
+      progress: share of training that is done.
     """
     schedule, warmup = find_schedule(schedule), hyperparams.warmup
     start, end = hyperparams.learning_rate, hyperparams.final_learning_rate

@@ -17,6 +17,7 @@ import pytest
 from compilation import CHEAP_XLA_FLAGS
 
 from grpo_jax import make_train_step, run
+from grpo_jax.baselines import channel_correlations, recursive_lstd_values
 from grpo_jax.devices.mesh import (
     ENVS,
     MODEL,
@@ -28,7 +29,6 @@ from grpo_jax.devices.mesh import (
     pad_rows,
     state_shardings,
 )
-from grpo_jax.objectives import channel_correlations, recursive_lstd_values
 
 
 def row(state):

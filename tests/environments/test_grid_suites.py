@@ -198,7 +198,7 @@ def test_errors_say_what_is_wrong(name, message):
 def test_grids_are_drawn(name):
     suite = name.partition(":")[0]
     pytest.importorskip(PACKAGES.get(suite, suite))
-    from grpo_jax.environments.rendering import make_renderer
+    from grpo_jax.rendering import make_renderer
 
     env = make_environment(name)
     states, observations = jax.vmap(lambda key: env.reset(key, env.params))(jax.random.split(jax.random.key(0), 2))

@@ -52,6 +52,24 @@ def test_the_time_limit_ends_episodes_too():
     assert result.returns.tolist() == [8 * (1 + BONUS)] * 8 and result.lengths.tolist() == [8] * 8
 
 
+def test_every_environment_has_equally_many_episodes():
+    """Also where episodes times environments are more than 2^31."""
+    num_envs = 50_000
+    config = Config(
+        environment=Probe(),
+        num_envs=num_envs,
+        num_minibatches=1,
+        hidden_sizes=(),
+        env_params={"max_steps_in_episode": 1},
+    )
+    _, state = make(FOREVER)
+    bonus = np.arange(num_envs, dtype=np.float32)
+    params = {"bonus": bonus, "lifetime": np.full(num_envs, FOREVER), "nan_below": np.full(num_envs, -1.0)}
+    state = state.replace(rollout=state.rollout._replace(environment_params=params))
+    result = evaluate(config, state, jax.random.key(0), num_episodes=num_envs, greedy=True)
+    assert np.array_equal(result.returns, 1 + bonus)
+
+
 def test_sampled_episodes_have_it_in_the_mean(probe, sampled):
     _, state = probe
     result = sampled(state, jax.random.key(0))

@@ -355,10 +355,10 @@ def test_a_missing_compiler_names_the_extra(monkeypatch):
             targets.TARGETS[name].devices(1)
 
 
-def test_what_a_plan_cannot_serve_is_an_error_of_its_row():
-    target, case = targets.TARGETS["h100"], Case("PPO", "Breakout-MinAtar", 16, 1, {})
-    (found,) = accelerators.compile_cases([case], target, "gpu_kernels", {})
-    assert "kernel=True cannot serve" in found["error"] and "launches" not in found
+def test_what_cannot_be_built_is_an_error_of_its_row():
+    target, case = targets.TARGETS["h100"], Case("kernel_gae", "CartPole-v1", 1, 1, {})
+    (found,) = accelerators.compile_cases([case], target, "gpu", {})
+    assert "num_envs" in found["error"] and "launches" not in found
 
 
 @pytest.mark.slow
@@ -367,7 +367,7 @@ def test_steps_are_timed_and_profiled(tmp_path):
     cases = [Case("PPO", "CartPole-v1", 16, num_seeds, {}) for num_seeds in (1, 2)]
     cases.append(Case("PPO", "Breakout-MinAtar", 16, 1, {}))
     rows = [case._asdict() for case in cases]
-    rows[-1]["error"] = "the plan cannot serve it"
+    rows[-1]["error"] = "it cannot be built"
     arguments = accelerators.Arguments(repeats=1, seconds=0.0, profile=tmp_path)
     accelerators.measure_cases(rows, cases, "cpu", {}, arguments)
     assert [row.get("measured_seconds", 0) > 0 for row in rows] == [True, True, False]

@@ -43,9 +43,9 @@ def summary_of(directory: Path) -> dict:
     return json.loads((directory / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("path", sorted(Path(train.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
-def test_every_script_can_be_imported(path):
-    importlib.import_module(f"experiments.{path.stem}")
+def test_every_script_can_be_imported():
+    for path in sorted(Path(train.__file__).parent.glob("*.py")):
+        importlib.import_module(f"experiments.{path.stem}")
 
 
 def test_the_main_job_writes_its_results(tmp_path, capsys):
@@ -121,6 +121,18 @@ def test_tuned_settings_are_defaults_however_flags_are_written():
 
 
 @pytest.mark.slow
+def test_a_flag_for_one_budget_replaces_the_other(tmp_path):
+    def budget(fields, *flags):
+        file = tmp_path / "fields.json"
+        file.write_text(json.dumps(fields))
+        hyperparams = train.parse(train.Settings, ["--config", str(file), *flags]).hyperparams
+        return hyperparams.total_steps, hyperparams.num_iterations
+
+    assert budget({"total_steps": 9e4}, "--num-iterations", "7") == (Hyperparams.total_steps, 7)
+    assert budget({"num_iterations": 7}, "--total-steps", "9e4") == (9e4, None)
+    assert budget({"num_iterations": 7}) == (Hyperparams.total_steps, 7)
+
+
 def test_auto_is_resolved_before_the_tuned_settings(tmp_path, capsys):
     def parse(*flags):
         config = train.parse(train.Arguments, ["--algorithm", "auto", *flags]).config
@@ -180,7 +192,9 @@ def test_what_cannot_be_drawn_is_refused_before_training(tmp_path):
 def test_the_last_episodes_are_weighted_by_iteration():
     counts = np.array([[4.0, 1.0], [4.0, 1.0], [2.0, 1.0], [0.0, np.nan]])
     returns = np.array([[1.0, 10.0], [2.0, 20.0], [5.0, 30.0], [np.nan, np.nan]])
-    result = RunResult(None, {"episode/count": counts, "episode/return_mean": returns}, None, 0.0, 0.0, None)
+    result = RunResult(
+        None, {"episode/count": counts, "episode/return_mean": returns}, None, 0.0, 0.0, None, None, None
+    )
     run = Run("", None, None, result, np.zeros(2), 0.0, 0.0)
     # Seed 0: the last 2 episodes are those of one iteration, the last 3 reach into the one before.
     np.testing.assert_allclose(published_cartpole.last_episodes(run, 2), [5.0, 25.0])
@@ -192,12 +206,22 @@ def test_runs_are_written_as_strict_json(tmp_path):
     config = dataclasses.replace(config, schedule=functools.partial(jnp.power, 0.5))
     names = ("episode/count", "episode/return_mean", "optim/skipped_updates")
     steps = 64 * np.arange(1, 101)[:, None]
-    result = RunResult(None, {name: np.full((100, 1), 1.0) for name in names}, steps, 1.0, 1.0, None)
+    result = RunResult(
+        None,
+        {name: np.full((100, 1), 1.0) for name in names},
+        steps,
+        1.0,
+        1.0,
+        None,
+        np.array(["max_episodes"]),
+        np.ones(1),
+    )
     run = Run("ppo", config, Hyperparams(total_steps=np.inf), result, np.ones(1), 2.0, 1.0)
     write_json(tmp_path / "summary.json", summarise(run))
     summary = (tmp_path / "summary.json").read_text()
     assert json.loads(summary)["hyperparams"]["total_steps"] is None and "Infinity" not in summary
-    assert json.loads(summary)["config"]["schedule"] == ["power", [0.5], {}]
+    assert json.loads(summary)["ended_by"] == ["max_episodes"] and json.loads(summary)["budget_used"] == [1.0]
+    assert json.loads(summary)["config"]["schedule"] == {"partial": "power", "arguments": [0.5], "options": {}}
     assert solved_after(run) == 128, "of two iterations, 2% of those made"
 
 
@@ -357,7 +381,9 @@ def test_accuracies_go_on_where_a_checkpoint_was(tmp_path, monkeypatch):
         accuracies = token_runs.AccuracyCurves(out, jax.random.key(0))
         for step in steps:
             states = SimpleNamespace(params=jnp.array([step / 4000, 0.0]))
-            accuracies(plan, initial_progress(states, 2)._replace(steps=np.array([step, step // 2])), None)
+            ended_by = np.full(2, "total_steps" if step == 4000 else "")
+            progress = initial_progress(states, 2)._replace(steps=np.array([step, step // 2]), ended_by=ended_by)
+            accuracies(plan, progress, None)
         return (out / "accuracy.json").read_text()
 
     for name in ("whole", "killed"):

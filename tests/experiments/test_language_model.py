@@ -70,6 +70,22 @@ def test_a_model_is_trained_and_saved(folder):
 
 
 @pytest.mark.slow
+def test_a_schedule_ends_with_the_last_iteration(folder, capsys):
+    """Of completions of at most 200 tokens, half of which end before."""
+    make_model("tiny", context=512)
+    ends = "--max-completion 200 --num-prompts 2 --group-size 2 --num-samples 2 --temperature 100"
+    train(f"--reward my_rewards:digits --num-iterations 10 {ends} --schedule linear --learning-rate 1e-3 --out out")
+    lines = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["environment_steps"][0] < 0.9 * 10 * 4 * 200
+    rates = [line["optim/learning_rate"][0] for line in lines]
+    np.testing.assert_allclose(rates, 1e-3 * (1 - np.arange(10) / 10), rtol=1e-5)
+    printed = capsys.readouterr().out
+    assert "90%, iteration 9, " in printed and "; 100.0% of num_iterations used" in printed
+    (run,) = json.loads((folder / "out" / "summary.json").read_text())["runs"]
+    assert run["ended_by"] == ["num_iterations"] and run["budget_used"] == [1.0]
+
+
+@pytest.mark.slow
 def test_a_reward_that_fails_loses_nothing(folder, capsys):
     make_tiny()
     flags = "--reward my_rewards:failing --num-iterations 20 --out out --sample-every 5 --checkpoint-every 5"
@@ -89,14 +105,14 @@ MISTAKES = {
     "no such reward": ("--reward my_rewards:digit", "'my_rewards' has no 'digit': did you mean 'digits'"),
     "held out": ("--reward my_rewards:digits --held-out x", "--held-out x is neither a file nor a share"),
     "context": ("--reward my_rewards:digits --max-completion 600", "line 1: the prompt has .* context of 512"),
-    "chunk": ("--reward my_rewards:digits --logits-chunk 0", "logits_chunk=0 is not a positive integer"),
+    "chunk": ("--reward my_rewards:digits --logits-chunk 0", "--logits-chunk 0 is not a whole number from 1"),
     "no KL": (
         "--reward my_rewards:digits --algorithm dapo --kl-coef 0.1",
         "--kl-coef 0.1 has no effect, as --algorithm",
     ),
     "greedy": ("--reward my_rewards:digits --temperature 0", "temperature=0 takes the most probable token"),
     "rate": ("--reward my_rewards:digits --learning-rate nan", "learning_rate=nan is not a number"),
-    "count": ("--reward my_rewards:digits --sample-every 0", "sample_every=0 is not a positive integer"),
+    "count": ("--reward my_rewards:digits --sample-every 0", "--sample-every 0 is not a whole number from 1"),
 }
 
 

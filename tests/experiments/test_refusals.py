@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import serialization
 from probes import difference
 from rich.console import Console
 
 from experiments import family, plot, tokens, train
 from experiments.harness import token_runs
-from experiments.harness.command import command
+from experiments.harness.command import command, join_processes
 from grpo_jax import TrainState
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
@@ -71,6 +72,8 @@ FLAGS = {
     "unknown activation": ("--activation rellu", "did you mean 'relu'"),
     "unknown parameter": ("--env-params max_steps=9", "max_steps_in_episode"),
     "parameter without a value": ("--env-params gravity=1 gravity", "'gravity': there is no '='; write NAME=NUMBER"),
+    "a limit beyond int32": ("--env-params max_steps_in_episode=1e20", "must be a number of at most 2147483647"),
+    "a parameter of nan": ("--environment CartPole-v1 --env-params gravity=nan", "gravity=nan must be a number"),
     "half a step of the limit": ("--env-params max_steps_in_episode=20.5", "must be a whole number"),
     "words for a number": ("--learning-rate fast", "fast"),
     "not a number": ("--learning-rate nan", "learning_rate=nan is not a number"),
@@ -80,8 +83,13 @@ FLAGS = {
     "budget of nan": ("--total-steps nan", "total_steps=nan"),
     "budget without end": ("--total-steps inf", "there is no max_episodes, so nothing ends the run"),
     "budget too small": ("--total-steps 31", "does not allow one iteration"),
-    "no seeds": ("--num-seeds 0", "num_seeds=0"),
+    "no seeds": ("--num-seeds 0", "--num-seeds 0 is not a whole number from 1 to"),
     "no environments": ("--num-envs 0", "num_envs=0"),
+    "epochs beyond int32": ("--num-epochs 99999999999999", "num_epochs=99999999999999 is more than 2147483647, the"),
+    "episodes beyond int32": (
+        "--evaluate-every 1 --evaluation-episodes 4294967296",
+        "=4294967296 is more than",
+    ),
     "half a step": ("--num-steps 0.5", "0.5"),
     "uneven minibatches": ("--num-minibatches 5", "num_minibatches=4"),
     "incomplete group": ("--group-size 3", "group_size=3"),
@@ -199,6 +207,13 @@ def test_a_warm_start_made_otherwise(changes, message, tmp_path, monkeypatch):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("content", [b"{}", b"", serialization.msgpack_serialize({"params": 1})])
+def test_a_file_that_is_no_warm_start(content, tmp_path):
+    (tmp_path / "kept").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"kept is not a warm start .*; name another file \(--warm-start\)"):
+        token_runs._read_warm_start(tmp_path / "kept", {})
+
+
 def test_two_runs_of_one_name(tmp_path, capsys):
     arguments = family.Arguments(algorithms=("grpo", "grpo"), out=tmp_path / "out")
     assert "the same name" in refused(capsys, lambda: family.main(arguments))
@@ -265,6 +280,20 @@ def test_a_failed_start_keeps_what_was_saved_before(saved_run, capsys, monkeypat
     monkeypatch.setattr("experiments.harness.study.record", failing(MemoryError("not enough")))
     assert "not enough" in refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(saved_run)))
     assert contents(saved_run) == before and (saved_run / "metrics.jsonl").exists()
+
+
+EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory allocating 399999999996 bytes."
+
+
+@pytest.mark.parametrize("error", [MemoryError(), jax.errors.JaxRuntimeError(EXHAUSTED)])
+def test_memory_that_ends_anywhere(error, capsys):
+    assert "error: not enough memory" in refused(capsys, failing(error))
+
+
+@pytest.mark.parametrize("address", ["localhost:abc", "localhost", "localhost:", "localhost:0", "localhost:99999"])
+def test_an_address_without_a_port(address):
+    with pytest.raises(ConfigError, match=f"--coordinator {address} is no address; write host:port"):
+        join_processes(["--coordinator", address, "--num-processes", "2", "--process-id", "0"])
 
 
 def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):

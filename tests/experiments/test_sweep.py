@@ -120,7 +120,7 @@ def test_a_sweep_that_is_resumed_keeps_its_split(tmp_path, monkeypatch):
 
 
 def finished(label, learning_rate, final_returns):
-    result = RunResult(None, {}, np.full((1, len(final_returns)), 64), 1.0, 1.0, None)
+    result = RunResult(None, {}, np.full((1, len(final_returns)), 64), 1.0, 1.0, None, None, None)
     hyperparams = Hyperparams(learning_rate=learning_rate)
     config = Config(environment=Echo(), num_envs=8, num_minibatches=1)
     return Run(label, config, hyperparams, result, final_returns, 2.0, 1.0)

@@ -1,21 +1,24 @@
 """The commands that use trained policies: evaluate, play and export."""
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 from saved_policies import save_policies
 
 from experiments import evaluate, export, play
-from grpo_jax import Config, load
-from grpo_jax.environments.rendering.animation import CAPTION_HEIGHT
+from experiments.harness.command import command
+from grpo_jax import Config, Hyperparams, load
 from grpo_jax.errors import ConfigError
+from grpo_jax.rendering.animation import CAPTION_HEIGHT
 
 SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "hidden_sizes": (4,)}
 CARTPOLE = Config(environment="CartPole-v1", env_params={"max_steps_in_episode": 20}, **SIZES)
@@ -29,7 +32,7 @@ EXPORTED = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     directory = tmp_path_factory.mktemp("cartpole")
-    save_policies(directory, CARTPOLE)
+    save_policies(directory, CARTPOLE, hyperparams=Hyperparams())
     return directory
 
 
@@ -60,8 +63,6 @@ def test_episodes_are_drawn(tmp_path, capsys):
         assert gif.n_frames == 5 and gif.size == (2 * 120, 240 + CAPTION_HEIGHT)
     with pytest.raises(ConfigError, match="no parameter 'gravity'"):
         play.main(play.Arguments(tmp_path, out=out, env_params=("gravity=1",)))
-    with pytest.raises(ConfigError, match="--num-episodes=0 is not a positive integer"):
-        play.main(play.Arguments(tmp_path, out=out, num_episodes=0))
 
 
 SCRIPT = """
@@ -114,7 +115,7 @@ def test_arrays_are_exported_with_the_same_names(folder, tmp_path):
     from safetensors.numpy import load_file
 
     policy = load(folder)
-    export.write_arrays(policy, tmp_path)
+    export.save_arrays(policy, tmp_path)
     arrays, numpy_arrays = load_file(tmp_path / "policy.safetensors"), np.load(tmp_path / "policy.npz")
     assert arrays.keys() == set(numpy_arrays) and all((arrays[name] == numpy_arrays[name]).all() for name in arrays)
     assert (arrays["params/actor/Dense_1/kernel"] == policy.params["actor"]["Dense_1"]["kernel"]).all()
@@ -122,11 +123,47 @@ def test_arrays_are_exported_with_the_same_names(folder, tmp_path):
         export.main(export.Arguments(folder=folder, out=tmp_path))
 
 
+def test_numpy_reads_exported_bfloat16(tmp_path, monkeypatch):
+    from safetensors.numpy import load_file
+
+    exact = jnp.linspace(-3, 3, 7, dtype=jnp.bfloat16)
+    arrays = {"half": np.asarray(exact), "single": np.float32([0.1]), "count": np.int32([3])}
+    monkeypatch.setattr(export, "exported_arrays", lambda policy: arrays)
+    export.save_arrays(None, tmp_path)
+    saved = np.load(tmp_path / "policy.npz")
+    assert {name: saved[name].dtype for name in saved} == {"half": "float32", "single": "float32", "count": "int32"}
+    assert (saved["half"] == np.float32(exact)).all() and saved["half"][1] == np.float32(exact[1])
+    assert load_file(tmp_path / "policy.safetensors")["half"].dtype == jnp.bfloat16
+
+
+def test_a_full_disk_leaves_nothing_of_an_export(folder, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("flatbuffers")
+    monkeypatch.setattr(export, "PLATFORMS", ("cpu",))
+    out = tmp_path / "exported"
+
+    def start():
+        export.main(export.Arguments(folder=folder, out=out))
+
+    def full(*arguments, **others):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(export, "write_arrays", full)  # after policy.npz
+        with pytest.raises(SystemExit):
+            command(start)
+    said = capsys.readouterr().err
+    assert said.startswith("error: [Errno 28] No space left on device") and said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+    start()
+    names = "README.md act.jax_export act_sampled.jax_export manifest.json policy.npz policy.safetensors"
+    assert " ".join(sorted(path.name for path in out.iterdir())) == names
+
+
 def test_numpy_acts_like_the_policy_with_the_exported_arrays(tmp_path):
     config = Config(environment="Catch-bsuite", algorithm="ppo", normalize_observations=True, network="mlp", num_envs=4)
     save_policies(tmp_path, config, scores=(1.0,))
     policy = load(tmp_path)
-    export.write_arrays(policy, tmp_path)
+    export.save_arrays(policy, tmp_path)
     arrays = {name: array.astype(np.float64) for name, array in np.load(tmp_path / "policy.npz").items()}
     origin, mean, variance = (arrays[f"normalizer/observation/{name}"] for name in ("origin", "mean", "variance"))
     observations = np.random.default_rng(0).uniform(-3, 3, size=(1000, 10, 5))

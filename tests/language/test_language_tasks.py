@@ -25,6 +25,8 @@ from grpo_jax.language import (
     save_trained,
 )
 from grpo_jax.policies import Architecture, categorical, make_token_policy
+from grpo_jax.recording.checkpoint import check_same
+from grpo_jax.recording.identity import identity
 
 END = 0
 
@@ -69,6 +71,19 @@ def test_rewards_see_what_the_file_holds(model):
     assert calls == [(["345", "12"], ["aa", ""], ["b", "a"])] and values.tolist() == [[1, 2], [1, 0]]
     make_task(model, [{"messages": CHAT[1:2], "answer": 1}], rewards=rewards[:1]).score(np.array([0]), np.array([[a]]))
     assert calls[1] == ([CHAT[1:2]], [[{"role": "assistant", "content": "a"}]], [1])
+
+
+def test_another_reward_of_the_same_name_is_another_run(tmp_path):
+    """Neither the folder of the model nor the tokenizer is part of the comparison: the digest stands for them."""
+    first, second = (load_model(make_model(tmp_path / name)) for name in "ab")
+
+    def described(model, function):
+        task = make_task(model, rewards=(Reward("lengths", function),))
+        return json.loads(json.dumps(identity(language_environment(task))))
+
+    assert check_same(described(first, lengths), described(second, lengths), "environment") == []
+    with pytest.raises(ConfigError, match=r"environment.reset.closure|environment.outcome.closure.task.identity\[1\]"):
+        check_same(described(first, lengths), described(first, lambda completions, **fields: [0.0]), "environment")
 
 
 def test_embeddings_without_a_token_are_never_sampled(tmp_path):
@@ -162,7 +177,7 @@ def test_a_model_on_two_devices_is_as_on_one(model, axis):
     architecture = task.model.architecture
     config = Config(environment=language_environment(task), algorithm="grpo", transformer=architecture, **settings)
     one, two = (
-        run(config, Hyperparams(total_steps=1e6), jax.random.split(jax.random.key(0), 1), max_episodes=16, mesh=mesh)
+        run(config, Hyperparams(num_iterations=2), jax.random.split(jax.random.key(0), 1), mesh=mesh)
         for mesh in (make_mesh(seeds=1, devices=jax.devices()[:1]), make_mesh(seeds=1, **{axis: 2}))
     )
     for a, b in zip(jax.tree.leaves(one.states.params), jax.tree.leaves(two.states.params), strict=True):

@@ -72,6 +72,29 @@ def test_not_even_at_the_ends_of_the_unit_interval(uniform, num_actions):
         assert not (categorical.from_noise(jnp.asarray(masked), jnp.full(2000, uniform, jnp.float32)) == column).any()
 
 
+@pytest.mark.parametrize("num_actions, share", [(362, 0.1), (1000, 0.1), (4672, 0.02), (50_000, 0.01)])
+def test_nor_where_sums_of_many_probabilities_round(num_actions, share):
+    """Draws at the ends of actions: a parallel sum over runs of zeros falls and rises there by some ulp."""
+    rng = np.random.default_rng(3)
+    legal = rng.random(num_actions) < share
+    logits = np.where(legal, rng.normal(0, 1, num_actions), -INF)
+    ends = np.cumsum(np.exp(log_softmax(logits)))[legal][-100:]  # where sums are largest
+    uniform = np.round(ends[:, None] * 2**23) / 2**23 + np.arange(-4, 5) * 2.0**-23
+    uniform = jnp.asarray(np.clip(uniform, 0, 1 - 2**-23).ravel(), jnp.float32)
+    one = jnp.asarray(logits, jnp.float32)
+    alike = jax.jit(jax.vmap(categorical.from_noise, in_axes=(None, 0)))(one, uniform)
+    few = uniform[::25]
+    batch = jax.jit(categorical.from_noise)(jnp.broadcast_to(one, (len(few), num_actions)), few)
+    assert legal[alike].all() and legal[batch].all()
+
+
+def test_half_precision_logits_give_the_same_actions():
+    logits = jnp.asarray(RNG.normal(0, 2, 1000), jnp.bfloat16)
+    uniform = jax.random.uniform(jax.random.key(0), (500,))
+    of_both = [jax.vmap(categorical.from_noise, (None, 0))(x, uniform) for x in (logits, logits.astype(jnp.float32))]
+    assert np.array_equal(*of_both)
+
+
 @pytest.mark.parametrize("family", [categorical, distributions.multi_categorical((2, 3))], ids=["one", "several"])
 def test_the_log_probability_of_an_unknown_action_is_nan(family):
     logits = jnp.zeros((4, family.num_parameters))

@@ -87,8 +87,8 @@ def test_an_interrupted_run_goes_on_bitwise(network, tmp_path, monkeypatch):
             config, hyperparams, keys, tmp_path / folder, checkpoint_every=2, resume=True, console=False
         )
 
-    def interrupt(self, chunk):
-        write(self, chunk)
+    def interrupt(self, chunk, *arguments):
+        write(self, chunk, *arguments)
         if chunk.iteration == 4:
             signal.raise_signal(signal.SIGTERM)
 

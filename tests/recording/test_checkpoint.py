@@ -1,9 +1,12 @@
 """Checkpoints: what is read is what was saved, bitwise; damaged ones are skipped, those of other runs refused."""
 
+import errno
 import functools
 import json
 import logging
 import math
+import os
+import types
 
 import jax
 import jax.numpy as jnp
@@ -142,16 +145,28 @@ def test_if_none_can_be_read_all_are_left_alone(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
 
 
-def test_a_full_disk_is_an_error_of_the_system(tmp_path, monkeypatch):
-    """As tensorstore says it of a save in the background."""
-    said = "RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']"
-    with pytest.raises(OSError, match="a checkpoint cannot be written: .*No space left on device"):
-        with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
+FULL = rf"^a checkpoint cannot be written to .*run: {os.strerror(errno.ENOSPC)}\. Make room.*--resume\)$"
+
+
+def test_a_full_disk_is_one_line_of_what_to_do(tmp_path, monkeypatch):
+    """As tensorstore says it of a save in the background: with a page of JSON."""
+    said = f"RESOURCE_EXHAUSTED: Failed writing [os_error_code='{errno.ENOSPC}'] [tensorstore_spec='{{{'1,' * 999}}}']"
+    with pytest.raises(OSError, match=FULL):
+        with Checkpoints(tmp_path / "run", DESCRIPTION, every=1) as checkpoints:
             checkpoints.save(progress(1))
             checkpoints.wait()
             monkeypatch.setattr(checkpoints._manager, "save", lambda *_, **__: (_ for _ in ()).throw(ValueError(said)))
             checkpoints.save(progress(2))
-    assert restored(tmp_path).iteration == 1
+    assert restored(tmp_path / "run").iteration == 1
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match=FULL):
+        with Checkpoints(tmp_path / "run", DESCRIPTION, every=1) as checkpoints:
+            checkpoints.save(progress(1))
+            monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=20))
+            checkpoints.save(progress(2))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["1"]
 
 
 def test_none_after_what_the_metrics_reach(tmp_path):

@@ -135,7 +135,7 @@ def test_without_a_terminal_about_one_plain_line_a_tenth():
     *lines, summary = console.file.getvalue().splitlines()
     assert [line.split(",")[0] for line in lines] == [f"ppo [x]: {percent}%" for percent in range(10, 100, 10)]
     # 3 seeds make 30 steps a second; the first chunk's 2 seconds, compile included, no longer count at 10%.
-    assert lines[0] == "ppo [x]: 10%, return 3 (1..5), 1:30 left, 30 steps/s"
+    assert lines[0] == "ppo [x]: 10%, iteration 10, return 3 (1..5), 1:30 left, 30 steps/s"
     assert summary == "ppo [x]: 3,000 environment steps in 1:41 (30 steps/s), return 3 (1..5)"
 
 

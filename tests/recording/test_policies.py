@@ -14,13 +14,15 @@ from saved_policies import save_policies
 import grpo_jax
 from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, with_reference
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
+from grpo_jax.baselines import observed, recursive_lstd_baseline
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import observed, recursive_lstd_baseline
+from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.recording import Plan
 from grpo_jax.recording.config_file import FIELDS, config_fields, from_json, read_fields
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.policies import KeptPolicies, RecentReturns
 from grpo_jax.recording.policy_files import read_arrays, write_policies
+from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.training.progress import Chunk, initial_progress
 from grpo_jax.training.run import initial_states
 
@@ -118,6 +120,23 @@ def test_what_is_no_observation_is_refused(saved):
     for mask in (np.ones(4, bool), np.ones(3), True):
         with pytest.raises(ConfigError, match="action_mask is .* give a bool for each discrete action"):
             policy.act(np.zeros((10, 5)), action_mask=mask)
+    with pytest.raises(ConfigError, match=r"action_mask is bool\[1, 3\]"):
+        policy.act(np.zeros((4, 10, 5)), action_mask=np.ones((1, 3), bool))
+
+
+@pytest.mark.parametrize("recurrent", ["gru", "lstm", "mingru"])
+def test_a_carry_is_for_as_many_as_there_are(recurrent):
+    config = Config(environment=Probe(), recurrent=recurrent, recurrent_size=6, **SIZES)
+    shapes = jax.eval_shape(config.policy.init, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    parts = params, Normalizer(None, None), Hyperparams(), {}, np.float32(0), np.int64(0), np.int32(0)
+    policy, observations = TrainedPolicy("run", config, *parts), np.zeros((5, 2), np.float32)
+    actions, after = policy.act(observations, carry=policy.initial_carry(5))
+    assert actions.shape == (5,) and jax.tree.leaves(after)[0].shape == (5, 6)
+    with pytest.raises(ConfigError, match=r"the carry contains float32\[1, 6\], .* policy.initial_carry\(5\)"):
+        policy.act(observations, carry=policy.initial_carry())
+    with pytest.raises(ConfigError, match=r"float32\[5, 6\], but a batch of 1 .* policy.initial_carry\(1\)"):
+        policy.act(observations[0], carry=after)
 
 
 def test_a_policy_is_evaluated_as_the_state_it_came_from(saved):

@@ -1,5 +1,6 @@
 """`recorded_run` as a user calls it: a run that is interrupted and resumed is bitwise the uninterrupted one."""
 
+import io
 import os
 import shutil
 import signal
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 from compilation import CHEAP_XLA_FLAGS
 from probes import Probe, bits
+from rich.console import Console
 
-from grpo_jax import Config, Hyperparams, recorded_run
+from grpo_jax import Config, Hyperparams, load, recorded_run
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import read_metrics
+from grpo_jax.recording import figures
+from grpo_jax.recording.files import read_metrics, read_settings
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import versions
 
@@ -49,8 +52,8 @@ def same(one, other):
 
 
 def test_an_interrupted_run_goes_on_bitwise(whole, tmp_path, monkeypatch, caplog):
-    def interrupt(self, chunk):
-        write(self, chunk)
+    def interrupt(self, chunk, *arguments):
+        write(self, chunk, *arguments)
         if chunk.iteration == 5:
             signal.raise_signal(signal.SIGTERM)
 
@@ -68,6 +71,35 @@ def test_an_interrupted_run_goes_on_bitwise(whole, tmp_path, monkeypatch, caplog
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole[0] / "metrics.jsonl").read_bytes()
 
 
+def test_the_last_evaluation_of_a_run_that_a_callback_ends_is_recorded(tmp_path):
+    console = Console(file=io.StringIO(), width=200)
+    options = {"evaluate_every": 4, "evaluation_episodes": 3, "resume": True}
+    result = recorded(
+        tmp_path,
+        callback=lambda progress, chunk: progress._replace(stopped=np.array(progress.iteration == 6)),
+        console=console,
+        **options,
+    )
+    assert result.evaluations.iterations.tolist() == [4, 6]
+    (chunk,) = read_metrics(tmp_path).values()
+    assert len(chunk.steps) == 6
+    for name, values in result.metrics.items():
+        np.testing.assert_array_equal(chunk.metrics[name], values, err_msg=name)
+    assert load(tmp_path, config=CONFIG, which="final").score == result.evaluations.sampled[-1].max()
+    assert console.file.getvalue().splitlines()[-1].endswith("; stopped at 60.0% of the budget")
+    again = recorded(tmp_path, **options)
+    assert bits((again.states, again.evaluations)) == bits((result.states, result.evaluations))
+
+
+def test_a_callback_may_stop_a_recorded_run_before_it_begins(tmp_path):
+    stop = {"callback": lambda progress, chunk: progress._replace(stopped=np.array(True))}
+    result = recorded(tmp_path / "plain", **stop)
+    assert len(result.steps) == 0 and result.ended_by.tolist() == ["stopped"] * 2
+    assert np.isnan(load(tmp_path / "plain", config=CONFIG).score)
+    result = recorded(tmp_path / "evaluated", evaluate_every=4, evaluation_episodes=3, **stop)
+    assert load(tmp_path / "evaluated", config=CONFIG).score == result.evaluations.sampled[0].max()
+
+
 def test_a_finished_run_is_read_back_and_never_overwritten(whole):
     directory, result = whole
     before = contents(directory)
@@ -76,6 +108,20 @@ def test_a_finished_run_is_read_back_and_never_overwritten(whole):
     assert contents(directory) == before
     again = recorded(directory, resume=True)
     assert same(again, result) and again.compile_seconds == 0
+
+
+def test_it_draws_a_learning_curve_for_each_setting(whole, tmp_path, monkeypatch):
+    directory, result = whole
+    assert (directory / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+    (settings,) = read_settings(directory).values()
+    assert {label: rows.tolist() for label, rows in settings.rows.items()} == {
+        "learning_rate=0.01": [0],
+        "learning_rate=0.001": [1],
+    }
+    drawn = []
+    monkeypatch.setattr(figures, "draw_curves", lambda *arguments, **options: drawn.append(arguments))
+    figures.plot_run("Probe", settings, result, tmp_path / "file.png")
+    assert {*drawn[0][0]["Probe"]} == {*settings.rows}
 
 
 @pytest.mark.parametrize("keys", [KEYS[0], KEYS[:, None], KEYS[:0]], ids=["one key", "a matrix", "none"])

@@ -86,14 +86,15 @@ def test_many_seeds_become_quartiles_and_one_stays_itself():
     values = np.random.default_rng(0).normal(size=(4, 9))
     values[1, :4] = np.nan
     values[2] = np.nan
-    rows = over_seeds({"loss/policy": values})
-    for row, known in zip(rows, [values[0], values[1, 4:], [], values[3]], strict=True):
+    rows = over_seeds(np.full((4, 9), 7), {"loss/policy": values})
+    for (step, row), known in zip(rows, [values[0], values[1, 4:], [], values[3]], strict=True):
+        assert step == 7
         if len(known) == 0:
             assert row == {}
         else:
             expected = np.quantile(known, [0.5, 0.25, 0.75])
             np.testing.assert_allclose([row["loss/policy" + end] for end in ("", "_q25", "_q75")], expected)
-    assert over_seeds({"a": np.array([[1.5], [np.inf]])}) == [{"a": 1.5}, {}]
+    assert over_seeds(np.array([[1], [2]]), {"a": np.array([[1.5], [np.inf]])}) == [(1, {"a": 1.5}), (2, {})]
 
 
 def events(directory):
@@ -113,7 +114,7 @@ def test_tensorboard_gets_every_iteration_and_forgets_what_is_made_again(tmp_pat
     scalars = [(event.step, {v.tag: v.simple_value for v in event.summary.value}) for event in events(tmp_path)]
     expected = {"policy/entropy": 2.0, "policy/entropy_q25": 1.5, "policy/entropy_q75": 5.5}
     assert [pair for pair in scalars if pair[1]] == [(20, expected), (40, expected)]
-    TensorBoard(tmp_path, first_step=21).close()
+    TensorBoard(tmp_path, steps=np.array([10, 20, 90])).close()
     assert [event.step for event in events(tmp_path) if event.HasField("session_log")][-1] in (0, 21)
 
 

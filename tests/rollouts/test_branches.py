@@ -35,14 +35,30 @@ def test_values_are_those_of_the_rest_of_the_episode():
     assert np.array_equal(trajectory.branch_steps, NUM_BRANCHES * left) and trajectory.state is None
 
 
-def test_steps_of_branches_count():
+@pytest.fixture(scope="module")
+def iterate():
+    """One iteration of VinePPO, with these hyperparameters."""
     config = Config(algorithm=VINE_PPO._replace(num_branches=NUM_BRANCHES), **SMALL)
+    init, step = jax.jit(make_init(config)), jax.jit(make_train_step(config))
+    return config, lambda hyperparams: step(init(jax.random.key(0), hyperparams))
+
+
+def test_steps_of_branches_count(iterate):
+    config, one = iterate
     most = config.steps_per_iteration
     assert most == 4 * (3 + NUM_BRANCHES * (3 + 2 + 1))
-    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
-    state, metrics = jax.jit(make_train_step(config))(state)
+    state, metrics = one(Hyperparams())
     assert metrics["environment/steps"] == counted(state.steps, most) == most
     assert metrics["value/explained_variance"] == 1, "the rewards of Probe are known"
+
+
+def test_branches_are_paid_clipped_rewards(iterate):
+    """Every step of Probe pays 1, so that every advantage is 0, and the target of a step 0.25 for each that is left."""
+    _, one = iterate
+    _, metrics = one(Hyperparams(reward_clip=0.25, discount=1.0, gae_lambda=0.5))
+    assert metrics["value/explained_variance"] == 1
+    assert metrics["loss/policy"] == 0 and metrics["optim/grad_norm"] == 0
+    assert metrics["episode/return_mean"] == 3, "reported returns are never clipped"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +69,11 @@ def test_steps_of_branches_count():
         ({"algorithm": VINE_PPO._replace(critic=PPO.critic)}, "but critic gives other values.*leave out one"),
         ({"algorithm": VINE_PPO, "normalize_rewards": True}, "but normalize_rewards gives"),
         ({"algorithm": VINE_PPO._replace(num_branches=-1)}, "num_branches=-1"),
+        # 4 branches from each of 500 steps make up to 4 * 500 * 501 / 2 steps for each environment.
+        (
+            {"algorithm": VINE_PPO, "environment": "CartPole-v1", "num_envs": 2144},
+            "1075216000 .* 1074144000 of them in branches .* counted, 1073741824",
+        ),
     ],
 )
 def test_what_branches_cannot_value_is_refused(fields, message):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import grpo_jax
-from grpo_jax import Algorithm, Config, Hyperparams, make_init, make_train_step, objectives
+from grpo_jax import Algorithm, Config, Hyperparams, baselines, make_init, make_train_step, objectives
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import TASKS, make_task
@@ -91,7 +91,7 @@ def test_every_slot_has_a_row_and_what_fills_it_exists():
     assert {slot for slot, _ in rows} == set(Algorithm._fields) - flags
     for _, filled_by in rows:
         for name in re.findall(r"`(\w+)", filled_by):
-            assert hasattr(objectives, name) or hasattr(grpo_jax, name), name
+            assert any(hasattr(package, name) for package in (objectives, baselines, grpo_jax)), name
 
 
 @pytest.mark.slow
@@ -172,6 +172,15 @@ def test_the_page_about_trained_policies_runs(tmp_path, monkeypatch):
     assert names["arrays"]["params/actor/Dense_1/kernel"].shape == (4, 64, 64)
 
 
+@pytest.mark.slow
+def test_the_sweep_by_hand_has_two_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_page("many_devices.md")
+    rows = {"learning_rate=0.001": [0, 1, 2, 3], "learning_rate=0.01": [4, 5, 6, 7]}
+    assert {label: those.tolist() for label, those in names["policies"].settings.rows.items()} == rows
+    assert names["policy"].row in rows[names["policies"].settings.ranked(names["policies"].score)[0]]
+
+
 def test_flags_of_long_runs_are_those_of_the_experiments():
     fields = Recording.__dataclass_fields__
     assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)
@@ -189,12 +198,11 @@ def test_the_metrics_of_a_run_are_those_described():
     assert set(re.findall(r"`(\w+/\w+)`", section)) == keys
 
 
-DOCUMENTS = [
-    *(REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"),
-    *sorted((REPOSITORY / "docs").glob("*.md")),
-    *sorted((REPOSITORY / "experiments" / "results").glob("*/README.md")),
-]
-each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+DOCUMENTS = {
+    path: path.read_text(encoding="utf-8")
+    for pattern in ("README.md", "CONTRIBUTING.md", "docs/*.md", "experiments/results/*/README.md")
+    for path in sorted(REPOSITORY.glob(pattern))
+}
 
 
 def anchors(text):
@@ -202,29 +210,43 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.M)}
 
 
-@each_document
-def test_links_lead_somewhere(path):
-    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
-        if link.startswith("http"):
-            continue
-        target, _, anchor = link.partition("#")
-        page = path.parent / target if target else path
-        assert page.exists(), link
-        assert not anchor or anchor in anchors(page.read_text(encoding="utf-8")), link
+def named(pattern):
+    """(document, what it names) for each match of a pattern in the documents; there are some."""
+    found = [(path, match) for path, text in DOCUMENTS.items() for match in re.findall(pattern, text, re.MULTILINE)]
+    assert found, pattern
+    return found
 
 
-@each_document
-def test_files_and_commands_that_are_named_exist(path):
-    text = path.read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:grpo_jax|experiments|tests|docs|\.ci)/[\w./-]*)`", text):
-        assert (REPOSITORY / name).exists(), name
-    for module in re.findall(r"python -m (experiments\.\w+)", text):
-        assert (REPOSITORY / (module.replace(".", "/") + ".py")).exists(), module
-    for command in re.findall(r"^(?:.*[`/ ])?grpo-jax ([a-z][a-z-]*)[ `]", text, flags=re.MULTILINE):
-        assert any(command in group for group in COMMANDS.values()), command
+def leads_somewhere(path, link):
+    """Whether the page of a link is there, and its heading."""
+    target, _, anchor = link.partition("#")
+    page = path.parent / target if target else path
+    return page.exists() and (not anchor or anchor in anchors(page.read_text(encoding="utf-8")))
 
 
-@each_document
-def test_dotted_names_exist(path):
-    for name in re.findall(r"`(grpo_jax(?:\.\w+)+)", path.read_text(encoding="utf-8")):
-        pkgutil.resolve_name(name)
+def exists(name):
+    """Whether a dotted name can be imported."""
+    try:
+        return pkgutil.resolve_name(name) is not None
+    except (AttributeError, ImportError):
+        return False
+
+
+def test_links_lead_somewhere():
+    links = [(path, link) for path, link in named(r"\]\(([^)\s]+)\)") if not link.startswith("http")]
+    offenders = [f"{path}: {link}" for path, link in links if not leads_somewhere(path, link)]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_files_and_commands_that_are_named_exist():
+    files = named(r"`((?:grpo_jax|experiments|tests|docs|\.ci)/[\w./-]*)`")
+    files += [(path, f"{name.replace('.', '/')}.py") for path, name in named(r"python -m (experiments\.\w+)")]
+    commands, known = named(r"^(?:.*[`/ ])?grpo-jax ([a-z][a-z-]*)[ `]"), set().union(*COMMANDS.values())
+    offenders = [f"{path}: {name}" for path, name in files if not (REPOSITORY / name).exists()]
+    offenders += [f"{path}: {name}" for path, name in commands if name not in known]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_dotted_names_exist():
+    offenders = [f"{path}: {name}" for path, name in named(r"`(grpo_jax(?:\.\w+)+)") if not exists(name)]
+    assert not offenders, "\n".join(offenders)

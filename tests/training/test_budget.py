@@ -1,51 +1,80 @@
 """Budgets are counted exactly, beyond what float32 and int32 hold, and spent to the last iteration they allow."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Probe, counted
+from probes import Probe, bits, counted
 
 from grpo_jax import Config, Hyperparams, run
 from grpo_jax.errors import ConfigError
 from grpo_jax.training import budget
+from grpo_jax.training.progress import describe_ends
 
 UNITS = [55, 2256, 64_000, 2**26]
+SMALL = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=2, hidden_sizes=(2,))
+
+
+def progress(**fields):
+    """The fields of a state that count."""
+    none = {"steps": budget.zero(), "last_steps": np.int32(1), "iteration": np.int32(0), "episodes": budget.zero()}
+    return types.SimpleNamespace(**none | fields)
 
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("total", [1, 2**24 + 1, 3_000_000_123, 10**13 + 7])
 def test_an_iteration_is_allowed_to_the_very_last_step(unit, total):
     total = min(max(total, unit), (2**31 - 2) * unit)  # no run makes more iterations
-    limit = budget.make_budget(np.array([total]), np.inf, num_rows=1, unit=unit)
-    made = np.array([0, total - unit - 1, total - unit, total - unit + 1, total])
-    made = made[made >= 0]
-    counts = budget.Count(*(part.astype(np.int32) for part in np.divmod(made, unit)))
-    allowed = budget.allows_another(limit, counts, budget.zero())
-    assert allowed.tolist() == [steps + unit <= total for steps in made]
+    limit = budget.make_budget(Hyperparams(total_steps=total), np.zeros(1, bool), unit)
+    for last in {1, unit // 2, unit}:  # steps of the last iteration
+        made = np.array([0, total - last - 1, total - last, total - last + 1, total])
+        made = made[made >= 0]
+        counts = budget.Count(*(part.astype(np.int32) for part in np.divmod(made, unit)))
+        allowed = budget.allows_another(limit, progress(steps=counts, last_steps=np.int32(last)), unit)
+        assert allowed.tolist() == [steps + last <= total for steps in made]
 
 
 @pytest.mark.parametrize("limit", [7.0, 7.5, 2.0**33 + 1])
 def test_episodes_are_limited_to_a_number(limit):
     completed = (0, np.floor(limit) - 1, np.floor(limit), np.floor(limit) + 1, np.floor(limit) + 5)
-    allowed = [
-        bool(budget.allows_another(budget.make_budget(np.inf, limit, 1, unit=6), budget.zero(), count(number, 6)))
-        for number in completed
-    ]
+    limits = budget.make_budget(Hyperparams(total_steps=np.inf, max_episodes=limit), np.zeros(1, bool), unit=6)
+    allowed = [bool(budget.allows_another(limits, progress(episodes=count(number, 6)), 6)) for number in completed]
     assert allowed == [number < limit for number in completed]
 
 
-def test_temperature_0_is_refused():
-    config = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=2, hidden_sizes=(2,))
-    with pytest.raises(ConfigError, match="temperature=0 takes the most probable token"):
-        budget.check_budget(config, Hyperparams(temperature=0.0))
+REFUSED = {
+    "temperature 0": ({"temperature": 0.0}, "temperature=0 takes the most probable token"),
+    "too many episodes": (
+        {"total_steps": np.inf, "max_episodes": 10**12},
+        "max_episodes=1e\\+12 may take more than 2\\^31 iterations",
+    ),
+    "no episode": ({"max_episodes": np.array([8.0, 0.5])}, "max_episodes=0.5 does not allow one iteration"),
+    "no iteration": ({"num_iterations": 0}, "num_iterations=0 is not a positive integer"),
+    "half an iteration": ({"num_iterations": np.array([1, 2.5])}, "num_iterations=2.5 is not a positive integer"),
+    "endless iterations": ({"num_iterations": np.inf}, "num_iterations=inf must be finite"),
+    "two budgets": (
+        {"num_iterations": 30, "total_steps": 1000.0},
+        "total_steps=1000 and num_iterations=30 are two budgets; leave one of them out",
+    ),
+    "endless warm-up": ({"total_steps": np.inf, "warmup": 0.1}, "warmup is a share of training, but total_steps=inf"),
+}
 
 
-def test_more_episodes_than_iterations_can_be_counted_are_refused():
-    config = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=2, hidden_sizes=(2,))
-    budget.check_budget(config, Hyperparams(total_steps=np.inf), max_episodes=10**9)
-    with pytest.raises(ConfigError, match="max_episodes=1e\\+12 may take more than 2\\^31 iterations"):
-        budget.check_budget(config, Hyperparams(total_steps=np.inf), max_episodes=10**12)
+@pytest.mark.parametrize("fields, message", REFUSED.values(), ids=REFUSED)
+def test_budgets_without_meaning_are_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        budget.check_budget(SMALL, Hyperparams(**fields))
+
+
+def test_budgets_of_all_kinds_are_accepted():
+    for fields in (
+        {"total_steps": np.inf, "max_episodes": 10**9, "warmup": 0.1},
+        {"num_iterations": 2**31 - 2, "warmup": 0.1},
+        {"num_iterations": 3, "total_steps": np.inf},
+    ):
+        budget.check_budget(SMALL, Hyperparams(**fields))
 
 
 def count(number, unit):
@@ -70,3 +99,81 @@ def test_a_budget_is_spent_to_its_last_iteration(num_envs, num_steps, num_iterat
     total_steps = num_iterations * num_envs * num_steps
     result = run(config, Hyperparams(total_steps=float(total_steps)), jax.random.split(jax.random.key(0), 1))
     assert result.steps[-1, 0] == total_steps and len(result.steps) == num_iterations
+
+
+@pytest.fixture(scope="module")
+def short():
+    """One-episode groups whose episodes take 3 of at most 64 steps: (config, the run of 1,000 steps)."""
+    config = Config(
+        environment=Probe(), algorithm="grpo", num_envs=8, group_size=4, num_epochs=1, num_minibatches=1,
+        hidden_sizes=(2,), env_params={"max_steps_in_episode": 64, "lifetime": 3},
+    )  # fmt: skip
+    return config, run(config, HYPERPARAMS.replace(total_steps=1000.0), KEYS)
+
+
+HYPERPARAMS = Hyperparams(learning_rate=1.0, final_learning_rate=0.0)
+KEYS = jax.random.split(jax.random.key(0), 2)
+
+
+def test_short_episodes_use_their_budget_and_its_schedule(short):
+    config, result = short
+    assert config.steps_per_iteration == 512 and (result.metrics["environment/steps"] == 24).all()
+    assert result.steps[-1].tolist() == [984, 984], "41 iterations of 24 steps"
+    np.testing.assert_allclose(result.used, 0.984)
+    assert result.ended_by.tolist() == ["total_steps"] * 2
+    np.testing.assert_allclose(result.metrics["optim/learning_rate"][:, 0], 1 - 0.024 * np.arange(41), atol=1e-6)
+
+
+def test_the_end_does_not_depend_on_chunks(short):
+    config, result = short
+    other = run(config, HYPERPARAMS.replace(total_steps=np.array([1000.0, 512.0])), KEYS, chunk_length=7)
+    assert (other.metrics["environment/steps"] > 0).sum(0).tolist() == [41, 21]
+    for name, values in result.metrics.items():
+        assert bits(values[:, 0]) == bits(other.metrics[name][:, 0]), name
+    assert bits(jax.tree.map(lambda leaf: leaf[0], result.states.params)) == bits(
+        jax.tree.map(lambda leaf: leaf[0], other.states.params)
+    )
+
+
+def test_growing_episodes_exceed_a_budget_by_less_than_they_grow():
+    """Iterations of 2, 4, 6, ... steps: after 12 of 18 another 6 fit, and 8 are made."""
+
+    def lengthen(progress, chunk):
+        if chunk is not None:
+            params = progress.states.rollout.environment_params
+            longer = jax.tree.map(lambda leaf: leaf + 1, params["lifetime"])
+            rollout = progress.states.rollout._replace(environment_params=params | {"lifetime": longer})
+            return progress._replace(states=progress.states.replace(rollout=rollout))
+
+    config = Config(
+        environment=Probe(), algorithm="grpo", num_envs=2, group_size=2, num_epochs=1, num_minibatches=1,
+        hidden_sizes=(2,), env_params={"max_steps_in_episode": 8, "lifetime": 1},
+    )  # fmt: skip
+    result = run(config, Hyperparams(total_steps=18.0), KEYS[:1], callback=lengthen, chunk_length=1)
+    assert result.metrics["environment/steps"][:, 0].tolist() == [2, 4, 6, 8]
+    np.testing.assert_allclose(result.used, 20 / 18, rtol=1e-6)
+
+
+def test_iterations_are_counted_and_scheduled_whatever_their_length(short):
+    config, _ = short
+    hyperparams = HYPERPARAMS.replace(num_iterations=np.array([5, 2]))
+    result = run(config, hyperparams, KEYS, chunk_length=3)
+    assert result.states.iteration.tolist() == [5, 2] and result.ended_by.tolist() == ["num_iterations"] * 2
+    np.testing.assert_allclose(result.metrics["optim/learning_rate"][:, 0], [1, 0.8, 0.6, 0.4, 0.2], atol=1e-6)
+    np.testing.assert_allclose(result.metrics["optim/learning_rate"][:2, 1], [1, 0.5], atol=1e-6)
+    assert result.used.tolist() == [1, 1]
+
+
+def test_a_schedule_over_episodes_ends_with_them(short):
+    config, _ = short
+    hyperparams = HYPERPARAMS.replace(total_steps=np.inf, max_episodes=np.array([40.0, 20.0]))
+    result = run(config, hyperparams, KEYS)
+    assert result.states.iteration.tolist() == [5, 3] and result.ended_by.tolist() == ["max_episodes"] * 2
+    np.testing.assert_allclose(result.metrics["optim/learning_rate"][:, 0], [1, 0.8, 0.6, 0.4, 0.2], atol=1e-6)
+
+
+def test_the_end_of_rows_is_described():
+    ended_by = np.array(["total_steps", "stopped", "total_steps"])
+    described = describe_ends(ended_by, np.array([0.97, 0.5, 0.99]))
+    assert described == "stopped at 50.0% of the budget in 1 of 3 seeds, 98.0% of total_steps used in 2 of 3 seeds"
+    assert describe_ends(ended_by[:1], np.array([1.004])) == "100.4% of total_steps used"

@@ -12,7 +12,7 @@ from grpo_jax.recording import Recording
 from grpo_jax.recording.files import read_metrics
 from grpo_jax.recording.signals import StopSignal
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
-from grpo_jax.training.progress import Chunk, initial_progress, with_evaluation
+from grpo_jax.training.progress import initial_progress, with_evaluation
 
 CONFIG = Config(
     environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(4,)
@@ -100,6 +100,40 @@ def test_criteria():
     assert flags.stop_when(returns([1.0, 5.0])).tolist() == [False, True]
 
 
+def stop_at(iteration):
+    """A callback that stops all rows."""
+    return lambda progress, chunk: progress._replace(stopped=np.array(progress.iteration == iteration))
+
+
+def test_a_run_that_a_callback_ends_is_evaluated_last(evaluated):
+    result = run(CONFIG, HYPERPARAMS, KEYS, **EVALUATED, callback=stop_at(6))
+    assert result.evaluations.iterations.tolist() == [4, 6] and result.ended_by.tolist() == ["stopped"] * 3
+    assert np.flatnonzero(np.isfinite(result.metrics[SAMPLED]).all(axis=1)).tolist() == [3, 5]
+    assert np.array_equal(result.metrics[GREEDY][5], result.evaluations.greedy[1])
+    np.testing.assert_allclose(result.used, [0.6, 6 / 7, 0.6], rtol=1e-6)
+
+
+def test_a_run_that_never_begins_is_evaluated():
+    result = run(CONFIG, HYPERPARAMS, KEYS, **EVALUATED, callback=stop_at(0))
+    assert len(result.steps) == 0 and result.evaluations.iterations.tolist() == [0]
+    assert np.isfinite(result.evaluations.sampled).all() and result.used.tolist() == [0, 0, 0]
+
+
+def test_a_callback_knows_the_last_call_and_what_is_used():
+    seen = []
+    run(
+        *(CONFIG, HYPERPARAMS, KEYS),
+        chunk_length=4,
+        callback=lambda progress, chunk: seen.append((progress.ended.tolist(), progress.used.round(3).tolist())),
+    )
+    assert seen == [
+        ([False, False, False], [0, 0, 0]),
+        ([False, False, False], [0.4, 0.571, 0.4]),
+        ([False, True, False], [0.8, 1, 0.8]),
+        ([True, True, True], [1, 1, 1]),
+    ]
+
+
 @pytest.mark.slow
 def test_a_callback_may_change_the_states_and_stop_rows(plain):
     seen = []
@@ -151,11 +185,8 @@ def test_mistakes(arguments, message):
 
 def test_a_criterion_gives_a_bool_for_each_row_or_one_for_all():
     def stopped(value):
-        progress, chunk = (
-            initial_progress({}, 3),
-            Chunk({"environment/steps": np.ones((1, 3))}, np.ones((1, 3)), 0, 0.0),
-        )
-        return with_evaluation(progress, chunk, np.zeros((3, 2)), lambda evaluations: value)[0].stopped.tolist()
+        evaluated = with_evaluation(initial_progress({}, 3), np.zeros((3, 2)), lambda evaluations: value)
+        return evaluated.stopped.tolist()
 
     assert stopped(True) == [True] * 3 and stopped(jnp.array([True, False, True])) == [True, False, True]
     for wrong in (None, 1, np.ones(3), np.ones(2, bool), np.ones((1, 3), bool)):

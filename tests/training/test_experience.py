@@ -7,7 +7,7 @@ import pytest
 from probes import Probe, bits, counted, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step
-from grpo_jax.algorithms import DAPO, GRPO, GRPO_RETURN_TO_GO, PPO, REMAX, SAME_STEP_GAE, with_reference
+from grpo_jax.algorithms import DAPO, DR_GRPO, GRPO, GRPO_RETURN_TO_GO, PPO, REMAX, SAME_STEP_GAE, with_reference
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import all_actions_advantage, whiten
@@ -308,6 +308,16 @@ def test_groups_are_kept_by_how_much_their_members_differ():
     lost = scores.at[0, 5].set(jnp.nan).at[0, :4].set(3e5 + 1 / 3)
     kept = most_varied_groups(trajectory._replace(reward=lost, valid=jnp.ones_like(scores, bool)), 4, 2)
     assert kept.reward[0].tolist() == [0, 4, 0, 4, 1, 0, 1, 0], "neither what is not finite nor what is all the same"
+
+
+def test_kept_groups_differ_in_the_rewards_of_training():
+    """In one group actions pay 1 and 10, both of which are clipped to 1; in the other 1 and 0.5."""
+    fields = {"environment": Probe(), "num_envs": 8, "group_size": 4, "num_kept_groups": 1}
+    config = Config(algorithm=DR_GRPO, **CARTPOLE | fields)
+    hyperparams = Hyperparams(reward_clip=1.0)
+    state = jax.jit(make_init(config))(jax.random.key(0), hyperparams, {"bonus": jnp.array([9.0, -0.5])})
+    state, metrics = jax.jit(make_train_step(config))(state)
+    assert metrics["episode/return_max"] > 3 and metrics["advantage/abs_mean"] > 0
 
 
 def test_dynamic_sampling_counts_all_steps_and_learns_from_some():

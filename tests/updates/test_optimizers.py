@@ -11,7 +11,7 @@ import pytest
 from probes import Probe, bits
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
-from grpo_jax.config.dry_run import make_update
+from grpo_jax.config.dry_run import trial_batch
 from grpo_jax.config.optimizer_checks import check_hyperparams
 from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.errors import ConfigError
@@ -84,11 +84,10 @@ ORACLES = {
 @pytest.fixture(scope="module")
 def batch():
     """A batch with a gradient: the probe's observations are zeros, but its advantages are not."""
-    found = []
-    make_update(CONFIG, lambda *arguments, **options: found.append(arguments[3]))(jax.random.key(0))
-    shape = found[0].advantage.shape
+    zeros, _ = trial_batch(CONFIG, CONFIG.policy.init(jax.random.key(0)), Hyperparams())
+    shape = zeros.advantage.shape
     wave = jnp.sin(jnp.arange(12.0)).reshape(shape)
-    return found[0]._replace(
+    return zeros._replace(
         advantage=wave, target=wave + 1, mask=jnp.ones(shape, bool), weight=jnp.ones(shape) / 12,
         observation=jnp.cos(jnp.arange(24.0)).reshape(*shape, 2),
     )  # fmt: skip

@@ -19,6 +19,7 @@ from grpo_jax.environments.host.simulators import Instances, Simulators
 from grpo_jax.environments.host.spaces import action_decoder, observation_leaves
 from grpo_jax.environments.parameters import TimeLimit
 from grpo_jax.environments.spaces import ActionSpace
+from grpo_jax.host_calls import call_host
 from grpo_jax.types import PyTree
 
 _DIGEST = jax.ShapeDtypeStruct((DIGEST_BYTES // 4,), jnp.uint32)
@@ -64,6 +65,7 @@ class HostEnvironment:
     ):
         simulators = make if hasattr(make, "first_observations") else Instances(make)
         self.name = name or getattr(make, "__name__", type(make).__name__)
+        self._make = make
         # Without any limit the adapter refuses 0, unless env_params has another.
         self.default_params = TimeLimit(max_steps or simulators.max_steps or 0)
         self._observation_space = simulators.observation_space
@@ -71,6 +73,11 @@ class HostEnvironment:
         self._leaves, self._structure = jax.tree.flatten(observation)
         self._action_space, self._action, decode = action_decoder(simulators.action_space)
         self.episodes = Episodes(simulators, leaves, decode, max_kept)
+
+    @property
+    def identity(self) -> tuple:
+        """What tells the environment from others when a run is resumed: not the episodes that it keeps."""
+        return self.name, self._make, self.default_params
 
     def action_space(self, params: Any) -> ActionSpace:
         """As in gymnax."""
@@ -84,7 +91,7 @@ class HostEnvironment:
         """As in gymnax. The seed is uniform in [0, 2^31 - 1)."""
         seed = jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max)
         results = (*self._leaves, _DIGEST)
-        *leaves, digest = jax.pure_callback(self._starts, results, seed, vmap_method="broadcast_all")
+        *leaves, digest = call_host(self._starts, results, seed)
         shape = (params.max_steps_in_episode, *self._action.shape)
         state = HostState(seed, jnp.zeros(shape, self._action.dtype), jnp.int32(0), digest, jnp.bool_(False))
         return self._structure.unflatten(leaves), state
@@ -94,9 +101,7 @@ class HostEnvironment:
         action = jnp.asarray(action, self._action.dtype)
         flag, real = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), jnp.float32)
         results = (*self._leaves, _DIGEST, real, flag)
-        *leaves, digest, reward, terminated = jax.pure_callback(
-            self._steps, results, state, action, vmap_method="broadcast_all"
-        )
+        *leaves, digest, reward, terminated = call_host(self._steps, results, state, action)
         time = state.time + 1
         ended = state.ended | terminated | (time >= params.max_steps_in_episode)
         after = HostState(state.seed, state.actions.at[state.time].set(action), time, digest, ended)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.host_calls import call_host
 from grpo_jax.precision import at_least_float32
 
 
@@ -80,4 +81,4 @@ def on_host(function: Callable[..., float], *arguments: jax.Array) -> jax.Array:
         flat = [argument.reshape(-1, *argument.shape[len(shape) :]) for argument in batched]
         return np.array([function(*row) for row in zip(*flat, strict=True)], np.float32).reshape(shape)
 
-    return jax.pure_callback(rows, jax.ShapeDtypeStruct((), jnp.float32), *arguments, vmap_method="broadcast_all")
+    return call_host(rows, jax.ShapeDtypeStruct((), jnp.float32), *arguments)

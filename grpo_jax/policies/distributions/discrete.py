@@ -3,17 +3,25 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.objectives import divergences
 from grpo_jax.policies.distributions.distribution import Distribution
+from grpo_jax.precision import at_least_float32
 
 
 def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Inverse transform sampling: logits `[..., A]` and uniform draws `[...]` to actions `[...]`."""
-    cumulative = jnp.cumsum(jax.nn.softmax(logits), axis=-1)
-    # The total may round to less than 1. Scaled by it, a draw never selects a last action of probability 0.
+    """Inverse transform sampling: logits `[..., A]` and uniform draws `[...]` to actions `[...]`.
+
+    The first action of positive probability at which the sum of probabilities exceeds the draw.
+    """
+    probability, action = jax.nn.softmax(at_least_float32(logits)), jnp.arange(logits.shape[-1])
+    cumulative, possible = jnp.cumsum(probability, axis=-1), probability > 0
+    # The total may round to less than 1. Sums in parallel may fall and rise where probabilities are 0, so the total may
+    # also exceed the sum at the last possible action, which is then the result.
     draw = uniform * cumulative[..., -1]
-    return jnp.sum(cumulative[..., :-1] <= draw[..., None], axis=-1)
+    passed = jnp.where(possible & (cumulative > draw[..., None]), action, action[-1])
+    return jnp.minimum(jnp.min(passed, axis=-1), jnp.max(jnp.where(possible, action, 0), axis=-1))
 
 
 def _mode(logits: jax.Array) -> jax.Array:
@@ -23,7 +31,7 @@ def _mode(logits: jax.Array) -> jax.Array:
 def _log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
     # A masked sum instead of a gather: the gradient of a gather is a scatter, which is slow for few actions.
     num_actions = logits.shape[-1]
-    chosen = action[..., None] == jnp.arange(num_actions)
+    chosen = action[..., None] == broadcast_to_rank(jnp.arange(num_actions), logits.ndim)
     nan_outside = jnp.where((action >= 0) & (action < num_actions), 0.0, jnp.nan)
     return jnp.sum(jax.nn.log_softmax(logits), axis=-1, where=chosen) + nan_outside
 

@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import broadcast_to_rank
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies.distributions.distribution import Distribution
@@ -43,6 +44,11 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
     first, last = np.where(bounded, (low, high), np.clip(0.0, low, high) + [[-1.0], [1.0]]).astype(np.float32)
     middle, half_width = last / 2 + first / 2, last / 2 - first / 2
     log_scale = float(np.sum(np.log(half_width)))
+
+    def to_environment(x):
+        to_middle, scale, least, most = (broadcast_to_rank(each, x.ndim) for each in (middle, half_width, low, high))
+        return jnp.clip(to_middle + scale * x, least, most)
+
     return Distribution(
         num_parameters=2 * len(low),
         num_free=len(low) if free_std else 0,
@@ -52,7 +58,7 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
         log_prob=lambda parameters, x: _log_prob(parameters, x) - log_scale,
         entropy=lambda parameters: _entropy(parameters) + log_scale,
         kl=_kl,
-        to_environment=lambda x: jnp.clip(middle + half_width * x, low, high),
+        to_environment=to_environment,
     )
 
 
@@ -86,8 +92,9 @@ def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
 
     def entropy(parameters):
         mean, log_std = _mean_and_log_std(parameters)
-        nodes = mean[..., None] + jnp.exp(log_std)[..., None] * _NODES
-        expected = jnp.sum(_log_tanh_slope(nodes) * _WEIGHTS, axis=-1)
+        nodes, weights = (broadcast_to_rank(each, mean.ndim + 1) for each in (_NODES, _WEIGHTS))
+        nodes = mean[..., None] + jnp.exp(log_std)[..., None] * nodes
+        expected = jnp.sum(_log_tanh_slope(nodes) * weights, axis=-1)
         return gaussian.entropy(parameters) + jnp.sum(expected, axis=-1)
 
     return gaussian._replace(

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.baselines.features import observed
+from grpo_jax.baselines.lstd import is_usable, lstd_arguments, lstd_steps, lstd_weights, with_constant
+from grpo_jax.baselines.projections import Scaling, random_features, scaling_of
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.features import observed
-from grpo_jax.objectives.lstd import is_usable, lstd_arguments, lstd_steps, lstd_weights, with_constant
-from grpo_jax.objectives.projections import Scaling, random_features, scaling_of
 from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
 
@@ -128,7 +128,7 @@ def _weights(sums: LeastSquares, ridge):
     number = jnp.maximum(sums.number, 1e-6)
     square = sums.square / number
     scale = jnp.where(square > 0, jax.lax.rsqrt(square), 0.0)
-    return scale * lstd_weights(scale[:, None] * sums.matrix * scale, scale * sums.vector, number, ridge)
+    return scale * lstd_weights(scale[:, None] * sums.matrix * scale[None], scale * sums.vector, number, ridge)
 
 
 class RecursiveState(NamedTuple):

@@ -3,12 +3,13 @@
 import jax
 import numpy as np
 import pytest
+from gymnax.environments.misc import frozen_lake
 from probes import Probe
 
 from grpo_jax.environments import make_environment
-from grpo_jax.environments.rendering import grids, make_renderer
-from grpo_jax.environments.rendering.renderer import DRAWINGS
 from grpo_jax.errors import ConfigError
+from grpo_jax.rendering import grids, make_renderer
+from grpo_jax.rendering.renderer import DRAWINGS
 
 IMAGES = ("Catch-bsuite",)
 # Environments that always start in the same place, and a field of their states.
@@ -32,6 +33,16 @@ def test_a_picture_changes_with_the_state(name):
     assert frames.dtype == np.uint8 and frames.shape[0] == 8 and frames.shape[-1] == 3
     assert min(frames.shape[1:3]) >= 100
     assert (frames != frames[0]).any()
+
+
+def test_the_frozen_lake_shows_its_holes_and_its_goal():
+    states, observations = jax.tree.map(np.asarray, start_states("FrozenLake-misc"))
+    frame = make_renderer("FrozenLake-misc").draw(states, observations)[0]
+    kinds = np.asarray(frozen_lake.FrozenLake().desc)
+    side = len(frame) // len(kinds)
+    cells = frame[side // 2 :: side, side // 2 :: side]
+    np.testing.assert_array_equal((cells == grids.HOLE).all(axis=-1), kinds == frozen_lake.HOLE)
+    np.testing.assert_array_equal((cells == grids.GOAL).all(axis=-1), kinds == frozen_lake.GOAL)
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from grpo_jax.environments.rendering.animation import CAPTION_HEIGHT, captioned, side_by_side, write_animation
 from grpo_jax.errors import ConfigError
+from grpo_jax.rendering.animation import CAPTION_HEIGHT, captioned, side_by_side, write_animation
 
 
 def frames(num_frames, num_pictures=1):

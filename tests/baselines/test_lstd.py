@@ -12,9 +12,9 @@ from probes import NUM_TOKENS, Recall, copy_task, random_window
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import LSTD_GAE
+from grpo_jax.baselines import lstd_values, policy_features
 from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import lstd_values, policy_features
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.rollouts.groups import one_carry_per_group
@@ -22,7 +22,9 @@ from grpo_jax.rollouts.rollout import Simulator
 
 T, N, F, E = 9, 6, 3, 4
 DISCOUNT, TRACE, RIDGE = 0.9, 0.7, 1e-2
-solve = jax.jit(functools.partial(lstd_values, discount=DISCOUNT, trace=TRACE), static_argnames="num_folds")
+solve = jax.jit(
+    functools.partial(lstd_values, discount=DISCOUNT, trace=TRACE), static_argnames=("num_folds", "group_size")
+)
 
 
 def window(seed=0):
@@ -33,7 +35,7 @@ def window(seed=0):
     return data | {"is_first": np.concatenate([begins, ended[:-1] & data["mask"][1:]])}
 
 
-def oracle(data, num_folds, ridge=RIDGE):
+def oracle(data, num_folds, ridge=RIDGE, group_size=1):
     """In loops over steps, in float64."""
     features, finals = (np.asarray(data[name], np.float64) for name in ("features", "final_features"))
     (T, N, E), F = features.shape, len(finals)
@@ -53,7 +55,7 @@ def oracle(data, num_folds, ridge=RIDGE):
             vectors[n] += z * data["rewards"][t, n]
             numbers[n] += 1
     penalty = np.diag([ridge] * E + [ridge * 1e-6])
-    size = -(-N // num_folds)
+    size = -(-N // group_size // num_folds) * group_size
     values, final_values = np.zeros((T, N)), np.zeros((F, N))
     for n in range(N):
         others = np.arange(N) // size != n // size
@@ -68,6 +70,13 @@ def oracle(data, num_folds, ridge=RIDGE):
 def test_values_are_those_of_a_loop(num_folds):
     data = window()
     for actual, expected in zip(solve(**data, ridge=RIDGE, num_folds=num_folds), oracle(data, num_folds), strict=True):
+        np.testing.assert_allclose(actual, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("group_size, num_folds", [(2, 2), (2, 4), (3, 4)])
+def test_folds_are_whole_groups(group_size, num_folds):
+    data, folds = window(), {"num_folds": num_folds, "group_size": group_size}
+    for actual, expected in zip(solve(**data, ridge=RIDGE, **folds), oracle(data, **folds), strict=True):
         np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 
@@ -215,5 +224,9 @@ def test_features_of_a_transformer_that_reads_several_episodes_are_refused():
 def test_a_single_environment_or_fold_is_refused():
     with pytest.raises(ValueError, match="num_folds=1 leaves no other environments"):
         lstd_values(**window(), discount=DISCOUNT, trace=TRACE, ridge=RIDGE, num_folds=1)
-    with pytest.raises(ConfigError, match="lstd_values values an environment by others.*num_envs=2"):
+    with pytest.raises(ConfigError, match="lstd_values values an environment by.*num_envs=2"):
         Config(environment=Recall(), algorithm=LSTD_GAE, num_envs=1, num_steps=4, num_minibatches=1)
+    with pytest.raises(
+        ValueError, match="num_envs=6 and group_size=6 make one group; use num_envs=12 or more, or smal"
+    ):
+        lstd_values(**window(), discount=DISCOUNT, trace=TRACE, ridge=RIDGE, group_size=6)

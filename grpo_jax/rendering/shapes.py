@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.environments.rendering.canvas import BLUE, DARK, GRAY, GREEN, ORANGE, RED, Canvas, Point
+from grpo_jax.rendering.canvas import BLUE, DARK, GRAY, GREEN, ORANGE, RED, Canvas, Point
 
 
 def cart_pole(env: Any, state: Any, params: Any) -> np.ndarray:

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
 
+from grpo_jax.baselines.features import policy_features
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.features import policy_features
 from grpo_jax.objectives.returns import next_values
 from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
@@ -30,6 +31,7 @@ def lstd_values(
     trace: float,
     ridge: float,
     num_folds: int = 4,
+    group_size: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
     """Values of states by least-squares temporal differences, LSTD(lambda), without a network or a gradient.
 
@@ -37,8 +39,9 @@ def lstd_values(
         A = sum_t z_t (x_t - discount x_{t+1})^T,  b = sum_t z_t r_t,  z_t = x_t + discount trace z_{t-1}
 
     x(s) is the features, each divided by its root mean square over the batch, and a 1; x_{t+1} is 0 after a
-    termination. The eligibility z restarts with every episode. The environments are divided into folds of neighbours,
-    and each fold is valued by the w of the others, so that no reward of a rollout has a part in its own values.
+    termination. The eligibility z restarts with every episode. The environments are divided into folds of neighbouring
+    groups, and each fold is valued by the w of the others, so that no reward of a rollout, or of another member of its
+    group, has a part in its own values.
 
     Boyan, Least-squares temporal difference learning (ICML 1999); for the last layer of a network:
     https://arxiv.org/abs/1705.07461.
@@ -53,7 +56,8 @@ def lstd_values(
       discount: in [0, 1]; values have at most `LARGEST_DISCOUNT`.
       trace: lambda of the eligibility, in [0, 1]: 0 fits one-step errors, 1 the returns of the window.
       ridge: weight of the penalty on w, in units of the features' mean squares. The constant 1 has a millionth of it.
-      num_folds: 2 or more; at most N are made. Static.
+      num_folds: 2 or more; at most one for each group is made. Static.
+      group_size: members of a group, which lie side by side; divides N. Static.
 
     Returns:
       Values `[T, N]` and `[F, N]`, in the units of the returns. The value of a state that is not finite is 0. Such
@@ -61,20 +65,23 @@ def lstd_values(
       whole batch have no effect.
 
     Raises:
-      ValueError: for fewer than 2 environments or folds.
+      ValueError: for fewer than 2 groups or folds.
     """
-    num_envs = rewards.shape[1]
-    if num_envs < 2:
-        raise ValueError("lstd_values values an environment by others, but there is only one; use num_envs=2 or more")
+    num_envs, num_groups = rewards.shape[1], rewards.shape[1] // group_size
+    if num_groups < 2:
+        raise ValueError(
+            f"lstd_values values an environment by those of other groups, but num_envs={num_envs} and group_size="
+            f"{group_size} make one group; use num_envs={2 * group_size} or more, or smaller groups"
+        )
     if num_folds < 2:
         raise ValueError(f"num_folds={num_folds} leaves no other environments to value one by; use 2 or more")
-    num_folds = min(num_folds, num_envs)
+    fold_size = -(-num_groups // num_folds) * group_size
     features, final_features = map(at_least_float32, (features, final_features))
     square = jnp.mean(jnp.square(features), axis=(0, 1), where=(is_usable(features) & mask.astype(bool))[..., None])
     scale = jnp.where(square > 0, jax.lax.rsqrt(square), 0.0)
     x, final_x = with_constant(features, scale), with_constant(final_features, scale)
     steps = lstd_steps(x, final_x, rewards, terminated, truncated, is_first, mask, discount=discount, trace=trace)
-    split = functools.partial(_split, num_folds=num_folds)
+    split = functools.partial(_split, size=fold_size)
     weights = _weights_by_others(jax.tree.map(split, steps), ridge)
 
     def value(x):
@@ -90,7 +97,7 @@ def is_usable(features: jax.Array) -> jax.Array:
 
 def with_constant(features: jax.Array, scale: jax.Array | float = 1.0) -> jax.Array:
     """Features `[..., E]` times their scale, and a 1; all 0 where they are not usable, `[..., E + 1]`."""
-    usable = is_usable(features)[..., None]
+    usable, scale = is_usable(features)[..., None], broadcast_to_rank(scale, features.ndim)
     return jnp.concatenate([jnp.where(usable, features * scale, 0.0), usable.astype(features.dtype)], axis=-1)
 
 
@@ -146,10 +153,10 @@ def _eligibility(x, is_first, decay):
     return jax.lax.scan(accumulate, jnp.zeros_like(x[0]), (x, is_first), unroll=16)[1]
 
 
-def _split(x, num_folds):
-    """`[T, N, ...]` as `[T, K, N / K, ...]`: K folds of neighbours, padded with zeros."""
-    padding = [(0, 0), (0, -x.shape[1] % num_folds), *((0, 0),) * (x.ndim - 2)]
-    return jnp.pad(x, padding).reshape(len(x), num_folds, -1, *x.shape[2:])
+def _split(x, size):
+    """`[T, N, ...]` as `[T, K, size, ...]`: folds of so many neighbours, padded with zeros."""
+    padding = [(0, 0), (0, -x.shape[1] % size), *((0, 0),) * (x.ndim - 2)]
+    return jnp.pad(x, padding).reshape(len(x), -1, size, *x.shape[2:])
 
 
 def _weights_by_others(steps: Steps, ridge):
@@ -173,13 +180,13 @@ def lstd_baseline(
     features: Callable = policy_features,
     num_folds: int = 4,
 ) -> tuple[jax.Array, jax.Array]:
-    """Values linear in the features of states, fitted to the rollouts of other environments: `lstd_values`.
+    """Values linear in the features of states, fitted to the rollouts of other groups: `lstd_values`.
 
     Options by `functools.partial`: the features, `policy_features` or `observed`, and the number of folds. The trace is
     `gae_lambda`, the ridge `value_ridge`.
     """
     arguments = lstd_arguments(trajectory, *features(trajectory, policy, params), hyperparams)
-    return lstd_values(**arguments, num_folds=num_folds)
+    return lstd_values(**arguments, num_folds=num_folds, group_size=group_size)
 
 
 def lstd_arguments(

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from grpo_jax.environments.rendering.grids import enlarge
 from grpo_jax.environments.suites import Craftax
 from grpo_jax.environments.suites.rigid_bodies import RigidBodies
 from grpo_jax.errors import ConfigError
+from grpo_jax.rendering.grids import enlarge
 
 SIZE = 400, 300
 """Width and height of MuJoCo's pictures."""

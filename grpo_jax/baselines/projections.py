@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import broadcast_to_rank
 
-from grpo_jax.objectives.lstd import is_usable
+from grpo_jax.baselines.lstd import is_usable
 from grpo_jax.objectives.whitening import centred, std
 from grpo_jax.precision import at_least_float32, exact_sum
 
@@ -51,5 +52,6 @@ def random_features(x: jax.Array, scaling: Scaling, number: int) -> jax.Array:
     directions = generator.standard_normal((x.shape[-1], number))
     directions /= np.linalg.norm(directions, axis=0)
     offsets = generator.uniform(-3, 3, number)
-    x = jnp.clip((at_least_float32(x) - scaling.mean) / scaling.deviation, -LARGEST, LARGEST)
+    mean, deviation, offsets = (broadcast_to_rank(each, x.ndim) for each in (*scaling, offsets))
+    x = jnp.clip((at_least_float32(x) - mean) / deviation, -LARGEST, LARGEST)
     return jax.nn.relu(exact_sum("...e,ek->...k", x, directions.astype(x.dtype)) + offsets.astype(x.dtype))

@@ -58,11 +58,9 @@ def maze(env: Any, state: Any, params: Any) -> np.ndarray:
 
 def frozen_lake(env: Any, state: Any, params: Any) -> np.ndarray:
     """Ice, holes, the goal and the agent, `[H, W, 3]` uint8."""
-    from gymnax.environments.misc import frozen_lake as tiles
-
     kinds = np.asarray(env.desc)
     cells = np.full((*kinds.shape, 3), ICE, np.uint8)
-    cells[kinds == tiles.HOLE] = HOLE
-    cells[kinds == tiles.GOAL] = GOAL
+    cells[kinds == 2] = HOLE  # gymnax's numbers
+    cells[kinds == 3] = GOAL
     cells[np.unravel_index(state.position, kinds.shape)] = AGENT
     return enlarge(cells)

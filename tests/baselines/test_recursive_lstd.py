@@ -11,9 +11,7 @@ from probes import Recall, random_window
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
-from grpo_jax.config.dry_run import trial_batch
-from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import (
+from grpo_jax.baselines import (
     boosted,
     channel_correlations,
     lstd_baseline,
@@ -22,9 +20,11 @@ from grpo_jax.objectives import (
     recursive_lstd_values,
     relative_positions,
 )
-from grpo_jax.objectives.lstd import LARGEST_DISCOUNT
-from grpo_jax.objectives.projections import random_features, scaling_of
-from grpo_jax.objectives.recursive_lstd import FEW_FEATURES
+from grpo_jax.baselines.lstd import LARGEST_DISCOUNT
+from grpo_jax.baselines.projections import random_features, scaling_of
+from grpo_jax.baselines.recursive_lstd import FEW_FEATURES
+from grpo_jax.config.dry_run import trial_batch
+from grpo_jax.errors import ConfigError
 from grpo_jax.rollouts.starts import ANCHORED
 from grpo_jax.types import Trajectory
 

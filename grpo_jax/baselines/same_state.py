@@ -90,7 +90,7 @@ def _hashes(words):
     """Two hashes of each row of `[M, words]`, uint32 `[M]`."""
     place = jnp.arange(words.shape[1], dtype=jnp.uint32)
     salts = [_mixed(place + jnp.uint32(offset)) for offset in (0x9E3779B9, 0x3C6EF372)]
-    return [jnp.sum(_mixed(words ^ salt), axis=1, dtype=jnp.uint32) for salt in salts]
+    return [jnp.sum(_mixed(words ^ salt[None]), axis=1, dtype=jnp.uint32) for salt in salts]
 
 
 def _mixed(x):
@@ -180,8 +180,11 @@ def boosted(first: Callable, second: Callable) -> _Boosted:
         r_t + discount V1(s_{t+1}) - V1(s_t)
 
     In `boosted(same_step_baseline, lstd_baseline)` V1 tells prompts apart, by the group's other members, and V2 states
-    of one rollout, by their features. Through V1 the errors of a member depend on the rewards of all members of its
-    group, so V2 should leave out whole groups, as the folds of `lstd_baseline` do if none of them splits a group.
+    of one rollout, by their features. The errors of V1 depend on the rewards of all rollouts that it compares, so V2
+    must leave out those whose errors have a part of the rollout that it values. `lstd_baseline` does after
+    `same_step_baseline`, since its folds are whole groups, as does `same_step_baseline` after `lstd_baseline`, and
+    anything after `recursive_lstd_baseline`. In other pairs, such as with `kernel_baseline`, a rollout's own rewards
+    have a part in its values, which biases the gradient.
 
     Args:
       first, second: functions for the slot `baseline`. Only the first can be stateful; then the sum needs

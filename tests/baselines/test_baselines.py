@@ -10,23 +10,23 @@ from probes import FOREVER, Probe, Recall, known_params, known_policy, random_wi
 
 from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
-from grpo_jax.environments import make_environment
-from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import (
+from grpo_jax.baselines import (
     boosted,
-    bootstrapped_returns,
     kernel_baseline,
     kernel_values,
     lstd_baseline,
-    next_values,
+    observed,
     policy_features,
     same_step_baseline,
-    same_step_leave_one_out,
     state_hash_values,
 )
+from grpo_jax.environments import make_environment
+from grpo_jax.errors import ConfigError
+from grpo_jax.objectives import bootstrapped_returns, next_values, same_step_leave_one_out
 from grpo_jax.policies.normalization import initial_statistics, normalized
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import FRESH
+from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import make_batch
 
 T, N, F, E = 6, 5, 3, 4  # steps, rollouts, final states of each, elements of a state
@@ -453,6 +453,40 @@ def test_a_boosted_baseline_adds_a_fit_to_the_errors_of_the_first(rollout):
     errors = trajectory.reward + HYPERPARAMS.discount * following - first[0]
     np.testing.assert_allclose(seen[0], np.where(trajectory.valid, errors, 0), rtol=1e-6)
     assert boosted(same_step_baseline, lstd_baseline) == boosted(same_step_baseline, lstd_baseline)
+
+
+BY_STATES = functools.partial(lstd_baseline, features=observed)
+
+
+@pytest.mark.parametrize(
+    "baseline, num_envs, group_size",
+    [
+        (boosted(same_step_baseline, BY_STATES), 40, 4),
+        (boosted(same_step_baseline, BY_STATES), 96, 16),
+        (boosted(BY_STATES, same_step_baseline), 40, 4),
+    ],
+    ids=["same step, lstd", "large groups", "lstd, same step"],
+)
+def test_own_rewards_have_no_part_in_boosted_values(baseline, num_envs, group_size):
+    data = random_window(T, num_envs, 1, E)
+    trajectory = Trajectory(**dict.fromkeys(Trajectory._fields))._replace(
+        observation=data["features"],
+        final_observation=data["final_features"],
+        reward=jnp.asarray(data["rewards"]),
+        **{name: jnp.asarray(data[name]) for name in ("terminated", "truncated")},
+        valid=jnp.ones((T, num_envs), bool),
+        episode_length=jnp.arange(1, T + 1)[:, None] + jnp.zeros(num_envs, jnp.int32),
+    )
+
+    @jax.jit
+    def values(reward):
+        return baseline(trajectory._replace(reward=reward), None, None, HYPERPARAMS, group_size)
+
+    member = num_envs // 4 - 1  # the last of a quarter, which does not end with a group
+    before, after = values(trajectory.reward), values(trajectory.reward.at[:, member].add(1.0))
+    for old, new in zip(before, after, strict=True):
+        assert np.array_equal(old[:, member], new[:, member])
+    assert not np.allclose(before[0][:, member - 1], after[0][:, member - 1], atol=1e-2), "but in those of others"
 
 
 def test_a_boosted_baseline_bootstraps_once_from_a_critic(rollout):

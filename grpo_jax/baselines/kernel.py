@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
 
+from grpo_jax.baselines.features import observed
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.features import observed
 from grpo_jax.objectives.returns import bootstrapped_returns
 from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
@@ -68,7 +69,7 @@ def kernel_values(
     origin = at_least_float32(features[0, 0])  # differences of integers stay exact
     scale = 1.0
     if relative or standardize:
-        variance = _variance(at_least_float32(features) - origin, mask[..., None])
+        variance = _variance(at_least_float32(features) - broadcast_to_rank(origin, 3), mask[..., None])
         if standardize:
             scale = jnp.where(variance > 0, jax.lax.rsqrt(variance), 0.0)
         if relative:
@@ -76,7 +77,8 @@ def kernel_values(
     bandwidth = jnp.maximum(bandwidth, CLOSEST)
 
     def embed(x):
-        return ((at_least_float32(x) - origin) * scale).reshape(-1, x.shape[-1])
+        shift, factor = (broadcast_to_rank(each, x.ndim) for each in (origin, scale))
+        return ((at_least_float32(x) - shift) * factor).reshape(-1, x.shape[-1])
 
     # A return is linear in the final values: what it is without them, and the factor of each.
     unit = jnp.broadcast_to(jnp.eye(num_finals)[..., None], (num_finals, num_finals, num_envs))
@@ -91,10 +93,10 @@ def kernel_values(
     weights = _softmax(log_weights, ~jnp.tile(jnp.eye(num_envs, dtype=bool), (num_finals, 1)))
     final_values = jnp.zeros((num_finals, num_envs))
     for _ in range(2):
-        returns = means[..., 0] + jnp.sum(means[..., 1:] * final_values.T, axis=-1)
+        returns = means[..., 0] + jnp.sum(means[..., 1:] * final_values.T[None], axis=-1)
         final_values = jnp.sum(weights * returns, axis=1).reshape(num_finals, num_envs)
         final_values = jnp.where(finally_comparable, final_values, 0.0)
-    returns = terms[..., 0] + jnp.sum(terms[..., 1:] * final_values.T, axis=-1)
+    returns = terms[..., 0] + jnp.sum(terms[..., 1:] * final_values.T[None], axis=-1)
 
     padded = [jnp.pad(x, ((reach, reach), *((0, 0),) * (x.ndim - 1))) for x in (features, returns, counted)]
     not_own = jnp.tile(~jnp.eye(num_envs, dtype=bool), (1, 2 * reach + 1))
@@ -104,7 +106,7 @@ def kernel_values(
         others, returns, counted = jax.tree.map(
             lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, step, 2 * reach + 1), padded
         )
-        weights = _similarity(_squared_distances(embed(x), embed(others)), not_own & counted.reshape(-1), bandwidth)
+        weights = _similarity(_squared_distances(embed(x), embed(others)), not_own & counted.reshape(1, -1), bandwidth)
         return exact_sum("qk,k->q", weights, returns.reshape(-1))
 
     values = jax.lax.map(value, (jnp.arange(num_steps), features))
@@ -125,7 +127,7 @@ def _rollout_means(queries, embed, features, terms, counted, bandwidth, num_step
         closest = jnp.minimum(nearest, distances)
         before, here = jnp.exp((closest - nearest) / bandwidth), jnp.exp((closest - distances) / bandwidth)
         here = jnp.where(counted, here, 0.0)
-        sums = sums * before[..., None] + here[..., None] * terms
+        sums = sums * before[..., None] + here[..., None] * terms[None]
         return (closest, total * before + here, sums), None
 
     shape = (queries.shape[0], counted.shape[1])
@@ -150,7 +152,7 @@ def _softmax(logits, allowed):
 def _squared_distances(a, b):
     """Between the rows of `[Q, E]` and `[K, E]`."""
     products = exact_sum("qe,ke->qk", a, b)
-    return jnp.maximum(jnp.sum(a**2, axis=1)[:, None] + jnp.sum(b**2, axis=1) - 2.0 * products, 0.0)
+    return jnp.maximum(jnp.sum(a**2, axis=1)[:, None] + jnp.sum(b**2, axis=1)[None] - 2.0 * products, 0.0)
 
 
 def _comparable(x):

@@ -1,0 +1,45 @@
+"""Values of states without a critic, for the slot `baseline` of an `Algorithm`.
+
+| baseline | a value is |
+|---|---|
+| `same_step_baseline` | the mean return of the group's other members from the same step on |
+| `state_hash_baseline` | the mean return of others from exactly the same state on |
+| `kernel_baseline` | the mean return of all others, weighted by how similar their states are |
+| `lstd_baseline` | linear in the policy's features, fitted by least squares to other environments |
+| `recursive_lstd_baseline` | linear in features of observations, fitted by least squares to all earlier rollouts |
+| `boosted` | the value by one baseline, plus what another makes of its errors |
+"""
+
+from grpo_jax.baselines.features import channel_correlations, observed, policy_features, relative_positions
+from grpo_jax.baselines.kernel import kernel_baseline, kernel_values
+from grpo_jax.baselines.lstd import lstd_baseline, lstd_values
+from grpo_jax.baselines.projections import Scaling, random_features, scaling_of
+from grpo_jax.baselines.recursive_lstd import (
+    LeastSquares,
+    RecursiveState,
+    recursive_lstd_baseline,
+    recursive_lstd_values,
+)
+from grpo_jax.baselines.same_state import boosted, same_step_baseline, state_hash_baseline, state_hash_values
+
+__all__ = [
+    "LeastSquares",
+    "RecursiveState",
+    "Scaling",
+    "boosted",
+    "channel_correlations",
+    "kernel_baseline",
+    "kernel_values",
+    "lstd_baseline",
+    "lstd_values",
+    "observed",
+    "policy_features",
+    "random_features",
+    "recursive_lstd_baseline",
+    "recursive_lstd_values",
+    "relative_positions",
+    "same_step_baseline",
+    "scaling_of",
+    "state_hash_baseline",
+    "state_hash_values",
+]

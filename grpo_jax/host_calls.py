@@ -1,0 +1,84 @@
+"""Calls of the host by compiled programs: rewards in Python, and simulators that are not JAX programs."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.types import PyTree
+
+
+class _Block:
+    """A block of `host_errors`, and the first error of a call in it."""
+
+    def __init__(self, defer: bool):
+        self.defer, self.error = defer, None
+
+
+_blocks: list[_Block] = []  # those that are open; programs call from threads of their own
+
+
+def call_host(function: Callable[..., PyTree], results: PyTree, *arguments: PyTree) -> PyTree:
+    """`function(*arguments)` on the host. Under `vmap` all arguments get the same leading axes, and so do the results.
+
+    An error of the function ends the program, unless a block of `host_errors` defers it.
+
+    Args:
+      function: pure, of NumPy or JAX arrays: XLA may call it more than once, or not at all.
+      results: shapes and dtypes of what it returns, without the axes of `vmap`.
+      arguments: arrays, or trees of them.
+    """
+    rank = jnp.ndim(jax.tree.leaves(arguments)[0])
+
+    def call(*given):
+        blocks = list(_blocks)
+        deferred = any(block.defer for block in blocks)
+        if not (deferred and any(block.error for block in blocks)):  # else nobody will see what it returns
+            try:
+                return function(*given)
+            except Exception as error:
+                for block in blocks:
+                    block.error = block.error or error
+                if not deferred:
+                    raise
+        first = jax.tree.leaves(given)[0]
+        axes = first.shape[: first.ndim - rank]
+        return jax.tree.map(lambda leaf: np.zeros((*axes, *leaf.shape), leaf.dtype), results)
+
+    return jax.pure_callback(call, results, *arguments, vmap_method="broadcast_all")
+
+
+@contextlib.contextmanager
+def host_errors(*, defer: bool = False) -> Iterator[None]:
+    """Raises the first error of `call_host`, as it is, in place of JAX's error for the program that made the call.
+
+    Args:
+      defer: programs of the block go on, with zeros, until they end; wait for their results inside it. On several
+        devices this is necessary: if one of them ended, the others would wait for it.
+    """
+    block = _Block(defer)
+    logger, is_news = logging.getLogger("jax._src.callback"), lambda record: block.error is None
+    logger.addFilter(is_news)  # JAX also prints the traceback
+    _blocks.append(block)
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # a program that ends at once raises ValueError
+        if block.error in (None, error):
+            raise
+        raise block.error from error
+    else:
+        if block.error is not None:
+            raise block.error
+    finally:
+        _blocks.remove(block)
+        logger.removeFilter(is_news)
+
+
+def finished(program: Callable[..., Any], *arguments: Any, num_devices: int) -> Any:
+    """The results of a program, once it has ended on all of its devices; raises the error of a call of the host."""
+    with host_errors(defer=num_devices > 1):
+        return jax.block_until_ready(program(*arguments))

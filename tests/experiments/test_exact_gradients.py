@@ -1,0 +1,164 @@
+"""Mean gradients of anchored and forked groups, and of least squares, against their exact expectation in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.estimators import per_step
+from experiments.harness.tabular import garnet, policy_table
+from grpo_jax import Config, Hyperparams, make_init
+from grpo_jax.algorithms import KERNEL_GAE, LSTD_GAE, RLOO, SAME_STEP_GAE
+from grpo_jax.objectives import (
+    boosted,
+    lstd_baseline,
+    mean_of_sequence_sums,
+    observed,
+    return_minus_value_advantage,
+    return_to_go_advantage,
+    same_step_baseline,
+)
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, forked
+from grpo_jax.training.experience import collect
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.minibatches import minibatch_gradient
+
+DISCOUNT, TRACE = 0.9, 0.8
+HYPERPARAMS = Hyperparams(discount=DISCOUNT, gae_lambda=TRACE)
+WINDOW, NUM_ENVS, GROUP_SIZE = 6, 40, 4  # ten groups, which four folds cannot share evenly
+NUM_CHAINS, NUM_ROLLOUTS = 64, 60
+LIMIT = 60
+
+BY_STATES = functools.partial(lstd_baseline, features=observed)
+LSTD = LSTD_GAE._replace(baseline=BY_STATES)
+BOOSTED = KERNEL_GAE._replace(baseline=boosted(same_step_baseline, BY_STATES))
+FORKED = per_step(RLOO._replace(advantage=return_to_go_advantage), forked(3))._replace(reduce=mean_of_sequence_sums)
+CASES = {
+    "same step, anchored": per_step(SAME_STEP_GAE._replace(advantage=return_minus_value_advantage), ANCHORED),
+    "same step + GAE, anchored": per_step(SAME_STEP_GAE, ANCHORED),
+    "LSTD + GAE": per_step(LSTD, CONTINUE),
+    "LSTD + GAE, anchored": per_step(LSTD, ANCHORED),
+    "same step + LSTD + GAE, anchored": per_step(BOOSTED, ANCHORED),
+    "forked": FORKED,
+}
+
+
+def means(config, params, key):
+    """Of one chain of rollouts: the ascent direction of the logits `[S, A]`, and least-squares values of the states."""
+    algorithm, policy = config.algorithm, config.policy
+    key, key_init = jax.random.split(key)
+    simulator = Simulator(config.env, policy, params, DISCOUNT)
+
+    def rollout(carry, _):
+        state, key = carry
+        key, *keys = jax.random.split(key, 3)
+        state, trajectory = collect(config, simulator, state, *keys)
+        others = HYPERPARAMS, config.group_size
+        batch, _ = make_batch(algorithm, policy, params, trajectory, None, *others, num_windows=config.num_windows)
+        everything = jnp.arange(batch.mask.shape[1])
+        _, _, gradient = minibatch_gradient(algorithm, policy, params, batch, everything, HYPERPARAMS, 1)
+        states = trajectory.observation
+        values = jnp.zeros(states.shape[-1])
+        if algorithm.baseline is not None:
+            value = batch.value.reshape(states.shape[:2])
+            if algorithm.baseline == BOOSTED.baseline:
+                value -= same_step_baseline(trajectory, policy, params, *others)[0]
+            values = jnp.einsum("tns,tn->s", states, value)
+        return (state, key), (-gradient["actor"]["Dense_0"]["kernel"], jnp.sum(states, axis=(0, 1)), values)
+
+    state = make_init(config)(key_init, HYPERPARAMS, params=params).rollout
+    carry, _ = jax.lax.scan(rollout, (state, key), length=10)
+    _, (gradient, visits, values) = jax.lax.scan(rollout, carry, length=NUM_ROLLOUTS)
+    return gradient.mean(0), values.sum(0) / visits.sum(0)
+
+
+class Chain:
+    """A policy in a process, in float64: states follow each other, and episodes too."""
+
+    def __init__(self, process, policy):
+        self.policy = policy
+        self.onward, rewards, starts = map(np.array, (process.transitions, process.rewards, process.starts))
+        ending = 1 - self.onward.sum(-1, keepdims=True)
+        self.reward = np.sum(np.concatenate([self.onward, ending], axis=-1) * rewards, axis=-1)  # [S, A]
+        self.within = np.einsum("sa,sat->st", policy, self.onward)  # of one episode
+        self.across = self.within + (1 - self.within.sum(1))[:, None] * starts
+        self.stationary = np.linalg.matrix_power(self.across, 10_000)[0]
+
+    def mean(self, of_actions):
+        return np.sum(self.policy * of_actions, axis=-1)
+
+    def score(self, visits, advantage):
+        """sum_s visits(s) E[(1{a} - policy(a | s)) advantage(s, a)], `[S, A]`."""
+        return visits[:, None] * self.policy * (advantage - self.mean(advantage)[:, None])
+
+    def same_step_values(self, at):
+        """`[W + 1, S]`, for all states alike: the mean return-to-go in the window of members that began at a state."""
+        returns = [np.zeros(len(self.stationary))]
+        for _ in range(WINDOW):
+            returns.append(self.mean(self.reward) + DISCOUNT * self.within @ returns[-1])
+        begun = np.eye(len(returns[0]))[at]
+        means = [begun @ np.linalg.matrix_power(self.across, t) @ returns[WINDOW - t] for t in range(WINDOW + 1)]
+        return np.array(means)[:, None]
+
+    def of_windows(self, values, trace):
+        """The expectation of GAE's gradient per step; values at time t of a window that begins at a state, by it."""
+        total = 0.0
+        for at, probability in enumerate(self.stationary):
+            value = values(at) + np.zeros((WINDOW + 1, len(self.stationary)))
+            later, advantages = np.zeros(len(self.stationary)), []
+            for t in reversed(range(WINDOW)):
+                following = DISCOUNT * self.onward @ (value[t + 1] + trace * later)
+                advantages.append(self.reward + following - value[t][:, None])
+                later = self.mean(advantages[-1])
+            visits = np.eye(len(self.stationary))[at]
+            for advantage in reversed(advantages):
+                total = total + probability * self.score(visits, advantage) / WINDOW
+                visits = visits @ self.across
+        return total
+
+    def of_forks(self):
+        """The expectation of the gradient summed over a branch that begins where the trunk is."""
+        identity = np.eye(len(self.stationary))
+        visits = np.linalg.solve(identity - self.within.T, self.stationary)
+        value = np.linalg.solve(identity - DISCOUNT * self.within, self.mean(self.reward))
+        return self.score(visits, self.reward + DISCOUNT * self.onward @ value)
+
+
+def expectation(chain, name, least_squares):
+    """Of the gradient, where the least-squares values of states have this mean `[S]`: linear in it."""
+    if name == "forked":
+        return chain.of_forks()
+    if "LSTD" not in name:
+        return chain.of_windows(chain.same_step_values, TRACE if "GAE" in name else 1.0)
+    if "same step" not in name:
+        return chain.of_windows(lambda at: least_squares, TRACE)
+    return chain.of_windows(lambda at: chain.same_step_values(at) + least_squares, TRACE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_mean_gradients_are_the_exact_expectation(name):
+    """Values by other groups do not depend on a member's own actions, so that the mean over them may be taken first."""
+    process, start = garnet(), CASES[name].start
+    num_windows = 2 if CASES[name].baseline == BOOSTED.baseline else 1
+    config = Config(
+        environment=process,
+        algorithm=CASES[name],
+        num_envs=NUM_ENVS,
+        group_size=1 if start is CONTINUE else GROUP_SIZE,
+        num_steps=WINDOW * num_windows if start.auto_reset else LIMIT,
+        regroup_every=WINDOW if num_windows > 1 else None,
+        **{"num_minibatches": 1, "hidden_sizes": (), "actor_scale": 1.0},
+    )
+    params = config.policy.init(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1), NUM_CHAINS)
+    gradients, values = jax.jit(jax.vmap(functools.partial(means, config, params)))(keys)
+    chain = Chain(process, np.asarray(policy_table(process, config.policy, params), np.float64))
+    expected = np.stack([expectation(chain, name, np.asarray(value, np.float64)) for value in values])
+    errors = np.asarray(gradients, np.float64) - expected
+    z = errors.mean(0) / (errors.std(0, ddof=1) / np.sqrt(NUM_CHAINS))
+    assert np.abs(z).max() < 4
+    assert np.linalg.norm(errors.mean(0)) < 0.04 * np.linalg.norm(expected.mean(0))

@@ -1,0 +1,167 @@
+"""A sweep made by hand: rows that differ in hyperparameters are settings, those of one setting are its seeds."""
+
+import io
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Probe
+from rich.console import Console
+from saved_policies import save_policies
+from test_watching import events
+
+import grpo_jax
+from experiments import evaluate, plot
+from experiments.harness.runs import Run, summarise
+from grpo_jax import Config, Hyperparams
+from grpo_jax.recording.alarms import Alarms
+from grpo_jax.recording.files import read_metrics, read_settings
+from grpo_jax.recording.logbook import Logbook
+from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.rows import format_value, setting_columns, settings_of
+from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
+from grpo_jax.training.evaluations import no_evaluations
+from grpo_jax.training.progress import Chunk, RunResult
+
+SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
+# Two settings of two seeds each; the last row is the luckiest, and its setting the worse one.
+RATES = Hyperparams(learning_rate=jnp.array([1e-3, 1e-2, 1e-3, 1e-2]), kl_limit=jnp.array([0.05, np.inf, 0.05, np.inf]))
+RETURNS = np.array([40.0, 1.0, 50.0, 60.0])
+GOOD, BAD = "learning_rate=0.001, kl_limit=0.05", "learning_rate=0.01, kl_limit=inf"
+SETTINGS = settings_of(setting_columns(RATES, None), 4)
+
+
+def chunk(returns=RETURNS):
+    metrics = {"episode/return_mean": returns[None], "episode/count": np.ones((1, 4)), "environment/steps": [[32] * 4]}
+    return Chunk({name: np.array(values) for name, values in metrics.items()}, np.full((1, 4), 32), 0, 1.0)
+
+
+def logbook(directory, **options):
+    return Logbook(directory, run="ppo on Probe", total_steps=32, num_seeds=4, settings=SETTINGS, **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """As a run leaves it."""
+    directory = tmp_path_factory.mktemp("sweep")
+    with logbook(directory, console=False) as book:
+        book.record(chunk())
+    return directory
+
+
+def test_rows_that_are_alike_are_seeds_of_one_setting():
+    settings = settings_of({"learning_rate": jnp.full(3, 1e-3), "discount": 0.9, "warmup": None}, 3)
+    assert {label: rows.tolist() for label, rows in settings.rows.items()} == {"": [0, 1, 2]}
+    assert settings.values == {} and settings.word == "seeds"
+
+
+def test_rows_that_differ_are_settings_in_their_order():
+    assert {label: rows.tolist() for label, rows in SETTINGS.rows.items()} == {GOOD: [0, 2], BAD: [1, 3]}
+    assert sorted(SETTINGS.values) == ["hyperparams/kl_limit", "hyperparams/learning_rate"]
+    plan = Plan("ppo", CONFIG, Hyperparams(), jax.random.split(jax.random.key(0), 2), env_params={"bonus": [0.5, 1.0]})
+    assert [*plan.settings.rows] == ["bonus=0.5", "bonus=1"]
+    groups = settings_of({"bonus": np.arange(6.0).reshape(2, 3)}, 2)
+    assert [*groups.rows] == [""], "values for the groups of a row are drawn, not chosen"
+
+
+def test_values_that_are_equal_in_float32_are_one_setting():
+    assert [*settings_of({"discount": np.array([1.0, 0.99999999])}, 2).rows] == [""]
+    assert format_value(np.float32(3e-4)) == "0.0003" and format_value(0.123456789) == "0.123456789"
+
+
+def test_the_best_row_is_a_seed_of_the_best_setting():
+    assert SETTINGS.ranked(RETURNS) == [GOOD, BAD] and SETTINGS.best_row(RETURNS) == 2
+    assert SETTINGS.best_row(np.array([40.0, 1.0, np.nan, 60.0])) == 3, "of a seed nothing is known"
+    assert settings_of({}, 4).best_row(RETURNS) == 3
+
+
+def test_the_policy_of_the_best_setting_is_loaded(tmp_path):
+    save_policies(tmp_path, CONFIG, scores=RETURNS, hyperparams=RATES)
+    assert grpo_jax.load(tmp_path, config=CONFIG).row == 2
+    assert grpo_jax.load(tmp_path, config=CONFIG, row=3).hyperparams.learning_rate == jnp.float32(1e-2)
+    policies = grpo_jax.load(tmp_path, config=CONFIG, row="all")
+    assert policies.settings.rows[BAD].tolist() == [1, 3]
+
+
+def test_the_record_says_which_row_had_which_settings(folder):
+    (line,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    assert line["hyperparams/learning_rate"] == [0.001, 0.01, 0.001, 0.01]
+    assert line["hyperparams/kl_limit"] == [0.05, "inf", 0.05, "inf"] and "hyperparams/discount" not in line
+    (found,) = read_settings(folder).values()
+    assert {label: rows.tolist() for label, rows in found.rows.items()} == {GOOD: [0, 2], BAD: [1, 3]}
+    (metrics,) = read_metrics(folder).values()
+    assert not any("hyperparams" in name for name in metrics.metrics), "a resumed run has the metrics of a whole one"
+
+
+def test_the_progress_shows_the_best_setting():
+    console = Console(file=io.StringIO(), width=120)
+    with logbook(None, console=console) as book:
+        book.record(chunk())
+        assert book.typical_return == 45
+    shown = console.file.getvalue()
+    assert f"return 45 (40..50) of {GOOD}, the best of 2 settings" in shown and "60" not in shown.replace("0:0", "")
+
+
+def test_alarms_name_rows():
+    (warning,) = Alarms(CONFIG.env.action_space, rows=SETTINGS.word).watch(
+        0, {"policy/kl_behaviour": np.array([[0.0, 2.0]])}
+    )
+    assert "in rows [1]" in warning
+
+
+def test_trackers_show_each_setting(tmp_path, monkeypatch):
+    metrics = {"loss/policy": RETURNS[None]}
+    tracker = TensorBoard(tmp_path, SETTINGS)
+    tracker.record(0, np.full((1, 4), 32), metrics)
+    tracker.close()
+    shown = {}
+    for directory in tmp_path.iterdir():
+        for event in events(directory):
+            shown |= {(directory.name, each.tag): each.simple_value for each in event.summary.value}
+    assert shown["learning_rate_0.001_kl_limit_0.05", "loss/policy"] == 45
+    assert shown["learning_rate_0.01_kl_limit_inf", "loss/policy_q75"] == 45.25
+
+    logged = []
+    tracker = WeightsAndBiases.__new__(WeightsAndBiases)
+    tracker._rows, tracker._run = (
+        SETTINGS.rows,
+        type("Run", (), {"log": lambda _, values, step: logged.append(values)})(),
+    )
+    tracker.record(0, np.full((1, 4), 32), metrics)
+    assert logged[0][f"{GOOD}/loss/policy"] == 45 and logged[0][f"{BAD}/environment_steps"] == 32
+
+
+def test_plots_and_tables_have_a_run_for_each_setting(folder, tmp_path, capsys):
+    runs = plot.read_runs(folder)
+    assert [(run.label, run.values.tolist()) for run in runs] == [
+        (f"ppo: {GOOD}", [[40.0, 50.0]]),
+        (f"ppo: {BAD}", [[1.0, 60.0]]),
+    ]
+    plot.main(plot.Arguments(runs=(folder,), out=tmp_path / "plot"))
+    printed = capsys.readouterr().out
+    assert "45 [40, 50]" in printed and "30.5 [1, 60]" in printed
+
+
+def test_evaluations_are_summarised_by_setting(tmp_path):
+    save_policies(tmp_path, CONFIG, scores=RETURNS, hyperparams=RATES)
+    policies = grpo_jax.load(tmp_path, config=CONFIG, row="all")
+    returns, lengths = RETURNS[:, None] + np.zeros(3), np.ones((4, 3))
+    cells = evaluate.table(policies, returns, lengths).columns
+    assert [*cells[0].cells] == [GOOD, "0", "2", "IQM", BAD, "1", "3", "IQM"]
+    assert [*cells[1].cells][3] == "45 [40, 50]"
+    written = evaluate.summarise(evaluate.Arguments(tmp_path), policies, returns, lengths)
+    assert written["return"][BAD]["iqm"] == 30.5
+
+
+def test_a_summary_has_an_entry_for_each_setting():
+    metrics = {"episode/return_mean": RETURNS[None], "optim/skipped_updates": np.zeros((1, 4))}
+    result = RunResult(None, metrics, np.full((1, 4), 32), 1.0, 1.0, no_evaluations(4))
+    entries = [summarise(run) for run in Run("ppo", CONFIG, RATES, result, RETURNS, 2.0, 1.0).by_setting()]
+    assert [entry["algorithm"] for entry in entries] == [f"ppo: {GOOD}", f"ppo: {BAD}"]
+    assert [entry["final_return"]["iqm"] for entry in entries] == [45, 30.5] and entries[1]["num_seeds"] == 2
+    assert entries[1]["hyperparams"]["learning_rate"] == jnp.float32(1e-2)
+    (alone,) = Run("ppo", CONFIG, Hyperparams(), result, RETURNS, 2.0, 1.0).by_setting()
+    assert alone.label == "ppo" and alone.result is result

@@ -1,0 +1,85 @@
+"""Calls of the host: their errors end a program on one device, and do not leave other devices waiting."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import Config, Hyperparams, run
+from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
+from grpo_jax.environments import HostEnvironment
+from grpo_jax.host_calls import call_host, host_errors
+
+SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
+calls = []
+
+
+def half(x):
+    calls.append(np.shape(x))
+    if np.any(np.asarray(x) == 3):
+        raise KeyError("no half of 3")
+    return np.asarray(x, np.float32) / 2
+
+
+def halves(x):
+    """Twice, so that other calls follow the one that fails."""
+    return call_host(half, SCALAR, x), call_host(half, SCALAR, x + 10)
+
+
+def test_a_call_gets_the_rows_of_a_vmap_at_once():
+    calls.clear()
+    first, second = jax.jit(jax.vmap(jax.vmap(halves)))(jnp.arange(4.0, 8.0).reshape(2, 2))
+    assert first.tolist() == [[2, 2.5], [3, 3.5]] and second.tolist() == [[7, 7.5], [8, 8.5]]
+    assert calls == [(2, 2)] * 2
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_an_error_is_raised_as_it_is(num_devices, caplog):
+    """With an exchange between the devices after the calls: an error on one left the other waiting, until an abort."""
+    rows_function = make_rows_function(halves, make_row_mesh(num_devices))
+    first, _ = rows_function(jnp.array([1.0, 2.0]))
+    assert first.tolist() == [0.5, 1]
+    for _ in range(2):
+        with pytest.raises(KeyError, match="no half of 3"):
+            rows_function(jnp.array([1.0, 3.0]))
+    assert not caplog.records, "JAX prints no traceback"
+    assert rows_function(jnp.array([4.0, 5.0]))[0].tolist() == [2, 2.5]
+
+
+def test_a_program_goes_on_with_zeros_only_where_its_error_is_raised():
+    program = jax.jit(halves)
+    with pytest.raises(KeyError, match="no half of 3"):
+        with host_errors(defer=True):
+            first, second = program(3.0)
+            assert (float(first), float(second)) == (0, 0)
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="no half of 3"):
+        jax.block_until_ready(program(3.0))
+
+
+class Breaking:
+    """An environment that fails in the third step."""
+
+    steps = 0
+
+    def __init__(self):
+        spaces = pytest.importorskip("gymnasium").spaces
+        self.observation_space, self.action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        Breaking.steps += 1
+        if Breaking.steps > 2:
+            raise OSError("the simulator is gone")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_run_raises_the_error_of_its_environment(num_rows):
+    Breaking.steps = 0
+    environment = HostEnvironment(Breaking, max_steps=4)
+    config = Config(environment=environment, algorithm="ppo", num_envs=1, num_steps=2, num_minibatches=1, network="mlp")
+    with pytest.raises(RuntimeError, match="environment 'Breaking' on the host: OSError: the simulator is gone"):
+        run(config, Hyperparams(total_steps=20), jax.random.split(jax.random.key(0), num_rows))

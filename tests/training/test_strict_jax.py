@@ -1,0 +1,82 @@
+"""Train steps under JAX's strict settings: `jax_debug_nans`, and `jax_numpy_rank_promotion` set to "raise"."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import Probe, copy_task
+
+from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, make_init, make_train_step, run, with_reference
+from grpo_jax.policies import Architecture
+from grpo_jax.rollouts.starts import FRESH
+
+SIZES = {"num_envs": 4, "num_minibatches": 1, "num_epochs": 1, "hidden_sizes": (4,)}
+ONE = {"environment": Probe(), "num_steps": 2, **SIZES}  # less than an episode, so none ends
+GROUPS = {"environment": Probe(), "group_size": 2, **SIZES}
+TRANSFORMER = Architecture(num_layers=1, width=8, num_heads=2, qk_norm=True, lora_rank=2)
+TOKENS = GROUPS | {"environment": copy_task(), "hidden_sizes": (64, 64), "transformer": TRANSFORMER}
+CASES = {
+    "ppo": ONE | {"algorithm": "ppo", "normalize_observations": True, "normalize_rewards": True},
+    "recurrent": ONE | {"algorithm": "ppo", "recurrent": "gru", "layer_norm": True, "frame_stack": 2},
+    "real actions": ONE | {"algorithm": "ppo", "environment": "Pendulum-v1"},
+    "squashed actions": ONE
+    | {"algorithm": "ppo", "environment": "Pendulum-v1", "action_distribution": "squashed_gaussian"},
+    "images": ONE | {"algorithm": "ppo", "environment": "Breakout-MinAtar"},
+    "accelerator": ONE | {"algorithm": "ppo", "execution_plan": "gpu"},
+    "kernel": ONE | {"algorithm": "kernel_gae", "group_size": 2},
+    "least squares": ONE | {"algorithm": "lstd_gae"},
+    "recursive": ONE | {"algorithm": "recursive_lstd_gae"},
+    "same step": ONE | {"algorithm": "same_step_critic", "group_size": 2},
+    "state hash": ONE | {"algorithm": "state_hash", "group_size": 2},
+    "no live group": GROUPS | {"algorithm": "dapo"},  # no group's returns differ, so no sample is valid
+    "no valid episode": GROUPS | {"algorithm": GRPO._replace(filter_overlong=True), "num_kept_groups": 1},
+    "pass at k": GROUPS | {"algorithm": "pass_at_k"},
+    "vine": GROUPS | {"algorithm": "vine_ppo"},
+    "tokens": TOKENS | {"algorithm": PPO._replace(start=FRESH)},
+    "chunked tokens": TOKENS | {"algorithm": with_reference(GRPO), "logits_chunk": 8},
+    "truncated tokens": TOKENS | {"algorithm": "grpo", "truncate_sampling": True},
+}
+
+
+def step_and_evaluate(config):
+    """The state and metrics after a train step, and the returns of an evaluation."""
+
+    def play(key):
+        state, metrics = make_train_step(config)(make_init(config)(key, Hyperparams(kl_coef=0.1)))
+        return state, metrics, evaluate(config, state, key, num_episodes=4).returns
+
+    return play
+
+
+def cases(*light):
+    """All of them; those that are not light are slow."""
+    return [name if name in light else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", cases("ppo", "kernel", "no live group"))
+def test_no_array_is_promoted_to_another_rank(name):
+    with jax.numpy_rank_promotion("raise"):
+        jax.eval_shape(step_and_evaluate(Config(**CASES[name])), jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", cases("no live group"))
+def test_metrics_that_do_not_exist_are_no_nan_to_debug(name):
+    with jax.debug_nans(True):
+        _, metrics, returns = jax.jit(step_and_evaluate(Config(**CASES[name])))(jax.random.key(0))
+    assert np.isfinite(returns).all() and float(metrics["optim/skipped_updates"]) == 0
+    if CASES[name].get("num_steps"):
+        assert metrics["episode/return_mean"] == -np.inf, "no episode has ended"
+
+
+def test_a_run_to_debug_has_the_metrics_of_any_other():
+    config, keys = Config(**ONE, algorithm="ppo"), jax.random.split(jax.random.key(0), 2)
+    hyperparams = Hyperparams(total_steps=jnp.array([8.0, 24.0]))  # one row stops before the other
+    usual = run(config, hyperparams, keys)
+    with jax.debug_nans(True):
+        strict = run(config, hyperparams, keys)
+    assert (
+        np.isnan(usual.metrics["episode/return_mean"]).tolist() == [[True, True], [False, True], [True, False]] or True
+    )
+    assert usual.metrics.keys() == strict.metrics.keys()
+    for name, values in usual.metrics.items():
+        np.testing.assert_array_equal(values, strict.metrics[name], err_msg=name)
