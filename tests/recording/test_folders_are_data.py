@@ -17,8 +17,9 @@ from saved_policies import save_policies
 import grpo_jax
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.algorithms import ALGORITHMS, with_reference
+from grpo_jax.baselines import boosted, lstd_baseline, observed, same_step_baseline
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import boosted, lstd_baseline, observed, same_step_baseline, tuned
+from grpo_jax.objectives import tuned
 from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
 from grpo_jax.recording.json_fields import CHECKSUM, describe_kind, fits, with_checksum
 from grpo_jax.recording.trusted import find_trusted, trusted_objects
@@ -285,6 +286,7 @@ def test_own_hyperparameters_are_kept_without_their_class(tmp_path, module):
     assert policies.hyperparams.learning_rate.tolist() == [1.0, 2.0]
     assert isinstance(policies.hyperparams, Hyperparams)
     assert policies[1].hyperparams.replace(alpha=3.0).alpha == 3.0
+    assert jax.eval_shape(policies[1].state, jax.random.key(0)).hyperparams.alpha.shape == ()
     again = grpo_jax.load(tmp_path, row="all", config=CATCH)
     assert jax.tree.structure(again) == jax.tree.structure(policies), "both are one class"
     (path,) = tmp_path.glob("policies/*/policy.json")
