@@ -25,8 +25,7 @@ from grpo_jax.language import (
     save_trained,
 )
 from grpo_jax.policies import Architecture, categorical, make_token_policy
-from grpo_jax.recording.checkpoint import check_same
-from grpo_jax.recording.identity import identity
+from grpo_jax.recording.identity import check_same, identity
 
 END = 0
 
