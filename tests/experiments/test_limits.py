@@ -29,7 +29,7 @@ REFUSED = {
     "tokens": ["--total-steps 0", "--target 0", "--target nan", "--num-seeds 0"],
     "reasoning": ["--num-seeds 0", "--target 1.5", "--largest 0", "--vocab-size 10", "--accuracy nan"],
     "tiny-language-model": ["--context 0", "--num-layers 0", "--seed -1"],
-    "values": ["--gae-lambda nan", "--before 0", "--before"],
+    "values": ["--gae-lambda nan", "--before 0 5", "--before", "--num-seeds 0"],
     "gymnax-suite": ["--steps-factor 1e300"],
     "family": ["--algorithms", "--total-steps 0"],
     "token-speed": ["--seconds -1", "--repeats 0"],
