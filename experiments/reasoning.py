@@ -130,14 +130,16 @@ def make_start(out: Path, arguments: Arguments) -> tuple[LanguageTask, PyTree]:
             make_random_model(out, random, arguments)
         task = make_task(out, random, arguments)
         check_plans([language_model.make_plan(arguments, task)], arguments)
+        learnt = None
+        if not all((folder / "config.json").exists() for folder in starts):
+            learnt = imitate_demonstrations(task, read_prompts(out / DEMONSTRATIONS), arguments, console)
     except BaseException:
         if is_new:  # so that a corrected start may use the same folder
             shutil.rmtree(out, ignore_errors=True)
         raise
-    if not all((folder / "config.json").exists() for folder in starts):
-        params = imitate_demonstrations(task, read_prompts(out / DEMONSTRATIONS), arguments, console)
+    if learnt is not None:
         for seed, folder in enumerate(starts):
-            save_trained(folder, task.model, jax.tree.map(lambda leaf, seed=seed: leaf[seed], params))
+            save_trained(folder, task.model, jax.tree.map(lambda leaf, seed=seed: leaf[seed], learnt))
             console.print(f"The model after the demonstrations: {folder}", soft_wrap=True)
     actors = [load_params(folder)["actor"] for folder in starts]
     return task, jax.tree.map(lambda *leaves: jnp.stack(leaves), *actors)

@@ -7,7 +7,7 @@ variance: the fraction of the variance of the discounted returns from those stat
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import Trajectory
 
 from .harness.command import command, make_console, provenance
-from .harness.limits import Count, OutFile, Seed, Seeds, Steps
+from .harness.limits import Between, Count, OutFile, Seed, Seeds, Steps
 from .harness.parsing import parse_flags
 from .harness.settings import settings, split_fields
 from .minatar import GAMES
@@ -42,7 +42,7 @@ class Arguments:
     """Environment steps for which PPO is trained first."""
     before: tuple[Count, ...] = (1, 5, 20)
     """Earlier rollouts of the same policy that the recursive baseline has seen, one column for each number."""
-    gae_lambda: float = 0.8
+    gae_lambda: Annotated[float, Between(0.0, 1.0, "a number from 0 to 1")] = 0.8
     """Lambda of PPO's advantages and of the eligibility of least squares."""
     num_seeds: Seeds = 4
     """Number of policies, each trained with another seed."""

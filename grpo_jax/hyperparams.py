@@ -71,7 +71,8 @@ class Hyperparams:
     value_decay: float = 0.95
     """Factor by which the weight of earlier rollouts falls in each iteration, in `recursive_lstd_baseline`."""
     clip_low: float = 0.2
-    """The probability ratio is clipped from below at 1 - clip_low."""
+    """The probability ratio is clipped from below at 1 - clip_low, so not at all with 1 or more; by gmpo at
+    exp(-clip_low)."""
     clip_high: float = 0.2
     """The probability ratio is clipped from above at 1 + clip_high."""
     value_clip: float = 10.0

@@ -25,3 +25,8 @@ def at_least_float32(x: jax.Array) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x.astype(float)
     return x if jnp.finfo(x.dtype).bits >= 32 else x.astype(jnp.float32)
+
+
+def nan_where(condition: jax.Array) -> jax.Array:
+    """NaN where the condition is true, else 0. A constant NaN would stop `jax_debug_nans` whatever the condition."""
+    return 0.0 / jnp.where(condition, 0.0, 1.0)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +16,7 @@ from grpo_jax.recording.figures import draw_curves
 from grpo_jax.recording.plan import Plan, folder_name
 
 from .command import hardware
-from .limits import Positive, Seeds
+from .limits import Between, Seeds
 from .parsing import chosen
 from .runs import Run, Score, make_plan, sampled_return, score_summary
 from .study import Study, StudyArguments
@@ -37,7 +38,7 @@ class SuiteArguments(StudyArguments):
     """Methods to run, by the names of their columns; the folder's results of the others stay. By default all."""
     num_seeds: Seeds = 5
     """Independent runs of each."""
-    steps_factor: Positive = 1.0
+    steps_factor: Annotated[float, Between(1e-6, 1e6, "a number from 1e-6 to 1e6")] = 1.0
     """Multiplies the environment steps."""
 
 

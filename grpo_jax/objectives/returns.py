@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import same_step_leave_one_out
-from grpo_jax.precision import at_least_float32
+from grpo_jax.precision import at_least_float32, nan_where
 from grpo_jax.types import Trajectory
 
 
@@ -68,7 +68,7 @@ def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array
     num_before = jnp.cumsum(truncated, axis=0) - truncated
     for number, final_value in enumerate(final_values[:-1]):
         following = jnp.where(truncated & (num_before == number), final_value, following)
-    return jnp.where(truncated & (num_before >= len(final_values) - 1), jnp.nan, following)
+    return following + nan_where(truncated & (num_before >= len(final_values) - 1))
 
 
 def discounted_returns(rewards: jax.Array, ended: jax.Array, *, discount: float) -> jax.Array:

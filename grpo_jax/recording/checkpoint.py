@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import itertools
 import logging
 import math
 import os
@@ -20,7 +19,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.identity import BYTECODE, UNKNOWN
+from grpo_jax.recording.identity import check_same
 from grpo_jax.recording.json_fields import check_fields, with_checksum
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Progress, initial_progress
@@ -239,35 +238,6 @@ def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str,
                 )
             return run["notes"]
     return None
-
-
-def check_same(saved: Any, now: Any, name: str = "") -> list[str]:
-    """Raises ConfigError, with the path of the first difference, unless two values of JSON are equal.
-
-    Returns:
-      The paths of values that cannot be compared (see `identity`).
-    """
-    if isinstance(saved, Mapping) and isinstance(now, Mapping):
-        if saved.get(BYTECODE) != now.get(BYTECODE) or (saved == now and UNKNOWN in now):
-            return [name]
-        fields = {**saved, **now}
-        parts = [check_same(saved.get(field), now.get(field), f"{name}.{field}".lstrip(".")) for field in fields]
-        return list(itertools.chain(*parts))
-    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
-        if any(isinstance(part, Mapping) for part in now):
-            parts = [check_same(*pair, f"{name}[{i}]") for i, pair in enumerate(zip(saved, now, strict=True))]
-            return list(itertools.chain(*parts))
-    if saved != now:
-        raise ConfigError(
-            f"{name} is {_brief(now)} here, and {_brief(saved)} in the checkpoints; to resume, use what the run was "
-            "started with, or choose another folder (--out) for a new run"
-        )
-    return []
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):

@@ -6,6 +6,7 @@ import dis
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import sys
 import types
@@ -16,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_path
 
 BYTECODE, UNKNOWN = "bytecode", "cannot be compared"
@@ -94,6 +96,35 @@ def _describe(value: Any, within: tuple[int, ...], seen: dict[int, Any]) -> Any:
         text = repr(value)
         return {UNKNOWN: type(value).__qualname__} if " at 0x" in text else _shortened(text)
     return {"class": part(type(value))} | {name: part(item) for name, item in fields.items()}
+
+
+def check_same(saved: Any, now: Any, name: str = "") -> list[str]:
+    """Raises ConfigError, with the path of the first difference, unless two values of JSON are equal.
+
+    Returns:
+      The paths of values that cannot be compared (see `identity`).
+    """
+    if isinstance(saved, Mapping) and isinstance(now, Mapping):
+        if saved.get(BYTECODE) != now.get(BYTECODE) or (saved == now and UNKNOWN in now):
+            return [name]
+        fields = {**saved, **now}
+        parts = [check_same(saved.get(field), now.get(field), f"{name}.{field}".lstrip(".")) for field in fields]
+        return list(itertools.chain(*parts))
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        if any(isinstance(part, Mapping) for part in now):
+            parts = [check_same(*pair, f"{name}[{i}]") for i, pair in enumerate(zip(saved, now, strict=True))]
+            return list(itertools.chain(*parts))
+    if saved != now:
+        raise ConfigError(
+            f"{name} is {_brief(now)} here, and {_brief(saved)} in the checkpoints; to resume, use what the run was "
+            "started with, or choose another folder (--out) for a new run"
+        )
+    return []
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _of_array(value: np.ndarray | jax.Array) -> str:

@@ -54,10 +54,16 @@ def hyperparams_class(description: Mapping[str, Any], arrays: Arrays, *, trust: 
 
     That of the run, if this process has it or `trust` allows to import it. Otherwise a class with the same fields,
     since hyperparameters are numbers.
+
+    Raises:
+      ConfigError: what was imported is no such class, or a field has no name that it could have.
     """
     path = description[_HYPERPARAMS]
     if trust and path is not None:
-        return import_object(path, _HYPERPARAMS)
+        found = import_object(path, _HYPERPARAMS)
+        if not (isinstance(found, type) and issubclass(found, Hyperparams)):
+            raise ConfigError(f"hyperparams is {path!r}, but must be a class derived from Hyperparams")
+        return found
     for known in _subclasses(Hyperparams):
         if path is not None and import_path(known) == path:
             return known

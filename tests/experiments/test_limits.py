@@ -24,17 +24,18 @@ NAMES = [name for group in COMMANDS.values() for name in group]
 REFUSED = {
     "train": ["--seed 99999999999999999999999", "--seed -1", "--seed 4294967296", "--num-seeds 0", "--hidden-sizes"],
     "sweep": ["--memory-gib nan", "--memory-gib 0", "--samples 0"],
-    "evaluate": ["--seed -1", "--out .", "--num-episodes 0"],
-    "play": ["--fps 0.001", "--fps nan", "--num-episodes 99999999999", "--out ."],
-    "tokens": ["--total-steps 0", "--target 0", "--target nan", "--warm-start .", "--num-seeds 0"],
+    "evaluate": ["--seed -1", "--num-episodes 0"],
+    "play": ["--fps 0.001", "--fps nan", "--num-episodes 99999999999"],
+    "tokens": ["--total-steps 0", "--target 0", "--target nan", "--num-seeds 0"],
     "reasoning": ["--num-seeds 0", "--target 1.5", "--largest 0", "--vocab-size 10", "--accuracy nan"],
     "tiny-language-model": ["--context 0", "--num-layers 0", "--seed -1"],
-    "values": ["--before 0", "--before", "--out ."],
+    "values": ["--gae-lambda nan", "--before 0 5", "--before", "--num-seeds 0"],
+    "gymnax-suite": ["--steps-factor 1e300"],
     "family": ["--algorithms", "--total-steps 0"],
     "token-speed": ["--seconds -1", "--repeats 0"],
     "language-memory": ["--completion-lengths 0", "--completion-lengths"],
     "population": ["--population 0"],
-    "estimators": ["--num-groups 0", "--plot ."],
+    "estimators": ["--num-groups 0"],
 }
 NEEDED = {"evaluate": "runs/a", "play": "runs/a", "tiny-language-model": "--out a --prompts b"}
 
@@ -47,9 +48,15 @@ def arguments_of(name):
 def test_a_value_without_a_meaning_is_refused(name, flags):
     parse = train.parse if name == "train" else parse_flags
     word, *value = flags.split()
-    problem = "has no value; write one or several" if not value else f"{value[0]} is "
+    problem = r"\S+ is not" if value else "has no value; write one or several"
     with pytest.raises(ConfigError, match=f"^{word} {problem}"):
         parse(arguments_of(name), [*NEEDED.get(name, "").split(), *flags.split()])
+
+
+@pytest.mark.parametrize("name, flag", [("evaluate", "--out"), ("play", "--out"), ("tokens", "--warm-start")])
+def test_a_folder_in_place_of_a_file_is_refused(name, flag):
+    with pytest.raises(ConfigError, match=rf"^{flag} \. is a folder; name a file in it, such as results.json"):
+        parse_flags(arguments_of(name), [*NEEDED.get(name, "").split(), flag, "."])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -40,12 +40,6 @@ def test_another_lambda_for_ablations_is_refused(other):
         minatar.methods_of(minatar.Arguments(ablations=True, **other))
 
 
-def test_numbers_of_policies_and_rollouts_are_checked():
-    for wrong in ({"num_seeds": 0}, {"before": ()}, {"before": (0, 5)}):
-        with pytest.raises(ConfigError, match="at least 1"):
-            values.main(values.Arguments(**wrong))
-
-
 def test_a_single_policy_has_no_standard_error():
     assert values.mean_and_error(np.array([0.25])) == "0.250"
     assert values.mean_and_error(np.array([0.2, 0.4])) == "0.300 ± 0.100"

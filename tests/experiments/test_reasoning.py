@@ -94,6 +94,27 @@ def test_a_table_of_means_before_and_after():
     assert [row[0] for row in rows] == ["accuracy, sampled", "accuracy, greedy", "pass@2", "tokens"]
 
 
+def test_more_problems_than_there_are():
+    assert len(make_problems(3, num_terms=1, largest=3, seed=0)) == 3
+    with pytest.raises(ConfigError, match="3 problems with num_terms=1 and largest=3 cannot be found beside 1 others"):
+        make_problems(3, num_terms=1, largest=3, seed=0, excluded=["What is 2?"])
+
+
+def test_a_failed_start_leaves_no_folder_of_its_own(tmp_path, monkeypatch):
+    from experiments import reasoning
+
+    def fail(*arguments):
+        raise ConfigError("unknown algorithm")
+
+    monkeypatch.setattr(reasoning, "make_random_model", lambda out, *_: out.mkdir(exist_ok=True))
+    monkeypatch.setattr(reasoning, "make_task", fail)
+    (tmp_path / "old").mkdir()
+    for name in ("old", "new"):
+        with pytest.raises(ConfigError, match="unknown algorithm"):
+            reasoning.main(reasoning.Arguments(out=tmp_path / name))
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
 @pytest.mark.slow
 def test_from_nothing_to_a_saved_model(tmp_path, capsys):
     pytest.importorskip("tokenizers")

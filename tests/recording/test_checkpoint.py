@@ -19,7 +19,8 @@ from grpo_jax.algorithms import GSPO
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import adaptive_coefficient, group_normalized, outcome, tuned
-from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same, check_same_run
+from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
+from grpo_jax.recording.identity import check_same
 from grpo_jax.recording.plan import describe
 from grpo_jax.training.progress import initial_progress
 from grpo_jax.training.run import initial_states

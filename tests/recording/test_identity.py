@@ -20,8 +20,8 @@ from probes import Probe
 from grpo_jax import PPO, Config, Hyperparams
 from grpo_jax.environments.host import HostEnvironment
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.checkpoint import Checkpoints, check_same, check_same_run
-from grpo_jax.recording.identity import identity
+from grpo_jax.recording.checkpoint import Checkpoints, check_same_run
+from grpo_jax.recording.identity import check_same, identity
 from grpo_jax.recording.plan import Plan
 from grpo_jax.training.progress import initial_progress
 

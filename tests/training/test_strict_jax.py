@@ -8,7 +8,8 @@ from probes import Probe, copy_task
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, make_init, make_train_step, run, with_reference
 from grpo_jax.groups import FRESH
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Architecture, categorical
+from grpo_jax.recording.nan_finder import repeat
 
 SIZES = {"num_envs": 4, "num_minibatches": 1, "num_epochs": 1, "hidden_sizes": (4,)}
 ONE = {"environment": Probe(), "num_steps": 2, **SIZES}  # less than an episode, so none ends
@@ -80,3 +81,20 @@ def test_a_run_to_debug_has_the_metrics_of_any_other():
     assert usual.metrics.keys() == strict.metrics.keys()
     for name, values in usual.metrics.items():
         np.testing.assert_array_equal(values, strict.metrics[name], err_msg=name)
+
+
+def test_nan_is_made_only_for_what_is_wrong():
+    log_prob, logits = categorical(2).log_prob, jnp.zeros((2, 2))
+    with jax.debug_nans(True):
+        assert log_prob(logits, jnp.array([0, 1])).tolist() == [-np.log(np.float32(2))] * 2
+        with pytest.raises(FloatingPointError):
+            log_prob(logits, jnp.array([0, 2]))
+    assert np.isnan(log_prob(logits, jnp.array([0, 2]))).tolist() == [False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ppo", "kernel_gae", "recursive_lstd_gae"])
+def test_no_operation_of_a_sound_step_makes_a_nan(algorithm):
+    """Or `recorded_run(debug_nans=True)` would name it instead of the one at fault."""
+    config = Config(**ONE | {"environment": "CartPole-v1", "algorithm": algorithm})
+    repeat(config, jax.jit(make_init(config))(jax.random.key(0), Hyperparams()))

@@ -7,7 +7,7 @@ from jax.lax import broadcast_to_rank
 
 from grpo_jax.objectives import divergences
 from grpo_jax.policies.distributions.distribution import Distribution
-from grpo_jax.precision import at_least_float32
+from grpo_jax.precision import at_least_float32, nan_where
 
 
 def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
@@ -32,7 +32,7 @@ def _log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
     # A masked sum instead of a gather: the gradient of a gather is a scatter, which is slow for few actions.
     num_actions = logits.shape[-1]
     chosen = action[..., None] == broadcast_to_rank(jnp.arange(num_actions), logits.ndim)
-    nan_outside = jnp.where((action >= 0) & (action < num_actions), 0.0, jnp.nan)
+    nan_outside = nan_where((action < 0) | (action >= num_actions))
     return jnp.sum(jax.nn.log_softmax(logits), axis=-1, where=chosen) + nan_outside
 
 
