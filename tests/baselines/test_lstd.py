@@ -190,7 +190,7 @@ def test_values_of_tokens_are_linear_in_the_last_hidden_states():
         logits = jax.lax.scan(read, start.policy_carry, tokens)[1]
         rewards = trajectory.valid * jax.random.normal(jax.random.key(3), trajectory.reward.shape)
         trajectory = one_carry_per_group(trajectory._replace(reward=rewards), 2)
-        return trajectory, logits, LSTD_GAE.baseline(trajectory, policy, params, hyperparams, 2)
+        return trajectory, logits, LSTD_GAE.baseline.apply(trajectory, (), policy, params, hyperparams, 2)[:2]
 
     trajectory, logits, values = jax.tree.map(np.asarray, play(params))
     assert trajectory.truncated[3].any() and trajectory.terminated.any() and not trajectory.valid[4:].any()
