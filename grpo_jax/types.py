@@ -73,8 +73,7 @@ class Trajectory(NamedTuple):
     carry: PyTree  # carry of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
     action_mask: jax.Array | None = None  # [T, B, num_actions] bool: legal actions; None: all always are
     reward_parts: RewardParts | None = None  # [T, B, K]; None: the environment does not report them
-    # Observations that no step starts from, which only a baseline needs: the final one of each truncated episode, in
-    # order, then the one after the window.
+    # The last observation of each truncated episode, in order, then the one after the rollout. Only baselines use them.
     final_observation: PyTree = None  # each leaf [F, B, ...]
     final_carry: PyTree = None  # carry of the policy at these observations, each leaf [F, B, ...]
     final_value: jax.Array | None = None  # [F, B] critic's values of these observations; None without a critic
@@ -103,12 +102,12 @@ class Trajectory(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """The parts of a batch that stay together in minibatches, so that a slot may compare them. Static."""
+    """What the shuffle must not separate: steps of a sequence, members of a group. Static."""
 
     sequences: bool = False  # the steps of a rollout stay together: they lie along S in order
     members: int = 1  # number of neighbouring sequences that share one carry: group_size, or 1
     minibatches: bool = False  # the gradient of a minibatch is computed in one piece
-    blocks: int = 1  # equal parts of N that are shuffled apart; every minibatch has an equal share of each
+    blocks: int = 1  # shuffle within this many equal parts of N; every minibatch has an equal share of each
 
 
 class Batch(NamedTuple):
