@@ -181,9 +181,9 @@ def boosted(first: Callable, second: Callable) -> _Boosted:
 
     In `boosted(same_step_baseline, lstd_baseline)` V1 tells prompts apart, by the group's other members, and V2 states
     of one rollout, by their features. V1 mixes the rewards of the rollouts that it compares, within a group, so V2 must
-    be fitted without the whole group. Unbiased: `lstd_baseline` after `same_step_baseline`, since its folds do not split
-    groups, `same_step_baseline` after `lstd_baseline`, and anything after `recursive_lstd_baseline`. In other pairs,
-    such as with `kernel_baseline`, a rollout's own rewards leak into its values, which biases the gradient.
+    be fitted without the whole group. Unbiased: `lstd_baseline` after `same_step_baseline`, since its folds do not
+    split groups, `same_step_baseline` after `lstd_baseline`, and anything after `recursive_lstd_baseline`. In other
+    pairs, such as with `kernel_baseline`, a rollout's own rewards leak into its values, which biases the gradient.
 
     Args:
       first, second: functions for the slot `baseline`. Only the first can be stateful; then the sum needs
