@@ -102,12 +102,12 @@ class Trajectory(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """What the shuffle must not separate: steps of a sequence, members of a group. Static."""
+    """The parts of a batch that stay together in minibatches, so that a slot may compare them. Static."""
 
     sequences: bool = False  # the steps of a rollout stay together: they lie along S in order
     members: int = 1  # number of neighbouring sequences that share one carry: group_size, or 1
     minibatches: bool = False  # the gradient of a minibatch is computed in one piece
-    blocks: int = 1  # shuffle within this many equal parts of N; every minibatch has an equal share of each
+    blocks: int = 1  # equal parts of N that are shuffled apart; every minibatch has an equal share of each
 
 
 class Batch(NamedTuple):

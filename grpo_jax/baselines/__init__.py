@@ -7,7 +7,7 @@
 | `kernel_baseline` | the mean return of all others, weighted by how similar their states are |
 | `lstd_baseline` | linear in the policy's features, fitted by least squares to other environments |
 | `recursive_lstd_baseline` | linear in features of observations, fitted by least squares to all earlier rollouts |
-| `boosted` | one baseline plus another fitted to its residuals |
+| `boosted` | the value by one baseline, plus what another makes of its errors |
 """
 
 from grpo_jax.baselines.features import channel_correlations, observed, policy_features, relative_positions

@@ -171,7 +171,7 @@ class _Boosted:  # a dataclass for the reason given in `slots`
 
 
 def boosted(first: Callable, second: Callable) -> _Boosted:
-    """The sum of a baseline and of another one that is fitted to its residuals, as in boosting.
+    """The sum of a baseline and of another one that is fitted to its errors, as in boosting.
 
         V(s) = V1(s) + V2(s)
 
@@ -180,10 +180,11 @@ def boosted(first: Callable, second: Callable) -> _Boosted:
         r_t + discount V1(s_{t+1}) - V1(s_t)
 
     In `boosted(same_step_baseline, lstd_baseline)` V1 tells prompts apart, by the group's other members, and V2 states
-    of one rollout, by their features. V1 mixes the rewards of the rollouts that it compares, within a group, so V2 must
-    be fitted without the whole group. Unbiased: `lstd_baseline` after `same_step_baseline`, since its folds do not
-    split groups, `same_step_baseline` after `lstd_baseline`, and anything after `recursive_lstd_baseline`. In other
-    pairs, such as with `kernel_baseline`, a rollout's own rewards leak into its values, which biases the gradient.
+    of one rollout, by their features. The errors of V1 depend on the rewards of all rollouts that it compares, so V2
+    must leave out those whose errors have a part of the rollout that it values. `lstd_baseline` does after
+    `same_step_baseline`, since its folds are whole groups, as does `same_step_baseline` after `lstd_baseline`, and
+    anything after `recursive_lstd_baseline`. In other pairs, such as with `kernel_baseline`, a rollout's own rewards
+    have a part in its values, which biases the gradient.
 
     Args:
       first, second: functions for the slot `baseline`. Only the first can be stateful; then the sum needs
