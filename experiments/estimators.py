@@ -21,14 +21,14 @@ from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, LSTD_GAE, RECURSIVE_LSTD_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
-from grpo_jax.baselines import kernel_baseline, lstd_baseline, observed
+from grpo_jax.baselines import kernel_baseline, lstd_baseline, observed, stateless
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
+from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.objectives import mean_of_sequence_sums, mean_over_steps
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
+from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
-from grpo_jax.training.experience import collect
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
@@ -81,7 +81,7 @@ def per_step(algorithm: Algorithm, start) -> Algorithm:
 
 
 def exact_values(trajectory, policy, params, hyperparams, group_size, *, known: tuple[float, ...], scale: float):
-    """A baseline: the exact values of all states, times a factor."""
+    """The values of a baseline: the exact ones of all states, times a factor."""
     values = scale * jnp.array(known)
     return trajectory.observation @ values, trajectory.final_observation @ values
 
@@ -91,10 +91,10 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
     critic = functools.partial(exact_values, known=tuple(known.values.tolist()))
     with_values = PPO._replace(critic=None)
     return_to_go = SAME_STEP_GAE._replace(advantage=objectives.return_minus_value_advantage)
-    kernel_gae = KERNEL_GAE._replace(baseline=functools.partial(kernel_baseline, relative=False))
+    kernel_gae = KERNEL_GAE._replace(baseline=kernel_baseline(relative=False))
     kernel = kernel_gae._replace(advantage=objectives.return_minus_value_advantage)
     vine = RLOO._replace(advantage=objectives.return_to_go_advantage)
-    lstd = LSTD_GAE._replace(baseline=functools.partial(lstd_baseline, features=observed))
+    lstd = LSTD_GAE._replace(baseline=lstd_baseline(features=observed))
     cut = "the window cuts returns"
     num_actions = len(process.transitions[0])
     actions = GRPO._replace(advantage=objectives.all_actions_advantage)
@@ -117,11 +117,12 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
         Estimator("all actions, forked", per_step(actions, forked(4, all_actions=True)), group_size=num_actions),
         Estimator("all actions, forked, CRN", per_step(actions, forked(4, all_actions=True)), "", True, num_actions),
         Estimator(
-            "GAE, exact critic", per_step(with_values._replace(baseline=functools.partial(critic, scale=1.0)), CONTINUE)
+            "GAE, exact critic",
+            per_step(with_values._replace(baseline=stateless(functools.partial(critic, scale=1.0))), CONTINUE),
         ),
         Estimator(
             "GAE, critic of half the value",
-            per_step(with_values._replace(baseline=functools.partial(critic, scale=0.5)), CONTINUE),
+            per_step(with_values._replace(baseline=stateless(functools.partial(critic, scale=0.5))), CONTINUE),
             "bootstraps from wrong values",
         ),
     ]
@@ -137,30 +138,29 @@ class Moments(NamedTuple):
 
 def moments(config: Config, params: Any, key: jax.Array, num_rollouts: int) -> Moments:
     """The moments over consecutive rollouts under fixed parameters, after ten that are left out as burn-in."""
-    algorithm, policy = config.algorithm, config.policy
+    policy = config.policy
     hyperparams = Hyperparams(discount=1.0, gae_lambda=0.95, kernel_bandwidth=0.5)
     key, key_init = jax.random.split(key)
     state = make_init(config)(key_init, hyperparams, params=params)
     simulator = Simulator(config.env, policy, params, hyperparams.discount)
 
     def rollout(carry, _):
-        state, baseline, key = carry
+        state, key = carry
         key, *keys = jax.random.split(key, 3)
-        state, trajectory = collect(config, simulator, state, *keys)
-        batch, baseline = make_batch(
-            *(algorithm, policy, params, trajectory, None, hyperparams, config.group_size), baseline_state=baseline
-        )
+        played, trajectory = collect(config, simulator, state.rollout, *keys)
+        batch, baseline = make_batch(config, policy, state, trajectory, hyperparams)
         everything = jnp.arange(batch.mask.shape[1])
-        _, _, gradient = minibatch_gradient(algorithm, policy, params, batch, everything, hyperparams, 1)
+        _, _, gradient = minibatch_gradient(config, policy, params, batch, everything, hyperparams)
         ascent = -ravel_pytree(gradient)[0]
-        return (state, baseline, key), (ascent, jnp.sum(trajectory.valid) + config.trunk_steps)
+        state = state.replace(rollout=played, baseline=baseline)
+        return (state, key), (ascent, jnp.sum(trajectory.valid) + config.trunk_steps)
 
     def add(sums, _):
         carry, sums = sums
         carry, (gradient, steps) = rollout(carry, None)
         return (carry, jax.tree.map(jnp.add, sums, Moments(gradient, gradient**2, steps.astype(jnp.float32)))), None
 
-    carry, _ = jax.lax.scan(rollout, (state.rollout, state.baseline, key), length=10)
+    carry, _ = jax.lax.scan(rollout, (state, key), length=10)
     nothing = jnp.zeros_like(ravel_pytree(params)[0])
     (_, sums), _ = jax.lax.scan(add, (carry, Moments(nothing, nothing, jnp.zeros(()))), length=num_rollouts)
     return jax.tree.map(lambda leaf: leaf / num_rollouts, sums)
@@ -183,6 +183,7 @@ def measure(process: Tabular, estimator: Estimator, params: Any, truth: Any, kno
         group_size=1 if estimator.algorithm.start is CONTINUE else estimator.group_size,
         num_steps=WINDOW if estimator.algorithm.start.auto_reset else process.default_params.max_steps_in_episode,
         num_minibatches=1,
+        num_microbatches=1,
         hidden_sizes=(),
         actor_scale=1.0,
         common_random_numbers=estimator.common_random_numbers,
@@ -225,6 +226,7 @@ def common_noise(environment: str, seed: int) -> dict:
             num_steps=NOISE_STEPS,
             network="mlp",
             num_minibatches=1,
+            num_microbatches=1,
             hidden_sizes=(16,),
             common_random_numbers=shared,
         )

@@ -15,6 +15,7 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import FRESH
 from grpo_jax.language import (
     LanguageTask,
     RewardError,
@@ -29,7 +30,6 @@ from grpo_jax.language import (
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import Architecture
 from grpo_jax.recording import Plan
-from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.types import PyTree
 
 from .harness.command import command, need_one_process

@@ -5,16 +5,14 @@ with the same eight settings; with `--ablations` it shows the effect of each par
 """
 
 import dataclasses
-import functools
 import itertools
 from typing import Any, NamedTuple
 
 from grpo_jax import Hyperparams
-from grpo_jax.algorithms import KERNEL_GAE
-from grpo_jax.baselines import policy_features
+from grpo_jax.baselines import kernel_baseline, policy_features
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import CONTINUE
 from grpo_jax.recording.plan import Plan
-from grpo_jax.rollouts.starts import CONTINUE
 
 from .harness.command import command
 from .harness.limits import Seeds, Steps
@@ -54,7 +52,7 @@ TRIED = {"gae_lambda": (0.8, 0.95), "learning_rate": (2.5e-3, 5e-3), "entropy_co
 
 def kernel(**options) -> Method:
     """The kernel baseline with other options."""
-    return Method("kernel_gae", slots={"baseline": functools.partial(KERNEL_GAE.baseline, **options)})
+    return Method("kernel_gae", slots={"baseline": kernel_baseline(**options)})
 
 
 ABLATIONS = {

@@ -12,9 +12,9 @@ import numpy as np
 from rich.table import Table
 
 from grpo_jax import GRPO, Config, Hyperparams
+from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
 from grpo_jax.recording import Plan, iqm
-from grpo_jax.rollouts.starts import CONTINUE
 
 from .harness.command import command
 from .harness.figures import with_interval

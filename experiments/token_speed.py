@@ -21,12 +21,11 @@ from rich.table import Table
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import FRESH
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.epochs import Learner
 
 from .harness.command import command, make_console, provenance
 from .harness.limits import Count, NotNegative, OutFile
@@ -143,15 +142,12 @@ def update(config: Config, state, name: str) -> Case:
         simulator = Simulator(config.env, policy, params)
         start = simulator.reset({}, key, config.num_envs, group_size=config.group_size)
         _, made = simulator.unroll(start, key, num_steps=config.num_steps, auto_reset=False, from_reset=True)
-        return make_batch(
-            *(config.algorithm, policy, state.params, made, None, state.hyperparams, config.group_size),
-            share_prompts=config.share_prompts,
-        )[0]
+        return make_batch(config, policy, state, made, state.hyperparams)[0]
 
-    learner, key = Learner(state.params, state.optimizer), jax.random.key(0)
+    key = jax.random.key(0)
     fixed = make(state.params, key), state.hyperparams
     flops = 3 * num_samples * forward_flops(config, state.params)
-    return compiled(name, make_update(config), (learner, key), fixed, num_samples, flops)
+    return compiled(name, make_update(config), (state, key), fixed, num_samples, flops)
 
 
 def measure_memory(arguments: Arguments) -> list[dict]:

@@ -125,7 +125,7 @@ def sources_of_values(arguments: Arguments) -> list[Plan]:
     of tokens, and so separates the effect of the prompts from that of the values.
     """
     plan = functools.partial(make_plan, arguments)
-    on_groups = {"baseline": baselines.boosted(baselines.same_step_baseline, baselines.lstd_baseline)}
+    on_groups = {"baseline": baselines.boosted(baselines.same_step_baseline(), baselines.lstd_baseline())}
     return [
         plan("GRPO"),
         plan("RLOO", "rloo"),

@@ -18,8 +18,8 @@ from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
 from grpo_jax.baselines import lstd_baseline, observed, recursive_lstd_baseline
 from grpo_jax.objectives import discounted_returns, explained_variance
 from grpo_jax.recording.files import write_json
+from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.training.experience import collect
 from grpo_jax.types import Trajectory
 
 from .harness.command import command, make_console, provenance
@@ -99,7 +99,7 @@ def measure(arguments: Arguments, game: str, key: jax.Array) -> list[jax.Array]:
         return explained_variance(values.reshape(flat), returns[first:last].reshape(flat), everything)
 
     def by_itself(baseline):
-        return explained(jax.lax.map(lambda one: baseline(one, **settled)[0], part(rollouts, first, last)))
+        return explained(jax.lax.map(lambda one: baseline.apply(one, (), **settled)[0], part(rollouts, first, last)))
 
     def by_earlier(number):
         seen = (part(rollouts, now - number, now + 1) for now in range(first, last))
@@ -107,15 +107,15 @@ def measure(arguments: Arguments, game: str, key: jax.Array) -> list[jax.Array]:
 
     return [
         explained(rollouts.value[first:last]),
-        by_itself(lstd_baseline),
-        by_itself(functools.partial(lstd_baseline, features=observed)),
+        by_itself(lstd_baseline()),
+        by_itself(lstd_baseline(features=observed)),
         *map(by_earlier, arguments.before),
     ]
 
 
 def play(config: Config, state: TrainState, key: jax.Array, num_rollouts: int) -> Trajectory:
     """Rollouts of the policy, one after the other, with their final observations: `[num_rollouts, T, N]`."""
-    config = dataclasses.replace(config, algorithm=config.algorithm._replace(baseline=lstd_baseline))
+    config = dataclasses.replace(config, algorithm=config.algorithm._replace(baseline=lstd_baseline()))
     simulator = Simulator(config.env, config.policy, state.params, state.hyperparams.discount)
 
     def rollout(played, key):
@@ -132,10 +132,12 @@ def part(rollouts: Trajectory, first: int, last: int) -> Trajectory:
 def values_after(rollouts: Trajectory, settled: dict[str, Any]) -> jax.Array:
     """The recursive baseline's values of the last rollout `[T, N]`, by those before it, all of the same weight."""
     settled = settled | {"hyperparams": settled["hyperparams"].replace(value_decay=1.0)}
-    _, _, state = recursive_lstd_baseline(jax.tree.map(lambda leaf: leaf[0], rollouts), state=None, **settled)
+    baseline, first = recursive_lstd_baseline(), jax.tree.map(lambda leaf: leaf[0], rollouts)
+    before = baseline.init(first, settled["policy"], settled["params"])
+    _, _, state = baseline.apply(first, before, **settled)
 
     def value(state, rollout):
-        values, _, state = recursive_lstd_baseline(rollout, state=state, **settled)
+        values, _, state = baseline.apply(rollout, state, **settled)
         return state, values
 
     return jax.lax.scan(value, state, part(rollouts, 1, None))[1][-1]

@@ -2,19 +2,20 @@
 
 from grpo_jax import algorithms, baselines, environments, objectives, policies, recording
 from grpo_jax.algorithms import GRPO, PPO, Algorithm, with_reference
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.evaluation.episodes import evaluate
 from grpo_jax.evaluation.generation import generate
+from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import grpo_loss, ppo_loss
 from grpo_jax.recording import TrainedPolicy, load, recorded_run
-from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.training.evaluations import no_progress, reached_return
 from grpo_jax.training.imitation import warm_start
 from grpo_jax.training.run import run
-from grpo_jax.training.train_step import make_init, make_train_step
+from grpo_jax.training.train import make_init, make_train
+from grpo_jax.training.train_step import make_train_step
 from grpo_jax.types import TrainState
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ __all__ = [
     "load",
     "make_init",
     "make_mesh",
+    "make_train",
     "make_train_step",
     "no_progress",
     "objectives",

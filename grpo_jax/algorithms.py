@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import jax
 
 from grpo_jax.baselines import (
+    Baseline,
     kernel_baseline,
     lstd_baseline,
     recursive_lstd_baseline,
@@ -15,6 +16,7 @@ from grpo_jax.baselines import (
     state_hash_baseline,
 )
 from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import (
     KL_PENALTIES,
@@ -56,22 +58,7 @@ from grpo_jax.objectives import (
     whiten,
     whitened,
 )
-from grpo_jax.policies import Policy
-from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
-
-
-class Baseline(Protocol):
-    """The values of states, estimated from the returns of other environments."""
-
-    def __call__(
-        self, trajectory: Trajectory, policy: Policy, params: PyTree, hyperparams: Hyperparams, group_size: int
-    ) -> tuple[jax.Array, jax.Array]:
-        """Values `[T, B]` of the observations, and `[F, B]` of the final ones; `params` are those that acted.
-
-        With `stateful_baseline=True` the last argument is the state that it returned for the previous rollout: a pytree
-        of arrays, zeros or None for the first rollout. The next state is its third result.
-        """
 
 
 class Advantage(Protocol):
@@ -158,7 +145,6 @@ class Algorithm(NamedTuple):
     reduce: Reduce
     critic: Critic | None  # None: no critic exists
     baseline: Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
-    stateful_baseline: bool = False  # the baseline has a state, which it keeps from rollout to rollout
     reference: Reference | None = None  # None: no reference policy exists
     reward: Reward | None = None  # such as kl_penalized_reward; None leaves the rewards unchanged
     # None: the KL coefficient is fixed; tuned(adaptive_coefficient, target="kl_target") holds the KL at a target
@@ -237,18 +223,18 @@ PPO = GRPO._replace(
 )
 """Proximal policy optimisation with GAE and a clipped critic."""
 
-KERNEL_GAE = PPO._replace(start=ANCHORED, critic=None, baseline=kernel_baseline, normalize=scale_by_rms)
+KERNEL_GAE = PPO._replace(start=ANCHORED, critic=None, baseline=kernel_baseline(), normalize=scale_by_rms)
 """PPO without a critic: values of states are returns of similar ones in other environments."""
-LSTD_GAE = KERNEL_GAE._replace(start=CONTINUE, baseline=lstd_baseline)
+LSTD_GAE = KERNEL_GAE._replace(start=CONTINUE, baseline=lstd_baseline())
 """PPO without a critic network or groups: values are linear in the policy's own features, by least squares."""
-RECURSIVE_LSTD_GAE = LSTD_GAE._replace(baseline=recursive_lstd_baseline, stateful_baseline=True, normalize=whiten)
+RECURSIVE_LSTD_GAE = LSTD_GAE._replace(baseline=recursive_lstd_baseline(), normalize=whiten)
 """PPO without a critic network or groups: values are linear in observations, by least squares on all past rollouts."""
-SAME_STEP_GAE = KERNEL_GAE._replace(baseline=same_step_baseline)
+SAME_STEP_GAE = KERNEL_GAE._replace(baseline=same_step_baseline())
 SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=tuned(value_loss))
 """The critic bootstraps where the window ends, and nowhere else."""
 VINE_PPO = KERNEL_GAE._replace(start=FRESH, baseline=None, num_branches=4)
 """PPO without a critic: the value of a state is the mean return of branches from it. GAE's lambda may then be 0."""
-STATE_HASH = KERNEL_GAE._replace(advantage=return_minus_value_advantage, baseline=state_hash_baseline)
+STATE_HASH = KERNEL_GAE._replace(advantage=return_minus_value_advantage, baseline=state_hash_baseline())
 
 _TABLE = {
     "grpo": (GRPO, "2402.03300"),

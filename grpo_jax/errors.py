@@ -5,6 +5,8 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+import jax
+
 LARGEST_COUNT = 2**31 - 1
 
 
@@ -41,3 +43,29 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if not close:
         return "known: " + ", ".join(known)
     return "did you mean " + " or ".join(repr(folded[name]) for name in close) + "?"
+
+
+def describe_function(field: str, value: Any) -> str:
+    """The field of a config with its value: a name or a path in quotes, or the name of a function."""
+    return f"{field}={getattr(value, '__qualname__', repr(value))}"
+
+
+def describe_arrays(tree: Any) -> str:
+    """Dtypes and shapes, such as float32[3, 2]."""
+    described = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
+    return described if isinstance(described, str) else str(described).replace("'", "")
+
+
+def are_alike(tree: Any, other: Any) -> bool:
+    """Whether two trees of arrays have the same structure, shapes and dtypes."""
+
+    def types(tree):
+        return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+    return jax.tree.structure(tree) == jax.tree.structure(other) and types(tree) == types(other)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")

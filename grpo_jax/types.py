@@ -3,7 +3,7 @@
 Groups lie side by side along `B`: member `i` of group `g` is environment `g * group_size + i`.
 """
 
-import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
@@ -82,6 +82,7 @@ class Trajectory(NamedTuple):
     imposed: jax.Array | None = None  # [T, B] bool: the environment itself took the action; None: it never does
     state: RolloutState | None = None  # before each step, each leaf [T, B, ...]; None without keep_states
     branch_steps: jax.Array | None = None  # [T, B] int32: steps of the branches that valued this state; None: no branch
+    extras: dict[str, jax.Array] | None = None  # each [T, B, ...]: see `Config.extras`; None: no more is kept
 
     @property
     def is_first(self) -> jax.Array:
@@ -99,17 +100,6 @@ class Trajectory(NamedTuple):
         return self.terminated | self.truncated
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Whole:
-    """The parts of a batch that stay together in minibatches, so that a slot may compare them. Static."""
-
-    sequences: bool = False  # the steps of a rollout stay together: they lie along S in order
-    members: int = 1  # number of neighbouring sequences that share one carry: group_size, or 1
-    minibatches: bool = False  # the gradient of a minibatch is computed in one piece
-    blocks: int = 1  # equal parts of N that are shuffled apart; every minibatch has an equal share of each
-
-
 class Batch(NamedTuple):
     """The samples of an update, `[S, N]`: `S` is 1 for single steps and `T` for whole sequences."""
 
@@ -124,12 +114,15 @@ class Batch(NamedTuple):
     value: jax.Array | None  # [S, N] the critic's during the rollout, or without a critic the baseline's
     target: jax.Array | None  # [S, N] regression target of the critic: advantage plus the value it is relative to
     is_first: jax.Array  # [S, N] bool: first steps of episodes
-    carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / members, ...]
+    carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / group_size, ...]
     action_mask: jax.Array | None = None  # [S, N, num_actions] bool: legal actions; None: all always are
     reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
     # [S, N, F] input of the reference policy's head, with logits_chunk and exact_kl_to_reference; else None
     reference_features: jax.Array | None = None
-    whole: Whole = Whole()
+    # What a slot may compare, since the update does not split it: "whole_sequences", "whole_minibatches". The keys of a
+    # dict are no arrays, and so known while tracing.
+    together: dict[str, tuple[()]] = {}
+    extras: dict[str, jax.Array] | None = None  # each [S, N, ...], of the trajectory
 
 
 class Prediction(NamedTuple):
@@ -142,6 +135,19 @@ class Prediction(NamedTuple):
     # KL(policy || reference), likewise, but exact for the penalty exact_kl_to_reference; None without a reference
     kl_reference: jax.Array | None
     reference_log_prob: jax.Array | None  # None without a reference
+    params: PyTree = None  # the current parameters that are trained
+    compute_features: Callable[[], jax.Array] | None = None
+
+    @property
+    def features(self) -> jax.Array:
+        """`[S, N, F]`: the input of the actor's head, computed only where a slot reads it.
+
+        Raises:
+          ValueError: the policy has none.
+        """
+        if self.compute_features is None:
+            raise ValueError("this policy, a network of your own, has no features; give make_pure_policy features=...")
+        return self.compute_features()
 
 
 class Count(NamedTuple):
@@ -163,7 +169,7 @@ class TrainState:
     optimizer: PyTree  # of the parameters that are trained
     rollout: RolloutState
     normalizer: PyTree  # statistics of observations and returns; None where they are not normalised
-    baseline: PyTree  # state of the baseline if the algorithm has `stateful_baseline`; otherwise None
+    baseline: PyTree  # state of the baseline; no leaves without one, or for one that keeps nothing
     key: jax.Array
     kl_coef: jax.Array  # float32; hyperparams.kl_coef unless a controller adapts it
     iteration: jax.Array  # int32, completed train steps

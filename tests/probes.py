@@ -3,6 +3,7 @@
 The environments have gymnax's interface: `Config(environment=Probe())` takes them.
 """
 
+import types
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
+from grpo_jax import Hyperparams, make_init
 from grpo_jax.environments import Environment, group_parameters
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
@@ -317,6 +319,18 @@ known_policy = Policy(
     has_carry=False,
 )
 """Acts on constant logits, values linearly, and remembers how many steps it has made since its memory was reset."""
+
+
+def acted(params, *, reference_params=None, baseline=(), optimizer=None):
+    """What `make_batch` and `update_epochs` read of a train state."""
+    return types.SimpleNamespace(
+        params=params, reference_params=reference_params, baseline=baseline, optimizer=optimizer
+    )
+
+
+def check(config, hyperparams=None):
+    """Traces `init`, which raises ConfigError if the parts of the config do not fit."""
+    jax.eval_shape(make_init(config), jax.random.key(0), hyperparams or Hyperparams())
 
 
 def random_policy(space):

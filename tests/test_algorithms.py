@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Echo, bits, known_params, known_policy
+from probes import Echo, Probe, acted, bits, known_params, known_policy
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, grpo_loss, make_init, make_train_step, objectives, ppo_loss
 from grpo_jax.algorithms import ALGORITHMS, GRPO_RETURN_TO_GO, name_of, with_reference
@@ -62,12 +62,15 @@ WHOLE = {"whole_sequences": True}  # so that batches keep the shape of the traje
 
 def composed(algorithm, rollout):
     """The batch, and loss, metrics and gradient of the whole of it."""
+    sizes = {"num_envs": NUM_ENVS, "group_size": GROUP_SIZE, "num_minibatches": 1, "num_microbatches": 1}
+    config = Config(environment=Probe(), algorithm=algorithm, **sizes)
 
     @jax.jit
     def compose(rollout):
-        batch = make_batch(algorithm, known_policy, PARAMS, rollout, REFERENCE, HYPERPARAMS, GROUP_SIZE)[0]
+        state = acted(PARAMS, reference_params=REFERENCE)
+        batch = make_batch(config, known_policy, state, rollout, HYPERPARAMS)[0]
         everything = jnp.arange(batch.mask.shape[1])
-        return batch, *minibatch_gradient(algorithm, known_policy, PARAMS, batch, everything, HYPERPARAMS, 1)
+        return batch, *minibatch_gradient(config, known_policy, PARAMS, batch, everything, HYPERPARAMS)
 
     return compose(rollout)
 

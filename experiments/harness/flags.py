@@ -10,8 +10,8 @@ import tyro
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, name_of
-from grpo_jax.config.automatic import Choice, automatic_algorithm
-from grpo_jax.config.policy_checks import BUILT_IN_FIELDS
+from grpo_jax.config import Choice, automatic_algorithm
+from grpo_jax.config_checks import BUILT_IN_FIELDS
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.environments import make_environment

@@ -3,13 +3,12 @@
 Each is a field of `Config` or of `Hyperparams`, and the default of a flag of the command line, but for a baseline.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 from grpo_jax import Config
 from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.baselines import recursive_lstd_baseline, relative_positions
-from grpo_jax.rollouts.starts import ANCHORED
+from grpo_jax.groups import ANCHORED
 
 from .suite_settings import BY_ENVIRONMENT, BY_SUITE
 
@@ -56,7 +55,7 @@ TOKEN_SETTINGS = {
     **IN_GROUPS,
 }
 
-ON_RELATIVE_POSITIONS = functools.partial(recursive_lstd_baseline, features=relative_positions, fit_every=4)
+ON_RELATIVE_POSITIONS = recursive_lstd_baseline(features=relative_positions, fit_every=4)
 """The baseline of `recursive_lstd_gae` for boards whose channels are kinds of things."""
 
 SUITE_SETTINGS = BY_SUITE | {"tokens": TOKEN_SETTINGS}

@@ -24,7 +24,7 @@ from grpo_jax.recording.policy_files import FOLDER as POLICIES
 from grpo_jax.recording.recorder import record
 from grpo_jax.recording.settings import Recording
 from grpo_jax.recording.signals import StopSignal
-from grpo_jax.training.budget import check_budget
+from grpo_jax.training.checks import check_run
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.training.run import check_mesh
 from grpo_jax.types import PyTree
@@ -69,7 +69,7 @@ def check_plans(plans: list[Plan], arguments: StudyArguments) -> Mesh | None:
     arguments.check()
     mesh = parse_mesh(arguments.mesh)
     for plan in plans:
-        check_budget(plan.config, plan.hyperparams)
+        check_run(plan.config, plan.hyperparams)
         if mesh is not None:
             check_mesh(plan.config, mesh)
     return mesh

@@ -10,11 +10,11 @@ import numpy as np
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
+from grpo_jax.groups import CONTINUE
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import CONTINUE
 from grpo_jax.types import TrainState
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.epochs import Learner, update_epochs
+from grpo_jax.updates.epochs import update_epochs
 from grpo_jax.updates.optimizers import make_optimizer
 from grpo_jax.updates.schedules import learning_rates
 
@@ -145,13 +145,12 @@ def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case
     @jax.jit
     def first_batch(state):
         _, trajectory = rollout(config.policy, (state.rollout, state.key), state.params)
-        hyperparams, group_size = state.hyperparams, config.group_size
-        return make_batch(config.algorithm, config.policy, state.params, trajectory, None, hyperparams, group_size)[0]
+        return make_batch(config, config.policy, state, trajectory, state.hyperparams)[0]
 
     def policy_rollout(carry, params):
         return rollout(config.policy, carry, params)
 
-    acting, learning = (state.rollout, state.key), (Learner(state.params, state.optimizer), state.key)
+    acting, learning = (state.rollout, state.key), (state, state.key)
     forward = num_samples * forward_flops(config)
     gradient = num_samples * reference.NUM_EPOCHS * gradient_flops(config)
     fixed = first_batch(state), state.hyperparams
@@ -163,26 +162,16 @@ def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case
 
 
 def make_update(config: Config) -> Callable:
-    """`((learner, key), (batch, hyperparams)) -> ((learner, key), metrics)`: the updates of one iteration."""
+    """`((state, key), (batch, hyperparams)) -> ((state, key), metrics)`: the updates of one iteration."""
 
     def update(carry, fixed):
-        learner, key = carry
+        state, key = carry
         batch, hyperparams = fixed
         key, key_update = jax.random.split(key)
         rates = learning_rates(config.schedule, hyperparams, jnp.float32(0))
-        learner, metrics = update_epochs(
-            config.algorithm,
-            config.policy,
-            make_optimizer(config.optimizer, hyperparams, rates),
-            learner,
-            batch,
-            hyperparams,
-            key_update,
-            num_epochs=config.num_epochs,
-            num_minibatches=config.num_minibatches,
-            plan=config.plan,
-        )
-        return (learner, key), metrics
+        optimizer = make_optimizer(config.optimizer, hyperparams, rates)
+        learner, metrics = update_epochs(config, config.policy, optimizer, state, batch, hyperparams, key_update)
+        return (state.replace(params=learner.params, optimizer=learner.optimizer), key), metrics
 
     return update
 

@@ -2,14 +2,15 @@
 
 | baseline | a value is |
 |---|---|
-| `same_step_baseline` | the mean return of the group's other members from the same step on |
-| `state_hash_baseline` | the mean return of others from exactly the same state on |
-| `kernel_baseline` | the mean return of all others, weighted by how similar their states are |
-| `lstd_baseline` | linear in the policy's features, fitted by least squares to other environments |
-| `recursive_lstd_baseline` | linear in features of observations, fitted by least squares to all earlier rollouts |
-| `boosted` | the value by one baseline, plus what another makes of its errors |
+| `same_step_baseline()` | the mean return of the group's other members from the same step on |
+| `state_hash_baseline()` | the mean return of others from exactly the same state on |
+| `kernel_baseline()` | the mean return of all others, weighted by how similar their states are |
+| `lstd_baseline()` | linear in the policy's features, fitted by least squares to other environments |
+| `recursive_lstd_baseline()` | linear in features of observations, fitted by least squares to all earlier rollouts |
+| `boosted(first, second)` | the value by one baseline, plus what another makes of its errors |
 """
 
+from grpo_jax.baselines.baseline import Baseline, stateless
 from grpo_jax.baselines.features import channel_correlations, observed, policy_features, relative_positions
 from grpo_jax.baselines.kernel import kernel_baseline, kernel_values
 from grpo_jax.baselines.lstd import lstd_baseline, lstd_values
@@ -23,6 +24,7 @@ from grpo_jax.baselines.recursive_lstd import (
 from grpo_jax.baselines.same_state import boosted, same_step_baseline, state_hash_baseline, state_hash_values
 
 __all__ = [
+    "Baseline",
     "LeastSquares",
     "RecursiveState",
     "Scaling",
@@ -42,4 +44,5 @@ __all__ = [
     "scaling_of",
     "state_hash_baseline",
     "state_hash_values",
+    "stateless",
 ]

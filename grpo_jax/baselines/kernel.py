@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import broadcast_to_rank
 
+from grpo_jax.baselines.baseline import Baseline, stateless, with_options
 from grpo_jax.baselines.features import observed
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.returns import bootstrapped_returns
@@ -166,22 +167,30 @@ def _variance(x, valid):
 
 
 def kernel_baseline(
+    *, metric: Callable = observed, standardize: bool = False, relative: bool = True, reach: int = 0
+) -> Baseline:
+    """The mean return-to-go of all other environments at the same step, weighted by similarity.
+
+    The bandwidth is `kernel_bandwidth`.
+
+    Args:
+      metric: `observed` or `policy_features`, the states that are compared.
+      standardize, relative, reach: as of `kernel_values`.
+    """
+    options = {"metric": metric, "standardize": standardize, "relative": relative, "reach": reach}
+    return stateless(with_options(_kernel_baseline, **options))
+
+
+def _kernel_baseline(
     trajectory: Trajectory,
     policy: Any,
     params: PyTree,
     hyperparams: Hyperparams,
     group_size: int,
     *,
-    metric: Callable = observed,
-    standardize: bool = False,
-    relative: bool = True,
-    reach: int = 0,
+    metric: Callable,
+    **options: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """The mean return-to-go of all other environments at the same step, weighted by similarity.
-
-    Options by `functools.partial`: the metric, `observed` or `policy_features`; the others are those of
-    `kernel_values`. The bandwidth is `kernel_bandwidth`.
-    """
     if trajectory.valid.shape[1] < 2:
         raise ValueError(
             "kernel_baseline compares environments, but there is only one; use num_envs=2 or more, best 64"
@@ -194,7 +203,5 @@ def kernel_baseline(
         trajectory.valid,
         discount=hyperparams.discount,
         bandwidth=hyperparams.kernel_bandwidth,
-        standardize=standardize,
-        relative=relative,
-        reach=reach,
+        **options,
     )

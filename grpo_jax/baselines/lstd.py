@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import broadcast_to_rank
 
+from grpo_jax.baselines.baseline import Baseline, stateless, with_options
 from grpo_jax.baselines.features import policy_features
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.returns import next_values
@@ -170,21 +171,28 @@ def _weights_by_others(steps: Steps, ridge):
     return jax.lax.map(lambda system: lstd_weights(*system, ridge), systems)
 
 
-def lstd_baseline(
+def lstd_baseline(*, features: Callable = policy_features, num_folds: int = 4) -> Baseline:
+    """Values linear in the features of states, fitted to the rollouts of other groups: `lstd_values`.
+
+    The trace is `gae_lambda`, the ridge `value_ridge`.
+
+    Args:
+      features: `policy_features` or `observed`.
+      num_folds: parts of the environments, each of which has its values from the others.
+    """
+    return stateless(with_options(_lstd_baseline, features=features, num_folds=num_folds))
+
+
+def _lstd_baseline(
     trajectory: Trajectory,
     policy: Any,
     params: PyTree,
     hyperparams: Hyperparams,
     group_size: int,
     *,
-    features: Callable = policy_features,
-    num_folds: int = 4,
+    features: Callable,
+    num_folds: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Values linear in the features of states, fitted to the rollouts of other groups: `lstd_values`.
-
-    Options by `functools.partial`: the features, `policy_features` or `observed`, and the number of folds. The trace is
-    `gae_lambda`, the ridge `value_ridge`.
-    """
     arguments = lstd_arguments(trajectory, *features(trajectory, policy, params), hyperparams)
     return lstd_values(**arguments, num_folds=num_folds, group_size=group_size)
 

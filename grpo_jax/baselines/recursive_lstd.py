@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.baselines.baseline import Baseline, with_options
 from grpo_jax.baselines.features import observed
 from grpo_jax.baselines.lstd import is_usable, lstd_arguments, lstd_steps, lstd_weights, with_constant
 from grpo_jax.baselines.projections import Scaling, random_features, scaling_of
@@ -139,26 +140,43 @@ class RecursiveState(NamedTuple):
 
 
 def recursive_lstd_baseline(
+    *, features: Callable = observed, num_random_features: int | None = None, fit_every: int = 1
+) -> Baseline:
+    """Values linear in the observation, fitted to the earlier rollouts: `recursive_lstd_values`.
+
+    The trace is `gae_lambda`, the ridge `value_ridge`, the decay `value_decay`.
+
+    Args:
+      features: `observed`, or others whose meaning does not change while training, such as `relative_positions`.
+      num_random_features: how many `random_features` of them are added; None: `RANDOM_FEATURES` if there are at most
+        `FEW_FEATURES`, and otherwise none.
+      fit_every: as of `recursive_lstd_values`.
+    """
+    if num_random_features is not None and num_random_features < 0:
+        raise ValueError(f"num_random_features={num_random_features} is no number of features; use 0 for none, or more")
+    options = {"features": features, "num_random_features": num_random_features, "fit_every": fit_every}
+    return Baseline(with_options(_initial_state, **options), with_options(_recursive_lstd_baseline, **options))
+
+
+def _initial_state(trajectory: Trajectory, policy: Any, params: PyTree, **options: Any) -> RecursiveState:
+    def state_after(trajectory, params):
+        return _recursive_lstd_baseline(trajectory, None, policy, params, Hyperparams(), 1, **options)[2]
+
+    return jax.tree.map(jnp.zeros_like, jax.eval_shape(state_after, trajectory, params))
+
+
+def _recursive_lstd_baseline(
     trajectory: Trajectory,
+    state: RecursiveState | None,
     policy: Any,
     params: PyTree,
     hyperparams: Hyperparams,
     group_size: int,
-    state: RecursiveState | None,
     *,
-    features: Callable = observed,
-    num_random_features: int | None = None,
-    fit_every: int = 1,
+    features: Callable,
+    num_random_features: int | None,
+    fit_every: int,
 ) -> tuple[jax.Array, jax.Array, RecursiveState]:
-    """Values linear in the observation, fitted to the earlier rollouts: `recursive_lstd_values`.
-
-    For an algorithm with `stateful_baseline=True`. The trace is `gae_lambda`, the ridge `value_ridge`, the decay
-    `value_decay`. Options by `functools.partial`: other features, such as `relative_positions`; how many
-    `random_features` of them are added, by default `RANDOM_FEATURES` if there are at most `FEW_FEATURES`, and otherwise
-    none; `fit_every`.
-    """
-    if num_random_features is not None and num_random_features < 0:
-        raise ValueError(f"num_random_features={num_random_features} is no number of features; use 0 for none, or more")
     arguments = lstd_arguments(trajectory, *features(trajectory, policy, params), hyperparams)
     if num_random_features is None:
         num_random_features = RANDOM_FEATURES if arguments["features"].shape[-1] <= FEW_FEATURES else 0

@@ -7,17 +7,15 @@ no part in the values of others.
 Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.baselines.baseline import Baseline, stateless, with_options
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import same_step_leave_one_out
 from grpo_jax.objectives.returns import bootstrapped_returns, next_values
-from grpo_jax.objectives.slots import function_name
 from grpo_jax.observations import leading_shape
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
@@ -108,24 +106,32 @@ def _same(hash_a, hash_b, env):
     return [jnp.zeros(env.size, jnp.int32).at[order].set(jnp.cumsum(new, dtype=jnp.int32)) for new in numbers]
 
 
-def same_step_baseline(
-    trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
-) -> tuple[jax.Array, jax.Array]:
+def same_step_baseline() -> Baseline:
     """The mean return-to-go of the group's others at the same step.
 
     With a critic, returns are bootstrapped by it where a limit or the window cut them; otherwise they end there.
     """
+    return stateless(with_options(_same_step_baseline))
+
+
+def _same_step_baseline(
+    trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
+) -> tuple[jax.Array, jax.Array]:
     returns, final_value = _window_returns(trajectory, hyperparams)
     return same_step_leave_one_out(returns, trajectory.valid, group_size), final_value
 
 
-def state_hash_baseline(
-    trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
-) -> tuple[jax.Array, jax.Array]:
+def state_hash_baseline() -> Baseline:
     """The mean return-to-go of other environments' visits to the same state, or else of the group at the same step.
 
     With a critic, it values final states; otherwise visits to them do.
     """
+    return stateless(with_options(_state_hash_baseline))
+
+
+def _state_hash_baseline(
+    trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
+) -> tuple[jax.Array, jax.Array]:
     returns, critic_value = _window_returns(trajectory, hyperparams)
     value, final_value = state_hash_values(
         trajectory.observation,
@@ -148,29 +154,7 @@ def _window_returns(trajectory: Trajectory, hyperparams: Hyperparams) -> tuple[j
     return returns, final_value
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class _Boosted:  # a dataclass for the reason given in `slots`
-    first: Callable
-    second: Callable
-
-    def __call__(
-        self, trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int, *state
-    ) -> tuple[jax.Array, ...]:
-        others = policy, params, hyperparams, group_size
-        value, final_value, *state = self.first(trajectory, *others, *state)
-        following = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
-        errors = trajectory.reward + hyperparams.discount * following - value
-        unexplained = trajectory._replace(reward=jnp.where(trajectory.valid, errors, 0.0))
-        if trajectory.final_value is not None:  # of a critic, from which the second may bootstrap
-            unexplained = unexplained._replace(final_value=trajectory.final_value - final_value)
-        rest, final_rest = self.second(unexplained, *others)
-        return value + rest, final_value + final_rest, *state
-
-    def __repr__(self) -> str:
-        return f"boosted({function_name(self.first)}, {function_name(self.second)})"
-
-
-def boosted(first: Callable, second: Callable) -> _Boosted:
+def boosted(first: Baseline, second: Baseline) -> Baseline:
     """The sum of a baseline and of another one that is fitted to its errors, as in boosting.
 
         V(s) = V1(s) + V2(s)
@@ -179,18 +163,43 @@ def boosted(first: Callable, second: Callable) -> _Boosted:
 
         r_t + discount V1(s_{t+1}) - V1(s_t)
 
-    In `boosted(same_step_baseline, lstd_baseline)` V1 tells prompts apart, by the group's other members, and V2 states
-    of one rollout, by their features. The errors of V1 depend on the rewards of all rollouts that it compares, so V2
-    must leave out those whose errors have a part of the rollout that it values. `lstd_baseline` does after
+    In `boosted(same_step_baseline(), lstd_baseline())` V1 tells prompts apart, by the group's other members, and V2
+    states of one rollout, by their features. The errors of V1 depend on the rewards of all rollouts that it compares,
+    so V2 must leave out those whose errors have a part of the rollout that it values. `lstd_baseline` does after
     `same_step_baseline`, since its folds are whole groups, as does `same_step_baseline` after `lstd_baseline`, and
     anything after `recursive_lstd_baseline`. In other pairs, such as with `kernel_baseline`, a rollout's own rewards
     have a part in its values, which biases the gradient.
 
     Args:
-      first, second: functions for the slot `baseline`. Only the first can be stateful; then the sum needs
-        `stateful_baseline=True`, and the second sees all windows at once (`regroup_every`).
-
-    Returns:
-      A function for the slot `baseline`.
+      first, second: baselines, with or without a state.
     """
-    return _Boosted(first, second)
+    pair = {"first": first, "second": second}
+    return Baseline(with_options(_boosted_init, **pair), with_options(_boosted, **pair))
+
+
+def _boosted_init(
+    trajectory: Trajectory, policy: Any, params: PyTree, *, first: Baseline, second: Baseline
+) -> tuple[PyTree, PyTree]:
+    return first.init(trajectory, policy, params), second.init(trajectory, policy, params)
+
+
+def _boosted(
+    trajectory: Trajectory,
+    state: tuple[PyTree, PyTree],
+    policy: Any,
+    params: PyTree,
+    hyperparams: Hyperparams,
+    group_size: int,
+    *,
+    first: Baseline,
+    second: Baseline,
+) -> tuple[jax.Array, jax.Array, tuple[PyTree, PyTree]]:
+    others = policy, params, hyperparams, group_size
+    value, final_value, first_state = first.apply(trajectory, state[0], *others)
+    following = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
+    errors = trajectory.reward + hyperparams.discount * following - value
+    unexplained = trajectory._replace(reward=jnp.where(trajectory.valid, errors, 0.0))
+    if trajectory.final_value is not None:  # of a critic, from which the second may bootstrap
+        unexplained = unexplained._replace(final_value=trajectory.final_value - final_value)
+    rest, final_rest, second_state = second.apply(unexplained, state[1], *others)
+    return value + rest, final_value + final_rest, (first_state, second_state)

@@ -19,6 +19,7 @@ class Transition(NamedTuple):
     terminated: jax.Array  # bool: the new state is terminal
     truncated: jax.Array  # bool: the time limit ends the episode, and the new state is not terminal
     reward_parts: RewardParts | None = None  # each [K]: the reward is the weighted sum of K parts; None: it has none
+    info: Mapping[str, Any] = {}  # what the environment reports beside these: see `Environment.extras`
 
 
 class Environment(NamedTuple):
@@ -44,6 +45,7 @@ class Environment(NamedTuple):
     outcome: Callable | None = None
     # (state, params) -> int32: the action that the environment itself takes at this step; -1: the policy acts
     imposed: Callable | None = None
+    extras: tuple[str, ...] = ()  # the entries of the info that rollouts keep
 
 
 def threefry(key: jax.Array) -> jax.Array:

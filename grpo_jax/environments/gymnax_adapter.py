@@ -59,9 +59,10 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
 
     def step(key, state, action, params):
         params = full(params)
-        observation, after, reward, terminated, _ = env.step_env(key, state, to_gymnax(action), params)
+        observation, after, reward, terminated, info = env.step_env(key, state, to_gymnax(action), params)
         after = cast_like(after, state, f"the state of {name!r}")
-        return transition(after, encode(observation), reward, terminated, env.is_truncated(after, params))
+        truncated = env.is_truncated(after, params)
+        return transition(after, encode(observation), reward, terminated, truncated)._replace(info=_numbers(info))
 
     def action_mask(state, params):
         return jnp.asarray(mask(state, full(params)), bool)
@@ -93,6 +94,12 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         outcome=optional("outcome"),
         imposed=optional("imposed"),
     )
+
+
+def _numbers(info: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arrays and numbers of an info; it may hold anything else, which `vmap` would refuse."""
+    kinds = jax.Array | np.ndarray | np.generic | bool | int | float
+    return {name: value for name, value in (info or {}).items() if isinstance(value, kinds)}
 
 
 def registered(name: str) -> Any:

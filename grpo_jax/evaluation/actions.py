@@ -2,8 +2,7 @@
 
 import jax
 
-from grpo_jax.config.acting import acting_policy
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config, acting_policy
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.policies.sampling import restricted

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.tokens import accuracy, well_formed
 from grpo_jax.errors import ConfigError

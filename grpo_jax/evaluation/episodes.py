@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.config.acting import acting_policy
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config, acting_policy
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.hyperparams import Hyperparams

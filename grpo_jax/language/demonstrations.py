@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.environments import group_parameters
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError

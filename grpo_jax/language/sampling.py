@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.config.acting import acting_policy
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config, acting_policy
 from grpo_jax.language.environment import begin
 from grpo_jax.language.task import LanguageTask
 from grpo_jax.rollouts.rollout import Simulator

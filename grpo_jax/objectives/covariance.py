@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.divergences import abs_k1
-from grpo_jax.objectives.ratios import check_whole
+from grpo_jax.objectives.ratios import check_together
 from grpo_jax.objectives.surrogates import clip_fractions
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction
@@ -96,7 +96,7 @@ def _first(order: jax.Array, eligible: jax.Array, number: jax.Array) -> jax.Arra
 
 def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """Each step's own ratio, without gradient where log-probability and advantage vary together most."""
-    check_whole(batch.whole.minibatches, "covariance_clipped_ratio", "the samples of a minibatch", "whole_minibatches")
+    check_together(batch, "whole_minibatches", "covariance_clipped_ratio", "the samples of a minibatch")
     low, high = clip_fractions(
         log_ratio, batch.advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
     )
@@ -113,7 +113,7 @@ def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hy
 
 def covariance_kl(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """|log-ratio| to the behaviour policy, only where log-probability and advantage vary together most."""
-    check_whole(batch.whole.minibatches, "covariance_kl", "the samples of a minibatch", "whole_minibatches")
+    check_together(batch, "whole_minibatches", "covariance_kl", "the samples of a minibatch")
     selected = most_covariant_steps(
         prediction.log_prob, batch.advantage, batch.mask, fraction=hyperparams.covariance_fraction
     )

@@ -87,9 +87,9 @@ def geometric_mean_log_ratio(
     return sequence_log_ratio(clipped, mask)
 
 
-def check_whole(is_whole: bool, slot: str, what: str, field: str) -> None:
-    """Raises ValueError unless what a slot compares stays together in the batch (see `types.Whole`)."""
-    if not is_whole:
+def check_together(batch: Batch, field: str, slot: str, what: str) -> None:
+    """Raises ValueError unless what a slot compares stays together in the batch."""
+    if field not in batch.together:
         raise ValueError(f"{slot} compares {what}, but the update splits them; set {field}=True in the algorithm")
 
 
@@ -100,19 +100,19 @@ def step_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> 
 
 def sequence_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The length-normalised ratio of the whole sequence, at each of its steps."""
-    check_whole(batch.whole.sequences, "sequence_ratio", "the steps of a sequence", "whole_sequences")
+    check_together(batch, "whole_sequences", "sequence_ratio", "the steps of a sequence")
     return sequence_log_ratio(log_ratio, batch.mask)
 
 
 def sequence_token_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The value of `sequence_ratio`, with each step's own gradient (GSPO-token)."""
-    check_whole(batch.whole.sequences, "sequence_token_ratio", "the steps of a sequence", "whole_sequences")
+    check_together(batch, "whole_sequences", "sequence_token_ratio", "the steps of a sequence")
     return sequence_token_log_ratio(log_ratio, batch.mask)
 
 
 def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
     """The geometric mean of the sequence's ratios, each clipped by itself, at each of its steps."""
-    check_whole(batch.whole.sequences, "geometric_mean_ratio", "the steps of a sequence", "whole_sequences")
+    check_together(batch, "whole_sequences", "geometric_mean_ratio", "the steps of a sequence")
     return geometric_mean_log_ratio(
         log_ratio, batch.advantage, batch.mask, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
     )

@@ -4,6 +4,7 @@ GRPO._replace(advantage=outcome(group_centered), surrogate=tuned(clipped_surroga
 """
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.errors import nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.whitening import whiten
 from grpo_jax.types import Trajectory
@@ -75,7 +77,8 @@ class _Outcome:
     measures: tuple[Callable, ...]
 
     def __call__(self, trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-        advantage = self.formula(*(measure(trajectory, group_size) for measure in self.measures))
+        measures = (bound(measure, hyperparams)(trajectory, group_size) for measure in self.measures)
+        advantage = bound(self.formula, hyperparams)(*measures)
         groups = trajectory.valid.shape[1] // group_size, group_size
         if jnp.shape(advantage) != groups:
             raise ValueError(f"{self} returned shape {jnp.shape(advantage)}, and should return {groups}")
@@ -92,7 +95,8 @@ def outcome(formula: Callable, *measures: Callable) -> _Outcome:
         outcome(formula, measure, ...): A_t = formula(measure(trajectory), ...)  on every valid step t
 
     Args:
-      formula: from one or more measures to `[num_groups, group_size]`, such as `group_normalized`.
+      formula: from one or more measures to `[num_groups, group_size]`, such as `group_normalized`, or one with
+        hyperparameters, `tuned(formula, "power")`.
       measures: functions of `(trajectory, group_size)`, whose results the formula takes; by default `episode_scores`.
 
     Returns:
@@ -135,8 +139,21 @@ class _Tuned:
     tunables: tuple[tuple[str, str], ...]  # keyword of the function, name of the hyperparameter
 
     def __call__(self, *arguments: Any) -> Any:
-        *arguments, hyperparams = arguments
-        return self.function(*arguments, **{key: getattr(hyperparams, name) for key, name in self.tunables})
+        hyperparams = [argument for argument in arguments if isinstance(argument, Hyperparams)]
+        if len(hyperparams) != 1:
+            raise TypeError(f"{self} needs the hyperparameters as one of its arguments")
+        others = (argument for argument in arguments if not isinstance(argument, Hyperparams))
+        return self.bind(hyperparams[0])(*others)
+
+    def bind(self, hyperparams: Hyperparams) -> Callable:
+        """The function with these hyperparameters as keyword arguments."""
+        for _, name in self.tunables:
+            if not hasattr(hyperparams, name):
+                raise ValueError(
+                    f"{self} needs the hyperparameter {name!r}, which {type(hyperparams).__name__} lacks: "
+                    f"{nearest(name, vars(hyperparams))}. For one of your own, subclass Hyperparams"
+                )
+        return functools.partial(self.function, **{key: getattr(hyperparams, name) for key, name in self.tunables})
 
     def __repr__(self) -> str:
         tunables = (f'"{name}"' if key == name else f'{key}="{name}"' for key, name in self.tunables)
@@ -144,18 +161,16 @@ class _Tuned:
 
 
 def tuned(function: Callable, *names: str, **renamed: str) -> _Tuned:
-    """A function whose keyword arguments are hyperparameters.
+    """A function whose keyword arguments are hyperparameters, for any slot, and for the formula of `outcome`.
 
         tuned(f, "clip_low", tau="sapo_tau")(x, y, hyperparams) = f(x, y, clip_low=hyperparams.clip_low,
                                                                     tau=hyperparams.sapo_tau)
 
     Args:
-      function: a function of arrays and keyword arguments, such as `clipped_surrogate`.
+      function: a function of the slot's other arguments, without `hyperparams`, and of keyword arguments, such as
+        `clipped_surrogate`.
       names: keyword arguments that are hyperparameters of the same name.
       renamed: keyword arguments that are hyperparameters of another name.
-
-    Returns:
-      A function for a slot whose last argument is the hyperparameters.
 
     Raises:
       TypeError: the function has no such keyword argument.
@@ -165,6 +180,11 @@ def tuned(function: Callable, *names: str, **renamed: str) -> _Tuned:
     return _Tuned(function, tuple(tunables.items()))
 
 
+def bound(function: Callable, hyperparams: Hyperparams) -> Callable:
+    """The function of a slot that gets no hyperparameters, with those that `tuned` names."""
+    return function.bind(hyperparams) if isinstance(function, _Tuned) else function
+
+
 def function_name(function: Callable) -> str:
     """Its name, or how it describes itself, such as `outcome(group_centered)`."""
-    return getattr(function, "__name__", repr(function))
+    return function.__name__ if hasattr(function, "__name__") else repr(function)

@@ -7,14 +7,19 @@ from collections.abc import Callable
 
 import jax
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.policies.policy import Policy
-from grpo_jax.types import PyTree
+from grpo_jax.types import PyTree, by_path
 
 _FUNCTIONS = ("initial_carry", "step", "sequence", "features", "head", "value_head")  # of the policy's parameters
 
 
 def partition(policy: Policy, params: PyTree) -> tuple[PyTree, PyTree]:
-    """The trained and the frozen part of the parameters: `(params, None)` if the policy trains all of them."""
+    """The trained and the frozen part of the parameters: `(params, None)` if the policy trains all of them.
+
+    Raises:
+      ConfigError: it would train none.
+    """
     if policy.trainable is None:
         return params, None
 
@@ -22,6 +27,11 @@ def partition(policy: Policy, params: PyTree) -> tuple[PyTree, PyTree]:
         return bool(policy.trainable(jax.tree_util.keystr(path, simple=True, separator="/")))
 
     trained = jax.tree_util.tree_map_with_path(is_trained, params)
+    if not any(jax.tree.leaves(trained)):
+        raise ConfigError(
+            "trainable is False for every parameter of the network, so nothing would be trained; make it True for some "
+            f"of {', '.join(by_path(params))}"
+        )
     return _select(trained, params, True), _select(trained, params, False)
 
 

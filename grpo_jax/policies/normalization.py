@@ -111,7 +111,11 @@ def normalized(policy: Policy, statistics: PyTree, clip: jax.Array) -> Policy:
     def features(params, observation, *rest):
         return policy.features(params, normalize(observation), *rest)
 
-    return policy._replace(step=step, sequence=sequence, features=policy.features and features)
+    def extras(params, observation, *rest):
+        return policy.extras(params, normalize(observation), *rest)
+
+    optional = {"features": policy.features and features, "extras": policy.extras and extras}
+    return policy._replace(step=step, sequence=sequence, **optional)
 
 
 def initial_normalizer(observation: PyTree, *, observations: bool, rewards: bool) -> Normalizer:

@@ -38,4 +38,7 @@ class Policy(NamedTuple):
     resize: Callable | None = None
     # (path such as "actor/Dense_0/kernel") -> bool: gradient steps change this parameter; None: they change all
     trainable: Callable | None = None
+    # (params, observation [N, ...], carry) -> dict of arrays [N, ...], which rollouts keep at each step as `extras` of
+    # trajectory and batch; optional
+    extras: Callable | None = None
     support: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: may be sampled; None: all may

@@ -20,6 +20,7 @@ def make_pure_policy(
     *,
     initial_carry: PyTree | Callable | None = None,
     features: Callable | None = None,
+    extras: Callable | None = None,
     trainable: Callable | None = None,
 ) -> Policy:
     """A policy from pure functions, such as the `init` and `apply` of a flax module.
@@ -43,6 +44,8 @@ def make_pure_policy(
         `(params, num_envs) -> carry`, each leaf `[num_envs, ...]`. None: the policy has no carry.
       features: `(params, observation [N, ...]) -> [N, F]`, the input of the actor's head, for a baseline that compares
         states by it. With an initial carry: `(params, observation, carry) -> [N, F]`.
+      extras: `(params, observation [N, ...]) -> dict of arrays [N, ...]`, which rollouts keep at each step, for slots
+        that read `batch.extras`. With an initial carry: `(params, observation, carry)`.
       trainable: `(path) -> bool`, the parameters that gradient steps change, by paths such as
         "network/params/Dense_0/kernel" or "free". None: all of them.
 
@@ -76,6 +79,9 @@ def make_pure_policy(
             return features(params["network"], observation, carry), step(params, observation, carry)[2]
         return features(params["network"], observation), carry
 
+    def extras_step(params, observation, carry):
+        return extras(params["network"], observation, *([carry] if has_carry else []))
+
     def over_sequence(function, params, observations, carry, is_first):
         """The outputs of a step, all but the carry, for a sequence `[S, N, ...]`."""
         if not has_carry:
@@ -99,6 +105,7 @@ def make_pure_policy(
         distribution=distribution,
         has_critic=critic,
         has_carry=has_carry,
+        extras=extras and extras_step,
         features=features and (lambda *arguments: over_sequence(features_step, *arguments)[0]),
         trainable=trainable,
     )

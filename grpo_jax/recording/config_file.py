@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from grpo_jax.algorithms import name_of
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object, import_path

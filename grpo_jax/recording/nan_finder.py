@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.training.train_step import make_train_step
 from grpo_jax.types import TrainState

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.environments import row_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams

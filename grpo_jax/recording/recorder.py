@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from grpo_jax.algorithms import name_of
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.devices.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.environments import EnvParams
 from grpo_jax.hyperparams import Hyperparams
@@ -27,7 +27,8 @@ from grpo_jax.recording.policies import KeptPolicies, RecentReturns
 from grpo_jax.recording.settings import Recording
 from grpo_jax.recording.signals import StopSignal, deferred_signals
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
-from grpo_jax.training.budget import check_budget, most_steps
+from grpo_jax.training.budget import most_steps
+from grpo_jax.training.checks import check_run
 from grpo_jax.training.evaluations import Evaluations
 from grpo_jax.training.progress import Chunk, Progress, RunResult, apply_callback, describe_ends
 from grpo_jax.training.run import NUM_CHUNKS, check_evaluations, check_keys, initial_states, run
@@ -119,7 +120,7 @@ def recorded_run(
     )
     recording.check()
     check_evaluations(evaluate_every, evaluation_episodes, stop_when)
-    check_budget(config, hyperparams)
+    check_run(config, hyperparams)
     check_keys(keys)
     plan = Plan(name_of(config.algorithm), config, hyperparams, keys, env_params)
     with release_if_unused(directory):

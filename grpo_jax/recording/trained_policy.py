@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from grpo_jax.config.config import Config
-from grpo_jax.config.descriptions import describe_arrays
-from grpo_jax.errors import ConfigError
+from grpo_jax.config import Config
+from grpo_jax.errors import ConfigError, describe_arrays
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
@@ -28,7 +27,7 @@ from grpo_jax.recording.policy_reading import (
     read_env_params,
 )
 from grpo_jax.recording.rows import Settings, setting_columns, settings_of
-from grpo_jax.training.train_step import make_init
+from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, TrainState
 
 

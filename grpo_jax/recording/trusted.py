@@ -18,7 +18,7 @@ from grpo_jax.importing import import_path
 from grpo_jax.policies import Architecture
 from grpo_jax.updates.optimizers import OPTIMIZERS
 
-_SLOTS = "grpo_jax.objectives.", "grpo_jax.baselines.", "grpo_jax.rollouts.starts"
+_SLOTS = "grpo_jax.objectives.", "grpo_jax.baselines.", "grpo_jax.groups"
 # Of jax.numpy these alone: others read and write files.
 _ARITHMETIC = (
     *("abs", "add", "clip", "cos", "cosh", "divide", "exp", "exp2", "expm1", "log", "log1p", "log2", "maximum"),

@@ -5,8 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.groups import copy_to_members
 from grpo_jax.objectives.returns import discounted_returns
-from grpo_jax.rollouts.groups import copy_to_members
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 

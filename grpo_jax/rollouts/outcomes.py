@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.environments import Environment
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays
 from grpo_jax.types import RewardParts, RolloutState, Trajectory
 
 
@@ -76,8 +76,26 @@ def add_outcome(
 
 def _evaluate(environment: Environment, end: RolloutState) -> RewardParts:
     """The outcome in the final states of `B` environments, in float32."""
-    values, weights, judged = environment.outcome(end.environment, end.environment_params)
+    outcome = environment.outcome(end.environment, end.environment_params)
+    _check_outcome(environment, outcome, end.num_envs)
+    values, weights, judged = outcome
     return RewardParts(jnp.asarray(values, jnp.float32), jnp.asarray(weights, jnp.float32), judged)
+
+
+def _check_outcome(environment: Environment, outcome: RewardParts, num_envs: int) -> None:
+    """Raises ConfigError unless the outcome has the shapes `[B, K]` or `[B, max_steps, K]`."""
+    steps = num_envs, environment.max_steps
+    if isinstance(outcome, RewardParts) and jnp.shape(outcome.values) == jnp.shape(outcome.weights):
+        leading, judged = jnp.shape(outcome.values)[:-1], outcome.judged
+        of_episodes = leading == (num_envs,) and judged is None
+        of_steps = leading == steps and (judged is None or are_alike(judged, jax.ShapeDtypeStruct(steps, bool)))
+        if of_episodes or of_steps:
+            return
+    raise ConfigError(
+        f"the outcome of {environment.name!r} for {num_envs} environments is {describe_arrays(outcome)}; return "
+        f"RewardParts(values, weights), both [{num_envs}, K], for K parts of the reward, or both "
+        f"[{num_envs}, {environment.max_steps}, K], for the steps of an episode, and judged None or bool{list(steps)}"
+    )
 
 
 def _pay_at_end(parts: RewardParts, trajectory: Trajectory) -> _Payment:

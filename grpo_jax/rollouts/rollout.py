@@ -1,7 +1,7 @@
 """Rollouts: one scan over steps, `B` environments wide, that serves every environment and every policy."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import threefry
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays, nearest
+from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import restricted
 from grpo_jax.rollouts.finals import Truncations, num_finals
-from grpo_jax.rollouts.groups import copy_to_members
 from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.packing import pack, packed_step
 from grpo_jax.rollouts.randomness import scan_in_blocks, shared_keys, step_randomness
@@ -234,7 +235,7 @@ class Simulator(NamedTuple):
             action_mask = jax.vmap(environment.action_mask)(state.environment, environment_params)
         own_action = imposed = None
         if environment.imposed is not None:
-            own_action = jax.vmap(environment.imposed)(state.environment, environment_params)
+            own_action = jax.vmap(functools.partial(_imposed, environment))(state.environment, environment_params)
             imposed = own_action >= 0
         distribution, action_mask = restricted(self.policy, distribution, action_mask, imposed)
         action = choose(distribution)
@@ -268,7 +269,30 @@ class Simulator(NamedTuple):
             action_mask=action_mask,
             reward_parts=moved.reward_parts,
             imposed=imposed,
+            extras=self._extras(state, moved.info),
         )
+
+    def _extras(self, state: RolloutState, info: Mapping[str, jax.Array]) -> dict[str, jax.Array] | None:
+        """What is kept of the environments' info after a step, and of the policy before it; each `[B, ...]`."""
+        environment, kept = self.environment, {}
+        for name in environment.extras:
+            if name not in info:
+                raise ConfigError(f"extras: the info of {environment.name!r} has no {name!r}: {nearest(name, info)}")
+            kept[name] = info[name]
+        if self.policy.extras is not None:
+            kept |= self.policy.extras(self.params, state.observation, state.policy_carry)
+        return kept or None
+
+
+def _imposed(environment: Environment, state: PyTree, params: PyTree) -> jax.Array:
+    """The environment's own action; raises ConfigError unless it is an int32 scalar."""
+    action = environment.imposed(state, params)
+    if not are_alike(action, jax.ShapeDtypeStruct((), jnp.int32)):
+        raise ConfigError(
+            f"imposed of {environment.name!r} gives {describe_arrays(action)}; return an int32 scalar, the "
+            "environment's own action, or -1 where the policy acts"
+        )
+    return action
 
 
 def _resized(policy: Policy, progress: Progress, num_steps: int) -> Progress:

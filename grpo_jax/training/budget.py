@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.algorithms import ALGORITHMS
-from grpo_jax.config.config import Config
-from grpo_jax.config.optimizer_checks import check_hyperparams
+from grpo_jax.config import Config
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.types import Count, TrainState
@@ -113,7 +112,6 @@ def _at_most(a: Count, b: Count) -> jax.Array:
 def check_budget(config: Config, hyperparams: Hyperparams) -> None:
     """Raises ConfigError if hyperparameters are invalid, or a budget is endless or too small for one iteration."""
     hyperparams.check()
-    check_hyperparams(config, hyperparams)
     if not config.truncate_sampling and (np.min(hyperparams.top_k) < math.inf or np.min(hyperparams.top_p) < 1):
         raise ConfigError("top_k and top_p have no effect without truncate_sampling=True (--truncate-sampling)")
     if np.min(hyperparams.temperature) == 0:

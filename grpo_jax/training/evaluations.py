@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.devices.mesh import make_rows_function
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.evaluation.episodes import evaluate

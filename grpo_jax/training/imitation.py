@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.environments import group_parameters
 from grpo_jax.environments.tokens import PAD, Task

@@ -2,13 +2,14 @@
 
 import jax.numpy as jnp
 
+from grpo_jax.config import Config
 from grpo_jax.objectives.losses import explained_variance
 from grpo_jax.objectives.reductions import mean_or_missing, missing
 from grpo_jax.objectives.slots import episode_scores
 from grpo_jax.types import Batch, Metrics, Trajectory
 
 
-def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Metrics:
+def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Metrics:
     """Scalars that summarise a rollout. An episode counts in the iteration in which it ends; NaN where none did."""
     ended = trajectory.ended
     count = jnp.sum(ended)
@@ -21,7 +22,7 @@ def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Me
         }
 
     metrics = {
-        "environment/steps": jnp.sum(trajectory.valid, dtype=jnp.int32),
+        "environment/steps": config.trunk_steps + jnp.sum(trajectory.valid, dtype=jnp.int32),
         "episode/count": count.astype(jnp.float32),
         **summary("episode/return", trajectory.episode_return),
         **summary("episode/length", trajectory.episode_length.astype(jnp.float32)),
@@ -29,8 +30,8 @@ def rollout_metrics(trajectory: Trajectory, batch: Batch, group_size: int) -> Me
     }
     if trajectory.branch_steps is not None:
         metrics["environment/steps"] += jnp.sum(trajectory.branch_steps, dtype=jnp.int32)
-    if group_size > 1:
-        scores = episode_scores(trajectory, group_size)
+    if config.group_size > 1:
+        scores = episode_scores(trajectory, config.group_size)
         metrics["group/zero_variance_fraction"] = jnp.mean(jnp.all(scores == scores[:, :1], axis=1))
         metrics["group/score_std_mean"] = jnp.mean(jnp.std(scores, axis=1))
     if batch.value is not None:

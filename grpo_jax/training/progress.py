@@ -8,8 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax.config.descriptions import describe_arrays
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, describe_arrays
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.training.budget import Budget
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations

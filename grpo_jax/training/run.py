@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.devices.memory import explain_out_of_memory
 from grpo_jax.devices.mesh import (
     ENVS,
@@ -27,6 +27,7 @@ from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.training import budget
+from grpo_jax.training.checks import check_run, try_on_shapes
 from grpo_jax.training.evaluations import Evaluations, make_evaluation
 from grpo_jax.training.progress import (
     Chunk,
@@ -40,7 +41,8 @@ from grpo_jax.training.progress import (
     with_returns,
     without_padding,
 )
-from grpo_jax.training.train_step import make_init, make_train_step
+from grpo_jax.training.train import make_init
+from grpo_jax.training.train_step import make_train_step
 from grpo_jax.types import PyTree, TrainState
 
 NUM_CHUNKS = 50
@@ -135,7 +137,7 @@ def run(
         the mesh does not divide the environments.
       MemoryError: the rows need more memory than there is; the message says what to lower.
     """
-    budget.check_budget(config, hyperparams)
+    check_run(config, hyperparams)
     check_keys(keys)
     check_evaluations(evaluate_every, evaluation_episodes, stop_when)
     num_rows = keys.shape[0]
@@ -247,7 +249,7 @@ def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, 
     train_step = make_train_step(config)
 
     def stay(state):
-        _, metrics = jax.eval_shape(train_step, state)
+        metrics = try_on_shapes(config, state.hyperparams)
 
         def empty(metric):
             is_real = jnp.issubdtype(metric.dtype, jnp.floating)

@@ -7,90 +7,58 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.algorithms import Algorithm
+from grpo_jax.config import Config
+from grpo_jax.groups import one_carry_per_group
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import divergences, exact_kl_to_reference
 from grpo_jax.objectives.returns import gae_advantage, next_values
+from grpo_jax.objectives.slots import bound
 from grpo_jax.policies import Policy, combine, partition
 from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.policies.scoring import score
-from grpo_jax.rollouts.groups import one_carry_per_group
-from grpo_jax.types import Batch, PyTree, Trajectory, Whole
-
-
-def kept_whole(
-    algorithm: Algorithm, policy: Policy, group_size: int, *, share_prompts: bool, shuffle_blocks: int = 1
-) -> Whole:
-    """The parts that stay together: what a slot compares, and the steps and members that share a carry."""
-    return Whole(
-        sequences=algorithm.whole_sequences or policy.has_carry,
-        members=group_size if share_prompts else 1,
-        minibatches=algorithm.whole_minibatches,
-        blocks=shuffle_blocks,
-    )
+from grpo_jax.types import Batch, PyTree, TrainState, Trajectory
 
 
 def make_batch(
-    algorithm: Algorithm,
-    policy: Policy,
-    params: PyTree,
-    trajectory: Trajectory,
-    reference_params: PyTree,
-    hyperparams: Hyperparams,
-    group_size: int,
-    *,
-    num_windows: int = 1,
-    share_prompts: bool = False,
-    shuffle_blocks: int = 1,
-    limit_terminates: bool = False,
-    baseline_state: PyTree = None,
+    config: Config, policy: Policy, state: TrainState, trajectory: Trajectory, hyperparams: Hyperparams
 ) -> tuple[Batch, PyTree]:
-    """The samples of a trajectory, with all that stays fixed during the epochs, and a stateful baseline's next state.
+    """The samples of a trajectory, with all that stays fixed during the epochs, and the next state of the baseline.
 
     Advantages are relative to the values of the algorithm's baseline, or without one to those of the critic.
 
     Args:
-      algorithm: its slots `reward`, `baseline`, `advantage` and `reduce` are called, in this order.
-      policy: the network and its distribution.
-      params: parameters of the behaviour policy.
+      config: the slots `reward`, `baseline`, `advantage` and `reduce` of its algorithm are called, in this order. A
+        baseline sees one window at a time: later windows contain the consequences of the actions in earlier ones.
+      policy: as it acted.
+      state: its `params` acted. A recurrent reference policy, with `reference_params`, starts each rollout from its
+        initial carry, also where the rollout begins in mid-episode. `baseline` is the state of the baseline.
       trajectory: `[T, B]`.
-      reference_params: of the reference policy; those that stay frozen may be left out, as in a `partition`. None for
-        an algorithm without one. A recurrent reference policy starts each rollout from its initial carry, also where
-        the rollout begins in mid-episode.
       hyperparams: every coefficient.
-      group_size: members of a group.
-      num_windows: parts of `B` in which the groups started anew. A baseline sees one window at a time: later windows
-        contain the consequences of the actions in earlier ones.
-      share_prompts: keep groups whole and give each one carry, that of their common prompt.
-      shuffle_blocks: blocks of environments that are shuffled apart, as in `Config`.
-      limit_terminates: the value after a truncated episode is 0, as in `Environment`.
-      baseline_state: what a stateful baseline returned for the previous rollout; None or zeros for the first one. It
-        values each window by itself; the next state is that of all of them at once.
 
     Returns:
-      The batch, `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole; and the next state of a stateful
-      baseline, None without one. No gradient flows through either.
+      The batch, `[1, T * B]` single steps, or `[T, B]` where sequences are kept whole; and the next state of the
+      baseline. No gradient flows through either.
 
     Raises:
       ValueError: a slot returned the wrong shape, or lacks something that it needs.
     """
-    whole = kept_whole(algorithm, policy, group_size, share_prompts=share_prompts, shuffle_blocks=shuffle_blocks)
-    if whole.members > 1:
-        trajectory = one_carry_per_group(trajectory, whole.members)
+    algorithm, group_size, baseline_state = config.algorithm, config.group_size, state.baseline
+    if config.share_prompts:
+        trajectory = one_carry_per_group(trajectory, group_size)
     reference = _Reference()
     if algorithm.reference is not None:
-        reference_params = combine(reference_params, partition(policy, params)[1])
+        reference_params = combine(state.reference_params, partition(policy, state.params)[1])
         reference = _run_reference(algorithm, policy, reference_params, trajectory)
     if algorithm.reward is not None:
         reward = algorithm.reward(trajectory, _kl_to_reference(trajectory, reference.log_prob), hyperparams)
         trajectory = trajectory._replace(reward=check_shape("reward", reward, trajectory.reward))
 
     played = trajectory
-    if limit_terminates:
+    if config.env.limit_terminates:
         trajectory = trajectory._replace(terminated=played.ended, truncated=jnp.zeros_like(played.truncated))
     compared = trajectory
     if algorithm.baseline is not None:
-        arguments = policy, params, hyperparams, group_size
-        compared, baseline_state = _with_baseline(algorithm, trajectory, arguments, num_windows, baseline_state)
+        compared, baseline_state = _with_baseline(config, policy, state, trajectory, hyperparams)
     advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
     target = None if compared.value is None else advantage + compared.value
     if algorithm.baseline is not None and trajectory.value is not None:
@@ -98,10 +66,11 @@ def make_batch(
         target = gae_advantage(trajectory, hyperparams, group_size) + trajectory.value
 
     mask = _training_mask(algorithm, played, advantage, group_size)
-    weight = check_shape("reduce", algorithm.reduce(mask), mask)
+    weight = check_shape("reduce", bound(algorithm.reduce, hyperparams)(mask), mask)
     if trajectory.given is not None:
         # Each action was imposed on one member, but the policy takes it with its probability.
         weight *= group_size * jnp.exp(trajectory.log_prob)
+    together = {"whole_sequences": config.keeps_sequences, "whole_minibatches": algorithm.whole_minibatches}
     batch = Batch(
         observation=trajectory.observation,
         action=trajectory.action,
@@ -118,10 +87,11 @@ def make_batch(
         action_mask=trajectory.action_mask,
         is_first=trajectory.is_first,
         carry=trajectory.carry,
-        whole=whole,
+        extras=trajectory.extras,
+        together={field: () for field, is_whole in together.items() if is_whole},
     )
-    if not whole.sequences:
-        batch = jax.tree.map(lambda leaf: _single_steps(leaf, shuffle_blocks), batch)
+    if not config.keeps_sequences:
+        batch = jax.tree.map(lambda leaf: _single_steps(leaf, config.shuffle_blocks), batch)
     return jax.lax.stop_gradient((batch, baseline_state))
 
 
@@ -159,36 +129,32 @@ def _kl_to_reference(trajectory: Trajectory, reference_log_prob: jax.Array | Non
     return kl if trajectory.imposed is None else jnp.where(trajectory.imposed, 0.0, kl)
 
 
-def _with_baseline(algorithm: Algorithm, trajectory: Trajectory, arguments: tuple, num_windows: int, state: PyTree):
-    """The trajectory with the baseline's values for the critic's, and a stateful baseline's next state."""
-    if algorithm.stateful_baseline:
-        arguments += (state,)
-        value, final_value, state = _baseline_results(algorithm, trajectory, arguments)
-    if num_windows > 1 or not algorithm.stateful_baseline:
-        value, final_value = _by_window(
-            lambda window: _baseline_results(algorithm, window, arguments)[:2], trajectory, num_windows
-        )
+def _with_baseline(
+    config: Config, policy: Policy, state: TrainState, trajectory: Trajectory, hyperparams: Hyperparams
+) -> tuple[Trajectory, PyTree]:
+    """The trajectory with the baseline's values for the critic's, and the next state of the baseline."""
+
+    def apply(trajectory):
+        arguments = state.baseline, policy, state.params, hyperparams, config.group_size
+        results = config.algorithm.baseline.apply(trajectory, *arguments)
+        if len(results) != 3:
+            raise ValueError(
+                "the slot 'baseline' should return values, final values and the next state, but returned "
+                f"{len(results)} results"
+            )
+        return results
+
+    # Each window is valued by itself; the next state is that of all of them at once.
+    value, final_value, baseline_state = apply(trajectory)
+    if config.num_windows > 1:
+        value, final_value = _by_window(lambda window: apply(window)[:2], trajectory, config.num_windows)
     value = check_shape("baseline", value, trajectory.reward)
     following = next_values(value, final_value, trajectory.truncated)
-    return trajectory._replace(value=value, next_value=following), state
-
-
-def _baseline_results(algorithm: Algorithm, trajectory: Trajectory, arguments: tuple) -> tuple:
-    """Values and final values, and a stateful baseline's next state; raises ValueError for fewer or more."""
-    results = tuple(algorithm.baseline(trajectory, *arguments))
-    expected = ["values", "final values", *(["next state"] if algorithm.stateful_baseline else [])]
-    if len(results) != len(expected):
-        raise ValueError(
-            f"with stateful_baseline={algorithm.stateful_baseline} the slot 'baseline' should return "
-            f"{' and '.join(expected)}, but returned {len(results)} results"
-        )
-    return results
+    return trajectory._replace(value=value, next_value=following), baseline_state
 
 
 def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:
     """The function of each window of a trajectory `[T, W * B]`, side by side again."""
-    if num_windows == 1:
-        return function(trajectory)
     windows = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], num_windows, -1, *leaf.shape[2:]), trajectory)
     values = jax.vmap(function, in_axes=1, out_axes=1)(windows)
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], -1), values)

@@ -1,20 +1,18 @@
 """Epochs of minibatches: gradient steps with any optimiser."""
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from grpo_jax.algorithms import Algorithm
-from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
+from grpo_jax.config import Config
 from grpo_jax.devices.mesh import along_envs, num_env_devices, on_every_device
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import mean_or_missing
 from grpo_jax.policies import Policy, bind_frozen, combine, partition
 from grpo_jax.policies.scoring import bind_reference
-from grpo_jax.types import Batch, Metrics, PyTree
+from grpo_jax.types import Batch, Metrics, PyTree, TrainState
 from grpo_jax.updates.flattening import make_flattening
 from grpo_jax.updates.loss import RATIO_MAX
 from grpo_jax.updates.minibatches import make_gradient, make_minibatches, minibatch_order
@@ -29,35 +27,37 @@ class Learner(NamedTuple):
 
 
 def update_epochs(
-    algorithm: Algorithm,
+    config: Config,
     policy: Policy,
     optimizer: optax.GradientTransformation,
-    learner: Learner,
+    state: TrainState,
     batch: Batch,
     hyperparams: Hyperparams,
     key: jax.Array,
-    *,
-    reference_params: PyTree = None,
-    num_epochs: int,
-    num_minibatches: int,
-    num_microbatches: int | None = None,
-    plan: str | ExecutionPlan = "auto",
 ) -> tuple[Learner, Metrics]:
     """Gradient descent on the loss: `num_epochs` passes over the batch, each in another random order.
 
     The valid samples of a pass are dealt out evenly over its minibatches, as whole groups where those share a carry. An
     update whose loss or gradient is not finite changes nothing and is counted in `optim/skipped_updates`; one without a
     valid sample, or after the KL to the behaviour policy exceeded `kl_limit`, changes nothing either. The other metrics
-    are means over the updates that were applied, `policy/ratio_max` their maximum. `reference_params`, the trained part
-    of the reference policy, are needed only if the batch has `reference_features`.
+    are means over the updates that were applied, `policy/ratio_max` their maximum.
+
+    Args:
+      config: numbers of epochs and minibatches, and the slots of the loss.
+      policy: as it acted.
+      optimizer: of the parameters that are trained.
+      state: the parameters and the optimiser's state to start from, and those of the reference policy.
+      batch: the samples.
+      hyperparams: every coefficient.
+      key: of the orders.
     """
-    plan = resolve_plan(plan)
-    trained, frozen = partition(policy, learner.params)
-    policy, learner = bind_reference(bind_frozen(policy, frozen), reference_params), learner._replace(params=trained)
-    flatten, unflatten = make_flattening(optimizer, learner.params, plan)
+    trained, frozen = partition(policy, state.params)
+    policy = bind_reference(bind_frozen(policy, frozen), state.reference_params)
+    learner = Learner(trained, state.optimizer)
+    flatten, unflatten = make_flattening(optimizer, learner.params, config.plan)
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.
-    batch = on_every_device(batch) if batch.whole.blocks % num_env_devices() else along_envs(batch, axis=1)
+    batch = on_every_device(batch) if config.shuffle_blocks % num_env_devices() else along_envs(batch, axis=1)
 
     def update(carry, minibatch):
         learner, within_limit = carry
@@ -73,10 +73,10 @@ def update_epochs(
         record = metrics | {"optim/grad_norm": grad_norm, "applied": applied, "finite": finite}
         return (learner, within_limit), Scalars.stack(record)
 
-    gradient_of = make_gradient(algorithm, policy, batch, hyperparams, num_microbatches, plan)
-    order = functools.partial(minibatch_order, mask=batch.mask, whole=batch.whole, num_minibatches=num_minibatches)
-    orders = jax.lax.map(order, jax.random.split(key, num_epochs))
-    minibatches = make_minibatches(algorithm, batch, orders.reshape(-1, *orders.shape[2:]))
+    gradient_of = make_gradient(config, policy, batch, hyperparams)
+    keys = jax.random.split(key, config.num_epochs)
+    orders = jax.lax.map(lambda key: minibatch_order(config, key, batch.mask), keys)
+    minibatches = make_minibatches(config, batch, orders.reshape(-1, *orders.shape[2:]), hyperparams)
     # Only the optimiser's state is one vector: XLA fuses a bias with its product if the loop carries the bias itself.
     start = learner._replace(optimizer=flatten(learner.optimizer)), jnp.array(True)
     (learner, _), records = jax.lax.scan(update, start, minibatches)

@@ -1,9 +1,11 @@
 """The loss of a batch, composed from the slots of an algorithm."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.algorithms import Algorithm
+from grpo_jax.config import Config
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.divergences import k3, k3_from_behaviour
 from grpo_jax.objectives.ratios import importance_ratio
@@ -35,6 +37,8 @@ def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
         kl_behaviour=family.kl(batch.distribution, distribution),
         kl_reference=None if reference is None else family.kl(distribution, reference),
         reference_log_prob=batch.reference_log_prob,
+        params=params,
+        compute_features=policy.features and functools.partial(policy.features, *inputs),
     )
 
 
@@ -57,18 +61,13 @@ def _predict_in_chunks(policy: Policy, inputs: tuple, batch: Batch) -> Predictio
         kl_behaviour=k3_from_behaviour(batch.log_prob, scores.log_prob),
         kl_reference=kl_reference,
         reference_log_prob=reference,
+        params=params,
+        compute_features=lambda: features,
     )
 
 
 def loss(
-    algorithm: Algorithm,
-    policy: Policy,
-    params: PyTree,
-    batch: Batch,
-    per_step: jax.Array,
-    hyperparams: Hyperparams,
-    *,
-    stacked_sums: bool = False,
+    config: Config, policy: Policy, params: PyTree, batch: Batch, per_step: jax.Array, hyperparams: Hyperparams
 ) -> tuple[jax.Array, Metrics]:
     """Σ weight · (−surrogate + penalties + value_coef · value loss), and metrics of it.
 
@@ -77,13 +76,13 @@ def loss(
     on the gradient: 0 where no slot clips, or only a weight is clipped (CISPO).
 
     Args:
-      algorithm: the slots.
+      config: the slots of its algorithm.
       policy, params: the network, and the parameters to differentiate.
       batch: the samples.
       per_step: `[S, N]` weight of each sample in the metrics, which are means over valid steps.
       hyperparams: every coefficient.
-      stacked_sums: all sums are one reduction, as in `ExecutionPlan`.
     """
+    algorithm = config.algorithm
     prediction = predict(policy, params, batch)
 
     def surrogate(step_log_ratio):
@@ -112,7 +111,7 @@ def loss(
 
     weighed = [*means.values(), *losses.values(), *penalties]
     weights = [per_step] * len(means) + [batch.weight] * (len(losses) + len(penalties))
-    sums = weighted_sums(weighed, weights, stacked=stacked_sums)
+    sums = weighted_sums(weighed, weights, stacked=config.plan.stacked_sums)
     metrics = dict(zip([*means, *losses], sums, strict=False))
     total = metrics["loss/policy"] + sum(sums[len(means) + len(losses) :])
     if algorithm.critic is not None:

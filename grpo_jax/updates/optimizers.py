@@ -1,13 +1,16 @@
 """Optimisers: functions `(hyperparams, learning_rate) -> optax.GradientTransformation`."""
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 import optax.contrib
 
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.config_checks import check_name
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, first_line
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_own, is_own
 from grpo_jax.types import PyTree, by_path
@@ -45,7 +48,17 @@ def muon(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTr
     """Momentum orthogonalised by Newton-Schulz for matrices (https://arxiv.org/abs/2502.16982), Adam for the rest."""
     options = _set(beta=hyperparams.beta1, weight_decay=hyperparams.weight_decay)
     options |= {f"adam_{name}": value for name, value in _adam_betas(hyperparams).items()}
-    return optax.contrib.muon(learning_rate, eps=hyperparams.adam_eps, **options)
+    transformation = optax.contrib.muon(learning_rate, eps=hyperparams.adam_eps, **options)
+
+    def init(params):
+        shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
+        if not any(len(shape) == 2 for shape in shapes):
+            raise ConfigError(
+                f"optimizer='muon' is for matrices, but the policy's parameters have the shapes {shapes}; use 'adam'"
+            )
+        return transformation.init(params)
+
+    return transformation._replace(init=init)
 
 
 class _Named(NamedTuple):
@@ -75,8 +88,7 @@ def find_optimizer(optimizer: str | Callable) -> Callable:
     Raises:
       ConfigError: for an unknown name, or a value that is no function.
     """
-    if not is_own(optimizer) and optimizer not in OPTIMIZERS:
-        raise ConfigError(f"unknown optimizer {optimizer!r}: {nearest(optimizer, OPTIMIZERS)}")
+    check_name("optimizer", optimizer)
     found = import_own(optimizer, "optimizer") if is_own(optimizer) else OPTIMIZERS[optimizer]
     if not callable(found):
         raise ConfigError(
@@ -99,17 +111,15 @@ def make_optimizer(
 
     Raises:
       ConfigError: a hyperparameter is set that the optimiser of this name does not read, or a function gives something
-        else. In `init`, if the critic has a rate, but the parameters have no such key.
+        else. In `init`, if the critic has a rate, but the parameters have no such key. In `init` and `update` of an
+        optimiser of the user's own, if it fails, or changes structures, shapes or dtypes.
     """
     make, named = find_optimizer(optimizer), _NAMED.get(optimizer) if isinstance(optimizer, str) else None
     if named is not None:
         _check_reads(optimizer, named, hyperparams)
+    else:
+        make = functools.partial(_make_own, make, describe_function("optimizer", optimizer))
     transformation = make(hyperparams, rates.default)
-    if not isinstance(transformation, optax.GradientTransformation):
-        raise ConfigError(
-            f"optimizer gives a {type(transformation).__name__}, but it must give an optax.GradientTransformation, "
-            "such as optax.adam(learning_rate)"
-        )
     if rates.critic is not None:
         parts = {CRITIC: make(hyperparams, rates.critic), "others": transformation}
         transformation = optax.partition(parts, _label_critic)
@@ -118,6 +128,55 @@ def make_optimizer(
         return half_precision(clipped)
     is_elementwise = named is not None and named.is_elementwise and rates.critic is None
     return Elementwise(*clipped) if is_elementwise else clipped
+
+
+def _make_own(
+    make: Callable, what: str, hyperparams: Hyperparams, learning_rate: jax.Array
+) -> optax.GradientTransformation:
+    """The user's own transformation, which raises ConfigError wherever it does not fit the parameters."""
+    transformation = _call(what, make, hyperparams, learning_rate)
+    if not isinstance(transformation, optax.GradientTransformation):
+        raise ConfigError(
+            f"optimizer gives a {type(transformation).__name__}, but it must give an optax.GradientTransformation, "
+            "such as optax.adam(learning_rate)"
+        )
+
+    def init(params):
+        state = _call(what, transformation.init, params)
+        for leaf in jax.tree.leaves(state):
+            if not isinstance(leaf, jax.Array | np.ndarray):
+                raise ConfigError(
+                    f"{what} has {leaf!r} of type {type(leaf).__name__} in its state, but only arrays can be saved and "
+                    "vmapped; use one, such as jnp.zeros(())"
+                )
+        return state
+
+    def update(gradient, state, params=None):
+        steps, after = _call(what, transformation.update, gradient, state, params)
+        for part, before, result in (("steps", gradient, steps), ("a state", state, after)):
+            if not are_alike(before, result):
+                raise ConfigError(
+                    f"{what} gives {part} of {describe_arrays(result)}, but an update must keep the structure, shapes "
+                    f"and dtypes {describe_arrays(before)}"
+                )
+        return steps, after
+
+    return optax.GradientTransformation(init, update)
+
+
+def _call(what: str, function: Callable, *arguments: PyTree) -> Any:
+    """The result of the user's own code; any error in it is a ConfigError."""
+    try:
+        return function(*arguments)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{what} cannot update the policy's parameters: {first_line(error)}. It gets traced (hyperparams, "
+            "learning_rate), where hyperparameters that are not set may be None, and its update gets (gradient, state, "
+            "parameters), without the loss that a line search needs; write for example "
+            "lambda hyperparams, learning_rate: optax.lion(learning_rate)"
+        ) from error
 
 
 def _check_reads(name: str, named: _Named, hyperparams: Hyperparams) -> None:

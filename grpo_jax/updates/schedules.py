@@ -5,10 +5,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.config_checks import check_name
+from grpo_jax.errors import ConfigError, describe_function, first_line
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_own
+from grpo_jax.types import Metrics
 
 DECAYS = {
     "constant": jnp.zeros_like,
@@ -24,6 +27,11 @@ class LearningRates(NamedTuple):
     default: jax.Array
     critic: jax.Array | None  # None: the critic has the default rate
 
+    def metrics(self) -> Metrics:
+        """The rates by the names of metrics."""
+        rates = {"optim/learning_rate": self.default, "optim/critic_learning_rate": self.critic}
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
 
 def find_schedule(schedule: str | Callable) -> str | Callable:
     """The name of a schedule, or a function of progress.
@@ -34,12 +42,32 @@ def find_schedule(schedule: str | Callable) -> str | Callable:
     Raises:
       ConfigError: for an unknown name, or a value that is neither a name nor a function.
     """
+    check_name("schedule", schedule)
     found = import_own(schedule, "schedule")
     if callable(found) or (isinstance(found, str) and found in DECAYS):
         return found
-    if isinstance(found, str):
-        raise ConfigError(f"unknown schedule {found!r}: {nearest(found, DECAYS)}")
     raise ConfigError(f"schedule={found!r} is not a function of progress; use one, or {', '.join(map(repr, DECAYS))}")
+
+
+def check_schedule(schedule: str | Callable) -> None:
+    """Raises ConfigError for a function that is not a factor of at least 0 where training starts and ends."""
+    if isinstance(schedule, str) and schedule in DECAYS:
+        return
+    function, what = find_schedule(schedule), describe_function("schedule", schedule)
+    try:
+        with jax.ensure_compile_time_eval():
+            factors = np.asarray(jax.vmap(function)(jnp.array([0.0, 1.0])))
+    except Exception as error:  # the user's own code
+        raise ConfigError(
+            f"{what} fails for a traced progress: {first_line(error)}; use a function such as "
+            "optax.cosine_decay_schedule(1.0, 1)"
+        ) from error
+    is_real = factors.dtype.kind in "biuf" and factors.shape == (2,)
+    if not is_real or not np.isfinite(factors).all() or not (factors >= 0).all():
+        raise ConfigError(
+            f"{what} must give a factor of learning_rate, a number of at least 0 for each progress in [0, 1], but for "
+            f"0 and 1 it gives {factors.tolist()}"
+        )
 
 
 def learning_rates(schedule: str | Callable, hyperparams: Hyperparams, progress: jax.Array | float) -> LearningRates:

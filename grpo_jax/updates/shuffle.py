@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-MAX_SAMPLES = 2**26
-"""With more samples, fewer than five random bits would be left beside the index: see `shuffled_order`."""
+from grpo_jax.config_checks import MAX_SAMPLES
 
 
 def shuffled_order(key: jax.Array, valid: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import FOREVER, Probe, Recall, known_params, known_policy, random_window, standing
+from probes import FOREVER, Probe, Recall, acted, check, known_params, known_policy, random_window, standing
 
 from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
@@ -19,13 +19,14 @@ from grpo_jax.baselines import (
     policy_features,
     same_step_baseline,
     state_hash_values,
+    stateless,
 )
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import FRESH
 from grpo_jax.objectives import bootstrapped_returns, next_values, same_step_leave_one_out
 from grpo_jax.policies.normalization import initial_statistics, normalized
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import make_batch
 
@@ -297,16 +298,22 @@ def test_final_observations_are_those_of_truncated_episodes_and_of_the_end(rollo
     np.testing.assert_array_equal(trajectory.final_value, 10 + 2 * trajectory.final_observation[..., 0])
 
 
+def batch_of(algorithm, trajectory, hyperparams=HYPERPARAMS, *, environment=None, policy=known_policy, params=None):
+    """The batch of a rollout of four members of one group."""
+    sizes = {"num_envs": 4, "group_size": 4, "num_steps": 8, "num_minibatches": 1}
+    config = Config(environment=environment or Recall(), algorithm=algorithm, **sizes)
+    return make_batch(config, policy, acted(params), trajectory, hyperparams)[0]
+
+
 @functools.partial(jax.jit, static_argnums=1)
 def batches(trajectory, algorithm):
     """What the baseline says, and the batch with GAE at lambda 0, at lambda 1, and with plain returns-to-go."""
-    make = functools.partial(make_batch, policy=known_policy, params=None, trajectory=trajectory, reference_params=None)
     algorithm = algorithm._replace(advantage=objectives.gae_advantage, whole_sequences=True)
     plain = algorithm._replace(advantage=objectives.return_minus_value_advantage)
     return (
-        algorithm.baseline(trajectory, known_policy, None, HYPERPARAMS, 4),
-        *(make(algorithm, hyperparams=HYPERPARAMS.replace(gae_lambda=x), group_size=4)[0] for x in (0.0, 1.0)),
-        make(plain, hyperparams=HYPERPARAMS, group_size=4)[0],
+        algorithm.baseline.apply(trajectory, (), known_policy, None, HYPERPARAMS, 4)[:2],
+        *(batch_of(algorithm, trajectory, HYPERPARAMS.replace(gae_lambda=x)) for x in (0.0, 1.0)),
+        batch_of(plain, trajectory),
     )
 
 
@@ -360,8 +367,8 @@ def test_nothing_follows_a_limit_that_terminates(rollout):
     trajectory = rollout[1]._replace(terminated=jnp.zeros_like(rollout[1].ended), truncated=rollout[1].ended)
 
     def batch(limit_terminates, trajectory):
-        arguments = PPO._replace(start=FRESH), known_policy, None, trajectory, None, HYPERPARAMS, 4
-        return make_batch(*arguments, limit_terminates=limit_terminates)[0]
+        environment = make_environment(Recall())._replace(limit_terminates=limit_terminates)
+        return batch_of(PPO._replace(start=FRESH), trajectory, environment=environment)
 
     terminated = trajectory._replace(terminated=trajectory.truncated, truncated=trajectory.terminated)
     actual, expected, other = batch(True, trajectory), batch(False, terminated), batch(False, trajectory)
@@ -371,9 +378,7 @@ def test_nothing_follows_a_limit_that_terminates(rollout):
 
 # --- features, train steps, refusals ---------------------------------------------------------------------------------
 
-BY_FEATURES = KERNEL_GAE._replace(
-    baseline=functools.partial(kernel_baseline, metric=policy_features, relative=True, standardize=True)
-)
+BY_FEATURES = KERNEL_GAE._replace(baseline=kernel_baseline(metric=policy_features, relative=True, standardize=True))
 SIZES = {
     **{"num_envs": 8, "num_steps": 6, "num_epochs": 1, "num_minibatches": 1},
     **{"hidden_sizes": (4,), "recurrent_size": 3},
@@ -431,7 +436,7 @@ def test_no_gradient_flows_into_values(rollout):
     trajectory = rollout[1]._replace(value=None, next_value=None, final_value=None)
 
     def total(params):
-        batch = make_batch(BY_FEATURES, policy, params, trajectory, None, HYPERPARAMS, 4)[0]
+        batch = batch_of(BY_FEATURES, trajectory, policy=policy, params=params)
         return jnp.sum(batch.advantage + batch.value + batch.target)
 
     gradient = jax.jit(jax.grad(total))(known_params((0.0, 0.0)))
@@ -446,24 +451,25 @@ def test_a_boosted_baseline_adds_a_fit_to_the_errors_of_the_first(rollout):
         return jnp.full_like(trajectory.reward, 5.0), jnp.full_like(first[1], 7.0)
 
     first = 0.1 * trajectory.reward + 3.0, jnp.arange(trajectory.final_observation.shape[1], dtype=jnp.float32)[None]
-    value, final_value = boosted(lambda *_: first, second)(trajectory, known_policy, None, HYPERPARAMS, 4)
+    both = boosted(stateless(lambda *_: first), stateless(second))
+    value, final_value, _ = both.apply(trajectory, ((), ()), known_policy, None, HYPERPARAMS, 4)
     np.testing.assert_allclose(value, first[0] + 5)
     np.testing.assert_allclose(final_value, first[1] + 7)
     following = np.where(trajectory.terminated, 0, next_values(*first, trajectory.truncated))
     errors = trajectory.reward + HYPERPARAMS.discount * following - first[0]
     np.testing.assert_allclose(seen[0], np.where(trajectory.valid, errors, 0), rtol=1e-6)
-    assert boosted(same_step_baseline, lstd_baseline) == boosted(same_step_baseline, lstd_baseline)
+    assert boosted(same_step_baseline(), lstd_baseline()) == boosted(same_step_baseline(), lstd_baseline())
 
 
-BY_STATES = functools.partial(lstd_baseline, features=observed)
+BY_STATES = lstd_baseline(features=observed)
 
 
 @pytest.mark.parametrize(
     "baseline, num_envs, group_size",
     [
-        (boosted(same_step_baseline, BY_STATES), 40, 4),
-        (boosted(same_step_baseline, BY_STATES), 96, 16),
-        (boosted(BY_STATES, same_step_baseline), 40, 4),
+        (boosted(same_step_baseline(), BY_STATES), 40, 4),
+        (boosted(same_step_baseline(), BY_STATES), 96, 16),
+        (boosted(BY_STATES, same_step_baseline()), 40, 4),
     ],
     ids=["same step, lstd", "large groups", "lstd, same step"],
 )
@@ -480,7 +486,8 @@ def test_own_rewards_have_no_part_in_boosted_values(baseline, num_envs, group_si
 
     @jax.jit
     def values(reward):
-        return baseline(trajectory._replace(reward=reward), None, None, HYPERPARAMS, group_size)
+        paid = trajectory._replace(reward=reward)
+        return baseline.apply(paid, ((), ()), None, None, HYPERPARAMS, group_size)[:2]
 
     member = num_envs // 4 - 1  # the last of a quarter, which does not end with a group
     before, after = values(trajectory.reward), values(trajectory.reward.at[:, member].add(1.0))
@@ -494,16 +501,17 @@ def test_a_boosted_baseline_bootstraps_once_from_a_critic(rollout):
         return jnp.zeros_like(trajectory.reward), trajectory.final_value
 
     trajectory = rollout[1]._replace(final_value=jnp.full(rollout[1].final_observation.shape[:2], 3.0))
-    _, final_value = boosted(of_critic, of_critic)(trajectory, known_policy, None, HYPERPARAMS, 4)
+    both = boosted(stateless(of_critic), stateless(of_critic))
+    _, final_value, _ = both.apply(trajectory, ((), ()), known_policy, None, HYPERPARAMS, 4)
     assert np.array_equal(final_value, trajectory.final_value)
 
 
 def test_what_cannot_be_compared_is_refused():
     small = SIZES | {"environment": Recall()}
     with pytest.raises(ConfigError, match="group_size is 1"):
-        Config(algorithm=SAME_STEP_GAE, group_size=1, **small)
+        check(Config(algorithm=SAME_STEP_GAE, group_size=1, **small))
     with pytest.raises(ConfigError, match="num_envs=2"):
-        Config(algorithm=KERNEL_GAE, **small | {"num_envs": 1})
+        check(Config(algorithm=KERNEL_GAE, **small | {"num_envs": 1}))
     with pytest.raises(ConfigError, match="or of a baseline"):
-        Config(algorithm=KERNEL_GAE._replace(baseline=None), **small)
-    Config(algorithm=KERNEL_GAE, group_size=1, **small)
+        check(Config(algorithm=KERNEL_GAE._replace(baseline=None), **small))
+    check(Config(algorithm=KERNEL_GAE, group_size=1, **small))

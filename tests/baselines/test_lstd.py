@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import NUM_TOKENS, Recall, copy_task, random_window
+from probes import NUM_TOKENS, Recall, check, copy_task, random_window
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import LSTD_GAE
 from grpo_jax.baselines import lstd_values, policy_features
 from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import one_carry_per_group
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.rollouts.groups import one_carry_per_group
 from grpo_jax.rollouts.rollout import Simulator
 
 T, N, F, E = 9, 6, 3, 4
@@ -190,7 +190,7 @@ def test_values_of_tokens_are_linear_in_the_last_hidden_states():
         logits = jax.lax.scan(read, start.policy_carry, tokens)[1]
         rewards = trajectory.valid * jax.random.normal(jax.random.key(3), trajectory.reward.shape)
         trajectory = one_carry_per_group(trajectory._replace(reward=rewards), 2)
-        return trajectory, logits, LSTD_GAE.baseline(trajectory, policy, params, hyperparams, 2)
+        return trajectory, logits, LSTD_GAE.baseline.apply(trajectory, (), policy, params, hyperparams, 2)[:2]
 
     trajectory, logits, values = jax.tree.map(np.asarray, play(params))
     assert trajectory.truncated[3].any() and trajectory.terminated.any() and not trajectory.valid[4:].any()
@@ -225,7 +225,7 @@ def test_a_single_environment_or_fold_is_refused():
     with pytest.raises(ValueError, match="num_folds=1 leaves no other environments"):
         lstd_values(**window(), discount=DISCOUNT, trace=TRACE, ridge=RIDGE, num_folds=1)
     with pytest.raises(ConfigError, match="lstd_values values an environment by.*num_envs=2"):
-        Config(environment=Recall(), algorithm=LSTD_GAE, num_envs=1, num_steps=4, num_minibatches=1)
+        check(Config(environment=Recall(), algorithm=LSTD_GAE, num_envs=1, num_steps=4, num_minibatches=1))
     with pytest.raises(
         ValueError, match="num_envs=6 and group_size=6 make one group; use num_envs=12 or more, or smal"
     ):

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Recall, random_window
+from probes import Recall, check, random_window
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
 from grpo_jax.baselines import (
+    Baseline,
     boosted,
     channel_correlations,
     lstd_baseline,
@@ -19,14 +20,17 @@ from grpo_jax.baselines import (
     recursive_lstd_baseline,
     recursive_lstd_values,
     relative_positions,
+    stateless,
 )
 from grpo_jax.baselines.lstd import LARGEST_DISCOUNT
 from grpo_jax.baselines.projections import random_features, scaling_of
 from grpo_jax.baselines.recursive_lstd import FEW_FEATURES
-from grpo_jax.config.dry_run import trial_batch
 from grpo_jax.errors import ConfigError
-from grpo_jax.rollouts.starts import ANCHORED
+from grpo_jax.groups import ANCHORED
+from grpo_jax.rollouts.collect import collect
+from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import Trajectory
+from grpo_jax.updates.batch import make_batch
 
 T, N, F, E = 9, 6, 3, 4
 DISCOUNT, TRACE, RIDGE, DECAY = 0.9, 0.7, 1e-2, 0.6
@@ -200,12 +204,11 @@ def on_a_line(seed, scale=1.0):
 
 def values_on_a_line(rollouts, **options):
     """The values of the last rollout, and the state after it."""
-    state = None
-    baseline = jax.jit(
-        lambda rollout, state: recursive_lstd_baseline(rollout, None, None, Hyperparams(), 1, state, **options)
-    )
+    baseline = recursive_lstd_baseline(**options)
+    apply = jax.jit(lambda rollout, state: baseline.apply(rollout, state, None, None, Hyperparams(), 1))
+    state = baseline.init(rollouts[0], None, None)
     for rollout in rollouts:
-        values, _, state = baseline(rollout, state)
+        values, _, state = apply(rollout, state)
     return values, state
 
 
@@ -246,9 +249,8 @@ def test_the_deviation_of_huge_elements_is_finite():
 
 
 def test_a_negative_number_of_random_features_is_refused():
-    baseline = functools.partial(recursive_lstd_baseline, num_random_features=-3)
-    with pytest.raises(ConfigError, match="num_random_features=-3 .* use 0"):
-        config(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=baseline))
+    with pytest.raises(ValueError, match="num_random_features=-3 .* use 0"):
+        recursive_lstd_baseline(num_random_features=-3)
 
 
 def test_random_features_of_elements_that_do_not_vary_or_are_not_finite():
@@ -339,9 +341,9 @@ def test_relative_positions_express_how_two_things_lie_to_each_other():
 def test_channels_are_needed_for_relative_positions():
     with pytest.raises(ValueError, match=r"channels of images.*\(2, 3, 4, 1\); use `observed`"):
         channel_correlations(jnp.zeros((2, 3, 4, 1)), 1)
-    baseline = functools.partial(recursive_lstd_baseline, features=relative_positions)
+    baseline = recursive_lstd_baseline(features=relative_positions)
     with pytest.raises(ConfigError, match=r"images, \[height, width, channels\], but their shape is \(2,\)"):
-        config(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=baseline))
+        check(config(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=baseline)))
 
 
 def test_many_numbers_have_no_random_features_unless_asked():
@@ -351,36 +353,43 @@ def test_many_numbers_have_no_random_features_unless_asked():
 
 def test_observations_of_too_many_numbers_are_refused():
     with pytest.raises(ConfigError, match="4900 features.*at most 4096.*lstd_baseline"):
-        config(frame_stack=2450)
+        check(config(frame_stack=2450))
 
 
-def own(trajectory, policy, params, hyperparams, group_size, state, *, first, later):
-    """A stateful baseline of zeros; None: it returns no state."""
-    values = jnp.zeros_like(trajectory.reward), jnp.zeros(trajectory.final_observation.shape[:2])
-    after = first if state is None else later
-    return values if after is None else (*values, after)
+def counting(before, after):
+    """A baseline of zeros with this state before the first rollout, and this one after each."""
+
+    def apply(trajectory, state, *_):
+        return jnp.zeros_like(trajectory.reward), jnp.zeros(trajectory.final_observation.shape[:2]), after
+
+    return Baseline(lambda *_: jax.tree.map(jnp.asarray, before), apply)
 
 
 REFUSED = {
-    "nothing": ({"baseline": None}, "stateful_baseline=True.* there is none.*recursive_lstd_baseline, or leave it out"),
-    "two": (
-        {"baseline": functools.partial(own, first=None, later=None)},
-        "values and .*next state.*returned 2 results",
-    ),
-    "three": (
-        {"baseline": lambda *_: (0, 0, 0), "stateful_baseline": False},
-        "stateful_baseline=False.*values and final values, but returned 3",
-    ),
-    "dtype": ({"baseline": functools.partial(own, first=1, later=0.5)}, r"int32\[\] after one.*float32\[\].*same"),
-    "shape": ({"baseline": functools.partial(own, first=jnp.ones(1), later=jnp.ones(2))}, r"\[1\] after .*\[2\]"),
-    "structure": ({"baseline": functools.partial(own, first=[1], later=[1, 1])}, "a state of .* structure"),
+    "two": (Baseline(lambda *_: jnp.zeros(()), lambda *_: (0, 0)), "values and the next state, but returned 2 results"),
+    "dtype": (counting(1, jnp.float32(0.5)), r"state's baseline is int32\[\] before .* but float32\[\] after it; both"),
+    "shape": (counting(np.ones(1), jnp.ones(2)), r"float32\[1\] before an iteration, but float32\[2\] after it"),
+    "structure": (counting([1], [jnp.int32(1)] * 2), "baseline/1 is missing before an iteration, but int32"),
 }
 
 
-@pytest.mark.parametrize(("slots", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_baseline_whose_state_does_not_fit_is_refused(slots, message):
+@pytest.mark.parametrize(("baseline", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_baseline_whose_state_does_not_fit_is_refused(baseline, message):
     with pytest.raises(ConfigError, match=message):
-        config(algorithm=RECURSIVE_LSTD_GAE._replace(**slots))
+        check(config(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=baseline)))
+
+
+def test_a_baseline_keeps_its_state_from_rollout_to_rollout():
+    """It counts rollouts, and their number is the value of every state."""
+
+    def apply(trajectory, state, *_):
+        return jnp.full_like(trajectory.reward, state), jnp.zeros(trajectory.final_observation.shape[:2]), state + 1
+
+    one = config(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=Baseline(lambda *_: jnp.float32(5.0), apply)))
+    state = jax.jit(make_init(one))(jax.random.key(0), Hyperparams())
+    for expected in (5.0, 6.0):
+        assert state.baseline == expected
+        state, _ = jax.jit(make_train_step(one))(state)
 
 
 def test_decays_beyond_1_are_refused():
@@ -395,18 +404,20 @@ def test_a_second_baseline_sees_one_window_at_a_time():
         seen = jnp.full_like(trajectory.reward, trajectory.reward.shape[1])
         return seen, jnp.full(trajectory.final_observation.shape[:2], 0.0)
 
-    both = boosted(recursive_lstd_baseline, number)
+    both = boosted(recursive_lstd_baseline(), stateless(number))
     algorithm = RECURSIVE_LSTD_GAE._replace(baseline=both, start=ANCHORED)
     one = config(algorithm=algorithm, group_size=2, regroup_every=3)
 
     @jax.jit
     def trial(key):
-        batch, state = trial_batch(one, one.policy.init(key), Hyperparams())
-        return batch.value, state
+        state = make_init(one)(key, Hyperparams())
+        _, trajectory = collect(one, Simulator(one.env, one.policy, state.params), state.rollout, key, key)
+        batch, baseline = make_batch(one, one.policy, state, trajectory, Hyperparams())
+        return batch.value, baseline
 
-    value, state = trial(jax.random.key(0))
+    value, (first, _) = trial(jax.random.key(0))
     assert (value == 6).all(), "not 12, those of both windows"
-    assert state.sums.number == 0, "the trajectory of zeros has no valid steps"
+    assert first.sums.number == 36
 
 
 @pytest.mark.slow
@@ -416,11 +427,11 @@ def test_a_second_baseline_sees_one_window_at_a_time():
     ids=["windows", "gru"],
 )
 def test_a_sum_with_another_baseline_keeps_the_sums_of_the_first(slots, fields):
-    both = boosted(recursive_lstd_baseline, lstd_baseline)
+    both = boosted(recursive_lstd_baseline(), lstd_baseline())
     algorithm = RECURSIVE_LSTD_GAE._replace(baseline=both, **slots)
     one = config(algorithm=algorithm, **fields)
     state = jax.jit(make_init(one))(jax.random.key(0), Hyperparams(value_decay=1.0))
     for k in range(3):
-        assert state.baseline.sums.number == 36 * k
+        assert state.baseline[0].sums.number == 36 * k
         state, metrics = jax.jit(make_train_step(one))(state)
     assert metrics["optim/skipped_updates"] == 0 and np.isfinite(metrics["value/explained_variance"])

@@ -1,14 +1,17 @@
-"""What a `Config` resolves, and every mistake told at construction, with what to write instead."""
+"""What a `Config` resolves, and every mistake told before anything is compiled, with what to write instead."""
 
 import dataclasses
 
 import numpy as np
 import pytest
-from probes import Echo, Parts, Probe, copy_task
+from probes import Echo, Parts, Probe, check, copy_task
 
 from grpo_jax import GRPO, PPO, Config
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, with_reference
-from grpo_jax.config.automatic import automatic_algorithm
+from grpo_jax.config import automatic_algorithm
+from grpo_jax.environments import make_environment
+from grpo_jax.errors import ConfigError
+from grpo_jax.groups import CONTINUE, FRESH, forked
 from grpo_jax.objectives import (
     exact_kl_to_reference,
     frozen_reference,
@@ -19,7 +22,6 @@ from grpo_jax.objectives import (
     sequence_ratio,
 )
 from grpo_jax.policies import Architecture
-from grpo_jax.rollouts.starts import CONTINUE, FRESH, forked
 
 
 def test_what_is_left_out_becomes_what_suits_the_algorithm():
@@ -193,9 +195,20 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("arguments, message", MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_are_told_at_construction(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Config(**arguments)
+def test_mistakes_are_told_before_anything_is_compiled(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        check(Config(**arguments))
+
+
+def test_a_config_alone_traces_nothing():
+    def fails(*arguments):
+        raise RuntimeError("traced")
+
+    environment = make_environment(Probe())._replace(reset=fails, step=fails)
+    slots = dict.fromkeys(("advantage", "ratio", "surrogate", "reduce"), fails)
+    config = Config(environment=environment, algorithm=GRPO._replace(**slots), num_envs=8, num_minibatches=1)
+    with pytest.raises(ConfigError, match="the algorithm and this configuration do not fit: traced"):
+        check(config)
 
 
 @pytest.mark.parametrize(
@@ -212,4 +225,4 @@ def test_mistakes_are_told_at_construction(arguments, message):
     ids=["reference", "ppo with a reference", "groups that continue", "sequences", "object", "linear", "2^26 samples"],
 )
 def test_what_fits_together_is_accepted(arguments):
-    Config(**arguments)
+    check(Config(**arguments))

@@ -1,13 +1,12 @@
-"""Networks and action distributions of the user's own: what is used, and what is refused when a `Config` is made."""
+"""Custom networks and action distributions: what is used, and what is refused before anything is compiled."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import bits
+from probes import bits, check
 
 from experiments.harness.flags import Settings, parse
 from grpo_jax import Config
@@ -138,16 +137,15 @@ def variant(**changes):
 @pytest.mark.parametrize(
     "network, message",
     [
-        (variant(apply=lambda p, x: (x @ p, x[:, 0])), r"float32\[3, 3\] instead of float32\[3, 2\].* \[N, 2\]"),
-        (variant(apply=lambda p, x: ((x @ p[:, :2]).astype("bfloat16"), x[:, 0])), r"bfloat16\[3, 2\] instead of"),
-        (variant(apply=lambda p, x: ((x @ p)[:, :2], x[:, :1])), r"values float32\[3, 1\] instead of float32\[3\]"),
+        (variant(apply=lambda p, x: (x @ p, x[:, 0])), r"float32\[4, 3\] instead of float32\[4, 2\].* \[N, 2\]"),
+        (variant(apply=lambda p, x: ((x @ p[:, :2]).astype("bfloat16"), x[:, 0])), r"bfloat16\[4, 2\] instead of"),
+        (variant(apply=lambda p, x: ((x @ p)[:, :2], x[:, :1])), r"values float32\[4, 1\] instead of float32\[4\]"),
         (variant(apply=lambda p, x: ((x @ p)[:, :2], None)), "gives no value, but the algorithm has a critic"),
         (variant(apply=lambda p, x: (x @ p)[:, :2]), "step fails with ValueError"),
         (variant(init=lambda key, x: {}), "init gives {}, which holds no arrays"),
         (variant(init=lambda key, x: {"w": init(key, x), "key": key}), r"\['key'\] of type key.* floating-point"),
         (variant(init=lambda key, x: {"w": jnp.tanh}), "init fails with TypeError"),
-        (variant(features=lambda p, x: x[:, 0]), r"features are float32\[2, 3\].* \[S, N, F\]"),
-        (variant(apply=lambda p, x, c: (*apply(p, x), c + 1.5), initial_carry=0), r"int32\[3\], but after it float32"),
+        (variant(apply=lambda p, x, c: (*apply(p, x), c + 1.5), initial_carry=0), r"int32\[4\], but after it float32"),
         (lambda observation, distribution: None, "fails with TypeError.* takes 2 positional arguments"),
         (lambda *arguments: None, "gives NoneType, but must give a Policy"),
         ("grpo_jax:nothing", "'grpo_jax' has no 'nothing'"),
@@ -157,7 +155,7 @@ def variant(**changes):
 )  # fmt: skip
 def test_errors_say_what_is_wrong_with_a_network(network, message):
     with pytest.raises(ConfigError, match=message):
-        Config(network=network, **SMALL)
+        check(Config(network=network, **SMALL))
 
 
 @pytest.mark.parametrize("field, value", [("hidden_sizes", (8,)), ("recurrent", "gru"), ("shared_critic", True)])
@@ -177,11 +175,13 @@ def test_a_shared_critic_has_no_sizes_of_its_own():
 
 
 def test_a_baseline_by_features_needs_features():
-    algorithm = KERNEL_GAE._replace(baseline=functools.partial(kernel_baseline, metric=policy_features))
+    algorithm = KERNEL_GAE._replace(baseline=kernel_baseline(metric=policy_features))
     fields = SMALL | {"algorithm": algorithm, "group_size": 2}
     with pytest.raises(ConfigError, match="has no features.*features=.*`observed`"):
-        Config(network=linear, **fields)
-    Config(network=variant(features=lambda params, x: x @ params), **fields)
+        check(Config(network=linear, **fields))
+    with pytest.raises(ConfigError, match=r"features are float32\[4, 4\].* \[S, N, F\]"):
+        check(Config(network=variant(features=lambda params, x: x[:, 0]), **fields))
+    check(Config(network=variant(features=lambda params, x: x @ params), **fields))
 
 
 # --- distributions ---------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def over_actions(space):
 )
 def test_errors_say_what_is_wrong_with_a_distribution(change, message):
     with pytest.raises(ConfigError, match=message):
-        Config(action_distribution=lambda space: categorical(2)._replace(**change), **SMALL)
+        check(Config(action_distribution=lambda space: categorical(2)._replace(**change), **SMALL))
 
 
 def test_a_distribution_by_its_path():

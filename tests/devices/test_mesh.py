@@ -133,7 +133,7 @@ import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 8)
 from grpo_jax import Config, Hyperparams, run
 from grpo_jax.algorithms import GRPO, SAME_STEP_GAE
-from grpo_jax.rollouts.starts import forked
+from grpo_jax.groups import forked
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.objectives import all_actions_advantage
 

@@ -10,8 +10,8 @@ from probes import Probe, ProbeParams, difference, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, run
 from grpo_jax.environments import group_parameters, make_environment, row_parameters
+from grpo_jax.groups import fresh_groups
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import fresh_groups
 
 GRAVITY = jnp.array([1.0, 9.8, 30.0])
 

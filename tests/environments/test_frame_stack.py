@@ -9,8 +9,8 @@ from probes import Probe, copy_task, difference, random_policy
 from grpo_jax.environments import group_parameters, make_environment, stack_frames
 from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import anchored_groups
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import anchored_groups
 
 NUM_ENVS, NUM_STEPS = 4, 11
 

@@ -11,18 +11,11 @@ from experiments.estimators import per_step
 from experiments.harness.tabular import garnet, policy_table
 from grpo_jax import Config, Hyperparams, make_init
 from grpo_jax.algorithms import KERNEL_GAE, LSTD_GAE, RLOO, SAME_STEP_GAE
-from grpo_jax.objectives import (
-    boosted,
-    lstd_baseline,
-    mean_of_sequence_sums,
-    observed,
-    return_minus_value_advantage,
-    return_to_go_advantage,
-    same_step_baseline,
-)
+from grpo_jax.baselines import boosted, lstd_baseline, observed, same_step_baseline
+from grpo_jax.groups import ANCHORED, CONTINUE, forked
+from grpo_jax.objectives import mean_of_sequence_sums, return_minus_value_advantage, return_to_go_advantage
+from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, forked
-from grpo_jax.training.experience import collect
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
@@ -32,9 +25,9 @@ WINDOW, NUM_ENVS, GROUP_SIZE = 6, 40, 4  # ten groups, which four folds cannot s
 NUM_CHAINS, NUM_ROLLOUTS = 64, 60
 LIMIT = 60
 
-BY_STATES = functools.partial(lstd_baseline, features=observed)
+BY_STATES = lstd_baseline(features=observed)
 LSTD = LSTD_GAE._replace(baseline=BY_STATES)
-BOOSTED = KERNEL_GAE._replace(baseline=boosted(same_step_baseline, BY_STATES))
+BOOSTED = KERNEL_GAE._replace(baseline=boosted(same_step_baseline(), BY_STATES))
 FORKED = per_step(RLOO._replace(advantage=return_to_go_advantage), forked(3))._replace(reduce=mean_of_sequence_sums)
 CASES = {
     "same step, anchored": per_step(SAME_STEP_GAE._replace(advantage=return_minus_value_advantage), ANCHORED),
@@ -48,7 +41,7 @@ CASES = {
 
 def means(config, params, key):
     """Of one chain of rollouts: the ascent direction of the logits `[S, A]`, and least-squares values of the states."""
-    algorithm, policy = config.algorithm, config.policy
+    baseline, policy = config.algorithm.baseline, config.policy
     key, key_init = jax.random.split(key)
     simulator = Simulator(config.env, policy, params, DISCOUNT)
 
@@ -56,21 +49,20 @@ def means(config, params, key):
         state, key = carry
         key, *keys = jax.random.split(key, 3)
         state, trajectory = collect(config, simulator, state, *keys)
-        others = HYPERPARAMS, config.group_size
-        batch, _ = make_batch(algorithm, policy, params, trajectory, None, *others, num_windows=config.num_windows)
+        batch, _ = make_batch(config, policy, begun, trajectory, HYPERPARAMS)
         everything = jnp.arange(batch.mask.shape[1])
-        _, _, gradient = minibatch_gradient(algorithm, policy, params, batch, everything, HYPERPARAMS, 1)
+        _, _, gradient = minibatch_gradient(config, policy, params, batch, everything, HYPERPARAMS)
         states = trajectory.observation
         values = jnp.zeros(states.shape[-1])
-        if algorithm.baseline is not None:
+        if baseline is not None:
             value = batch.value.reshape(states.shape[:2])
-            if algorithm.baseline == BOOSTED.baseline:
-                value -= same_step_baseline(trajectory, policy, params, *others)[0]
+            if baseline == BOOSTED.baseline:
+                value -= same_step_baseline().apply(trajectory, (), policy, params, HYPERPARAMS, config.group_size)[0]
             values = jnp.einsum("tns,tn->s", states, value)
         return (state, key), (-gradient["actor"]["Dense_0"]["kernel"], jnp.sum(states, axis=(0, 1)), values)
 
-    state = make_init(config)(key_init, HYPERPARAMS, params=params).rollout
-    carry, _ = jax.lax.scan(rollout, (state, key), length=10)
+    begun = make_init(config)(key_init, HYPERPARAMS, params=params)
+    carry, _ = jax.lax.scan(rollout, (begun.rollout, key), length=10)
     _, (gradient, visits, values) = jax.lax.scan(rollout, carry, length=NUM_ROLLOUTS)
     return gradient.mean(0), values.sum(0) / visits.sum(0)
 
@@ -151,7 +143,7 @@ def test_mean_gradients_are_the_exact_expectation(name):
         group_size=1 if start is CONTINUE else GROUP_SIZE,
         num_steps=WINDOW * num_windows if start.auto_reset else LIMIT,
         regroup_every=WINDOW if num_windows > 1 else None,
-        **{"num_minibatches": 1, "hidden_sizes": (), "actor_scale": 1.0},
+        **{"num_minibatches": 1, "num_microbatches": 1, "hidden_sizes": (), "actor_scale": 1.0},
     )
     params = config.policy.init(jax.random.key(0))
     keys = jax.random.split(jax.random.key(1), NUM_CHAINS)

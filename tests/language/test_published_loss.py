@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from probes import Probe, acted
 
-from grpo_jax import Hyperparams, with_reference
+from grpo_jax import Config, Hyperparams, with_reference
 from grpo_jax.algorithms import DAPO, DR_GRPO, GRPO, GSPO
 from grpo_jax.objectives import group_normalized, mean_of_sequence_means, outcome
 from grpo_jax.policies import Policy
@@ -80,16 +81,19 @@ def ours(algorithm, kl_coef):
     places = np.stack(np.indices(MASK.shape), axis=-1)
     steps = np.broadcast_to(np.arange(1, NUM_STEPS + 1)[:, None], MASK.shape)
     trajectory = Trajectory(
-        *(places, TOKENS, rewards, rewards != 0, np.zeros_like(MASK), MASK, chosen(BEHAVIOUR), BEHAVIOUR, None, None),
-        *(rewards, steps, rewards, ()),
-    )
+        observation=places, action=TOKENS, reward=rewards, terminated=rewards != 0, truncated=np.zeros_like(MASK),
+        valid=MASK, log_prob=chosen(BEHAVIOUR), distribution=BEHAVIOUR, value=None, next_value=None,
+        episode_return=rewards, episode_length=steps, discounted_return=rewards, carry=(),
+    )  # fmt: skip
     trajectory = jax.tree.map(jnp.asarray, trajectory)
     hyperparams = HYPERPARAMS.replace(kl_coef=kl_coef)
+    sizes = {"num_envs": MASK.shape[1], "group_size": MEMBERS, "num_minibatches": 1}
+    config = Config(environment=Probe(), algorithm=algorithm, **sizes)
 
     @jax.jit
     def losses(params):
-        batch = make_batch(algorithm, policy, BEHAVIOUR, trajectory, REFERENCE, hyperparams, MEMBERS)[0]
-        return loss(algorithm, policy, params, batch, batch.weight, hyperparams)[0]
+        batch = make_batch(config, policy, acted(BEHAVIOUR, reference_params=REFERENCE), trajectory, hyperparams)[0]
+        return loss(config, policy, params, batch, batch.weight, hyperparams)[0]
 
     return jax.value_and_grad(losses)(jnp.asarray(POLICY))
 

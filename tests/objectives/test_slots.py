@@ -1,5 +1,6 @@
 """What fills the slots: every algorithm's update, and the options that the layer-1 functions do not have."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,15 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from probes import check
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import ALGORITHMS, with_reference
 from grpo_jax.environments.tokens.rewards import overlong_punishment
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import forked
 from grpo_jax.objectives import mean_of_sequence_sums
+from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import forked
-from grpo_jax.training.experience import collect
 from grpo_jax.types import Batch
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.loss import predict
@@ -34,13 +36,15 @@ def rolled_out(algorithm, **fields):
         state = make_init(config)(key, Hyperparams())
         simulator = Simulator(config.env, config.policy, state.params, state.hyperparams.discount)
         _, trajectory = collect(config, simulator, state.rollout, *keys)
-        params, hyperparams = state.params, state.hyperparams
-        batch, _ = make_batch(
-            config.algorithm, config.policy, params, trajectory, params, hyperparams, config.group_size
-        )
+        batch, _ = make_batch(config, config.policy, state, trajectory, state.hyperparams)
         return state, trajectory, batch
 
     return config, *play(jax.random.key(0), *jax.random.split(jax.random.key(1)))
+
+
+def in_parts(config, number):
+    """The config whose gradients are accumulated over so many parts."""
+    return dataclasses.replace(config, num_microbatches=number)
 
 
 REDUCTIONS = {
@@ -68,8 +72,8 @@ def test_microbatches_leave_the_gradient_unchanged(algorithm):
     def gradients(params):
         indices = shuffled_order(jax.random.key(3), jnp.any(batch.mask, axis=0))
         return [
-            minibatch_gradient(config.algorithm, config.policy, params, batch, indices, state.hyperparams, parts)
-            for parts in (1, 4)
+            minibatch_gradient(in_parts(config, n), config.policy, params, batch, indices, state.hyperparams)
+            for n in (1, 4)
         ]
 
     (whole_loss, whole_metrics, whole), (loss, metrics, accumulated) = gradients(moved)
@@ -103,9 +107,8 @@ def test_microbatches_lower_the_peak_memory():
                 carry=config.policy.initial_carry(None, 1),
             )
             order = jax.random.permutation(key, 32_000)
-            return minibatch_gradient(
-                config.algorithm, config.policy, state.params, batch, order, state.hyperparams, parts
-            )
+            one = in_parts(config, parts)
+            return minibatch_gradient(one, config.policy, state.params, batch, order, state.hyperparams)
 
         return jax.jit(gradient).lower(jax.random.key(0)).compile().memory_analysis().temp_size_in_bytes
 
@@ -122,7 +125,7 @@ def test_parts_without_valid_samples_are_skipped():
     parts = batch.mask.size
     assert num_valid < parts
     loss, _, gradient = minibatch_gradient(
-        config.algorithm, config.policy, state.params, poisoned, order, state.hyperparams, parts
+        in_parts(config, parts), config.policy, state.params, poisoned, order, state.hyperparams
     )
     assert all(jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((loss, gradient)))
 
@@ -233,29 +236,29 @@ def wrapped(function):
 
 @pytest.mark.parametrize("given", [as_it_is, wrapped])
 @pytest.mark.parametrize("slot, need, message", NEEDS.values(), ids=NEEDS)
-def test_what_a_slot_needs_is_told_at_construction(slot, need, message, given):
+def test_what_a_slot_needs_is_told_before_training(slot, need, message, given):
     ((name, value),) = slot.items()
     value = tuple(map(given, value)) if name == "penalties" else given(value)
     algorithm = GRPO._replace(**{"penalties": (), name: value})
     size = {"num_minibatches": 1} | ({"group_size": 2} if "start" in need else {})
     with pytest.raises(ConfigError, match=message):
-        Config(algorithm=algorithm, **SMALL | size)
-    Config(algorithm=algorithm._replace(**need), **SMALL | size)
+        check(Config(algorithm=algorithm, **SMALL | size))
+    check(Config(algorithm=algorithm._replace(**need), **SMALL | size))
 
 
-def test_a_slot_of_ones_own_that_reads_what_is_not_there_is_told_at_construction():
+def test_an_error_in_a_custom_slot_is_told_before_training():
     def relative(trajectory, hyperparams, group_size):
         return trajectory.reward - trajectory.value.astype(float)
 
     with pytest.raises(ConfigError, match="'NoneType' object has no attribute 'astype'"):
-        Config(algorithm=GRPO._replace(advantage=relative), **SMALL)
+        check(Config(algorithm=GRPO._replace(advantage=relative), **SMALL))
 
 
 @pytest.mark.parametrize("parts", [None, 1, 2])
 def test_what_compares_a_minibatch_is_not_given_parts_of_it(parts):
     algorithm = GRPO._replace(ratio=wrapped(objectives.covariance_clipped_ratio))
     with pytest.raises(ConfigError, match="set whole_minibatches=True"):
-        Config(algorithm=algorithm, num_microbatches=parts, **SMALL)
+        check(Config(algorithm=algorithm, num_microbatches=parts, **SMALL))
     if parts == 2:
         with pytest.raises(ConfigError, match="num_microbatches=2"):
             Config(algorithm=algorithm._replace(whole_minibatches=True), num_microbatches=parts, **SMALL)
@@ -269,8 +272,8 @@ def clip_fractions(algorithm, hyperparams):
     config, state, trajectory, batch = rolled_out(algorithm)
     params = jax.tree.map(lambda leaf: leaf + 0.3 * jnp.cos(jnp.arange(leaf.size).reshape(leaf.shape)), state.params)
     order = jnp.arange(batch.mask.shape[1])
-    gradient = jax.jit(functools.partial(minibatch_gradient, config.algorithm, config.policy), static_argnums=4)
-    _, metrics, _ = gradient(params, batch, order, hyperparams, 1)
+    gradient = jax.jit(functools.partial(minibatch_gradient, in_parts(config, 1), config.policy))
+    _, metrics, _ = gradient(params, batch, order, hyperparams)
     prediction = predict(config.policy, params, batch)
     low, high = objectives.clip_fractions(
         prediction.log_prob - batch.log_prob,
@@ -337,7 +340,7 @@ def test_the_kl_penalty_moves_into_the_reward():
     config, state, trajectory, _ = rolled_out(algorithm)
     reference = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
     hyperparams = state.hyperparams.replace(kl_coef=jnp.float32(50.0))
-    batch = make_batch(config.algorithm, config.policy, state.params, trajectory, reference, hyperparams, 4)[0]
+    batch = make_batch(config, config.policy, state.replace(reference_params=reference), trajectory, hyperparams)[0]
     reference_logits, _ = config.policy.sequence(
         reference, trajectory.observation, config.policy.initial_carry(None, 8), trajectory.is_first
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import bits
+from probes import bits, check
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step, with_reference
 from grpo_jax.algorithms import GRPO, PPO
@@ -103,9 +103,9 @@ def test_parts_of_a_partition_make_the_whole():
 def test_nothing_to_train_is_an_error():
     nothing = functools.partial(network, trainable=lambda path: False)
     with pytest.raises(ConfigError, match="False for every parameter.*network/torso"):
-        Config(network=nothing, algorithm="ppo")
+        check(Config(network=nothing, algorithm="ppo"))
     with pytest.raises(ConfigError, match="trainable fails with TypeError"):
-        Config(network=functools.partial(network, trainable=lambda: True), algorithm="ppo")
+        check(Config(network=functools.partial(network, trainable=lambda: True), algorithm="ppo"))
     with pytest.raises(ConfigError, match="parameters under a key 'critic'"):
         actor = functools.partial(network, trainable="network/actor".__eq__)
         make_init(Config(network=actor, algorithm="ppo"))(jax.random.key(0), Hyperparams(critic_learning_rate=0.1))

@@ -11,10 +11,10 @@ from probes import NUM_TOKENS, bits, copy_task
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, with_reference
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import FRESH
 from grpo_jax.policies import Architecture, add_lora, make_token_policy, merge_lora, partition
 from grpo_jax.policies.dense import Adapter, Dense
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.rollouts.starts import FRESH
 
 BASE = Architecture(width=16, num_heads=4, num_kv_heads=2, num_layers=1, attention_bias=True)
 LORA = dataclasses.replace(BASE, lora_rank=3, lora_alpha=6.0)

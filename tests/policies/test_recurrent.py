@@ -1,16 +1,17 @@
 """Recurrent policies in rollouts, bootstraps, updates and evaluation."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Probe, Recall, bits
+from probes import Probe, Recall, acted, bits, check
 
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, make_init, run
 from grpo_jax.algorithms import PPO, with_reference
 from grpo_jax.objectives import exact_kl_to_reference, sequence_ratio
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.types import Whole
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import default_microbatches, minibatch_gradient
 
@@ -90,15 +91,15 @@ def test_bootstraps_use_the_carry_after_the_step(continued):
 def test_the_first_gradient_is_on_policy_and_that_of_its_parts(continued):
     config, state, (_, trajectory) = continued
     params = state.params
-    batch = make_batch(config.algorithm, config.policy, params, trajectory, params, state.hyperparams, 1)[0]
+    batch = make_batch(config, config.policy, acted(params, reference_params=params), trajectory, state.hyperparams)[0]
     assert batch.mask.shape == (7, 6) and batch.carry["actor"].shape == (1, 6, 4)
 
     @jax.jit
     def gradients(batch):
         order = jnp.array([3, 0, 5, 1, 4, 2])
+        configs = [dataclasses.replace(config, num_minibatches=1, num_microbatches=parts) for parts in (1, 3)]
         return [
-            minibatch_gradient(config.algorithm, config.policy, state.params, batch, order, state.hyperparams, parts)
-            for parts in (1, 3)
+            minibatch_gradient(one, config.policy, state.params, batch, order, state.hyperparams) for one in configs
         ]
 
     (_, metrics, whole), (_, _, accumulated) = gradients(batch)
@@ -139,11 +140,8 @@ def test_steps_after_the_end_of_an_episode_have_no_gradient(one_episode):
 
     @jax.jit
     def gradient(trajectory):
-        params = state.params
-        batch = make_batch(config.algorithm, config.policy, params, trajectory, params, state.hyperparams, 4)[0]
-        return minibatch_gradient(
-            config.algorithm, config.policy, state.params, batch, jnp.arange(8), state.hyperparams
-        )
+        batch = make_batch(config, config.policy, state, trajectory, state.hyperparams)[0]
+        return minibatch_gradient(config, config.policy, state.params, batch, jnp.arange(8), state.hyperparams)
 
     clean = gradient(trajectory)
     spoilt = gradient(trajectory._replace(observation=jnp.where(valid, trajectory.observation, 41.0)))
@@ -163,14 +161,14 @@ def test_a_recurrent_policy_has_minibatches_of_whole_sequences():
         Config(recurrent="gru", algorithm="ppo", num_envs=8)
     loose = GRPO._replace(ratio=sequence_ratio)
     with pytest.raises(ValueError, match="set whole_sequences=True"):
-        Config(algorithm=loose)
-    Config(algorithm=loose, recurrent="gru")
+        check(Config(algorithm=loose))
+    check(Config(algorithm=loose, recurrent="gru"))
 
 
 @pytest.mark.parametrize("shape, parts", [((1, 4096), 8), ((128, 64), 8), ((128, 6), 1), ((16, 64), 2), ((500, 12), 2)])
 def test_parts_of_a_minibatch_are_of_whole_sequences(shape, parts):
-    assert default_microbatches(Whole(sequences=True), *shape) == parts or jax.default_backend() != "cpu"
-    assert default_microbatches(Whole(minibatches=True), *shape) == 1
+    assert default_microbatches(Config(), *shape) == parts or jax.default_backend() != "cpu"
+    assert default_microbatches(Config(algorithm=GRPO._replace(whole_minibatches=True)), *shape) == 1
 
 
 # --- learning --------------------------------------------------------------------------------------------------------

@@ -10,15 +10,14 @@ import pytest
 from probes import END, EQUALS, NUM_TOKENS, bits, copy_task
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, generate, make_init, make_train_step
-from grpo_jax.config.acting import acting_policy
+from grpo_jax.config import acting_policy
 from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import FRESH, one_carry_per_group
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.rollouts.groups import one_carry_per_group
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import FRESH
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
@@ -129,10 +128,10 @@ def gradient(rollout):
 
     @functools.partial(jax.jit, static_argnames="share_prompts")
     def of(trajectory, share_prompts=False):
-        settings = None, state.hyperparams, config.group_size
-        batch = make_batch(GRPO, policy, None, trajectory, *settings, share_prompts=share_prompts)[0]
+        sharing = dataclasses.replace(config, share_prompts=share_prompts)
+        batch = make_batch(sharing, policy, state, trajectory, state.hyperparams)[0]
         batch = batch._replace(advantage=jnp.where(batch.mask, jnp.arange(8.0) - 3.0, 0.0))
-        return minibatch_gradient(GRPO, policy, state.params, batch, jnp.arange(8), state.hyperparams)[1:]
+        return minibatch_gradient(sharing, policy, state.params, batch, jnp.arange(8), state.hyperparams)[1:]
 
     return of
 
@@ -162,13 +161,13 @@ def test_no_part_with_a_valid_member_is_skipped(rollout):
 
     @functools.partial(jax.jit, static_argnums=0)
     def gradient(num_parts):
-        settings = None, state.hyperparams, config.group_size
-        batch = make_batch(GRPO, policy, None, trajectory, *settings, share_prompts=True)[0]
+        sharing = dataclasses.replace(config, share_prompts=True, num_minibatches=1, num_microbatches=num_parts)
+        batch = make_batch(sharing, policy, state, trajectory, state.hyperparams)[0]
         mask = batch.mask & (jnp.arange(8) % 4 == 3)  # one member of each group
         # The real advantages may be 0, which would make both gradients 0.
         batch = batch._replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.0, 0.0))
         order = jnp.arange(8)
-        return minibatch_gradient(GRPO, policy, state.params, batch, order, state.hyperparams, num_parts)[2]
+        return minibatch_gradient(sharing, policy, state.params, batch, order, state.hyperparams)[2]
 
     whole, parts = gradient(1), gradient(2)
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(whole))
@@ -183,7 +182,8 @@ def test_completions_cut_by_length_are_filtered_on_request(rollout, gradient):
 
     @functools.partial(jax.jit, static_argnums=0)
     def mask(algorithm):
-        return make_batch(algorithm, policy, None, trajectory, None, state.hyperparams, config.group_size)[0].mask
+        changed = dataclasses.replace(config, algorithm=algorithm)
+        return make_batch(changed, policy, state, trajectory, state.hyperparams)[0].mask
 
     assert np.array_equal(mask(GRPO), trajectory.valid)
     assert np.array_equal(mask(GRPO._replace(filter_overlong=True)), trajectory.valid & ~cut)

@@ -87,10 +87,8 @@ def test_a_damaged_field_is_named_with_its_file(field, value, description, saved
         *[("algorithm", value) for value in (3, [], "nope", {"import": 3}, {"class": "grpo_jax.algorithms:Algorithm"})],
         *[("environment", value) for value in (3, [], "nope", None, {"import": "optax:adam"})],
         *[("activation", value) for value in (3, "nope", "__class__", "Module")],
-        *[
-            ("optimizer", value)
-            for value in (3, "nope", {"import": "optax:adam"}, {"partial": {"import": "optax:adam"}})
-        ],
+        *[("optimizer", value) for value in (3, "nope", {"partial": {"import": "optax:adam"}})],
+        *[("schedule", value) for value in (3, "nope")],
         ("nope", 3),
     ],
     ids=repr,
@@ -204,7 +202,7 @@ DANGEROUS = [
         "optax._src.alias:base",
         "optax.contrib:muon",
     ],
-    *["grpo_jax:load", "grpo_jax.importing:import_object", "grpo_jax.config.config:Config", "grpo_jax:recorded_run"],
+    *["grpo_jax:load", "grpo_jax.importing:import_object", "grpo_jax.config:Config", "grpo_jax:recorded_run"],
     *["grpo_jax.environments.registry:make_environment", "grpo_jax.environments.suites.gymnasium:Gymnasium"],
     *["grpo_jax.environments.host:HostEnvironment", "grpo_jax.recording.files:write_json", "grpo_jax.types:TrainState"],
     *["grpo_jax.policies.distributions.factory:make_distribution", "grpo_jax.updates.optimizers:make_optimizer"],
@@ -252,8 +250,8 @@ def decay(power, progress):
     [
         *[each._replace(greedy_member=not each.greedy_member) for each in ALGORITHMS.values()],
         with_reference(GRPO),
-        GRPO._replace(baseline=functools.partial(lstd_baseline, features=observed)),
-        GRPO._replace(baseline=boosted(same_step_baseline, lstd_baseline)),
+        GRPO._replace(baseline=lstd_baseline(features=observed)),
+        GRPO._replace(baseline=boosted(same_step_baseline(), lstd_baseline())),
         GRPO._replace(surrogate=tuned(jax.nn.relu)),
         GRPO._replace(critic=optax.huber_loss, reduce=functools.partial(jnp.power, 0.5)),
     ],

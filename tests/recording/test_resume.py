@@ -50,7 +50,7 @@ RUNS |= {
 TRAIN = """
 import sys
 from grpo_jax.algorithms import ALGORITHMS, GRPO, SAME_STEP_GAE
-from grpo_jax.rollouts.starts import forked
+from grpo_jax.groups import forked
 from grpo_jax.objectives import all_actions_advantage
 ALGORITHMS["forks"] = SAME_STEP_GAE._replace(start=forked(3))
 ALGORITHMS["all_actions"] = GRPO._replace(start=forked(3, all_actions=True), advantage=all_actions_advantage)

@@ -4,16 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import FOREVER, Probe, bits, known_params, known_policy, standing
+from probes import FOREVER, Probe, acted, bits, check, known_params, known_policy, standing
 
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.algorithms import GSPO, OPO, with_reference
 from grpo_jax.environments import group_parameters, make_environment, stack_frames
 from grpo_jax.environments.spaces import Box
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import forked
 from grpo_jax.objectives import episode_lengths, kl_penalized_reward
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import forked
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
@@ -80,12 +80,11 @@ def test_no_gradient_or_metric_depends_on_imposed_actions(name):
             log_prob=jnp.where(other & imposed, -9.0, trajectory.log_prob),
             distribution=jnp.where((other & imposed)[..., None], 7.0, trajectory.distribution),
         )
-        batch = make_batch(
-            config.algorithm, config.policy, params, trajectory, reference, hyperparams, config.group_size
-        )[0]
+        state = acted(params, reference_params=reference)
+        batch = make_batch(config, config.policy, state, trajectory, hyperparams)[0]
         moved = jax.tree.map(lambda leaf: leaf + 0.1, params)
         indices = jnp.arange(batch.mask.shape[1])
-        return minibatch_gradient(config.algorithm, config.policy, moved, batch, indices, hyperparams), batch
+        return minibatch_gradient(config, config.policy, moved, batch, indices, hyperparams), batch
 
     key = jax.random.key(0)
     (results, batch), (others, _) = gradient(key, jnp.array(False)), gradient(key, jnp.array(True))
@@ -113,4 +112,4 @@ def test_frame_stacking_and_the_interface_of_gymnax_keep_imposed():
 )
 def test_what_an_environment_cannot_impose_is_an_error(changes, settings, message):
     with pytest.raises(ConfigError, match=message):
-        Config(environment=env._replace(**changes), num_envs=4, group_size=2, num_minibatches=1, **settings)
+        check(Config(environment=env._replace(**changes), num_envs=4, group_size=2, num_minibatches=1, **settings))

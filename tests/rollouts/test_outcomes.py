@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import FOREVER, Probe, bits, known_params, known_policy, standing
+from probes import FOREVER, Probe, bits, check, known_params, known_policy, standing
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, make_init
 from grpo_jax.environments import make_environment, stack_frames
@@ -185,6 +185,6 @@ def test_an_outcome_of_another_shape_is_an_error():
         values = jnp.zeros((*states.mark.shape, 3, 1))
         return RewardParts(values, values)
 
-    for wrong, shape in ((without_parts, r"float32\[2\]"), (of_other_steps, r"float32\[2, 3, 1\]")):
-        with pytest.raises(ConfigError, match=rf"outcome of 'Probe'.*{shape}.*both \[2, K\].*or both \[2, 4, K\]"):
-            Config(environment=plain._replace(outcome=wrong), **SMALL)
+    for wrong, shape in ((without_parts, r"float32\[4\]"), (of_other_steps, r"float32\[4, 3, 1\]")):
+        with pytest.raises(ConfigError, match=rf"outcome of 'Probe'.*{shape}.*both \[4, K\].*or both \[4, 4, K\]"):
+            check(Config(environment=plain._replace(outcome=wrong), **SMALL))

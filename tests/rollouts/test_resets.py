@@ -12,9 +12,9 @@ from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import ANCHORED, forked
 from grpo_jax.rollouts.randomness import shared_keys
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import ANCHORED, forked
 
 LIMIT, NUM_ENVS, NUM_STEPS = 3, 4, 16  # episodes begin at steps 3, 6, 9, 12 and 15
 env = make_environment(Probe(), {"max_steps_in_episode": LIMIT})

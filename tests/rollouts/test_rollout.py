@@ -14,10 +14,10 @@ from probes import FOREVER, OneOrThirty, Probe, bits, known_params, known_policy
 from grpo_jax import PPO, Config, Hyperparams, make_init, objectives
 from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import make_environment
+from grpo_jax.groups import ANCHORED, CONTINUE
 from grpo_jax.rollouts import randomness
+from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import ANCHORED, CONTINUE
-from grpo_jax.training.experience import collect
 
 ONLY_ACTION_0 = (0.0, -np.inf)
 probe = make_environment(Probe(), {"bonus": 0.5})

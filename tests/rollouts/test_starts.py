@@ -7,8 +7,8 @@ import pytest
 from probes import bits, known_params, known_policy
 
 from grpo_jax.environments import group_parameters, make_environment
+from grpo_jax.groups import CONTINUE, FRESH, continue_episodes, fresh_groups
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import CONTINUE, FRESH, continue_episodes, fresh_groups
 
 NUM_GROUPS, GROUP_SIZE, NUM_STEPS = 6, 4, 16
 env = make_environment("CartPole-v1", {"max_steps_in_episode": NUM_STEPS})

@@ -12,10 +12,10 @@ from probes import FOREVER, Probe, bits, copy_task, difference, known_params, kn
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.environments import group_parameters, make_environment
+from grpo_jax.groups import FRESH
 from grpo_jax.policies import Architecture
 from grpo_jax.rollouts import randomness
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import FRESH
 
 NUM_STEPS = 12
 env = make_environment(Probe(), {"max_steps_in_episode": NUM_STEPS - 3})

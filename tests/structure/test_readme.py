@@ -7,7 +7,7 @@ import pytest
 
 import grpo_jax
 from grpo_jax.algorithms import ALGORITHMS, GRPO, PAPERS
-from grpo_jax.rollouts.starts import Start
+from grpo_jax.groups import Start
 
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -17,7 +17,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_code_blocks_run(block):
-    block = block.replace("length=10", "length=1")  # one train step of the 64 runs tells as much as ten
+    block = block.replace(
+        "make_train(config, 10)", "make_train(config, 1)"
+    )  # one train step of the 64 runs tells as much as ten
     exec(compile(block, "README.md", "exec"), {})
 
 

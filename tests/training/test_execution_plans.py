@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Parts, Probe
+from probes import Parts, Probe, copy_task
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with_reference
 from grpo_jax.devices.execution_plan import CPU, GPU, ExecutionPlan, resolve_plan
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import forked
 from grpo_jax.policies import Architecture
 from grpo_jax.rollouts.packing import pack
-from grpo_jax.rollouts.starts import forked
-from grpo_jax.types import Whole
 from grpo_jax.updates.minibatches import minibatch_order
 
 SMALL = {"hidden_sizes": (8, 8), "num_minibatches": 2, "num_epochs": 2}
@@ -139,7 +138,8 @@ def test_a_plan_is_found_by_name_or_backend_and_checked():
 
 def test_every_minibatch_has_an_equal_share_of_each_block():
     mask = jnp.ones((2, 24), bool).at[:, 4:12].set(False)  # of the first block only one group of four is valid
-    order = minibatch_order(jax.random.key(0), mask, Whole(members=4, blocks=2), num_minibatches=3)
+    tokens = {"environment": copy_task(), "num_envs": 24, "group_size": 4, "share_prompts": True}
+    order = minibatch_order(Config(**tokens, shuffle_blocks=2, num_minibatches=3), jax.random.key(0), mask)
     assert order.shape == (3, 2, 4)
     for block in np.swapaxes(order, 0, 1):
         assert sorted(block.ravel()) == list(range(12)), "each sequence once, counted within its block"

@@ -4,16 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Probe, bits, counted, known_params, known_policy
+from probes import Probe, acted, bits, counted, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step
 from grpo_jax.algorithms import DAPO, DR_GRPO, GRPO, GRPO_RETURN_TO_GO, PPO, REMAX, SAME_STEP_GAE, with_reference
+from grpo_jax.baselines import stateless
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
+from grpo_jax.groups import ANCHORED, CONTINUE, anchored_groups, forked
 from grpo_jax.objectives import all_actions_advantage, whiten
+from grpo_jax.rollouts.collect import collect, most_varied_groups
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, anchored_groups, forked
-from grpo_jax.training.experience import collect, most_varied_groups
 from grpo_jax.updates.batch import live_groups, make_batch
 
 CARTPOLE = {"environment": "CartPole-v1", "hidden_sizes": (4,), "num_epochs": 1, "num_minibatches": 1}
@@ -176,7 +177,7 @@ def test_a_group_of_actions_has_the_gradient_of_their_expectation():
     @jax.jit
     def play(rollout, *keys):
         _, trajectory = collect(config, simulator, rollout, *keys)
-        return trajectory, make_batch(algorithm, known_policy, params, trajectory, None, state.hyperparams, 2)[0]
+        return trajectory, make_batch(config, known_policy, acted(params), trajectory, state.hyperparams)[0]
 
     trajectory, batch = play(rollout, *jax.random.split(jax.random.key(1)))
     assert trajectory.action[0].tolist() == [0, 1] * 4
@@ -279,10 +280,12 @@ class KeepsKeys(Probe):
 def test_a_baseline_sees_one_window_at_a_time(anchored):
     """What is paid in the second window moves no value of the first, not even of another environment."""
     _, _, trajectory = anchored
-    algorithm = SAME_STEP_GAE._replace(baseline=mean_of_others)
+    algorithm = SAME_STEP_GAE._replace(baseline=stateless(mean_of_others))
+    sizes = {"num_envs": 16, "group_size": 4, "num_steps": 16, "regroup_every": 8}
+    config = Config(environment=Probe(), algorithm=algorithm, **sizes)
 
     def advantages(trajectory):
-        return make_batch(algorithm, known_policy, None, trajectory, None, Hyperparams(), 4, num_windows=2)[0].advantage
+        return make_batch(config, known_policy, acted(None), trajectory, Hyperparams())[0].advantage
 
     trajectory = trajectory._replace(final_observation=trajectory.observation[:1], carry=())
     before = advantages(trajectory).reshape(8, 2, 16)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import difference
+from probes import check, difference
 
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, objectives, run
 from grpo_jax.algorithms import with_reference
@@ -87,14 +87,10 @@ def test_each_part_of_a_reward_is_normalised_by_itself():
     np.testing.assert_allclose(advantage[0], [-0.1, 0.1, -0.5, 0.5], rtol=1e-4)
     np.testing.assert_allclose(advantage[1], [-0.1, 0.1, 0.0, 0.5], rtol=1e-4)
     with pytest.raises(ConfigError, match="parts of the reward"):
-        Config(
-            environment="Catch-bsuite",
-            algorithm=GRPO._replace(
-                advantage=objectives.outcome(
-                    objectives.decoupled_normalized, objectives.reward_part_scores, objectives.reward_part_weights
-                )
-            ),
+        of_parts = objectives.outcome(
+            objectives.decoupled_normalized, objectives.reward_part_scores, objectives.reward_part_weights
         )
+        check(Config(environment="Catch-bsuite", algorithm=GRPO._replace(advantage=of_parts)))
 
 
 def test_pass_at_k_counts_choices():

@@ -8,19 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from probes import Probe, bits
+from probes import Probe, acted, bits, check
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
-from grpo_jax.config.dry_run import trial_batch
-from grpo_jax.config.optimizer_checks import check_hyperparams
+from grpo_jax.config_checks import NAMES
 from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.errors import ConfigError
-from grpo_jax.updates.epochs import Learner, update_epochs
+from grpo_jax.rollouts.collect import collect
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.training.checks import check_run
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.epochs import update_epochs
 from grpo_jax.updates.minibatches import minibatch_gradient
 from grpo_jax.updates.optimizers import OPTIMIZERS, make_optimizer
-from grpo_jax.updates.schedules import LearningRates, learning_rates
+from grpo_jax.updates.schedules import DECAYS, LearningRates, learning_rates
 
 CONFIG = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=3, num_minibatches=1, hidden_sizes=(3,))
+PLAIN = dataclasses.replace(CONFIG, num_epochs=3, num_microbatches=1, execution_plan=CPU)
 RATE = 0.02
 PARAMS = {
     "actor": {"kernel": jnp.array([[0.3, -0.2], [0.5, 0.1], [-0.4, 0.2]]), "bias": jnp.array([0.2, -0.3])},
@@ -84,7 +88,10 @@ ORACLES = {
 @pytest.fixture(scope="module")
 def batch():
     """A batch with a gradient: the probe's observations are zeros, but its advantages are not."""
-    zeros, _ = trial_batch(CONFIG, CONFIG.policy.init(jax.random.key(0)), Hyperparams())
+    state = jax.jit(make_init(CONFIG))(jax.random.key(0), Hyperparams())
+    simulator = Simulator(CONFIG.env, CONFIG.policy, state.params)
+    _, trajectory = collect(CONFIG, simulator, state.rollout, *jax.random.split(state.key))
+    zeros, _ = make_batch(CONFIG, CONFIG.policy, state, trajectory, Hyperparams())
     shape = zeros.advantage.shape
     wave = jnp.sin(jnp.arange(12.0)).reshape(shape)
     return zeros._replace(
@@ -96,9 +103,7 @@ def batch():
 @functools.cache
 def gradient_of():
     return jax.jit(
-        lambda params, batch: minibatch_gradient(
-            CONFIG.algorithm, CONFIG.policy, params, batch, jnp.arange(12), Hyperparams(), num_microbatches=1, plan=CPU
-        )[2]
+        lambda params, batch: minibatch_gradient(PLAIN, CONFIG.policy, params, batch, jnp.arange(12), Hyperparams())[2]
     )
 
 
@@ -110,15 +115,12 @@ def test_three_updates_are_those_of_the_formula_with_every_plan(name, batch):
 
     @jax.jit
     def learn(params):
-        learner = Learner(params, optimizer.init(params))
-        update = functools.partial(
-            *(update_epochs, CONFIG.algorithm, CONFIG.policy, optimizer, learner, batch, Hyperparams()),
-            *(jax.random.key(0),),
-            num_epochs=3,
-            num_minibatches=1,
-            num_microbatches=1,
-        )
-        return update(plan=CPU)[0].params, update(plan=GPU)[0].params
+        state = acted(params, optimizer=optimizer.init(params))
+
+        def update(config):
+            return update_epochs(config, CONFIG.policy, optimizer, state, batch, Hyperparams(), jax.random.key(0))[0]
+
+        return update(PLAIN).params, update(dataclasses.replace(PLAIN, execution_plan=GPU)).params
 
     leaves, structure = jax.tree.flatten(params)
     rows = [(0.0, 0.0, np.asarray(leaf, np.float64)) for leaf in leaves]
@@ -211,7 +213,7 @@ def test_the_critic_of_a_network_of_ones_own_has_its_rate_at_any_depth():
 
 def test_double_precision_changes_no_learning_rate():
     with jax.enable_x64(True):
-        check_hyperparams(CONFIG, Hyperparams())
+        check_run(CONFIG, Hyperparams())
         hyperparams = jax.tree.map(jnp.float32, Hyperparams())
         rates = learning_rates(lambda progress: np.float64(0.5), hyperparams, jnp.float32(0.3))
         assert rates.default.dtype == jnp.float32
@@ -264,6 +266,10 @@ def test_ten_iterations_are_five_and_five_bitwise_for_rows_of_settings(name):
     np.testing.assert_allclose(critic, rates * 1e-3 / Hyperparams().learning_rate, rtol=1e-4)
 
 
+def test_every_optimiser_and_schedule_has_its_name_in_the_checks():
+    assert NAMES == {"optimizer": tuple(OPTIMIZERS), "schedule": tuple(DECAYS)}
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -310,9 +316,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fields, message", REFUSED.values(), ids=REFUSED)
-def test_what_cannot_train_is_refused_at_construction(fields, message):
+def test_what_cannot_train_is_refused_before_training(fields, message):
     with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(CONFIG, **fields)
+        check(dataclasses.replace(CONFIG, **fields))
 
 
 UNFIT = {

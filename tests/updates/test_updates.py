@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from probes import FOREVER, Probe, bits, known_params, known_policy, standing
+from probes import FOREVER, Probe, acted, bits, known_params, known_policy, standing
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.environments import make_environment
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
-from grpo_jax.updates.epochs import Learner, update_epochs
+from grpo_jax.updates.epochs import update_epochs
 from grpo_jax.updates.optimizers import make_optimizer
 from grpo_jax.updates.schedules import learning_rates
 
@@ -31,8 +31,12 @@ def rollout():
     return Simulator(probe, known_policy, PARAMS).unroll(state, jax.random.key(1), num_steps=8, auto_reset=False)[1]
 
 
+def config_of(algorithm, **fields):
+    return Config(environment=Probe(), algorithm=algorithm, num_envs=8, group_size=GROUP_SIZE, num_steps=8, **fields)
+
+
 def batch_of(rollout, algorithm):
-    return make_batch(algorithm, known_policy, PARAMS, rollout, None, HYPERPARAMS, GROUP_SIZE)[0]
+    return make_batch(config_of(algorithm), known_policy, acted(PARAMS), rollout, HYPERPARAMS)[0]
 
 
 @functools.partial(jax.jit, static_argnames=("algorithm", "num_minibatches", "num_microbatches"))
@@ -42,18 +46,9 @@ def learn(rollout, key, algorithm=GRPO, num_minibatches=4, num_microbatches=2, s
     batch = batch_of(rollout, algorithm)
     if scale is not None:
         batch = batch._replace(advantage=batch.advantage * scale.reshape(1, -1))
-    return update_epochs(
-        algorithm,
-        known_policy,
-        optimizer,
-        Learner(PARAMS, optimizer.init(PARAMS)),
-        batch,
-        HYPERPARAMS,
-        key,
-        num_epochs=2,
-        num_minibatches=num_minibatches,
-        num_microbatches=num_microbatches,
-    )
+    config = config_of(algorithm, num_epochs=2, num_minibatches=num_minibatches, num_microbatches=num_microbatches)
+    state = acted(PARAMS, optimizer=optimizer.init(PARAMS))
+    return update_epochs(config, known_policy, optimizer, state, batch, HYPERPARAMS, key)
 
 
 def test_what_is_masked_leaves_no_trace(rollout):
@@ -108,11 +103,9 @@ def test_an_epoch_uses_every_valid_sample_once(rollout):
         reduce=lambda mask: mask.astype(float),
     )
     batch, optimizer = batch_of(rollout, seen), optax.sgd(1.0)
-    start = Learner(PARAMS, optimizer.init(PARAMS))
-    sizes = {"num_epochs": 1, "num_minibatches": 4, "num_microbatches": 1}
-    epoch = jax.jit(
-        lambda key: update_epochs(seen, known_policy, optimizer, start, batch, HYPERPARAMS, key, **sizes)[0]
-    )
+    start = acted(PARAMS, optimizer=optimizer.init(PARAMS))
+    config = config_of(seen, num_epochs=1, num_minibatches=4, num_microbatches=1)
+    epoch = jax.jit(lambda key: update_epochs(config, known_policy, optimizer, start, batch, HYPERPARAMS, key)[0])
     for seed in range(4):
         learner = epoch(jax.random.key(seed))
         ages = np.asarray(rollout.observation[..., 0])[np.asarray(rollout.valid)]

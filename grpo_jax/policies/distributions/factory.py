@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError, describe_function, nearest
 from grpo_jax.importing import import_own, is_own
 from grpo_jax.policies.distributions.discrete import categorical, multi_categorical
 from grpo_jax.policies.distributions.distribution import Distribution
@@ -58,5 +58,10 @@ def _make_own(space, family, state_dependent_std) -> Distribution:
         raise ConfigError(
             f"action_distribution gives {distribution!r} for {space}, but must give a Distribution: write a function "
             "(space) -> Distribution"
+        )
+    if not 0 <= distribution.num_free <= distribution.num_parameters or distribution.num_parameters < 1:
+        raise ConfigError(
+            f"{describe_function('action_distribution', family)}: num_parameters={distribution.num_parameters} and "
+            f"num_free={distribution.num_free}; use at least one parameter, and no more free ones than there are"
         )
     return distribution

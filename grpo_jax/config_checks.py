@@ -1,17 +1,44 @@
-"""Checks of a `Config` when it is made: the error says what is wrong, why, and what to write instead."""
+"""Checks of a `Config` when it is made: the error says what is wrong, why, and what to write instead.
 
+They compare fields and trace nothing. What needs a trace is in `training.checks`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
 import math
+from typing import TYPE_CHECKING, Any
 
+import flax.linen as nn
 import jax
 
-from grpo_jax.config.fields import Fields
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.errors import ConfigError, as_count
+from grpo_jax.errors import ConfigError, as_count, nearest
+from grpo_jax.importing import is_own
 from grpo_jax.policies import Architecture
-from grpo_jax.updates.batch import kept_whole
-from grpo_jax.updates.shuffle import MAX_SAMPLES
+from grpo_jax.policies.architecture import DTYPES
 
+if TYPE_CHECKING:
+    from grpo_jax.config import Config
+
+MAX_SAMPLES = 2**26
+"""Samples of a batch. With more, fewer than five random bits would be left beside the index: see `updates.shuffle`."""
+
+NAMES = {
+    "optimizer": ("adam", "adamw", "sgd", "rmsprop", "muon"),
+    "schedule": ("constant", "linear", "cosine"),
+}
+"""The values of these fields that are names; others are import paths or functions."""
+
+BUILT_IN_FIELDS = (
+    *("hidden_sizes", "activation", "layer_norm", "conv_channels", "recurrent", "recurrent_size", "shared_critic"),
+    *("critic_hidden_sizes", "critic_activation", "hidden_scale", "actor_scale", "critic_scale", "transformer"),
+    "actor_observation",
+)
+"""The fields of the networks that have a name."""
+
+_ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", "softplus")
 _COUNTS = (
     *("num_envs", "group_size", "num_steps", "starts_per_rollout", "regroup_every", "num_kept_groups"),
     *("num_epochs", "num_minibatches", "num_microbatches", "logits_chunk", "shuffle_blocks"),
@@ -22,7 +49,7 @@ MAX_STEPS = 2**30
 """The most environment steps of an iteration, so that int32 holds those of two (see `types.Count`)."""
 
 
-def check_counts(config: Fields) -> None:
+def check_counts(config: Config) -> None:
     """Makes counts Python integers, before anything is computed from them; None stands for a field left out."""
     for field in _COUNTS:
         value = getattr(config, field)
@@ -44,7 +71,87 @@ def check_counts(config: Fields) -> None:
             raise ConfigError(f"{field}={value!r} is not a gain of initial weights: use a number such as 1.0, or 0")
 
 
-def check_numbers(config: Fields) -> None:
+def check_config(config: Config) -> None:
+    """Raises ConfigError for fields that contradict each other, after those that were left out have their values."""
+    _check_environment(config)
+    _check_policy(config)
+    _check_numbers(config)
+    _check_groups(config)
+    _check_algorithm(config)
+
+
+def _check_environment(config: Config) -> None:
+    """Checks the environment's `outcome` and `imposed`, if it has them, against the algorithm."""
+    env, start = config.env, config.algorithm.start
+    if env.outcome is not None and not start.from_reset:
+        raise ConfigError(
+            f"{env.name!r} rewards whole episodes (it has an outcome), but rollouts of this algorithm begin or end in "
+            "mid-episode; use one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
+        )
+    if env.imposed is None:
+        return
+    if not isinstance(env.action_space, Discrete):
+        raise ConfigError(
+            f"{env.name!r} acts itself at some steps (it has imposed), but its actions are in {env.action_space}; use "
+            "Discrete actions, of which -1 is none"
+        )
+    if start.all_actions:
+        raise ConfigError(
+            f"{env.name!r} acts itself at some steps (it has imposed), but all_actions compares the policy's own first "
+            "actions; use forked(trunk_steps) without it"
+        )
+
+
+def _check_policy(config: Config) -> None:
+    """Checks the fields of the policy, and names of the optimiser, its schedule and its moments' type."""
+    for field in ("network", "action_distribution"):
+        _check_value(field, getattr(config, field))
+    for field in ("activation", "critic_activation"):
+        _check_activation(field, getattr(config, field))
+    for field in ("critic_hidden_sizes", "critic_activation"):
+        if config.shared_critic and getattr(config, field) is not None:
+            raise ConfigError(
+                f"{field}={getattr(config, field)!r} is for a critic that is a network of its own, but "
+                "shared_critic=True; leave out one of the two"
+            )
+    if config.has_own_network:
+        defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        for field in BUILT_IN_FIELDS:
+            if getattr(config, field) != defaults[field]:
+                raise ConfigError(
+                    f"{field}={getattr(config, field)!r} has no effect on a network of your own; leave it out, and set "
+                    "it in the network"
+                )
+    for field in NAMES:
+        check_name(field, getattr(config, field))
+    if config.moments_dtype not in DTYPES:
+        raise ConfigError(f"moments_dtype={config.moments_dtype!r}; use one of {', '.join(DTYPES)}")
+
+
+def check_name(field: str, value: Any) -> None:
+    """Raises ConfigError for a name that none of the library's optimisers or schedules has."""
+    if not is_own(value) and value not in NAMES[field]:
+        raise ConfigError(f"unknown {field} {value!r}: {nearest(value, NAMES[field])}")
+
+
+def _check_value(field: str, value: Any) -> None:
+    if not isinstance(value, str) and not callable(value):
+        raise ConfigError(f"{field}={value!r} must be a name, a path 'package.module:name' or a function")
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ConfigError(f"{field}={value!r} cannot be hashed; use a function or a frozen dataclass") from error
+
+
+def _check_activation(field: str, name: str | None) -> None:
+    if name is None and field == "critic_activation":
+        return
+    activation = getattr(nn, str(name), None)
+    if not callable(activation) or isinstance(activation, type):
+        raise ConfigError(f"unknown {field} {name!r}: {nearest(str(name), _ACTIVATIONS)}")
+
+
+def _check_numbers(config: Config) -> None:
     """Checks numbers against each other, after fields that were left out have their values."""
     resolve_plan(config.execution_plan)
     if config.steps_per_iteration > MAX_STEPS:
@@ -70,8 +177,8 @@ def check_numbers(config: Fields) -> None:
         raise ConfigError("truncate_sampling=True is for transformers; leave it out")
     if config.logits_chunk is not None:
         _check_logits_chunk(config)
-    whole = kept_whole(config.algorithm, config.policy, config.group_size, share_prompts=config.share_prompts)
-    num_samples = config.num_training_steps // ((config.window_steps if whole.sequences else 1) * whole.members)
+    members, sequences = config.members_per_carry, config.keeps_sequences
+    num_samples = config.num_training_steps // ((config.window_steps if sequences else 1) * members)
     if config.num_kept_groups is not None:
         what = "samples of num_kept_groups"
     elif config.num_windows > 1:
@@ -79,17 +186,17 @@ def check_numbers(config: Fields) -> None:
     elif config.share_prompts:
         what = "num_envs / group_size (whole groups, share_prompts=True)"
     else:
-        what = "num_envs (whole sequences)" if whole.sequences else "num_envs * num_steps"
+        what = "num_envs (whole sequences)" if sequences else "num_envs * num_steps"
     if num_samples > MAX_SAMPLES:
         raise ConfigError(
             f"{what} = {num_samples} samples of one iteration are more than can be shuffled, {MAX_SAMPLES} (2^26); use "
             "fewer num_envs or num_steps"
         )
-    num_units = config.num_training_groups * config.group_size // whole.members
+    num_units = config.num_training_groups * config.group_size // members
     if num_units % config.shuffle_blocks:
         raise ConfigError(
             f"shuffle_blocks={config.shuffle_blocks} does not divide the {num_units} "
-            f"{'groups' if whole.members > 1 else 'environments'} of a batch into equal blocks; use a divisor, or 1"
+            f"{'groups' if members > 1 else 'environments'} of a batch into equal blocks; use a divisor, or 1"
         )
     if config.shuffle_blocks > 1:
         num_samples, what = num_samples // config.shuffle_blocks, f"{what} / shuffle_blocks"
@@ -100,7 +207,7 @@ def check_numbers(config: Fields) -> None:
             f"{what} = {num_samples} is not divisible by num_minibatches={config.num_minibatches}, so minibatches "
             f"would differ in size; use num_minibatches={best}"
         )
-    if whole.minibatches and config.num_microbatches not in (None, 1):
+    if config.algorithm.whole_minibatches and config.num_microbatches not in (None, 1):
         raise ConfigError(
             f"num_microbatches={config.num_microbatches}, but a slot of the algorithm compares the samples of a "
             "minibatch with each other; leave it out"
@@ -112,7 +219,7 @@ def check_numbers(config: Fields) -> None:
         )
 
 
-def _check_logits_chunk(config: Fields) -> None:
+def _check_logits_chunk(config: Config) -> None:
     """Checks that the log-probabilities of the sampled tokens suffice."""
     if not config.is_transformer:
         raise ConfigError("logits_chunk is for transformers with a large vocabulary; leave it out")
@@ -123,7 +230,7 @@ def _check_logits_chunk(config: Fields) -> None:
         )
 
 
-def check_groups(config: Fields) -> None:
+def _check_groups(config: Config) -> None:
     """Checks the fields about groups against how the groups start."""
     start, env = config.algorithm.start, config.env
     if config.num_steps % config.window_steps:
@@ -170,18 +277,13 @@ def check_groups(config: Fields) -> None:
         )
 
 
-def check_algorithm(config: Fields) -> None:
+def _check_algorithm(config: Config) -> None:
     """Checks the switches of the algorithm against each other and against the groups."""
     algorithm = config.algorithm
     if algorithm.start.all_actions:
         _check_all_actions(config)
     if algorithm.num_branches:
         _check_branches(config)
-    if algorithm.stateful_baseline and algorithm.baseline is None:
-        raise ConfigError(
-            "stateful_baseline=True says that the baseline keeps something from rollout to rollout, but there is none; "
-            "set baseline=recursive_lstd_baseline, or leave it out"
-        )
     if algorithm.reference is not None and config.normalize_observations:
         raise ConfigError(
             "normalize_observations=True would change what a reference policy sees, and so the policy itself, with "
@@ -207,7 +309,7 @@ def check_algorithm(config: Fields) -> None:
         )
 
 
-def _check_branches(config: Fields) -> None:
+def _check_branches(config: Config) -> None:
     """Checks that branches can be played to the end of their episodes, and that nothing else values the same states."""
     algorithm = config.algorithm
     as_count("num_branches", algorithm.num_branches)
@@ -225,7 +327,7 @@ def _check_branches(config: Fields) -> None:
             )
 
 
-def _check_all_actions(config: Fields) -> None:
+def _check_all_actions(config: Config) -> None:
     algorithm, env = config.algorithm, config.env
     others = {
         **{"critic": algorithm.critic, "baseline": algorithm.baseline, "normalize": algorithm.normalize},
@@ -246,7 +348,7 @@ def _check_all_actions(config: Fields) -> None:
         )
 
 
-def _check_transformer(config: Fields) -> None:
+def _check_transformer(config: Config) -> None:
     env = config.env
     observed = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(env.observation)]
     if observed != ["int32[]"] or not isinstance(env.action_space, Discrete):

@@ -1,4 +1,6 @@
-"""Starts of rollouts: at a reset, or at a state that the policy itself reached.
+"""Groups side by side, and where they start: at a reset, or at a state that the policy itself reached.
+
+Member i of group g is environment g * group_size + i.
 
 FRESH      at a reset, one for each group; each member plays one episode
 CONTINUE   at the state of each environment; there are no groups
@@ -7,21 +9,34 @@ forked(8)  at the state of the group's trunk after 8 more steps; its branches ar
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import as_count
-from grpo_jax.rollouts.groups import copy_to_members
-from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.types import RolloutState
+from grpo_jax.types import RolloutState, Trajectory
+
+
+def copy_to_members(states: RolloutState, group_size: int) -> RolloutState:
+    """`[num_groups, ...]` to `[num_groups * group_size, ...]`: each state once for each member of its group."""
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf, group_size, axis=0), states)
+
+
+def one_carry_per_group(trajectory: Trajectory, group_size: int) -> Trajectory:
+    """Keeps the carry before the first step, which the members of a group share, once for each group."""
+    return trajectory._replace(carry=jax.tree.map(lambda leaf: leaf[:, ::group_size], trajectory.carry))
+
+
+def first_members(num_envs: int, group_size: int) -> jax.Array:
+    """`[num_envs]` bool: the first member of each group."""
+    return jnp.arange(num_envs) % group_size == 0
 
 
 class Start(NamedTuple):
     """The state that a rollout begins from, the state kept for the next rollout, and whether episodes follow others."""
 
-    begin: Callable  # (simulator, state kept, key, group_size) -> RolloutState that the rollout begins from
+    begin: Callable  # (simulator, state kept, key, group_size) -> RolloutState: see `rollouts.rollout.Simulator`
     keep: Callable  # (state begun from, state ended in) -> RolloutState to keep
     auto_reset: bool  # False: one episode a rollout, masked after its end
     grouped: bool  # members of a group start from the same state
@@ -34,17 +49,17 @@ class Start(NamedTuple):
         return not (self.auto_reset or self.trunk_steps)
 
 
-def fresh_groups(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
+def fresh_groups(simulator: Any, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
     """Every group starts from a reset of its own. Only the parameters of the environments are taken from `state`."""
     return simulator.reset(state.environment_params, key, state.num_envs, group_size=group_size)
 
 
-def continue_episodes(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
+def continue_episodes(simulator: Any, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
     """Every environment continues from its own state."""
     return state
 
 
-def anchored_groups(simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
+def anchored_groups(simulator: Any, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
     """Every member of a group continues from the state of one of them, drawn uniformly.
 
     All members are equally likely to be drawn, so the states that groups start from have the same distribution as
@@ -61,7 +76,7 @@ class Forks(NamedTuple):
 
     trunk_steps: int
 
-    def __call__(self, simulator: Simulator, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
+    def __call__(self, simulator: Any, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
         """The trunks' states after `trunk_steps`, copied to their groups."""
         trunks = jax.tree.map(lambda leaf: leaf[::group_size], state)
         trunks, _ = simulator.unroll(trunks, key, num_steps=self.trunk_steps, auto_reset=True)

@@ -1,22 +1,36 @@
-"""The fields of a `Config`, and properties that follow from them."""
+"""`Config`: what changes the compiled program of a run. Rollouts and updates take it; its checks trace nothing."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from grpo_jax.algorithms import Algorithm
+from grpo_jax.algorithms import Algorithm, by_name
+from grpo_jax.config_checks import check_config, check_counts
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment, make_environment, stack_frames
-from grpo_jax.importing import import_own, is_own
+from grpo_jax.environments.parameters import static_parameters
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.importing import is_own
 from grpo_jax.policies import Architecture, Policy, make_policy, make_token_policy
 from grpo_jax.policies.distributions import make_distribution
+from grpo_jax.policies.normalization import Normalizer, normalized
+from grpo_jax.policies.own import make_own_policy
+from grpo_jax.policies.sampling import tempered, truncated
 
 
 @dataclasses.dataclass(frozen=True)
-class Fields:
-    """The fields; `Config` checks them and fills in those that are left out."""
+class Config:
+    """What a run is: environment, algorithm, rollout, update and policy. Floats that are traced are in `Hyperparams`.
+
+    `group_size` and `num_steps` may be left out (None): they are then chosen to suit the algorithm and the environment.
+    `dataclasses.replace` keeps the chosen integers; pass None to have them chosen again.
+
+    Raises:
+      ConfigError: at construction, for fields that contradict each other, with what to write instead. Functions of the
+        user's own, slots that do not fit together and optimisers are tried on shapes when `init` is called or traced.
+    """
 
     environment: str | Any = "CartPole-v1"
     """Name of a gymnax environment, suite:name, package.module:Name (or an object with gymnax's interface)."""
@@ -46,6 +60,8 @@ class Fields:
     """Groups to train on, those whose returns differ most (dynamic sampling); None: all that are played."""
     common_random_numbers: bool = False
     """Members of a group share all randomness but that of their actions."""
+    extras: tuple[str, ...] = ()
+    """Entries of the environment's info to keep at each step, for slots that read them: batch.extras[name]."""
     truncate_sampling: bool = False
     """A transformer samples only from its most probable tokens: hyperparameters top_k and top_p."""
 
@@ -121,6 +137,25 @@ class Fields:
     transformer: Architecture = Architecture()
     """Sizes of the transformer, where the network is one."""
 
+    def __post_init__(self):
+        """Resolves what was left out and checks the whole."""
+        resolve = functools.partial(object.__setattr__, self)
+        check_counts(self)
+        resolve("env_params", static_parameters(self.env_params))
+        resolve("extras", tuple(self.extras))
+        if not isinstance(self.algorithm, Algorithm):
+            name = str(self.algorithm)
+            resolve("algorithm", by_name(automatic_algorithm(self.env.max_steps).name if name == "auto" else name))
+        if self.group_size is None:
+            divisors = [size for size in range(1, 17) if self.num_envs % size == 0]
+            resolve("group_size", divisors[-1] if self.algorithm.start.grouped else 1)
+        if self.num_steps is None:
+            resolve("num_steps", 128 if self.algorithm.start.auto_reset else self.env.max_steps)
+        if self.share_prompts is None:
+            in_groups = self.num_training_groups % self.num_minibatches == 0 and self.group_size > 1
+            resolve("share_prompts", self.is_transformer and self.algorithm.start.from_reset and in_groups)
+        check_config(self)
+
     @property
     def num_groups(self) -> int:
         """Number of groups."""
@@ -162,6 +197,16 @@ class Fields:
         return self.num_envs * self.num_steps + self.trunk_steps + self.branch_steps
 
     @property
+    def keeps_sequences(self) -> bool:
+        """Whether the steps of a rollout stay together in minibatches: a slot compares them, or they share a carry."""
+        return self.algorithm.whole_sequences or self.policy.has_carry
+
+    @property
+    def members_per_carry(self) -> int:
+        """Neighbouring sequences that share a carry, and stay together in minibatches: a group's, or one."""
+        return self.group_size if self.share_prompts else 1
+
+    @property
     def is_transformer(self) -> bool:
         """Whether the policy is one."""
         return self.network == "transformer" or (self.network == "auto" and self.env.prompt is not None)
@@ -184,7 +229,9 @@ class Fields:
     @functools.cached_property
     def env(self) -> Environment:
         """The environment's pure functions."""
-        return stack_frames(make_environment(self.environment, dict(self.env_params)), self.frame_stack)
+        environment = make_environment(self.environment, dict(self.env_params))
+        environment = stack_frames(environment, self.frame_stack)
+        return environment._replace(extras=self.extras) if self.extras else environment
 
     @functools.cached_property
     def policy(self) -> Policy:
@@ -194,7 +241,7 @@ class Fields:
         )
         critic = self.algorithm.critic is not None
         if self.has_own_network:
-            return import_own(self.network, "network")(self.env.observation, distribution, critic)
+            return make_own_policy(self.network, self.env.observation, distribution, critic)
         if self.is_transformer:
             return make_token_policy(
                 self.transformer,
@@ -225,3 +272,47 @@ class Fields:
             fused_layers=self.plan.fused_layers,
             steps_per_loop=self.plan.steps_per_loop,
         )
+
+
+def acting_policy(config: Config, normalizer: Normalizer, hyperparams: Hyperparams) -> Policy:
+    """The policy as it acts and as it learns, so that both mean the same distribution."""
+    policy = normalized(config.policy, normalizer.observation, hyperparams.observation_clip)
+    if config.is_transformer:
+        policy = tempered(policy, hyperparams.temperature)
+    if config.truncate_sampling:
+        policy = truncated(policy, hyperparams.top_k, hyperparams.top_p)
+    return policy
+
+
+LONGEST_CHEAP_EPISODE = 500
+"""Steps of the longest episode that one-episode groups are chosen for."""
+FEWEST_EPISODES = 500
+"""Whole episodes that a budget must allow where one-episode groups are chosen."""
+
+
+class Choice(NamedTuple):
+    """An algorithm and why it was chosen."""
+
+    name: str
+    reason: str
+
+
+def automatic_algorithm(max_steps: int, total_steps: float = math.inf) -> Choice:
+    """The algorithm for an episode limit and a budget of environment steps.
+
+    "grpo" if whole episodes are cheap: the limit is at most 500 steps, and the budget allows 500 episodes of that
+    length. Its groups then compare the outcomes of whole episodes, without a critic.
+
+    Otherwise "ppo". An iteration of whole episodes would take a large part of the budget, and the outcome of an episode
+    says little about one of its many actions. PPO learns from parts of episodes. So do some methods without a critic,
+    but PPO scored higher than those on three of four MinAtar games.
+
+    Args:
+      max_steps: the environment's episode limit.
+      total_steps: the budget; infinity if unknown.
+    """
+    if max_steps > LONGEST_CHEAP_EPISODE:
+        return Choice("ppo", f"episodes of up to {max_steps} steps are too long to play whole")
+    if max_steps * FEWEST_EPISODES > total_steps:
+        return Choice("ppo", f"{total_steps:g} steps allow fewer than {FEWEST_EPISODES} episodes of {max_steps}")
+    return Choice("grpo", f"whole episodes are cheap: at most {max_steps} steps")

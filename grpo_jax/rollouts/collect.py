@@ -5,11 +5,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.config.config import Config
+from grpo_jax.config import Config
 from grpo_jax.devices.mesh import along_envs
+from grpo_jax.groups import first_members
 from grpo_jax.objectives.slots import episode_scores
 from grpo_jax.rollouts.branches import with_monte_carlo_values
-from grpo_jax.rollouts.groups import first_members
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import RolloutState, Trajectory
 
@@ -76,6 +76,13 @@ def _side_by_side(leaf: jax.Array) -> jax.Array:
     """`[W, T, B, ...]` to `[T, W * B, ...]`."""
     leaf = jnp.moveaxis(leaf, 0, 1)
     return leaf.reshape(leaf.shape[0], -1, *leaf.shape[3:])
+
+
+def kept_groups(config: Config, trajectory: Trajectory) -> Trajectory:
+    """The groups to train on: all, or those whose members' returns differ most."""
+    if config.num_kept_groups is None:
+        return trajectory
+    return most_varied_groups(trajectory, config.group_size, config.num_kept_groups)
 
 
 def most_varied_groups(trajectory: Trajectory, group_size: int, num_kept: int) -> Trajectory:

@@ -1,1 +1,0 @@
-"""What a run is: its fields, their checks, and an update tried on shapes only."""

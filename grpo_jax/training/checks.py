@@ -1,0 +1,106 @@
+"""Checks before anything is compiled: the budget of a run, and one iteration on shapes."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.config import Config
+from grpo_jax.environments.spaces import Discrete
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.training.budget import check_budget
+from grpo_jax.training.train_step import initial_state, make_train_step
+from grpo_jax.types import Metrics, by_path
+from grpo_jax.updates.schedules import check_schedule
+
+_NUM_ENVS = 3
+
+
+def check_run(config: Config, hyperparams: Hyperparams) -> None:
+    """Raises ConfigError for hyperparameters or a budget that are invalid, and for a config whose parts do not fit."""
+    check_budget(config, hyperparams)
+    try_on_shapes(config, hyperparams)
+
+
+def try_on_shapes(config: Config, hyperparams: Hyperparams) -> Metrics:
+    """Runs `init` and a train step on shapes, once for each config and structure of hyperparameters.
+
+    Args:
+      config: what to run.
+      hyperparams: only their class matters, and which of them are None.
+
+    Returns:
+      The shapes of the metrics.
+
+    Raises:
+      ConfigError: an algorithm, a network, a distribution, an optimiser or a schedule that does not fit, with what to
+        write instead.
+    """
+    structure = jax.tree.structure(hyperparams)
+    tried = vars(config).setdefault("_tried", {})  # kept with the config, as its environment and policy are
+    key = structure, jax.config.jax_enable_x64
+    if key not in tried:
+        tried[key] = _try_on_shapes(config, structure)
+    return tried[key]
+
+
+def _try_on_shapes(config: Config, structure: Any) -> Metrics:
+    check_schedule(config.schedule)
+    if config.has_own_distribution or config.has_own_network:
+        _check_distribution(config)
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    hyperparams = structure.unflatten([scalar] * structure.num_leaves)
+    try:
+        with jax.disable_jit(False):  # which would trace every step of a loop
+            key = jax.eval_shape(jax.random.key, 0)
+            state = jax.eval_shape(functools.partial(initial_state, config), key, hyperparams)
+            after, metrics = jax.eval_shape(make_train_step(config), state)
+    except ConfigError:
+        raise
+    except Exception as error:  # of a slot, or of other code of the user's own
+        raise ConfigError(f"the algorithm and this configuration do not fit: {error}") from error
+    before, after = by_path(state), by_path(after)
+    for path in {**before, **after}:
+        kinds = [describe_arrays(state[path]) if path in state else "missing" for state in (before, after)]
+        if kinds[0] != kinds[1]:
+            raise ConfigError(
+                f"the state's {path} is {kinds[0]} before an iteration, but {kinds[1]} after it; both must have the "
+                "same structure, shapes and dtypes"
+            )
+    return metrics
+
+
+def _check_distribution(config: Config) -> None:
+    """Tries every function of a distribution of the user's own on shapes."""
+    distribution, space = config.policy.distribution, config.env.action_space
+    name = describe_function("action_distribution", config.action_distribution)
+    batch = (_NUM_ENVS,)
+    parameters = jax.ShapeDtypeStruct((*batch, distribution.num_parameters), jnp.float32)
+
+    def shapes(part, *arguments):
+        try:
+            return jax.eval_shape(getattr(distribution, part), *arguments)
+        except Exception as error:  # the user's own code
+            raise ConfigError(f"{name}: {part} fails with {type(error).__name__}: {error}") from error
+
+    action, mode = shapes("sample", parameters, jax.random.key(0)), shapes("mode", parameters)
+    if not are_alike(action, mode):
+        raise ConfigError(
+            f"{name}: samples are {describe_arrays(action)}, but modes {describe_arrays(mode)}; make them alike"
+        )
+    for part, arguments in (("log_prob", (action,)), ("entropy", ()), ("kl", (parameters,))):
+        result = shapes(part, parameters, *arguments)
+        if not are_alike(result, jax.ShapeDtypeStruct(batch, jnp.float32)):
+            raise ConfigError(
+                f"{name}: {part} gives {describe_arrays(result)} instead of float32{list(batch)}; it must be [N], one "
+                "number for each action"
+            )
+    size = () if isinstance(space, Discrete) else (len(space[0]),)
+    taken = shapes("to_environment", action)
+    if getattr(taken, "shape", None) != (*batch, *size):
+        raise ConfigError(
+            f"{name}: to_environment gives {describe_arrays(taken)} for {_NUM_ENVS} actions in {space}; make it "
+            f"{list((*batch, *size))}"
+        )

@@ -1,0 +1,56 @@
+"""What starts a run and trains it in one program: `init`, and `train`, which scans the train step."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.config import Config
+from grpo_jax.environments import EnvParams
+from grpo_jax.errors import ConfigError
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.training.checks import try_on_shapes
+from grpo_jax.training.train_step import initial_state, make_train_step
+from grpo_jax.types import Metrics, PyTree, TrainState
+
+
+def make_init(config: Config) -> Callable[..., TrainState]:
+    """`init(key, hyperparams, env_params=None, params=None) -> TrainState`, pure: `vmap` it over all four.
+
+    `env_params` are parameters of the environment by name, instead of the config's: one value for all groups, or an
+    array `[num_groups]`, one for each. Rollouts keep them, and `evaluate` plays under them. `params` are the policy's,
+    and those of a reference policy, instead of random ones.
+
+    The first call or trace runs an iteration on shapes, and raises ConfigError if the parts of the config do not fit.
+    """
+
+    def init(
+        key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None, params: PyTree = None
+    ) -> TrainState:
+        hyperparams.check()
+        if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(hyperparams)):
+            raise ConfigError("init makes one state, of scalar hyperparameters; for arrays of them use jax.vmap(init)")
+        try_on_shapes(config, hyperparams)
+        return initial_state(config, key, hyperparams, env_params, params)
+
+    return init
+
+
+def make_train(config: Config, num_iterations: int) -> Callable[..., tuple[TrainState, Metrics]]:
+    """`train(key, hyperparams, env_params=None, params=None) -> (state, metrics)`, pure: `jit` it, and `vmap` it.
+
+        states, metrics = jax.jit(jax.vmap(make_train(config, 10)))(keys, hyperparams.broadcast(len(keys)))
+
+    Args:
+      config: what to run.
+      num_iterations: train steps after `init`, which takes the same arguments. The metrics are `[num_iterations]`.
+    """
+    init, train_step = make_init(config), make_train_step(config)
+
+    def train(
+        key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None, params: PyTree = None
+    ) -> tuple[TrainState, Metrics]:
+        state = init(key, hyperparams, env_params, params)
+        return jax.lax.scan(lambda state, _: train_step(state), state, length=num_iterations)
+
+    return train

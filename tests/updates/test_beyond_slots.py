@@ -1,0 +1,186 @@
+"""Losses beyond the slots: features and parameters in penalties, and more numbers kept at each step."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from probes import Probe, check
+
+from grpo_jax import GRPO, Config, Hyperparams, make_init
+from grpo_jax.errors import ConfigError
+from grpo_jax.objectives import group_centered, mean_over_steps, outcome, tuned, whiten
+from grpo_jax.policies import make_pure_policy
+from grpo_jax.rollouts.collect import collect
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.updates.batch import make_batch
+from grpo_jax.updates.minibatches import minibatch_gradient
+
+SMALL = {"num_envs": 8, "group_size": 4, "num_minibatches": 1}
+
+
+@struct.dataclass
+class OwnHyperparams(Hyperparams):
+    """With two coefficients of variants."""
+
+    auxiliary_coef: float = 2.0
+    power: float = 3.0
+
+
+class Reporting(Probe):
+    """A `Probe` whose info has the age after the step, and things that no array holds."""
+
+    def step_env(self, key, state, action, params):
+        *step, _ = super().step_env(key, state, action, params)
+        return *step, {"age": step[1].time, "name": "probe", "parts": [None]}
+
+
+def network(observation, distribution, critic):
+    def init(key, observation):
+        return {"body": jax.random.normal(key, (2, 3)), "actor": jnp.ones((3, 2)), "head": jnp.arange(3.0)}
+
+    def features(params, observation):
+        return jnp.tanh(observation @ params["body"])
+
+    def apply(params, observation):
+        return features(params, observation) @ params["actor"], None
+
+    def extras(params, observation):
+        return {"twice": 2 * observation[:, 0]}
+
+    return make_pure_policy(init, apply, observation, distribution, critic, features=features, extras=extras)
+
+
+def rolled_out(**fields):
+    """A config, its state at the start, and one rollout's trajectory and batch."""
+    config = Config(**SMALL | fields)
+
+    @jax.jit
+    def play(key):
+        state = make_init(config)(key, OwnHyperparams())
+        simulator = Simulator(config.env, config.policy, state.params, plan=config.plan)
+        _, trajectory = collect(config, simulator, state.rollout, key, key)
+        return state, trajectory, make_batch(config, config.policy, state, trajectory, state.hyperparams)[0]
+
+    return config, *play(jax.random.key(0))
+
+
+def test_a_penalty_may_be_any_loss_of_features_and_parameters():
+    def auxiliary(prediction, batch, *, auxiliary_coef):
+        return auxiliary_coef * (prediction.features @ prediction.params["network"]["head"] - 1.0) ** 2
+
+    slots = {"penalties": (tuned(auxiliary, "auxiliary_coef"),), "surrogate": lambda log_ratio, *_: 0.0 * log_ratio}
+    config, state, _, batch = rolled_out(environment=Probe(), algorithm=GRPO._replace(**slots), network=network)
+    everything = jnp.arange(batch.mask.shape[1])
+    total, _, gradient = jax.jit(
+        lambda params: minibatch_gradient(config, config.policy, params, batch, everything, state.hyperparams)
+    )(state.params)
+    params = jax.tree.map(np.float64, state.params["network"])
+    x = np.tanh(np.float64(batch.observation[0]) @ params["body"])
+    error = x @ params["head"] - 1.0
+    mask = np.asarray(batch.mask[0])
+    np.testing.assert_allclose(total, 2 * np.mean(error[mask] ** 2), rtol=1e-5)
+    expected = 2 * np.mean(2 * error[mask, None] * x[mask], axis=0)
+    np.testing.assert_allclose(gradient["network"]["head"], expected, rtol=1e-4)
+    assert gradient["network"]["body"].any() and not gradient["network"]["actor"].any()
+
+
+def test_a_network_without_features_has_an_error_that_says_so():
+    def auxiliary(prediction, batch, hyperparams):
+        return prediction.features[..., 0]
+
+    def without(observation, distribution, critic):
+        return network(observation, distribution, critic)._replace(features=None)
+
+    with pytest.raises(ConfigError, match="do not fit: this policy.*has no features; give make_pure_policy features="):
+        check(Config(environment=Probe(), algorithm=GRPO._replace(penalties=(auxiliary,)), network=without, **SMALL))
+
+
+@pytest.mark.parametrize("plan", ["cpu", "gpu"])
+def test_rollouts_keep_entries_of_the_info_and_of_the_policy(plan):
+    seen = {"environment": Reporting(), "network": network, "extras": ("age",)}
+    _, _, trajectory, batch = rolled_out(**seen, execution_plan=plan)
+    assert trajectory.extras["age"].shape == trajectory.reward.shape == (3, 8)
+    valid = np.asarray(trajectory.valid)
+    assert (np.asarray(trajectory.extras["age"])[valid] == np.asarray(trajectory.episode_length)[valid]).all()
+    mask, age = np.asarray(batch.mask), np.asarray(batch.observation[..., 0])
+    assert np.array_equal(np.asarray(batch.extras["age"])[mask], age[mask] + 1)
+    assert np.array_equal(batch.extras["twice"], 2 * age)
+
+
+def test_nothing_more_is_kept_unless_asked():
+    assert rolled_out(environment=Reporting())[2].extras is None
+
+
+def test_an_entry_that_the_info_lacks_is_an_error():
+    with pytest.raises(ConfigError, match="extras: the info of 'Probe' has no 'ages': did you mean 'age'"):
+        check(Config(environment=Reporting(), extras=("ages",), **SMALL))
+
+
+def test_a_slot_reads_what_is_kept():
+    def of_age(prediction, batch, hyperparams):
+        return batch.extras["age"] * prediction.log_prob
+
+    check(Config(environment=Reporting(), extras=("age",), algorithm=GRPO._replace(penalties=(of_age,)), **SMALL))
+
+
+# --- hyperparameters in every slot -----------------------------------------------------------------------------------
+
+
+def powered(scores, *, power):
+    return group_centered(scores) ** power
+
+
+def test_the_formula_of_an_outcome_may_be_tuned():
+    slots = {"advantage": outcome(tuned(powered, "power"))}
+    _, _, trajectory, batch = rolled_out(
+        environment=Probe(), env_params={"bonus": 1.0}, algorithm=GRPO._replace(**slots)
+    )
+    scores = np.asarray(trajectory.reward.sum(axis=0)).reshape(2, 4)
+    expected = (scores - scores.mean(axis=1, keepdims=True)) ** 3
+    assert expected.any()
+    np.testing.assert_allclose(batch.advantage.reshape(3, 8)[0].reshape(2, 4), expected, rtol=1e-5)
+
+
+TUNED = {
+    "advantage": lambda trajectory, group_size, *, power: power * trajectory.reward,
+    "normalize": lambda advantage, mask, *, power: power * whiten(advantage, mask),
+    "ratio": lambda log_ratio, batch, *, power: power * log_ratio,
+    "surrogate": lambda log_ratio, advantage, *, power: power * log_ratio * advantage,
+    "penalties": lambda prediction, batch, *, power: power * prediction.entropy,
+    "reduce": lambda mask, *, power: power * mean_over_steps(mask),
+    "reward": lambda trajectory, kl, *, power: power * trajectory.reward,
+}
+
+
+@pytest.mark.parametrize("slot", TUNED)
+def test_any_slot_may_be_tuned(slot):
+    """Power is 3: with it as a constant, loss and gradient are the same."""
+    results = []
+    for function in (tuned(TUNED[slot], "power"), constant(slot, TUNED[slot])):
+        algorithm = GRPO._replace(**{slot: (function,) if slot == "penalties" else function})
+        config, state, _, batch = rolled_out(environment=Probe(), env_params={"bonus": 1.0}, algorithm=algorithm)
+        everything = jnp.arange(batch.mask.shape[1])
+        moved = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
+        results.append(minibatch_gradient(config, config.policy, moved, batch, everything, state.hyperparams)[::2])
+    assert any(leaf.any() for leaf in jax.tree.leaves(results[0][1]))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), *results)
+
+
+def constant(slot, function):
+    """The function with the constant in place of the hyperparameter."""
+
+    def untuned(*arguments):
+        others = [argument for argument in arguments if not isinstance(argument, Hyperparams)]
+        return function(*others, power=3.0)
+
+    return untuned
+
+
+def test_a_hyperparameter_that_is_missing_is_named():
+    config = Config(environment=Probe(), algorithm=GRPO._replace(advantage=outcome(tuned(powered, "power"))), **SMALL)
+    with pytest.raises(ConfigError, match=r"tuned\(powered, \"power\"\) needs the hyperparameter .power., which H"):
+        check(config)
+    check(dataclasses.replace(config), OwnHyperparams())
