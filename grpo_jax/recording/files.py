@@ -2,18 +2,18 @@
 
 import collections
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
+from grpo_jax.recording.json_fields import plain
 from grpo_jax.recording.rows import PREFIXES, Settings, settings_of
 from grpo_jax.training.progress import Chunk
 
@@ -283,20 +283,3 @@ def new_files(folder: Path) -> Iterator[Path]:
                 os.replace(path, folder / path.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def plain(value: Any) -> Any:
-    """`value` in JSON's own types."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if dataclasses.is_dataclass(value):
-        return plain(dataclasses.asdict(value))
-    if hasattr(value, "__array__"):
-        return plain(np.asarray(value).tolist())
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value
