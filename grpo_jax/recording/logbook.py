@@ -13,7 +13,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Column
 
 from grpo_jax.recording.alarms import Alarms, list_seeds
-from grpo_jax.recording.files import METRICS_FILE, claim_directory, truncate_metrics
+from grpo_jax.recording.claims import claim_directory
+from grpo_jax.recording.files import METRICS_FILE, truncate_metrics
 from grpo_jax.recording.rows import Settings, settings_of
 from grpo_jax.recording.trackers import Tracker
 from grpo_jax.training.evaluations import GREEDY, SAMPLED
