@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.recording.json_fields import plain
+from grpo_jax.recording.json_fields import as_numbers, plain
 from grpo_jax.recording.rows import PREFIXES, Settings, settings_of
 from grpo_jax.training.progress import Chunk
 
@@ -41,14 +41,9 @@ def read_settings(directory: Path) -> dict[str, Settings]:
     """The settings of the rows of each run in `metrics.jsonl`, by the run's name."""
     found = {}
     for run, line in {line["run"]: line for line in read_lines(directory)}.items():
-        columns = {name: values for name, values in line.items() if name.startswith(PREFIXES)}
-        numbers = {name: np.array([_number(value) for value in values]) for name, values in columns.items()}
-        found[run] = settings_of(numbers, len(line["environment_steps"]))
+        columns = {name: as_numbers(values) for name, values in line.items() if name.startswith(PREFIXES)}
+        found[run] = settings_of(columns, len(line["environment_steps"]))
     return found
-
-
-def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, str) else value  # such as "inf"
 
 
 def _as_chunk(lines: list[dict[str, Any]]) -> Chunk:

@@ -11,15 +11,8 @@ from experiments.estimators import per_step
 from experiments.harness.tabular import garnet, policy_table
 from grpo_jax import Config, Hyperparams, make_init
 from grpo_jax.algorithms import KERNEL_GAE, LSTD_GAE, RLOO, SAME_STEP_GAE
-from grpo_jax.objectives import (
-    boosted,
-    lstd_baseline,
-    mean_of_sequence_sums,
-    observed,
-    return_minus_value_advantage,
-    return_to_go_advantage,
-    same_step_baseline,
-)
+from grpo_jax.baselines import boosted, lstd_baseline, observed, same_step_baseline
+from grpo_jax.objectives import mean_of_sequence_sums, return_minus_value_advantage, return_to_go_advantage
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.rollouts.starts import ANCHORED, CONTINUE, forked
 from grpo_jax.training.experience import collect
