@@ -40,8 +40,8 @@ class Hyperparams:
     """The float settings of an algorithm, each a traced leaf: sweep any of them under `vmap` without recompiling.
 
     A hyperparameter that no slot of the algorithm reads has no effect (`value_coef` without a critic, for example).
-    None, where it is a default, is no leaf: what it would be the strength of is not part of the program. For a
-    coefficient of your own, subclass this and add a field with a default.
+    A field left at None is not in the program at all. For a custom coefficient, subclass this and add a field with a
+    default.
     """
 
     learning_rate: float = 2.5e-3

@@ -73,8 +73,7 @@ class Trajectory(NamedTuple):
     carry: PyTree  # carry of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
     action_mask: jax.Array | None = None  # [T, B, num_actions] bool: legal actions; None: all always are
     reward_parts: RewardParts | None = None  # [T, B, K]; None: the environment does not report them
-    # Observations that no step starts from, which only a baseline needs: the final one of each truncated episode, in
-    # order, then the one after the window.
+    # The last observation of each truncated episode, in order, then the one after the rollout. Only baselines use them.
     final_observation: PyTree = None  # each leaf [F, B, ...]
     final_carry: PyTree = None  # carry of the policy at these observations, each leaf [F, B, ...]
     final_value: jax.Array | None = None  # [F, B] critic's values of these observations; None without a critic

@@ -38,8 +38,8 @@ def kernel_values(
 
     R are discounted returns-to-go, bootstrapped where a limit or the window cut them. The value of such a final state
     is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped likewise:
-    two iterations from 0. A rollout is compared only with others; its own rewards enter its values only through the
-    bootstraps of the others, a small part. Kernelised advantage estimation is related
+    two iterations from 0. A rollout's values use only other rollouts. (Its own rewards leak in slightly, through
+    their bootstrapped ends.) Kernelised advantage estimation is related
     (https://arxiv.org/abs/2604.28005).
 
     Args:
@@ -80,7 +80,7 @@ def kernel_values(
         shift, factor = (broadcast_to_rank(each, x.ndim) for each in (origin, scale))
         return ((at_least_float32(x) - shift) * factor).reshape(-1, x.shape[-1])
 
-    # A return is linear in the final values: what it is without them, and the factor of each.
+    # return = constant + factor · final_value: compute both parts once.
     unit = jnp.broadcast_to(jnp.eye(num_finals)[..., None], (num_finals, num_finals, num_envs))
     returns_of = functools.partial(bootstrapped_returns, terminated=terminated, truncated=truncated, discount=discount)
     own_part = returns_of(rewards, jnp.zeros((num_finals, num_envs)))

@@ -60,9 +60,9 @@ def lstd_values(
       group_size: members of a group, which lie side by side; divides N. Static.
 
     Returns:
-      Values `[T, N]` and `[F, N]`, in the units of the returns. The value of a state that is not finite is 0. Such
-      states, steps that lead to one and rewards that are not finite have no part in w. Features that are 0 in the
-      whole batch have no effect.
+      Values `[T, N]` and `[F, N]`, in the units of the returns. Non-finite states get value 0. They,
+      the steps before them and non-finite rewards are left out of the fit. Features that are 0 in the whole batch have
+      no effect.
 
     Raises:
       ValueError: for fewer than 2 groups or folds.

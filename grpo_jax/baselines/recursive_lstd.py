@@ -75,9 +75,9 @@ def recursive_lstd_values(
       fit_every: k: only every k-th of the N environments is in the sums, which take most of the time. Static.
 
     Returns:
-      Values `[T, N]` and `[F, N]`, in the units of the returns, and the sums with this rollout. The value of a state
-      that is not finite is 0. Such states, steps that lead to one and rewards that are not finite have no part in the
-      sums, nor has a rollout with which the sums overflow. Features that have been 0 so far have no effect.
+      Values `[T, N]` and `[F, N]`, in the units of the returns, and the sums with this rollout. Non-finite states
+      get value 0. They, the steps before them, non-finite rewards, and a rollout with which the sums overflow are left
+      out of the fit. Features that have been 0 so far have no effect.
 
     Raises:
       ValueError: for more than `MOST_FEATURES` features, or `fit_every` below 1.

@@ -32,7 +32,7 @@ class Environment(NamedTuple):
     action_space: ActionSpace
     action_mask: Callable | None  # (state, params) -> bool [num_actions]: the legal actions; None: all always are
     max_steps: int  # the time limit: an episode is truncated at this length and never earlier
-    # The limit is part of the task: the value after a truncation is 0, instead of what could follow without the limit.
+    # If True, a time limit counts as termination (no bootstrapping).
     limit_terminates: bool = False
     # (state, params) -> int32 [P]: the tokens that a policy reads before the first observation, padded with -1
     prompt: Callable | None = None

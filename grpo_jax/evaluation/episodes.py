@@ -41,7 +41,7 @@ def evaluate(
 ) -> Evaluation:
     """Plays `num_episodes` whole episodes from independent resets. Pure: `jit` it, `vmap` it over states and keys.
 
-    Where the state's environments differ in their parameters, the episodes are spread evenly over them.
+    If environments have different parameters, each gets the same number of episodes.
 
     Args:
       config: the config of the run that `state` comes from.
@@ -97,7 +97,7 @@ def record_episodes(
     @jax.jit
     def play(policy, start, keys):
         simulator = _simulator(config, *policy)
-        # Here each step is a rollout, whose end would get the outcome; it is added below, to the episode's last step.
+        # Each rollout here is one step, so the final reward is added by hand below, to the episode's last step.
         simulator = simulator._replace(environment=config.env._replace(outcome=None))
 
         def step(carry, key):

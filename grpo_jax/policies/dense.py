@@ -140,8 +140,8 @@ def _as_float(x):
 def _sum_of_outer_products(narrow, x):
     """`narrow.T @ x`, `[N, k]` and `[N, m]` to `[k, m]`, in one pass over `x`.
 
-    XLA must fuse the `[N, k, m]` products with their sum. On a TPU it does so for a broadcast, and stores a stack. On a
-    GPU it fuses a stack and stores a broadcast, from a million rows on (jax 0.10.2).
+    XLA must fuse the `[N, k, m]` products with their sum. TPU: write it as a broadcast. GPU: write it as a stack. The
+    other form is materialised in memory, on a GPU from a million rows on (jax 0.10.2).
     """
     return jax.lax.platform_dependent(narrow, x, tpu=_sum_of_broadcast, default=_sum_of_stack)
 

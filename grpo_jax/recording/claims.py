@@ -124,8 +124,8 @@ def _remove_empty(paths: list[Path]) -> None:
 def release_if_unused(directory: Path = Path("/")) -> Iterator[None]:
     """If the block fails before an iteration is recorded, releases the claimed folders in `directory`.
 
-    They are then as they were before the claim, so that a corrected start may use the same folder. Files that existed
-    before or that others wrote stay. A SystemExit is not a failure: a run that a signal ended is saved.
+    Deletes what this process created, so the command can be repeated. Files that existed before or that others wrote
+    stay. A SystemExit is not a failure: a run that a signal ended is saved.
     """
     try:
         yield

@@ -13,6 +13,7 @@ from grpo_jax.devices.execution_plan import CPU, GPU, ExecutionPlan, resolve_pla
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.rollouts.packing import pack
+from grpo_jax.rollouts.starts import forked
 from grpo_jax.types import Whole
 from grpo_jax.updates.minibatches import minibatch_order
 
@@ -44,12 +45,26 @@ CONFIGS = {
         num_minibatches=2,
         transformer=Architecture(width=16, num_layers=1, num_heads=2),
     ),
+    "vine": Config(
+        environment="tokens:sort-3",
+        algorithm="vine_ppo",
+        num_envs=8,
+        group_size=4,
+        num_minibatches=2,
+        transformer=Architecture(width=8, num_layers=1, num_heads=2, lora_rank=2),
+    ),
+    "forked": Config(
+        **{"environment": Probe(), "env_params": {"max_steps_in_episode": 6, "bonus": 1.0}},
+        **{"algorithm": GRPO._replace(start=forked(9)), "num_envs": 8, "group_size": 4, "num_steps": 4},
+        **{"starts_per_rollout": 1, "recurrent": "mingru", "recurrent_size": 4},
+        **SMALL,
+    ),
     "adamw": Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=6, optimizer="adamw", **SMALL),
 }
 OPTIMIZER = {"adamw": {"weight_decay": 0.5, "critic_learning_rate": 5e-3}}
 
 
-SLOW = ("ppo", "gru", "parts", "real actions", "images", "tokens", "adamw")
+SLOW = ("ppo", "gru", "parts", "real actions", "images", "tokens", "vine", "forked", "adamw")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
