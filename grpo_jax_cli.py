@@ -70,7 +70,8 @@ def main() -> None:
         sys.argv[1:] = flags
         # As `python -m` does, for modules of the user's own such as my_networks:network. But commands may be given in a
         # downloaded folder, and a module in it must not stand in for a package that is not installed.
-        if command not in COMMANDS["trained policies"] or any(flag.startswith(("--trust", "--env")) for flag in flags):
+        names_own = {flag.partition("=")[0] for flag in flags} & {"--trust", "--environment"}
+        if command not in COMMANDS["trained policies"] or names_own:
             sys.path.append(os.getcwd())
         runpy.run_module(f"grpo_jax.experiments.{module_name(command)}", run_name="__main__", alter_sys=True)
 

@@ -138,8 +138,6 @@ def check(arguments: Arguments, has_device: bool) -> tuple[dict[str, Any], list[
     Raises:
       ConfigError: if an argument is wrong.
     """
-    if min(arguments.num_envs + arguments.num_seeds, default=0) < 1 or not arguments.implementations:
-        raise ConfigError("--num-envs and --num-seeds take positive integers, --implementations some names")
     if arguments.profile is not None and not has_device:
         raise ConfigError("--profile needs an accelerator, but none is attached; leave it out")
     if arguments.execution_plan is not None:

@@ -15,9 +15,10 @@ from rich.table import Table
 
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.recording import bootstrap_interval, iqm
+from grpo_jax.recording.claims import remove_if_unused
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.figures import NUM_DRAWN, panels
-from grpo_jax.recording.files import remove_if_unused, write_json
+from grpo_jax.recording.files import write_json
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.policy_files import FOLDER as POLICIES

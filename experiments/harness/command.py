@@ -21,7 +21,7 @@ from rich.table import Table
 
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS, make_mesh
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import describe_claims, release_if_unused
+from grpo_jax.recording.claims import describe_claims, release_if_unused
 from grpo_jax.recording.plan import versions
 
 from .gpu_flags import apply_gpu_flags, flags_in_use

@@ -14,7 +14,8 @@ from rich.table import Table
 from grpo_jax import Config, TrainState, evaluate
 from grpo_jax.language import LanguageTask, sample_completions
 from grpo_jax.recording import Plan, pass_at_k
-from grpo_jax.recording.files import remove_if_unused, write_json
+from grpo_jax.recording.claims import remove_if_unused
+from grpo_jax.recording.files import write_json
 from grpo_jax.recording.trackers import log_table
 from grpo_jax.training.progress import Chunk, Progress
 

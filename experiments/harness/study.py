@@ -18,7 +18,8 @@ from grpo_jax import Config, TrainState
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.devices.processes import from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import release_if_unused, write_json
+from grpo_jax.recording.claims import release_if_unused
+from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import Plan, claim, versions
 from grpo_jax.recording.policy_files import FOLDER as POLICIES
 from grpo_jax.recording.recorder import record

@@ -131,8 +131,8 @@ def _draws(ranges: dict[str, list[float]], samples: int, seed: int) -> list[tupl
                 f"{flag(name)} {' '.join(map(format_value, ends))} is no range to draw from on a logarithmic scale; "
                 "use two values, 0 < low < high"
             )
-    if samples < 1 or not ranges:
-        raise ConfigError(f"--samples {samples}: use at least 1, and a range such as --learning-rate 1e-4 1e-2")
+    if not ranges:
+        raise ConfigError("--samples needs a range to draw from, such as --learning-rate 1e-4 1e-2")
     low, high = np.log(np.array(list(ranges.values()))).T
     drawn = np.exp(np.random.default_rng(seed).uniform(low, high, size=(samples, len(ranges))))
     for digits in range(4, 10):  # with nine, any two numbers of float32 differ

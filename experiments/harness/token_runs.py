@@ -20,8 +20,9 @@ from grpo_jax.groups import FRESH
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import add_lora
 from grpo_jax.recording import Plan, pass_at_k
+from grpo_jax.recording.claims import remove_if_unused
 from grpo_jax.recording.figures import panels
-from grpo_jax.recording.files import remove_if_unused, replacement, write_json
+from grpo_jax.recording.files import replacement, write_json
 from grpo_jax.training.imitation import WarmStart, warm_start
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import PyTree

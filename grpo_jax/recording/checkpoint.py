@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import logging
-import math
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.identity import check_same
-from grpo_jax.recording.json_fields import check_fields, with_checksum
+from grpo_jax.recording.json_fields import check_fields, plain, with_checksum
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Progress, initial_progress
 from grpo_jax.types import TrainState, by_path
@@ -108,17 +107,16 @@ class Checkpoints:
             "description": self._description,
             "notes": self._notes,
             "iteration": progress.iteration,
-            "steps": progress.steps.tolist(),
+            "steps": progress.steps,
             "seconds": progress.seconds,
-            "evaluations": [column.tolist() for column in progress.evaluations],
-            "stopped": progress.stopped.tolist(),
+            "evaluations": progress.evaluations,
+            "stopped": progress.stopped,
             "types": {path: [[num_rows, *leaf.shape[1:]], str(leaf.dtype)] for path, leaf in states.items()},
             "checksums": {path: zlib.crc32(leaf) for path, leaf in arrays.items()},
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
-        run = with_checksum(_strict(run))
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
-        items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(run))
+        items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(with_checksum(run)))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
         with self._disk_errors():  # also those of the checkpoint before, which was written in the background
             self._check_space(sum(leaf.nbytes for leaf in arrays.values()))
@@ -230,7 +228,7 @@ def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str,
                 run = _read_run(manager, step)
             except Exception:  # it is damaged, as `restore` will report
                 continue
-            if unknown := check_same(run["description"], _strict(description)):
+            if unknown := check_same(run["description"], plain(description, not_finite=str)):
                 _log.warning(
                     "Whether %s is what the run was started with cannot be told, as its type shows nothing, or another "
                     "Python compiled it; make sure of it.",
@@ -298,18 +296,6 @@ def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
     except ConfigError as error:
         raise ValueError(str(error)) from error
     return run
-
-
-def _strict(value: Any) -> Any:
-    """In JSON's own types, as it is read back; numbers that are not finite become strings."""
-    match value:
-        case Mapping():
-            return {str(key): _strict(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_strict(item) for item in value]
-        case float() if not math.isfinite(value):
-            return str(value)
-    return value
 
 
 def _type(leaf: jax.Array | jax.ShapeDtypeStruct) -> list:

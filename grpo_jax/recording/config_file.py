@@ -16,14 +16,11 @@ from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object, import_path
 from grpo_jax.policies import Architecture
-from grpo_jax.recording.json_fields import describe_kind, fits, read_object
+from grpo_jax.recording.json_fields import NOT_FINITE, as_numbers, describe_kind, fields_of, fits, plain, read_object
 from grpo_jax.recording.trusted import find_trusted
 
 FIELDS = get_type_hints(Config) | get_type_hints(Hyperparams)
 """The types of all fields."""
-
-NOT_FINITE = ("inf", "-inf", "nan")
-"""What stands in JSON for the floats that it lacks."""
 
 
 def read_fields(path: Path) -> dict[str, Any]:
@@ -83,6 +80,8 @@ def _value_from_json(path: Path | str, name: str, value: Any, kind: Any, trust: 
             if ":" in value and not trust:
                 find_trusted(value, name)  # the config itself imports it
             return value
+    if name == "env_params" and type(value) is dict:
+        return {parameter: as_numbers(each) for parameter, each in value.items()}
     if not fits(value, kinds[0]):
         raise ConfigError(f"{path}: {name}={json.dumps(value)[:80]} must be {describe_kind(kinds[0])}; or leave it out")
     return expected(value) if expected in (float, tuple) else value
@@ -101,11 +100,8 @@ def _errors_of(path: Path | str, name: str) -> Iterator[None]:
 
 def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
     """The fields for `read_fields` in JSON's types: without None, a default, and with "inf" for infinity."""
-    numbers = {field: getattr(hyperparams, field) for field in Hyperparams.__dataclass_fields__}
-    fields = config_fields(config)[0] | {
-        field: "inf" if value == math.inf else value for field, value in numbers.items()
-    }
-    return {field: value for field, value in fields.items() if value is not None}
+    fields = config_fields(config)[0] | vars(hyperparams)
+    return plain({field: value for field, value in fields.items() if value is not None}, not_finite=str)
 
 
 def config_fields(config: Config) -> tuple[dict[str, Any], list[str]]:
@@ -137,8 +133,8 @@ def _as_json(value: Any) -> Any:
       TypeError: JSON cannot express the value.
     """
     if value is None or (isinstance(value, bool | int | float | str) and value not in NOT_FINITE):
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-    if (parts := _parts(value)) is not None and (path := import_path(type(value))) is not None:
+        return plain(value, not_finite=str)
+    if (parts := fields_of(value)) is not None and (path := import_path(type(value))) is not None:
         return {"class": path, "fields": {name: _as_json(part) for name, part in parts.items()}}
     if isinstance(value, tuple):
         return [_as_json(part) for part in value]
@@ -150,15 +146,6 @@ def _as_json(value: Any) -> Any:
     raise TypeError(f"{value!r} has no import path")
 
 
-def _parts(value: Any) -> dict[str, Any] | None:
-    """The fields of a dataclass or a named tuple; None for other values, and for classes."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return value._asdict()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return None
-
-
 def _object_from_json(value: Any, field: str, trust: bool) -> Any:
     """The value that `_as_json` wrote.
 
@@ -168,7 +155,7 @@ def _object_from_json(value: Any, field: str, trust: bool) -> Any:
     if isinstance(value, list):
         return tuple(_object_from_json(part, field, trust) for part in value)
     if not isinstance(value, dict):
-        return float(value) if value in NOT_FINITE else value
+        return as_numbers(value)
     if "partial" in value:
         options = {name: _object_from_json(part, field, trust) for name, part in value["options"].items()}
         arguments = _object_from_json(value["arguments"], field, trust)

@@ -19,6 +19,7 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_path
+from grpo_jax.recording.json_fields import fields_of
 
 BYTECODE, UNKNOWN = "bytecode", "cannot be compared"
 """Keys: the Python whose byte code has the digest beside it, and the type of a value of which nothing is known."""
@@ -175,11 +176,9 @@ def _of_class(kind: type, part: Callable[[Any], Any]) -> Any:
 
 def _fields(value: Any) -> dict[str, Any] | None:
     """The fields of an object, without what is computed from them when it is needed; None if it shows none."""
+    if (fields := fields_of(value)) is not None:
+        return fields
     kind = type(value)
-    if isinstance(value, tuple):
-        return value._asdict()
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if not hasattr(value, "__dict__") or kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
         return None  # one of Python's own, such as a lock or a path
     return {

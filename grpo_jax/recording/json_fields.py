@@ -1,20 +1,62 @@
-"""Host: objects of JSON that are read back: the types of their fields, and a checksum over all of them."""
+"""Host: values in JSON's types, and what is read back of them: the types of fields, and a checksum over all."""
 
+import dataclasses
 import json
 import types
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
+
+import numpy as np
 
 from grpo_jax.errors import ConfigError, nearest
 
 CHECKSUM = "checksum"
 
+NOT_FINITE = ("inf", "-inf", "nan")
+"""What stands in JSON for the floats that it lacks, where they are read back."""
+
 _WORDS = {
     **{int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"},
     **{list: "a list", tuple: "a list", dict: "an object", Mapping: "an object"},
 }
+
+
+def plain(value: Any, *, not_finite: Callable[[float], str | None] = lambda number: None) -> Any:
+    """`value` in JSON's own types: arrays become lists, dataclasses objects, paths texts.
+
+    Args:
+      value: any.
+      not_finite: what stands for NaN and infinities: null, or with `str` one of `NOT_FINITE`.
+    """
+    if isinstance(value, Mapping):
+        return {key: plain(item, not_finite=not_finite) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, not_finite=not_finite) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        return plain(dataclasses.asdict(value), not_finite=not_finite)
+    if hasattr(value, "__array__"):
+        return plain(np.asarray(value).tolist(), not_finite=not_finite)
+    return not_finite(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def as_numbers(value: Any) -> Any:
+    """A number that was written with `not_finite=str`, or lists of them as tuples."""
+    if isinstance(value, list):
+        return tuple(map(as_numbers, value))
+    return float(value) if value in NOT_FINITE else value
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass or a named tuple; None for other values, and for classes."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -57,6 +99,7 @@ def describe_kind(kind: Any) -> str:
 
 def with_checksum(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields, in JSON's types, and a checksum over them."""
+    fields = plain(fields, not_finite=str)
     return {**fields, CHECKSUM: _checksum(fields)}
 
 

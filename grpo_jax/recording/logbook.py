@@ -13,7 +13,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Column
 
 from grpo_jax.recording.alarms import Alarms, list_seeds
-from grpo_jax.recording.files import METRICS_FILE, claim_directory, truncate_metrics
+from grpo_jax.recording.claims import claim_directory
+from grpo_jax.recording.files import METRICS_FILE, truncate_metrics
+from grpo_jax.recording.json_fields import plain
 from grpo_jax.recording.rows import Settings, settings_of
 from grpo_jax.recording.trackers import Tracker
 from grpo_jax.training.evaluations import GREEDY, SAMPLED
@@ -245,10 +247,8 @@ def _active(chunk: Chunk) -> np.ndarray:
 
 
 def _setting(value: np.generic) -> Any:
-    """In JSON, which has no infinity, with no more digits than float32 has."""
-    if not isinstance(value, np.floating):
-        return value.item()
-    return float(str(value)) if np.isfinite(value) else str(value)
+    """In JSON, with no more digits than float32 has."""
+    return plain(float(str(value)), not_finite=str) if isinstance(value, np.floating) else value.item()
 
 
 def _spread(returns: np.ndarray, settings: Settings) -> str:

@@ -17,7 +17,8 @@ from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_own, is_own
-from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, claim_directory, folder_name
+from grpo_jax.recording.claims import claim_directory
+from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, folder_name
 from grpo_jax.recording.identity import identity
 from grpo_jax.recording.rows import Settings, setting_columns, settings_of
 

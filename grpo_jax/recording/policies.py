@@ -10,7 +10,7 @@ import numpy as np
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import remove_if_unused
+from grpo_jax.recording.claims import remove_if_unused
 from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.policy_files import (
     FOLDER,

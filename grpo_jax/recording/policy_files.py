@@ -17,7 +17,7 @@ import numpy as np
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.importing import import_path
 from grpo_jax.recording.config_file import config_fields
-from grpo_jax.recording.files import plain, replacement, write_json
+from grpo_jax.recording.files import replacement, write_json
 from grpo_jax.recording.json_fields import check_fields, read_object, with_checksum
 from grpo_jax.recording.plan import Plan, as_lists, versions
 from grpo_jax.types import by_path
@@ -67,7 +67,7 @@ def describe_policy(plan: Plan) -> dict[str, Any]:
 def write_policies(folder: Path, description: Mapping[str, Any], arrays: Mapping[str, Arrays]) -> None:
     """Writes policy.json and a file of arrays for each of "final" and "best"; each file is replaced as a whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / DESCRIPTION, with_checksum(plain(description)))
+    write_json(folder / DESCRIPTION, with_checksum(description))
     for which, leaves in arrays.items():
         leaves = {path: np.ascontiguousarray(leaf) for path, leaf in leaves.items()}
         header = {"format": FORMAT, "checksums": {path: _checksum(leaf) for path, leaf in leaves.items()}}

@@ -17,6 +17,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object, import_path
 from grpo_jax.recording.config_file import FIELDS, from_json
+from grpo_jax.recording.json_fields import as_numbers
 from grpo_jax.recording.policy_files import DESCRIPTION, Arrays
 from grpo_jax.types import PyTree, by_path
 
@@ -44,7 +45,8 @@ def read_config(path: Path, description: Mapping[str, Any], *, trust: bool) -> C
 def read_env_params(path: Path, description: Mapping[str, Any], config: Config) -> dict[str, jax.Array]:
     """The parameters of the environment that the run gave to each row."""
     try:
-        return row_parameters(config.env, description["env_params"], description["num_rows"])
+        env_params = {name: as_numbers(value) for name, value in (description["env_params"] or {}).items()}
+        return row_parameters(config.env, env_params, description["num_rows"])
     except (ConfigError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: env_params are damaged: {error}") from error
 

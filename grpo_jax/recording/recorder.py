@@ -18,8 +18,9 @@ from grpo_jax.devices.processes import from_every_process, from_process_zero, is
 from grpo_jax.environments import EnvParams
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.alarms import Alarms
+from grpo_jax.recording.claims import release_if_unused, remove_if_unused
 from grpo_jax.recording.figures import plot_run
-from grpo_jax.recording.files import read_metrics, release_if_unused, remove_if_unused
+from grpo_jax.recording.files import read_metrics
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.nan_finder import NonFiniteFinder
 from grpo_jax.recording.plan import Plan, claim, versions
@@ -243,7 +244,7 @@ def record(
         )
         if len(result.evaluations.iterations) > num_evaluations:  # one after the callback had ended the run
             logbook.complete(result.metrics)
-        logbook.ending = describe_ends(result.ended_by, result.used)
+        logbook.ending = describe_ends(result.ended_by, result.used, plan.settings.word)
         result = _joined(past, result)
         steps = result.steps[-1] if len(result.steps) else np.zeros(len(plan.keys), np.int64)
         policies.finish(result.states, steps, scores(result.evaluations))

@@ -70,14 +70,14 @@ def with_ends(progress: Progress, spent: Budget, shares: Mapping[str, np.ndarray
     return progress._replace(ended_by=ended_by, used=used)
 
 
-def describe_ends(ended_by: np.ndarray, used: np.ndarray) -> str:
-    """Why rows ended and how much of their budgets they used, such as "98.1% of total_steps used"."""
+def describe_ends(ended_by: np.ndarray, used: np.ndarray, word: str = "seeds") -> str:
+    """Why rows (the word for them) ended, and the share of their budgets: such as "98.1% of total_steps used"."""
     texts = []
     for name in sorted(set(ended_by)):
         rows = ended_by == name
         share = f"{100 * used[rows].mean():.1f}% of "
         text = f"stopped at {share}the budget" if name == "stopped" else f"{share}{name} used"
-        texts.append(text if rows.all() else f"{text} in {rows.sum()} of {len(rows)} seeds")
+        texts.append(text if rows.all() else f"{text} in {rows.sum()} of {len(rows)} {word}")
     return ", ".join(texts)
 
 

@@ -335,7 +335,6 @@ def test_implementations_do_the_same_work(name):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"num_envs": (0,)}, "positive"),
         ({"options": ("xla_gpu_autotune_level",)}, "NAME=VALUE"),
         ({"meshes": ("chips=8",)}, "--meshes chips=8"),
         ({"execution_plan": "gpus"}, "gpu"),

@@ -12,8 +12,8 @@ import pytest
 from saved_policies import save_policies
 
 from grpo_jax import Config
-from grpo_jax.recording import files
-from grpo_jax.recording.files import claim_directory
+from grpo_jax.recording import claims
+from grpo_jax.recording.claims import claim_directory
 
 NUM_PROCESSES = 4
 
@@ -21,7 +21,7 @@ NUM_PROCESSES = 4
 @pytest.fixture(autouse=True)
 def no_claims(monkeypatch):
     """As in a new process."""
-    monkeypatch.setattr(files, "_claims", {})
+    monkeypatch.setattr(claims, "_claims", {})
 
 
 def claim_at_once(folder) -> list[str]:

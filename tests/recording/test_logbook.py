@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from grpo_jax.recording.files import claim_directory, write_json
+from grpo_jax.recording.claims import claim_directory
+from grpo_jax.recording.files import write_json
 from grpo_jax.recording.logbook import Logbook
 
 

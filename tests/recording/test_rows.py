@@ -158,7 +158,8 @@ def test_evaluations_are_summarised_by_setting(tmp_path):
 
 def test_a_summary_has_an_entry_for_each_setting():
     metrics = {"episode/return_mean": RETURNS[None], "optim/skipped_updates": np.zeros((1, 4))}
-    result = RunResult(None, metrics, np.full((1, 4), 32), 1.0, 1.0, no_evaluations(4))
+    ends = np.full(4, "total_steps"), np.ones(4)
+    result = RunResult(None, metrics, np.full((1, 4), 32), 1.0, 1.0, no_evaluations(4), *ends)
     entries = [summarise(run) for run in Run("ppo", CONFIG, RATES, result, RETURNS, 2.0, 1.0).by_setting()]
     assert [entry["algorithm"] for entry in entries] == [f"ppo: {GOOD}", f"ppo: {BAD}"]
     assert [entry["final_return"]["iqm"] for entry in entries] == [45, 30.5] and entries[1]["num_seeds"] == 2

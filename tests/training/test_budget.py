@@ -176,4 +176,5 @@ def test_the_end_of_rows_is_described():
     ended_by = np.array(["total_steps", "stopped", "total_steps"])
     described = describe_ends(ended_by, np.array([0.97, 0.5, 0.99]))
     assert described == "stopped at 50.0% of the budget in 1 of 3 seeds, 98.0% of total_steps used in 2 of 3 seeds"
+    assert describe_ends(ended_by, np.ones(3), "rows").endswith("in 2 of 3 rows")
     assert describe_ends(ended_by[:1], np.array([1.004])) == "100.4% of total_steps used"
