@@ -31,7 +31,7 @@ from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.training.budget import most_steps
 from grpo_jax.training.checks import check_run
 from grpo_jax.training.evaluations import Evaluations
-from grpo_jax.training.progress import Chunk, Progress, RunResult, apply_callback, describe_ends
+from grpo_jax.training.progress import Chunk, Progress, RunResult, apply_callback, describe_ends, joined
 from grpo_jax.training.run import NUM_CHUNKS, check_evaluations, check_keys, initial_states, run
 from grpo_jax.types import PyTree
 
@@ -245,10 +245,10 @@ def record(
         if len(result.evaluations.iterations) > num_evaluations:  # one after the callback had ended the run
             logbook.complete(result.metrics)
         logbook.ending = describe_ends(result.ended_by, result.used, plan.settings.word)
-        result = _joined(past, result)
-        steps = result.steps[-1] if len(result.steps) else np.zeros(len(plan.keys), np.int64)
-        policies.finish(result.states, steps, scores(result.evaluations))
-    return result, logbook.warnings
+        metrics, steps = joined([result] if past is None else [past, result], len(plan.keys))
+        made = steps[-1] if len(steps) else np.zeros(len(plan.keys), np.int64)
+        policies.finish(result.states, made, scores(result.evaluations))
+    return result._replace(metrics=metrics, steps=steps), logbook.warnings
 
 
 def _resume(plan: Plan, directory: Path, checkpoints: "Checkpoints", params: PyTree) -> tuple[Progress | None, Chunk]:
@@ -260,22 +260,6 @@ def _resume(plan: Plan, directory: Path, checkpoints: "Checkpoints", params: PyT
     iteration, seconds = (0, 0.0) if start is None else (start.iteration, start.seconds)
     metrics = {name: values[:iteration] for name, values in recorded.metrics.items()}
     return start, Chunk(metrics, recorded.steps[:iteration], iteration=0, seconds=seconds)
-
-
-def _joined(past: Chunk | None, result: RunResult) -> RunResult:
-    """The result with the iterations that an earlier process made."""
-    if past is None or not len(past.steps):
-        return result
-    if not len(result.steps):
-        return result._replace(metrics=past.metrics, steps=past.steps)
-
-    def values(name, part):
-        # The earlier process may have evaluated the policies, and this one not, or the other way round.
-        return part.metrics.get(name, np.full(part.steps.shape, np.nan, np.float32))
-
-    names = {**past.metrics, **result.metrics}
-    metrics = {name: np.concatenate([values(name, past), values(name, result)]) for name in names}
-    return result._replace(metrics=metrics, steps=np.concatenate([past.steps, result.steps]))
 
 
 def _trackers(plan: Plan, directory: Path, recording: Recording, start: Progress | None) -> list[Tracker]:
