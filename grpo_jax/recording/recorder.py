@@ -165,8 +165,7 @@ def record(
       params, stop_when, callback, mesh: see `run`.
     """
     config, hyperparams = plan.config, plan.hyperparams
-    total_steps = most_steps(config, hyperparams)
-    num_iterations = total_steps // config.steps_per_iteration
+    num_iterations = most_steps(config, hyperparams) // config.steps_per_iteration
     start, past, checkpoints, received, chunk_length = None, None, None, [], None
     with contextlib.ExitStack() as stack:
         if recording.checkpoint_every:
@@ -182,19 +181,7 @@ def record(
             start, past = _resume(plan, directory, checkpoints, params)
         policies = stack.enter_context(KeptPolicies(directory, plan, resume=start is not None and start.iteration > 0))
         recent = RecentReturns(len(plan.keys), past)
-        logbook = stack.enter_context(
-            Logbook(
-                directory if is_process_zero() else None,
-                run=plan.name,
-                total_steps=total_steps,
-                num_seeds=len(plan.keys),
-                console=console if is_process_zero() else False,
-                past=past,
-                alarms=Alarms(config.env.action_space, rows=plan.settings.word),
-                trackers=_trackers(plan, directory, recording, start),
-                settings=plan.settings,
-            )
-        )
+        logbook = stack.enter_context(_logbook(plan, directory, recording, console, past, start))
         finder = NonFiniteFinder(config) if recording.debug_nans else None
 
         def scores(evaluations):
@@ -262,13 +249,31 @@ def _resume(plan: Plan, directory: Path, checkpoints: "Checkpoints", params: PyT
     return start, Chunk(metrics, recorded.steps[:iteration], iteration=0, seconds=seconds)
 
 
-def _trackers(plan: Plan, directory: Path, recording: Recording, start: Progress | None) -> list[Tracker]:
-    trackers = []
+def _logbook(
+    plan: Plan,
+    directory: Path,
+    recording: Recording,
+    console: bool | Console,
+    past: Chunk | None,
+    start: Progress | None,
+) -> Logbook:
+    """Process 0 alone writes, prints and has trackers."""
+    trackers: list[Tracker] = []
     if recording.tensorboard and is_process_zero():
         folder = remove_if_unused(directory / "tensorboard") / plan.folder
         trackers.append(TensorBoard(folder, plan.settings, None if start is None else start.steps))
     if recording.wandb is not None and is_process_zero():
         remove_if_unused(directory / "wandb")
-        description = {"mode": recording.wandb, "config": plan.describe(), "settings": plan.settings}
-        trackers.append(WeightsAndBiases(directory, run=plan.name, **description))
-    return trackers
+        about = {"run": plan.name, "config": plan.describe(), "settings": plan.settings}
+        trackers.append(WeightsAndBiases(directory, mode=recording.wandb, **about))
+    return Logbook(
+        directory if is_process_zero() else None,
+        run=plan.name,
+        total_steps=most_steps(plan.config, plan.hyperparams),
+        num_seeds=len(plan.keys),
+        console=console if is_process_zero() else False,
+        past=past,
+        alarms=Alarms(plan.config.env.action_space, rows=plan.settings.word),
+        trackers=trackers,
+        settings=plan.settings,
+    )
