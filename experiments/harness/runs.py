@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
     def by_setting(self) -> list["Run"]:
         """A run for each of its settings; the run itself if its rows are seeds of one."""
-        settings = settings_of(setting_columns(self.hyperparams, None), len(self.final_returns))
+        settings = settings_of(setting_columns(self.hyperparams, None, {}), len(self.final_returns))
         if len(settings.rows) == 1:
             return [self]
         rows = self.hyperparams.broadcast(len(self.final_returns))

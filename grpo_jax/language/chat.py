@@ -39,8 +39,9 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
             self._template, self._special_tokens = environment.from_string(source), dict(special_tokens)
-        except TemplateSyntaxError as error:
-            raise ConfigError(f"the model's chat template is not Jinja, line {error.lineno}: {error}") from error
+        except Exception as error:  # Jinja's, or those of Python, for blocks that are nested too deeply
+            line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+            raise ConfigError(f"the model's chat template is not Jinja{line}: {error}") from error
 
     def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
         """The text of a chat.
@@ -95,9 +96,15 @@ def special_tokens(description: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """JSON without the escapes for HTML of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the escapes for HTML of Jinja's own filter, and without options that are called, such as `cls`."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

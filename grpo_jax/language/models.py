@@ -104,6 +104,7 @@ def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
     rope = published.get("rope_parameters") or published.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
+    rope_base = published.get("rope_theta") or rope.get("rope_theta", 10_000.0)
     num_heads = published["num_attention_heads"]
     fields = {
         "num_layers": published["num_hidden_layers"],
@@ -112,8 +113,8 @@ def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
         "num_kv_heads": published.get("num_key_value_heads") or num_heads,
         "head_size": published.get("head_dim") or published["hidden_size"] // num_heads,
         "feedforward_size": published["intermediate_size"],
-        "rope_base": float(published.get("rope_theta") or rope.get("rope_theta", 10_000.0)),
-        "norm_eps": float(published.get("rms_norm_eps", 1e-6)),
+        "rope_base": rope_base,
+        "norm_eps": published.get("rms_norm_eps", 1e-6),
         "vocab_size": published["vocab_size"],
         "tie_embeddings": bool(published.get("tie_word_embeddings", False)),
         **MODEL_TYPES[model_type],

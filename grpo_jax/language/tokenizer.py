@@ -40,7 +40,7 @@ class Tokenizer:
     def __init__(self, tokenizer: Any, end_tokens: Iterable[int], template: ChatTemplate | None = None):
         self._tokenizer, self._template = tokenizer, template
         self.end_tokens = tuple(end_tokens)
-        self.num_tokens = max(*tokenizer.get_vocab().values(), *self.end_tokens) + 1
+        self.num_tokens = max([*tokenizer.get_vocab().values(), *self.end_tokens]) + 1
 
     def render(self, messages: Messages) -> str:
         """The text that the model reads for a chat, which ends where its answer begins.

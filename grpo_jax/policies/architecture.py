@@ -68,6 +68,10 @@ class Architecture:
             value = getattr(self, field)
             if value is not None:
                 object.__setattr__(self, field, as_count(field, value))
+        for field in ("rope_base", "norm_eps", "lora_alpha"):
+            value, default = getattr(self, field), getattr(Architecture, field)
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise ConfigError(f"{field}={value!r} must be a positive number, such as {default}")
         for field in ("compute_dtype", "frozen_dtype"):
             if getattr(self, field) not in DTYPES:
                 raise ConfigError(f"{field}={getattr(self, field)!r}; use one of {', '.join(DTYPES)}")
@@ -91,8 +95,6 @@ class Architecture:
         object.__setattr__(self, "lora_layers", tuple(self.lora_layers))
         if not self.lora_layers or not set(self.lora_layers) <= set(DENSE_LAYERS):
             raise ConfigError(f"lora_layers={self.lora_layers!r}; use one or several of {', '.join(DENSE_LAYERS)}")
-        if not 0 < self.lora_alpha < math.inf:
-            raise ConfigError(f"lora_alpha={self.lora_alpha!r} must be a positive number, such as 16.0")
         for field in _LORA_OPTIONS:
             if self.lora_rank is None and getattr(self, field) != getattr(Architecture, field):
                 raise ConfigError(

@@ -58,14 +58,14 @@ def _describe(value: Any, within: tuple[int, ...], seen: dict[int, Any]) -> Any:
       within: the ids of the values that contain this one.
       seen: by their ids, the functions and classes that are described already: after that their name stands for them.
     """
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, bool | int | float):
-        return value
+        return value if value == value else "nan"  # equal to itself
     if isinstance(value, str):
         return _shortened(value)
     if isinstance(value, types.ModuleType):
         return value.__name__
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, np.ndarray | jax.Array):
         return _of_array(value)
     if id(value) in within:

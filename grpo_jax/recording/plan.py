@@ -49,7 +49,8 @@ class Plan(NamedTuple):
     @property
     def settings(self) -> Settings:
         """Which rows have the same hyperparameters and env_params."""
-        return settings_of(setting_columns(self.hyperparams, self.env_params), len(self.keys))
+        columns = setting_columns(self.hyperparams, self.env_params, self.config.env.params)
+        return settings_of(columns, len(self.keys))
 
     def describe(self) -> dict[str, Any]:
         """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""

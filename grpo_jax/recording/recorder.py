@@ -31,7 +31,7 @@ from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.training.budget import most_steps
 from grpo_jax.training.checks import check_run
 from grpo_jax.training.evaluations import Evaluations
-from grpo_jax.training.progress import Chunk, Progress, RunResult, apply_callback, describe_ends
+from grpo_jax.training.progress import Chunk, Progress, RunResult, apply_callback, describe_ends, joined
 from grpo_jax.training.run import NUM_CHUNKS, check_evaluations, check_keys, initial_states, run
 from grpo_jax.types import PyTree
 
@@ -165,8 +165,7 @@ def record(
       params, stop_when, callback, mesh: see `run`.
     """
     config, hyperparams = plan.config, plan.hyperparams
-    total_steps = most_steps(config, hyperparams)
-    num_iterations = total_steps // config.steps_per_iteration
+    num_iterations = most_steps(config, hyperparams) // config.steps_per_iteration
     start, past, checkpoints, received, chunk_length = None, None, None, [], None
     with contextlib.ExitStack() as stack:
         if recording.checkpoint_every:
@@ -182,19 +181,7 @@ def record(
             start, past = _resume(plan, directory, checkpoints, params)
         policies = stack.enter_context(KeptPolicies(directory, plan, resume=start is not None and start.iteration > 0))
         recent = RecentReturns(len(plan.keys), past)
-        logbook = stack.enter_context(
-            Logbook(
-                directory if is_process_zero() else None,
-                run=plan.name,
-                total_steps=total_steps,
-                num_seeds=len(plan.keys),
-                console=console if is_process_zero() else False,
-                past=past,
-                alarms=Alarms(config.env.action_space, rows=plan.settings.word),
-                trackers=_trackers(plan, directory, recording, start),
-                settings=plan.settings,
-            )
-        )
+        logbook = stack.enter_context(_logbook(plan, directory, recording, console, past, start))
         finder = NonFiniteFinder(config) if recording.debug_nans else None
 
         def scores(evaluations):
@@ -245,10 +232,10 @@ def record(
         if len(result.evaluations.iterations) > num_evaluations:  # one after the callback had ended the run
             logbook.complete(result.metrics)
         logbook.ending = describe_ends(result.ended_by, result.used, plan.settings.word)
-        result = _joined(past, result)
-        steps = result.steps[-1] if len(result.steps) else np.zeros(len(plan.keys), np.int64)
-        policies.finish(result.states, steps, scores(result.evaluations))
-    return result, logbook.warnings
+        metrics, steps = joined([result] if past is None else [past, result], len(plan.keys))
+        made = steps[-1] if len(steps) else np.zeros(len(plan.keys), np.int64)
+        policies.finish(result.states, made, scores(result.evaluations))
+    return result._replace(metrics=metrics, steps=steps), logbook.warnings
 
 
 def _resume(plan: Plan, directory: Path, checkpoints: "Checkpoints", params: PyTree) -> tuple[Progress | None, Chunk]:
@@ -262,29 +249,31 @@ def _resume(plan: Plan, directory: Path, checkpoints: "Checkpoints", params: PyT
     return start, Chunk(metrics, recorded.steps[:iteration], iteration=0, seconds=seconds)
 
 
-def _joined(past: Chunk | None, result: RunResult) -> RunResult:
-    """The result with the iterations that an earlier process made."""
-    if past is None or not len(past.steps):
-        return result
-    if not len(result.steps):
-        return result._replace(metrics=past.metrics, steps=past.steps)
-
-    def values(name, part):
-        # The earlier process may have evaluated the policies, and this one not, or the other way round.
-        return part.metrics.get(name, np.full(part.steps.shape, np.nan, np.float32))
-
-    names = {**past.metrics, **result.metrics}
-    metrics = {name: np.concatenate([values(name, past), values(name, result)]) for name in names}
-    return result._replace(metrics=metrics, steps=np.concatenate([past.steps, result.steps]))
-
-
-def _trackers(plan: Plan, directory: Path, recording: Recording, start: Progress | None) -> list[Tracker]:
-    trackers = []
+def _logbook(
+    plan: Plan,
+    directory: Path,
+    recording: Recording,
+    console: bool | Console,
+    past: Chunk | None,
+    start: Progress | None,
+) -> Logbook:
+    """Process 0 alone writes, prints and has trackers."""
+    trackers: list[Tracker] = []
     if recording.tensorboard and is_process_zero():
         folder = remove_if_unused(directory / "tensorboard") / plan.folder
         trackers.append(TensorBoard(folder, plan.settings, None if start is None else start.steps))
     if recording.wandb is not None and is_process_zero():
         remove_if_unused(directory / "wandb")
-        description = {"mode": recording.wandb, "config": plan.describe(), "settings": plan.settings}
-        trackers.append(WeightsAndBiases(directory, run=plan.name, **description))
-    return trackers
+        about = {"run": plan.name, "config": plan.describe(), "settings": plan.settings}
+        trackers.append(WeightsAndBiases(directory, mode=recording.wandb, **about))
+    return Logbook(
+        directory if is_process_zero() else None,
+        run=plan.name,
+        total_steps=most_steps(plan.config, plan.hyperparams),
+        num_seeds=len(plan.keys),
+        console=console if is_process_zero() else False,
+        past=past,
+        alarms=Alarms(plan.config.env.action_space, rows=plan.settings.word),
+        trackers=trackers,
+        settings=plan.settings,
+    )

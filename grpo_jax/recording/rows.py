@@ -66,10 +66,25 @@ def settings_of(columns: Mapping[str, ArrayLike | None], num_rows: int) -> Setti
     return Settings(values, {label: np.array(those) for label, those in rows.items()})
 
 
-def setting_columns(hyperparams: Hyperparams, env_params: EnvParams) -> dict[str, Any]:
-    """The arguments of a run for `settings_of`, with the `PREFIXES`."""
-    parts = zip(PREFIXES, (vars(hyperparams), env_params or {}), strict=True)
-    return {prefix + name: value for prefix, part in parts for name, value in part.items()}
+def setting_columns(
+    hyperparams: Hyperparams, env_params: EnvParams, defaults: Mapping[str, ArrayLike]
+) -> dict[str, Any]:
+    """The arguments of a run for `settings_of`, with the `PREFIXES`.
+
+    Args:
+      hyperparams, env_params: as in `run`. A parameter that is an array, `[R, ...]`, gives a column for each entry,
+        such as "env_params/goal[0]"; values for the groups of each row give none.
+      defaults: the parameters of the environment.
+    """
+    of_hyperparams, of_env_params = PREFIXES
+    columns = {of_hyperparams + name: value for name, value in vars(hyperparams).items()}
+    for name, value in (env_params or {}).items():
+        shape = np.shape(defaults.get(name, 0.0))
+        if np.ndim(value) == 1 + len(shape):
+            for index in np.ndindex(shape):
+                entry = list(index) if shape else ""
+                columns[f"{of_env_params}{name}{entry}"] = np.asarray(value)[:, *index]
+    return columns
 
 
 def format_value(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -107,6 +107,18 @@ def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
         iteration=before.iteration,
         seconds=time.perf_counter() - started,
     )
+
+
+def joined(parts: Sequence[Chunk | RunResult], num_rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The metrics and the steps of successive parts of a run; a metric is NaN in a part that lacks it."""
+    parts = [part for part in parts if len(part.steps)]
+
+    def values(name, part):
+        return part.metrics.get(name, np.full(part.steps.shape, np.nan, np.float32))
+
+    names = dict.fromkeys(name for part in parts for name in part.metrics)
+    metrics = {name: np.concatenate([values(name, part) for part in parts]) for name in names}
+    return metrics, np.concatenate([np.zeros((0, num_rows), np.int64), *(part.steps for part in parts)])
 
 
 def _known(metric: np.ndarray) -> np.ndarray:

@@ -35,6 +35,7 @@ from grpo_jax.training.progress import (
     RunResult,
     apply_callback,
     initial_progress,
+    joined,
     to_host,
     with_ends,
     with_evaluation,
@@ -190,12 +191,9 @@ def run(
             progress = with_evaluation(progress, returns, stop_when=None)
             chunks[-1:] = [with_returns(chunk, returns) for chunk in chunks[-1:]]
     train_seconds = time.perf_counter() - started
-    metrics = {name: np.concatenate([c.metrics[name] for c in chunks]) for name in (chunks and chunks[0].metrics)}
-    steps = np.concatenate([np.zeros((0, num_rows), np.int64), *(chunk.steps for chunk in chunks)])
-    states = without_padding(progress).states
-    return RunResult(
-        states, metrics, steps, compile_seconds, train_seconds, progress.evaluations, progress.ended_by, progress.used
-    )
+    metrics, steps = joined(chunks, num_rows)
+    seconds, ends = (compile_seconds, train_seconds), (progress.ended_by, progress.used)
+    return RunResult(without_padding(progress).states, metrics, steps, *seconds, progress.evaluations, *ends)
 
 
 def check_evaluations(every: int, num_episodes: int, stop_when: Callable | None) -> None:

@@ -1,6 +1,7 @@
 """Model folders from anyone: no file leads out of them, templates stay in the sandbox, headers are bounded."""
 
 import json
+import math
 import os
 import shutil
 
@@ -116,12 +117,43 @@ def test_templates_stay_in_the_sandbox(source):
     assert messages == [{"role": "user", "content": "x"}]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{% for each in messages %}" * 30 + "{% endfor %}" * 30,
+        "{% break %}",
+        "{{ " + "9" * 5000 + " }}",
+    ],
+    ids=["parentheses", "loops", "break", "digits"],
+)
+def test_a_template_that_python_cannot_compile_is_refused(source):
+    with pytest.raises(ConfigError, match="chat template is not Jinja: "):
+        ChatTemplate(source, {})
+
+
 @pytest.mark.parametrize("template", [3, {"a": 1}, [3], [{"name": "default", "template": 3}], [[]]])
 def test_a_damaged_template_is_named(template, folder):
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
     with pytest.raises(ConfigError, match="tokenizer_config.json: chat_template must be a text"):
         load_tokenizer(folder)
+
+
+def test_a_damaged_base_of_rotary_positions_is_named(folder):
+    path = folder / "config.json"
+    contents = json.loads(path.read_text()) | {"rope_theta": None}
+    for wrong in ([1], "x", 0.0):
+        path.write_text(json.dumps(contents | {"rope_parameters": {"rope_theta": wrong}}))
+        with pytest.raises(ConfigError, match="config.json: rope_base="):
+            load_model(folder)
+
+
+def test_a_tokenizer_without_tokens_has_its_end_token(folder):
+    path = folder / "tokenizer.json"
+    contents = json.loads(path.read_text())
+    path.write_text(json.dumps(contents | {"added_tokens": [], "model": contents["model"] | {"vocab": {}}}))
+    assert load_tokenizer(folder).num_tokens == 1
 
 
 @pytest.mark.parametrize("claimed", [2**40, 2**63, 2**64 - 1, 0, 100_000_001])
@@ -137,7 +169,8 @@ def test_the_size_of_a_header_is_bounded(claimed, folder):
     [
         *[("hidden_size", value) for value in ("16", 16.0, [], None, 0, -16)],
         *[("num_key_value_heads", value) for value in ("2", 1.5, [2], -2)],
-        *[("rope_theta", value) for value in ("x", [])],
+        *[("rope_theta", value) for value in ("x", [], -1.0, math.inf, math.nan)],
+        *[("rms_norm_eps", value) for value in ("x", -1e-6, 0.0, math.inf, math.nan)],
         *[("rope_parameters", value) for value in (3, [], "x")],
         *[("model_type", value) for value in (3, None, [], {})],
         *[("eos_token_id", value) for value in ("x", 1.5, ["x"], {}, True)],

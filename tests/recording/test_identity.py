@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import math
 import subprocess
 import sys
 import textwrap
@@ -121,6 +122,13 @@ def test_what_differs_is_refused_by_its_name(one, other, field):
     assert check_same(as_read(one), as_read(one)) == []
     with pytest.raises(ConfigError, match=field):
         check_same(as_read(one), as_read(other))
+
+
+def test_numbers_that_json_lacks_equal_themselves():
+    for number in (math.nan, np.float32(np.nan), [math.nan], np.complex64(1j), np.bytes_(b"a")):
+        assert check_same(as_read(with_state(number)), as_read(with_state(number))) == []
+        with pytest.raises(ConfigError, match="closure.state"):
+            check_same(as_read(with_state(number)), as_read(with_state(2.0)))
 
 
 def test_comments_lines_and_docstrings_do_not_count():

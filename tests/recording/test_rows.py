@@ -31,7 +31,7 @@ CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
 RATES = Hyperparams(learning_rate=jnp.array([1e-3, 1e-2, 1e-3, 1e-2]), kl_limit=jnp.array([0.05, np.inf, 0.05, np.inf]))
 RETURNS = np.array([40.0, 1.0, 50.0, 60.0])
 GOOD, BAD = "learning_rate=0.001, kl_limit=0.05", "learning_rate=0.01, kl_limit=inf"
-SETTINGS = settings_of(setting_columns(RATES, None), 4)
+SETTINGS = settings_of(setting_columns(RATES, None, {}), 4)
 
 
 def chunk(returns=RETURNS):
@@ -65,6 +65,15 @@ def test_rows_that_differ_are_settings_in_their_order():
     assert [*plan.settings.rows] == ["bonus=0.5", "bonus=1"]
     groups = settings_of({"bonus": np.arange(6.0).reshape(2, 3)}, 2)
     assert [*groups.rows] == [""], "values for the groups of a row are drawn, not chosen"
+
+
+def test_parameters_that_are_arrays_differ_by_their_entries():
+    def labels(goal):
+        return [*settings_of(setting_columns(Hyperparams(), {"goal": goal}, {"goal": np.zeros(2)}), 2).rows]
+
+    assert labels([[0.0, 1.0], [0.0, 2.0]]) == ["goal[1]=1", "goal[1]=2"]
+    assert labels([0.0, 1.0]) == [""], "one goal for both rows"
+    assert labels(np.arange(8.0).reshape(2, 2, 2)) == [""], "goals for the groups of a row"
 
 
 def test_values_that_are_equal_in_float32_are_one_setting():
