@@ -163,7 +163,7 @@ def run(
             progress = initial_progress(states, num_rows)
         else:  # copies, as the program's arguments are donated
             progress = resume_from._replace(states=shard_states(resume_from.states, mesh))
-        progress = updated(progress)
+        progress = updated(_called(callback, updated(progress), None, mesh))
         if not progress.ended.all():
             chunk_of_rows = over_rows(_budgeted_chunk(config, chunk_length), mesh)
             layouts = layout, replicated(mesh)
@@ -171,7 +171,6 @@ def run(
             program = memory.measure(program.lower(progress.states, limits(progress)).compile())
             compile_seconds = time.perf_counter() - started
         evaluation = make_evaluation(config, keys, evaluation_episodes, mesh)
-        progress = updated(_called(callback, progress, None, mesh))
         started = time.perf_counter() - progress.seconds
         while not progress.ended.all():
             states, metrics = finished(program, progress.states, limits(progress), num_devices=mesh.size)

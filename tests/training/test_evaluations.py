@@ -119,6 +119,14 @@ def test_a_run_that_never_begins_is_evaluated():
     assert np.isfinite(result.evaluations.sampled).all() and result.used.tolist() == [0, 0, 0]
 
 
+def test_a_callback_may_let_a_stopped_run_go_on(plain):
+    seen = []
+    run(CONFIG, HYPERPARAMS, KEYS, chunk_length=2, callback=lambda *now: seen.append(stop_at(6)(*now)) or seen[-1])
+    stopped = seen[-1]._replace(stopped=np.ones(3, bool))
+    result = run(CONFIG, HYPERPARAMS, KEYS, chunk_length=2, resume_from=stopped, callback=stop_at(10))
+    assert len(result.steps) == 4 and bits(result.states) == bits(plain.states)
+
+
 def test_a_callback_knows_the_last_call_and_what_is_used():
     seen = []
     run(
