@@ -381,7 +381,7 @@ def test_a_reward_slot_needs_no_reference():
 )
 def test_a_slot_of_the_wrong_shape_is_named(slot, function):
     with pytest.raises(ValueError, match=f"the slot '{slot}' returned shape"):
-        Config(algorithm=GRPO._replace(**{slot: function}), **SMALL)
+        check(Config(algorithm=GRPO._replace(**{slot: function}), **SMALL))
 
 
 def test_a_variant_from_outside_the_package_trains():
@@ -398,7 +398,7 @@ def test_a_variant_from_outside_the_package_trains():
 @pytest.mark.parametrize("formula", [jnp.mean, jnp.transpose, jnp.ravel], ids=lambda formula: formula.__name__)
 def test_a_formula_of_the_wrong_shape_is_refused(formula):
     with pytest.raises(ConfigError, match=r"outcome\(\w+\) returned shape .*, and should return \(2, 4\)"):
-        Config(algorithm=GRPO._replace(advantage=objectives.outcome(formula)), **SMALL)
+        check(Config(algorithm=GRPO._replace(advantage=objectives.outcome(formula)), **SMALL))
 
 
 def test_slots_made_of_formulas_are_functions_to_jax():
