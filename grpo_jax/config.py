@@ -50,8 +50,8 @@ class Config:
     num_steps: int | None = None
     """Steps of each environment in one rollout; the episode limit for one-episode groups, else 128, if left out."""
     starts_per_rollout: int | None = None
-    """Start states drawn for each environment in each rollout (or window), which its new episodes use in turn: for
-    expensive resets. None: every episode has a start state of its own."""
+    """Draw only this many start states per environment and rollout (or window), and reuse them in turn. Use it if
+    resets are slow. None: one reset per episode."""
     cut_episodes: bool = False
     """Allow rollouts shorter than an episode of a one-episode group; longer episodes are then cut off."""
     regroup_every: int | None = None
@@ -87,8 +87,8 @@ class Config:
     share_prompts: bool | None = None
     """Minibatches are of whole groups, and an update reads their prompt once; None: a transformer's, where possible."""
     shuffle_blocks: int = 1
-    """Blocks of neighbouring environments that are shuffled apart: every minibatch has an equal share of each. With one
-    or more for each device along a mesh's axis envs, samples stay on their device."""
+    """Shuffle within this many blocks of environments, each of which gives every minibatch an equal share. With at
+    least one block per device along a mesh's axis envs, no sample moves between devices."""
     normalize_observations: bool = False
     """The policy sees observations minus their running mean, divided by their running standard deviation."""
     normalize_rewards: bool = False

@@ -5,7 +5,8 @@ Member i of group g is environment g * group_size + i.
 FRESH      at a reset, one for each group; each member plays one episode
 CONTINUE   at the state of each environment; there are no groups
 ANCHORED   at the state of one member, to which all members of its group are set
-forked(8)  at the state of the group's trunk after 8 more steps; its branches are played and forgotten
+forked(8)  at the state that one environment of the group, its trunk, reaches after 8 more steps; copies of it are
+           played and then discarded, and the trunk goes on from there
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Final observations: those that no step of a rollout starts from, for a critic or a baseline to value.
+"""Final observations: those after the last step of an episode or rollout, whose values are needed for bootstrapping.
 
 They are the true final observation of each truncated episode, and the observations after the last step. An episode is
 truncated at `max_steps` and no earlier, so within `num_steps` that happens at most ceil(num_steps / max_steps) times.

@@ -72,8 +72,8 @@ def loss(
     """Σ weight · (−surrogate + penalties + value_coef · value loss), and metrics of it.
 
     The weights in the batch are from the reduction of the whole rollout, so that the losses of parts add up.
-    `policy/clip_fraction_low` and `_high` are the shares of steps whose advantage, negative or positive, has no effect
-    on the gradient: 0 where no slot clips, or only a weight is clipped (CISPO).
+    `policy/clip_fraction_low` and `_high` are the fractions of steps with zero gradient, by sign of the advantage: 0 if
+    the algorithm does not clip, or clips only a weight (CISPO).
 
     Args:
       config: the slots of its algorithm.
