@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.training.checks import try_on_shapes
 from grpo_jax.training.train_step import initial_state, make_train_step
@@ -45,12 +45,12 @@ def make_train(config: Config, num_iterations: int) -> Callable[..., tuple[Train
       config: what to run.
       num_iterations: train steps after `init`, which takes the same arguments. The metrics are `[num_iterations]`.
     """
-    init, train_step = make_init(config), make_train_step(config)
+    init, train_step, length = make_init(config), make_train_step(config), as_count("num_iterations", num_iterations)
 
     def train(
         key: jax.Array, hyperparams: Hyperparams, env_params: EnvParams = None, params: PyTree = None
     ) -> tuple[TrainState, Metrics]:
         state = init(key, hyperparams, env_params, params)
-        return jax.lax.scan(lambda state, _: train_step(state), state, length=num_iterations)
+        return jax.lax.scan(lambda state, _: train_step(state), state, length=length)
 
     return train

@@ -9,7 +9,7 @@ import pytest
 from flax import struct
 from probes import Echo, Probe, bits, counted, difference
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, run
+from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train, make_train_step, run
 from grpo_jax.algorithms import with_reference
 from grpo_jax.errors import ConfigError
 from grpo_jax.training.budget import check_budget
@@ -60,6 +60,15 @@ def test_it_returns_a_state_of_the_same_types(small):
     of_steps = metrics.pop("environment/steps")
     assert (of_steps.shape, of_steps.dtype) == ((), "int32"), "float32 stops counting at 2^24"
     assert {(metric.shape, metric.dtype.name) for metric in metrics.values()} == {((), "float32")}
+
+
+def test_a_whole_training_is_init_and_train_steps(grpo):
+    state, metrics = jax.jit(make_train(grpo.config, 10))(jax.random.key(0), grpo.hyperparams)
+    assert state.iteration == 10 and state.steps == grpo.end.steps
+    np.testing.assert_array_equal(metrics["environment/steps"], grpo.metrics["environment/steps"])
+    close(state.params, grpo.end.params, 1e-4)
+    with pytest.raises(ConfigError, match="num_iterations=0 is not a positive integer"):
+        make_train(grpo.config, 0)
 
 
 def test_metrics_have_the_names_of_the_field(grpo, ppo):
