@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
@@ -123,11 +124,27 @@ def make_optimizer(
     if rates.critic is not None:
         parts = {CRITIC: make(hyperparams, rates.critic), "others": transformation}
         transformation = optax.partition(parts, _label_critic)
-    clipped = optax.chain(optax.clip_by_global_norm(hyperparams.max_grad_norm), transformation)
+    clipped = optax.chain(_clip_by_global_norm(hyperparams.max_grad_norm), transformation)
     if moments_dtype == "bfloat16":
         return half_precision(clipped)
     is_elementwise = named is not None and named.is_elementwise and rates.critic is None
     return Elementwise(*clipped) if is_elementwise else clipped
+
+
+def _clip_by_global_norm(max_norm: jax.Array) -> optax.GradientTransformation:
+    """As optax's, without its 0 / 0 for a gradient of 0, at which `jax_debug_nans` would stop."""
+
+    def update(gradient, state, params=None):
+        norm = optax.global_norm(gradient)
+        is_small = norm < max_norm
+        divisor, factor = jnp.where(is_small, 1.0, norm), jnp.where(is_small, 1.0, max_norm)
+
+        def clipped(leaf):
+            return jnp.where(is_small, leaf, leaf / divisor.astype(leaf.dtype) * factor.astype(leaf.dtype))
+
+        return jax.tree.map(clipped, gradient), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def _make_own(
