@@ -180,11 +180,12 @@ def run(
             if evaluate_every:
                 is_due = iteration // evaluate_every > before // evaluate_every or progress.ended.all()
                 returns = evaluation(states, iteration) if is_due else None
-                progress = with_evaluation(progress, returns, stop_when) if is_due else progress
+                progress = updated(with_evaluation(progress, returns, stop_when)) if is_due else progress
                 chunk = with_returns(chunk, returns)
-            progress = updated(progress._replace(seconds=time.perf_counter() - started))
+            progress = progress._replace(seconds=time.perf_counter() - started)
             chunks.append(chunk)
-            progress = updated(_called(callback, progress, chunk, mesh))
+            called = _called(callback, progress, chunk, mesh)
+            progress = progress if called is progress else updated(called)
         if evaluate_every and progress.iteration not in progress.evaluations.iterations[-1:]:  # the callback ended it
             returns = evaluation(progress.states, progress.iteration)
             progress = with_evaluation(progress, returns, stop_when=None)
