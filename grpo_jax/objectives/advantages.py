@@ -11,11 +11,11 @@ group only, except where an estimator normalises over the batch.
 Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax.lax import broadcast_to_rank
 
+from grpo_jax.errors import check_equal_shapes
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.whitening import centred, std
 from grpo_jax.precision import at_least_float32
@@ -131,7 +131,7 @@ def length_weighted(scores: jax.Array, lengths: jax.Array) -> jax.Array:
       any valid step is weighted evenly.
     """
     _check_groups(scores.shape[-1], "length_weighted")
-    chex.assert_equal_shape([scores, lengths])
+    check_equal_shapes(scores=scores, lengths=lengths)
     lengths = at_least_float32(lengths)
     weights = jnp.where(jnp.sum(lengths, axis=-1, keepdims=True) > 0, lengths, 1)
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)

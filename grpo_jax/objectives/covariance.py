@@ -1,9 +1,9 @@
 """Clip-Cov and KL-Cov (https://arxiv.org/abs/2505.22617): restrain the steps that drive the entropy down."""
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.errors import check_equal_shapes
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.divergences import abs_k1
 from grpo_jax.objectives.ratios import check_together
@@ -72,7 +72,7 @@ def most_covariant_steps(
 
 
 def _covariance(log_prob: jax.Array, advantages: jax.Array, mask: jax.Array) -> jax.Array:
-    chex.assert_equal_shape([log_prob, advantages, mask])
+    check_equal_shapes(log_prob=log_prob, advantages=advantages, mask=mask)
     valid = mask.astype(bool)
     count = jnp.maximum(jnp.sum(valid), 1)
 

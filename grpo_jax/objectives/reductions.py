@@ -7,7 +7,6 @@ the whole, under every reduction.
 
 from collections.abc import Sequence
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -95,7 +94,6 @@ def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
     Returns:
       Scalar.
     """
-    chex.assert_equal_shape([values, weights])
     return jnp.sum(_weighted(values, weights))
 
 
@@ -103,7 +101,6 @@ def weighted_sums(
     values: Sequence[jax.Array], weights: Sequence[jax.Array], *, stacked: bool = False
 ) -> list[jax.Array]:
     """`weighted_sum` of several values of equal shape; `stacked`: in one reduction, which a GPU launches at once."""
-    chex.assert_equal_shape([*values, *weights])
     weighted = [_weighted(value, weight) for value, weight in zip(values, weights, strict=True)]
     if not stacked:
         return [jnp.sum(value) for value in weighted]
