@@ -29,7 +29,7 @@ from grpo_jax.language import (
 )
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import Architecture
-from grpo_jax.recording import Plan
+from grpo_jax.recording import RunSpec
 from grpo_jax.types import PyTree
 
 from .harness.command import command, need_one_process
@@ -171,7 +171,7 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     return algorithm
 
 
-def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
+def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
     """The run that the flags describe."""
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
@@ -200,7 +200,7 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
         gae_lambda=1.0,
         **{name: getattr(arguments, name) for name in names},
     )
-    return Plan(arguments.algorithm, config, hyperparams, arguments.training_keys)
+    return RunSpec(arguments.algorithm, config, hyperparams, arguments.training_keys)
 
 
 def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> None:

@@ -12,7 +12,7 @@ from grpo_jax import Hyperparams
 from grpo_jax.baselines import kernel_baseline, policy_features
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import CONTINUE
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.run_spec import RunSpec
 
 from .harness.command import command
 from .harness.limits import Seeds, Steps
@@ -133,7 +133,7 @@ def trials(methods: dict[str, Method], tried: dict[str, tuple]) -> dict[str, Met
     }
 
 
-def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> Plan:
+def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> RunSpec:
     """A run of a method on a game."""
     plan = make_plan(
         f"{game}-MinAtar",

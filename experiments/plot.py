@@ -13,7 +13,8 @@ from rich.table import Table
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import learning_curve, performance_profile, probability_of_improvement
 from grpo_jax.recording.figures import draw_curve, last_known, panels
-from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, read_metrics, read_settings
+from grpo_jax.recording.folder_lock import SUMMARY_FILE
+from grpo_jax.recording.metrics_file import METRICS_FILE, read_metrics, read_settings
 
 from .harness.command import command, make_console, new_folder
 from .harness.figures import with_interval

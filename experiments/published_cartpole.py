@@ -14,7 +14,7 @@ from rich.table import Table
 from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
-from grpo_jax.recording import Plan, iqm
+from grpo_jax.recording import RunSpec, iqm
 
 from .harness.command import command
 from .harness.figures import with_interval
@@ -74,7 +74,7 @@ def main(arguments: Arguments) -> None:
     for label, fields in CONFIG_FIELDS.items():
         config = Config(environment="CartPole-v1", **fields)
         hyperparams = Hyperparams(total_steps=math.inf, max_episodes=arguments.num_episodes, **HYPERPARAM_FIELDS[label])
-        plans.append(Plan(label, config, hyperparams, arguments.training_keys))
+        plans.append(RunSpec(label, config, hyperparams, arguments.training_keys))
     study = Study("published_cartpole", plans, arguments)
     study.run_all()
     study.finish(over="episodes")

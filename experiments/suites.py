@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_jax import Hyperparams
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.run_spec import RunSpec
 
 from .harness.command import command
 from .harness.limits import Seeds
@@ -79,7 +79,7 @@ def main(arguments: Arguments) -> None:
     run_suite("suites", arguments, list(SUITE), functools.partial(plans, arguments), HEADER, cells)
 
 
-def plans(arguments: Arguments, environment: str) -> list[Plan]:
+def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
     """The runs of PPO and of the method without a critic, over the same number of steps."""
     entry = SUITE.get(environment, Entry())
     total_steps = settings(environment, "ppo").get("total_steps", Hyperparams().total_steps)

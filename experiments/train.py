@@ -7,7 +7,7 @@ import jax
 
 from grpo_jax.algorithms import name_of
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording import Plan
+from grpo_jax.recording import RunSpec
 
 from .harness.command import command
 from .harness.drawing import Drawing
@@ -32,7 +32,7 @@ def main(arguments: Arguments) -> None:
         if jax.process_count() > 1:
             raise ConfigError("--render needs a run of a single process; leave it out")
     config = arguments.config
-    plan = Plan(name_of(config.algorithm), config, arguments.hyperparams, arguments.training_keys)
+    plan = RunSpec(name_of(config.algorithm), config, arguments.hyperparams, arguments.training_keys)
     study = Study("train", [plan], arguments)
     (states,) = study.run_all()
     study.finish()

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS, make_mesh
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.claims import describe_claims, release_if_unused
-from grpo_jax.recording.plan import versions
+from grpo_jax.recording.folder_lock import clean_up_on_error, describe_locked
+from grpo_jax.recording.run_spec import versions
 
 from .gpu_flags import apply_gpu_flags, flags_in_use
 from .parsing import one_line_errors
@@ -46,7 +46,7 @@ def command(main: Callable[[], None]) -> None:
     try:
         apply_gpu_flags()
         join_processes()
-        with release_if_unused():
+        with clean_up_on_error():
             main()
     except (ConfigError, FileExistsError, MemoryError) as error:
         print(f"error: {str(error) or 'not enough memory; use smaller numbers'}", file=sys.stderr)
@@ -62,7 +62,7 @@ def command(main: Callable[[], None]) -> None:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        kept = describe_claims()
+        kept = describe_locked()
         print(f"error: {error}" + (f". What was not written yet is lost; {kept}" if kept else ""), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

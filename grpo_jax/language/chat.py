@@ -9,7 +9,7 @@ from typing import Any
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.packages import need
-from grpo_jax.recording.json_fields import fits
+from grpo_jax.recording.files import fits
 
 Messages = Sequence[Mapping[str, Any]]
 """A chat: messages with a `role`, such as "user", and a `content`."""

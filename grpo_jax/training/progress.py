@@ -44,6 +44,10 @@ class Progress(NamedTuple):
         return self.ended_by != ""
 
 
+Callback = Callable[[Progress, Chunk | None], Progress | None]
+"""Called by `run` between two chunks; it may return a changed progress."""
+
+
 def initial_progress(states: TrainState, num_rows: int) -> Progress:
     """The progress before the first iteration of `num_rows` rows."""
     steps, stopped = np.zeros(num_rows, np.int64), np.zeros(num_rows, bool)
@@ -136,7 +140,7 @@ def without_padding(progress: Progress) -> Progress:
     )
 
 
-def apply_callback(callback: Callable | None, progress: Progress, chunk: Chunk | None) -> Progress:
+def apply_callback(callback: Callback | None, progress: Progress, chunk: Chunk | None) -> Progress:
     """The progress after a call of the callback; `progress` itself if there is none, or if it changed nothing.
 
     Raises:

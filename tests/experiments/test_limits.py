@@ -14,11 +14,12 @@ from experiments.harness.limits import Between, Count, OutFile, Seed, ToWrite
 from experiments.harness.parsing import parse_flags
 from grpo_jax import Config, Hyperparams
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.settings import Recording
+from grpo_jax.recording.run_spec import Recording
 from grpo_jax_cli import COMMANDS, module_name
 
 CHECKED_ELSEWHERE = {"row"}.union(*(each.__dataclass_fields__ for each in (Config, Hyperparams, Recording)))
-CHECKED_ELSEWHERE |= DeviceArguments.__dataclass_fields__.keys()
+CHECKED_ELSEWHERE |= DeviceArguments.__dataclass_fields__.keys() | {"evaluate_every", "evaluation_episodes"}
+CHECKED_ELSEWHERE |= {"stop_at_return", "stop_without_progress"}  # by Evaluate and its criteria
 NAMES = [name for group in COMMANDS.values() for name in group]
 
 REFUSED = {
