@@ -155,7 +155,7 @@ class _Rows:
     def __init__(self, config: Config, hyperparams: Hyperparams, keys: jax.Array, mesh: Mesh):
         check_mesh(config, mesh)
         self.config, self.hyperparams, self.keys, self.mesh = config, hyperparams, keys, mesh
-        self._use_of_budget = jax.jit(functools.partial(_use_of_budget, config), out_shardings=replicated(mesh))
+        self._use_of_budget = jax.jit(_use_of_budget, out_shardings=replicated(mesh))
 
     def start(self, env_params: EnvParams, params: PyTree, resume_from: Progress | None) -> Progress:
         """The progress before the first chunk. Its states are copies, as the program's arguments are donated."""
@@ -222,8 +222,7 @@ class _Rows:
         )
 
     def _limits(self, progress: Progress) -> budget.Budget:
-        limits = budget.make_budget(self.hyperparams, progress.stopped, self.config.steps_per_iteration)
-        return pad_rows(limits, self.mesh)
+        return pad_rows(budget.make_budget(self.hyperparams, progress.stopped), self.mesh)
 
 
 def _chunk_length(config: Config, hyperparams: Hyperparams, chunk_length: int | None, evaluate: Evaluate | None) -> int:
@@ -248,10 +247,9 @@ def check_keys(keys: jax.Array) -> None:
         raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
 
 
-def _use_of_budget(config: Config, states: TrainState, limit: budget.Budget) -> tuple:
-    """Which limits are spent, and the share of each that is used."""
-    unit = config.steps_per_iteration
-    return budget.spent(limit, states, unit), budget.shares(states, unit)
+def _use_of_budget(states: TrainState, limit: budget.Budget) -> tuple:
+    """Which limits are spent, and the fraction of each that is used."""
+    return budget.spent(limit, states), budget.fractions_done(states)
 
 
 def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, budget.Budget]], tuple]:
@@ -273,7 +271,7 @@ def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, 
         in_chunk = np.arange(max(length, 2)) < length
 
         def step(state, in_chunk):
-            goes_on = budget.allows_another(limit, state, config.steps_per_iteration)
+            goes_on = budget.allows_another(limit, state)
             return jax.lax.cond(in_chunk & goes_on, train_step, stay, state)
 
         return jax.lax.scan(step, state, in_chunk)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from experiments.harness.study import StudyArguments
 from probes import Probe, bits
 
-from experiments.harness.study import StudyArguments
 from grpo_jax import (
     Config,
     Evaluate,
