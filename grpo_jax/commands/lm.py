@@ -35,7 +35,7 @@ from grpo_jax.language import (
 )
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import Architecture
-from grpo_jax.recording import Plan
+from grpo_jax.recording import RunSpec
 from grpo_jax.types import PyTree
 
 SMALL_VOCABULARY = 4096
@@ -170,7 +170,7 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     return algorithm
 
 
-def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
+def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
     """The run that the flags describe."""
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
@@ -199,7 +199,7 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
         gae_lambda=1.0,
         **{name: getattr(arguments, name) for name in names},
     )
-    return Plan(arguments.algorithm, config, hyperparams, arguments.training_keys)
+    return RunSpec(arguments.algorithm, config, hyperparams, arguments.training_keys)
 
 
 def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> None:

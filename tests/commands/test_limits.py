@@ -15,10 +15,11 @@ from grpo_jax.commands.harness.command import DeviceArguments
 from grpo_jax.commands.harness.limits import Between, Count, OutFile, Seed, ToWrite
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.settings import Recording
+from grpo_jax.recording.run_spec import Recording
 
 CHECKED_ELSEWHERE = {"row"}.union(*(each.__dataclass_fields__ for each in (Config, Hyperparams, Recording)))
-CHECKED_ELSEWHERE |= DeviceArguments.__dataclass_fields__.keys()
+CHECKED_ELSEWHERE |= DeviceArguments.__dataclass_fields__.keys() | {"evaluate_every", "evaluation_episodes"}
+CHECKED_ELSEWHERE |= {"stop_at_return", "stop_without_progress"}  # by Evaluate and its criteria
 COMMANDS, STUDIES = (
     [path.stem.replace("_", "-") for path in (Path(grpo_jax.__file__).parents[depth] / folder).glob("[!_]*.py")]
     for depth, folder in ((0, "commands"), (1, "experiments"))

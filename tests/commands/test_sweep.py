@@ -18,7 +18,7 @@ from grpo_jax.commands.harness.command import join_processes, parse_mesh
 from grpo_jax.commands.harness.runs import Run
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.training.progress import RunResult
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
@@ -95,7 +95,7 @@ def test_as_many_configurations_as_fit(monkeypatch):
         return 100 + 10 * num_rows  # a fixed part, so that a mere share of the whole would promise too much
 
     monkeypatch.setattr(sweeps, "_bytes_needed", needed)
-    plan = Plan("four seeds", None, None, jax.random.split(jax.random.key(0), 4))
+    plan = RunSpec("four seeds", None, None, jax.random.split(jax.random.key(0), 4))
     assert sweeps.plans_at_once(plan, 8, None, available=1000) == 8 and asked == [32]
     count = sweeps.plans_at_once(plan, 8, None, available=260)
     assert 100 + 10 * 4 * count <= 260 < 100 + 10 * 4 * (count + 2)
@@ -289,7 +289,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_memory_is_analysed():
     config = Config(environment=Echo(), algorithm="ppo", num_envs=4, num_steps=1, num_minibatches=1, hidden_sizes=(8,))
-    plan = Plan("eight seeds", config, Hyperparams(), jax.random.split(jax.random.key(0), 8))
+    plan = RunSpec("eight seeds", config, Hyperparams(), jax.random.split(jax.random.key(0), 8))
     few, many = (sweeps._bytes_needed(plan, rows, None) for rows in (8, 800))
     assert 0 < few < many
     assert sweeps.plans_at_once(plan, 100, None, available=(few + many) / 2) in range(20, 90)

@@ -184,7 +184,7 @@ def test_the_sweep_by_hand_has_two_settings(tmp_path, monkeypatch):
 
 
 def test_flags_of_long_runs_are_those_of_the_commands():
-    fields = Recording.__dataclass_fields__
+    fields = *Recording.__dataclass_fields__, "evaluate_every", "evaluation_episodes", "stop_at_return"
     assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)
 
 
