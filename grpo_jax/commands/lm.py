@@ -36,6 +36,7 @@ from grpo_jax.language import (
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import Architecture
 from grpo_jax.recording import Plan
+from grpo_jax.recording.settings import Recording
 from grpo_jax.types import PyTree
 
 SMALL_VOCABULARY = 4096
@@ -97,8 +98,6 @@ class TrainingArguments(StudyArguments):
     """Dtype of the saved weights."""
     num_seeds: Seeds = 1
     """Independent runs, each of which gives a model."""
-    checkpoint_every: int = 10
-    """Iterations between two checkpoints, from which a run can be resumed; 0 for none."""
     sample_every: Count = 10
     """Iterations between two measurements on held-out prompts, which also print samples."""
     num_held_out: Count = 64
@@ -107,6 +106,7 @@ class TrainingArguments(StudyArguments):
     """Completions of each held-out prompt, for pass@k with k up to this."""
     correct_at: Finite = 1.0
     """For pass@k a completion is correct if its first reward is at least this."""
+    recording: Recording = dataclasses.field(default_factory=lambda: Recording(checkpoint_every=10))
 
 
 @dataclasses.dataclass(kw_only=True)

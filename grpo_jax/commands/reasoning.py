@@ -33,6 +33,7 @@ from grpo_jax.language import (
     read_prompts,
     save_trained,
 )
+from grpo_jax.recording.settings import Recording
 from grpo_jax.types import PyTree
 
 BATCH_SIZE = 64  # demonstrations of a gradient step
@@ -81,9 +82,9 @@ class Arguments(lm.TrainingArguments):
     num_minibatches: Count = 2
     learning_rate: float = 3e-4
     kl_coef: float = 0.001
-    checkpoint_every: int = 20
     sample_every: Count = 20
     num_held_out: Count = 128
+    recording: Recording = dataclasses.field(default_factory=lambda: Recording(checkpoint_every=20))
 
 
 def write_problems(out: Path, arguments: Arguments) -> None:

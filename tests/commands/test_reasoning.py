@@ -11,6 +11,7 @@ from grpo_jax.commands.harness.arithmetic import accuracy, demonstrate, make_pro
 from grpo_jax.commands.harness.held_out import before_and_after
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import LanguageTask, Reward, as_prompts, demonstration_tokens, load_model, load_params
+from grpo_jax.recording.settings import Recording
 
 PROBLEM = {"prompt": "What is 8+9-5?", "answer": "12", "steps": ["8+9=17", "17-5=12"]}
 RIGHT = "<think>8+9=17\n17-5=12</think><answer>12</answer>"
@@ -123,7 +124,13 @@ def test_from_nothing_to_a_saved_model(tmp_path, capsys):
     sizes = {"num_terms": 2, "largest": 3, "num_training": 10, "num_test": 2, "num_layers": 1, "width": 32}
     few = {"num_prompts": 4, "group_size": 4, "num_iterations": 2, "num_held_out": 2, "num_samples": 2}
     arguments = reasoning.Arguments(
-        **sizes, **few, num_seeds=2, target=0.05, sample_every=1, checkpoint_every=1, out=tmp_path / "run"
+        **sizes,
+        **few,
+        num_seeds=2,
+        target=0.05,
+        sample_every=1,
+        recording=Recording(checkpoint_every=1),
+        out=tmp_path / "run",
     )
     reasoning.main(arguments)
     out = arguments.out

@@ -19,6 +19,7 @@ from grpo_jax.commands.harness.runs import Run
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.settings import Recording
 from grpo_jax.training.progress import RunResult
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
@@ -255,7 +256,7 @@ def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkey
 @pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     flags = [*SMALL, "--total-steps", "640", "--learning-rate", "1e-3", "1e-2", "--num-epochs", "1", "2"]
-    arguments = sweep.Arguments(num_seeds=3, checkpoint_every=1, out=tmp_path / "whole")
+    arguments = sweep.Arguments(num_seeds=3, recording=Recording(checkpoint_every=1), out=tmp_path / "whole")
     sweep.main(arguments, flags)
 
     class Killed(Exception):
@@ -276,10 +277,12 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
             sweep.main(resumed, flags)
     assert 0 < saves[-1] < 10
     with pytest.raises(ValueError, match="which is none of"):
-        sweep.main(dataclasses.replace(resumed, resume=True), [*flags[:-2], "3"])
+        sweep.main(
+            dataclasses.replace(resumed, recording=Recording(checkpoint_every=1, resume=True)), [*flags[:-2], "3"]
+        )
     # By the memory that it would now have, each configuration would be a program of its own.
     monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 1)
-    sweep.main(dataclasses.replace(resumed, resume=True), flags)
+    sweep.main(dataclasses.replace(resumed, recording=Recording(checkpoint_every=1, resume=True)), flags)
     for name in ("metrics.jsonl", "programs/metrics.jsonl"):
         assert (tmp_path / "whole" / name).read_text() == (tmp_path / "resumed" / name).read_text()
     whole, again = (json.loads((tmp_path / out / "summary.json").read_text())["runs"] for out in ("whole", "resumed"))

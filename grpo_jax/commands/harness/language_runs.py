@@ -19,6 +19,7 @@ from grpo_jax.language import LanguageTask, sample_completions
 from grpo_jax.recording import Plan, pass_at_k
 from grpo_jax.recording.claims import remove_if_unused
 from grpo_jax.recording.files import write_json
+from grpo_jax.recording.settings import Recording
 from grpo_jax.recording.trackers import log_table
 from grpo_jax.training.progress import Chunk, Progress
 
@@ -40,7 +41,7 @@ class Settings(Protocol):
     num_held_out: int
     num_samples: int
     correct_at: float
-    wandb: str | None
+    recording: Recording
 
 
 class HeldOutCurves:
@@ -117,7 +118,7 @@ class HeldOutCurves:
         for prompt, text, *parts in rows[:NUM_SHOWN]:
             scores = ", ".join(f"{name} {value:g}" for name, value in zip(names, parts, strict=True))
             self._console.print(f"  {prompt!r} -> {text!r} ({scores})", soft_wrap=True)
-        if self._settings.wandb is not None:
+        if self._settings.recording.wandb is not None:
             log_table("held_out", ["prompt", "completion", *names], rows, iteration=iteration)
 
     def finish(self) -> None:

@@ -35,9 +35,9 @@ from grpo_jax.training.run import check_mesh
 from grpo_jax.types import PyTree
 
 
-@dataclasses.dataclass
-class StudyArguments(Recording, DeviceArguments):
-    """The flags of every experiment."""
+@dataclasses.dataclass(kw_only=True)
+class StudyArguments:
+    """The flags of every comparison of runs."""
 
     num_seeds: Seeds = 16
     """Independent runs of each algorithm, in one program."""
@@ -47,6 +47,8 @@ class StudyArguments(Recording, DeviceArguments):
     """Folder for the results; a new one under runs/ if left out."""
     compilation_cache: bool = True
     """Keep compiled programs in ~/.cache/grpo_jax: from the second start on, seconds instead of tens of seconds."""
+    recording: Recording = dataclasses.field(default_factory=Recording)
+    devices: DeviceArguments = dataclasses.field(default_factory=DeviceArguments)
 
     @property
     def training_keys(self) -> jax.Array:
@@ -64,10 +66,10 @@ class StudyArguments(Recording, DeviceArguments):
 
 def check_plans(plans: list[Plan], arguments: StudyArguments) -> Mesh | None:
     """The mesh of the flags; raises ConfigError if a plan cannot be run, before anything is written."""
-    if arguments.resume and arguments.out is None:
+    if arguments.recording.resume and arguments.out is None:
         raise ConfigError("--resume needs the folder of the run; name it with --out")
-    arguments.check()
-    mesh = parse_mesh(arguments.mesh)
+    arguments.recording.check()
+    mesh = parse_mesh(arguments.devices.mesh)
     for plan in plans:
         check_run(plan.config, plan.hyperparams)
         if mesh is not None:
@@ -105,7 +107,9 @@ class Study:
         self.console = make_console(quiet=not is_process_zero())
         self._subfolder = PROGRAMS if programs else ""
         with release_if_unused(self.out):
-            from_process_zero(lambda: claim(self.out, trained, resume=arguments.resume, subfolder=self._subfolder))
+            from_process_zero(
+                lambda: claim(self.out, trained, resume=arguments.recording.resume, subfolder=self._subfolder)
+            )
         if not is_process_zero():  # the files of the other processes are not kept
             self._temporary = tempfile.TemporaryDirectory()
             self.out = Path(self._temporary.name)
@@ -153,8 +157,8 @@ class Study:
         try:
             with release_if_unused(self.out):
                 result, warnings = record(
-                    *(plan, folder, self._arguments),
-                    stop_when=self._arguments.stop_when,
+                    *(plan, folder, self._arguments.recording),
+                    stop_when=self._arguments.recording.stop_when,
                     callback=callback,
                     console=self.console,
                     params=params,
