@@ -34,7 +34,6 @@ REFUSED = {
     "family": ["--algorithms", "--total-steps 0"],
     "token-speed": ["--seconds -1", "--repeats 0"],
     "language-memory": ["--completion-lengths 0", "--completion-lengths"],
-    "population": ["--population 0"],
     "estimators": ["--num-groups 0"],
 }
 NEEDED = {"evaluate": "runs/a", "play": "runs/a", "tiny-language-model": "--out a --prompts b"}
