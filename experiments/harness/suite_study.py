@@ -15,11 +15,12 @@ from grpo_jax.commands.harness.limits import Between, Seeds
 from grpo_jax.commands.harness.parsing import chosen
 from grpo_jax.commands.harness.runs import Run, Score, make_plan, sampled_return, score_summary
 from grpo_jax.commands.harness.study import Study, StudyArguments
-from grpo_jax.commands.harness.summaries import SUMMARY, TABLE, read_results, write_results
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
 from grpo_jax.recording.plan import Plan, folder_name
+
+from .summaries import SUMMARY, TABLE, read_results, write_results
 
 LONGEST_EVALUATION = 2500
 """Steps after which an episode of an evaluation is cut off."""

@@ -8,7 +8,7 @@ import pytest
 from language_models import make_model
 
 from grpo_jax.commands.harness.arithmetic import accuracy, demonstrate, make_problems, right_steps, well_formed
-from grpo_jax.commands.harness.held_out import before_and_after
+from grpo_jax.commands.harness.language_runs import before_and_after
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import LanguageTask, Reward, as_prompts, demonstration_tokens, load_model, load_params
 from grpo_jax.recording.settings import Recording

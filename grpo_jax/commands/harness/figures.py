@@ -1,6 +1,6 @@
 """Tables and pictures of runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,3 +70,9 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
             curves[run.environment][run.label] = learning_curve(x, returns, counts)
     kind = "evaluation" if evaluated else "training"
     draw_curves(curves, path, over, len(runs[0].final_returns), of=kind, solved_at=SOLVED_AT)
+
+
+def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Writes a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    path.write_text("\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from grpo_jax.commands.harness.figures import write_markdown
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 
@@ -40,9 +41,3 @@ def write_results(
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / SUMMARY, results)
     write_markdown(out / TABLE, header, [row(name, result) for name, result in results.items()])
-
-
-def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Writes a table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    path.write_text("\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n")
