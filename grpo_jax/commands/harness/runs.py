@@ -12,7 +12,6 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.settings import settings, split_fields
 from grpo_jax.recording import Plan, bootstrap_interval, iqm
 from grpo_jax.recording.plan import describe
-from grpo_jax.recording.rows import setting_columns, settings_of
 from grpo_jax.training.progress import RunResult
 
 PROGRAMS = "programs"
@@ -42,17 +41,6 @@ class Run(NamedTuple):
         )
         final_returns = self.final_returns[rows]
         return self._replace(label=label, hyperparams=hyperparams, result=result, final_returns=final_returns)
-
-    def by_setting(self) -> list["Run"]:
-        """A run for each of its settings; the run itself if its rows are seeds of one."""
-        settings = settings_of(setting_columns(self.hyperparams, None, {}), len(self.final_returns))
-        if len(settings.rows) == 1:
-            return [self]
-        rows = self.hyperparams.broadcast(len(self.final_returns))
-        return [
-            self.of_rows(those, f"{self.label}: {label}", jax.tree.map(lambda leaf, row=those[0]: leaf[row], rows))
-            for label, those in settings.rows.items()
-        ]
 
     @property
     def environment(self) -> str:
