@@ -45,7 +45,7 @@ class Arguments:
     """Names of gymnax environments."""
     num_envs: tuple[Count, ...] = ()
     """Parallel environments, one measurement each; by default 64, 512 and 2048 for CartPole-v1, 512 for others."""
-    implementations: tuple[Literal["rejax PPO", "plain PPO", "PPO", "GRPO"], ...] = IMPLEMENTATIONS
+    implementations: tuple[Literal[IMPLEMENTATIONS], ...] = IMPLEMENTATIONS
     """What to measure; ratios are to the first."""
     num_seeds: tuple[Count, ...] = (1,)
     """Independent runs in one program (vmap), one measurement each."""
