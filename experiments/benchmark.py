@@ -153,7 +153,6 @@ def overhead(repeats: int) -> dict:
 
 
 def table(title: str, rows: list[dict]) -> Table:
-    """The implementations side by side."""
     columns = ["", "steps/s", "slowest … fastest", f"× {rows[0]['ratio_to']}", "of matmul rate", "memory", "compile"]
     rendered = Table(*columns, title=f"{title}; matmul {rows[0]['matmul_flops_per_second'] / 1e9:.0f} GFLOP/s")
     for row in rows:

@@ -70,7 +70,6 @@ class Arguments:
 
 
 def make_config(arguments: Arguments, model: str, variant: str, num_steps: int) -> Config:
-    """The run of a row."""
     fields, changes = VARIANTS[variant]
     return Config(
         environment=random_text(arguments.prompt_length, num_steps, arguments.vocab_size),

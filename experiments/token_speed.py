@@ -72,7 +72,6 @@ class Arguments:
 
 
 def make_config(arguments: Arguments, algorithm: Algorithm, width: int, **fields) -> Config:
-    """A run on random text."""
     return Config(
         environment=random_text(arguments.prompt_length, arguments.num_steps, arguments.vocab_size),
         algorithm=algorithm,
@@ -126,7 +125,6 @@ def rollouts(config: Config, state, names: tuple[str, ...] = ("generate loop", "
 
 
 def play(config: Config, params, key: jax.Array):
-    """The trajectory of a rollout."""
     key_start, key_steps = jax.random.split(key)
     simulator = Simulator(config.env, config.policy, params)
     start = simulator.reset({}, key_start, config.num_envs, group_size=config.group_size)
@@ -134,8 +132,6 @@ def play(config: Config, params, key: jax.Array):
 
 
 def update(config: Config, state, name: str) -> Case:
-    """One epoch over a rollout."""
-
     @jax.jit
     def make(params, key):
         return make_batch(config, config.policy, state, play(config, params, key), state.hyperparams)[0]
@@ -201,7 +197,6 @@ def main(arguments: Arguments) -> None:
 
 
 def measure_speed(arguments: Arguments, console: Console) -> list[dict]:
-    """Two ways to generate, and two to update."""
     shared, alone = (make_config(arguments, GRPO, arguments.width, share_prompts=share) for share in (True, False))
     state = jax.jit(make_init(shared))(jax.random.key(0), Hyperparams())
     cases = rollouts(shared, state)
@@ -220,7 +215,6 @@ def measure_speed(arguments: Arguments, console: Console) -> list[dict]:
 
 
 def show_memory(rows: list[dict], console: Console) -> None:
-    """Prints the memory of each algorithm."""
     table = Table("", "state", "peak", "× GRPO", title=f"a policy of {rows[0]['policy_weights']:,} weights")
     for row in rows:
         mebibytes = (f"{row[field] / 2**20:.1f} MiB" for field in ("state_bytes", "peak_bytes"))

@@ -37,8 +37,6 @@ _TPU_WITHOUT_DEVICE = {
 
 
 class Case(NamedTuple):
-    """One program to compile."""
-
     name: str
     environment: str
     num_envs: int

@@ -20,8 +20,6 @@ _PRODUCT_CALL = re.compile(r'custom_call_target="[^"]*(cublas|cudnn|gemm)', re.I
 
 
 class Instruction(NamedTuple):
-    """An instruction of a computation."""
-
     name: str
     type: str
     operation: str
@@ -30,8 +28,6 @@ class Instruction(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A loop of a program."""
-
     name: str
     trips: int | None  # None: known at run time only
 
@@ -52,14 +48,11 @@ def executions(path: Path) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The computations of a compiled program."""
-
     computations: dict[str, tuple[Instruction, ...]]
     entry: str
 
     @functools.cached_property
     def instructions(self) -> dict[str, Instruction]:
-        """All instructions by name."""
         return {here.name: here for computation in self.computations.values() for here in computation}
 
     def called(self, instruction: Instruction) -> list[str]:

@@ -121,7 +121,6 @@ def chosen_plans(plans: list[Plan], arguments: SuiteArguments, present: dict | N
 
 
 def with_runs(entry: dict | None, new: dict) -> dict:
-    """The entry of an environment in summary.json with the runs of a new one."""
     return new if entry is None else entry | new | {"runs": entry["runs"] | new["runs"]}
 
 
@@ -161,7 +160,6 @@ def summarise_environment(runs: list[Run]) -> dict:
 
 
 def summarise_run(run: Run) -> dict:
-    """Final returns, times and the curve, to four digits."""
     curve = learning_curve(run.result.steps, run.returns, run.counts, num_points=50)
     times = {
         "wall_seconds": run.wall_seconds,

@@ -133,7 +133,6 @@ def save_arrays(policy: TrainedPolicy, out: Path) -> None:
 
 
 def describe(policy: TrainedPolicy, programs: list[Program], exported: dict[str, export.Exported]) -> dict[str, Any]:
-    """The contents of manifest.json."""
     return {
         "run": policy.name,
         "row": int(policy.row),
@@ -155,7 +154,6 @@ def describe(policy: TrainedPolicy, programs: list[Program], exported: dict[str,
 
 
 def readme(policy: TrainedPolicy, programs: list[Program]) -> str:
-    """How to use the files."""
     title = f"# The policy of row {int(policy.row)} of {policy.name}\n\n"
     arrays = (
         "`policy.safetensors` and `policy.npz` contain the same arrays: parameters, hyperparameters and, where\n"

@@ -23,7 +23,6 @@ def solved_after(run: Run) -> float:
 
 
 def return_columns(environment: str) -> list[str]:
-    """The headers of `return_cells`."""
     solved = [f"steps to {SOLVED_AT[environment]:g}"] if environment in SOLVED_AT else []
     return ["final return", "worst seed", *solved, "steps a seed"]
 
@@ -73,6 +72,5 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
 
 
 def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Writes a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     path.write_text("\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n")

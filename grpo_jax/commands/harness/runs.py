@@ -44,7 +44,6 @@ class Run(NamedTuple):
 
     @property
     def environment(self) -> str:
-        """Name of the environment."""
         return self.config.env.name
 
     @property
@@ -54,7 +53,6 @@ class Run(NamedTuple):
 
     @property
     def counts(self) -> np.ndarray:
-        """`[num_iterations, num_seeds]` how many training episodes ended."""
         return np.nan_to_num(self.result.metrics["episode/count"])
 
     @property
@@ -98,7 +96,6 @@ SAMPLED_RETURN = sampled_return(128)
 
 
 def summarise(run: Run) -> dict:
-    """The entry of a run in summary.json."""
     return {
         "algorithm": run.label,
         "environment": run.environment,

@@ -111,7 +111,6 @@ def _parse_values(flags: Sequence[str]) -> dict[str, list[str]]:
 
 
 def flag(name: str) -> str:
-    """The command line's flag for a field."""
     return "--" + name.replace("_", "-")
 
 

@@ -205,5 +205,4 @@ def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], titl
 
 
 def format_shares(values: np.ndarray) -> str:
-    """Shares to two digits, such as one for each seed."""
     return " ".join(f"{value:.2f}" for value in values)
