@@ -12,11 +12,7 @@ SUMMARY, TABLE = "summary.json", "table.md"
 
 
 def read_results(out: Path) -> dict[str, dict]:
-    """The results in a folder, by the names of the environments.
-
-    Raises:
-      ConfigError: its summary.json is of something else.
-    """
+    """The results in a folder, by environment; raises ConfigError if its summary.json is of something else."""
     summary = out / SUMMARY
     try:
         results = json.loads(summary.read_text()) if summary.exists() else {}
@@ -30,14 +26,7 @@ def read_results(out: Path) -> dict[str, dict]:
 def write_results(
     results: Mapping[str, dict], out: Path, header: Sequence[str], row: Callable[[str, dict], Sequence[str]]
 ) -> None:
-    """Writes summary.json and table.md.
-
-    Args:
-      results: by the names of the environments, in the order of the table.
-      out: the folder.
-      header: titles of the table's columns.
-      row: the cells of an environment, from its name and its result.
-    """
+    """Writes summary.json, and table.md with the header and the cells `row(name, result)` of each environment."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / SUMMARY, results)
     write_markdown(out / TABLE, header, [row(name, result) for name, result in results.items()])

@@ -128,7 +128,7 @@ def test_numpy_reads_exported_bfloat16(tmp_path, monkeypatch):
 
     exact = jnp.linspace(-3, 3, 7, dtype=jnp.bfloat16)
     arrays = {"half": np.asarray(exact), "single": np.float32([0.1]), "count": np.int32([3])}
-    monkeypatch.setattr(export, "exported_arrays", lambda policy: arrays)
+    monkeypatch.setattr(export, "policy_arrays", lambda policy: arrays)
     export.save_arrays(None, tmp_path)
     saved = np.load(tmp_path / "policy.npz")
     assert {name: saved[name].dtype for name in saved} == {"half": "float32", "single": "float32", "count": "int32"}

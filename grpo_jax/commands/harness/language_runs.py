@@ -4,7 +4,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from grpo_jax.recording import Curve, Plan, bootstrap_interval, iqm, pass_at_k
 from grpo_jax.recording.claims import remove_if_unused
 from grpo_jax.recording.figures import draw_curve, panels
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.settings import Recording
 from grpo_jax.recording.trackers import log_table
 from grpo_jax.training.progress import Chunk, Progress
 
@@ -36,30 +35,13 @@ def _held_out_reward(config: Config, state: TrainState, key: jax.Array) -> jax.A
 HELD_OUT_REWARD = Score(_held_out_reward, f"mean reward of {NUM_FINAL} completions of held-out prompts")
 
 
-class Settings(Protocol):
-    """The flags that `HeldOutCurves` reads."""
-
-    seed: int
-    sample_every: int
-    num_held_out: int
-    num_samples: int
-    correct_at: float
-    recording: Recording
-
-
 class HeldOutCurves:
     """Measures mean rewards and pass@k on held-out prompts before, during and after a run, and prints samples.
 
-    Everything is written to held_out.json, which a resumed run continues.
-
-    Args:
-      task: prompts and rewards.
-      out: the folder.
-      console: for the samples.
-      settings: the flags of the command.
+    Everything is written to held_out.json, which a resumed run continues. `settings` are the flags of the command.
     """
 
-    def __init__(self, task: LanguageTask, out: Path, console: Console, settings: Settings):
+    def __init__(self, task: LanguageTask, out: Path, console: Console, settings: Any):
         self._task, self._console, self._settings = task, console, settings
         self._path = remove_if_unused(out / "held_out.json")
         self.points: list[dict[str, Any]] = json.loads(self._path.read_text()) if self._path.exists() else []

@@ -136,12 +136,8 @@ def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> Py
 class AccuracyCurves:
     """Measures accuracies on held-out prompts before, during and after each run, and writes them to accuracy.json.
 
-    A point has the `steps` of each seed, and its `greedy`, `sampled`, `pass_at_8` and `well_formed` answers.
-
-    Args:
-      out: the folder; an accuracy.json in it is continued.
-      key: of the prompts, which are the same for all runs.
-      num_points: of each run, about.
+    A point has the `steps` of each seed, and its `greedy`, `sampled`, `pass_at_8` and `well_formed` answers to prompts
+    of `key`, which are the same for all runs. Of each run there are about `num_points`; a file in `out` is continued.
     """
 
     def __init__(self, out: Path, key: jax.Array, num_points: int = 20):
