@@ -258,7 +258,6 @@ def test_rows_stop_by_themselves_and_within_their_budget(grpo, driven):
     result, _ = driven
     made = result.metrics["environment/steps"]
     stopped = (made > 0).sum(0)
-    limit = grpo.config.steps_per_iteration
     assert np.array_equal(result.states.iteration, stopped)
     assert np.array_equal(result.steps, np.cumsum(made, axis=0)) and result.steps.dtype == np.int64
     assert result.ended_by.tolist() == ["total_steps", "max_episodes", "max_episodes"]
