@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from grpo_jax.errors import describe_arrays
 from grpo_jax.hyperparams import Hyperparams
 
 PyTree = Any
@@ -23,6 +24,15 @@ def by_path(tree: PyTree, prefix: str = "") -> dict[str, Any]:
         "/".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="/")))): leaf
         for path, leaf in leaves
     }
+
+
+def first_difference(tree: PyTree, other: PyTree) -> tuple[str, str, str] | None:
+    """The path of the first leaf that differs in shape or dtype, and both leaves in words; None for trees alike."""
+    leaves, others = ({path: describe_arrays(leaf) for path, leaf in by_path(each).items()} for each in (tree, other))
+    for path in {**leaves, **others}:
+        if leaves.get(path) != others.get(path):
+            return path, leaves.get(path, "missing"), others.get(path, "missing")
+    return None
 
 
 class RolloutState(NamedTuple):

@@ -79,7 +79,7 @@ def run_suite(
         study = Study(
             folder_name(f"{name}_{environment}"),
             plans[environment],
-            dataclasses.replace(arguments, out=folder if arguments.checkpoint_every else None),
+            dataclasses.replace(arguments, out=folder if arguments.recording.checkpoint_every else None),
             score=make_score(plans[environment][0].config),
         )
         study.run_all()

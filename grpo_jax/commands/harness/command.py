@@ -130,7 +130,7 @@ def provenance() -> dict[str, Any]:
 
 @dataclasses.dataclass(kw_only=True)
 class DeviceArguments:
-    """The devices of one process, or of several that are started with the same command line but for --process-id."""
+    """One process, or several that are started with the same command line but for --process-id."""
 
     mesh: tuple[str, ...] = ()
     """Axes of the devices: seeds=4, envs=8 or model=2, or several; by default all for the seeds."""

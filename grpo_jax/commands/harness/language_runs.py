@@ -14,6 +14,7 @@ from rich.table import Table
 from grpo_jax import Config, TrainState, evaluate
 from grpo_jax.commands.harness.held_out import before_and_after, draw_points
 from grpo_jax.commands.harness.runs import Score
+from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.commands.harness.summaries import write_markdown
 from grpo_jax.language import LanguageTask, sample_completions
 from grpo_jax.recording import RunSpec, pass_at_k
@@ -39,7 +40,7 @@ class Settings(Protocol):
     num_held_out: int
     num_samples: int
     correct_at: float
-    wandb: str | None
+    recording: RecordingArguments
 
 
 class HeldOutCurves:
@@ -116,7 +117,7 @@ class HeldOutCurves:
         for prompt, text, *parts in rows[:NUM_SHOWN]:
             scores = ", ".join(f"{name} {value:g}" for name, value in zip(names, parts, strict=True))
             self._console.print(f"  {prompt!r} -> {text!r} ({scores})", soft_wrap=True)
-        if self._settings.wandb is not None:
+        if self._settings.recording.wandb is not None:
             log_table("held_out", ["prompt", "completion", *names], rows, iteration=iteration)
 
     def finish(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import tyro
 from jax.sharding import Mesh
 
 from grpo_jax import Config, TrainState
@@ -35,17 +36,16 @@ from grpo_jax.types import PyTree
 
 
 @dataclasses.dataclass
-class StudyArguments(Recording, DeviceArguments):
-    """The flags of every experiment."""
+class RecordingArguments(Recording):
+    """What is recorded of a run; `StudyArguments` has its folder."""
 
-    num_seeds: Seeds = 16
-    """Independent runs of each algorithm, in one program."""
-    seed: Seed = 0
-    """Seed of all randomness."""
-    out: Path | None = None
-    """Folder for the results; a new one under runs/ if left out."""
-    compilation_cache: bool = True
-    """Keep compiled programs in ~/.cache/grpo_jax: from the second start on, seconds instead of tens of seconds."""
+    out: tyro.conf.Suppress[tyro.conf.Fixed[Path | None]] = None
+
+
+@dataclasses.dataclass
+class EvaluationArguments:
+    """Evaluations while training."""
+
     evaluate_every: int = 0
     """Iterations between two evaluations of the policies, with sampled and with greedy actions; 0 for none."""
     evaluation_episodes: int = 32
@@ -55,9 +55,8 @@ class StudyArguments(Recording, DeviceArguments):
     stop_without_progress: int | None = None
     """Stop a seed after this many evaluations in a row without a better return."""
 
-    @property
-    def evaluate(self) -> Evaluate | None:
-        """The evaluations while training; raises ConfigError if a criterion has none to decide by."""
+    def make(self) -> Evaluate | None:
+        """The evaluations; raises ConfigError if a criterion has none to decide by."""
         criteria = []
         if self.stop_at_return is not None:
             criteria.append(reached_return(self.stop_at_return))
@@ -76,6 +75,23 @@ class StudyArguments(Recording, DeviceArguments):
 
         return Evaluate(self.evaluate_every, self.evaluation_episodes, stop_when if criteria else None)
 
+
+@dataclasses.dataclass(kw_only=True)
+class StudyArguments:
+    """The flags of every comparison of runs."""
+
+    num_seeds: Seeds = 16
+    """Independent runs of each algorithm, in one program."""
+    seed: Seed = 0
+    """Seed of all randomness."""
+    out: Path | None = None
+    """Folder for the results; a new one under runs/ if left out."""
+    compilation_cache: bool = True
+    """Keep compiled programs in ~/.cache/grpo_jax: from the second start on, seconds instead of tens of seconds."""
+    recording: RecordingArguments = dataclasses.field(default_factory=RecordingArguments)
+    evaluation: EvaluationArguments = dataclasses.field(default_factory=EvaluationArguments)
+    devices: DeviceArguments = dataclasses.field(default_factory=DeviceArguments)
+
     @property
     def training_keys(self) -> jax.Array:
         """`[num_seeds]`."""
@@ -92,11 +108,11 @@ class StudyArguments(Recording, DeviceArguments):
 
 def check_plans(plans: list[RunSpec], arguments: StudyArguments) -> Mesh | None:
     """The mesh of the flags; raises ConfigError if a plan cannot be run, before anything is written."""
-    if arguments.resume and arguments.out is None:
+    if arguments.recording.resume and arguments.out is None:
         raise ConfigError("--resume needs the folder of the run; name it with --out")
-    arguments.check()
-    arguments.evaluate  # noqa: B018, checks the flags
-    mesh = parse_mesh(arguments.mesh)
+    arguments.recording.check()
+    arguments.evaluation.make()
+    mesh = parse_mesh(arguments.devices.mesh)
     for plan in plans:
         check_run(plan.config, plan.hyperparams)
         if mesh is not None:
@@ -135,7 +151,7 @@ class Study:
         self._subfolder = PROGRAMS if programs else ""
         with clean_up_on_error(self.out):
             from_process_zero(
-                lambda: prepare_folder(self.out, trained, resume=arguments.resume, subfolder=self._subfolder)
+                lambda: prepare_folder(self.out, trained, resume=arguments.recording.resume, subfolder=self._subfolder)
             )
         if not is_process_zero():  # the files of the other processes are not kept
             self._temporary = tempfile.TemporaryDirectory()
@@ -184,8 +200,8 @@ class Study:
             with clean_up_on_error(self.out):
                 result, warnings = record(
                     plan,
-                    dataclasses.replace(self._arguments, out=folder),
-                    evaluate=self._arguments.evaluate,
+                    dataclasses.replace(self._arguments.recording, out=folder),
+                    evaluate=self._arguments.evaluation.make(),
                     callback=callback,
                     console=self.console,
                     params=params,
