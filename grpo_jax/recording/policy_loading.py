@@ -17,8 +17,8 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object, import_path
 from grpo_jax.recording.config_file import FIELDS, from_json
-from grpo_jax.recording.files import Arrays, as_numbers
-from grpo_jax.recording.policy_saver import DESCRIPTION, find_run, read_policies
+from grpo_jax.recording.files import Arrays, as_numbers, read_checked
+from grpo_jax.recording.policy_saver import DESCRIPTION, find_run
 from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, by_path
@@ -64,7 +64,7 @@ def load(
     file = path / f"{which}.safetensors"
     if which == "final" and not file.exists() and (path / "best.safetensors").exists():
         raise ConfigError(f"{path} has no final policies, as the run did not end; use which='best' (--which best)")
-    arrays = read_policies(file)
+    arrays = read_checked(file)[0]
     num_rows, kind = description["num_rows"], _hyperparams_class(description, arrays, trust=trust)
     policies = TrainedPolicy(
         name=description["name"],

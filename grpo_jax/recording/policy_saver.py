@@ -69,11 +69,6 @@ def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays])
         write_checked(folder / f"{which}.safetensors", leaves, {})
 
 
-def read_policies(file: Path) -> Arrays:
-    """The arrays in a file that `write_policies` wrote, by path; raises ConfigError if it is missing or damaged."""
-    return read_checked(file)[0]
-
-
 def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]]:
     """The folder of a run's policies, and the contents of its policy.json.
 
@@ -102,15 +97,10 @@ def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]
 
 def _read_description(path: Path) -> dict[str, Any]:
     description = read_object(path)
-    version = description.get("format")
-    if type(version) is not int or version < 1:
-        raise ConfigError(f"{path} is damaged: format is {version!r}, but must be a whole number of at least 1")
-    if version != FORMAT:
-        made_with = description.get("versions")
-        made_with = made_with.get("grpo-jax") if isinstance(made_with, dict) else None
-        instead = "install a newer grpo-jax" if version > FORMAT else "train the policy again"
+    if (found := description.get("format")) != FORMAT or type(found) is not int:
         raise ConfigError(
-            f"{path} has format {version}, written by grpo-jax {made_with}, but this version reads {FORMAT}; {instead}"
+            f"{path} has format {found!r}, but this version of grpo-jax reads format {FORMAT}: it is damaged, or of "
+            f"another version ({description.get('versions')}); use that one, or train the policy again"
         )
     check_fields(path, description, _FIELDS, optional=("environment", "score", "versions"))
     return description
@@ -167,10 +157,8 @@ class PolicySaver:
     def check_space(self, states: TrainState) -> None:
         """Raises ConfigError if the disk has less space than the final and the best policies need."""
         needed = 2 * sum(leaf.nbytes for leaf in policy_arrays(states).values())
-        free = shutil.disk_usage(
-            next(path for path in (self._directory, *self._directory.parents) if path.exists())
-        ).free
-        if free < needed:
+        existing = next(path for path in (self._directory, *self._directory.parents) if path.exists())
+        if (free := shutil.disk_usage(existing).free) < needed:
             raise ConfigError(
                 f"the final and the best policies need {needed / 1e6:,.0f} MB, but {self._directory} has "
                 f"{free / 1e6:,.0f} MB free; use fewer rows, or a folder (--out) on another disk"
@@ -197,8 +185,8 @@ class PolicySaver:
 
     def save(self) -> None:
         """Writes the best policies, if there are better ones than before."""
-        if self._changed:
-            self._write("best", self._best)
+        if self._changed and is_process_zero():
+            write_policies(self._directory, self._spec, {"best": self._best})
         self._changed = False
 
     def finish(self, states: TrainState, steps: np.ndarray, scores: np.ndarray) -> None:
@@ -207,17 +195,14 @@ class PolicySaver:
         improved = np.isnan(best) | (scores > best)
         if improved.any():
             self._keep(final, improved)
-        self._write("final", final)
-        self.save()
-
-    def _write(self, which: str, arrays: Arrays) -> None:
         if is_process_zero():
-            write_policies(self._directory, self._spec, {which: arrays})
+            write_policies(self._directory, self._spec, {"final": final})
+        self.save()
 
     def _read_best(self) -> Arrays | None:
         """None, with a warning, if the file is damaged or missing."""
         try:
-            return read_policies(self._directory / FOLDER / self._spec.folder / "best.safetensors")
+            return read_checked(self._directory / FOLDER / self._spec.folder / "best.safetensors")[0]
         except ConfigError as error:
             _log.warning("The best policies before the interruption are lost: %s", error)
             return None
