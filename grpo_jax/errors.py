@@ -35,12 +35,6 @@ def as_count(name: str, value: Any, why: str = "") -> int:
     raise ConfigError(f"{name}={value!r} is not a positive integer{reason}; {instead}")
 
 
-def check_equal_shapes(**arrays: Any) -> None:
-    """Raises a ValueError if these arrays, given by their names, differ in their shapes."""
-    if len({jax.numpy.shape(array) for array in arrays.values()}) > 1:
-        raise ValueError(f"must have one shape: {', '.join(f'{k} {jax.numpy.shape(v)}' for k, v in arrays.items())}")
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """For messages about an unknown name: the known names that are most similar to it, or all if none is."""
     known = sorted(known)

@@ -10,17 +10,16 @@ from numpy.typing import ArrayLike
 
 from grpo_jax import Config
 from grpo_jax.algorithms import name_of
+from grpo_jax.commands.harness.command import hardware
+from grpo_jax.commands.harness.limits import Between, Seeds
+from grpo_jax.commands.harness.parsing import chosen
+from grpo_jax.commands.harness.runs import Run, Score, make_plan, sampled_return, score_summary
+from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.summaries import SUMMARY, TABLE, read_results, write_results
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
-from grpo_jax.recording.plan import Plan, folder_name
-
-from .command import hardware
-from .limits import Between, Seeds
-from .parsing import chosen
-from .runs import Run, Score, make_plan, sampled_return, score_summary
-from .study import Study, StudyArguments
-from .summaries import SUMMARY, TABLE, read_results, write_results
+from grpo_jax.recording.run_spec import RunSpec, folder_name
 
 LONGEST_EVALUATION = 2500
 """Steps after which an episode of an evaluation is cut off."""
@@ -46,7 +45,7 @@ def run_suite(
     name: str,
     arguments: SuiteArguments,
     environments: Sequence[str],
-    plan: Callable[[str], list[Plan]],
+    plan: Callable[[str], list[RunSpec]],
     header: Sequence[str],
     cells: Callable[[str, dict], list[str]],
 ) -> None:
@@ -100,7 +99,7 @@ def missing(entry: dict | None, methods: Sequence[str]) -> bool:
     return entry is None or not entry["runs"].keys() >= set(methods)
 
 
-def chosen_plans(plans: list[Plan], arguments: SuiteArguments, present: dict | None) -> list[Plan]:
+def chosen_plans(plans: list[RunSpec], arguments: SuiteArguments, present: dict | None) -> list[RunSpec]:
     """The plans of the methods that the flags name, or all of them, in the order of the table.
 
     Raises:
@@ -127,7 +126,7 @@ def with_runs(entry: dict | None, new: dict) -> dict:
 
 def make_plans(
     arguments: SuiteArguments, environment: str, algorithms: Mapping[str, str], total_steps: float
-) -> list[Plan]:
+) -> list[RunSpec]:
     """Runs of the named algorithms, by their labels, over `total_steps * steps_factor` environment steps."""
     total_steps = int(arguments.steps_factor * total_steps)
     return [

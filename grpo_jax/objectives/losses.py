@@ -5,10 +5,10 @@ Numbers may be of any type; half precision, integers and booleans are computed w
 
 from collections.abc import Callable
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.errors import check_equal_shapes
 from grpo_jax.objectives.divergences import k3
 from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.objectives.reductions import mean_over_steps, weighted_sum
@@ -82,9 +82,9 @@ def grpo_loss(
       The loss, a scalar, and a dictionary of scalar metrics. With no valid step the loss and its gradient are 0.
     """
     mask = jnp.ones(log_prob.shape, bool) if mask is None else mask.astype(bool)
-    check_equal_shapes(log_prob=log_prob, behaviour_log_prob=behaviour_log_prob, advantages=advantages, mask=mask)
+    chex.assert_equal_shape([log_prob, behaviour_log_prob, advantages, mask])
     if reference_log_prob is not None:
-        check_equal_shapes(log_prob=log_prob, reference_log_prob=reference_log_prob)
+        chex.assert_equal_shape([log_prob, reference_log_prob])
     elif not (isinstance(kl_coef, int | float) and kl_coef == 0):
         raise ValueError("kl_coef weighs the KL to a reference policy: pass reference_log_prob too, or leave it at 0")
     # Masked inputs are replaced rather than multiplied by 0: what stands there may not be finite.
@@ -161,8 +161,7 @@ def ppo_loss(
       The loss, a scalar, and a dictionary of scalar metrics. With no valid step the loss and its gradient are 0.
     """
     mask = jnp.ones(log_prob.shape, bool) if mask is None else mask.astype(bool)
-    check_equal_shapes(log_prob=log_prob, values=values, behaviour_values=behaviour_values, targets=targets)
-    check_equal_shapes(log_prob=log_prob, entropy=entropy, mask=mask)
+    chex.assert_equal_shape([log_prob, values, behaviour_values, targets, entropy, mask])
     policy_loss, metrics = grpo_loss(
         log_prob, behaviour_log_prob, advantages, mask, clip_low=clip_low, clip_high=clip_high, reduce=reduce
     )

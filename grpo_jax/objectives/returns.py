@@ -1,9 +1,9 @@
 """Returns-to-go, and advantages relative to the values of states."""
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.errors import check_equal_shapes
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import same_step_leave_one_out
 from grpo_jax.precision import at_least_float32, nan_where
@@ -41,9 +41,7 @@ def gae(
     Returns:
       `[T, ...]`, in the units of the values.
     """
-    check_equal_shapes(
-        rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated
-    )
+    chex.assert_equal_shape([rewards, values, next_values, terminated, truncated])
     rewards, values, next_values = map(at_least_float32, (rewards, values, next_values))
     terminated, ended = terminated.astype(bool), jnp.logical_or(terminated, truncated)
     deltas = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
@@ -86,7 +84,7 @@ def discounted_returns(rewards: jax.Array, ended: jax.Array, *, discount: float)
     Returns:
       `[T, ...]`, in the units of the rewards.
     """
-    check_equal_shapes(rewards=rewards, ended=ended)
+    chex.assert_equal_shape([rewards, ended])
     return _accumulate(at_least_float32(rewards), ended.astype(bool), discount)
 
 
