@@ -40,7 +40,7 @@ class Evaluations(NamedTuple):
 
 
 def no_evaluations(num_rows: int) -> Evaluations:
-    """Before the first one: `K` is 0."""
+    """The evaluations before the first: `K` is 0."""
     empty = np.zeros((0, num_rows))
     return Evaluations(np.zeros(0, np.int64), empty.astype(np.int64), empty, empty)
 
@@ -50,14 +50,8 @@ def make_evaluation(
 ) -> Callable[[TrainState, int], np.ndarray]:
     """`evaluation(states, iteration) -> [R, 2]`: mean returns with sampled and with greedy actions.
 
-    The episodes depend on the rows' keys and on the iteration. Training draws its random numbers apart from theirs, and
-    so is the same with and without evaluations.
-
-    Args:
-      config: the config of the run.
-      keys: `[R]`, those that the run began with.
-      num_episodes: episodes of each mean.
-      mesh: the devices.
+    The episodes depend only on the policies, the iteration and `keys`, those that the run began with. Training draws
+    other random numbers, so it is the same with and without evaluations.
     """
 
     def mean_returns(state, key):
@@ -83,11 +77,8 @@ def reached_return(threshold: float, *, greedy: bool = False) -> Callable[[Evalu
     if not np.isfinite(threshold):
         raise ConfigError(f"threshold={threshold} is not a return; use a number such as 475.0")
 
-    def stop(evaluations):
-        returns = evaluations.greedy if greedy else evaluations.sampled
-        return (returns >= threshold).any(axis=0)
-
-    return stop
+    name = "greedy" if greedy else "sampled"
+    return lambda evaluations: (getattr(evaluations, name) >= threshold).any(axis=0)
 
 
 def no_progress(num_evaluations: int) -> Callable[[Evaluations], np.ndarray]:

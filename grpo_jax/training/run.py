@@ -145,10 +145,10 @@ def run(
     mesh = make_row_mesh(num_rows) if mesh is None else mesh
     check_mesh(config, mesh)
     chunk_length = _chunk_length(config, hyperparams, chunk_length, evaluate_every)
-    use_of_budget = jax.jit(functools.partial(_use_of_budget, config), out_shardings=replicated(mesh))
+    use_of_budget = jax.jit(_use_of_budget, out_shardings=replicated(mesh))
 
     def limits(progress):
-        return pad_rows(budget.make_budget(hyperparams, progress.stopped, config.steps_per_iteration), mesh)
+        return pad_rows(budget.make_budget(hyperparams, progress.stopped), mesh)
 
     def updated(progress):
         return with_ends(progress, *jax.tree.map(np.asarray, use_of_budget(progress.states, limits(progress))))
@@ -236,10 +236,9 @@ def check_keys(keys: jax.Array) -> None:
         raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
 
 
-def _use_of_budget(config: Config, states: TrainState, limit: budget.Budget) -> tuple:
-    """Which limits are spent, and the share of each that is used."""
-    unit = config.steps_per_iteration
-    return budget.spent(limit, states, unit), budget.shares(states, unit)
+def _use_of_budget(states: TrainState, limit: budget.Budget) -> tuple:
+    """Which limits are spent, and the fraction of each that is used."""
+    return budget.spent(limit, states), budget.fractions_done(states)
 
 
 def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, budget.Budget]], tuple]:
@@ -261,7 +260,7 @@ def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, 
         in_chunk = np.arange(max(length, 2)) < length
 
         def step(state, in_chunk):
-            goes_on = budget.allows_another(limit, state, config.steps_per_iteration)
+            goes_on = budget.allows_another(limit, state)
             return jax.lax.cond(in_chunk & goes_on, train_step, stay, state)
 
         return jax.lax.scan(step, state, in_chunk)
