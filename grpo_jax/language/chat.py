@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in, need
-from grpo_jax.recording.json_fields import fits
+from grpo_jax.recording.files import fits
 
 Messages = Sequence[Mapping[str, Any]]
 """A chat: messages with a `role`, such as "user", and a `content`."""

@@ -11,7 +11,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.policies import Architecture
-from grpo_jax.recording.json_fields import describe_kind, fits, read_object
+from grpo_jax.recording.files import describe_kind, fits, read_object
 
 # For each supported `model_type`: fields of `Architecture` beyond the sizes, and the class in transformers.
 MODEL_TYPES = {

@@ -15,8 +15,7 @@ from grpo_jax.language.tokenizer import FILES
 from grpo_jax.language.weights import WEIGHTS, actor_params, published_weights
 from grpo_jax.policies import Architecture
 from grpo_jax.policies.architecture import DTYPES
-from grpo_jax.recording.files import new_files, write_json
-from grpo_jax.recording.policy_files import write_arrays
+from grpo_jax.recording.files import new_files, write_arrays, write_json
 from grpo_jax.types import PyTree
 
 
@@ -100,4 +99,4 @@ def _write(folder: Path, architecture: Architecture, params: PyTree, description
     weights = published_weights(architecture, params, dtype)
     arrays = {name: np.ascontiguousarray(array) for name, array in weights.items()}
     # transformers refuses files that do not name a framework.
-    write_arrays(folder / WEIGHTS, arrays, {"format": "pt"}, mode_of=folder / "config.json")
+    write_arrays(folder / WEIGHTS, arrays, {"format": "pt"})

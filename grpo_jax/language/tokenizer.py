@@ -11,7 +11,7 @@ from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import ChatTemplate, Messages, load_chat_template, special_tokens
 from grpo_jax.language.folder import file_in, need
-from grpo_jax.recording.json_fields import fits, read_object
+from grpo_jax.recording.files import fits, read_object
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),

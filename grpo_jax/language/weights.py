@@ -13,7 +13,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.models import load_architecture, read_config
 from grpo_jax.policies import Architecture, categorical, make_token_policy, merge_lora
-from grpo_jax.recording.json_fields import fits, read_object
+from grpo_jax.recording.files import fits, read_object
 from grpo_jax.types import PyTree, by_path
 
 WEIGHTS = "model.safetensors"

@@ -1,5 +1,6 @@
 """Evaluations while training, and criteria that stop a run because of them."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -39,6 +40,34 @@ class Evaluations(NamedTuple):
         return Evaluations(self.iterations, self.steps[rows], self.sampled[rows], self.greedy[rows])
 
 
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """When `run` evaluates the policies, and which rows it stops because of it.
+
+    Args:
+      every: iterations between two evaluations, each at the end of a chunk and the last one at the end of the run, also
+        if a callback ends it. The metrics get `evaluation/return_sampled` and `evaluation/return_greedy`, NaN between.
+      episodes: of an evaluation, and again as many with greedy actions.
+      stop_when: called after each evaluation with all of them so far; returns bool `[R]`, the rows to stop, as
+        `reached_return` and `no_progress` do, or one bool for all rows.
+
+    Raises:
+      ConfigError: a number is not a positive integer, or `stop_when` is no function.
+    """
+
+    every: int
+    episodes: int = 32
+    stop_when: Callable[[Evaluations], np.ndarray] | None = None
+
+    def __post_init__(self):
+        as_count("every", self.every, "the iterations between two evaluations (--evaluate-every)")
+        as_count("episodes", self.episodes, "of each evaluation (--evaluation-episodes)")
+        if self.stop_when is not None and not callable(self.stop_when):
+            raise ConfigError(
+                f"stop_when={self.stop_when!r} is not a function; use one, such as reached_return({self.stop_when!r})"
+            )
+
+
 def no_evaluations(num_rows: int) -> Evaluations:
     """The evaluations before the first: `K` is 0."""
     empty = np.zeros((0, num_rows))
@@ -68,7 +97,7 @@ def make_evaluation(
 
 
 def reached_return(threshold: float, *, greedy: bool = False) -> Callable[[Evaluations], np.ndarray]:
-    """For `run(stop_when=...)`: a row stops once the mean return of an evaluation is at least `threshold`.
+    """For `Evaluate(stop_when=...)`: a row stops once the mean return of an evaluation is at least `threshold`.
 
     Args:
       threshold: a return.
@@ -82,7 +111,7 @@ def reached_return(threshold: float, *, greedy: bool = False) -> Callable[[Evalu
 
 
 def no_progress(num_evaluations: int) -> Callable[[Evaluations], np.ndarray]:
-    """For `run(stop_when=...)`: a row stops once its last `num_evaluations` have no better return than one before them.
+    """For `Evaluate(stop_when=...)`: a row stops after `num_evaluations` without a better return.
 
     Returns are those with sampled actions; NaN is no progress.
     """

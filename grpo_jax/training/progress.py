@@ -44,6 +44,10 @@ class Progress(NamedTuple):
         return self.ended_by != ""
 
 
+Callback = Callable[[Progress, Chunk | None], Progress | None]
+"""Called by `run` between two chunks; it may return a changed progress."""
+
+
 def initial_progress(states: TrainState, num_rows: int) -> Progress:
     """The progress before the first iteration of `num_rows` rows."""
     zeros = np.zeros(num_rows)
@@ -124,7 +128,7 @@ def without_padding(progress: Progress) -> Progress:
     return progress._replace(states=jax.tree.map(lambda leaf: leaf[:num_rows], progress.states))
 
 
-def apply_callback(callback: Callable | None, progress: Progress, chunk: Chunk | None) -> Progress:
+def apply_callback(callback: Callback | None, progress: Progress, chunk: Chunk | None) -> Progress:
     """The progress after a call of the callback; `progress` itself if there is none, or if it changed nothing.
 
     Raises:
