@@ -1,4 +1,4 @@
-"""Random features: fixed functions of an observation, whose weighted sums express what those of its elements cannot."""
+"""Random features: fixed nonlinear functions of an observation, whose weighted sums express more than its elements'."""
 
 from typing import NamedTuple
 

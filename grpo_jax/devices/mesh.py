@@ -32,7 +32,7 @@ def make_mesh(
       seeds: devices along the rows; by default the number of devices divided by `envs` and `model`.
       envs: devices along the environments of each row.
       model: devices along the weights of each policy, for a policy too large for one device.
-      devices: optional; these devices instead of those of all processes.
+      devices: optional; instead of the devices of all processes.
 
     Raises:
       ConfigError: if there are too few devices, or the devices of several processes are not all used.
