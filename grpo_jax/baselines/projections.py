@@ -1,4 +1,4 @@
-"""Random features: fixed nonlinear functions of an observation, whose weighted sums express more than its elements'."""
+"""Random features: fixed functions of an observation, whose weighted sums express what those of its elements cannot."""
 
 from typing import NamedTuple
 

@@ -25,7 +25,7 @@ _FIELDS = {
     **{"steps": list[int], "seconds": float, "evaluations": list[list[Any]], "stopped": list[bool]},
     "generators": dict[str, str],
 }
-"""The name of the file that is saved beside the arrays."""
+"""Of what is saved beside the arrays."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Checkpoints:
         return self._saved < 0 or progress.iteration // self._every > self._saved // self._every
 
     def update(self, progress: Progress, score: float = np.nan) -> None:
-        """Saves if a checkpoint is due; the best checkpoint has the highest `score`, a return."""
+        """Saves if a checkpoint is due; the best checkpoint is that of the highest `score`, a return."""
         self._last = progress, score
         if self.is_due(progress):
             self.save(progress, score)
@@ -168,7 +168,7 @@ class Checkpoints:
         )
 
     def _newest(self, like: TrainState, at_most: float) -> tuple[Arrays, dict[str, Any]] | None:
-        """The newest checkpoint that can be read: its arrays, and the description beside them."""
+        """The newest checkpoint that can be read: its arrays, and what is saved beside them."""
         expected = {path: _type(leaf) for path, leaf in by_path(jax.eval_shape(_all_as_numbers, like)).items()}
         iterations = sorted(self._scores, reverse=True)
         for iteration in iterations:

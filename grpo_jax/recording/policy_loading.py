@@ -56,7 +56,7 @@ def load(
 
     Raises:
       ConfigError: there is no such folder, run, file or row, a file is damaged or of a newer format, the parameters
-        do not fit the config, or the folder names something that is not trusted.
+        do not fit the config, or the folder names what is not trusted.
     """
     if which not in ("final", "best"):
         raise ConfigError(f"which={which!r} is unknown; use 'final' or 'best'")
@@ -94,7 +94,7 @@ def read_config(path: Path, description: Mapping[str, Any], *, trust: bool) -> C
     """The config in a policy.json.
 
     Raises:
-      ConfigError: the file cannot express it, or names something that is not trusted, or the config cannot be made.
+      ConfigError: the file cannot express it, or names what is not trusted, or the config cannot be made.
     """
     if missing := description["not_in_config"]:
         raise ConfigError(
@@ -183,14 +183,14 @@ def check_arrays(expected: Mapping[str, Any], arrays: Arrays, num_rows: int, fil
         if path in arrays and arrays[path].shape[:1] != (num_rows,):
             raise ConfigError(
                 f"{path} has the shape {list(arrays[path].shape)} in {file}, but num_rows is {num_rows} in the "
-                f"{DESCRIPTION} beside it: one of the two files is damaged, or belongs to another run"
+                f"{DESCRIPTION} beside it: one of the two files is damaged, or that of another run"
             )
         here = _describe(expected[path].shape, expected[path].dtype) if path in expected else "missing"
         there = _describe(arrays[path].shape[1:], arrays[path].dtype) if path in arrays else "missing"
         if here != there:
             raise ConfigError(
                 f"{path} is {there} in {file}, but {here} in the config's policy: the code has changed since, or "
-                "config= belongs to another run"
+                "config= is that of another run"
             )
 
 

@@ -88,7 +88,7 @@ def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]
       ConfigError: there is no such folder or run, or there are several and `run` is None.
     """
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}; name the folder of a run, such as runs/mine")
+        raise ConfigError(f"there is no folder {folder}; name that of a run, such as runs/mine")
     paths = [path for path in (folder, *sorted((folder / FOLDER).glob("*"))) if (path / DESCRIPTION).exists()]
     if not paths:
         raise ConfigError(
@@ -168,7 +168,7 @@ class PolicySaver:
     Args:
       directory: the folder of the run's results.
       spec: the run.
-      resume: the best policies in the folder are from this run.
+      resume: the best policies in the folder are those of this run so far.
     """
 
     def __init__(self, directory: Path, spec: RunSpec, *, resume: bool = False):

@@ -1,4 +1,4 @@
-"""Environments named "suite:name": token tasks, and suites of other packages, each a file here and an extra."""
+"""Environments named "suite:name": token tasks, and those of other packages, each a file here and an extra."""
 
 from typing import Any
 
