@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from grpo_jax.config import Config
 
 MAX_SAMPLES = 2**26
-"""Samples of a batch. With more, fewer than five random bits would be left beside the index: see `updates.shuffle`."""
+"""Samples of a batch. With more, fewer than five random bits would be left beside the index: see `shuffled_order`."""
 
 NAMES = {
     "optimizer": ("adam", "adamw", "sgd", "rmsprop", "muon"),

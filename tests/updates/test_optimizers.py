@@ -94,7 +94,7 @@ def batch():
     zeros, _ = make_batch(CONFIG, CONFIG.policy, state, trajectory, Hyperparams())
     shape = zeros.advantage.shape
     wave = jnp.sin(jnp.arange(12.0)).reshape(shape)
-    return zeros._replace(
+    return zeros.replace(
         advantage=wave, target=wave + 1, mask=jnp.ones(shape, bool), weight=jnp.ones(shape) / 12,
         observation=jnp.cos(jnp.arange(24.0)).reshape(*shape, 2),
     )  # fmt: skip
@@ -115,7 +115,7 @@ def test_three_updates_are_those_of_the_formula_with_every_plan(name, batch):
 
     @jax.jit
     def learn(params):
-        state = acted(params, optimizer=optimizer.init(params))
+        state = acted(params, opt_state=optimizer.init(params))
 
         def update(config):
             return update_epochs(config, CONFIG.policy, optimizer, state, batch, Hyperparams(), jax.random.key(0))[0]
@@ -301,7 +301,7 @@ REFUSED = {
     ),
     "other state": (
         {"optimizer": stateful(jnp.zeros(()), jnp.zeros(3))},
-        r"gives a state of .*float32\[3\].*must keep",
+        r"gives .*float32\[3\].* as steps and state.*must keep",
     ),
     "unknown schedule": ({"schedule": "cosin"}, "unknown schedule 'cosin': did you mean 'cosine'"),
     "no schedule": ({"schedule": 0.5}, "schedule=0.5 is not a function of progress"),
