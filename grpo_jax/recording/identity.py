@@ -147,7 +147,7 @@ def _of_function(function: types.FunctionType, part: Callable[[Any], Any]) -> di
 
 
 def _of_class(kind: type, part: Callable[[Any], Any]) -> Any:
-    """The methods and the data of a class and of its bases, without those of installed packages."""
+    """The methods and the data of a class and of its bases, except bases in installed packages."""
     if _is_installed(kind):
         return kind.__qualname__
     bases = [part(base) for base in kind.__bases__ if not _is_installed(base)]
@@ -166,7 +166,7 @@ def _of_class(kind: type, part: Callable[[Any], Any]) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """The fields of an object, without what is computed from them when it is needed; None if it shows none."""
+    """The fields of an object, without cached properties; None if it has no fields."""
     if (fields := fields_of(value)) is not None:
         return fields
     kind = type(value)

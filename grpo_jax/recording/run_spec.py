@@ -1,4 +1,4 @@
-"""What a run is and what is recorded of it: its arguments, its description, and the folder for its results."""
+"""The specification of a run: its arguments, its description, and the folder for its results."""
 
 import dataclasses
 import importlib.metadata
@@ -44,7 +44,7 @@ class RunSpec(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name as that of a folder."""
+        """The name, in characters that a folder may have."""
         return folder_name(self.name)
 
     @property

@@ -22,7 +22,7 @@ from grpo_jax.types import PyTree, TrainState
 
 @struct.dataclass
 class TrainedPolicy:
-    """A trained policy, or those of all rows of a run: a pytree, whose leaves then have a leading axis `[R]`.
+    """A trained policy, or the policies of all rows of a run: a pytree, whose leaves then have a leading axis `[R]`.
 
     ```python
     policy = grpo_jax.load("runs/mine")
@@ -44,7 +44,7 @@ class TrainedPolicy:
     def __len__(self) -> int:
         """Number of rows; TypeError for a single policy."""
         if not np.ndim(self.row):
-            raise TypeError("this is a single policy; load(folder, row='all') gives those of all rows")
+            raise TypeError("this is a single policy; load(folder, row='all') gives the policies of all rows")
         return len(self.row)
 
     @property
@@ -153,7 +153,7 @@ class TrainedPolicy:
 
 @functools.lru_cache
 def _program(config: Config):
-    """Rows of a run share what is compiled."""
+    """Rows of a run share compiled programs."""
     return jax.jit(functools.partial(choose_actions, config))
 
 

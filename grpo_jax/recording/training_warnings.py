@@ -79,7 +79,7 @@ class TrainingWarnings:
 
 
 def _entropy_floor(space: ActionSpace) -> float:
-    """The entropy, in nats, below which it has collapsed; of real actions, that of a Gaussian."""
+    """The entropy, in nats, below which it has collapsed; for real actions, a Gaussian's."""
     if isinstance(space, Box):
         gaussian = diagonal_gaussian(space.low, space.high)
         initial = float(gaussian.entropy(jnp.zeros(gaussian.num_parameters)))
