@@ -139,12 +139,7 @@ def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
         tracker.record(iteration, np.array([[5]]), {"loss/policy": np.array([[0.5]])})
         tracker.close()
     first, second = calls[0], calls[3]
-    assert (
-        first == second
-        and first["mode"] == "offline"
-        and first["resume"] == "allow"
-        and first["config"]["config"] == {"a": 1}
-    )
+    assert first == second and first["mode"] == "offline" and first["resume"] == "allow" and first["config"] == {"a": 1}
     assert calls[1] == (0, {"loss/policy": 0.5, "environment_steps": 5}) and calls[4][0] == 1 and calls[5] == "finished"
 
 
