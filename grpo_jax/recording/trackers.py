@@ -107,7 +107,7 @@ def over_seeds(
 ) -> list[tuple[int, dict[str, float]]]:
     """The steps and the scalars of each iteration: a value itself with one seed, else median and quartiles; never NaN.
 
-    Of steps and metrics, each `[n, R]`, the rows are the seeds of one setting. Those without a finite value do not count.
+    Of steps and metrics, each `[n, R]`, the rows are seeds of one setting; those without a finite value do not count.
     """
     columns = {}
     for name, values in metrics.items():

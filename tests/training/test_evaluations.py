@@ -177,6 +177,7 @@ def test_a_callback_may_change_the_states_and_stop_rows(plain):
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        ({"evaluate": 10}, r"evaluate=10 does not say .*; use Evaluate\(every=10\)"),
         ({"callback": lambda progress, chunk: progress.states}, "the callback returned TrainState; return None, or"),
         (
             {
