@@ -113,7 +113,7 @@ class Checkpoints:
         write_checked(self._path(iteration), arrays, fields)
         self._scores[iteration] = -np.inf if fields["score"] is None else fields["score"]
         iterations = sorted(self._scores)
-        best = max(iterations, key=self._scores.__getitem__)
+        best = max(reversed(iterations), key=self._scores.__getitem__)  # of equal ones the latest
         for old in {*iterations[:-KEPT]} - {best}:
             self._remove(old)
 
