@@ -83,6 +83,7 @@ def test_the_latest_and_the_best_are_kept(tmp_path):
     assert saved_at(tmp_path, range(8), scores={2: 9.0, 3: np.inf, 5: 1.0}) == [2, 6, 7] and KEPT == 2
     assert saved_at(tmp_path, [8, 9], scores={8: 3.0}) == [2, 8, 9], "also those of an earlier process"
     assert saved_at(tmp_path, [10, 11, 12], scores={10: 10.0}) == [10, 11, 12]
+    assert saved_at(tmp_path / "no_scores", range(4)) == [2, 3]
 
 
 def test_it_saves_the_first_the_last_and_what_passes_a_multiple(tmp_path, monkeypatch):
