@@ -46,7 +46,7 @@ _COUNTS = (
 )
 
 MAX_STEPS = 2**30
-"""The most environment steps of an iteration, so that int32 holds those of two (see `types.Count`)."""
+"""The most environment steps of an iteration, so that int32 holds those of two (see `types.StepCount`)."""
 
 
 def check_counts(config: Config) -> None:

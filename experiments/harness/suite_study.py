@@ -18,7 +18,7 @@ from grpo_jax.commands.harness.study import Study, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
-from grpo_jax.recording.plan import Plan, folder_name
+from grpo_jax.recording.run_spec import RunSpec, folder_name
 
 from .summaries import SUMMARY, TABLE, read_results, write_results
 
@@ -46,7 +46,7 @@ def run_suite(
     name: str,
     arguments: SuiteArguments,
     environments: Sequence[str],
-    plan: Callable[[str], list[Plan]],
+    plan: Callable[[str], list[RunSpec]],
     header: Sequence[str],
     cells: Callable[[str, dict], list[str]],
 ) -> None:
@@ -90,7 +90,7 @@ def run_suite(
     print(f"Results in {arguments.out}: {TABLE}, {SUMMARY}, {CURVES}")
 
 
-def chosen_plans(plans: list[Plan], arguments: SuiteArguments, present: dict | None) -> list[Plan]:
+def chosen_plans(plans: list[RunSpec], arguments: SuiteArguments, present: dict | None) -> list[RunSpec]:
     """The plans of the methods that the flags name, or all of them, in the order of the table.
 
     Raises:
@@ -112,7 +112,7 @@ def chosen_plans(plans: list[Plan], arguments: SuiteArguments, present: dict | N
 
 def make_plans(
     arguments: SuiteArguments, environment: str, algorithms: Mapping[str, str], total_steps: float
-) -> list[Plan]:
+) -> list[RunSpec]:
     """Runs of the named algorithms, by their labels, over `total_steps * steps_factor` environment steps."""
     total_steps = int(arguments.steps_factor * total_steps)
     return [

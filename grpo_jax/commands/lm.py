@@ -17,7 +17,7 @@ from grpo_jax.commands.harness.command import command, need_one_process
 from grpo_jax.commands.harness.language_runs import HELD_OUT_REWARD, HeldOutCurves
 from grpo_jax.commands.harness.limits import Count, Finite, Seeds
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.study import RecordingArguments, Study, StudyArguments
 from grpo_jax.commands.harness.token_runs import params_from_warm_start, prompted
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError
@@ -35,8 +35,7 @@ from grpo_jax.language import (
 )
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import Architecture
-from grpo_jax.recording import Plan
-from grpo_jax.recording.settings import Recording
+from grpo_jax.recording import RunSpec
 from grpo_jax.types import PyTree
 
 SMALL_VOCABULARY = 4096
@@ -95,7 +94,7 @@ class TrainingArguments(StudyArguments):
     hyperparams: Hyperparams = dataclasses.field(
         default_factory=lambda: Hyperparams(learning_rate=1e-5, num_iterations=100, discount=1.0, gae_lambda=1.0)
     )
-    recording: Recording = dataclasses.field(default_factory=lambda: Recording(checkpoint_every=10))
+    recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(checkpoint_every=10))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -160,7 +159,7 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     return algorithm
 
 
-def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
+def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
     large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
@@ -181,7 +180,7 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
         execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
         shared_critic=algorithm.critic is not None,
     )
-    return Plan(arguments.algorithm, config, arguments.hyperparams, arguments.training_keys)
+    return RunSpec(arguments.algorithm, config, arguments.hyperparams, arguments.training_keys)
 
 
 def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> None:

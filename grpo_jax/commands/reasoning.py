@@ -22,7 +22,7 @@ from grpo_jax.commands.harness.arithmetic import (
 from grpo_jax.commands.harness.command import command, make_console, need_one_process, new_folder
 from grpo_jax.commands.harness.limits import Count, Finite, Positive, Share
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.study import check_plans
+from grpo_jax.commands.harness.study import RecordingArguments, check_plans
 from grpo_jax.commands.harness.token_runs import format_shares
 from grpo_jax.language import (
     LanguageTask,
@@ -34,7 +34,6 @@ from grpo_jax.language import (
     read_prompts,
     save_trained,
 )
-from grpo_jax.recording.settings import Recording
 from grpo_jax.types import PyTree
 
 BATCH_SIZE = 64  # demonstrations of a gradient step
@@ -87,7 +86,7 @@ class Arguments(lm.TrainingArguments):
             learning_rate=3e-4, kl_coef=0.001, num_iterations=200, discount=1.0, gae_lambda=1.0
         )
     )
-    recording: Recording = dataclasses.field(default_factory=lambda: Recording(checkpoint_every=20))
+    recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(checkpoint_every=20))
 
 
 def write_problems(out: Path, arguments: Arguments) -> None:

@@ -10,9 +10,9 @@ from language_models import make_model
 from grpo_jax import Hyperparams
 from grpo_jax.commands.harness.arithmetic import accuracy, demonstrate, make_problems, right_steps, well_formed
 from grpo_jax.commands.harness.language_runs import before_and_after
+from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import LanguageTask, Reward, as_prompts, demonstration_tokens, load_model, load_params
-from grpo_jax.recording.settings import Recording
 
 PROBLEM = {"prompt": "What is 8+9-5?", "answer": "12", "steps": ["8+9=17", "17-5=12"]}
 RIGHT = "<think>8+9=17\n17-5=12</think><answer>12</answer>"
@@ -131,7 +131,7 @@ def test_from_nothing_to_a_saved_model(tmp_path, capsys):
         target=0.05,
         sample_every=1,
         hyperparams=Hyperparams(learning_rate=3e-4, kl_coef=0.001, num_iterations=2, discount=1.0, gae_lambda=1.0),
-        recording=Recording(checkpoint_every=1),
+        recording=RecordingArguments(checkpoint_every=1),
         out=tmp_path / "run",
     )
     reasoning.main(arguments)

@@ -14,10 +14,10 @@ from grpo_jax.commands import sweep, train
 from grpo_jax.commands.harness import sweeps
 from grpo_jax.commands.harness.command import join_processes, parse_mesh
 from grpo_jax.commands.harness.runs import Run
+from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
-from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.settings import Recording
+from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.training.progress import RunResult
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
@@ -94,7 +94,7 @@ def test_as_many_configurations_as_fit(monkeypatch):
         return 100 + 10 * num_rows  # a fixed part, so that a mere share of the whole would promise too much
 
     monkeypatch.setattr(sweeps, "_bytes_needed", needed)
-    plan = Plan("four seeds", None, None, jax.random.split(jax.random.key(0), 4))
+    plan = RunSpec("four seeds", None, None, jax.random.split(jax.random.key(0), 4))
     assert sweeps.plans_at_once(plan, 8, None, available=1000) == 8 and asked == [32]
     count = sweeps.plans_at_once(plan, 8, None, available=260)
     assert 100 + 10 * 4 * count <= 260 < 100 + 10 * 4 * (count + 2)
@@ -238,7 +238,7 @@ def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkey
 @pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     flags = [*SMALL, "--total-steps", "640", "--learning-rate", "1e-3", "1e-2", "--num-epochs", "1", "2"]
-    arguments = sweep.Arguments(num_seeds=3, recording=Recording(checkpoint_every=1), out=tmp_path / "whole")
+    arguments = sweep.Arguments(num_seeds=3, recording=RecordingArguments(checkpoint_every=1), out=tmp_path / "whole")
     sweep.main(arguments, flags)
 
     class Killed(Exception):
@@ -260,11 +260,12 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     assert 0 < saves[-1] < 10
     with pytest.raises(ValueError, match="which is none of"):
         sweep.main(
-            dataclasses.replace(resumed, recording=Recording(checkpoint_every=1, resume=True)), [*flags[:-2], "3"]
+            dataclasses.replace(resumed, recording=RecordingArguments(checkpoint_every=1, resume=True)),
+            [*flags[:-2], "3"],
         )
     # By the memory that it would now have, each configuration would be a program of its own.
     monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 1)
-    sweep.main(dataclasses.replace(resumed, recording=Recording(checkpoint_every=1, resume=True)), flags)
+    sweep.main(dataclasses.replace(resumed, recording=RecordingArguments(checkpoint_every=1, resume=True)), flags)
     for name in ("metrics.jsonl", "programs/metrics.jsonl"):
         assert (tmp_path / "whole" / name).read_text() == (tmp_path / "resumed" / name).read_text()
     whole, again = (json.loads((tmp_path / out / "summary.json").read_text())["runs"] for out in ("whole", "resumed"))
@@ -274,7 +275,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_memory_is_analysed():
     config = Config(environment=Echo(), algorithm="ppo", num_envs=4, num_steps=1, num_minibatches=1, hidden_sizes=(8,))
-    plan = Plan("eight seeds", config, Hyperparams(), jax.random.split(jax.random.key(0), 8))
+    plan = RunSpec("eight seeds", config, Hyperparams(), jax.random.split(jax.random.key(0), 8))
     few, many = (sweeps._bytes_needed(plan, rows, None) for rows in (8, 800))
     assert 0 < few < many
     assert sweeps.plans_at_once(plan, 100, None, available=(few + many) / 2) in range(20, 90)

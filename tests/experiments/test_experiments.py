@@ -24,10 +24,10 @@ from grpo_jax.commands.harness import token_runs
 from grpo_jax.commands.harness.figures import solved_after
 from grpo_jax.commands.harness.runs import Run, make_plan, summarise
 from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings
+from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.settings import Recording
 from grpo_jax.training.progress import RunResult, initial_progress
 
 
@@ -313,7 +313,7 @@ def test_methods_of_a_suite_one_after_another_in_an_empty_folder(tmp_path, capsy
 
     for method, whole_episodes in (("LSTD", False), ("GRPO", True)):
         arguments = gymnax_suite.Arguments(
-            methods=(method,), num_seeds=2, recording=Recording(checkpoint_every=100), out=tmp_path
+            methods=(method,), num_seeds=2, recording=RecordingArguments(checkpoint_every=100), out=tmp_path
         )
         run_suite("gymnax_suite", arguments, [environment], plan, header, cells)
         row = (tmp_path / "table.md").read_text().splitlines()[2].split(" | ")
@@ -403,7 +403,7 @@ def test_token_tasks_are_warmed_up_trained_and_shown(tmp_path, capsys):
         target=0.05,
         warm_start=kept,
         out=out,
-        recording=Recording(checkpoint_every=1),
+        recording=RecordingArguments(checkpoint_every=1),
     )
     tokens.main(arguments)
     run = summary_of(out)["runs"][0]
@@ -418,7 +418,7 @@ def test_token_tasks_are_warmed_up_trained_and_shown(tmp_path, capsys):
     assert (out / "warm_start.msgpack").read_bytes() == before
     with pytest.raises(ConfigError, match="target is 0.5 here, and 0.05 in the warm start"):
         tokens.main(dataclasses.replace(arguments, target=0.5, out=tmp_path / "other"))
-    tokens.main(dataclasses.replace(arguments, recording=Recording(checkpoint_every=1, resume=True)))
+    tokens.main(dataclasses.replace(arguments, recording=RecordingArguments(checkpoint_every=1, resume=True)))
     assert kept.read_bytes() == before
     assert json.loads((out / "accuracy.json").read_text())["grpo"] == curve
 

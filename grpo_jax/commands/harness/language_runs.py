@@ -16,8 +16,7 @@ from grpo_jax import Config, TrainState, evaluate
 from grpo_jax.commands.harness.figures import with_interval, write_markdown
 from grpo_jax.commands.harness.runs import Score
 from grpo_jax.language import LanguageTask, sample_completions
-from grpo_jax.recording import Curve, Plan, bootstrap_interval, iqm, pass_at_k
-from grpo_jax.recording.claims import remove_if_unused
+from grpo_jax.recording import Curve, RunSpec, bootstrap_interval, iqm, pass_at_k
 from grpo_jax.recording.figures import draw_curve, panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.trackers import log_table
@@ -43,12 +42,12 @@ class HeldOutCurves:
 
     def __init__(self, task: LanguageTask, out: Path, console: Console, settings: Any):
         self._task, self._console, self._settings = task, console, settings
-        self._path = remove_if_unused(out / "held_out.json")
+        self._path = out / "held_out.json"
         self.points: list[dict[str, Any]] = json.loads(self._path.read_text()) if self._path.exists() else []
         self._prompts = np.arange(task.num_training, len(task.tokens))[: settings.num_held_out]
         self._program = None
 
-    def __call__(self, plan: Plan, progress: Progress, chunk: Chunk | None) -> None:
+    def __call__(self, plan: RunSpec, progress: Progress, chunk: Chunk | None) -> None:
         """Adds a point if it is time for one; the callback of `Study.run_all`."""
         iteration, every = progress.iteration, self._settings.sample_every
         # A resumed run repeats the points after its checkpoint.
