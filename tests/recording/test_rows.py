@@ -115,7 +115,7 @@ def test_the_progress_shows_the_best_setting():
 
 
 def test_alarms_name_rows():
-    (warning,) = TrainingWarnings(CONFIG.env.action_space, rows=SETTINGS.word)(
+    (warning,) = TrainingWarnings(CONFIG.env.action_space, word=SETTINGS.word)(
         0, {"policy/kl_behaviour": np.array([[0.0, 2.0]])}
     )
     assert "in rows [1]" in warning

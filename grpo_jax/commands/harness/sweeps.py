@@ -21,8 +21,9 @@ from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_sh
 from grpo_jax.devices.processes import from_every_process, from_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import RunSpec
+from grpo_jax.recording.files import read_checked
 from grpo_jax.recording.metrics_file import format_value
-from grpo_jax.recording.policy_saver import FOLDER, read_policies, write_policies
+from grpo_jax.recording.policy_saver import FOLDER, write_policies
 from grpo_jax.training.run import initial_states
 
 LIST_FIELDS = ("hidden_sizes", "env_params")  # fields with several values, which are hence no axis
@@ -165,7 +166,7 @@ def split_policies(out: Path, programs: Sequence[tuple[RunSpec, list[RunSpec]]],
         folder = out / PROGRAMS / FOLDER / program.folder
         settings = zip(plans, program.settings.rows.values(), strict=True)
         chosen = [(plan, setting) for plan, setting in settings if plan.label in labels]
-        saved = {which: read_policies(folder / f"{which}.safetensors") for which in ("final", "best") if chosen}
+        saved = {which: read_checked(folder / f"{which}.safetensors")[0] for which in ("final", "best") if chosen}
         for plan, setting in chosen:
             rows = {which: {path: leaf[setting] for path, leaf in saved[which].items()} for which in saved}
             write_policies(out, plan, rows)
