@@ -59,7 +59,7 @@ class Config:
     num_kept_groups: int | None = None
     """Groups to train on, those whose returns differ most (dynamic sampling); None: all that are played."""
     common_random_numbers: bool = False
-    """Members of a group share all randomness but that of their actions."""
+    """Members of a group share all randomness except in their actions."""
     extras: tuple[str, ...] = ()
     """Entries of the environment's info to keep at each step, for slots that read them: batch.extras[name]."""
     truncate_sampling: bool = False
@@ -101,7 +101,7 @@ class Config:
 
     network: str | Callable = "auto"
     """Hidden layers: "mlp" (dense), "cnn" (a 3×3 convolution before those), "nature_cnn", "impala" (a ResNet),
-    "transformer" (of tokens), or "auto": "cnn" for images, "transformer" where there is a prompt. Or one of your own:
+    "transformer" (of tokens), or "auto": "cnn" for images, "transformer" where there is a prompt. Or a custom one:
     package.module:name (or a function), (observation, distribution, critic) -> Policy."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the dense hidden layers, of the actor and of the critic."""
@@ -116,14 +116,14 @@ class Config:
     recurrent_size: int = 64
     """Units of the recurrent layer."""
     shared_critic: bool = False
-    """The critic is a second head of the actor's network instead of a network of its own."""
+    """The critic is a second head of the actor's network instead of a separate network."""
     critic_hidden_sizes: tuple[int, ...] | None = None
     """Widths of the critic's dense hidden layers; None: hidden_sizes."""
     critic_activation: str | None = None
-    """Activation function of the critic; None: that of the actor."""
+    """Activation function of the critic; None: the actor's."""
     action_distribution: str | Callable = "auto"
     """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto". Or one
-    of your own: package.module:name (or a function), (space) -> Distribution."""
+    a custom one: package.module:name (or a function), (space) -> Distribution."""
     actor_observation: tuple[str, ...] | None = None
     """Keys of a dict of observations that the actor sees, while its critic sees all; None: the actor sees all too."""
     state_dependent_std: bool = False

@@ -46,7 +46,7 @@ _COUNTS = (
 )
 
 MAX_STEPS = 2**30
-"""The most environment steps of an iteration, so that int32 holds those of two (see `types.StepCount`)."""
+"""The most environment steps of an iteration, so that int32 holds two iterations' (see `types.StepCount`)."""
 
 
 def check_counts(config: Config) -> None:
@@ -111,7 +111,7 @@ def _check_policy(config: Config) -> None:
     for field in ("critic_hidden_sizes", "critic_activation"):
         if config.shared_critic and getattr(config, field) is not None:
             raise ConfigError(
-                f"{field}={getattr(config, field)!r} is for a critic that is a network of its own, but "
+                f"{field}={getattr(config, field)!r} is for a critic that is a separate network, but "
                 "shared_critic=True; leave out one of the two"
             )
     if config.has_own_network:
@@ -119,7 +119,7 @@ def _check_policy(config: Config) -> None:
         for field in BUILT_IN_FIELDS:
             if getattr(config, field) != defaults[field]:
                 raise ConfigError(
-                    f"{field}={getattr(config, field)!r} has no effect on a network of your own; leave it out, and set "
+                    f"{field}={getattr(config, field)!r} has no effect on a custom network; leave it out, and set "
                     "it in the network"
                 )
     for field in NAMES:
@@ -267,7 +267,7 @@ def _check_groups(config: Config) -> None:
     if config.starts_per_rollout is not None and start.from_reset:
         raise ConfigError(
             f"starts_per_rollout={config.starts_per_rollout} is for rollouts in which an episode follows another, but "
-            "those of this algorithm have one episode and one start state for each group already; leave it out"
+            "this algorithm has one episode and one start state for each group already; leave it out"
         )
     if start.from_reset and config.num_steps < env.max_steps and not config.cut_episodes:
         raise ConfigError(
@@ -363,6 +363,6 @@ def _check_transformer(config: Config) -> None:
         )
     if config.recurrent != "none" or config.normalize_observations or config.actor_observation is not None:
         raise ConfigError(
-            "a transformer has a cache of its own, and tokens have neither a mean nor parts; leave out recurrent, "
+            "a transformer has its own cache, and tokens have neither a mean nor parts; leave out recurrent, "
             "normalize_observations and actor_observation"
         )

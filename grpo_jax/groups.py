@@ -51,7 +51,7 @@ class Start(NamedTuple):
 
 
 def fresh_groups(simulator: Any, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
-    """Every group starts from a reset of its own. Only the parameters of the environments are taken from `state`."""
+    """Every group starts from its own reset. Only the parameters of the environments are taken from `state`."""
     return simulator.reset(state.environment_params, key, state.num_envs, group_size=group_size)
 
 

@@ -143,7 +143,7 @@ class Prediction(NamedTuple):
     entropy: jax.Array
     value: jax.Array | None  # None without a critic
     kl_behaviour: jax.Array  # KL(behaviour || policy), exact or, with logits_chunk, estimated
-    # KL(policy || reference), likewise, but exact for the penalty exact_kl_to_reference; None without a reference
+    # KL(policy || reference), in the same way, but exact for exact_kl_to_reference; None without a reference
     kl_reference: jax.Array | None
     reference_log_prob: jax.Array | None  # None without a reference
     params: PyTree = None  # the current parameters that are trained
@@ -157,7 +157,7 @@ class Prediction(NamedTuple):
           ValueError: the policy has none.
         """
         if self.compute_features is None:
-            raise ValueError("this policy, a network of your own, has no features; give make_pure_policy features=...")
+            raise ValueError("this policy, a custom network, has no features; give make_pure_policy features=...")
         return self.compute_features()
 
 

@@ -25,7 +25,7 @@ def relative_positions(
 ) -> tuple[jax.Array, jax.Array]:
     """The observation, an image whose channels are kinds of things, and how these lie to each other, side by side.
 
-    Sums of the pixels say where each thing is; those of `channel_correlations` also where it is beside another one.
+    Sums of the pixels say where each thing is; sums of `channel_correlations` also where it is next to another.
 
     Raises:
       ValueError: an observation is no image `[height, width, channels]` of two channels or more.
@@ -80,7 +80,7 @@ def channel_correlations(images: jax.Array, reach: int) -> jax.Array:
 
 
 def _correlations(images, reach):
-    """As `channel_correlations`, of all images at once: a product of two spectra is that of the correlation."""
+    """As `channel_correlations`, of all images at once: a product of spectra is the correlation's spectrum."""
     *lead, height, width, channels = images.shape
     pixels = at_least_float32(images).reshape(*lead, height * width, channels)
     to_spectrum, to_offsets = (matrix.astype(pixels.dtype) for matrix in _fourier_matrices(height, width, reach))
@@ -110,14 +110,14 @@ def _fourier_matrices(height, width, reach):
 
 
 def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """The features that the actor's head reads; those of a transformer are its last hidden states.
+    """The features that the actor's head reads; for a transformer, its last hidden states.
 
     Raises:
       ValueError: the policy has no features, or is a transformer whose rollout has more than one episode.
     """
     if policy.features is None:
         raise ValueError(
-            "this policy, a network of your own, has no features for policy_features; give make_pure_policy "
+            "this policy, a custom network, has no features for policy_features; give make_pure_policy "
             "features=..., or use `observed`"
         )
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)

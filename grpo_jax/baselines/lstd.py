@@ -60,8 +60,8 @@ def lstd_values(
     num_groups = num_envs // group_size
     if num_groups < 2:
         raise ValueError(
-            f"lstd_values values an environment by those of other groups, but num_envs={num_envs} and group_size="
-            f"{group_size} make one group; use num_envs={2 * group_size} or more, or smaller groups"
+            f"lstd_values values an environment by environments of other groups, but num_envs={num_envs} and "
+            f"group_size={group_size} make one group; use num_envs={2 * group_size} or more, or smaller groups"
         )
     if num_folds < 2:
         raise ValueError(f"num_folds={num_folds} leaves no other environments to value one by; use 2 or more")
@@ -106,7 +106,7 @@ def lstd_steps(window: Window, discount: jax.Array | float, trace: jax.Array | f
     discount, rewards = jnp.minimum(discount, LARGEST_DISCOUNT), at_least_float32(rewards)
     following = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
     following = jnp.where(terminated[..., None], 0.0, following)
-    # The last element of a state is 1, or 0 if it is not usable; that of a missing one is NaN.
+    # The last element of a state is 1, 0 if it is not usable, and NaN if it is missing.
     usable = mask.astype(bool) & (x[..., -1] == 1)
     known = usable & jnp.isfinite(rewards) & (terminated | (following[..., -1] == 1))
     difference = jnp.where(known[..., None], x - discount * following, 0.0)
@@ -137,7 +137,7 @@ def _split(x, size):
 
 
 def _weights_by_others(steps: Steps, ridge):
-    """The w of each fold, `[K, E]`, by the steps of the other folds; those of a fold are `[T, K, N / K, ...]`."""
+    """The w of each fold, `[K, E]`, from the steps of the other folds; steps are `[T, K, N / K, ...]`."""
     others = 1.0 - jnp.eye(steps.reward.shape[1], dtype=steps.reward.dtype)
     matrix = exact_sum("tkne,tknf->kef", steps.eligibility, steps.difference)
     vector = exact_sum("tkne,tkn->ke", steps.eligibility, steps.reward)

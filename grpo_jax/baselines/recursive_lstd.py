@@ -48,8 +48,8 @@ def recursive_lstd_values(
 
     x(s) is the features and a 1. z_t = x_t + discount trace z_{t-1} is their eligibility, which restarts with every
     episode. x_{t+1} is 0 after a termination. The values come from the sums before this rollout, so they do not depend
-    on its rewards, as with a critic. The features must mean the same in every rollout: those of an observation do,
-    those of a network that is being trained do not (see `lstd_values`).
+    on its rewards, as with a critic. The features must mean the same in every rollout, as features of an
+    observation do; features of a network that is being trained do not (see `lstd_values`).
 
     Boyan, Least-squares temporal difference learning (ICML 1999); with forgetting: Xu, He and Hu, Efficient
     reinforcement learning using recursive least-squares methods (JAIR 2002), https://arxiv.org/abs/1106.0707.

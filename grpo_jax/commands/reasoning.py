@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from grpo_jax import Hyperparams
 from grpo_jax.commands import lm, tiny_language_model
 from grpo_jax.commands.harness.arithmetic import (
     accuracy,
@@ -21,7 +22,7 @@ from grpo_jax.commands.harness.arithmetic import (
 from grpo_jax.commands.harness.command import command, make_console, need_one_process, new_folder
 from grpo_jax.commands.harness.limits import Count, Finite, Positive, Share
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.study import check_plans
+from grpo_jax.commands.harness.study import RecordingArguments, check_plans
 from grpo_jax.commands.harness.token_runs import format_shares
 from grpo_jax.language import (
     LanguageTask,
@@ -76,18 +77,19 @@ class Arguments(lm.TrainingArguments):
     max_completion: Count = 36
     num_prompts: Count = 32
     group_size: Count = 8
-    num_iterations: Count = 200
     num_epochs: Count = 2
     num_minibatches: Count = 2
-    learning_rate: float = 3e-4
-    kl_coef: float = 0.001
-    checkpoint_every: int = 20
     sample_every: Count = 20
     num_held_out: Count = 128
+    hyperparams: Hyperparams = dataclasses.field(
+        default_factory=lambda: Hyperparams(
+            learning_rate=3e-4, kl_coef=0.001, num_iterations=200, discount=1.0, gae_lambda=1.0
+        )
+    )
+    recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(checkpoint_every=20))
 
 
 def write_problems(out: Path, arguments: Arguments) -> None:
-    """Writes the prompts to train on, the held-out ones and the demonstrations."""
     sizes = {"num_terms": arguments.num_terms, "largest": arguments.largest}
     held_out = make_problems(arguments.num_test, seed=1, **sizes)
     excluded = [problem["prompt"] for problem in held_out]

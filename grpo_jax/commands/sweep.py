@@ -52,7 +52,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     # With the keys of grpo-jax train, so that each run is the one that it would be there.
     sweep = make_sweep(flags, arguments.training_keys, arguments.samples, arguments.seed)
     mesh = check_plans(sweep.plans, arguments)
-    resumed = arguments.out if arguments.resume else None
+    resumed = arguments.out if arguments.recording.resume else None
     programs = make_programs(sweep, mesh, memory_gib=arguments.memory_gib, resumed=resumed)
     study = Study("sweep", sweep.plans, arguments, programs=[program for program, _ in programs])
     write_json(study.out / SPLIT_FILE, [[plan.label for plan in plans] for _, plans in programs])
@@ -61,7 +61,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     ranked = show(study, sweep)
     if is_process_zero():
         split_policies(study.out, programs, {run.label for run in ranked[:NUM_DRAWN]})
-        if not arguments.checkpoint_every:  # else a sweep that is resumed needs them
+        if not arguments.recording.checkpoint_every:  # else a sweep that is resumed needs them
             shutil.rmtree(study.out / PROGRAMS / POLICIES)
     study.print_files(
         *("summary.json", "metrics.jsonl", "best.json", "sweep.png"),
@@ -83,7 +83,8 @@ def run_program(study: Study, program: RunSpec, plans: list[RunSpec], arguments:
             study.out,
             plan,
             console=False,
-            past=NO_ITERATIONS if arguments.resume else None,  # what an interrupted sweep has written is replaced
+            # What an interrupted sweep has written is replaced.
+            past=NO_ITERATIONS if arguments.recording.resume else None,
         ) as logger:
             logger.record(Chunk(run.result.metrics, run.result.steps, iteration=0, seconds=run.result.train_seconds))
         runs.append(run)
@@ -107,7 +108,6 @@ def show(study: Study, sweep: Sweep) -> list[Run]:
 
 
 def ranking(axes: Sequence[str], points: list[tuple], runs: list[Run]) -> Table:
-    """The best configurations, best first."""
     environment = runs[0].environment
     title = environment + (f", the best {NUM_SHOWN} of {len(runs)}" if len(runs) > NUM_SHOWN else "")
     rendered = Table("", *axes, *return_columns(environment), title=title)

@@ -167,7 +167,7 @@ def gymnax_actions(space: Any, name: str) -> tuple[ActionSpace, Callable]:
 
 
 def some_action(space: ActionSpace) -> jax.Array:
-    """An action in the space: 0, or what is nearest to it."""
+    """An action in the space: 0, or the nearest one."""
     match space:
         case Box(low, high):
             return jnp.clip(jnp.zeros(len(low)), jnp.array(low), jnp.array(high))

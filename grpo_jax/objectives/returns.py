@@ -49,7 +49,7 @@ def gae(
 
 
 def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array) -> jax.Array:
-    """Values of the true next observations, for `gae`: at a truncation that of the episode's final observation.
+    """Values of the true next observations, for `gae`: at a truncation the value of the episode's final observation.
 
     Args:
       values: `[T, N]`, of the observation before each step.

@@ -86,7 +86,7 @@ def normalized(policy: Policy, statistics: PyTree, clip: jax.Array) -> Policy:
 
     Args:
       policy: any.
-      statistics: those of a `Normalizer`.
+      statistics: of a `Normalizer`.
       clip: largest magnitude of a normalised observation.
     """
     if statistics is None:
@@ -121,7 +121,7 @@ def normalized(policy: Policy, statistics: PyTree, clip: jax.Array) -> Policy:
 def initial_normalizer(observation: PyTree, *, observations: bool, rewards: bool) -> Normalizer:
     """The normaliser before the first rollout.
 
-    If an observation has several arrays, those of integers or booleans (tokens, masks) are not normalised.
+    If an observation has several arrays, integers and booleans (tokens, masks) are not normalised.
 
     Args:
       observation: each leaf `[B, ...]`, of the reset states; the first finite one of each element is the origin of its

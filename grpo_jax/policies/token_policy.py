@@ -43,11 +43,11 @@ def make_token_policy(
     then share a prompt.
 
     Args:
-      architecture: sizes of each network. With LoRA a critic of its own has no adapters: all its weights are trained.
+      architecture: sizes of each network. With LoRA a separate critic has no adapters: all its weights are trained.
       distribution: categorical over the vocabulary.
       max_steps: the most tokens after a prompt, for which a carry reserves space.
       critic: whether to make a critic.
-      shared_critic: the critic is a head of the actor's network instead of a network of its own.
+      shared_critic: the critic is a head of the actor's network instead of a separate network.
       logits_chunk: tokens whose logits an update computes at once; None: all.
 
     Raises:

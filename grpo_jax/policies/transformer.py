@@ -78,7 +78,7 @@ class Transformer(nn.Module):
 
 
 def token_logits(architecture: Architecture, params: PyTree, features: jax.Array) -> jax.Array:
-    """The head "actor" by itself: `[..., width]` features to `[..., vocab_size]` logits."""
+    """The head "actor": `[..., width]` features to `[..., vocab_size]` logits."""
     kernel = params["embedding"].T if architecture.tie_embeddings else params["logits"]["kernel"]
     return product(features, kernel.astype(features.dtype))
 

@@ -150,7 +150,7 @@ def read_lines(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def as_lines(run: str, chunk: Chunk, active: np.ndarray, settings: Settings) -> Iterator[str]:
-    """A line for each iteration of a chunk: null for what is not finite, and for rows that are not active, `[n, R]`."""
+    """A line for each iteration of a chunk: null for NaN, infinity, and rows that are not active, `[n, R]`."""
     columns = {"environment_steps": chunk.steps.tolist()}
     for name, values in chunk.metrics.items():
         columns[name] = np.where(active & np.isfinite(values), values.astype(object), None).tolist()

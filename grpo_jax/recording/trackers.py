@@ -22,13 +22,13 @@ class Tracker(Protocol):
         """Takes a chunk, iterations from that index on; arrays are `[n, num_seeds]`, NaN where there is no value."""
 
     def close(self) -> None:
-        """Writes what is not written yet."""
+        """Writes the lines that are not written yet."""
 
 
 class TensorBoard:
     """TensorBoard's event files; their steps are the median over seeds of the environment steps.
 
-    Each setting has a folder of its own, so that TensorBoard shows them side by side.
+    Each setting has its own folder, so that TensorBoard shows them side by side.
 
     Args:
       directory: for the event files of this run alone.
@@ -46,7 +46,7 @@ class TensorBoard:
         self._writers = [(rows, writer(label, rows)) for label, rows in settings.rows.items()]
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
-        """One event an iteration, with all scalars: writing each by itself takes longer than small iterations do."""
+        """One event an iteration, with all scalars: writing them one by one takes longer than small iterations do."""
         from tensorboardX.proto.summary_pb2 import Summary
 
         for rows, writer in self._writers:
@@ -92,7 +92,7 @@ class WeightsAndBiases:
             self._run.log(values, step=iteration + i)
 
     def close(self) -> None:
-        """Sends what is not sent yet, in online mode."""
+        """Sends the rest, in online mode."""
         self._run.finish()
 
 

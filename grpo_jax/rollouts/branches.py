@@ -66,7 +66,7 @@ def with_monte_carlo_values(
       trajectory: `[T, B]`, whole episodes, with the states before each step.
       key: of all randomness.
       num_branches: number of rollouts from each state.
-      reward_clip: largest magnitude of a reward in the values; those of the trajectory stay as they are.
+      reward_clip: largest magnitude of a reward in the values; the trajectory's rewards are not clipped.
 
     Returns:
       The trajectory with `value`, `next_value` and `branch_steps`, without the states.

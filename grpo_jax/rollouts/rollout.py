@@ -87,7 +87,7 @@ class Simulator(NamedTuple):
         """Acts for `num_steps` in every environment and records what happens.
 
         With `auto_reset` an environment whose episode ends starts another. Start states have the environment's own
-        distribution and are independent of each other, but `starts_per_rollout` repeats those of an environment.
+        distribution and are independent of each other, but with `starts_per_rollout` an environment reuses its own.
         Truncation is exact: `next_value` is the critic's value of the true next observation, which may be a final one.
 
         Without `auto_reset` an environment whose episode ends stays in its final state: later steps are not `valid`,
@@ -107,7 +107,7 @@ class Simulator(NamedTuple):
             results are the same up to rounding.
           greedy: take the distribution's mode instead of a sample, in all environments, or where true in `[B]`.
           first_action: `[B]` or `[B, D]`, taken at the first step instead of the policy's own.
-          num_sharing: number of neighbouring environments that share all randomness but that of their actions (common
+          num_sharing: number of neighbouring environments that share all randomness except in their actions (common
             random numbers); 1: none do.
           keep_final: whether the trajectory keeps the final observations, for a baseline to value.
           keep_states: whether the trajectory keeps the state before each step, without the environments' parameters.
@@ -170,7 +170,7 @@ class Simulator(NamedTuple):
         layout = {"steps_per_loop": plan.steps_per_loop, "resize": resize if has_stages else None}
         scan = functools.partial(scan_in_blocks, **layout)
         if not auto_reset and 0 < plan.steps_per_check < num_steps:
-            # An episode may have one more step after its end: its value is that of the final observation.
+            # An episode may have one more step after its end: its value is the final observation's.
             scan = functools.partial(
                 scan_until_over,
                 goes_on=lambda record: any_in_all_rows((record.unpack() if plan.packed_steps else record).valid[-1]),

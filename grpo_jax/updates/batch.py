@@ -24,7 +24,7 @@ def make_batch(
 ) -> tuple[Batch, PyTree]:
     """The samples of a trajectory, with all that stays fixed during the epochs, and the next state of the baseline.
 
-    Advantages are relative to the values of the algorithm's baseline, or without one to those of the critic.
+    Advantages are relative to the values of the algorithm's baseline, or without one to the critic's.
 
     Args:
       config: the slots `reward`, `baseline`, `advantage` and `reduce` of its algorithm are called, in this order. A

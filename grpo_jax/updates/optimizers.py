@@ -107,7 +107,7 @@ def make_optimizer(
     Args:
       optimizer: as in `find_optimizer`.
       hyperparams: `max_grad_norm`, where inf is no limit, and what the optimiser reads.
-      rates: with a critic's rate, the parameters under a key "critic" have an optimiser of their own.
+      rates: with a critic's rate, the parameters under a key "critic" have a separate optimiser.
       moments_dtype: "float32", or "bfloat16" as in `half_precision`.
 
     Raises:
@@ -215,7 +215,7 @@ def _label_critic(params: PyTree) -> PyTree:
         shown = ", ".join(paths[:3]) + ", ..." * (len(paths) > 3)
         raise ConfigError(
             f"critic_learning_rate is for parameters under a key {CRITIC!r}, but the policy's parameters are {shown}; "
-            "leave it out, or use an algorithm with a critic and shared_critic=False, or in a network of your own give "
+            "leave it out, or use an algorithm with a critic and shared_critic=False, or in a custom network give "
             f"the critic's part the name {CRITIC!r}"
         )
     return labels
@@ -226,7 +226,7 @@ def _keys(path: tuple) -> list[str]:
 
 
 def _matrices(params: PyTree) -> PyTree:
-    """Which parameters have weight decay: those of two dimensions or more, so no biases, scales or free parameters."""
+    """Which parameters have weight decay: matrices and larger ones, so no biases, scales or free parameters."""
     return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
 
 

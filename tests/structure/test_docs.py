@@ -181,6 +181,9 @@ def test_the_sweep_by_hand_has_two_settings(tmp_path, monkeypatch):
     rows = {"learning_rate=0.001": [0, 1, 2, 3], "learning_rate=0.01": [4, 5, 6, 7]}
     assert {label: those.tolist() for label, those in names["policies"].settings.rows.items()} == rows
     assert names["policy"].row in rows[names["policies"].settings.ranked(names["policies"].score)[0]]
+    states = names["run"](names["config"], names["population"].replace(total_steps=128), names["keys"]).states
+    rates, chosen = states.hyperparams.learning_rate, names["select"](states, jnp.arange(8.0)).hyperparams.learning_rate
+    assert jnp.allclose(chosen, jnp.concatenate([0.8 * rates[6:], rates[2:]]))
 
 
 def test_flags_of_long_runs_are_those_of_the_commands():

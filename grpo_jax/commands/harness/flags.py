@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name, name_of
@@ -26,8 +27,8 @@ from grpo_jax.recording.config_file import FIELDS, read_fields
 class Settings:
     """The flags that describe a run."""
 
-    config: tyro.conf.OmitArgPrefixes[Config]
-    hyperparams: tyro.conf.OmitArgPrefixes[Hyperparams]
+    config: Config
+    hyperparams: Hyperparams
     config_file: Annotated[
         Path | None,
         tyro.conf.arg(
@@ -98,33 +99,22 @@ def _choose_algorithm(environment: str, fields: Mapping[str, Any], chosen: Chose
     return automatic_algorithm(make_environment(environment, env_params).max_steps, total_steps)
 
 
-def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.ConstructorRegistry:
+def _constructors(env_params: Mapping[str, float]) -> ConstructorRegistry:
     """Environments and algorithms are given by name; parameters of the environment as name=value, added to these."""
-    registry = tyro.constructors.ConstructorRegistry()
+    registry = ConstructorRegistry()
 
     @registry.primitive_rule
-    def by_name(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        if type_info.type not in (str | Algorithm, str | ExecutionPlan, str | Any, str | Callable):
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="NAME",
-            instance_from_str=lambda strings: strings[0],
-            is_instance=lambda value: True,
-            str_from_instance=lambda value: [str(value)],
-        )
-
-    @registry.primitive_rule
-    def overrides(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        if type_info.type != FIELDS["env_params"]:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="[NAME=VALUE ...]",
-            instance_from_str=lambda strings: {**env_params, **dict(map(parse_override, strings))},
-            is_instance=lambda value: True,
-            str_from_instance=lambda value: [f"{name}={number}" for name, number in dict(value).items()],
-        )
+    def fields_of_config(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        if info.type in (str | Algorithm, str | ExecutionPlan, str | Any, str | Callable):
+            return PrimitiveConstructorSpec(
+                1, "NAME", lambda words: words[0], lambda value: True, lambda value: [str(value)]
+            )
+        if info.type == FIELDS["env_params"]:
+            return PrimitiveConstructorSpec(
+                *("*", "[NAME=VALUE ...]", lambda words: {**env_params, **dict(map(parse_override, words))}),
+                *(lambda value: True, lambda value: [f"{name}={number}" for name, number in dict(value).items()]),
+            )
+        return None
 
     return registry
 

@@ -35,18 +35,9 @@ MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
 MINATAR_GAME = {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_BASELINES}
 BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # it has to remember which arm pays
 
-TOKENS = {
-    "num_envs": 512,
-    "group_size": 8,
-    "num_epochs": 1,
-    "num_minibatches": 4,
-    "learning_rate": 4e-4,
-    "kl_coef": 0.001,
-    "discount": 1.0,
-    "gae_lambda": 1.0,
-}
 TOKEN_SETTINGS = {
-    "any": TOKENS,
+    "any": {"num_envs": 512, "group_size": 8, "num_epochs": 1, "num_minibatches": 4, "learning_rate": 4e-4}
+    | {"kl_coef": 0.001, "discount": 1.0, "gae_lambda": 1.0},
     "ppo": {"group_size": 1, "entropy_coef": 0.0},
     "gspo": {"clip_low": 3e-2, "clip_high": 4e-2},
     # A completion costs the tokens of its branches too, so iterations are smaller.
@@ -73,24 +64,13 @@ ENVIRONMENT_SETTINGS = BY_ENVIRONMENT | {
     },
     "MountainCar-v0": {
         "any": {"normalize_observations": True},
-        "ppo": {
-            "normalize_rewards": True,
-            "num_envs": 16,
-            "num_steps": 16,
-            "num_minibatches": 4,
-            "learning_rate": 1e-3,
-            "gae_lambda": 0.98,
-            "entropy_coef": 0.0,
-        },
+        "ppo": BOX_PPO | {"num_epochs": 4, "num_steps": 16, "num_minibatches": 4, "gae_lambda": 0.98},
     },
     # Their time limits, and so the rollouts of one-episode groups, are far longer than the longest possible episode.
     "Catch-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 9}}},
     "MemoryChain-bsuite": {
-        "any": {
-            "recurrent": "gru",
-            "num_minibatches": 4,
-            "env_params": {"memory_length": 10, "max_steps_in_episode": 12},
-        },
+        "any": {"recurrent": "gru", "num_minibatches": 4}
+        | {"env_params": {"memory_length": 10, "max_steps_in_episode": 12}}
     },
     "DeepSea-bsuite": {
         "any": {"network": "mlp", "entropy_coef": 0.01, "env_params": {"max_steps_in_episode": 8}},
@@ -152,14 +132,11 @@ def settings(environment: str, algorithm: str) -> dict[str, Any]:
 
 
 def split_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of `Config`, and those of `Hyperparams`."""
     static = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
     return static, {name: value for name, value in fields.items() if name not in static}
 
 
 class TokenTask(NamedTuple):
-    """The length of training and the warm start of a token task."""
-
     total_steps: int  # tokens that each seed may sample
     target: float  # sampled accuracy at which the warm start ends
     learning_rate: float = 5e-4  # of the warm start

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import sys
 import tempfile
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import tyro
 from jax.sharding import Mesh
 
 from grpo_jax import Config, TrainState
@@ -35,17 +35,16 @@ from grpo_jax.types import PyTree
 
 
 @dataclasses.dataclass
-class StudyArguments(Recording, DeviceArguments):
-    """The flags of every experiment."""
+class RecordingArguments(Recording):
+    """What is recorded of a run; `StudyArguments` has its folder."""
 
-    num_seeds: Seeds = 16
-    """Independent runs of each algorithm, in one program."""
-    seed: Seed = 0
-    """Seed of all randomness."""
-    out: Path | None = None
-    """Folder for the results; a new one under runs/ if left out."""
-    compilation_cache: bool = True
-    """Keep compiled programs in ~/.cache/grpo_jax: from the second start on, seconds instead of tens of seconds."""
+    out: tyro.conf.Suppress[tyro.conf.Fixed[Path | None]] = None
+
+
+@dataclasses.dataclass
+class EvaluationArguments:
+    """Evaluations while training."""
+
     evaluate_every: int = 0
     """Iterations between two evaluations of the policies, with sampled and with greedy actions; 0 for none."""
     evaluation_episodes: int = 32
@@ -55,9 +54,8 @@ class StudyArguments(Recording, DeviceArguments):
     stop_without_progress: int | None = None
     """Stop a seed after this many evaluations in a row without a better return."""
 
-    @property
-    def evaluate(self) -> Evaluate | None:
-        """The evaluations while training; raises ConfigError if a criterion has none to decide by."""
+    def make(self) -> Evaluate | None:
+        """The evaluations; raises ConfigError if a criterion has none to decide by."""
         criteria = []
         if self.stop_at_return is not None:
             criteria.append(reached_return(self.stop_at_return))
@@ -76,27 +74,41 @@ class StudyArguments(Recording, DeviceArguments):
 
         return Evaluate(self.evaluate_every, self.evaluation_episodes, stop_when if criteria else None)
 
+
+@dataclasses.dataclass(kw_only=True)
+class StudyArguments:
+    """The flags of every comparison of runs."""
+
+    num_seeds: Seeds = 16
+    """Independent runs of each algorithm, in one program."""
+    seed: Seed = 0
+    """Seed of all randomness."""
+    out: Path | None = None
+    """Folder for the results; a new one under runs/ if left out."""
+    compilation_cache: bool = True
+    """Keep compiled programs in ~/.cache/grpo_jax: from the second start on, seconds instead of tens of seconds."""
+    recording: RecordingArguments = dataclasses.field(default_factory=RecordingArguments)
+    evaluation: EvaluationArguments = dataclasses.field(default_factory=EvaluationArguments)
+    devices: DeviceArguments = dataclasses.field(default_factory=DeviceArguments)
+
     @property
     def training_keys(self) -> jax.Array:
         """`[num_seeds]`."""
-        return self._keys(0)
+        return jax.random.split(jax.random.split(jax.random.key(self.seed))[0], self.num_seeds)
 
     @property
     def evaluation_keys(self) -> jax.Array:
         """`[num_seeds]`."""
-        return self._keys(1)
-
-    def _keys(self, use: int) -> jax.Array:
-        return jax.random.split(jax.random.split(jax.random.key(self.seed))[use], self.num_seeds)
+        return jax.random.split(jax.random.split(jax.random.key(self.seed))[1], self.num_seeds)
 
 
 def check_plans(plans: list[RunSpec], arguments: StudyArguments) -> Mesh | None:
     """The mesh of the flags; raises ConfigError if a plan cannot be run, before anything is written."""
-    if arguments.resume and arguments.out is None:
+    if arguments.recording.resume and arguments.out is None:
         raise ConfigError("--resume needs the folder of the run; name it with --out")
-    arguments.check()
-    arguments.evaluate  # noqa: B018, checks the flags
-    mesh = parse_mesh(arguments.mesh)
+    arguments.recording.check()
+    arguments.evaluation.make()
+    mesh = parse_mesh(arguments.devices.mesh)
     for plan in plans:
         check_run(plan.config, plan.hyperparams)
         if mesh is not None:
@@ -135,7 +147,7 @@ class Study:
         self._subfolder = PROGRAMS if programs else ""
         with clean_up_on_error(self.out):
             from_process_zero(
-                lambda: prepare_folder(self.out, trained, resume=arguments.resume, subfolder=self._subfolder)
+                lambda: prepare_folder(self.out, trained, resume=arguments.recording.resume, subfolder=self._subfolder)
             )
         if not is_process_zero():  # the files of the other processes are not kept
             self._temporary = tempfile.TemporaryDirectory()
@@ -184,8 +196,8 @@ class Study:
             with clean_up_on_error(self.out):
                 result, warnings = record(
                     plan,
-                    dataclasses.replace(self._arguments, out=folder),
-                    evaluate=self._arguments.evaluate,
+                    dataclasses.replace(self._arguments.recording, out=folder),
+                    evaluate=self._arguments.evaluation.make(),
                     callback=callback,
                     console=self.console,
                     params=params,
@@ -197,8 +209,10 @@ class Study:
                 message = f"{stop.name}: saved. To go on, repeat the command with --resume --out {self.out}"
                 print(message, file=sys.stderr)
             raise
+        mesh = make_row_mesh(len(evaluation_keys)) if self.mesh is None else self.mesh
+        scores = make_rows_function(functools.partial(self._score.function, plan.config), mesh)
         with self.console.status(f"{plan.name}: evaluating"):
-            final_returns = evaluate_rows(plan.config, result.states, evaluation_keys, self.mesh, score=self._score)
+            final_returns = scores(result.states, evaluation_keys).astype(np.float64)
         return Run(
             plan.label,
             plan.config,
@@ -211,11 +225,8 @@ class Study:
         )
 
     def add(self, *runs: Run) -> None:
-        """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them.
-
-        A run with several settings is added as one for each.
-        """
-        self.runs += itertools.chain(*(run.by_setting() for run in runs))
+        """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them."""
+        self.runs += runs
         write_json(
             self.out / "summary.json",
             {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},
@@ -238,17 +249,3 @@ class Study:
         size = sum(path.stat().st_size for path in (self.out / POLICIES).rglob("*.safetensors"))
         files = ", ".join([*names, f"policies ({size / 1e6:.1f} MB)"])
         self.console.print(f"Results in {self.out}: {files}", soft_wrap=True)
-
-
-def evaluate_rows(
-    config: Config,
-    states: TrainState,
-    keys: jax.Array,
-    mesh: Mesh | None,
-    *,
-    score: Score = SAMPLED_RETURN,
-) -> np.ndarray:
-    """`[R]` score of each row's policy, with one key each."""
-    mesh = make_row_mesh(len(keys)) if mesh is None else mesh
-    scores = make_rows_function(functools.partial(score.function, config), mesh)
-    return scores(states, keys).astype(np.float64)

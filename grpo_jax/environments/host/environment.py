@@ -44,7 +44,7 @@ class HostEnvironment:
     Args:
       make: a function that makes an instance, called about once for each parallel environment; or `Simulators`.
       name: for messages and files; by default the name of `make`.
-      max_steps: the default of the parameter `max_steps_in_episode`; None: that of the instance's `spec`.
+      max_steps: the default of the parameter `max_steps_in_episode`; None: the limit in the instance's `spec`.
       max_kept: the most instances in mid-episode. With more states than that (rows × `num_envs`) the results are the
         same, but each step replays its episode.
 
@@ -95,7 +95,7 @@ class HostEnvironment:
         return self._structure.unflatten(leaves), state
 
     def step_env(self, key: jax.Array, state: HostState, action: jax.Array, params: Any) -> tuple:
-        """As in gymnax. All randomness is that of the seed. After the end of an episode the host does nothing."""
+        """As in gymnax. All randomness comes from the seed. After the end of an episode the host does nothing."""
         action = jnp.asarray(action, self._action.dtype)
         flag, real = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), jnp.float32)
         results = (*self._leaves, _DIGEST, real, flag)

@@ -97,7 +97,7 @@ class XLand:
                 f"or another of {', '.join(xminigrid.registered_benchmarks())}"
             )
         if not is_xland and rulesets is not None:
-            raise ConfigError(f"'xland:{world}' has a goal of its own, and no rulesets; write 'xland:{world}'")
+            raise ConfigError(f"'xland:{world}' has a fixed goal, and no rulesets; write 'xland:{world}'")
         self.name, self._rulesets, self._timestep = f"xland:{name}", rulesets, TimeStep
         self.inner, self._params = xminigrid.make(world)
         self.default_params, self._sizes = TimeLimit(self._params.max_steps), (NUM_TILES, NUM_COLORS)

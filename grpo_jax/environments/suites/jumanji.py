@@ -91,7 +91,7 @@ class Jumanji(Timed):
         return _encoded(timestep.observation, self._spec), TimedState((inner, self._legal(timestep)), 0)
 
     def step_env(self, key, state, action, params):
-        """As in gymnax. The key replaces that of the state, so that members of a group can differ."""
+        """As in gymnax. The key replaces the state's, so that members of a group can differ."""
         inner, _ = state.inner
         inner = dataclasses.replace(inner, key=key) if hasattr(inner, "key") else inner
         if self.inner.action_spec.shape:

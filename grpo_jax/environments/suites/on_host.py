@@ -49,7 +49,7 @@ class EnvPool(HostEnvironment):
 class Pools:
     """`Simulators` in pools of envpool.
 
-    envpool takes seeds only when it makes a pool. So the episodes that begin at the same time get a pool of their own,
+    envpool takes seeds only when it makes a pool. So the episodes that begin at the same time get a new pool,
     and are stepped in one call as long as they last. A simulator is a pool and an index in it. Channels of images come
     last, as convolutions here expect.
     """

@@ -23,7 +23,7 @@ LIMITS = {
     "shogi": 256,
     "tic_tac_toe": 5,
 }
-"""The most moves of one player in games that end by themselves; the time limit of the others is 2000 steps."""
+"""The most moves of one player in games that always end; the time limit of the others is 2000 steps."""
 
 
 def random_legal(key: jax.Array, observation: jax.Array, action_mask: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
         a = clip(middle + half_width x, low, high),  x ~ N(mean, diag(std^2)),  parameters (mean, log std) `[..., 2 D]`
 
     The scaling makes an initial policy cover the bounds, however far apart they are. A trajectory stores x, and `mode`
-    returns x; the environment gets a. Densities are those of a before clipping:
+    returns x; the environment gets a. Densities are of a before clipping:
 
         log p(a) = log N(x; mean, std) - sum log half_width
 
