@@ -128,12 +128,12 @@ def lstd_steps(
     The eligibility of a state decays by discount times trace in each later step of its episode.
     """
     discount, rewards = jnp.minimum(discount, LARGEST_DISCOUNT), at_least_float32(rewards)
-    following = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
-    following = jnp.where(terminated[..., None], 0.0, following)
+    next_x = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
+    next_x = jnp.where(terminated[..., None], 0.0, next_x)
     # The last element of a state is 1, 0 if it is not usable, and NaN if it is missing.
     usable = mask.astype(bool) & (x[..., -1] == 1)
-    known = usable & jnp.isfinite(rewards) & (terminated | (following[..., -1] == 1))
-    difference = jnp.where(known[..., None], x - discount * following, 0.0)
+    known = usable & jnp.isfinite(rewards) & (terminated | (next_x[..., -1] == 1))
+    difference = jnp.where(known[..., None], x - discount * next_x, 0.0)
     return Steps(_eligibility(x, is_first, discount * trace), difference, jnp.where(known, rewards, 0.0), known)
 
 

@@ -100,9 +100,9 @@ def recursive_lstd_values(
     if sums is None:
         sums = jax.tree.map(jnp.zeros_like, new)
     weights = _weights(sums, ridge)
-    following = jax.tree.map(lambda old, new: decay * old + new, sums, new)
-    usable = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in following]))
-    sums = jax.tree.map(lambda old, new: jnp.where(usable, new, old), sums, following)
+    new_sums = jax.tree.map(lambda old, new: decay * old + new, sums, new)
+    usable = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in new_sums]))
+    sums = jax.tree.map(lambda old, new: jnp.where(usable, new, old), sums, new_sums)
     return _linear(features, weights), _linear(final_features, weights), sums
 
 

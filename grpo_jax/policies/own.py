@@ -57,14 +57,14 @@ def make_own_policy(network: str | Callable, observation: PyTree, distribution: 
         return params
 
     def step(params, observation, carry):
-        *results, after = _arrays(f"{name}: step", policy.step, params, observation, carry)
+        *results, new_carry = _arrays(f"{name}: step", policy.step, params, observation, carry)
         check("step", results, leading_shape(observation, 1), "N")
-        if not are_alike(carry, after):
+        if not are_alike(carry, new_carry):
             raise ConfigError(
-                f"{name}: the carry before a step is {describe_arrays(carry)}, but after it {describe_arrays(after)}; "
-                "both must have the same structure, shapes and dtypes"
+                f"{name}: the carry before a step is {describe_arrays(carry)}, but after it "
+                f"{describe_arrays(new_carry)}; both must have the same structure, shapes and dtypes"
             )
-        return *results, after
+        return *results, new_carry
 
     def sequence(params, observation, carry, is_first):
         results = _arrays(f"{name}: sequence", policy.sequence, params, observation, carry, is_first)
