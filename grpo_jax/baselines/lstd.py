@@ -41,8 +41,8 @@ def lstd_values(
 
     x(s) is the features, each divided by its root mean square over the batch, and a 1; x_{t+1} is 0 after a
     termination. The eligibility z restarts with every episode. The environments are divided into folds of neighbouring
-    groups, and each fold is valued by the w of the others, so that no reward of a rollout, or of another member of its
-    group, has a part in its own values.
+    groups, and each fold is valued by the w of the others, so that the values of a rollout do not depend on the
+    rewards of its group.
 
     Boyan, Least-squares temporal difference learning (ICML 1999); for the last layer of a network:
     https://arxiv.org/abs/1705.07461.

@@ -153,7 +153,7 @@ def recursive_lstd_baseline(
       fit_every: as of `recursive_lstd_values`.
     """
     if num_random_features is not None and num_random_features < 0:
-        raise ValueError(f"num_random_features={num_random_features} is no number of features; use 0 for none, or more")
+        raise ValueError(f"num_random_features={num_random_features} is not a number; use 0 for none, or more")
     options = {"features": features, "num_random_features": num_random_features, "fit_every": fit_every}
     return Baseline(with_options(_initial_state, **options), with_options(_recursive_lstd_baseline, **options))
 

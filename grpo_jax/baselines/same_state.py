@@ -165,10 +165,10 @@ def boosted(first: Baseline, second: Baseline) -> Baseline:
 
     In `boosted(same_step_baseline(), lstd_baseline())` V1 tells prompts apart, by the group's other members, and V2
     states of one rollout, by their features. The errors of V1 depend on the rewards of all rollouts that it compares,
-    so V2 must leave out those whose errors have a part of the rollout that it values. `lstd_baseline` does after
+    so V2 must leave out those whose errors depend on the rollout that it values. `lstd_baseline` does after
     `same_step_baseline`, since its folds are whole groups, as does `same_step_baseline` after `lstd_baseline`, and
     anything after `recursive_lstd_baseline`. In other pairs, such as with `kernel_baseline`, a rollout's own rewards
-    have a part in its values, which biases the gradient.
+    enter its values, which biases the gradient.
 
     Args:
       first, second: baselines, with or without a state.

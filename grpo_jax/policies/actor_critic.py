@@ -239,5 +239,5 @@ class Network(nn.Module):
         return [output.reshape(*batch_shape, -1) for output in outputs], x.reshape(*batch_shape, -1), carry
 
     def initial_carry(self, num_envs: int) -> Any:
-        """That of the recurrent layer, zeros; () without one."""
+        """The recurrent layer's, zeros; () without one."""
         return self.recurrent(parent=None).initial_carry(num_envs) if self.recurrent else ()
