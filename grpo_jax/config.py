@@ -28,8 +28,8 @@ class Config:
     `dataclasses.replace` keeps the chosen integers; pass None to have them chosen again.
 
     Raises:
-      ConfigError: at construction, for fields that contradict each other, with what to write instead. Functions of the
-        user's own, slots that do not fit together and optimisers are tried on shapes when `init` is called or traced.
+      ConfigError: at construction, for fields that contradict each other, with what to write instead. Custom
+        functions, slots that do not fit together and optimisers are tried on shapes when `init` is called or traced.
     """
 
     environment: str | Any = "CartPole-v1"

@@ -112,8 +112,8 @@ def make_optimizer(
 
     Raises:
       ConfigError: a hyperparameter is set that the optimiser of this name does not read, or a function gives something
-        else. In `init`, if the critic has a rate, but the parameters have no such key. In `init` and `update` of an
-        optimiser of the user's own, if it fails, or changes structures, shapes or dtypes.
+        else. In `init`, if the critic has a rate, but the parameters have no such key. In `init` and `update` of a
+        custom optimiser, if it fails, or changes structures, shapes or dtypes.
     """
     make, named = find_optimizer(optimizer), _NAMED.get(optimizer) if isinstance(optimizer, str) else None
     if named is not None:

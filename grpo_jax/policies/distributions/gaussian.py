@@ -67,8 +67,8 @@ def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
 
         a = middle + half_width tanh(u),  u ~ N(mean, diag(std^2)),  parameters (mean, log std) `[..., 2 D]`
 
-    A trajectory stores u, and `mode` returns the mode of u, where a is at its median; the environment gets a. The density
-    is of a:
+    A trajectory stores u, and `mode` returns the mode of u, where a is at its median; the environment gets a.
+    Its density:
 
         log p(a) = log N(u; mean, std) - sum log |da / du|,  log |da / du| = log(half_width) + log(1 - tanh(u)^2)
 
