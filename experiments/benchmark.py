@@ -44,7 +44,7 @@ class Arguments:
     """Names of gymnax environments."""
     num_envs: tuple[Count, ...] = ()
     """Parallel environments, one measurement each; by default 64, 512 and 2048 for CartPole-v1, 512 for others."""
-    implementations: tuple[Literal["rejax PPO", "plain PPO", "PPO", "GRPO"], ...] = IMPLEMENTATIONS
+    implementations: tuple[Literal[IMPLEMENTATIONS], ...] = IMPLEMENTATIONS
     """What to measure; ratios are to the first."""
     num_seeds: tuple[Count, ...] = (1,)
     """Independent runs in one program (vmap), one measurement each."""
@@ -152,7 +152,6 @@ def overhead(repeats: int) -> dict:
 
 
 def table(title: str, rows: list[dict]) -> Table:
-    """The implementations side by side."""
     columns = ["", "steps/s", "slowest … fastest", f"× {rows[0]['ratio_to']}", "of matmul rate", "memory", "compile"]
     rendered = Table(*columns, title=f"{title}; matmul {rows[0]['matmul_flops_per_second'] / 1e9:.0f} GFLOP/s")
     for row in rows:

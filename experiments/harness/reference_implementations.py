@@ -28,7 +28,6 @@ class Implementation(NamedTuple):
 
 
 def rejax_version() -> str | None:
-    """The installed version; None without the extra `benchmark`."""
     return importlib.metadata.version("rejax") if importlib.util.find_spec("rejax") else None
 
 
@@ -75,8 +74,6 @@ def rejax_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
 
 
 class PlainState(NamedTuple):
-    """The state of plain PPO."""
-
     params: Any
     optimizer: Any
     environment: Any
@@ -86,8 +83,6 @@ class PlainState(NamedTuple):
 
 
 class PlainTransition(NamedTuple):
-    """One step of plain PPO in every environment."""
-
     observation: jax.Array
     action: jax.Array
     reward: jax.Array
@@ -105,7 +100,6 @@ class PlainActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, observation):
-        """`[B, ...]` to logits `[B, num_actions]` and values `[B]`."""
         flat = observation.reshape(observation.shape[0], -1).astype(jnp.float32)
         outputs = []
         for size, scale in ((self.num_actions, 0.01), (1, 1.0)):

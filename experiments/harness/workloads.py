@@ -218,7 +218,6 @@ def final_returns(implementation: Implementation, num_seeds: int, num_iterations
 
 
 def _layers(config: Config) -> list[tuple[int, int]]:
-    """The numbers of inputs and outputs of every dense layer."""
     num_inputs = int(np.prod(config.env.observation.shape))
     heads = [config.policy.distribution.num_parameters] + [1] * config.policy.has_critic
     widths = [(num_inputs, *config.hidden_sizes, head) for head in heads]
@@ -226,7 +225,6 @@ def _layers(config: Config) -> list[tuple[int, int]]:
 
 
 def forward_flops(config: Config) -> float:
-    """FLOPs of the matrix products for one sample."""
     return float(sum(2 * inputs * outputs for inputs, outputs in _layers(config)))
 
 
@@ -238,7 +236,6 @@ def gradient_flops(config: Config) -> float:
 
 
 def _strong(leaf: jax.Array) -> jax.Array:
-    """Without a weak type, as a step returns it."""
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return leaf if is_key else jax.lax.convert_element_type(leaf, leaf.dtype)
 

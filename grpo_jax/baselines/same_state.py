@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.baselines.baseline import Baseline, stateless, with_options
+from grpo_jax.baselines.baseline import Baseline, no_state, with_options
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import same_step_leave_one_out
 from grpo_jax.objectives.returns import bootstrapped_returns, next_values
@@ -111,14 +111,14 @@ def same_step_baseline() -> Baseline:
 
     With a critic, returns are bootstrapped by it where a limit or the window cut them; otherwise they end there.
     """
-    return stateless(with_options(_same_step_baseline))
+    return Baseline(no_state, with_options(_same_step_baseline))
 
 
 def _same_step_baseline(
-    trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
-) -> tuple[jax.Array, jax.Array]:
+    trajectory: Trajectory, state: PyTree, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
+) -> tuple[jax.Array, jax.Array, PyTree]:
     returns, final_value = _window_returns(trajectory, hyperparams)
-    return same_step_leave_one_out(returns, trajectory.valid, group_size), final_value
+    return same_step_leave_one_out(returns, trajectory.valid, group_size), final_value, state
 
 
 def state_hash_baseline() -> Baseline:
@@ -126,12 +126,12 @@ def state_hash_baseline() -> Baseline:
 
     With a critic, it values final states; otherwise visits to them do.
     """
-    return stateless(with_options(_state_hash_baseline))
+    return Baseline(no_state, with_options(_state_hash_baseline))
 
 
 def _state_hash_baseline(
-    trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
-) -> tuple[jax.Array, jax.Array]:
+    trajectory: Trajectory, state: PyTree, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
+) -> tuple[jax.Array, jax.Array, PyTree]:
     returns, critic_value = _window_returns(trajectory, hyperparams)
     value, final_value = state_hash_values(
         trajectory.observation,
@@ -140,7 +140,7 @@ def _state_hash_baseline(
         trajectory.valid,
         fallback=same_step_leave_one_out(returns, trajectory.valid, group_size),
     )
-    return value, final_value if trajectory.final_value is None else critic_value
+    return value, final_value if trajectory.final_value is None else critic_value, state
 
 
 def _window_returns(trajectory: Trajectory, hyperparams: Hyperparams) -> tuple[jax.Array, jax.Array]:

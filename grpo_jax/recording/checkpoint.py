@@ -20,13 +20,6 @@ from grpo_jax.types import TrainState, by_path
 KEPT = 2
 """How many of the latest checkpoints are kept, beside the best one."""
 
-_FIELDS = {
-    **{"description": dict[str, Any], "notes": dict[str, Any], "score": float | None, "iteration": int},
-    **{"steps": list[int], "seconds": float, "evaluations": list[list[Any]], "stopped": list[bool]},
-    "generators": dict[str, str],
-}
-"""Of what is saved beside the arrays."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -43,9 +36,9 @@ class Checkpoints:
 
     Args:
       directory: for this run alone; created if it does not exist.
-      description: of the run, in JSON's types. It is saved with each checkpoint: see `check_same_run`.
+      description: of the run, in JSON's types; `check_same_run` compares it with that of a run that goes on.
       every: iterations between two checkpoints, which are made at the ends of chunks.
-      notes: saved as well, but may change when the run is resumed: versions of packages, for example.
+      notes: saved as well, but not compared: versions of packages, for example.
     """
 
     def __init__(
@@ -62,7 +55,15 @@ class Checkpoints:
             directory.mkdir(parents=True, exist_ok=True)
             for unfinished in directory.glob(".*.tmp"):
                 unfinished.unlink()
-            self._scores = {iteration: _score(path) for iteration, path in _files(directory).items()}
+            self._scores = {iteration: self._score(iteration) for iteration in _files(directory)}
+
+    def _score(self, iteration: int) -> float:
+        """A damaged checkpoint is the worst, as is one without a score."""
+        try:
+            score = read_checked(self._path(iteration), only_fields=True)[1]["score"]
+        except ConfigError:
+            score = None
+        return -np.inf if score is None else score
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -121,10 +122,10 @@ class Checkpoints:
 
     def _remove(self, iteration: int) -> None:
         self._path(iteration).unlink(missing_ok=True)
-        self._scores.pop(iteration, None)
+        del self._scores[iteration]
 
     def wait(self) -> None:
-        """Waits until all checkpoints are on the disk; raises OSError if one could not be written."""
+        """Waits for the disk; raises OSError if a checkpoint could not be written."""
         writing, self._writing = self._writing, None
         try:
             if writing is not None:
@@ -169,14 +170,15 @@ class Checkpoints:
 
     def _newest(self, like: TrainState, at_most: float) -> tuple[Arrays, dict[str, Any]] | None:
         """The newest checkpoint that can be read: its arrays, and what is saved beside them."""
-        expected = {path: _type(leaf) for path, leaf in by_path(jax.eval_shape(_all_as_numbers, like)).items()}
+        numbers = jax.eval_shape(lambda states: jax.tree.map(_as_numbers, states), like)
+        expected = {path: _type(leaf) for path, leaf in by_path(numbers).items()}
         iterations = sorted(self._scores, reverse=True)
         for iteration in iterations:
             if iteration > at_most:
                 _log.warning("The checkpoint of iteration %d is skipped: the metrics end before it.", iteration)
                 continue
             try:
-                arrays, fields = read_checked(self._path(iteration), _FIELDS)
+                arrays, fields = read_checked(self._path(iteration))
             except ConfigError as error:
                 _log.warning("The checkpoint of iteration %d is damaged (%s): an older one is tried.", iteration, error)
                 continue
@@ -200,7 +202,7 @@ def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str,
     """
     for _, path in sorted(_files(directory).items(), reverse=True):
         try:
-            _, fields = read_checked(path, _FIELDS, only_fields=True)
+            _, fields = read_checked(path, only_fields=True)
         except ConfigError:  # it is damaged, as `restore` will report
             continue
         if unknown := check_same(fields["description"], plain(description)):
@@ -218,15 +220,6 @@ def _files(directory: Path) -> dict[int, Path]:
     return {int(path.stem): path for path in Path(directory).glob("*.safetensors") if path.stem.isdecimal()}
 
 
-def _score(path: Path) -> float:
-    """Of a file; a damaged one is the worst."""
-    try:
-        score = read_checked(path, _FIELDS, only_fields=True)[1]["score"]
-    except ConfigError:
-        score = None
-    return -np.inf if score is None else score
-
-
 def _type(leaf: np.ndarray | jax.ShapeDtypeStruct) -> list:
     return [list(leaf.shape), str(leaf.dtype)]
 
@@ -238,7 +231,3 @@ def _is_key(leaf: jax.Array) -> bool:
 def _as_numbers(leaf: jax.Array) -> jax.Array:
     """Random keys as the integers that they consist of."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _all_as_numbers(states: TrainState) -> TrainState:
-    return jax.tree.map(_as_numbers, states)

@@ -222,6 +222,8 @@ class Recorder:
             self._recent.add(chunk)
             if self._finder is not None:
                 self._finder.check(chunk)
+        else:
+            from_process_zero(lambda: self._policies.check_space(progress.states))
         if not self._is_evaluated or progress.iteration in evaluated:
             self._policies.update(progress, self._scores(progress.evaluations))
         changed = apply_callback(self._callback, progress, chunk)

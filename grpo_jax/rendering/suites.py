@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from grpo_jax.environments.suites import Craftax
-from grpo_jax.environments.suites.rigid_bodies import RigidBodies
+from grpo_jax.environments.suites.physics import RigidBodies
 from grpo_jax.errors import ConfigError
 from grpo_jax.rendering.grids import enlarge
 

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from grpo_jax.config import Config
+from grpo_jax.devices.compilation_cache import kept_programs
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.environments import group_parameters
 from grpo_jax.environments.tokens import PAD, Task
@@ -65,6 +66,7 @@ def warm_start(config: Config, keys: jax.Array, *, batch_size: int = 128, **opti
     )
 
 
+@kept_programs()
 def imitate(
     config: Config,
     keys: jax.Array,

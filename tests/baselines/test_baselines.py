@@ -11,6 +11,7 @@ from probes import FOREVER, Probe, Recall, acted, check, known_params, known_pol
 from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.baselines import (
+    Window,
     boosted,
     kernel_baseline,
     kernel_values,
@@ -73,7 +74,7 @@ def oracle_kernel(data, bandwidth, reach=0):
 
 @functools.partial(jax.jit, static_argnames=("relative", "standardize", "reach"))
 def kernel(data, bandwidth, **options):
-    return kernel_values(**data, discount=DISCOUNT, bandwidth=bandwidth, **options)
+    return kernel_values(Window(**data), discount=DISCOUNT, bandwidth=bandwidth, **options)
 
 
 def assert_values(actual, expected, mask):

@@ -12,10 +12,10 @@ from probes import difference, random_play
 
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.encoding import one_hot_layers
+from grpo_jax.environments.suites.common import one_hot_layers
+from grpo_jax.environments.suites.grids import XLand
 from grpo_jax.environments.suites.jumanji import Jumanji
 from grpo_jax.environments.suites.pgx import Pgx, random_legal
-from grpo_jax.environments.suites.xland import XLand
 
 LIMIT, NUM_ENVS, NUM_STEPS = 6, 3, 14
 NAMES = {

@@ -16,6 +16,7 @@ import pytest
 
 from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, suites
 from experiments.harness.suite_study import run_suite, write_comparison
+from experiments.harness.summaries import read_results
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import tokens, train
@@ -24,7 +25,6 @@ from grpo_jax.commands.harness.figures import solved_after
 from grpo_jax.commands.harness.runs import Run, make_plan, summarise
 from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings
 from grpo_jax.commands.harness.study import RecordingArguments
-from grpo_jax.commands.harness.summaries import read_results
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json

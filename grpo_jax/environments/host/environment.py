@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.host.episodes import DIGEST_BYTES, Episodes, Moment, Request
-from grpo_jax.environments.host.simulators import Instances, Simulators
-from grpo_jax.environments.host.spaces import action_decoder, observation_leaves
+from grpo_jax.environments.host.gymnasium_interface import Instances, Simulators, action_decoder, observation_leaves
 from grpo_jax.environments.parameters import TimeLimit
 from grpo_jax.environments.spaces import ActionSpace
 from grpo_jax.host_calls import call_host
@@ -80,7 +79,6 @@ class HostEnvironment:
         return self.name, self._make, self.default_params
 
     def action_space(self, params: Any) -> ActionSpace:
-        """As in gymnax."""
         return self._action_space
 
     def observation_space(self, params: Any) -> Any:
@@ -108,7 +106,6 @@ class HostEnvironment:
         return self._structure.unflatten(leaves), after, reward, terminated, {}
 
     def is_truncated(self, state: HostState, params: Any) -> jax.Array:
-        """As in gymnax."""
         return state.time >= params.max_steps_in_episode
 
     def _starts(self, seed):

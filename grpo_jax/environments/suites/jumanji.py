@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.naming import check_known
-from grpo_jax.environments.suites.timed import Timed, TimedState
+from grpo_jax.environments.suites.common import Timed, TimedState, check_known
 from grpo_jax.errors import ConfigError
 
 LIMITS = {
@@ -88,7 +87,6 @@ class Jumanji(Timed):
         return Discrete(math.prod(self._sizes))
 
     def reset_env(self, key, params):
-        """As in gymnax."""
         inner, timestep = self.inner.reset(key)
         return _encoded(timestep.observation, self._spec), TimedState((inner, self._legal(timestep)), 0)
 
