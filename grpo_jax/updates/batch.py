@@ -68,7 +68,7 @@ def make_batch(
     mask = _training_mask(algorithm, played, advantage, group_size)
     weight = check_shape("reduce", bound(algorithm.reduce, hyperparams)(mask), mask)
     if trajectory.given is not None:
-        # Each action was forced on one member, so it is weighted by its probability under the policy.
+        # Each action was imposed on one member, but the policy takes it with its probability.
         weight *= group_size * jnp.exp(trajectory.log_prob)
     together = {"whole_sequences": config.keeps_sequences, "whole_minibatches": algorithm.whole_minibatches}
     batch = Batch(
@@ -132,7 +132,7 @@ def _kl_to_reference(trajectory: Trajectory, reference_log_prob: jax.Array | Non
 def _with_baseline(
     config: Config, policy: Policy, state: TrainState, trajectory: Trajectory, hyperparams: Hyperparams
 ) -> tuple[Trajectory, PyTree]:
-    """The trajectory with the baseline's values in place of the critic's, and the next state of the baseline."""
+    """The trajectory with the baseline's values for the critic's, and the next state of the baseline."""
 
     def apply(trajectory):
         arguments = state.baseline, policy, state.params, hyperparams, config.group_size
@@ -144,7 +144,7 @@ def _with_baseline(
             )
         return results
 
-    # The values come from each window alone, the next state from all windows at once.
+    # Each window is valued by itself; the next state is that of all of them at once.
     value, final_value, baseline_state = apply(trajectory)
     if config.num_windows > 1:
         value, final_value = _by_window(lambda window: apply(window)[:2], trajectory, config.num_windows)
