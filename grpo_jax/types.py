@@ -177,7 +177,7 @@ class StepCount(NamedTuple):
         return (self.high < other.high) | ((self.high == other.high) & (self.low <= other.low))
 
     def as_float(self) -> jax.Array:
-        """float32."""
+        """The number, rounded to float32."""
         return self.high.astype(jnp.float32) * 2.0**31 + self.low.astype(jnp.float32)
 
 
@@ -186,7 +186,7 @@ class TrainState:
     """The whole state of a run, arrays only: vmap it, shard it, donate it, save it, resume from it."""
 
     params: PyTree
-    reference_params: PyTree  # those that are trained; None for an algorithm without a reference policy
+    reference_params: PyTree  # the trained ones; None for an algorithm without a reference policy
     optimizer: PyTree  # of the parameters that are trained
     rollout: RolloutState
     normalizer: PyTree  # statistics of observations and returns; None where they are not normalised
