@@ -1,6 +1,14 @@
-"""Log-probabilities and the critic's values of a trajectory, computed after the steps."""
+"""Log-probabilities and the critic's values of a trajectory, computed after its steps.
+
+Bootstrapping needs the values of final observations: the true last one of each truncated episode, and those after the
+last step. An episode is truncated at `max_steps` and no earlier, so within `num_steps` that happens at most
+ceil(num_steps / max_steps) times. That many are kept for each environment, with the policy's carry, and valued in one
+pass after the rollout. If an environment truncates more often, the missing values are NaN: no update is better than a
+wrong one.
+"""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +16,40 @@ import jax.numpy as jnp
 from grpo_jax.devices.mesh import envs_are_split
 from grpo_jax.objectives.returns import next_values
 from grpo_jax.policies import Policy
-from grpo_jax.types import PyTree, Trajectory
+from grpo_jax.rollouts.resets import select
+from grpo_jax.rollouts.scan import block_length
+from grpo_jax.types import PyTree, RolloutState, Trajectory
+
+
+class Truncations(NamedTuple):
+    """The final observations of the episodes that were truncated so far in a rollout; `S` slots an environment."""
+
+    slots: PyTree  # (observation, carry of the policy), each leaf [B, S, ...], in the order of truncation
+    count: jax.Array  # [B] int32; truncations beyond the last slot are counted but not kept
+
+    @classmethod
+    def none(cls, num_slots: int, state: RolloutState) -> "Truncations":
+        """Empty slots for observations and carries as in `state`."""
+
+        def empty(x):
+            return jnp.zeros((x.shape[0], num_slots, *x.shape[1:]), x.dtype)
+
+        return cls(jax.tree.map(empty, (state.observation, state.policy_carry)), jnp.zeros(state.num_envs, jnp.int32))
+
+    def add(self, truncated: jax.Array, state: RolloutState) -> "Truncations":
+        """Adds the observations in `state` of the environments that are `truncated` at this step, `[B]` bool."""
+        num_slots = jax.tree.leaves(self.slots)[0].shape[1]
+        is_next = truncated[:, None] & (self.count[:, None] == jnp.arange(num_slots)[None])
+        new = jax.tree.map(lambda x: x[:, None], (state.observation, state.policy_carry))
+        return Truncations(select(is_next, new, self.slots), self.count + truncated)
+
+
+def final_observations(truncations: Truncations | None, state: RolloutState) -> PyTree:
+    """Observations and carries, each leaf `[S + 1, B, ...]`: those of the truncations, and then those in `state`."""
+    last = jax.tree.map(lambda x: x[None], (state.observation, state.policy_carry))
+    if truncations is None:
+        return last
+    return jax.tree.map(lambda slots, x: jnp.concatenate([jnp.swapaxes(slots, 0, 1), x]), truncations.slots, last)
 
 
 def with_values(policy: Policy, params: PyTree, trajectory: Trajectory, carry: PyTree, num_passes: int) -> Trajectory:
@@ -25,10 +66,7 @@ def with_values(policy: Policy, params: PyTree, trajectory: Trajectory, carry: P
     if not policy.has_critic:
         return trajectory
     num_steps, num_envs = trajectory.reward.shape
-    most = max(num_steps // num_passes, 1)
-    num_rows = max(number for number in range(1, most + 1) if num_steps % number == 0)
-    rows = (-1, num_rows)
-    observations = jax.tree.map(lambda leaf: leaf.reshape(*rows, *leaf.shape[1:]), trajectory.observation)
+    num_rows = block_length(num_steps, max(num_steps // num_passes, 1))
     is_first = jnp.zeros((num_rows, num_envs), bool)  # without a carry nothing depends on it
 
     def values(rows, carry, is_first):
@@ -37,7 +75,8 @@ def with_values(policy: Policy, params: PyTree, trajectory: Trajectory, carry: P
     if envs_are_split():
         # One flat batch of all environments would be gathered on every device.
         values = _over_envs(values)
-    value = jax.lax.map(lambda rows: values(rows, carry, is_first), observations)
+    rows = jax.tree.map(lambda x: x.reshape(-1, num_rows, *x.shape[1:]), trajectory.observation)
+    value = jax.lax.map(lambda rows: values(rows, carry, is_first), rows)
     return trajectory._replace(value=value.reshape(num_steps, num_envs))
 
 
@@ -66,7 +105,7 @@ def _over_envs(sequence: Callable) -> Callable:
     """A function of sequences `[S, B, ...]` mapped over the environments, whose carry is `[B, ...]`."""
 
     def one(rows, carry, is_first):
-        rows, is_first = jax.tree.map(lambda leaf: leaf[:, None], (rows, is_first))
-        return sequence(rows, jax.tree.map(lambda leaf: leaf[None], carry), is_first)[:, 0]
+        rows, is_first = jax.tree.map(lambda x: x[:, None], (rows, is_first))
+        return sequence(rows, jax.tree.map(lambda x: x[None], carry), is_first)[:, 0]
 
     return jax.vmap(one, in_axes=(1, 0, 1), out_axes=1)

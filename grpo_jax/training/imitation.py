@@ -165,16 +165,16 @@ def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: i
     start = Simulator(env, policy, params).reset(environment_params, key, batch_size)
     problem = start.environment.problem
     solution = jax.vmap(env.task.solution)(problem)
-    imposed = None
-    if env.task.imposed is not None:
-        imposed = jax.vmap(functools.partial(_is_imposed, env.task))(problem, solution)
-    return completion_loss(policy, params, start.policy_carry, start.observation, solution, imposed)
+    forced = None
+    if env.task.forced_token is not None:
+        forced = jax.vmap(functools.partial(_is_forced, env.task))(problem, solution)
+    return completion_loss(policy, params, start.policy_carry, start.observation, solution, forced)
 
 
-def _is_imposed(task: Task, problem: PyTree, solution: jax.Array) -> jax.Array:
+def _is_forced(task: Task, problem: PyTree, solution: jax.Array) -> jax.Array:
     """`[max_length]` bool: the tokens of a solution that the environment writes."""
     place = jnp.arange(task.max_length)
-    return jax.vmap(lambda t: task.imposed(problem, jnp.where(place < t, solution, PAD)))(place) >= 0
+    return jax.vmap(lambda t: task.forced_token(problem, jnp.where(place < t, solution, PAD)))(place) >= 0
 
 
 def completion_loss(
@@ -183,7 +183,7 @@ def completion_loss(
     carry: PyTree,
     observation: jax.Array,
     completions: jax.Array,
-    imposed: jax.Array | None = None,
+    forced: jax.Array | None = None,
 ) -> jax.Array:
     """Mean of -log p(token | tokens before) over the tokens of completions; pure.
 
@@ -193,9 +193,9 @@ def completion_loss(
       carry: after the prompts but for the last token of each.
       observation: int `[N]`, the last tokens of the prompts.
       completions: int `[N, L]`, -1 after the end.
-      imposed: bool `[N, L]`: tokens that the environment writes, which are not learnt; None: none.
+      forced: bool `[N, L]`: tokens that the environment writes, which are not learnt; None: none.
     """
-    is_learnt = completions >= 0 if imposed is None else (completions >= 0) & ~imposed
+    is_learnt = completions >= 0 if forced is None else (completions >= 0) & ~forced
     completions = jnp.maximum(completions, 0).T
     observation = jnp.concatenate([observation[None], completions[:-1]])
     is_first = jnp.zeros(completions.shape, bool).at[0].set(True)
