@@ -7,13 +7,11 @@ pass after the rollout. If an environment truncates more often, the missing valu
 wrong one.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.devices.mesh import envs_are_split
 from grpo_jax.objectives.returns import next_values
 from grpo_jax.policies import Policy
 from grpo_jax.rollouts.resets import select
@@ -58,26 +56,20 @@ def with_values(policy: Policy, params: PyTree, trajectory: Trajectory, carry: P
     Args:
       policy, params: that acted; a policy without a carry.
       trajectory: `[T, B]`.
-      carry: of the policy before the first step, without leaves.
+      carry: of the policy, without leaves.
       num_passes: the values take so many passes through the network, or more.
     """
     log_prob = policy.distribution.log_prob(trajectory.distribution, trajectory.action)
     trajectory = trajectory._replace(log_prob=log_prob)
     if not policy.has_critic:
         return trajectory
-    num_steps, num_envs = trajectory.reward.shape
+    num_steps = len(trajectory.reward)
     num_rows = block_length(num_steps, max(num_steps // num_passes, 1))
-    is_first = jnp.zeros((num_rows, num_envs), bool)  # without a carry nothing depends on it
-
-    def values(rows, carry, is_first):
-        return policy.sequence(params, rows, carry, is_first)[1]
-
-    if envs_are_split():
-        # One flat batch of all environments would be gathered on every device.
-        values = _over_envs(values)
     rows = jax.tree.map(lambda x: x.reshape(-1, num_rows, *x.shape[1:]), trajectory.observation)
-    value = jax.lax.map(lambda rows: values(rows, carry, is_first), rows)
-    return trajectory._replace(value=value.reshape(num_steps, num_envs))
+    # Over environments: one flat batch of all of them would be gathered on every device.
+    values = jax.vmap(lambda steps: policy.step(params, steps, carry)[1], in_axes=1, out_axes=1)
+    value = jax.lax.map(values, rows)
+    return trajectory._replace(value=value.reshape(trajectory.reward.shape))
 
 
 def with_final_values(
@@ -99,13 +91,3 @@ def with_final_values(
         carry = policy.sequence_carry(carry)
         trajectory = trajectory._replace(final_observation=observation, final_carry=carry, final_value=value)
     return trajectory
-
-
-def _over_envs(sequence: Callable) -> Callable:
-    """A function of sequences `[S, B, ...]` mapped over the environments, whose carry is `[B, ...]`."""
-
-    def one(rows, carry, is_first):
-        rows, is_first = jax.tree.map(lambda x: x[:, None], (rows, is_first))
-        return sequence(rows, jax.tree.map(lambda x: x[None], carry), is_first)[:, 0]
-
-    return jax.vmap(one, in_axes=(1, 0, 1), out_axes=1)
