@@ -16,7 +16,7 @@ from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
-from grpo_jax.importing import is_own
+from grpo_jax.importing import is_custom
 from grpo_jax.recording.config_file import FIELDS, read_fields
 
 from .parsing import one_line_errors, parse_flags
@@ -72,7 +72,7 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     fields = from_file
     if chosen.config is None:
         fields = settings(environment, name_of(by_name(algorithm)))
-        if is_own(chosen.network):  # one of the user's own, on which the tuned settings of a network have no effect
+        if is_custom(chosen.network):  # one of the user's own, on which the tuned settings of a network have no effect
             fields = {name: value for name, value in fields.items() if name not in BUILT_IN_FIELDS}
     static, traced = split_fields(fields)
     if chosen.total_steps is not None or chosen.num_iterations is not None:  # in place of either

@@ -12,7 +12,7 @@ from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Policy
-from grpo_jax.policies.sampling import tempered, truncated
+from grpo_jax.policies.sampling import with_temperature, with_top_k_top_p
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree
 
@@ -64,9 +64,9 @@ def generate(
             f"num_steps={num_steps}, but the policy's cache holds max_steps={policy.max_steps}; use fewer, or make a "
             "policy with more by make_token_policy"
         )
-    policy = tempered(policy._replace(has_critic=False), temperature)
+    policy = with_temperature(policy._replace(has_critic=False), temperature)
     if top_k is not None or top_p is not None:
-        policy = truncated(policy, np.inf if top_k is None else top_k, 1.0 if top_p is None else top_p)
+        policy = with_top_k_top_p(policy, np.inf if top_k is None else top_k, 1.0 if top_p is None else top_p)
     environment = _continuation(policy.distribution.num_parameters, num_steps, end_token)
     key_reset, key_steps = jax.random.split(key)
     num_texts = prompts.shape[0] * num_samples

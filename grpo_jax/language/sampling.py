@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.config import Config, acting_policy
+from grpo_jax.config import Config, behaviour_policy
 from grpo_jax.language.environment import begin
 from grpo_jax.language.task import LanguageTask
 from grpo_jax.rollouts.rollout import Simulator
@@ -36,7 +36,7 @@ def sample_completions(
     """
     prompts = jnp.repeat(jnp.asarray(prompts, jnp.int32), num_samples)
 
-    policy = acting_policy(config, state.normalizer, state.hyperparams)._replace(has_critic=False)
+    policy = behaviour_policy(config, state.normalizer, state.hyperparams)._replace(has_critic=False)
     env = config.env._replace(reset=lambda key, params: begin(task, params["prompt"]), outcome=None)
     simulator = Simulator(env, policy, state.params, plan=config.plan)
     key_reset, key_steps = jax.random.split(key)

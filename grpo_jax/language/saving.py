@@ -13,7 +13,7 @@ from grpo_jax.language.folder import file_in
 from grpo_jax.language.models import LanguageModel, describe_architecture, read_config
 from grpo_jax.language.tokenizer import FILES
 from grpo_jax.language.weights import WEIGHTS, actor_params, published_weights
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 from grpo_jax.policies.architecture import DTYPES
 from grpo_jax.recording.files import new_files, write_json
 from grpo_jax.recording.policy_files import write_arrays
@@ -25,7 +25,7 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
 
     Args:
       folder: created if it does not exist. All its files are written, or none.
-      model: the model that was trained; with adapters, `model._replace(architecture=config.transformer)`.
+      model: the model that was trained; with adapters, `model._replace(architecture=config.network)`.
       params: of the trained policy, without an axis of rows.
       dtype: of the weights, "float32" or "bfloat16".
 
@@ -43,7 +43,7 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
 
 def save_model(
     folder: str | Path,
-    architecture: Architecture,
+    architecture: Transformer,
     params: PyTree,
     tokenizer: Any,
     *,
@@ -93,7 +93,7 @@ def _model_files(folder: Path) -> Iterator[Path]:
     (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)
 
 
-def _write(folder: Path, architecture: Architecture, params: PyTree, description: dict[str, Any], dtype: str) -> None:
+def _write(folder: Path, architecture: Transformer, params: PyTree, description: dict[str, Any], dtype: str) -> None:
     """Writes config.json and the weights."""
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")

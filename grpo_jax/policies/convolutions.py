@@ -10,8 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.policies.dense import Dense
-from grpo_jax.policies.layers import orthogonal
+from grpo_jax.policies.dense import Dense, orthogonal
 
 
 def convolution(x: jax.Array, *, channels: int, activation: Callable, scale: float) -> jax.Array:

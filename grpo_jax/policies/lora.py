@@ -3,18 +3,24 @@
     y = x kernel + lora_alpha / lora_rank · x lora_a lora_b
 
 with lora_a `[inputs, rank]` and lora_b `[rank, outputs]`. lora_b begins at 0, so the outputs are at first those of the
-model without adapters. `lora_rank` of `Architecture` turns it on; `lora_alpha`, `lora_layers` and `frozen_dtype` are
+model without adapters. `lora_rank` of `Transformer` turns it on; `lora_alpha`, `lora_layers` and `frozen_dtype` are
 its options.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies.architecture import Architecture
 from grpo_jax.policies.dense import adapter_init
 from grpo_jax.types import PyTree
+
+if TYPE_CHECKING:
+    from grpo_jax.policies.transformer import Transformer
 
 _MATRICES = ("lora_a", "lora_b")
 
@@ -25,7 +31,7 @@ def is_trained(path: str) -> bool:
     return names[0] == "critic" or "value" in names or names[-1] in _MATRICES
 
 
-def add_lora(architecture: Architecture, params: PyTree, key: jax.Array) -> PyTree:
+def add_lora(architecture: Transformer, params: PyTree, key: jax.Array) -> PyTree:
     """The parameters of a model with fresh adapters, which do not change its outputs yet.
 
     Args:
@@ -56,7 +62,7 @@ def add_lora(architecture: Architecture, params: PyTree, key: jax.Array) -> PyTr
     return unflatten_dict(flat)
 
 
-def merge_lora(architecture: Architecture, params: PyTree) -> tuple[Architecture, PyTree]:
+def merge_lora(architecture: Transformer, params: PyTree) -> tuple[Transformer, PyTree]:
     """The same model without adapters, which are added to the kernels: its architecture and float32 parameters.
 
     Args:
@@ -71,7 +77,7 @@ def merge_lora(architecture: Architecture, params: PyTree) -> tuple[Architecture
     if ranks - {architecture.lora_rank}:
         raise ConfigError(
             f"the parameters have adapters of rank {', '.join(map(str, ranks))}, but the architecture has lora_rank="
-            f"{architecture.lora_rank}; use that of the policy, config.transformer, which also has their lora_alpha"
+            f"{architecture.lora_rank}; use that of the policy, config.network, which also has their lora_alpha"
         )
     merged = {path: leaf.astype(jnp.float32) for path, leaf in flat.items() if path[-1] not in _MATRICES}
     for *layer, name in flat:

@@ -14,9 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import broadcast_to_rank
 
-from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.policies.dense import Dense
-from grpo_jax.policies.layers import orthogonal, side_by_side
+from grpo_jax.policies.dense import Dense, orthogonal, side_by_side
 from grpo_jax.policies.recurrence import recurrence
 
 
@@ -130,14 +128,8 @@ RECURRENT = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU}
 
 
 def make_recurrent(name: str, size: int, steps_per_loop: int) -> Callable | None:
-    """`() -> layer` for the recurrent layer of this name; None for "none".
-
-    Raises:
-      ConfigError: for an unknown name.
-    """
+    """`() -> layer` for a name in `RECURRENT`; None for "none"."""
     if name == "none":
         return None
-    if name not in RECURRENT:
-        raise ConfigError(f"unknown recurrent layer {name!r}: {nearest(name, ('none', *RECURRENT))}")
     layer = functools.partial(RECURRENT[name], size)
     return layer if name == "mingru" else functools.partial(layer, steps_per_loop=steps_per_loop)

@@ -15,7 +15,7 @@ from grpo_jax.config import Config
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object, import_path
-from grpo_jax.policies import Architecture
+from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.recording.json_fields import NOT_FINITE, as_numbers, describe_kind, fields_of, fits, plain, read_object
 from grpo_jax.recording.trusted import find_trusted
 
@@ -69,10 +69,6 @@ def _value_from_json(path: Path | str, name: str, value: Any, kind: Any, trust: 
         return None
     if expected is float and value == "inf":
         return math.inf
-    if expected is Architecture and type(value) is dict:
-        sizes = from_json(f"{path}: {name}", value, get_type_hints(Architecture), "Architecture")
-        with _errors_of(path, name):
-            return Architecture(**sizes)
     if len(kinds) > 1 and expected is str and type(value) in (dict, str):
         with _errors_of(path, name):
             if type(value) is dict:
@@ -114,7 +110,7 @@ def config_fields(config: Config) -> tuple[dict[str, Any], list[str]]:
     known = name_of(config.algorithm)
     fields = {field: getattr(config, field) for field in Config.__dataclass_fields__}
     fields |= {"algorithm": config.algorithm if known == "custom" else known}
-    fields |= {"env_params": dict(config.env_params), "transformer": dataclasses.asdict(config.transformer)}
+    fields |= {"env_params": dict(config.env_params)}
     found, missing = {}, []
     for field, value in fields.items():
         try:
@@ -165,6 +161,8 @@ def _object_from_json(value: Any, field: str, trust: bool) -> Any:
         return found
     if not (isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))):
         raise ConfigError(f"{field}: {value['class']!r} is neither a dataclass nor a named tuple")
+    if found in NETWORKS.values():
+        return found(**from_json(field, value["fields"], get_type_hints(found), found.__name__))
     try:
         return found(**{name: _object_from_json(part, field, trust) for name, part in value["fields"].items()})
     except TypeError as error:

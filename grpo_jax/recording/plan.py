@@ -16,7 +16,7 @@ from grpo_jax.environments import EnvParams
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.importing import import_own, is_own
+from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.recording.claims import claim_directory
 from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, folder_name
 from grpo_jax.recording.identity import identity
@@ -75,9 +75,9 @@ def _describe(field: str, value: Any) -> Any:
     """A name is itself, an import path also what it leads to."""
     if not isinstance(value, str):
         return identity(value)
-    if not is_own(value) or value.partition(":")[0] in SUITES:
+    if not is_custom(value) or value.partition(":")[0] in SUITES:
         return value
-    found = identity(import_own(value, field))
+    found = identity(import_custom(value, field))
     return {"path": value} | found if isinstance(found, dict) else value
 
 

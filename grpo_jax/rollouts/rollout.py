@@ -13,7 +13,7 @@ from grpo_jax.environments.environment import threefry
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, nearest
 from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
-from grpo_jax.policies.sampling import restricted
+from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.rollouts.finals import Truncations, num_finals
 from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.packing import pack, packed_step
@@ -117,8 +117,8 @@ class Simulator(NamedTuple):
         """
         plan, policy, num_envs = resolve_plan(self.plan), self.policy, state.num_envs
         self = self._replace(params=policy.cast(self.params))
-        # A carry advances with the values, and support depends on the distribution: then every step computes all.
-        num_passes = 0 if policy.has_carry or policy.support is not None else plan.value_passes
+        # A carry advances with the values, and a sampling mask depends on the distribution: every step computes all.
+        num_passes = 0 if policy.has_carry or policy.sampling_mask is not None else plan.value_passes
         key_reset, key_steps = jax.random.split(key)
         # The parameters stay as they are, so the scan need not carry them.
         environment_params, start = state.environment_params, state._replace(environment_params=None)
@@ -237,7 +237,7 @@ class Simulator(NamedTuple):
         if environment.imposed is not None:
             own_action = jax.vmap(functools.partial(_imposed, environment))(state.environment, environment_params)
             imposed = own_action >= 0
-        distribution, action_mask = restricted(self.policy, distribution, action_mask, imposed)
+        distribution, action_mask = apply_sampling_mask(self.policy, distribution, action_mask, imposed)
         action = choose(distribution)
         if imposed is not None:
             action = jnp.where(imposed, own_action, action)

@@ -10,7 +10,7 @@ import pytest
 from probes import bits
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.observations import joined, leading_shape
+from grpo_jax.observations import flatten_observation, leading_shape
 from grpo_jax.policies import make_policy
 from grpo_jax.policies.convolutions import impala, nature_cnn
 from grpo_jax.policies.distributions import categorical, diagonal_gaussian
@@ -302,8 +302,8 @@ def test_only_images_take_a_cnn():
 
 def test_arrays_are_joined_in_the_order_of_their_keys():
     parts = {"b": jnp.arange(6, dtype=jnp.int8).reshape(1, 2, 3), "a": (jnp.full((1, 1), 7.5), jnp.array([True]))}
-    np.testing.assert_array_equal(joined(parts, 1), [[7.5, 1, 0, 1, 2, 3, 4, 5]])
-    assert joined({"a": parts["b"]}, 1) is parts["b"]
+    np.testing.assert_array_equal(flatten_observation(parts, 1), [[7.5, 1, 0, 1, 2, 3, 4, 5]])
+    assert flatten_observation({"a": parts["b"]}, 1) is parts["b"]
 
 
 def test_features_of_an_image_are_joined_with_vectors():

@@ -12,7 +12,7 @@ from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step,
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture, make_token_policy
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.policies.sampling import tempered
+from grpo_jax.policies.sampling import with_temperature
 from grpo_jax.policies.scoring import bind_reference, score
 
 SMALL = {"width": 16, "num_heads": 4, "num_kv_heads": 2, "num_layers": 1}
@@ -36,7 +36,7 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
     policy = make_token_policy(
         Architecture(**SMALL, tie_embeddings=tied), categorical(NUM_TOKENS), max_steps=5, logits_chunk=chunk
     )
-    policy = tempered(policy, 0.7)
+    policy = with_temperature(policy, 0.7)
     init = jax.jit(policy.init)
     params, reference = init(jax.random.key(0)), init(jax.random.key(4))
     prompts = jax.random.randint(jax.random.key(1), (3, 4), 0, NUM_TOKENS)

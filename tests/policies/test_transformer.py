@@ -10,7 +10,7 @@ import pytest
 from probes import END, EQUALS, NUM_TOKENS, bits, copy_task
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, generate, make_init, make_train_step
-from grpo_jax.config import acting_policy
+from grpo_jax.config import behaviour_policy
 from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
@@ -102,7 +102,7 @@ def rolled_out(config, hyperparams=None, key=1):
     """A train state with `lively` parameters, the policy that acts, and a rollout of it."""
     state = jax.jit(make_init(config))(jax.random.key(0), hyperparams or Hyperparams())
     state = state.replace(params=lively(state.params))
-    policy = acting_policy(config, state.normalizer, state.hyperparams)
+    policy = behaviour_policy(config, state.normalizer, state.hyperparams)
     env_params = group_parameters(config.env, None, config.num_groups, config.group_size)
 
     @jax.jit

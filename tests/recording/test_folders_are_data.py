@@ -227,7 +227,7 @@ def test_what_a_folder_may_name_is_pure():
     allowed = trusted_objects()
     assert {path.partition(":")[0].partition(".")[0] for path in allowed} == {"grpo_jax", "jax", "flax", "optax"}
     ours = [each for path, each in allowed.items() if path.startswith("grpo_jax.") and hasattr(each, "__code__")]
-    imports = {"import_object", "import_own", "import_module", "__import__", "make_environment", "make_distribution"}
+    imports = {"import_object", "import_custom", "import_module", "__import__", "make_environment", "make_distribution"}
     forbidden = imports | {"open", "eval", "exec", "compile", "Path", "pure_callback", "io_callback", "callback"}
     assert len(ours) > 60 and [each for each in ours if forbidden & {*each.__code__.co_names}] == []
 
