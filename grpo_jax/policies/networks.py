@@ -23,7 +23,7 @@ from grpo_jax.types import PyTree
 _ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", "softplus")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class MLP(KnownFields):
     """Dense layers, an optional recurrent layer, and a head each for the actor and the critic.
 
@@ -150,7 +150,7 @@ class MLP(KnownFields):
             raise ConfigError(f"{problem} with shared_critic=True one network sees all; use shared_critic=False")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class CNN(MLP):
     """A 3×3 convolution (`convolutions.convolution`) before the layers of an `MLP`.
 
@@ -211,17 +211,19 @@ def name_of(network: MLP | Transformer) -> str:
 
 
 def resolve_network(network: str | Callable, observation: PyTree, has_prompt: bool) -> str | Callable:
-    """The network that a name stands for; a value and the import path of a custom network are returned unchanged.
+    """The network that a name stands for; others are returned unchanged.
 
     Args:
-      network: a name in `NETWORKS`, "auto" (a transformer where there is a prompt, a CNN if there is an image, else an
-        MLP), or any other value of the field of `Config`.
+      network: a name in `NETWORKS` or a class in it, "auto" (a transformer where there is a prompt, a CNN for
+        images, else an MLP), or any other value of the field of `Config`.
       observation: shape and dtype of each array of one observation.
       has_prompt: whether the environment has one.
 
     Raises:
       ConfigError: for an unknown name.
     """
+    if network in NETWORKS.values():
+        return network()
     if not isinstance(network, str) or ":" in network:
         return network
     if network == "auto":

@@ -158,22 +158,6 @@ def test_errors_say_what_is_wrong_with_a_network(network, message):
         check(Config(network=network, **SMALL))
 
 
-@pytest.mark.parametrize("field, value", [("hidden_sizes", (8,)), ("recurrent", "gru"), ("shared_critic", True)])
-def test_settings_without_effect_are_refused(field, value):
-    with pytest.raises(ConfigError, match=f"{field}=.* has no effect on a network of your own"):
-        Config(network=linear, **{field: value}, **SMALL)
-
-
-def test_a_shared_critic_has_no_sizes_of_its_own():
-    for fields in ({"critic_hidden_sizes": (8,)}, {"critic_activation": "relu"}):
-        with pytest.raises(ConfigError, match="shared_critic=True"):
-            Config(shared_critic=True, **fields, **SMALL)
-    with pytest.raises(ConfigError, match="unknown critic_activation 'rely': did you mean 'relu'"):
-        Config(critic_activation="rely", **SMALL)
-    with pytest.raises(ConfigError, match="critic_hidden_sizes=.* must be positive integers"):
-        Config(critic_hidden_sizes=(0,), **SMALL)
-
-
 def test_a_baseline_by_features_needs_features():
     algorithm = KERNEL_GAE._replace(baseline=kernel_baseline(metric=policy_features))
     fields = SMALL | {"algorithm": algorithm, "group_size": 2}

@@ -9,6 +9,7 @@ from probes import FOREVER, Probe, bits
 from grpo_jax import Config, Hyperparams, evaluate, make_init
 from grpo_jax.evaluation import episodes
 from grpo_jax.evaluation.episodes import record_episodes
+from grpo_jax.policies import MLP
 
 BONUS, LIFETIME, NUM_EPISODES = 0.5, 5, 64
 
@@ -18,7 +19,7 @@ def make(lifetime):
         environment=Probe(),
         num_envs=4,
         num_minibatches=1,
-        hidden_sizes=(),
+        network=MLP(()),
         env_params={"bonus": BONUS, "lifetime": lifetime, "max_steps_in_episode": 8},
     )
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
@@ -59,7 +60,7 @@ def test_every_environment_has_equally_many_episodes():
         environment=Probe(),
         num_envs=num_envs,
         num_minibatches=1,
-        hidden_sizes=(),
+        network=MLP(()),
         env_params={"max_steps_in_episode": 1},
     )
     _, state = make(FOREVER)

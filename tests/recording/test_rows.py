@@ -16,6 +16,7 @@ import grpo_jax
 from experiments import evaluate, plot
 from experiments.harness.runs import Run, summarise
 from grpo_jax import Config, Hyperparams
+from grpo_jax.policies import MLP
 from grpo_jax.recording.alarms import Alarms
 from grpo_jax.recording.files import read_metrics, read_settings
 from grpo_jax.recording.logbook import Logbook
@@ -25,7 +26,7 @@ from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Chunk, RunResult
 
-SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
 CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
 # Two settings of two seeds each; the last row is the luckiest, and its setting the worse one.
 RATES = Hyperparams(learning_rate=jnp.array([1e-3, 1e-2, 1e-3, 1e-2]), kl_limit=jnp.array([0.05, np.inf, 0.05, np.inf]))

@@ -8,6 +8,7 @@ from probes import Probe, bits
 
 from grpo_jax import Config, Hyperparams, evaluate, no_progress, reached_return, recorded_run, run
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.recording import Recording
 from grpo_jax.recording.files import read_metrics
 from grpo_jax.recording.signals import StopSignal
@@ -15,7 +16,7 @@ from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evalu
 from grpo_jax.training.progress import initial_progress, with_evaluation
 
 CONFIG = Config(
-    environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(4,)
+    environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, network=MLP((4,))
 )
 KEYS = jax.random.split(jax.random.key(5), 3)
 HYPERPARAMS = Hyperparams(total_steps=jnp.array([10 * 32.0, 7 * 32.0, 10 * 32.0]), learning_rate=1e-2)
