@@ -17,21 +17,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.commands.harness.command import command, make_console, mesh_sizes, new_folder, provenance
+from grpo_jax.commands.harness.limits import Count, NotNegative
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.devices.mesh import ROWS
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 
+from .compiled_programs.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_case, what_fits
+from .compiled_programs.gpu_program import SORT_KERNELS, Costs
+from .compiled_programs.implementations import REFERENCES, by_environment, make_workload
+from .compiled_programs.program_tables import draw, fits_table, tables
+from .compiled_programs.targets import TARGETS, Target
 from .harness import reference_implementations as reference
-from .harness.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_case, what_fits
-from .harness.command import command, make_console, mesh_sizes, new_folder, provenance
-from .harness.gpu_program import SORT_KERNELS, Costs
-from .harness.implementations import REFERENCES, by_environment, make_workload
-from .harness.limits import Count, NotNegative
-from .harness.parsing import parse_flags
-from .harness.program_tables import draw, fits_table, tables
 from .harness.reference_implementations import Implementation
-from .harness.targets import TARGETS, Target
 from .harness.workloads import make_case, measure
 
 ONE_DEVICE, BASELINE = "1", "plain PPO"

@@ -21,6 +21,10 @@ import numpy as np
 from rich.table import Table
 
 from grpo_jax import Hyperparams, run
+from grpo_jax.commands.harness.command import command, make_console, new_folder, num_cores, provenance
+from grpo_jax.commands.harness.limits import Count, NotNegative, OutFile
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.runs import score_summary
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.plan import Plan
@@ -28,10 +32,6 @@ from grpo_jax.recording.recorder import record
 from grpo_jax.recording.settings import Recording
 
 from .harness import reference_implementations as reference
-from .harness.command import command, make_console, new_folder, num_cores, provenance
-from .harness.limits import Count, NotNegative, OutFile
-from .harness.parsing import parse_flags
-from .harness.runs import score_summary
 from .harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours
 
 DEFAULT_NUM_ENVS = {"CartPole-v1": (64, 512, 2048)}

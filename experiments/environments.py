@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.limits import Count
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.summaries import SUMMARY, TABLE, read_results, write_results
 from grpo_jax.environments import Box, Environment, MultiDiscrete, group_parameters, make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError, nearest
-
-from .harness.command import command
-from .harness.limits import Count
-from .harness.parsing import parse_flags
-from .harness.summaries import SUMMARY, TABLE, read_results, write_results
 
 LIMIT = 20
 """The lowered time limit, so that truncation is seen."""

@@ -22,6 +22,9 @@ from rich.table import Table
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, LSTD_GAE, RECURSIVE_LSTD_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.baselines import kernel_baseline, lstd_baseline, observed, stateless
+from grpo_jax.commands.harness.command import command, make_console, provenance
+from grpo_jax.commands.harness.limits import Count, OutFile, Seed
+from grpo_jax.commands.harness.parsing import chosen, parse_flags
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.objectives import mean_of_sequence_sums, mean_over_steps
@@ -32,9 +35,6 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
-from .harness.command import command, make_console, provenance
-from .harness.limits import Count, OutFile, Seed
-from .harness.parsing import chosen, parse_flags
 from .harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
 
 NUM_ENVS, GROUP_SIZE = 32, 8

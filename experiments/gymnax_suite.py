@@ -5,10 +5,10 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.recording.plan import Plan
 
-from .harness.command import command
-from .harness.parsing import parse_flags
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 
 

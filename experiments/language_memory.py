@@ -12,16 +12,16 @@ import jax
 from rich.table import Table
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with_reference
+from grpo_jax.commands.harness.command import command, make_console, provenance
+from grpo_jax.commands.harness.limits import Count, OutFile
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.devices.mesh import make_mesh, replicated
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
 
-from .harness.ahead_of_time import TRITON, choose_backend
-from .harness.command import command, make_console, provenance
-from .harness.limits import Count, OutFile
-from .harness.parsing import parse_flags
+from .compiled_programs.ahead_of_time import TRITON, choose_backend
+from .compiled_programs.targets import TARGETS
 from .harness.random_text import random_text
-from .harness.targets import TARGETS
 
 QWEN = {"num_kv_heads": 2, "tie_embeddings": True, "attention_bias": True, "compute_dtype": "bfloat16"}
 MODELS = {

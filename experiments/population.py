@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import TrainState, run
-
-from .harness.command import command, make_console
-from .harness.limits import Count, Seed
-from .harness.parsing import parse_flags
-from .harness.runs import make_plan
+from grpo_jax.commands.harness.command import command, make_console
+from grpo_jax.commands.harness.limits import Count, Seed
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.runs import make_plan
 
 
 @dataclasses.dataclass

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_jax import Hyperparams
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.limits import Seeds
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.settings import settings
 from grpo_jax.recording.plan import Plan
 
-from .harness.command import command
-from .harness.limits import Seeds
-from .harness.parsing import parse_flags
-from .harness.settings import settings
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 
 ALGORITHMS = {"PPO": "ppo", "critic-free": "lstd_gae"}

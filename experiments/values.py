@@ -16,16 +16,16 @@ from rich.table import Table
 
 from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
 from grpo_jax.baselines import lstd_baseline, observed, recursive_lstd_baseline
+from grpo_jax.commands.harness.command import command, make_console, provenance
+from grpo_jax.commands.harness.limits import Between, Count, OutFile, Seed, Seeds, Steps
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.settings import settings, split_fields
 from grpo_jax.objectives import discounted_returns, explained_variance
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import Trajectory
 
-from .harness.command import command, make_console, provenance
-from .harness.limits import Between, Count, OutFile, Seed, Seeds, Steps
-from .harness.parsing import parse_flags
-from .harness.settings import settings, split_fields
 from .minatar import GAMES
 
 MEASURED = 4  # rollouts whose states are valued

@@ -5,7 +5,7 @@ import jaxlib.version
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from experiments.harness.targets import TARGETS
+from experiments.compiled_programs.targets import TARGETS
 
 # Programs this small are compiled faster in one part than in several that are linked.
 CHEAP_XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"

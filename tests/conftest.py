@@ -8,7 +8,7 @@ import jax
 import pytest
 from compilation import CHEAP_XLA_FLAGS
 
-from experiments.harness.ahead_of_time import choose_backend
+from experiments.compiled_programs.ahead_of_time import choose_backend
 from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
 from grpo_jax.policies import MLP
 
@@ -66,3 +66,11 @@ def ppo():
 def small(request):
     """Either of them."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(autouse=True)
+def keep_the_cache():
+    """Restores the tests' compilation cache, as commands choose their own."""
+    before = jax.config.jax_compilation_cache_dir
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)

@@ -10,17 +10,16 @@ from numpy.typing import ArrayLike
 
 from grpo_jax import Config
 from grpo_jax.algorithms import name_of
+from grpo_jax.commands.harness.command import hardware
+from grpo_jax.commands.harness.limits import Between, Seeds
+from grpo_jax.commands.harness.parsing import chosen
+from grpo_jax.commands.harness.runs import Run, Score, make_plan, sampled_return, score_summary
+from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.summaries import SUMMARY, TABLE, read_results, write_results
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
 from grpo_jax.recording.plan import Plan, folder_name
-
-from .command import hardware
-from .limits import Between, Seeds
-from .parsing import chosen
-from .runs import Run, Score, make_plan, sampled_return, score_summary
-from .study import Study, StudyArguments
-from .summaries import SUMMARY, TABLE, read_results, write_results
 
 LONGEST_EVALUATION = 2500
 """Steps after which an episode of an evaluation is cut off."""

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from probes import bits, check
 
-from experiments.harness.flags import Settings, parse
 from grpo_jax import Config
 from grpo_jax.algorithms import KERNEL_GAE
 from grpo_jax.baselines import kernel_baseline, policy_features
+from grpo_jax.commands.harness.flags import Settings, parse
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import categorical, make_pure_policy
 from grpo_jax.recording.plan import describe

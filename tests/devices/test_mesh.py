@@ -264,7 +264,16 @@ def test_two_processes_of_two_devices_are_as_one_of_one(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = ["-m", "experiments.train", "--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4"]
+    command = [
+        "-m",
+        "grpo_jax.commands.train",
+        "--environment",
+        "Catch-bsuite",
+        "--algorithm",
+        "ppo",
+        "--num-envs",
+        "4",
+    ]
     command += ["--num-steps", "16", "--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
     command += ["--num-seeds", "3", "--no-compilation-cache"]
     finish(start(*command, "--out", str(tmp_path / "one"), num_devices=1))

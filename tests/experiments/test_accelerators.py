@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from experiments import accelerators
-from experiments.harness import hlo, targets
-from experiments.harness.ahead_of_time import Case, what_fits
-from experiments.harness.collectives import read_collectives
-from experiments.harness.gpu_program import SORT_KERNELS, Costs, Event, read_events
-from experiments.harness.implementations import NAMES, TOKENS, by_environment, make_workload
-from experiments.harness.parsing import parse_flags
-from experiments.harness.program_tables import draw, fits_table, tables
+from experiments.compiled_programs import hlo, targets
+from experiments.compiled_programs.ahead_of_time import Case, what_fits
+from experiments.compiled_programs.collectives import read_collectives
+from experiments.compiled_programs.gpu_program import SORT_KERNELS, Costs, Event, read_events
+from experiments.compiled_programs.implementations import NAMES, TOKENS, by_environment, make_workload
+from experiments.compiled_programs.program_tables import draw, fits_table, tables
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 
 # A rollout of 128 steps in 64 iterations, a loop of unknown length, 4 epochs of 4 minibatches, each in 2 parts.

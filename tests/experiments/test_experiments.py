@@ -14,27 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, suites, tokens, train
-from experiments.harness import token_runs
-from experiments.harness.figures import solved_after
-from experiments.harness.runs import Run, make_plan, summarise
-from experiments.harness.settings import ENVIRONMENT_SETTINGS, settings
+from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, suites
 from experiments.harness.suite_study import run_suite, write_comparison
-from experiments.harness.summaries import read_results
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
+from grpo_jax.commands import tokens, train
+from grpo_jax.commands.harness import token_runs
+from grpo_jax.commands.harness.figures import solved_after
+from grpo_jax.commands.harness.runs import Run, make_plan, summarise
+from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings
+from grpo_jax.commands.harness.summaries import read_results
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
 from grpo_jax.training.progress import RunResult, initial_progress
-
-
-@pytest.fixture(autouse=True)
-def keep_the_cache():
-    """Restores the tests' compilation cache, as experiments choose their own."""
-    before = jax.config.jax_compilation_cache_dir
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
 
 
 def summary_of(directory: Path) -> dict:
@@ -44,8 +37,9 @@ def summary_of(directory: Path) -> dict:
 
 
 def test_every_script_can_be_imported():
-    for path in sorted(Path(train.__file__).parent.glob("*.py")):
-        importlib.import_module(f"experiments.{path.stem}")
+    for package, module in (("grpo_jax.commands", train), ("experiments", family)):
+        for path in sorted(Path(module.__file__).parent.glob("*.py")):
+            importlib.import_module(f"{package}.{path.stem}")
 
 
 def test_the_main_job_writes_its_results(tmp_path, capsys):
@@ -84,18 +78,18 @@ def run_command(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_train_has_every_field_as_a_flag_with_help():
-    done = run_command("experiments.train", "--help")
+    done = run_command("grpo_jax.commands.train", "--help")
     assert done.returncode == 0
     fields = [*Config.__dataclass_fields__, *Architecture.__dataclass_fields__, *Hyperparams.__dataclass_fields__]
     for field in {*fields, "num_seeds", "seed", "out", "render"} - {"transformer"}:
         assert f"--{field.replace('_', '-')}" in done.stdout, field
     assert "Parallel environments." in done.stdout and "0.0025" in done.stdout
-    assert done.stdout.startswith("usage: python -m experiments.train ")
+    assert done.stdout.startswith("usage: grpo-jax train ")
 
 
 def test_a_mistake_is_one_line_and_exit_code_2():
-    """All others, and that nothing is lost: tests/experiments/test_refusals.py."""
-    done = run_command("experiments.train", "--num-envs", "10", "--group-size", "4")
+    """All others, and that nothing is lost: tests/commands/test_refusals.py."""
+    done = run_command("grpo_jax.commands.train", "--num-envs", "10", "--group-size", "4")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert "use num_envs=8 or 12" in done.stderr

@@ -215,7 +215,7 @@ DANGEROUS = [
     *["grpo_jax.policies.distributions.factory:make_distribution", "grpo_jax.updates.optimizers:make_optimizer"],
     *["grpo_jax.updates.schedules:find_schedule", "grpo_jax.devices.processes:from_process_zero", "grpo_jax_cli:main"],
     *["grpo_jax.objectives.slots:inspect", "grpo_jax.objectives.slots:dataclasses", "grpo_jax.objectives.slots:Any"],
-    *["grpo_jax.language:load_reward", "grpo_jax.experiments.train:main", "experiments.train:main", ":", "a:", ":a"],
+    *["grpo_jax.language:load_reward", "grpo_jax.commands.train:main", ":", "a:", ":a"],
 ]
 
 

@@ -136,8 +136,8 @@ def test_a_read_only_folder_is_read_and_never_written(tmp_path):
         part.chmod(0o555 if part.is_dir() else 0o444)
     commands = [
         ("-c", textwrap.dedent(SCRIPT), str(folder)),
-        ("-m", "experiments.evaluate", str(folder), "--num-episodes", "2"),
-        ("-m", "experiments.play", str(folder), "--out", str(tmp_path / "episode.gif")),
+        ("-m", "grpo_jax.commands.evaluate", str(folder), "--num-episodes", "2"),
+        ("-m", "grpo_jax.commands.play", str(folder), "--out", str(tmp_path / "episode.gif")),
     ]
     options = {"capture_output": True, "text": True, "preexec_fn": as_an_ordinary_user}
     try:

@@ -13,9 +13,9 @@ from saved_policies import save_policies
 from test_watching import events
 
 import grpo_jax
-from experiments import evaluate, plot
-from experiments.harness.runs import Run, summarise
 from grpo_jax import Config, Hyperparams
+from grpo_jax.commands import evaluate, plot
+from grpo_jax.commands.harness.runs import Run, summarise
 from grpo_jax.policies import MLP
 from grpo_jax.recording.alarms import Alarms
 from grpo_jax.recording.files import read_metrics, read_settings

@@ -181,7 +181,7 @@ def test_the_sweep_by_hand_has_two_settings(tmp_path, monkeypatch):
     assert names["policy"].row in rows[names["policies"].settings.ranked(names["policies"].score)[0]]
 
 
-def test_flags_of_long_runs_are_those_of_the_experiments():
+def test_flags_of_long_runs_are_those_of_the_commands():
     fields = Recording.__dataclass_fields__
     assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)
 

@@ -17,7 +17,8 @@ PROMISED = {
     *("ANCHORED", "CONTINUE", "FRESH", "forked", "with_reference", "make_mesh", "recorded_run", "answer", "warm_start"),
     *("TrainedPolicy", "load", "reached_return", "no_progress", "baselines", "__version__"),
 }
-MODULES = [importlib.import_module(module.name) for module in pkgutil.walk_packages(grpo_jax.__path__, "grpo_jax.")]
+NAMES = [module.name for module in pkgutil.walk_packages(grpo_jax.__path__, "grpo_jax.")]
+MODULES = [importlib.import_module(name) for name in NAMES if not name.startswith("grpo_jax.commands")]
 
 SIGNATURES = {
     "Config": {"environment", "algorithm", "num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches"}

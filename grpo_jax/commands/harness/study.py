@@ -1,0 +1,222 @@
+"""The steps that all experiments share: train, evaluate, record and compare runs."""
+
+import dataclasses
+import functools
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from grpo_jax import Config, TrainState
+from grpo_jax.commands.harness.command import DeviceArguments, hardware, make_console, new_folder, parse_mesh
+from grpo_jax.commands.harness.figures import plot_curves, table
+from grpo_jax.commands.harness.limits import Seed, Seeds
+from grpo_jax.commands.harness.runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
+from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
+from grpo_jax.devices.processes import from_process_zero, is_process_zero
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording.claims import release_if_unused
+from grpo_jax.recording.files import write_json
+from grpo_jax.recording.plan import Plan, claim, versions
+from grpo_jax.recording.policy_files import FOLDER as POLICIES
+from grpo_jax.recording.recorder import record
+from grpo_jax.recording.settings import Recording
+from grpo_jax.recording.signals import StopSignal
+from grpo_jax.training.checks import check_run
+from grpo_jax.training.progress import Chunk, Progress
+from grpo_jax.training.run import check_mesh
+from grpo_jax.types import PyTree
+
+
+@dataclasses.dataclass
+class StudyArguments(Recording, DeviceArguments):
+    """The flags of every experiment."""
+
+    num_seeds: Seeds = 16
+    """Independent runs of each algorithm, in one program."""
+    seed: Seed = 0
+    """Seed of all randomness."""
+    out: Path | None = None
+    """Folder for the results; a new one under runs/ if left out."""
+    compilation_cache: bool = True
+    """Keep compiled programs in ~/.cache/grpo_jax: from the second start on, seconds instead of tens of seconds."""
+
+    @property
+    def training_keys(self) -> jax.Array:
+        """`[num_seeds]`."""
+        return self._keys(0)
+
+    @property
+    def evaluation_keys(self) -> jax.Array:
+        """`[num_seeds]`."""
+        return self._keys(1)
+
+    def _keys(self, use: int) -> jax.Array:
+        return jax.random.split(jax.random.split(jax.random.key(self.seed))[use], self.num_seeds)
+
+
+def check_plans(plans: list[Plan], arguments: StudyArguments) -> Mesh | None:
+    """The mesh of the flags; raises ConfigError if a plan cannot be run, before anything is written."""
+    if arguments.resume and arguments.out is None:
+        raise ConfigError("--resume needs the folder of the run; name it with --out")
+    arguments.check()
+    mesh = parse_mesh(arguments.mesh)
+    for plan in plans:
+        check_run(plan.config, plan.hyperparams)
+        if mesh is not None:
+            check_mesh(plan.config, mesh)
+    return mesh
+
+
+class Study:
+    """The runs of one experiment and the folder of their results.
+
+    All plans are checked before the folder is created, so that a mistake costs nothing.
+
+    Args:
+      name: name of the folder, if the arguments have none.
+      plans: the runs.
+      arguments: flags of the command line.
+      score: the score of trained policies.
+      programs: the runs that are trained and recorded, in the folder `PROGRAMS`, if several plans share a program.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plans: list[Plan],
+        arguments: StudyArguments,
+        *,
+        score: Score = SAMPLED_RETURN,
+        programs: list[Plan] | None = None,
+    ):
+        self.mesh = check_plans(plans, arguments)
+        trained = programs or plans
+        if len({plan.folder for plan in trained}) < len(trained):
+            raise ConfigError("two runs have the same name, so their records would be mixed up; leave one out")
+        self.out = arguments.out or new_folder(name)
+        self.console = make_console(quiet=not is_process_zero())
+        self._subfolder = PROGRAMS if programs else ""
+        with release_if_unused(self.out):
+            from_process_zero(lambda: claim(self.out, trained, resume=arguments.resume, subfolder=self._subfolder))
+        if not is_process_zero():  # the files of the other processes are not kept
+            self._temporary = tempfile.TemporaryDirectory()
+            self.out = Path(self._temporary.name)
+            (self.out / self._subfolder).mkdir(exist_ok=True)
+        self.plans = plans
+        self.runs: list[Run] = []
+        self._arguments, self._score = arguments, score
+        if arguments.compilation_cache:
+            cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
+            jax.config.update("jax_compilation_cache_dir", str(cache))
+
+    def run_all(
+        self,
+        params: Callable[[Config], PyTree] | None = None,
+        callback: Callable[[Plan, Progress, Chunk | None], None] | None = None,
+    ) -> list[TrainState]:
+        """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`.
+
+        Policies start from `params(config)`, `[num_seeds, ...]`, if given. `callback` is that of `run`, with the plan
+        as its first argument.
+        """
+        trained = []
+        for plan in self.plans:
+            run = self.train(
+                plan,
+                self._arguments.evaluation_keys,
+                params=None if params is None else params(plan.config),
+                callback=None if callback is None else functools.partial(callback, plan),
+            )
+            trained.append(run.result.states)
+            self.add(run._replace(result=run.result._replace(states=None)))
+        return trained
+
+    def train(
+        self,
+        plan: Plan,
+        evaluation_keys: jax.Array,
+        *,
+        params: PyTree = None,
+        callback: Callable[[Progress, Chunk | None], None] | None = None,
+    ) -> Run:
+        """Makes a run of all rows of a plan, or the rest of it, and evaluates each row with one of the keys."""
+        started, core_started = time.perf_counter(), time.process_time()
+        folder = self.out / self._subfolder
+        try:
+            with release_if_unused(self.out):
+                result, warnings = record(
+                    *(plan, folder, self._arguments),
+                    stop_when=self._arguments.stop_when,
+                    callback=callback,
+                    console=self.console,
+                    params=params,
+                    mesh=self.mesh,
+                )
+        except StopSignal as stop:
+            if is_process_zero():
+                message = f"{stop.name}: saved. To go on, repeat the command with --resume --out {self.out}"
+                print(message, file=sys.stderr)
+            raise
+        with self.console.status(f"{plan.name}: evaluating"):
+            final_returns = evaluate_rows(plan.config, result.states, evaluation_keys, self.mesh, score=self._score)
+        return Run(
+            plan.label,
+            plan.config,
+            plan.hyperparams,
+            result,
+            final_returns,
+            wall_seconds=time.perf_counter() - started,
+            core_seconds=time.process_time() - core_started,
+            warnings=warnings,
+        )
+
+    def add(self, *runs: Run) -> None:
+        """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them.
+
+        A run with several settings is added as one for each.
+        """
+        self.runs += itertools.chain(*(run.by_setting() for run in runs))
+        write_json(
+            self.out / "summary.json",
+            {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},
+        )
+
+    def finish(self, *, over: str = "environment steps", notes: Mapping[str, str] | None = None) -> None:
+        """Draws learning_curves.png (over "environment steps" or "episodes") and prints the tables.
+
+        `notes` on some runs, by their labels, are printed below the tables.
+        """
+        plot_curves(self.runs, self.out / "learning_curves.png", over)
+        for environment in dict.fromkeys(run.environment for run in self.runs):
+            self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
+        seeds = f"IQM and 95% interval over {self._arguments.num_seeds} seeds, {self._score.caption}"
+        self.console.print(f"Final return: {seeds}.", soft_wrap=True)
+        self.print_files("summary.json", "metrics.jsonl", "learning_curves.png")
+
+    def print_files(self, *names: str) -> None:
+        """Prints the names of the files of results, and the size of the policies."""
+        size = sum(path.stat().st_size for path in (self.out / POLICIES).rglob("*.safetensors"))
+        files = ", ".join([*names, f"policies ({size / 1e6:.1f} MB)"])
+        self.console.print(f"Results in {self.out}: {files}", soft_wrap=True)
+
+
+def evaluate_rows(
+    config: Config,
+    states: TrainState,
+    keys: jax.Array,
+    mesh: Mesh | None,
+    *,
+    score: Score = SAMPLED_RETURN,
+) -> np.ndarray:
+    """`[R]` score of each row's policy, with one key each."""
+    mesh = make_row_mesh(len(keys)) if mesh is None else mesh
+    scores = make_rows_function(functools.partial(score.function, config), mesh)
+    return scores(states, keys).astype(np.float64)
