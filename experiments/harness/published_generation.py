@@ -3,13 +3,13 @@
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 
 from .workloads import Case
 
 
 def transformers_case(
-    architecture: Architecture, vocab_size: int, prompts: int, prompt_length: int, group_size: int, num_steps: int
+    architecture: Transformer, vocab_size: int, prompts: int, prompt_length: int, group_size: int, num_steps: int
 ) -> Case:
     """Sampled completions of equal lengths by a Llama of the same sizes, with random weights.
 

@@ -14,7 +14,7 @@ from grpo_jax.language.models import LanguageModel, describe_architecture, read_
 from grpo_jax.language.tokenizer import FILES
 from grpo_jax.language.weights import WEIGHTS, actor_params, published_weights
 from grpo_jax.policies import Transformer
-from grpo_jax.policies.architecture import DTYPES
+from grpo_jax.policies.transformer import DTYPES
 from grpo_jax.recording.files import new_files, write_json
 from grpo_jax.recording.policy_files import write_arrays
 from grpo_jax.types import PyTree

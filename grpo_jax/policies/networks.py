@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -160,8 +160,8 @@ class CNN(MLP):
     conv_channels: int = 16
     """Channels of the first convolution; "nature_cnn" has 2, 4 and 4 times as many, "impala" 1, 2 and 2 times."""
 
-    convolutions: ClassVar[Callable] = staticmethod(convolution)
-    least_size: ClassVar[int] = 3  # height and width of an image
+    convolutions = staticmethod(convolution)
+    least_size = 3  # height and width of an image
 
     def _torso(self, observation: PyTree, dense: Callable, layer: Mapping[str, Any]) -> Callable:
         name = name_of(self)

@@ -56,7 +56,7 @@ def test_help_begins_with_what_people_change_first(capsys):
         train.parse(train.Arguments, ["--help"])
     lines = capsys.readouterr().out.splitlines()
     titles = [line.strip("─╭╮ ").removesuffix(" options") for line in lines if " options" in line and "--" not in line]
-    assert titles == "options rollout update policy policy.transformer hyperparameter device recording".split()
+    assert titles == "options rollout update policy transformer hyperparameter device recording".split()
     flags = [line.split()[line.startswith("│")] for line in lines if re.match(r"│? +--\w", line)]
     assert flags[: len(parsing.FIRST)] == [f"--{name.replace('_', '-')}" for name in parsing.FIRST]
 

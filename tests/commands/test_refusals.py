@@ -19,7 +19,7 @@ from grpo_jax.commands import plot, tokens, train
 from grpo_jax.commands.harness import token_runs
 from grpo_jax.commands.harness.command import command, join_processes
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.logbook import Logbook
 from grpo_jax.recording.plan import Plan
@@ -138,7 +138,7 @@ def test_a_file_in_place_of_a_folder(below, tmp_path, capsys):
 
 DIFFERENT = {
     "environments": ("--num-envs 8", "config.num_envs is 8 here, and 4 in the checkpoints"),
-    "layers": ("--hidden-sizes 8", "config.hidden_sizes"),
+    "layers": ("--hidden-sizes 8", "config.network"),
     "rate": ("--learning-rate 0.5", "hyperparams.learning_rate is 0.5 here, and 0.0025"),
     "budget": ("--total-steps 640", "hyperparams.total_steps"),
     "seed": ("--seed 1", "keys is"),
@@ -194,7 +194,7 @@ def test_a_warm_start_made_otherwise(changes, message, tmp_path, monkeypatch):
 
     def start(*paths, num_layers=2, **changes):
         task = SimpleNamespace(task=SimpleNamespace(name="sort-2"))
-        config = SimpleNamespace(env=task, transformer=Architecture(num_layers=num_layers))
+        config = SimpleNamespace(env=task, network=Transformer(num_layers=num_layers))
         arguments = {"keys": jax.random.split(jax.random.key(0), 2), "target": 0.5, "learning_rate": 1e-3} | changes
         paths = [tmp_path / path for path in paths]
         return token_runs.load_or_make_warm_start(config, **arguments, paths=paths, console=Console(quiet=True))

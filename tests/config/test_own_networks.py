@@ -79,10 +79,10 @@ def test_a_function_a_path_and_a_frozen_dataclass_are_the_same_network():
 
 def test_a_network_from_the_command_line_has_no_tuned_layers():
     flags = ["--environment", "PointRobot-misc", "--algorithm", "ppo"]
-    assert parse(Settings, flags).config.recurrent == "gru"
+    assert parse(Settings, flags).config.network.recurrent == "gru"
     config = parse(Settings, [*flags, "--network", f"{__name__}:linear"]).config
     assert not config.policy.has_carry and config.num_epochs == 8, "other tuned settings stay"
-    with pytest.raises(ConfigError):  # one that is written is an error
+    with pytest.raises(ConfigError, match="recurrent='lstm' has no effect on a custom network"):
         parse(Settings, [*flags, f"--network={__name__}:linear", "--recurrent", "lstm"])
 
 

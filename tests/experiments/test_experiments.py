@@ -25,7 +25,7 @@ from grpo_jax.commands.harness.runs import Run, make_plan, summarise
 from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings
 from grpo_jax.commands.harness.summaries import read_results
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import CNN, MLP, Transformer
 from grpo_jax.recording.files import write_json
 from grpo_jax.training.progress import RunResult, initial_progress
 
@@ -80,8 +80,13 @@ def run_command(*arguments: str) -> subprocess.CompletedProcess:
 def test_train_has_every_field_as_a_flag_with_help():
     done = run_command("grpo_jax.commands.train", "--help")
     assert done.returncode == 0
-    fields = [*Config.__dataclass_fields__, *Architecture.__dataclass_fields__, *Hyperparams.__dataclass_fields__]
-    for field in {*fields, "num_seeds", "seed", "out", "render"} - {"transformer"}:
+    fields = [
+        *Config.__dataclass_fields__,
+        *CNN.__dataclass_fields__,
+        *Transformer.__dataclass_fields__,
+        *Hyperparams.__dataclass_fields__,
+    ]
+    for field in {*fields, "num_seeds", "seed", "out", "render"}:
         assert f"--{field.replace('_', '-')}" in done.stdout, field
     assert "Parallel environments." in done.stdout and "0.0025" in done.stdout
     assert done.stdout.startswith("usage: grpo-jax train ")
@@ -158,7 +163,7 @@ def test_an_invalid_override_is_reported(override, message):
 def test_train_runs_and_draws(tmp_path):
     arguments = train.Arguments(
         config=Config(
-            environment="Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=16, num_minibatches=2, hidden_sizes=(8,)
+            environment="Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=16, num_minibatches=2, network=MLP((8,))
         ),
         hyperparams=Hyperparams(total_steps=200.0),
         out=tmp_path / "out",

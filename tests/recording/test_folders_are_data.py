@@ -26,7 +26,7 @@ from grpo_jax.recording.json_fields import CHECKSUM, describe_kind, fits, with_c
 from grpo_jax.recording.trusted import find_trusted, trusted_objects
 
 SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
-CATCH = Config(environment="Catch-bsuite", network="mlp", normalize_observations=True, **SIZES)
+CATCH = Config(environment="Catch-bsuite", normalize_observations=True, **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_a_damaged_field_is_named_with_its_file(field, value, description, saved
 
 def mlp(**fields):
     """An MLP as a file of a config has it."""
-    return {"class": "grpo_jax.policies.networks:MLP", "fields": fields}
+    return {"name": "mlp", **fields}
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def mlp(**fields):
         *[("network", mlp(hidden_sizes=value)) for value in (4, "4", ["4"], [4.5], [[4]], {}, [0])],
         *[("network", mlp(activation=value)) for value in (3, "nope", "__class__", "Module")],
         *[("env_params", value) for value in ([], "x", {"env_params": 1})],
-        *[("network", value) for value in ([], 3, "nope", mlp(nope=1), mlp() | {"fields": 3})],
-        *[("network", mlp() | {"class": path}) for path in ("grpo_jax.policies:MLP", "os:system")],
+        *[("network", value) for value in ([], 3, "nope", mlp(nope=1), {"name": "nope"}, {"name": []})],
+        *[("network", {"name": "transformer", "width": width}) for width in ("x", 7)],
         *[("algorithm", value) for value in (3, [], "nope", {"import": 3}, {"class": "grpo_jax.algorithms:Algorithm"})],
         *[("environment", value) for value in (3, [], "nope", None, {"import": "optax:adam"})],
         *[("optimizer", value) for value in (3, "nope", {"partial": {"import": "optax:adam"}})],

@@ -28,7 +28,7 @@ from grpo_jax.training.progress import Chunk, initial_progress
 from grpo_jax.training.run import initial_states
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
-CATCH = Config(environment="Catch-bsuite", algorithm="ppo", network="mlp", normalize_observations=True, **SIZES)
+CATCH = Config(environment="Catch-bsuite", algorithm="ppo", normalize_observations=True, **SIZES)
 OWN = Config(environment=Probe(), algorithm="ppo", **SIZES)
 
 

@@ -9,16 +9,17 @@ from typing import Annotated, Any
 import tyro
 
 from grpo_jax import Config, Hyperparams
-from grpo_jax.algorithms import Algorithm, by_name, name_of
-from grpo_jax.commands.harness.parsing import one_line_errors, parse_flags
-from grpo_jax.commands.harness.settings import settings, split_fields
-from grpo_jax.config import Choice, automatic_algorithm
-from grpo_jax.config_checks import BUILT_IN_FIELDS
+from grpo_jax.algorithms import Algorithm, Choice, automatic_algorithm, by_name, name_of
+from grpo_jax.commands.harness.parsing import one_line_errors, parse_known_flags
+from grpo_jax.commands.harness.settings import NETWORK_FIELDS, make_network, settings
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import is_custom
+from grpo_jax.policies import CNN, Transformer
+from grpo_jax.policies.networks import NETWORKS
+from grpo_jax.policies.networks import name_of as network_name
 from grpo_jax.recording.config_file import FIELDS, read_fields
 
 
@@ -27,6 +28,8 @@ class Settings:
     """The flags that describe a run."""
 
     config: tyro.conf.OmitArgPrefixes[Config]
+    layers: tyro.conf.OmitArgPrefixes[CNN] = CNN()
+    transformer: tyro.conf.OmitArgPrefixes[Transformer] = Transformer()
     hyperparams: tyro.conf.OmitArgPrefixes[Hyperparams]
     config_file: Annotated[
         Path | None,
@@ -68,23 +71,46 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
         if is_process_zero():
             print(f"--algorithm auto is {name}: {reason}")
         return parse(arguments, [*flags, "--algorithm", name])
-    fields = from_file
-    if chosen.config is None:
-        fields = settings(environment, name_of(by_name(algorithm)))
-        if is_custom(chosen.network):  # one of the user's own, on which the tuned settings of a network have no effect
-            fields = {name: value for name, value in fields.items() if name not in BUILT_IN_FIELDS}
-    static, traced = split_fields(fields)
+    fields = settings(environment, name_of(by_name(algorithm))) if chosen.config is None else from_file
+    if type(fields.get("network")) in NETWORKS.values():
+        fields = fields | vars(fields["network"]) | {"network": network_name(fields["network"])}
+    if is_custom(chosen.network) or chosen.network == "transformer":  # the tuned settings are those of other networks
+        fields = {name: value for name, value in fields.items() if name not in NETWORK_FIELDS}
+    defaults = [
+        {name: value for name, value in fields.items() if name in kind.__dataclass_fields__}
+        for kind in (Config, CNN, Transformer, Hyperparams)
+    ]
+    static, layers, transformer, traced = defaults
     if chosen.total_steps is not None or chosen.num_iterations is not None:  # in place of either
         traced = {name: value for name, value in traced.items() if name not in ("total_steps", "num_iterations")}
     # Not by its constructor, which would check it and choose its sizes before the flags are read.
     config = object.__new__(Config)
     vars(config).update(static)
-    return parse_flags(
+    parsed, _ = parse_known_flags(
         arguments,
         flags,
-        default=arguments(config=config, hyperparams=Hyperparams(**traced)),
+        default=arguments(
+            config=config,
+            layers=CNN(**layers),
+            transformer=Transformer(**transformer),
+            hyperparams=Hyperparams(**traced),
+        ),
         registry=_constructors(dict(fields.get("env_params", ()))),
+        complete=_with_network,
+        allow_unknown=False,
     )
+    return parsed
+
+
+def _with_network(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of all flags, with those of the network, where they are not its defaults, in its value."""
+    fields = {name: values[name] for name, default in NETWORK_FIELDS.items() if values[name] != default}
+    if not fields:
+        return values
+    if is_custom(values["network"]):
+        name = next(iter(fields))
+        raise ConfigError(f"{name}={fields[name]!r} has no effect on a custom network; leave it out, and set it there")
+    return values | {"network": make_network(values["network"], fields, values["environment"], values["env_params"])}
 
 
 def _choose_algorithm(environment: str, fields: Mapping[str, Any], chosen: Chosen) -> Choice:

@@ -8,7 +8,7 @@ import io
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_type_hints
 
 import tyro
@@ -27,6 +27,8 @@ GROUPS = {
     "config.num_envs": "rollout",
     "config.num_epochs": "update",
     "config.network": "policy",
+    "layers.hidden_sizes": "policy",
+    "transformer.num_layers": "transformer",
     "hyperparams.learning_rate": "hyperparameter",
     "config_file": OPTIONS,
     "mesh": "device",
@@ -52,13 +54,7 @@ def invocation(command: str | None = None) -> str:
     return f"grpo-jax {(command or module.rpartition('.')[2]).replace('_', '-')}"
 
 
-def parse_flags(
-    arguments: type[T],
-    flags: Sequence[str] | None = None,
-    *,
-    default: T | None = None,
-    registry: tyro.constructors.ConstructorRegistry | None = None,
-) -> T:
+def parse_flags(arguments: type[T], flags: Sequence[str] | None = None) -> T:
     """The dataclass of flags, by default those of the command line.
 
     Fields marked with `OmitArgPrefixes` are dataclasses whose own fields are flags.
@@ -66,8 +62,7 @@ def parse_flags(
     Raises:
       ConfigError: a flag is unknown, has a wrong value, or one beyond the limits of its type (`limits`).
     """
-    parsed, unknown = parse_known_flags(arguments, flags, default=default, registry=registry, allow_unknown=False)
-    return parsed
+    return parse_known_flags(arguments, flags, allow_unknown=False)[0]
 
 
 def parse_known_flags(
@@ -76,10 +71,12 @@ def parse_known_flags(
     *,
     default: T | None = None,
     registry: tyro.constructors.ConstructorRegistry | None = None,
+    complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: values,
     allow_unknown: bool = True,
 ) -> tuple[T, list[str]]:
-    """As `parse_flags`, and the flags that are unknown."""
-    listed = list(_list_flags(arguments, dataclasses.MISSING if default is None else default))
+    """As `parse_flags`, and the flags that are unknown; `complete` changes the values of the flags by their names."""
+    every = reversed(list(_list_flags(arguments, dataclasses.MISSING if default is None else default)))
+    listed = list({flag.path[-1]: flag for flag in every}.values())[::-1]  # the first of a name that comes twice
     schema, defaults = _schema(listed)
     with one_line_errors():
         parsed = tyro.cli(
@@ -102,7 +99,7 @@ def parse_known_flags(
         if by_name[name] in ((), {}) and word in given:
             raise ConfigError(f"{word} has no value; write one or several after it, or leave it out")
         limits.check(word, flag.annotation, by_name[name])
-    return _construct(arguments, by_name), unknown
+    return _construct(arguments, complete(by_name)), unknown
 
 
 def chosen(known: Mapping[str, T], names: Sequence[str], kind: str) -> dict[str, T]:
