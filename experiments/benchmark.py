@@ -27,9 +27,8 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.runs import score_summary
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.recorder import record
-from grpo_jax.recording.settings import Recording
+from grpo_jax.recording.run_spec import Recording, RunSpec
 
 from .harness import reference_implementations as reference
 from .harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours
@@ -131,7 +130,7 @@ def overhead(repeats: int) -> dict:
     """
     config = make_config("CartPole-v1", 512, critic=True)
     hyperparams = Hyperparams(total_steps=100.0 * config.steps_per_iteration)
-    plan = Plan("PPO", config, hyperparams, jax.random.split(jax.random.key(0), 1))
+    plan = RunSpec("PPO", config, hyperparams, jax.random.split(jax.random.key(0), 1))
 
     def seconds(is_recorded: bool) -> np.ndarray:
         marks = []
@@ -140,9 +139,9 @@ def overhead(repeats: int) -> dict:
             marks.append((time.perf_counter(), time.process_time()))
 
         if is_recorded:
-            recording = Recording(checkpoint_every=50, tensorboard=True)
             with tempfile.TemporaryDirectory() as folder:
-                record(plan, Path(folder), recording, console=make_console(quiet=True), callback=mark)
+                recording = Recording(folder, checkpoint_every=50, tensorboard=True)
+                record(plan, recording, console=make_console(quiet=True), callback=mark)
         else:
             run(config, hyperparams, plan.keys, callback=mark)
         return np.subtract((time.perf_counter(), time.process_time()), marks[1])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.run_spec import RunSpec
 
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 
@@ -84,7 +84,7 @@ def main(arguments: Arguments) -> None:
     run_suite("gymnax_suite", arguments, list(SUITE), functools.partial(plans, arguments), HEADER, cells)
 
 
-def plans(arguments: Arguments, environment: str) -> list[Plan]:
+def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
     """The runs of each method."""
     entry = SUITE.get(environment, Entry())
     algorithms = zip(METHODS, ("ppo", entry.least_squares, entry.variant), strict=True)

@@ -18,7 +18,7 @@ from grpo_jax.commands.harness.settings import ON_RELATIVE_POSITIONS
 from grpo_jax.commands.harness.study import Study, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import CONTINUE
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.run_spec import RunSpec
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
 
@@ -132,7 +132,7 @@ def trials(methods: dict[str, Method], tried: dict[str, tuple]) -> dict[str, Met
     }
 
 
-def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> Plan:
+def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> RunSpec:
     """A run of a method on a game."""
     plan = make_plan(
         f"{game}-MinAtar",

@@ -21,7 +21,7 @@ from grpo_jax.commands.harness.settings import ALGORITHM_SETTINGS
 from grpo_jax.commands.harness.study import Study, StudyArguments
 from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
-from grpo_jax.recording import Plan, iqm
+from grpo_jax.recording import RunSpec, iqm
 
 PUBLISHED = {"(a) single trajectory": "417.8 / 418.6", "(b) window": "417.8 / 418.6", "(d) PPO": "500"}
 """Mean return of the last ten episodes, as published (for GRPO, two values, not said of which recipe)."""
@@ -73,7 +73,7 @@ def main(arguments: Arguments) -> None:
     for label, fields in CONFIG_FIELDS.items():
         config = Config(environment="CartPole-v1", **fields)
         hyperparams = Hyperparams(total_steps=math.inf, max_episodes=arguments.num_episodes, **HYPERPARAM_FIELDS[label])
-        plans.append(Plan(label, config, hyperparams, arguments.training_keys))
+        plans.append(RunSpec(label, config, hyperparams, arguments.training_keys))
     study = Study("published_cartpole", plans, arguments)
     study.run_all()
     study.finish(over="episodes")

@@ -10,7 +10,7 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import settings
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.run_spec import RunSpec
 
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 
@@ -79,7 +79,7 @@ def main(arguments: Arguments) -> None:
     run_suite("suites", arguments, list(SUITE), functools.partial(plans, arguments), HEADER, cells)
 
 
-def plans(arguments: Arguments, environment: str) -> list[Plan]:
+def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
     """The runs of PPO and of the method without a critic, over the same number of steps."""
     entry = SUITE.get(environment, Entry())
     total_steps = settings(environment, "ppo").get("total_steps", Hyperparams().total_steps)

@@ -10,8 +10,8 @@ from grpo_jax.evaluation.generation import generate
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import grpo_loss, ppo_loss
-from grpo_jax.recording import TrainedPolicy, load, recorded_run
-from grpo_jax.training.evaluations import no_progress, reached_return
+from grpo_jax.recording import Recording, TrainedPolicy, load, recorded_run
+from grpo_jax.training.evaluations import Evaluate, no_progress, reached_return
 from grpo_jax.training.imitation import warm_start
 from grpo_jax.training.run import run
 from grpo_jax.training.train import make_init, make_train
@@ -28,7 +28,9 @@ __all__ = [
     "PPO",
     "Algorithm",
     "Config",
+    "Evaluate",
     "Hyperparams",
+    "Recording",
     "TrainState",
     "TrainedPolicy",
     "__version__",

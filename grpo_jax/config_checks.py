@@ -24,7 +24,7 @@ MAX_SAMPLES = 2**26
 """Samples of a batch. With more, fewer than five random bits would be left beside the index: see `updates.shuffle`."""
 
 MAX_STEPS = 2**30
-"""The most environment steps of an iteration, so that int32 holds those of two (see `types.Count`)."""
+"""The most environment steps of an iteration, so that int32 holds those of two (see `types.StepCount`)."""
 
 NAMES = {
     "optimizer": ("adam", "adamw", "sgd", "rmsprop", "muon"),

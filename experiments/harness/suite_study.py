@@ -19,7 +19,7 @@ from grpo_jax.commands.harness.summaries import SUMMARY, TABLE, read_results, wr
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
-from grpo_jax.recording.plan import Plan, folder_name
+from grpo_jax.recording.run_spec import RunSpec, folder_name
 
 LONGEST_EVALUATION = 2500
 """Steps after which an episode of an evaluation is cut off."""
@@ -45,7 +45,7 @@ def run_suite(
     name: str,
     arguments: SuiteArguments,
     environments: Sequence[str],
-    plan: Callable[[str], list[Plan]],
+    plan: Callable[[str], list[RunSpec]],
     header: Sequence[str],
     cells: Callable[[str, dict], list[str]],
 ) -> None:
@@ -79,7 +79,7 @@ def run_suite(
         study = Study(
             folder_name(f"{name}_{environment}"),
             plans[environment],
-            dataclasses.replace(arguments, out=folder if arguments.checkpoint_every else None),
+            dataclasses.replace(arguments, out=folder if arguments.recording.checkpoint_every else None),
             score=make_score(plans[environment][0].config),
         )
         study.run_all()
@@ -99,7 +99,7 @@ def missing(entry: dict | None, methods: Sequence[str]) -> bool:
     return entry is None or not entry["runs"].keys() >= set(methods)
 
 
-def chosen_plans(plans: list[Plan], arguments: SuiteArguments, present: dict | None) -> list[Plan]:
+def chosen_plans(plans: list[RunSpec], arguments: SuiteArguments, present: dict | None) -> list[RunSpec]:
     """The plans of the methods that the flags name, or all of them, in the order of the table.
 
     Raises:
@@ -126,7 +126,7 @@ def with_runs(entry: dict | None, new: dict) -> dict:
 
 def make_plans(
     arguments: SuiteArguments, environment: str, algorithms: Mapping[str, str], total_steps: float
-) -> list[Plan]:
+) -> list[RunSpec]:
     """Runs of the named algorithms, by their labels, over `total_steps * steps_factor` environment steps."""
     total_steps = int(arguments.steps_factor * total_steps)
     return [

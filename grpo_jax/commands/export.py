@@ -17,9 +17,9 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.trained import PolicyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.actions import choose_actions
-from grpo_jax.recording.files import new_files, write_json
-from grpo_jax.recording.plan import versions
-from grpo_jax.recording.policy_files import policy_arrays, write_arrays
+from grpo_jax.recording.files import new_files, write_arrays, write_json
+from grpo_jax.recording.policy_saver import policy_arrays
+from grpo_jax.recording.run_spec import versions
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CARRY = "initial_carry"
@@ -129,7 +129,7 @@ def save_arrays(policy: TrainedPolicy, out: Path) -> None:
     arrays = exported_arrays(policy)
     known = {path: leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf for path, leaf in arrays.items()}
     np.savez(out / "policy.npz", **known)
-    write_arrays(out / "policy.safetensors", arrays, {}, mode_of=out / "policy.npz")
+    write_arrays(out / "policy.safetensors", arrays, {})
 
 
 def describe(policy: TrainedPolicy, programs: list[Program], exported: dict[str, export.Exported]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from grpo_jax.commands.harness.command import command, need_one_process
 from grpo_jax.commands.harness.language_runs import HELD_OUT_REWARD, HeldOutCurves
 from grpo_jax.commands.harness.limits import Count, Finite, Seeds
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.study import RecordingArguments, Study, StudyArguments
 from grpo_jax.commands.harness.token_runs import params_from_warm_start, prompted
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError
@@ -35,7 +35,7 @@ from grpo_jax.language import (
 )
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import Transformer
-from grpo_jax.recording import Plan
+from grpo_jax.recording import RunSpec
 from grpo_jax.types import PyTree
 
 SMALL_VOCABULARY = 4096
@@ -97,8 +97,6 @@ class TrainingArguments(StudyArguments):
     """Dtype of the saved weights."""
     num_seeds: Seeds = 1
     """Independent runs, each of which gives a model."""
-    checkpoint_every: int = 10
-    """Iterations between two checkpoints, from which a run can be resumed; 0 for none."""
     sample_every: Count = 10
     """Iterations between two measurements on held-out prompts, which also print samples."""
     num_held_out: Count = 64
@@ -107,6 +105,7 @@ class TrainingArguments(StudyArguments):
     """Completions of each held-out prompt, for pass@k with k up to this."""
     correct_at: Finite = 1.0
     """For pass@k a completion is correct if its first reward is at least this."""
+    recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(checkpoint_every=10))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -170,7 +169,7 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     return algorithm
 
 
-def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
+def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
     """The run that the flags describe."""
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
@@ -197,7 +196,7 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> Plan:
         gae_lambda=1.0,
         **{name: getattr(arguments, name) for name in names},
     )
-    return Plan(arguments.algorithm, config, hyperparams, arguments.training_keys)
+    return RunSpec(arguments.algorithm, config, hyperparams, arguments.training_keys)
 
 
 def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> None:

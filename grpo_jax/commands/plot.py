@@ -16,7 +16,8 @@ from grpo_jax.commands.harness.parsing import invocation, parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import learning_curve, performance_profile, probability_of_improvement
 from grpo_jax.recording.figures import draw_curve, last_known, panels
-from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, read_metrics, read_settings
+from grpo_jax.recording.folder_lock import SUMMARY_FILE
+from grpo_jax.recording.metrics_file import METRICS_FILE, read_metrics, read_settings
 
 PICTURE = "comparison.png"
 RETURN = "episode/return_mean"

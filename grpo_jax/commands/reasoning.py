@@ -21,7 +21,7 @@ from grpo_jax.commands.harness.arithmetic import (
 from grpo_jax.commands.harness.command import command, make_console, need_one_process, new_folder
 from grpo_jax.commands.harness.limits import Count, Finite, Positive, Share
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.study import check_plans
+from grpo_jax.commands.harness.study import RecordingArguments, check_plans
 from grpo_jax.commands.harness.token_runs import format_shares
 from grpo_jax.language import (
     LanguageTask,
@@ -81,9 +81,9 @@ class Arguments(lm.TrainingArguments):
     num_minibatches: Count = 2
     learning_rate: float = 3e-4
     kl_coef: float = 0.001
-    checkpoint_every: int = 20
     sample_every: Count = 20
     num_held_out: Count = 128
+    recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(checkpoint_every=20))
 
 
 def write_problems(out: Path, arguments: Arguments) -> None:

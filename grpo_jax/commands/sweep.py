@@ -22,16 +22,14 @@ from grpo_jax.commands.harness.study import Study, StudyArguments, check_plans
 from grpo_jax.commands.harness.sweeps import SPLIT_FILE, Sweep, make_programs, make_sweep, split_policies
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.recording import bootstrap_interval, iqm
-from grpo_jax.recording.claims import remove_if_unused
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.figures import NUM_DRAWN, panels
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.logbook import Logbook
-from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.policy_files import FOLDER as POLICIES
+from grpo_jax.recording.metrics_file import format_value
+from grpo_jax.recording.metrics_logger import MetricsLogger
+from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.recorder import NO_ITERATIONS
-from grpo_jax.recording.rows import format_value
-from grpo_jax.training.budget import most_steps
+from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.training.progress import Chunk
 
 NUM_SHOWN = 20
@@ -54,16 +52,16 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     # With the keys of grpo-jax train, so that each run is the one that it would be there.
     sweep = make_sweep(flags, arguments.training_keys, arguments.samples, arguments.seed)
     mesh = check_plans(sweep.plans, arguments)
-    resumed = arguments.out if arguments.resume else None
+    resumed = arguments.out if arguments.recording.resume else None
     programs = make_programs(sweep, mesh, memory_gib=arguments.memory_gib, resumed=resumed)
     study = Study("sweep", sweep.plans, arguments, programs=[program for program, _ in programs])
-    write_json(remove_if_unused(study.out / SPLIT_FILE), [[plan.label for plan in plans] for _, plans in programs])
+    write_json(study.out / SPLIT_FILE, [[plan.label for plan in plans] for _, plans in programs])
     for program, plans in programs:
         run_program(study, program, plans, arguments)
     ranked = show(study, sweep)
     if is_process_zero():
         split_policies(study.out, programs, {run.label for run in ranked[:NUM_DRAWN]})
-        if not arguments.checkpoint_every:  # else a sweep that is resumed needs them
+        if not arguments.recording.checkpoint_every:  # else a sweep that is resumed needs them
             shutil.rmtree(study.out / PROGRAMS / POLICIES)
     study.print_files(
         *("summary.json", "metrics.jsonl", "best.json", "sweep.png"),
@@ -72,7 +70,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     study.console.print(f"The best again: {invocation('train')} --config {study.out / 'best.json'}", soft_wrap=True)
 
 
-def run_program(study: Study, program: Plan, plans: list[Plan], arguments: Arguments) -> None:
+def run_program(study: Study, program: RunSpec, plans: list[RunSpec], arguments: Arguments) -> None:
     """Trains the rows of several plans at once, and records each plan as a run of its own.
 
     They share the time of their program: the steps per second of each are a part of the program's.
@@ -81,15 +79,14 @@ def run_program(study: Study, program: Plan, plans: list[Plan], arguments: Argum
     runs = []
     for plan, rows in zip(plans, program.settings.rows.values(), strict=True):
         run = together.of_rows(rows, plan.label, plan.hyperparams)
-        with Logbook(
+        with MetricsLogger(
             study.out,
-            run=plan.name,
-            total_steps=most_steps(plan.config, plan.hyperparams),
-            num_seeds=arguments.num_seeds,
+            plan,
             console=False,
-            past=NO_ITERATIONS if arguments.resume else None,  # what an interrupted sweep has written is replaced
-        ) as logbook:
-            logbook.record(Chunk(run.result.metrics, run.result.steps, iteration=0, seconds=run.result.train_seconds))
+            # What an interrupted sweep has written is replaced.
+            past=NO_ITERATIONS if arguments.recording.resume else None,
+        ) as logger:
+            logger.record(Chunk(run.result.metrics, run.result.steps, iteration=0, seconds=run.result.train_seconds))
         runs.append(run)
     study.add(*runs)
 

@@ -24,7 +24,7 @@ from grpo_jax.commands.harness.token_runs import (
 )
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, Task, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.run_spec import RunSpec
 
 
 @dataclasses.dataclass
@@ -65,7 +65,7 @@ def make_plan(
     variant: dict[str, Any] | None = None,
     task: Task | None = None,
     **changes,
-) -> Plan:
+) -> RunSpec:
     """A run on the task with the tuned settings, except for those changes, and for a variant of the algorithm's slots.
 
     Rollouts begin with a prompt, and the warm start is the frozen reference, unless the algorithm has no KL penalty.
@@ -75,10 +75,10 @@ def make_plan(
     slot_values = prompted(by_name(algorithm)._replace(**variant or {}))
     total_steps = task_settings(arguments).total_steps if arguments.total_steps is None else arguments.total_steps
     config = Config(environment=task or environment, algorithm=slot_values, **static)
-    return Plan(label, config, Hyperparams(total_steps=total_steps, **traced), arguments.training_keys)
+    return RunSpec(label, config, Hyperparams(total_steps=total_steps, **traced), arguments.training_keys)
 
 
-def comparison(arguments: Arguments) -> list[Plan]:
+def comparison(arguments: Arguments) -> list[RunSpec]:
     """Algorithms, and GRPO with one setting changed at a time."""
     plan = functools.partial(make_plan, arguments)
     sizes = [size for size in (4, 8, 16, 32, 64, 128) if size != settings("tokens:", "grpo")["group_size"]]
@@ -96,7 +96,7 @@ def comparison(arguments: Arguments) -> list[Plan]:
     ]
 
 
-def reward_hacking(arguments: Arguments) -> list[Plan]:
+def reward_hacking(arguments: Arguments) -> list[RunSpec]:
     """Rewards for the right answer alone, with one for the format added, and three ways to add that safely."""
     task = make_task(arguments.task)
     added = task._replace(rewards=(ACCURACY, FORMAT))
@@ -118,7 +118,7 @@ def reward_hacking(arguments: Arguments) -> list[Plan]:
     return [make_plan(arguments, label, "grpo", variant, task) for label, (task, variant) in plans.items()]
 
 
-def sources_of_values(arguments: Arguments) -> list[Plan]:
+def sources_of_values(arguments: Arguments) -> list[RunSpec]:
     """Advantages of completions by groups, and of tokens by a critic, by least squares or by branches.
 
     Where there are no groups, each completion has a prompt of its own. "Mean of all" has as many prompts but no values
@@ -137,7 +137,7 @@ def sources_of_values(arguments: Arguments) -> list[Plan]:
     ]
 
 
-def keeping_variety(arguments: Arguments) -> list[Plan]:
+def keeping_variety(arguments: Arguments) -> list[RunSpec]:
     """GRPO, and what may keep its answers from becoming alike."""
     plan = functools.partial(make_plan, arguments)
     return [

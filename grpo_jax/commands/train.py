@@ -12,7 +12,7 @@ from grpo_jax.commands.harness.flags import Settings, parse
 from grpo_jax.commands.harness.limits import OutFile, Seeds
 from grpo_jax.commands.harness.study import Study, StudyArguments
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording import Plan
+from grpo_jax.recording import RunSpec
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -31,7 +31,7 @@ def main(arguments: Arguments) -> None:
         if jax.process_count() > 1:
             raise ConfigError("--render needs a run of a single process; leave it out")
     config = arguments.config
-    plan = Plan(name_of(config.algorithm), config, arguments.hyperparams, arguments.training_keys)
+    plan = RunSpec(name_of(config.algorithm), config, arguments.hyperparams, arguments.training_keys)
     study = Study("train", [plan], arguments)
     (states,) = study.run_all()
     study.finish()

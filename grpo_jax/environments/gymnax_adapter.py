@@ -1,4 +1,4 @@
-"""Adapts gymnax's interface to `Environment`. Imports gymnax only when one of its environments is requested."""
+"""Adapts gymnax's interface to `Environment`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -100,21 +100,6 @@ def _numbers(info: Mapping[str, Any] | None) -> dict[str, Any]:
     """The arrays and numbers of an info; it may hold anything else, which `vmap` would refuse."""
     kinds = jax.Array | np.ndarray | np.generic | bool | int | float
     return {name: value for name, value in (info or {}).items() if isinstance(value, kinds)}
-
-
-def registered(name: str) -> Any:
-    """The environment that gymnax registers under a name."""
-    import gymnax  # only here, as it takes seconds
-
-    if name not in gymnax.registered_envs:
-        raise ConfigError(
-            f"unknown environment {name!r}: {nearest(name, gymnax.registered_envs)} (for your own, write "
-            "'package.module:Name')"
-        )
-    try:
-        return gymnax.make(name)[0]
-    except OSError as error:  # MNISTBandit's images
-        raise ConfigError(f"{name!r} needs data that could not be downloaded: {error}") from error
 
 
 def env_name(env: Any) -> str:

@@ -1,5 +1,6 @@
 """Finds environments by name or import path."""
 
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import jax
 
 from grpo_jax.environments.environment import Environment
-from grpo_jax.environments.gymnax_adapter import from_gymnax, registered
+from grpo_jax.environments.gymnax_adapter import from_gymnax
+from grpo_jax.environments.gymnax_names import registered
+from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES, from_suite
 from grpo_jax.environments.time_limits import warn_of_termination_at_limit
 from grpo_jax.environments.tokens import Task, token_environment
@@ -29,12 +32,21 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
         if params:
             raise ConfigError(f"env_params cannot override those of an Environment; change {environment.name!r} itself")
         return environment
+    if isinstance(environment, str) and ":" not in environment:
+        return _of_gymnax(environment, static_parameters(params or {}), jax.config.jax_enable_x64)
     found = environment_object(environment)
     made = token_environment(found, params or {}) if isinstance(found, Task) else from_gymnax(found, params or {})
     if _is_own(environment) and not (isinstance(found, Task) or made.limit_terminates or made.on_host):
         warn_of_termination_at_limit(found, params or {})
-    # The requested name: that of gymnax's DiscountingChain-bsuite, for example, is another.
     return made._replace(name=environment) if isinstance(environment, str) else made
+
+
+@functools.lru_cache
+def _of_gymnax(name: str, params: tuple[tuple[str, Any], ...], wide: bool) -> Environment:
+    """The environment of a name in gymnax, traced once; `wide`: with dtypes of 64 bits."""
+    with jax.ensure_compile_time_eval():  # what is kept must hold no tracer
+        # The requested name: that of gymnax's DiscountingChain-bsuite, for example, is another.
+        return from_gymnax(registered(name), dict(params))._replace(name=name)
 
 
 def environment_object(environment: str | Any) -> Any:

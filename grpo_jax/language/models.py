@@ -11,9 +11,9 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.policies import Transformer
-from grpo_jax.recording.json_fields import describe_kind, fits, read_object
+from grpo_jax.recording.files import describe_kind, fits, read_object
 
-# Fields of `Transformer` beyond the sizes, for each supported `model_type`, and its class in transformers.
+# For each supported `model_type`: fields of `Transformer` beyond the sizes, and the class in transformers.
 MODEL_TYPES = {
     "llama": {},
     "qwen2": {"attention_bias": True},
@@ -31,12 +31,8 @@ _KINDS = dict.fromkeys((*_REQUIRED, "num_key_value_heads", "head_dim", "max_posi
 
 # Fields of config.json with one supported value, which they may also leave out.
 _SUPPORTED = {
-    "hidden_act": "silu",
-    "use_sliding_window": False,
-    "quantization_config": None,
-    "partial_rotary_factor": 1.0,
-    "attention_bias": False,
-    "mlp_bias": False,
+    **{"hidden_act": "silu", "use_sliding_window": False, "quantization_config": None},
+    **{"partial_rotary_factor": 1.0, "attention_bias": False, "mlp_bias": False},
 }
 
 
@@ -45,7 +41,7 @@ class LanguageModel(NamedTuple):
 
     folder: Path
     architecture: Transformer
-    num_tokens: int  # those that the tokenizer has, at most the rows of the embeddings: the rest is never sampled
+    num_tokens: int  # of the tokenizer, at most vocab_size: others are never sampled
     context: int  # the most tokens of a prompt and its completion
     tokenizer: Tokenizer
 
@@ -67,19 +63,13 @@ def load_model(folder: str | Path, **changes: Any) -> LanguageModel:
     """
     folder = Path(folder)
     published, tokenizer = read_config(folder), load_tokenizer(folder)
-    model = LanguageModel(
-        folder=folder,
-        architecture=load_architecture(folder, **changes),
-        num_tokens=min(tokenizer.num_tokens, published["vocab_size"]),
-        context=published.get("max_position_embeddings") or 2**31,
-        tokenizer=tokenizer,
-    )
-    if max(tokenizer.end_tokens) >= model.vocab_size:
+    architecture, context = load_architecture(folder, **changes), published.get("max_position_embeddings") or 2**31
+    if max(tokenizer.end_tokens) >= (vocab_size := architecture.vocab_size):
         raise ConfigError(
-            f"{folder}: the end token {max(tokenizer.end_tokens)} is not among the vocab_size={model.vocab_size} "
-            "tokens of config.json; the tokenizer is that of another model"
+            f"{folder}: the end token {max(tokenizer.end_tokens)} is not among the vocab_size={vocab_size} tokens of "
+            "config.json; the tokenizer belongs to another model"
         )
-    return model
+    return LanguageModel(folder, architecture, min(tokenizer.num_tokens, vocab_size), context, tokenizer)
 
 
 def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
@@ -104,7 +94,6 @@ def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
     rope = published.get("rope_parameters") or published.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
-    rope_base = published.get("rope_theta") or rope.get("rope_theta", 10_000.0)
     num_heads = published["num_attention_heads"]
     fields = {
         "num_layers": published["num_hidden_layers"],
@@ -113,7 +102,7 @@ def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
         "num_kv_heads": published.get("num_key_value_heads") or num_heads,
         "head_size": published.get("head_dim") or published["hidden_size"] // num_heads,
         "feedforward_size": published["intermediate_size"],
-        "rope_base": rope_base,
+        "rope_base": published.get("rope_theta") or rope.get("rope_theta", 10_000.0),
         "norm_eps": published.get("rms_norm_eps", 1e-6),
         "vocab_size": published["vocab_size"],
         "tie_embeddings": bool(published.get("tie_word_embeddings", False)),
@@ -126,11 +115,7 @@ def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
 
 
 def describe_architecture(architecture: Transformer, *, vocab_size: int, context: int) -> dict[str, Any]:
-    """The fields of config.json from which `load_architecture` makes this architecture.
-
-    Raises:
-      ConfigError: no published model type has its combination of variants.
-    """
+    """The fields of config.json for this architecture; ConfigError if no published model type has its variants."""
     variants = {name: getattr(architecture, name) for fields in MODEL_TYPES.values() for name in fields}
     types = [name for name, fields in MODEL_TYPES.items() if dict.fromkeys(variants, False) | fields == variants]
     if not types:
@@ -155,11 +140,7 @@ def describe_architecture(architecture: Transformer, *, vocab_size: int, context
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The contents of config.json.
-
-    Raises:
-      ConfigError: the file is missing or damaged, or a field that is read here has another type.
-    """
+    """The contents of config.json; ConfigError if it is missing or damaged, or a field has another type."""
     path = file_in(folder, "config.json")
     try:
         published = read_object(path)
@@ -167,7 +148,6 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{error}; name the folder of a model, with its config.json") from error
     for field, kind in _KINDS.items():
         if not fits(published.get(field), kind | None):
-            raise ConfigError(
-                f"{path}: {field}={published[field]!r} must be {describe_kind(kind)}; copy the file again"
-            )
+            kind = describe_kind(kind)
+            raise ConfigError(f"{path}: {field}={published[field]!r} must be {kind}; copy the file again")
     return published

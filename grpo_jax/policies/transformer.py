@@ -65,7 +65,7 @@ class Transformer(KnownFields):
     """Type in which the weights that LoRA freezes are kept, "float32" or "bfloat16"."""
 
     shared_critic: bool = False
-    """The critic is a value head of the actor's transformer instead of a separate transformer."""
+    """The critic is a second head of the actor's network instead of a separate network."""
 
     def __post_init__(self):
         """Checks the sizes."""

@@ -17,7 +17,8 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object, import_path
 from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.policies.networks import name_of as network_name
-from grpo_jax.recording.json_fields import NOT_FINITE, as_numbers, describe_kind, fields_of, fits, plain, read_object
+from grpo_jax.recording.files import INFINITIES, as_numbers, describe_kind, fits, plain, read_object
+from grpo_jax.recording.identity import fields_of
 from grpo_jax.recording.trusted import find_trusted
 
 FIELDS = get_type_hints(Config) | get_type_hints(Hyperparams)
@@ -103,7 +104,7 @@ def _errors_of(path: Path | str, name: str) -> Iterator[None]:
 def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
     """The fields for `read_fields` in JSON's types: without None, a default, and with "inf" for infinity."""
     fields = config_fields(config)[0] | vars(hyperparams)
-    return plain({field: value for field, value in fields.items() if value is not None}, not_finite=str)
+    return plain({field: value for field, value in fields.items() if value is not None})
 
 
 def config_fields(config: Config) -> tuple[dict[str, Any], list[str]]:
@@ -136,8 +137,8 @@ def _as_json(value: Any) -> Any:
     Raises:
       TypeError: JSON cannot express the value.
     """
-    if value is None or (isinstance(value, bool | int | float | str) and value not in NOT_FINITE):
-        return plain(value, not_finite=str)
+    if value is None or (isinstance(value, bool | int | float | str) and value not in INFINITIES and value == value):
+        return plain(value)
     if (parts := fields_of(value)) is not None and (path := import_path(type(value))) is not None:
         return {"class": path, "fields": {name: _as_json(part) for name, part in parts.items()}}
     if isinstance(value, tuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.recording.rows import Settings
+from grpo_jax.recording.metrics_file import Settings
 from grpo_jax.recording.statistics import Curve, learning_curve
 from grpo_jax.training.evaluations import SAMPLED
 from grpo_jax.training.progress import RunResult

@@ -19,7 +19,6 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_path
-from grpo_jax.recording.json_fields import fields_of
 
 BYTECODE, UNKNOWN = "bytecode", "cannot be compared"
 """Keys: the Python whose byte code has the digest beside it, and the type of a value of which nothing is known."""
@@ -186,6 +185,15 @@ def _fields(value: Any) -> dict[str, Any] | None:
         for name, each in vars(value).items()
         if not isinstance(getattr(kind, name, None), functools.cached_property)
     }
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass or a named tuple; None for other values, and for classes."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
 
 
 def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:

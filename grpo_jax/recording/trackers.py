@@ -1,16 +1,15 @@
 """Host: the metrics of a run in TensorBoard or Weights & Biases, of many seeds as quantiles."""
 
 import hashlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import folder_name
-from grpo_jax.recording.rows import Settings
+from grpo_jax.recording.metrics_file import Settings
+from grpo_jax.recording.run_spec import RunSpec, check_installed
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
 """The quantile of each suffix of a metric's name."""
@@ -33,18 +32,18 @@ class TensorBoard:
 
     Args:
       directory: for the event files of this run alone.
-      settings: of the rows, where these are not all seeds of one.
+      settings: of the rows.
       steps: `[R]`, of an earlier process, which this one continues; its later events are hidden.
     """
 
-    def __init__(self, directory: Path, settings: Settings | None = None, steps: np.ndarray | None = None):
+    def __init__(self, directory: Path, settings: Settings, steps: np.ndarray | None = None):
         from tensorboardX import SummaryWriter
 
         def writer(label, rows):
             first_step = 0 if steps is None else int(np.median(steps[rows])) + 1
             return SummaryWriter(str(directory / folder_name(label)), purge_step=first_step)
 
-        self._writers = [(rows, writer(label, rows)) for label, rows in _by_label(settings).items()]
+        self._writers = [(rows, writer(label, rows)) for label, rows in settings.rows.items()]
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
         """One event an iteration, with all scalars: writing each by itself takes longer than small iterations do."""
@@ -67,23 +66,19 @@ class WeightsAndBiases:
 
     Args:
       directory: of the results; in offline mode, the data is kept there.
-      run: the run's name.
+      spec: the run. With several settings, the label of each and "/" are before its keys.
       mode: "online" or "offline".
-      config: the config and the hyperparameters of the run.
-      settings: of the rows, where these are not all seeds of one; its label and "/" are before the keys of each.
     """
 
-    def __init__(
-        self, directory: Path, *, run: str, mode: str, config: Mapping[str, Any], settings: Settings | None = None
-    ):
+    def __init__(self, directory: Path, spec: RunSpec, *, mode: str):
         check_installed("wandb")
         import wandb
 
-        self._rows = _by_label(settings)
+        self._rows, config = spec.settings.rows, {"run": spec.name, "config": spec.describe()}
         directory = Path(directory).resolve()
-        identity = hashlib.sha1(f"{directory}\n{run}".encode()).hexdigest()[:16]
+        identity = hashlib.sha1(f"{directory}\n{spec.name}".encode()).hexdigest()[:16]
         self._run = wandb.init(
-            project="grpo_jax", name=run, id=identity, resume="allow", dir=directory, mode=mode, config=dict(config)
+            project="grpo_jax", name=spec.name, id=identity, resume="allow", dir=directory, mode=mode, config=config
         )
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
@@ -113,17 +108,6 @@ def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], 
 
     table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
     wandb.run.log({name: table}, step=max(iteration - 1, 0))
-
-
-def check_installed(package: str) -> None:
-    """Raises ConfigError if a package is not installed."""
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{package} is not installed: pip install {package}, or do without it")
-
-
-def _by_label(settings: Settings | None) -> Mapping[str, Any]:
-    """The rows of each setting; without settings, all of them."""
-    return {"": np.s_[:]} if settings is None else settings.rows
 
 
 def over_seeds(

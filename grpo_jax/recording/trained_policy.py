@@ -1,10 +1,9 @@
-"""Host: trained policies, read from the folder of a run."""
+"""Trained policies, which act."""
 
 import dataclasses
 import functools
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +15,7 @@ from grpo_jax.errors import ConfigError, describe_arrays
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.recording.policy_files import DESCRIPTION, find_run, read_arrays
-from grpo_jax.recording.policy_reading import (
-    as_hyperparams,
-    as_tree,
-    check_arrays,
-    expected_arrays,
-    hyperparams_class,
-    read_config,
-    read_env_params,
-)
-from grpo_jax.recording.rows import Settings, setting_columns, settings_of
+from grpo_jax.recording.metrics_file import Settings, setting_columns, settings_of
 from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, TrainState
 
@@ -207,67 +196,3 @@ def _as_action_mask(config: Config, action_mask: Any, num: int, is_single: bool)
             f"for each discrete action, True if it is legal{'' if is_single else f', or {num} times as many'}"
         )
     return jnp.broadcast_to(mask, (num, num_actions))
-
-
-def load(
-    folder: str | Path,
-    run: str | None = None,
-    *,
-    which: Literal["final", "best"] = "final",
-    row: int | Literal["best", "all"] = "best",
-    config: Config | None = None,
-    trust: bool = False,
-) -> TrainedPolicy:
-    """A trained policy from the folder of a run.
-
-    ```python
-    policy = grpo_jax.load("runs/mine")
-    actions = policy.act(observations)
-    ```
-
-    Args:
-      folder: of the results, such as `--out` of a command.
-      run: its name, such as "PPO on CartPole-v1" or "PPO"; needed if the folder holds several runs.
-      which: "final", after all training, or "best", when the score was highest.
-      row: number of the seed, or of the seed × hyperparameters; "best" is the seed with the highest score, where rows
-        differ in their settings among those of the setting with the highest mean score; "all" gives all rows, as
-        `run(params=...)` takes them.
-      config: of the run, where policy.json cannot express it: with functions that have no import path, such as a
-        lambda, or an environment that is an object.
-      trust: import what the folder names: environments, networks and other functions that are neither of this package
-        nor of JAX, Flax and Optax. Importing runs code, so do this only if you trust who made the folder.
-
-    Raises:
-      ConfigError: there is no such folder, run, file or row, a file is damaged or of a newer format, the parameters
-        do not fit the config, or the folder names what is not trusted.
-    """
-    if which not in ("final", "best"):
-        raise ConfigError(f"which={which!r} is unknown; use 'final' or 'best'")
-    path, description = find_run(Path(folder), run)
-    if config is None:
-        config = read_config(path / DESCRIPTION, description, trust=trust)
-    file = path / f"{which}.safetensors"
-    if which == "final" and not file.exists() and (path / "best.safetensors").exists():
-        raise ConfigError(f"{path} has no final policies, as the run did not end; use which='best' (--which best)")
-    arrays = read_arrays(file)
-    num_rows, kind = description["num_rows"], hyperparams_class(description, arrays, trust=trust)
-    like = jax.eval_shape(make_init(config), jax.random.key(0), kind())
-    trees = {"params": like.params, "normalizer": like.normalizer}
-    check_arrays(expected_arrays(trees, kind), arrays, num_rows, file)
-    policies = TrainedPolicy(
-        name=description["name"],
-        config=config,
-        **{prefix: as_tree(tree, prefix, arrays) for prefix, tree in trees.items()},
-        hyperparams=as_hyperparams(kind, arrays),
-        env_params=read_env_params(path / DESCRIPTION, description, config),
-        score=arrays["score"],
-        steps=arrays["steps"],
-        row=np.arange(num_rows),
-    )
-    if row == "all":
-        return policies
-    if row == "best":
-        row = policies.settings.best_row(arrays["score"])
-    if not isinstance(row, int | np.integer) or not 0 <= row < num_rows:
-        raise ConfigError(f"row={row!r}, but {path} holds the rows 0 to {num_rows - 1}; use one, 'best' or 'all'")
-    return policies[row]

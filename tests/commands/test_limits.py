@@ -1,6 +1,5 @@
 """What the values of flags may be: every number and every file of results, in all commands."""
 
-import dataclasses
 import importlib
 from pathlib import Path
 from typing import Annotated, get_args, get_type_hints
@@ -11,14 +10,11 @@ import grpo_jax
 from grpo_jax import Config, Hyperparams
 from grpo_jax.commands import train
 from grpo_jax.commands.harness import limits
-from grpo_jax.commands.harness.command import DeviceArguments
 from grpo_jax.commands.harness.limits import Between, Count, OutFile, Seed, ToWrite
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.settings import Recording
 
-CHECKED_ELSEWHERE = {"row"}.union(*(each.__dataclass_fields__ for each in (Config, Hyperparams, Recording)))
-CHECKED_ELSEWHERE |= DeviceArguments.__dataclass_fields__.keys()
+CHECKED_ELSEWHERE = {"row", *Config.__dataclass_fields__, *Hyperparams.__dataclass_fields__}
 COMMANDS, STUDIES = (
     [path.stem.replace("_", "-") for path in (Path(grpo_jax.__file__).parents[depth] / folder).glob("[!_]*.py")]
     for depth, folder in ((0, "commands"), (1, "experiments"))
@@ -38,7 +34,6 @@ REFUSED = {
     "family": ["--algorithms", "--total-steps 0"],
     "token-speed": ["--seconds -1", "--repeats 0"],
     "language-memory": ["--completion-lengths 0", "--completion-lengths"],
-    "population": ["--population 0"],
     "estimators": ["--num-groups 0"],
 }
 NEEDED = {"evaluate": "runs/a", "play": "runs/a", "tiny-language-model": "--out a --prompts b"}
@@ -66,18 +61,16 @@ def test_a_folder_in_place_of_a_file_is_refused(name, flag):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_of_a_command_has_limits(name):
-    arguments = arguments_of(name)
-    hints = get_type_hints(arguments, include_extras=True)
-    for field in dataclasses.fields(arguments):
-        kinds, known = set(), False
-        parts = [hints[field.name]]
-        while parts:
-            part = parts.pop()
-            known |= any(isinstance(limit, Between | ToWrite) for limit in getattr(part, "__metadata__", ()))
-            kinds.add(part)
+    hints = get_type_hints(arguments_of(name), include_extras=True)
+    for field, hint in hints.items():
+        parts = [hint]
+        for part in parts:
             parts += get_args(part)
-        if field.name not in CHECKED_ELSEWHERE and kinds & {int, float}:
-            assert known, f"--{field.name} of {name} takes any number; give it a type of harness/limits.py"
+        known = any(
+            isinstance(limit, Between | ToWrite) for part in parts for limit in getattr(part, "__metadata__", ())
+        )
+        if field not in CHECKED_ELSEWHERE and {int, float} & set(parts):
+            assert known, f"--{field} of {name} takes any number; give it a type of harness/limits.py"
 
 
 def test_limits_are_found_wherever_they_are_in_a_type():

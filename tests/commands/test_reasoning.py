@@ -9,6 +9,7 @@ from language_models import make_model
 
 from grpo_jax.commands.harness.arithmetic import accuracy, demonstrate, make_problems, right_steps, well_formed
 from grpo_jax.commands.harness.held_out import before_and_after
+from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import LanguageTask, Reward, as_prompts, demonstration_tokens, load_model, load_params
 
@@ -123,7 +124,13 @@ def test_from_nothing_to_a_saved_model(tmp_path, capsys):
     sizes = {"num_terms": 2, "largest": 3, "num_training": 10, "num_test": 2, "num_layers": 1, "width": 32}
     few = {"num_prompts": 4, "group_size": 4, "num_iterations": 2, "num_held_out": 2, "num_samples": 2}
     arguments = reasoning.Arguments(
-        **sizes, **few, num_seeds=2, target=0.05, sample_every=1, checkpoint_every=1, out=tmp_path / "run"
+        **sizes,
+        **few,
+        num_seeds=2,
+        target=0.05,
+        sample_every=1,
+        recording=RecordingArguments(checkpoint_every=1),
+        out=tmp_path / "run",
     )
     reasoning.main(arguments)
     out = arguments.out

@@ -21,8 +21,8 @@ from grpo_jax.commands.harness.command import command, join_processes
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Transformer
 from grpo_jax.recording.checkpoint import Checkpoints
-from grpo_jax.recording.logbook import Logbook
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.metrics_logger import MetricsLogger
+from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.training.imitation import WarmStart
 from grpo_jax.training.progress import Chunk, initial_progress
 
@@ -39,7 +39,7 @@ def saved_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("saved") / "out"
     parsed = train.parse(train.Arguments, TINY)
     keys = jax.random.split(jax.random.split(jax.random.key(0))[0], 1)
-    plan = Plan("ppo", parsed.config, parsed.hyperparams, keys)
+    plan = RunSpec("ppo", parsed.config, parsed.hyperparams, keys)
     with Checkpoints(out / "checkpoints" / plan.folder, plan.describe(), every=1) as checkpoints:
         checkpoints.save(initial_progress({"params": jnp.ones((1, 4))}, 1)._replace(steps=np.array([32]), iteration=1))
     (out / "metrics.jsonl").write_text('{"run": "ppo on Catch-bsuite", "iteration": 0, "environment_steps": [32]}\n')
@@ -308,7 +308,7 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
     def run(*arguments, callback, **others):
         progress = initial_progress(STATES, 1)
         callback(progress, chunk)
-        monkeypatch.setattr(Logbook, "_write", failing(OSError(errno.ENOSPC, "No space left on device")))
+        monkeypatch.setattr(MetricsLogger, "_write", failing(OSError(errno.ENOSPC, "No space left on device")))
         callback(progress, chunk._replace(iteration=2))
 
     monkeypatch.setattr("grpo_jax.recording.recorder.run", run)

@@ -4,22 +4,21 @@ import dataclasses
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Echo
 
-from experiments import population
-from grpo_jax import Config, Hyperparams, TrainState
+from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import sweep, train
 from grpo_jax.commands.harness import sweeps
 from grpo_jax.commands.harness.command import join_processes, parse_mesh
 from grpo_jax.commands.harness.runs import Run
+from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.training.progress import RunResult
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
@@ -96,7 +95,7 @@ def test_as_many_configurations_as_fit(monkeypatch):
         return 100 + 10 * num_rows  # a fixed part, so that a mere share of the whole would promise too much
 
     monkeypatch.setattr(sweeps, "_bytes_needed", needed)
-    plan = Plan("four seeds", None, None, jax.random.split(jax.random.key(0), 4))
+    plan = RunSpec("four seeds", None, None, jax.random.split(jax.random.key(0), 4))
     assert sweeps.plans_at_once(plan, 8, None, available=1000) == 8 and asked == [32]
     count = sweeps.plans_at_once(plan, 8, None, available=260)
     assert 100 + 10 * 4 * count <= 260 < 100 + 10 * 4 * (count + 2)
@@ -211,22 +210,6 @@ def test_no_scheduler_is_reported(monkeypatch):
         join_processes(["--coordinator", "auto"])
 
 
-# --- population ------------------------------------------------------------------------------------------------------
-
-
-def test_the_worst_become_copies_of_the_best():
-    learning_rate = jnp.array([1e-3, 2e-3, 3e-3, 4e-3])
-    states = TrainState(
-        **dict.fromkeys(TrainState.__dataclass_fields__, jnp.arange(4.0)) | {"key": jnp.arange(10, 14)}
-    ).replace(hyperparams=Hyperparams(learning_rate=learning_rate).broadcast(4))
-    after = population.select(states, jnp.array([5.0, 9.0, jnp.nan, 7.0]), jax.random.key(1))
-    assert after.params.tolist() == after.rollout.tolist() == [0, 1, 1, 3]
-    rates = np.asarray(after.hyperparams.learning_rate)
-    np.testing.assert_allclose(rates[[0, 1, 3]], [1e-3, 2e-3, 4e-3])
-    assert np.isclose(rates[2], [1.6e-3, 2.5e-3]).any()
-    assert after.key.tolist() == [10, 11, 12, 13], "copies must not repeat what their model does"
-
-
 # --- end to end ------------------------------------------------------------------------------------------------------
 
 
@@ -256,7 +239,7 @@ def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkey
 @pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     flags = [*SMALL, "--total-steps", "640", "--learning-rate", "1e-3", "1e-2", "--num-epochs", "1", "2"]
-    arguments = sweep.Arguments(num_seeds=3, checkpoint_every=1, out=tmp_path / "whole")
+    arguments = sweep.Arguments(num_seeds=3, recording=RecordingArguments(checkpoint_every=1), out=tmp_path / "whole")
     sweep.main(arguments, flags)
 
     class Killed(Exception):
@@ -277,10 +260,13 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
             sweep.main(resumed, flags)
     assert 0 < saves[-1] < 10
     with pytest.raises(ValueError, match="which is none of"):
-        sweep.main(dataclasses.replace(resumed, resume=True), [*flags[:-2], "3"])
+        sweep.main(
+            dataclasses.replace(resumed, recording=RecordingArguments(checkpoint_every=1, resume=True)),
+            [*flags[:-2], "3"],
+        )
     # By the memory that it would now have, each configuration would be a program of its own.
     monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 1)
-    sweep.main(dataclasses.replace(resumed, resume=True), flags)
+    sweep.main(dataclasses.replace(resumed, recording=RecordingArguments(checkpoint_every=1, resume=True)), flags)
     for name in ("metrics.jsonl", "programs/metrics.jsonl"):
         assert (tmp_path / "whole" / name).read_text() == (tmp_path / "resumed" / name).read_text()
     whole, again = (json.loads((tmp_path / out / "summary.json").read_text())["runs"] for out in ("whole", "resumed"))
@@ -290,13 +276,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_memory_is_analysed():
     config = Config(environment=Echo(), algorithm="ppo", num_envs=4, num_steps=1, num_minibatches=1, network=MLP((8,)))
-    plan = Plan("eight seeds", config, Hyperparams(), jax.random.split(jax.random.key(0), 8))
+    plan = RunSpec("eight seeds", config, Hyperparams(), jax.random.split(jax.random.key(0), 8))
     few, many = (sweeps._bytes_needed(plan, rows, None) for rows in (8, 800))
     assert 0 < few < many
     assert sweeps.plans_at_once(plan, 100, None, available=(few + many) / 2) in range(20, 90)
-
-
-@pytest.mark.slow
-def test_a_population_trains(capsys):
-    population.main(population.Arguments(population=4, rounds=2, iterations=1, num_envs=16))
-    assert "round 2: return" in capsys.readouterr().out

@@ -23,6 +23,7 @@ from grpo_jax.commands.harness import token_runs
 from grpo_jax.commands.harness.figures import solved_after
 from grpo_jax.commands.harness.runs import Run, make_plan, summarise
 from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings
+from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.commands.harness.summaries import read_results
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import CNN, MLP, Transformer
@@ -172,7 +173,7 @@ def test_train_runs_and_draws(tmp_path):
     train.main(arguments)
     run = summary_of(tmp_path / "out")["runs"][0]
     assert run["algorithm"] == "ppo" and run["environment_steps"] == [192]
-    assert run["config"]["hidden_sizes"] == [8]
+    assert run["config"]["network"]["hidden_sizes"] == [8]
     assert (tmp_path / "episode.gif").read_bytes().startswith(b"GIF8")
 
 
@@ -316,7 +317,9 @@ def test_methods_of_a_suite_one_after_another_in_an_empty_folder(tmp_path, capsy
         ]
 
     for method, whole_episodes in (("LSTD", False), ("GRPO", True)):
-        arguments = gymnax_suite.Arguments(methods=(method,), num_seeds=2, checkpoint_every=100, out=tmp_path)
+        arguments = gymnax_suite.Arguments(
+            methods=(method,), num_seeds=2, recording=RecordingArguments(checkpoint_every=100), out=tmp_path
+        )
         run_suite("gymnax_suite", arguments, [environment], plan, header, cells)
         row = (tmp_path / "table.md").read_text().splitlines()[2].split(" | ")
         assert bool(row[header.index("random") + 1]) == whole_episodes, "only those show what a random policy earns"
@@ -399,7 +402,13 @@ def test_token_tasks_are_warmed_up_trained_and_shown(tmp_path, capsys):
     kept = tmp_path / "start.msgpack"
     out = tmp_path / "out"
     arguments = tokens.Arguments(
-        task="sort-2", num_seeds=2, total_steps=3200, target=0.05, warm_start=kept, out=out, checkpoint_every=1
+        task="sort-2",
+        num_seeds=2,
+        total_steps=3200,
+        target=0.05,
+        warm_start=kept,
+        out=out,
+        recording=RecordingArguments(checkpoint_every=1),
     )
     tokens.main(arguments)
     run = summary_of(out)["runs"][0]
@@ -414,7 +423,7 @@ def test_token_tasks_are_warmed_up_trained_and_shown(tmp_path, capsys):
     assert (out / "warm_start.msgpack").read_bytes() == before
     with pytest.raises(ConfigError, match="target is 0.5 here, and 0.05 in the warm start"):
         tokens.main(dataclasses.replace(arguments, target=0.5, out=tmp_path / "other"))
-    tokens.main(dataclasses.replace(arguments, resume=True))
+    tokens.main(dataclasses.replace(arguments, recording=RecordingArguments(checkpoint_every=1, resume=True)))
     assert kept.read_bytes() == before
     assert json.loads((out / "accuracy.json").read_text())["grpo"] == curve
 

@@ -4,13 +4,18 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
+from probes import Probe
 from rich.console import Console
 
-from grpo_jax.recording.claims import claim_directory
+from grpo_jax import Config, Hyperparams
+from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.logbook import Logbook
+from grpo_jax.recording.folder_lock import lock_run_folder
+from grpo_jax.recording.metrics_logger import MetricsLogger
+from grpo_jax.recording.run_spec import RunSpec
 
 
 class Chunk(NamedTuple):
@@ -27,6 +32,19 @@ def make_chunk(returns, *, iteration=0, made=10, seconds=1.0, before=0, **metric
     steps = before + np.cumsum(made, axis=0, dtype=np.int64)
     metrics = {name: np.asarray(values) for name, values in metrics.items()}
     return Chunk({"episode/return_mean": returns, "environment/steps": made, **metrics}, steps, iteration, seconds)
+
+
+def make_logger(directory, name, total_steps, num_rows, console):
+    class Spec(RunSpec):
+        name = property(lambda self: self.label)
+
+    config = Config(
+        environment=Probe(), algorithm="ppo", num_envs=1, num_steps=10, num_minibatches=1, network=MLP((2,))
+    )
+    spec = Spec(
+        name, config, Hyperparams(total_steps=float(total_steps)), jax.random.split(jax.random.key(0), num_rows)
+    )
+    return MetricsLogger(directory, spec, console=console)
 
 
 def make_console(terminal=False):
@@ -47,9 +65,9 @@ def read_lines(directory):
 
 
 def test_one_line_an_iteration_with_null_for_what_is_not_finite(tmp_path):
-    with Logbook(tmp_path, run="grpo", total_steps=100, num_seeds=2, console=False) as logbook:
-        logbook.record(make_chunk([[1.5, np.nan], [np.inf, 2.5]]))
-        logbook.record(make_chunk([[3.0, -np.inf]], iteration=2, before=20))
+    with make_logger(tmp_path, "grpo", 100, 2, False) as logger:
+        logger.record(make_chunk([[1.5, np.nan], [np.inf, 2.5]]))
+        logger.record(make_chunk([[3.0, -np.inf]], iteration=2, before=20))
     assert read_lines(tmp_path) == [
         {"run": "grpo", "iteration": i, "environment_steps": s, "episode/return_mean": r, "environment/steps": [10, 10]}
         for i, s, r in [(0, [10, 10], [1.5, None]), (1, [20, 20], [None, 2.5]), (2, [30, 30], [3.0, None])]
@@ -57,82 +75,52 @@ def test_one_line_an_iteration_with_null_for_what_is_not_finite(tmp_path):
 
 
 def test_rows_of_a_seed_that_is_done_are_null(tmp_path):
-    with Logbook(tmp_path, run="grpo", total_steps=20, num_seeds=2, console=False) as logbook:
+    with make_logger(tmp_path, "grpo", 20, 2, False) as logger:
         skipped = {"optim/skipped_updates": [[0, 1], [0, 5]]}
-        logbook.record(make_chunk([[1.0, 2.0], [3.0, 99.0]], made=[[10, 20], [10, 0]], **skipped))
+        logger.record(make_chunk([[1.0, 2.0], [3.0, 99.0]], made=[[10, 20], [10, 0]], **skipped))
     first, second = read_lines(tmp_path)
     assert first["episode/return_mean"] == [1.0, 2.0]
     assert second["episode/return_mean"] == [3.0, None]
     assert second["optim/skipped_updates"] == [0, None]
     assert second["environment_steps"] == [20, 20]
-    assert logbook.skipped_updates.tolist() == [0, 1]
+    assert logger.skipped_updates.tolist() == [0, 1]
 
 
 def test_lines_are_on_disk_after_each_chunk_and_an_error_loses_none(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        with Logbook(tmp_path, run="a", total_steps=100, num_seeds=1, console=False) as logbook:
-            logbook.record(make_chunk([[1.0]]))
+        with make_logger(tmp_path, "a", 100, 1, False) as logger:
+            logger.record(make_chunk([[1.0]]))
             assert len(read_lines(tmp_path)) == 1
             raise KeyboardInterrupt
     assert len(read_lines(tmp_path)) == 1
 
 
 def test_step_counts_beyond_32_bits_stay_exact(tmp_path):
-    with Logbook(tmp_path, run="a", total_steps=2**40, num_seeds=1, console=False) as logbook:
-        logbook.record(make_chunk([[1.0]], before=2**40 + 1))
+    with make_logger(tmp_path, "a", 2**40, 1, False) as logger:
+        logger.record(make_chunk([[1.0]], before=2**40 + 1))
     assert read_lines(tmp_path)[0]["environment_steps"] == [2**40 + 11]
 
 
 def test_a_metric_of_the_wrong_shape_is_an_error_and_writes_nothing(tmp_path):
-    with Logbook(tmp_path, run="a", total_steps=100, num_seeds=2, console=False) as logbook:
-        with pytest.raises(ValueError, match=r"loss/policy must be \[n, num_seeds\] = \(1, 2\), got \(1,\)"):
-            logbook.record(make_chunk([[1.0, 2.0]], **{"loss/policy": [0.0]}))
+    with make_logger(tmp_path, "a", 100, 2, False) as logger:
+        with pytest.raises(ValueError, match=r"loss/policy must be \[n, R\] = \[1, 2\], got \(1,\)"):
+            logger.record(make_chunk([[1.0, 2.0]], **{"loss/policy": [0.0]}))
     assert read_lines(tmp_path) == []
 
 
-@pytest.mark.parametrize("sizes", [{"total_steps": 0, "num_seeds": 1}, {"total_steps": 1, "num_seeds": 0}])
-def test_sizes_are_checked(sizes):
-    with pytest.raises(ValueError, match="at least 1"):
-        Logbook(None, run="a", **sizes)
-
-
 def test_runs_of_one_process_share_a_folder(tmp_path):
-    claim_directory(tmp_path / "out")
+    lock_run_folder(tmp_path / "out")
     for run in ("grpo", "ppo"):
-        with Logbook(tmp_path / "out", run=run, total_steps=10, num_seeds=1, console=False) as logbook:
-            logbook.record(make_chunk([[1.0]]))
+        with make_logger(tmp_path / "out", run, 10, 1, False) as logger:
+            logger.record(make_chunk([[1.0]]))
     assert [line["run"] for line in read_lines(tmp_path / "out")] == ["grpo", "ppo"]
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
-def test_a_folder_with_results_is_refused_and_left_alone(tmp_path, name):
-    (tmp_path / name).write_text("old")
-    with pytest.raises(FileExistsError, match=rf"already holds a run \({name}\).*--out"):
-        claim_directory(tmp_path)
-    with pytest.raises(FileExistsError, match="--out"), Logbook(tmp_path, run="a", total_steps=1, num_seeds=1):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert (tmp_path / name).read_text() == "old"
-
-
-def test_a_folder_is_claimed_once(tmp_path):
-    claim_directory(tmp_path)
-    with pytest.raises(FileExistsError, match="already holds a run"):
-        claim_directory(tmp_path)
-
-
-def test_a_file_is_no_folder(tmp_path):
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(FileExistsError, match="is a file"):
-        claim_directory(tmp_path / "out")
-    assert (tmp_path / "out").read_text() == "mine"
 
 
 def test_without_a_terminal_about_one_plain_line_a_tenth():
     console = make_console()
-    with Logbook(None, run="ppo [x]", total_steps=1000, num_seeds=3, console=console) as logbook:
+    with make_logger(None, "ppo [x]", 1000, 3, console) as logger:
         for i in range(100):
-            logbook.record(make_chunk([[1.0, 5.0, np.nan]], iteration=i, before=10 * i, seconds=2.0 + i))
+            logger.record(make_chunk([[1.0, 5.0, np.nan]], iteration=i, before=10 * i, seconds=2.0 + i))
     *lines, summary = console.file.getvalue().splitlines()
     assert [line.split(",")[0] for line in lines] == [f"ppo [x]: {percent}%" for percent in range(10, 100, 10)]
     # 3 seeds make 30 steps a second; the first chunk's 2 seconds, compile included, no longer count at 10%.
@@ -142,18 +130,18 @@ def test_without_a_terminal_about_one_plain_line_a_tenth():
 
 def test_a_seed_keeps_its_last_known_return():
     console = make_console()
-    with Logbook(None, run="a", total_steps=100, num_seeds=3, console=console) as logbook:
-        logbook.record(make_chunk([[1.0, 2.0, 3.0], [np.nan, 20.0, np.nan]]))
-        logbook.record(make_chunk([[np.nan, np.nan, 30.0]], iteration=2, made=[[10, 10, 0]]))
+    with make_logger(None, "a", 100, 3, console) as logger:
+        logger.record(make_chunk([[1.0, 2.0, 3.0], [np.nan, 20.0, np.nan]]))
+        logger.record(make_chunk([[np.nan, np.nan, 30.0]], iteration=2, made=[[10, 10, 0]]))
     assert console.file.getvalue().splitlines()[-1].endswith("return 3 (1..20)")
 
 
 def test_on_a_terminal_several_runs_follow_each_other():
     console = make_console(terminal=True)
     for run in ("grpo", "ppo"):
-        with Logbook(None, run=run, total_steps=100, num_seeds=1, console=console) as logbook:
+        with make_logger(None, run, 100, 1, console) as logger:
             for i in range(10):
-                logbook.record(make_chunk([[float(i)]], iteration=i, before=10 * i, seconds=1.0 + i))
+                logger.record(make_chunk([[float(i)]], iteration=i, before=10 * i, seconds=1.0 + i))
     shown = console.file.getvalue()
     assert "100%" in shown
     for run in ("grpo", "ppo"):
@@ -162,7 +150,7 @@ def test_on_a_terminal_several_runs_follow_each_other():
 
 def test_without_records_and_after_an_error_the_summary_stands():
     console = make_console()
-    with pytest.raises(RuntimeError), Logbook(None, run="a", total_steps=100, num_seeds=1, console=console):
+    with pytest.raises(RuntimeError), make_logger(None, "a", 100, 1, console):
         raise RuntimeError
     assert console.file.getvalue() == (
         "a: 0 environment steps in 0:00 (0 steps/s), no return yet; stopped early by RuntimeError\n"
@@ -179,22 +167,22 @@ def test_without_records_and_after_an_error_the_summary_stands():
 )
 def test_the_summary_counts_skipped_updates(skipped, said):
     console = make_console()
-    with Logbook(None, run="a", total_steps=20, num_seeds=3, console=console) as logbook:
-        logbook.record(make_chunk(np.ones((2, 3)), **{"optim/skipped_updates": skipped}))
+    with make_logger(None, "a", 20, 3, console) as logger:
+        logger.record(make_chunk(np.ones((2, 3)), **{"optim/skipped_updates": skipped}))
     last = console.file.getvalue().splitlines()[-1]
     assert last.endswith(said) if said else "skipped" not in last
 
 
 def test_many_skipping_seeds_are_not_all_listed():
     console = make_console()
-    with Logbook(None, run="a", total_steps=20, num_seeds=256, console=console) as logbook:
-        logbook.record(make_chunk(np.ones((1, 256)), **{"optim/skipped_updates": np.ones((1, 256))}))
+    with make_logger(None, "a", 20, 256, console) as logger:
+        logger.record(make_chunk(np.ones((1, 256)), **{"optim/skipped_updates": np.ones((1, 256))}))
     assert console.file.getvalue().rstrip().endswith("in seeds [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, and 246 more]")
 
 
 def test_no_console_prints_nothing(capsys):
-    with Logbook(None, run="a", total_steps=20, num_seeds=1, console=False) as logbook:
-        logbook.record(make_chunk([[1.0], [2.0]]))
+    with make_logger(None, "a", 20, 1, False) as logger:
+        logger.record(make_chunk([[1.0], [2.0]]))
     assert capsys.readouterr() == ("", "")
 
 
@@ -210,7 +198,7 @@ def test_write_json_is_strict(tmp_path):
     write_json(tmp_path / "summary.json", value)
     assert strict_json((tmp_path / "summary.json").read_text()) == {
         "iqm": 1.5,
-        "ci95": [None, None],
+        "ci95": [None, "inf"],
         "per_seed": [1.0, None],
         "count": 2**40,
         "out": str(Path("runs/a")),

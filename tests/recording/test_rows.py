@@ -17,12 +17,11 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.commands import evaluate, plot
 from grpo_jax.commands.harness.runs import Run, summarise
 from grpo_jax.policies import MLP
-from grpo_jax.recording.alarms import Alarms
-from grpo_jax.recording.files import read_metrics, read_settings
-from grpo_jax.recording.logbook import Logbook
-from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.rows import format_value, setting_columns, settings_of
+from grpo_jax.recording.metrics_file import format_value, read_metrics, read_settings, setting_columns, settings_of
+from grpo_jax.recording.metrics_logger import MetricsLogger
+from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
+from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Chunk, RunResult
 
@@ -40,16 +39,17 @@ def chunk(returns=RETURNS):
     return Chunk({name: np.array(values) for name, values in metrics.items()}, np.full((1, 4), 32), 0, 1.0)
 
 
-def logbook(directory, **options):
-    return Logbook(directory, run="ppo on Probe", total_steps=32, num_seeds=4, settings=SETTINGS, **options)
+def make_logger(directory, **options):
+    spec = RunSpec("ppo", CONFIG, RATES.replace(total_steps=32.0), jax.random.split(jax.random.key(0), 4))
+    return MetricsLogger(directory, spec, **options)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """As a run leaves it."""
     directory = tmp_path_factory.mktemp("sweep")
-    with logbook(directory, console=False) as book:
-        book.record(chunk())
+    with make_logger(directory, console=False) as logger:
+        logger.record(chunk())
     return directory
 
 
@@ -62,7 +62,9 @@ def test_rows_that_are_alike_are_seeds_of_one_setting():
 def test_rows_that_differ_are_settings_in_their_order():
     assert {label: rows.tolist() for label, rows in SETTINGS.rows.items()} == {GOOD: [0, 2], BAD: [1, 3]}
     assert sorted(SETTINGS.values) == ["hyperparams/kl_limit", "hyperparams/learning_rate"]
-    plan = Plan("ppo", CONFIG, Hyperparams(), jax.random.split(jax.random.key(0), 2), env_params={"bonus": [0.5, 1.0]})
+    plan = RunSpec(
+        "ppo", CONFIG, Hyperparams(), jax.random.split(jax.random.key(0), 2), env_params={"bonus": [0.5, 1.0]}
+    )
     assert [*plan.settings.rows] == ["bonus=0.5", "bonus=1"]
     groups = settings_of({"bonus": np.arange(6.0).reshape(2, 3)}, 2)
     assert [*groups.rows] == [""], "values for the groups of a row are drawn, not chosen"
@@ -108,15 +110,15 @@ def test_the_record_says_which_row_had_which_settings(folder):
 
 def test_the_progress_shows_the_best_setting():
     console = Console(file=io.StringIO(), width=120)
-    with logbook(None, console=console) as book:
-        book.record(chunk())
-        assert book.typical_return == 45
+    with make_logger(None, console=console) as logger:
+        logger.record(chunk())
+        assert logger.typical_return == 45
     shown = console.file.getvalue()
     assert f"return 45 (40..50) of {GOOD}, the best of 2 settings" in shown and "60" not in shown.replace("0:0", "")
 
 
 def test_alarms_name_rows():
-    (warning,) = Alarms(CONFIG.env.action_space, rows=SETTINGS.word).watch(
+    (warning,) = TrainingWarnings(CONFIG.env.action_space, rows=SETTINGS.word)(
         0, {"policy/kl_behaviour": np.array([[0.0, 2.0]])}
     )
     assert "in rows [1]" in warning

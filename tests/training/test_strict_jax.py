@@ -9,7 +9,7 @@ from probes import Probe, copy_task
 from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, make_init, make_train_step, run, with_reference
 from grpo_jax.groups import FRESH
 from grpo_jax.policies import MLP, Transformer, categorical
-from grpo_jax.recording.nan_finder import repeat
+from grpo_jax.recording.training_warnings import repeat
 
 SIZES = {"num_envs": 4, "num_minibatches": 1, "num_epochs": 1, "network": MLP((4,))}
 ONE = {"environment": Probe(), "num_steps": 2, **SIZES}  # less than an episode, so none ends

@@ -98,9 +98,8 @@ def test_metrics_are_finite_and_consistent(small):
 def test_counters_count(grpo, ppo):
     for small in (grpo, ppo):
         assert small.end.iteration == 10
-        unit = small.config.steps_per_iteration
-        assert counted(small.end.episodes, unit) == small.metrics["episode/count"].sum()
-        assert counted(small.end.steps, unit) == small.metrics["environment/steps"].sum()
+        assert counted(small.end.episodes) == small.metrics["episode/count"].sum()
+        assert counted(small.end.steps) == small.metrics["environment/steps"].sum()
     assert (ppo.metrics["environment/steps"] == 8 * 16).all()
     # Each member of a group plays one episode, in each iteration.
     assert (grpo.metrics["episode/count"] == 8).all()
@@ -260,7 +259,6 @@ def test_rows_stop_by_themselves_and_within_their_budget(grpo, driven):
     result, _ = driven
     made = result.metrics["environment/steps"]
     stopped = (made > 0).sum(0)
-    limit = grpo.config.steps_per_iteration
     assert np.array_equal(result.states.iteration, stopped)
     assert np.array_equal(result.steps, np.cumsum(made, axis=0)) and result.steps.dtype == np.int64
     assert result.ended_by.tolist() == ["total_steps", "max_episodes", "max_episodes"]
@@ -268,7 +266,7 @@ def test_rows_stop_by_themselves_and_within_their_budget(grpo, driven):
     assert result.steps[-1, 0] - last + made[stopped[0] - 2, 0] <= BUDGETS[0] < result.steps[-1, 0] + last
     np.testing.assert_allclose(result.used, [result.steps[-1, 0] / BUDGETS[0], 1, 1], rtol=1e-6)
     assert stopped.tolist()[1:] == [MAX_EPISODES // 8] * 2 and stopped[0] < stopped[1]
-    assert counted(result.states.episodes, limit).tolist()[1:] == [MAX_EPISODES] * 2
+    assert counted(result.states.episodes).tolist()[1:] == [MAX_EPISODES] * 2
     for name, value in result.metrics.items():
         if name != "environment/steps":
             assert np.isnan(value[stopped[0] :, 0]).all() and np.isfinite(value[: stopped[0], 0]).all(), name
@@ -362,7 +360,7 @@ def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
     hyperparams = grpo.hyperparams.replace(total_steps=totals, max_episodes=MAX_EPISODES)
     chunks = []
     result = run(grpo.config, hyperparams, KEYS, chunk_length=4, callback=kept(chunks))
-    episodes = counted(result.states.episodes, grpo.config.steps_per_iteration)
+    episodes = counted(result.states.episodes)
     assert episodes.tolist() == [MAX_EPISODES] * 3 and len(chunks) == 2
     for name, values in result.metrics.items():
         assert bits(values[:, 1]) == bits(driven[0].metrics[name][: len(values), 1]), name
@@ -375,7 +373,7 @@ def test_a_run_that_episodes_bound_reports_before_the_longest_ones_could_be_over
         env_params={"max_steps_in_episode": 2**20, "lifetime": 3},
     )  # fmt: skip
     result = run(forever, Hyperparams(total_steps=np.inf, max_episodes=64), KEYS[:1])
-    assert counted(result.states.episodes, 32).tolist() == [64] and len(result.steps) == 6
+    assert counted(result.states.episodes).tolist() == [64] and len(result.steps) == 6
 
 
 def test_what_nothing_ends_is_refused(grpo):

@@ -23,8 +23,8 @@ from grpo_jax.commands.harness.gpu_flags import apply_gpu_flags, flags_in_use
 from grpo_jax.commands.harness.parsing import one_line_errors
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS, make_mesh
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.claims import describe_claims, release_if_unused
-from grpo_jax.recording.plan import versions
+from grpo_jax.recording.folder_lock import clean_up_on_error, describe_locked
+from grpo_jax.recording.run_spec import versions
 
 # None: raised by this library. The last three: the name cannot be that of a file.
 DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -45,7 +45,7 @@ def command(main: Callable[[], None]) -> None:
     try:
         apply_gpu_flags()
         join_processes()
-        with release_if_unused():
+        with clean_up_on_error():
             main()
     except (ConfigError, FileExistsError, MemoryError) as error:
         print(f"error: {str(error) or 'not enough memory; use smaller numbers'}", file=sys.stderr)
@@ -61,7 +61,7 @@ def command(main: Callable[[], None]) -> None:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        kept = describe_claims()
+        kept = describe_locked()
         print(f"error: {error}" + (f". What was not written yet is lost; {kept}" if kept else ""), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
@@ -130,7 +130,7 @@ def provenance() -> dict[str, Any]:
 
 @dataclasses.dataclass(kw_only=True)
 class DeviceArguments:
-    """The devices of one process, or of several that are started with the same command line but for --process-id."""
+    """One process, or several that are started with the same command line but for --process-id."""
 
     mesh: tuple[str, ...] = ()
     """Axes of the devices: seeds=4, envs=8 or model=2, or several; by default all for the seeds."""

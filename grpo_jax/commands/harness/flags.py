@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, Choice, automatic_algorithm, by_name, name_of
-from grpo_jax.commands.harness.parsing import one_line_errors, parse_known_flags
-from grpo_jax.commands.harness.settings import NETWORK_FIELDS, make_network, settings
+from grpo_jax.commands.harness.parsing import one_line_errors, parse_flags
+from grpo_jax.commands.harness.settings import NetworkFields, make_network, settings
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import is_custom
-from grpo_jax.policies import CNN, Transformer
 from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.policies.networks import name_of as network_name
 from grpo_jax.recording.config_file import FIELDS, read_fields
@@ -27,10 +27,9 @@ from grpo_jax.recording.config_file import FIELDS, read_fields
 class Settings:
     """The flags that describe a run."""
 
-    config: tyro.conf.OmitArgPrefixes[Config]
-    layers: tyro.conf.OmitArgPrefixes[CNN] = CNN()
-    transformer: tyro.conf.OmitArgPrefixes[Transformer] = Transformer()
-    hyperparams: tyro.conf.OmitArgPrefixes[Hyperparams]
+    config: Config
+    layers: NetworkFields = NetworkFields()
+    hyperparams: Hyperparams
     config_file: Annotated[
         Path | None,
         tyro.conf.arg(
@@ -75,42 +74,34 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     if type(fields.get("network")) in NETWORKS.values():
         fields = fields | vars(fields["network"]) | {"network": network_name(fields["network"])}
     if is_custom(chosen.network) or chosen.network == "transformer":  # the tuned settings are those of other networks
-        fields = {name: value for name, value in fields.items() if name not in NETWORK_FIELDS}
-    defaults = [
+        fields = {name: value for name, value in fields.items() if name not in NetworkFields.__dataclass_fields__}
+    static, layers, traced = (
         {name: value for name, value in fields.items() if name in kind.__dataclass_fields__}
-        for kind in (Config, CNN, Transformer, Hyperparams)
-    ]
-    static, layers, transformer, traced = defaults
+        for kind in (Config, NetworkFields, Hyperparams)
+    )
     if chosen.total_steps is not None or chosen.num_iterations is not None:  # in place of either
         traced = {name: value for name, value in traced.items() if name not in ("total_steps", "num_iterations")}
     # Not by its constructor, which would check it and choose its sizes before the flags are read.
     config = object.__new__(Config)
     vars(config).update(static)
-    parsed, _ = parse_known_flags(
+    return parse_flags(
         arguments,
         flags,
-        default=arguments(
-            config=config,
-            layers=CNN(**layers),
-            transformer=Transformer(**transformer),
-            hyperparams=Hyperparams(**traced),
-        ),
+        default=arguments(config=config, layers=NetworkFields(**layers), hyperparams=Hyperparams(**traced)),
         registry=_constructors(dict(fields.get("env_params", ()))),
-        complete=_with_network,
-        allow_unknown=False,
+        complete=_complete,
     )
-    return parsed
 
 
-def _with_network(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of all flags, with those of the network, where they are not its defaults, in its value."""
-    fields = {name: values[name] for name, default in NETWORK_FIELDS.items() if values[name] != default}
-    if not fields:
-        return values
-    if is_custom(values["network"]):
+def _complete(values: dict[str, Any]) -> None:
+    """Makes the network of the flags of its fields, where these are not its defaults."""
+    config, layers = values["config"].keywords, values["layers"].keywords
+    fields = {name: value for name, value in layers.items() if value != getattr(NetworkFields, name)}
+    if fields and is_custom(config["network"]):
         name = next(iter(fields))
         raise ConfigError(f"{name}={fields[name]!r} has no effect on a custom network; leave it out, and set it there")
-    return values | {"network": make_network(values["network"], fields, values["environment"], values["env_params"])}
+    if fields:
+        config["network"] = make_network(config["network"], fields, config["environment"], config["env_params"])
 
 
 def _choose_algorithm(environment: str, fields: Mapping[str, Any], chosen: Chosen) -> Choice:
@@ -124,33 +115,22 @@ def _choose_algorithm(environment: str, fields: Mapping[str, Any], chosen: Chose
     return automatic_algorithm(make_environment(environment, env_params).max_steps, total_steps)
 
 
-def _constructors(env_params: Mapping[str, float]) -> tyro.constructors.ConstructorRegistry:
+def _constructors(env_params: Mapping[str, float]) -> ConstructorRegistry:
     """Environments and algorithms are given by name; parameters of the environment as name=value, added to these."""
-    registry = tyro.constructors.ConstructorRegistry()
+    registry = ConstructorRegistry()
 
     @registry.primitive_rule
-    def by_name(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        if type_info.type not in (str | Algorithm, str | ExecutionPlan, str | Any, str | Callable):
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="NAME",
-            instance_from_str=lambda strings: strings[0],
-            is_instance=lambda value: True,
-            str_from_instance=lambda value: [str(value)],
-        )
-
-    @registry.primitive_rule
-    def overrides(type_info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        if type_info.type != FIELDS["env_params"]:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="[NAME=VALUE ...]",
-            instance_from_str=lambda strings: {**env_params, **dict(map(parse_override, strings))},
-            is_instance=lambda value: True,
-            str_from_instance=lambda value: [f"{name}={number}" for name, number in dict(value).items()],
-        )
+    def fields_of_config(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        if info.type in (str | Algorithm, str | ExecutionPlan, str | Any, str | Callable):
+            return PrimitiveConstructorSpec(
+                1, "NAME", lambda words: words[0], lambda value: True, lambda value: [str(value)]
+            )
+        if info.type == FIELDS["env_params"]:
+            return PrimitiveConstructorSpec(
+                *("*", "[NAME=VALUE ...]", lambda words: {**env_params, **dict(map(parse_override, words))}),
+                *(lambda value: True, lambda value: [f"{name}={number}" for name, number in dict(value).items()]),
+            )
+        return None
 
     return registry
 

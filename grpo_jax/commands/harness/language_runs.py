@@ -14,10 +14,10 @@ from rich.table import Table
 from grpo_jax import Config, TrainState, evaluate
 from grpo_jax.commands.harness.held_out import before_and_after, draw_points
 from grpo_jax.commands.harness.runs import Score
+from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.commands.harness.summaries import write_markdown
 from grpo_jax.language import LanguageTask, sample_completions
-from grpo_jax.recording import Plan, pass_at_k
-from grpo_jax.recording.claims import remove_if_unused
+from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.trackers import log_table
 from grpo_jax.training.progress import Chunk, Progress
@@ -40,7 +40,7 @@ class Settings(Protocol):
     num_held_out: int
     num_samples: int
     correct_at: float
-    wandb: str | None
+    recording: RecordingArguments
 
 
 class HeldOutCurves:
@@ -57,12 +57,12 @@ class HeldOutCurves:
 
     def __init__(self, task: LanguageTask, out: Path, console: Console, settings: Settings):
         self._task, self._console, self._settings = task, console, settings
-        self._path = remove_if_unused(out / "held_out.json")
+        self._path = out / "held_out.json"
         self.points: list[dict[str, Any]] = json.loads(self._path.read_text()) if self._path.exists() else []
         self._prompts = np.arange(task.num_training, len(task.tokens))[: settings.num_held_out]
         self._program = None
 
-    def __call__(self, plan: Plan, progress: Progress, chunk: Chunk | None) -> None:
+    def __call__(self, plan: RunSpec, progress: Progress, chunk: Chunk | None) -> None:
         """Adds a point if it is time for one; the callback of `Study.run_all`."""
         iteration, every = progress.iteration, self._settings.sample_every
         # A resumed run repeats the points after its checkpoint.
@@ -117,7 +117,7 @@ class HeldOutCurves:
         for prompt, text, *parts in rows[:NUM_SHOWN]:
             scores = ", ".join(f"{name} {value:g}" for name, value in zip(names, parts, strict=True))
             self._console.print(f"  {prompt!r} -> {text!r} ({scores})", soft_wrap=True)
-        if self._settings.wandb is not None:
+        if self._settings.recording.wandb is not None:
             log_table("held_out", ["prompt", "completion", *names], rows, iteration=iteration)
 
     def finish(self) -> None:

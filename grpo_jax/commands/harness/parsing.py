@@ -1,105 +1,119 @@
-"""Dataclasses from the flags of a command line: help in groups, errors in one line."""
+"""Dataclasses from the flags of a command line: values within their limits, errors in one line."""
 
-import ast
 import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from grpo_jax.commands.harness import limits
 from grpo_jax.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
-OPTIONS = "options"
-COMMANDS = "grpo_jax.commands."
-FIRST = ("environment", "algorithm", "total_steps", "num_seeds", "learning_rate", "out", "seed", "env_params")
-"""The flags that people change first, which the help shows first."""
-GROUPS = {
-    "config.environment": OPTIONS,
-    "config.num_envs": "rollout",
-    "config.num_epochs": "update",
-    "config.network": "policy",
-    "layers.hidden_sizes": "policy",
-    "transformer.num_layers": "transformer",
-    "hyperparams.learning_rate": "hyperparameter",
-    "config_file": OPTIONS,
-    "mesh": "device",
-    "checkpoint_every": "recording",
-    "num_seeds": OPTIONS,
-}
-"""A group of the help begins with each of these fields, in the order of declaration."""
-
-
-class Flag(NamedTuple):
-    """A field of a dataclass, or of a dataclass in it, as a flag."""
-
-    path: tuple[str, ...]  # names of the fields that lead to it
-    annotation: Any
-    default: Any
-    group: str
-
 
 def invocation(command: str | None = None) -> str:
-    """How the user starts a command, or, without a name, the program that runs."""
-    if command is None and not (module := getattr(sys.modules["__main__"].__spec__, "name", "")).startswith(COMMANDS):
+    """How the user starts a command; without a name, the program that runs."""
+    module = getattr(sys.modules["__main__"].__spec__, "name", "")
+    if command is None and module.startswith("experiments."):
         return f"python -m {module}"
-    return f"grpo-jax {(command or module.rpartition('.')[2]).replace('_', '-')}"
+    return f"grpo-jax {command or module.rpartition('.')[2]}".replace("_", "-").rstrip()
 
 
-def parse_flags(arguments: type[T], flags: Sequence[str] | None = None) -> T:
-    """The dataclass of flags, by default those of the command line.
-
-    Fields marked with `OmitArgPrefixes` are dataclasses whose own fields are flags.
-
-    Raises:
-      ConfigError: a flag is unknown, has a wrong value, or one beyond the limits of its type (`limits`).
-    """
-    return parse_known_flags(arguments, flags, allow_unknown=False)[0]
-
-
-def parse_known_flags(
+def parse_flags(
     arguments: type[T],
     flags: Sequence[str] | None = None,
     *,
     default: T | None = None,
-    registry: tyro.constructors.ConstructorRegistry | None = None,
-    complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: values,
-    allow_unknown: bool = True,
-) -> tuple[T, list[str]]:
-    """As `parse_flags`, and the flags that are unknown; `complete` changes the values of the flags by their names."""
-    every = reversed(list(_list_flags(arguments, dataclasses.MISSING if default is None else default)))
-    listed = list({flag.path[-1]: flag for flag in every}.values())[::-1]  # the first of a name that comes twice
-    schema, defaults = _schema(listed)
+    registry: ConstructorRegistry | None = None,
+    complete: Callable[[dict[str, Any]], None] = lambda values: None,
+) -> T:
+    """The dataclass of flags, by default those of the command line; fields of dataclasses in it are flags as well.
+
+    `complete` may change its values before dataclasses are made of them.
+
+    Raises:
+      ConfigError: a flag is unknown, has a wrong value, or one beyond the limits of its type (`limits`).
+    """
+    return _parse(arguments, flags, default, registry, complete)[0]
+
+
+def parse_known_flags(arguments: type[T], flags: Sequence[str] | None = None) -> tuple[T, list[str]]:
+    """As `parse_flags`, and the flags that are unknown."""
+    return _parse(arguments, flags, allow_unknown=True)
+
+
+def _parse(arguments, flags, default=None, registry=None, complete=lambda values: None, allow_unknown=False):
+    registry = ConstructorRegistry() if registry is None else registry
+    registry.struct_rule(_of_dataclass)
     with one_line_errors():
         parsed = tyro.cli(
-            schema,
+            arguments,
             prog=invocation(),
             description=inspect.cleandoc(arguments.__doc__ or ""),
             args=flags,
-            default=defaults,
+            default=default,
             return_unknown_args=allow_unknown,
             config=(tyro.conf.OmitArgPrefixes,),
             registry=registry,
         )
-    values, unknown = parsed if allow_unknown else (parsed, [])
-    by_name = {}
-    given = {word.replace("_", "-") for word in (sys.argv[1:] if flags is None else flags)}
-    for flag in listed:
-        name = flag.path[-1]
-        by_name[name] = values[name] if flag.group == OPTIONS else values[flag.group][name]
+    unmade, unknown = parsed if allow_unknown else (parsed, [])
+    complete(unmade.keywords)
+    return _construct(unmade, {word.replace("_", "-") for word in (sys.argv[1:] if flags is None else flags)}), unknown
+
+
+class _Unmade(functools.partial):
+    """A dataclass whose constructor is called after the flags are parsed, so that its errors remain its own."""
+
+
+def _of_dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """The rule by which tyro takes a dataclass apart; fields that a default lacks have those of their class."""
+    if not dataclasses.is_dataclass(info.type):
+        return None
+
+    def unmade(**values):
+        return _Unmade(info.type, **values)
+
+    unmade.__doc__ = (info.type.__doc__ or "").partition("\n")[0]
+    hints, fields = get_type_hints(info.type, include_extras=True), []
+    for field in dataclasses.fields(info.type):
+        made = tyro.MISSING if field.default is dataclasses.MISSING else field.default
+        made = made if field.default_factory is dataclasses.MISSING else field.default_factory()
+        words = functools.partial(_words, info.type, field.name)
+        fields.append(StructFieldSpec(field.name, hints[field.name], getattr(info.default, field.name, made), words))
+    return StructConstructorSpec(unmade, tuple(fields))
+
+
+def _words(arguments: type, name: str) -> str | None:
+    """The help of a field: the string below it."""
+    return _field_docs(arguments).get(name)
+
+
+@functools.cache
+def _field_docs(arguments: type) -> dict[str, str]:
+    from docstring_parser import parse_from_object  # as tyro does
+
+    parsed = (parse_from_object(base).params for base in reversed(arguments.__mro__[:-1]))
+    return {field.arg_name: " ".join((field.description or "").split()) for fields in parsed for field in fields}
+
+
+def _construct(unmade: _Unmade, given: set[str]) -> Any:
+    """The dataclass of checked values; `given` are the words of the command line."""
+    hints, values = get_type_hints(unmade.func, include_extras=True), {}
+    for name, value in unmade.keywords.items():
         word = f"--{name.replace('_', '-')}"
-        if by_name[name] in ((), {}) and word in given:
+        if value in ((), {}) and word in given:
             raise ConfigError(f"{word} has no value; write one or several after it, or leave it out")
-        limits.check(word, flag.annotation, by_name[name])
-    return _construct(arguments, complete(by_name)), unknown
+        limits.check(word, hints[name], value)
+        values[name] = _construct(value, given) if isinstance(value, _Unmade) else value
+    return unmade.func(**values)
 
 
 def chosen(known: Mapping[str, T], names: Sequence[str], kind: str) -> dict[str, T]:
@@ -108,62 +122,6 @@ def chosen(known: Mapping[str, T], names: Sequence[str], kind: str) -> dict[str,
         if name not in known:
             raise ConfigError(f"unknown {kind} {name!r}: {nearest(name, known)}")
     return {name: known[name] for name in names or known}
-
-
-def _list_flags(arguments: type, default: Any, path: tuple[str, ...] = (), group: str = OPTIONS) -> Iterator[Flag]:
-    """The flags of a dataclass, with the values of a default, whose fields may be left out."""
-    docs, hints = _field_docs(arguments), get_type_hints(arguments, include_extras=True)
-    for field in dataclasses.fields(arguments):
-        annotation, here = hints[field.name], (*path, field.name)
-        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        value = getattr(default, field.name, made)
-        if _is_nested(annotation):
-            yield from _list_flags(annotation.__origin__, value, here, group)
-            continue
-        group = GROUPS.get(".".join(here), group)
-        if field.name in docs:
-            annotation = Annotated[annotation, tyro.conf.arg(help=docs[field.name])]
-        yield Flag(here, annotation, value, OPTIONS if field.name in FIRST else group)
-
-
-def _is_nested(annotation: Any) -> bool:
-    return tyro.conf.OmitArgPrefixes in getattr(annotation, "__metadata__", ())
-
-
-def _field_docs(arguments: type) -> dict[str, str]:
-    """The docstring of each field: the string below it."""
-    docs = {}
-    for base in reversed(arguments.__mro__[:-1]):
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for node, below in zip(definition.body, definition.body[1:], strict=False):
-            if isinstance(node, ast.AnnAssign) and isinstance(below, ast.Expr):
-                docs[node.target.id] = " ".join(ast.literal_eval(below.value).split())
-    return docs
-
-
-def _schema(flags: list[Flag]) -> tuple[Any, dict[str, Any]]:
-    """A typed dictionary of the flags, with one in it for each group, and the defaults."""
-    first = sorted((flag for flag in flags if flag.path[-1] in FIRST), key=lambda flag: FIRST.index(flag.path[-1]))
-    others = [flag for flag in flags if flag not in first]
-    schemas: dict[str, dict[str, Any]] = {OPTIONS: {}}
-    defaults: dict[str, dict[str, Any]] = {OPTIONS: {}}
-    for flag in first + others:
-        schemas.setdefault(flag.group, {})[flag.path[-1]] = flag.annotation
-        if flag.default is not dataclasses.MISSING:
-            defaults.setdefault(flag.group, {})[flag.path[-1]] = flag.default
-    groups = {name: TypedDict(name, fields) for name, fields in schemas.items() if name != OPTIONS}
-    values = {name: defaults[name] for name in groups}
-    return TypedDict(OPTIONS, schemas[OPTIONS] | groups), defaults[OPTIONS] | values
-
-
-def _construct(arguments: type[T], values: dict[str, Any]) -> T:
-    """The dataclass of the values of its flags."""
-    hints = get_type_hints(arguments, include_extras=True)
-    fields = {}
-    for field in dataclasses.fields(arguments):
-        hint = hints[field.name]
-        fields[field.name] = _construct(hint.__origin__, values) if _is_nested(hint) else values[field.name]
-    return arguments(**fields)
 
 
 @contextlib.contextmanager

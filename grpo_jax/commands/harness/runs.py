@@ -10,9 +10,9 @@ import numpy as np
 from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.settings import settings, split_fields
-from grpo_jax.recording import Plan, bootstrap_interval, iqm
-from grpo_jax.recording.plan import describe
-from grpo_jax.recording.rows import setting_columns, settings_of
+from grpo_jax.recording import RunSpec, bootstrap_interval, iqm
+from grpo_jax.recording.config_file import config_fields
+from grpo_jax.recording.metrics_file import setting_columns, settings_of
 from grpo_jax.training.progress import RunResult
 
 PROGRAMS = "programs"
@@ -80,11 +80,11 @@ class Run(NamedTuple):
         return float(self.result.steps[-1].sum()) / self.result.train_seconds
 
 
-def make_plan(environment: str, algorithm: str, keys: jax.Array, *, label: str | None = None, **fields) -> Plan:
+def make_plan(environment: str, algorithm: str, keys: jax.Array, *, label: str | None = None, **fields) -> RunSpec:
     """A run with the tuned settings of this environment and this algorithm, except for the fields that are given."""
     static, traced = split_fields(environment, settings(environment, algorithm) | fields)
     config = Config(environment=environment, algorithm=algorithm, **static)
-    return Plan(label or algorithm, config, Hyperparams(**traced), keys)
+    return RunSpec(label or algorithm, config, Hyperparams(**traced), keys)
 
 
 class Score(NamedTuple):
@@ -111,6 +111,7 @@ SAMPLED_RETURN = sampled_return(128)
 
 def summarise(run: Run) -> dict:
     """The entry of a run in summary.json."""
+    names = {"environment": run.environment, "algorithm": name_of(run.config.algorithm)}
     return {
         "algorithm": run.label,
         "environment": run.environment,
@@ -125,7 +126,7 @@ def summarise(run: Run) -> dict:
         "core_seconds": run.core_seconds,
         "warnings": run.warnings,
         "skipped_updates": int(np.nansum(run.result.metrics["optim/skipped_updates"])),
-        "config": describe(run.config) | {"algorithm": name_of(run.config.algorithm)},
+        "config": config_fields(run.config)[0] | names,
         "hyperparams": {name: getattr(run.hyperparams, name) for name in run.hyperparams.__dataclass_fields__},
     }
 

@@ -13,10 +13,14 @@ from grpo_jax.baselines import recursive_lstd_baseline, relative_positions
 from grpo_jax.commands.harness.suite_settings import BY_ENVIRONMENT, BY_SUITE
 from grpo_jax.environments import make_environment
 from grpo_jax.groups import ANCHORED
-from grpo_jax.policies.networks import NETWORKS, resolve_network
+from grpo_jax.policies import CNN, Transformer
+from grpo_jax.policies.networks import resolve_network
 
-NETWORK_FIELDS = {field.name: field.default for each in NETWORKS.values() for field in dataclasses.fields(each)}
-"""The fields of all networks and their defaults."""
+
+@dataclasses.dataclass(frozen=True)
+class NetworkFields(Transformer, CNN):
+    """The fields of all networks, of which one uses its own."""
+
 
 IN_ANCHORED_GROUPS = [name for name, algorithm in ALGORITHMS.items() if algorithm.start is ANCHORED]
 IN_GROUPS = {name: {"group_size": 8} for name in IN_ANCHORED_GROUPS}
@@ -42,18 +46,9 @@ MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
 MINATAR_GAME = {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_BASELINES}
 BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # it has to remember which arm pays
 
-TOKENS = {
-    "num_envs": 512,
-    "group_size": 8,
-    "num_epochs": 1,
-    "num_minibatches": 4,
-    "learning_rate": 4e-4,
-    "kl_coef": 0.001,
-    "discount": 1.0,
-    "gae_lambda": 1.0,
-}
 TOKEN_SETTINGS = {
-    "any": TOKENS,
+    "any": {"num_envs": 512, "group_size": 8, "num_epochs": 1, "num_minibatches": 4, "learning_rate": 4e-4}
+    | {"kl_coef": 0.001, "discount": 1.0, "gae_lambda": 1.0},
     "ppo": {"group_size": 1, "entropy_coef": 0.0},
     "gspo": {"clip_low": 3e-2, "clip_high": 4e-2},
     # A completion costs the tokens of its branches too, so iterations are smaller.
@@ -80,24 +75,13 @@ ENVIRONMENT_SETTINGS = BY_ENVIRONMENT | {
     },
     "MountainCar-v0": {
         "any": {"normalize_observations": True},
-        "ppo": {
-            "normalize_rewards": True,
-            "num_envs": 16,
-            "num_steps": 16,
-            "num_minibatches": 4,
-            "learning_rate": 1e-3,
-            "gae_lambda": 0.98,
-            "entropy_coef": 0.0,
-        },
+        "ppo": BOX_PPO | {"num_epochs": 4, "num_steps": 16, "num_minibatches": 4, "gae_lambda": 0.98},
     },
     # Their time limits, and so the rollouts of one-episode groups, are far longer than the longest possible episode.
     "Catch-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 9}}},
     "MemoryChain-bsuite": {
-        "any": {
-            "recurrent": "gru",
-            "num_minibatches": 4,
-            "env_params": {"memory_length": 10, "max_steps_in_episode": 12},
-        },
+        "any": {"recurrent": "gru", "num_minibatches": 4}
+        | {"env_params": {"memory_length": 10, "max_steps_in_episode": 12}}
     },
     "DeepSea-bsuite": {
         "any": {"network": "mlp", "entropy_coef": 0.01, "env_params": {"max_steps_in_episode": 8}},
@@ -161,7 +145,7 @@ def settings(environment: str, algorithm: str) -> dict[str, Any]:
 def split_fields(environment: Any, fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Those of `Config`, with those of the network in its value, and those of `Hyperparams`."""
     static = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
-    own = {name: value for name, value in fields.items() if name in NETWORK_FIELDS}
+    own = {name: value for name, value in fields.items() if name in NetworkFields.__dataclass_fields__}
     if own:
         network = static.get("network", Config.network)
         static["network"] = make_network(network, own, environment, static.get("env_params", {}))

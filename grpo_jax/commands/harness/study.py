@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import os
 import sys
 import tempfile
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import tyro
 from jax.sharding import Mesh
 
 from grpo_jax import Config, TrainState
@@ -19,25 +19,66 @@ from grpo_jax.commands.harness.command import DeviceArguments, hardware, make_co
 from grpo_jax.commands.harness.figures import plot_curves, table
 from grpo_jax.commands.harness.limits import Seed, Seeds
 from grpo_jax.commands.harness.runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
+from grpo_jax.devices.compilation_cache import keep_programs
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.devices.processes import from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.claims import release_if_unused
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.plan import Plan, claim, versions
-from grpo_jax.recording.policy_files import FOLDER as POLICIES
+from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error
+from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.recorder import record
-from grpo_jax.recording.settings import Recording
-from grpo_jax.recording.signals import StopSignal
+from grpo_jax.recording.run_spec import Recording, RunSpec, prepare_folder, versions
 from grpo_jax.training.checks import check_run
+from grpo_jax.training.evaluations import Evaluate, no_progress, reached_return
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.training.run import check_mesh
 from grpo_jax.types import PyTree
 
 
 @dataclasses.dataclass
-class StudyArguments(Recording, DeviceArguments):
-    """The flags of every experiment."""
+class RecordingArguments(Recording):
+    """What is recorded of a run; `StudyArguments` has its folder."""
+
+    out: tyro.conf.Suppress[tyro.conf.Fixed[Path | None]] = None
+
+
+@dataclasses.dataclass
+class EvaluationArguments:
+    """Evaluations while training."""
+
+    evaluate_every: int = 0
+    """Iterations between two evaluations of the policies, with sampled and with greedy actions; 0 for none."""
+    evaluation_episodes: int = 32
+    """Episodes of each evaluation."""
+    stop_at_return: float | None = None
+    """Stop a seed once the return of an evaluation (sampled actions) is at least this."""
+    stop_without_progress: int | None = None
+    """Stop a seed after this many evaluations in a row without a better return."""
+
+    def make(self) -> Evaluate | None:
+        """The evaluations; raises ConfigError if a criterion has none to decide by."""
+        criteria = []
+        if self.stop_at_return is not None:
+            criteria.append(reached_return(self.stop_at_return))
+        if self.stop_without_progress is not None:
+            criteria.append(no_progress(self.stop_without_progress))
+        if not self.evaluate_every:
+            if criteria:
+                raise ConfigError(
+                    "--stop-at-return and --stop-without-progress decide by evaluations, but there are none; set "
+                    "--evaluate-every, such as 10"
+                )
+            return None
+
+        def stop_when(evaluations):
+            return np.any([criterion(evaluations) for criterion in criteria], axis=0)
+
+        return Evaluate(self.evaluate_every, self.evaluation_episodes, stop_when if criteria else None)
+
+
+@dataclasses.dataclass(kw_only=True)
+class StudyArguments:
+    """The flags of every comparison of runs."""
 
     num_seeds: Seeds = 16
     """Independent runs of each algorithm, in one program."""
@@ -47,6 +88,9 @@ class StudyArguments(Recording, DeviceArguments):
     """Folder for the results; a new one under runs/ if left out."""
     compilation_cache: bool = True
     """Keep compiled programs in ~/.cache/grpo_jax: from the second start on, seconds instead of tens of seconds."""
+    recording: RecordingArguments = dataclasses.field(default_factory=RecordingArguments)
+    evaluation: EvaluationArguments = dataclasses.field(default_factory=EvaluationArguments)
+    devices: DeviceArguments = dataclasses.field(default_factory=DeviceArguments)
 
     @property
     def training_keys(self) -> jax.Array:
@@ -62,12 +106,13 @@ class StudyArguments(Recording, DeviceArguments):
         return jax.random.split(jax.random.split(jax.random.key(self.seed))[use], self.num_seeds)
 
 
-def check_plans(plans: list[Plan], arguments: StudyArguments) -> Mesh | None:
+def check_plans(plans: list[RunSpec], arguments: StudyArguments) -> Mesh | None:
     """The mesh of the flags; raises ConfigError if a plan cannot be run, before anything is written."""
-    if arguments.resume and arguments.out is None:
+    if arguments.recording.resume and arguments.out is None:
         raise ConfigError("--resume needs the folder of the run; name it with --out")
-    arguments.check()
-    mesh = parse_mesh(arguments.mesh)
+    arguments.recording.check()
+    arguments.evaluation.make()
+    mesh = parse_mesh(arguments.devices.mesh)
     for plan in plans:
         check_run(plan.config, plan.hyperparams)
         if mesh is not None:
@@ -91,11 +136,11 @@ class Study:
     def __init__(
         self,
         name: str,
-        plans: list[Plan],
+        plans: list[RunSpec],
         arguments: StudyArguments,
         *,
         score: Score = SAMPLED_RETURN,
-        programs: list[Plan] | None = None,
+        programs: list[RunSpec] | None = None,
     ):
         self.mesh = check_plans(plans, arguments)
         trained = programs or plans
@@ -104,8 +149,10 @@ class Study:
         self.out = arguments.out or new_folder(name)
         self.console = make_console(quiet=not is_process_zero())
         self._subfolder = PROGRAMS if programs else ""
-        with release_if_unused(self.out):
-            from_process_zero(lambda: claim(self.out, trained, resume=arguments.resume, subfolder=self._subfolder))
+        with clean_up_on_error(self.out):
+            from_process_zero(
+                lambda: prepare_folder(self.out, trained, resume=arguments.recording.resume, subfolder=self._subfolder)
+            )
         if not is_process_zero():  # the files of the other processes are not kept
             self._temporary = tempfile.TemporaryDirectory()
             self.out = Path(self._temporary.name)
@@ -114,13 +161,12 @@ class Study:
         self.runs: list[Run] = []
         self._arguments, self._score = arguments, score
         if arguments.compilation_cache:
-            cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "grpo_jax" / "xla"
-            jax.config.update("jax_compilation_cache_dir", str(cache))
+            keep_programs()
 
     def run_all(
         self,
         params: Callable[[Config], PyTree] | None = None,
-        callback: Callable[[Plan, Progress, Chunk | None], None] | None = None,
+        callback: Callable[[RunSpec, Progress, Chunk | None], None] | None = None,
     ) -> list[TrainState]:
         """Makes the planned runs, one after the other; returns the trained states of each, `[num_seeds, ...]`.
 
@@ -141,7 +187,7 @@ class Study:
 
     def train(
         self,
-        plan: Plan,
+        plan: RunSpec,
         evaluation_keys: jax.Array,
         *,
         params: PyTree = None,
@@ -151,14 +197,16 @@ class Study:
         started, core_started = time.perf_counter(), time.process_time()
         folder = self.out / self._subfolder
         try:
-            with release_if_unused(self.out):
+            with clean_up_on_error(self.out):
                 result, warnings = record(
-                    *(plan, folder, self._arguments),
-                    stop_when=self._arguments.stop_when,
+                    plan,
+                    dataclasses.replace(self._arguments.recording, out=folder),
+                    evaluate=self._arguments.evaluation.make(),
                     callback=callback,
                     console=self.console,
                     params=params,
                     mesh=self.mesh,
+                    compilation_cache=self._arguments.compilation_cache,
                 )
         except StopSignal as stop:
             if is_process_zero():

@@ -20,9 +20,9 @@ from grpo_jax.devices.memory import Memory, device_memory
 from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_shardings
 from grpo_jax.devices.processes import from_every_process, from_process_zero
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording import Plan
-from grpo_jax.recording.policy_files import describe_policy, policy_folder, read_arrays, write_policies
-from grpo_jax.recording.rows import format_value
+from grpo_jax.recording import RunSpec
+from grpo_jax.recording.metrics_file import format_value
+from grpo_jax.recording.policy_saver import FOLDER, read_policies, write_policies
 from grpo_jax.training.run import initial_states
 
 LIST_FIELDS = ("hidden_sizes", "env_params")  # fields with several values, which are hence no axis
@@ -37,7 +37,7 @@ class Sweep(NamedTuple):
 
     axes: tuple[str, ...]  # names of the fields that vary
     points: list[tuple[float | str, ...]]  # for each plan, a value for each axis
-    plans: list[Plan]
+    plans: list[RunSpec]
 
 
 def make_sweep(flags: Sequence[str], keys: jax.Array, samples: int | None = None, seed: int = 0) -> Sweep:
@@ -79,7 +79,7 @@ def make_sweep(flags: Sequence[str], keys: jax.Array, samples: int | None = None
             label = ", ".join(f"{name}={format_value(value)}" for name, value in zip(sweep.axes, point, strict=True))
             hyperparams = base.hyperparams.replace(**dict(zip(traced, setting, strict=True)))
             sweep.points.append(point)
-            sweep.plans.append(Plan(label, base.config, hyperparams, keys))
+            sweep.plans.append(RunSpec(label, base.config, hyperparams, keys))
     _check_distinct(sweep, len(static))
     return sweep
 
@@ -146,7 +146,7 @@ def _draws(ranges: dict[str, list[float]], samples: int, seed: int) -> list[tupl
 
 def make_programs(
     sweep: Sweep, mesh: Mesh | None, *, memory_gib: float | None = None, resumed: Path | None = None
-) -> list[tuple[Plan, list[Plan]]]:
+) -> list[tuple[RunSpec, list[RunSpec]]]:
     """The runs that train the sweep, with a row for each seed of each plan, and the plans in each of them.
 
     Args:
@@ -162,23 +162,23 @@ def make_programs(
             lambda *values: np.tile(np.array(values, np.float32), len(keys)), *(plan.hyperparams for plan in plans)
         )
         label = f"program {len(programs) + 1}: {len(plans)} × {len(keys)} seeds"
-        programs.append((Plan(label, plans[0].config, hyperparams, jnp.repeat(keys, len(plans))), plans))
+        programs.append((RunSpec(label, plans[0].config, hyperparams, jnp.repeat(keys, len(plans))), plans))
     return programs
 
 
-def split_policies(out: Path, programs: Sequence[tuple[Plan, list[Plan]]], labels: set[str]) -> None:
+def split_policies(out: Path, programs: Sequence[tuple[RunSpec, list[RunSpec]]], labels: set[str]) -> None:
     """Copies the rows of the plans with these labels from the policies of their programs to folders of their own."""
     for program, plans in programs:
-        folder = policy_folder(out / PROGRAMS, program)
+        folder = out / PROGRAMS / FOLDER / program.folder
         settings = zip(plans, program.settings.rows.values(), strict=True)
         chosen = [(plan, setting) for plan, setting in settings if plan.label in labels]
-        saved = {which: read_arrays(folder / f"{which}.safetensors") for which in ("final", "best") if chosen}
+        saved = {which: read_policies(folder / f"{which}.safetensors") for which in ("final", "best") if chosen}
         for plan, setting in chosen:
             rows = {which: {path: leaf[setting] for path, leaf in saved[which].items()} for which in saved}
-            write_policies(policy_folder(out, plan), describe_policy(plan), rows)
+            write_policies(out, plan, rows)
 
 
-def _split(sweep: Sweep, mesh: Mesh | None, memory_gib: float | None) -> list[list[Plan]]:
+def _split(sweep: Sweep, mesh: Mesh | None, memory_gib: float | None) -> list[list[RunSpec]]:
     available = 0.8 * (device_memory() or math.inf) if memory_gib is None else memory_gib * 2**30
     available = from_every_process(available).min()
     parts = []
@@ -189,7 +189,7 @@ def _split(sweep: Sweep, mesh: Mesh | None, memory_gib: float | None) -> list[li
     return parts
 
 
-def _saved_split(sweep: Sweep, folder: Path | None) -> list[list[Plan]]:
+def _saved_split(sweep: Sweep, folder: Path | None) -> list[list[RunSpec]]:
     """Empty if the split in the folder is not of these plans; `claim` then says what differs."""
     if folder is None:
         return []
@@ -201,7 +201,7 @@ def _saved_split(sweep: Sweep, folder: Path | None) -> list[list[Plan]]:
     return [[plans[label] for label in part] for part in labels]
 
 
-def plans_at_once(plan: Plan, num_plans: int, mesh: Mesh | None, available: float) -> int:
+def plans_at_once(plan: RunSpec, num_plans: int, mesh: Mesh | None, available: float) -> int:
     """How many plans, with all seeds, fit into memory together, by XLA's analysis of the compiled program.
 
     Args:
@@ -226,7 +226,7 @@ def plans_at_once(plan: Plan, num_plans: int, mesh: Mesh | None, available: floa
     return count
 
 
-def _bytes_needed(plan: Plan, num_rows: int, mesh: Mesh | None) -> int:
+def _bytes_needed(plan: RunSpec, num_rows: int, mesh: Mesh | None) -> int:
     """The memory that a train step of so many rows needs on each device."""
     mesh = make_row_mesh(num_rows) if mesh is None else mesh
     keys = jax.random.split(jax.random.key(0), num_rows)

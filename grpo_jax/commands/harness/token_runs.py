@@ -20,8 +20,7 @@ from grpo_jax.evaluation.answers import answer
 from grpo_jax.groups import FRESH
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import add_lora
-from grpo_jax.recording import Plan, pass_at_k
-from grpo_jax.recording.claims import remove_if_unused
+from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import replacement, write_json
 from grpo_jax.training.imitation import WarmStart, warm_start
@@ -152,11 +151,11 @@ class AccuracyCurves:
     """
 
     def __init__(self, out: Path, key: jax.Array, num_points: int = 20):
-        self._path, self._key, self._num_points = remove_if_unused(out / "accuracy.json"), key, num_points
+        self._path, self._key, self._num_points = out / "accuracy.json", key, num_points
         self.curves: dict[str, list[Point]] = self._read()
         self._programs = {}
 
-    def __call__(self, plan: Plan, progress: Progress, chunk: Chunk | None) -> None:
+    def __call__(self, plan: RunSpec, progress: Progress, chunk: Chunk | None) -> None:
         """Adds a point to the run's curve if it is time for one; the callback of `Study.run_all`."""
         distance = int(plan.hyperparams.total_steps) / self._num_points
         steps = np.asarray(progress.steps)

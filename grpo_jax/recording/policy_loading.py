@@ -1,10 +1,10 @@
-"""Host: the parts of a trained policy, as they are read from its files."""
+"""Host: trained policies are read from the folder of a run."""
 
 import functools
 import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,77 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object, import_path
 from grpo_jax.recording.config_file import FIELDS, from_json
-from grpo_jax.recording.json_fields import as_numbers
-from grpo_jax.recording.policy_files import DESCRIPTION, Arrays
+from grpo_jax.recording.files import Arrays, as_numbers
+from grpo_jax.recording.policy_saver import DESCRIPTION, find_run, read_policies
+from grpo_jax.recording.trained_policy import TrainedPolicy
+from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, by_path
 
 _HYPERPARAMS = "hyperparams"
+
+
+def load(
+    folder: str | Path,
+    run: str | None = None,
+    *,
+    which: Literal["final", "best"] = "final",
+    row: int | Literal["best", "all"] = "best",
+    config: Config | None = None,
+    trust: bool = False,
+) -> TrainedPolicy:
+    """A trained policy from the folder of a run.
+
+    ```python
+    policy = grpo_jax.load("runs/mine")
+    actions = policy.act(observations)
+    ```
+
+    Args:
+      folder: of the results, such as `--out` of a command.
+      run: its name, such as "PPO on CartPole-v1" or "PPO"; needed if the folder holds several runs.
+      which: "final", after all training, or "best", when the score was highest.
+      row: number of the seed, or of the seed × hyperparameters; "best" is the seed with the highest score, where rows
+        differ in their settings among those of the setting with the highest mean score; "all" gives all rows, as
+        `run(params=...)` takes them.
+      config: of the run, where policy.json cannot express it: with functions that have no import path, such as a
+        lambda, or an environment that is an object.
+      trust: import what the folder names: environments, networks and other functions that are neither of this package
+        nor of JAX, Flax and Optax. Importing runs code, so do this only if you trust who made the folder.
+
+    Raises:
+      ConfigError: there is no such folder, run, file or row, a file is damaged or of a newer format, the parameters
+        do not fit the config, or the folder names what is not trusted.
+    """
+    if which not in ("final", "best"):
+        raise ConfigError(f"which={which!r} is unknown; use 'final' or 'best'")
+    path, description = find_run(Path(folder), run)
+    if config is None:
+        config = read_config(path / DESCRIPTION, description, trust=trust)
+    file = path / f"{which}.safetensors"
+    if which == "final" and not file.exists() and (path / "best.safetensors").exists():
+        raise ConfigError(f"{path} has no final policies, as the run did not end; use which='best' (--which best)")
+    arrays = read_policies(file)
+    num_rows, kind = description["num_rows"], hyperparams_class(description, arrays, trust=trust)
+    like = jax.eval_shape(make_init(config), jax.random.key(0), kind())
+    trees = {"params": like.params, "normalizer": like.normalizer}
+    check_arrays(expected_arrays(trees, kind), arrays, num_rows, file)
+    policies = TrainedPolicy(
+        name=description["name"],
+        config=config,
+        **{prefix: as_tree(tree, prefix, arrays) for prefix, tree in trees.items()},
+        hyperparams=as_hyperparams(kind, arrays),
+        env_params=read_env_params(path / DESCRIPTION, description, config),
+        score=arrays["score"],
+        steps=arrays["steps"],
+        row=np.arange(num_rows),
+    )
+    if row == "all":
+        return policies
+    if row == "best":
+        row = policies.settings.best_row(arrays["score"])
+    if not isinstance(row, int | np.integer) or not 0 <= row < num_rows:
+        raise ConfigError(f"row={row!r}, but {path} holds the rows 0 to {num_rows - 1}; use one, 'best' or 'all'")
+    return policies[row]
 
 
 def read_config(path: Path, description: Mapping[str, Any], *, trust: bool) -> Config:

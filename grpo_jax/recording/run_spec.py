@@ -1,12 +1,13 @@
-"""Planned runs: the description that identifies one, and the claim of the folder for its results."""
+"""What a run is and what is recorded of it: its arguments, its description, and the folder for its results."""
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import logging
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -17,18 +18,19 @@ from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom, is_custom
-from grpo_jax.recording.claims import claim_directory
-from grpo_jax.recording.files import METRICS_FILE, SUMMARY_FILE, folder_name
+from grpo_jax.recording.checkpoint import check_same_run
+from grpo_jax.recording.files import folder_name
+from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
 from grpo_jax.recording.identity import identity
-from grpo_jax.recording.rows import Settings, setting_columns, settings_of
+from grpo_jax.recording.metrics_file import METRICS_FILE, Settings, setting_columns, settings_of
 
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")  # on which a result depends
 
 _log = logging.getLogger(__name__)
 
 
-class Plan(NamedTuple):
-    """A planned run of `R` rows (seeds × hyperparameters); the fields after the label are arguments of `run`."""
+class RunSpec(NamedTuple):
+    """A run of `R` rows (seeds × hyperparameters) before it is made; after the label come arguments of `run`."""
 
     label: str
     config: Config
@@ -86,8 +88,41 @@ def as_lists(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name: np.asarray(value).tolist() for name, value in arrays.items()}
 
 
-def claim(directory: Path, plans: Sequence[Plan], *, resume: bool, subfolder: str = "") -> None:
-    """Claims the folder of these runs for this process; with `resume`, checkpoints in it must be of these runs.
+@dataclasses.dataclass
+class Recording:
+    """What is recorded of a run, and where; flags of the commands that train."""
+
+    out: Path | str
+    """Folder for the results, created if it does not exist. It is locked until the process ends."""
+    checkpoint_every: int = 0
+    """Iterations between two checkpoints, from which a run can be resumed; 0 for none."""
+    resume: bool = False
+    """Resume the run in the folder, or begin it if there is none. The other arguments must be the same."""
+    tensorboard: bool = False
+    """Also write TensorBoard's event files."""
+    wandb: Literal["offline", "online"] | None = None
+    """Also log to Weights & Biases."""
+    debug_nans: bool = False
+    """Stop at the first loss or gradient that is not finite, and show the operation it comes from; slow."""
+
+    def check(self) -> None:
+        """Raises ConfigError for fields that contradict each other or need a package that is not installed."""
+        if self.checkpoint_every < 0:
+            raise ConfigError(f"checkpoint_every={self.checkpoint_every} is negative; use 0 for no checkpoints")
+        if self.resume and self.checkpoint_every == 0:
+            raise ConfigError("resume=True needs checkpoints; set checkpoint_every (--checkpoint-every N), such as 100")
+        if self.wandb is not None:
+            check_installed("wandb")
+
+
+def check_installed(package: str) -> None:
+    """Raises ConfigError if a package is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{package} is not installed: pip install {package}, or do without it")
+
+
+def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, subfolder: str = "") -> None:
+    """Locks the folder of these runs for this process; with `resume`, checkpoints in it must be of these runs.
 
     The runs are recorded in a subfolder, if one is given. Warns of packages that have other versions than before.
 
@@ -95,26 +130,21 @@ def claim(directory: Path, plans: Sequence[Plan], *, resume: bool, subfolder: st
       FileExistsError: the folder contains results that cannot be resumed, or another process writes to it.
       ConfigError: it contains another run.
     """
-    recorded = directory / subfolder
-    if resume:
-        metrics = directory / METRICS_FILE
-        begun = (directory / SUMMARY_FILE).exists() or (metrics.exists() and metrics.stat().st_size > 0)
-        if begun and not (recorded / "checkpoints").is_dir():
+    checkpoints, metrics = directory / subfolder / "checkpoints", directory / METRICS_FILE
+    if resume and not checkpoints.is_dir():
+        if (directory / SUMMARY_FILE).exists() or (metrics.exists() and metrics.stat().st_size > 0):
             raise FileExistsError(
                 f"{directory} holds a run without checkpoints, so it cannot be resumed. Nothing was written. Choose "
                 "another folder (--out), or move the old one away."
             )
-    for folder in dict.fromkeys((directory, recorded)):
-        claim_directory(folder, resume=resume)
+    lock_run_folder(directory, resume=resume)
     if resume:
-        _check_resumable(recorded / "checkpoints", plans, directory)
+        _check_resumable(checkpoints, specs, directory)
 
 
-def _check_resumable(checkpoints: Path, plans: Sequence[Plan], directory: Path) -> None:
+def _check_resumable(checkpoints: Path, specs: Sequence[RunSpec], directory: Path) -> None:
     """Raises ConfigError if there are checkpoints of another run than these; warns if packages have changed."""
-    from grpo_jax.recording.checkpoint import check_same_run
-
-    folders = {plan.folder for plan in plans}
+    folders = {spec.folder for spec in specs}
     for folder in sorted(path.name for path in checkpoints.glob("*")):
         if folder not in folders:
             raise ConfigError(
@@ -122,8 +152,8 @@ def _check_resumable(checkpoints: Path, plans: Sequence[Plan], directory: Path) 
                 "resume, use what it was started with, or choose another folder (--out) for a new run"
             )
     now, changes = versions(), {}
-    for plan in plans:
-        before = check_same_run(checkpoints / plan.folder, plan.describe()) or {}
+    for spec in specs:
+        before = check_same_run(checkpoints / spec.folder, spec.describe()) or {}
         changes |= {package: version for package, version in before.items() if version != now.get(package)}
     for package, version in changes.items():
         _log.warning(

@@ -1,13 +1,18 @@
-"""Host: warnings of what goes wrong in training, each given once, with what to try."""
+"""Host: what goes wrong in training: warnings, each given once, and the operation that a NaN comes from."""
 
 import math
 from collections.abc import Mapping, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.config import Config
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete
 from grpo_jax.policies.distributions import diagonal_gaussian
+from grpo_jax.training.progress import Chunk, Progress
+from grpo_jax.training.train_step import make_train_step
+from grpo_jax.types import TrainState
 
 ENTROPY_FRACTION = 0.01
 """An entropy has collapsed below this part of the largest one; with real actions, of the initial standard deviation."""
@@ -29,7 +34,7 @@ MESSAGES = {
 }
 
 
-class Alarms:
+class TrainingWarnings:
     """Checks the metrics of one run; each kind of problem is reported once.
 
     Args:
@@ -40,15 +45,15 @@ class Alarms:
     def __init__(self, action_space: ActionSpace, rows: str = "seeds"):
         self._entropy_floor = _entropy_floor(action_space)
         self._rows = rows
-        self._dead: np.ndarray | int = 0  # [num_seeds] iterations in a row
+        self._dead: np.ndarray | int = 0  # [R] iterations in a row
         self._reported: set[str] = set()
 
-    def watch(self, iteration: int, metrics: Mapping[str, np.ndarray]) -> list[str]:
+    def __call__(self, iteration: int, metrics: Mapping[str, np.ndarray]) -> list[str]:
         """The warnings that a chunk of iterations gives rise to, without those given before.
 
         Args:
           iteration: index of the first row.
-          metrics: each `[n, num_seeds]`, by name; NaN in the rows of a seed whose budget is spent.
+          metrics: each `[n, R]`, by name; NaN in the rows of a seed whose budget is spent.
         """
         warnings = []
         for kind, problem in self._problems(metrics).items():
@@ -57,12 +62,12 @@ class Alarms:
                 self._reported.add(kind)
                 where = f"at iteration {iteration + rows[0]}"
                 if problem.shape[1] > 1:
-                    where += f" in {self._rows} {list_seeds(np.flatnonzero(problem[rows[0]]))}"
+                    where += f" in {self._rows} {list_rows(np.flatnonzero(problem[rows[0]]))}"
                 warnings.append(MESSAGES[kind].format(where=where))
         return warnings
 
     def _problems(self, metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """By kind, `[n, num_seeds]` bool: where it is found."""
+        """By kind, `[n, R]` bool: where it is found."""
         problems = {}
         if "optim/skipped_updates" in metrics:
             problems["skipped"] = metrics["optim/skipped_updates"] > 0
@@ -90,7 +95,41 @@ def _entropy_floor(space: ActionSpace) -> float:
     return ENTROPY_FRACTION * sum(math.log(size) for size in sizes)
 
 
-def list_seeds(seeds: Sequence[int]) -> str:
+def list_rows(seeds: Sequence[int]) -> str:
     """The first ten seeds in brackets, and how many more there are."""
     shown = ", ".join(str(seed) for seed in seeds[:10])
     return f"[{shown}, and {len(seeds) - 10} more]" if len(seeds) > 10 else f"[{shown}]"
+
+
+class NonFiniteFinder:
+    """Repeats the first iteration in which an update was skipped, operation by operation.
+
+    For a run in chunks of one iteration: `check` each chunk, then `remember` the states after it.
+    """
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._before: TrainState | None = None
+
+    def remember(self, progress: Progress) -> None:
+        """Keeps a copy of the states that the next chunk starts from."""
+        self._before = jax.tree.map(jnp.copy, progress.states)
+
+    def check(self, chunk: Chunk) -> None:
+        """Raises FloatingPointError, from the operation at fault, if an update of the chunk was skipped."""
+        skipped = np.nan_to_num(chunk.metrics["optim/skipped_updates"][0])
+        if not skipped.any():
+            return
+        row = int(np.argmax(skipped > 0))
+        problem = f"an update was not finite at iteration {chunk.iteration} of row {row}"
+        try:
+            repeat(self._config, jax.tree.map(lambda leaf: leaf[row], self._before))
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{problem}: {error}") from error
+        raise FloatingPointError(f"{problem}; no single operation makes a NaN or an infinity of finite numbers")
+
+
+def repeat(config: Config, state: TrainState) -> None:
+    """One train step, not compiled: raises FloatingPointError at the first operation that makes a NaN."""
+    with jax.disable_jit(), jax.debug_nans(True):
+        make_train_step(config)(state)
