@@ -7,28 +7,17 @@ model without adapters. `lora_rank` of `Transformer` turns it on; `lora_alpha`, 
 its options.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies.dense import adapter_init
+from grpo_jax.policies.token_policy import is_trained
+from grpo_jax.policies.transformer import Transformer
 from grpo_jax.types import PyTree
 
-if TYPE_CHECKING:
-    from grpo_jax.policies.transformer import Transformer
-
 _MATRICES = ("lora_a", "lora_b")
-
-
-def is_trained(path: str) -> bool:
-    """Whether a parameter of a transformer with LoRA is trained: an adapter, a value head, or a critic of its own."""
-    names = path.split("/")
-    return names[0] == "critic" or "value" in names or names[-1] in _MATRICES
 
 
 def add_lora(architecture: Transformer, params: PyTree, key: jax.Array) -> PyTree:

@@ -16,7 +16,7 @@ from grpo_jax.policies.convolutions import convolution, impala, is_image, nature
 from grpo_jax.policies.dense import mlp
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
-from grpo_jax.policies.recurrent import RECURRENT, make_recurrent
+from grpo_jax.policies.recurrent import RECURRENT
 from grpo_jax.policies.transformer import Transformer
 from grpo_jax.types import PyTree
 
@@ -112,7 +112,9 @@ class MLP(KnownFields):
         """
         if self.actor_observation is not None:
             self._check_actor_observation(observation, critic)
-        recurrent = make_recurrent(self.recurrent, self.recurrent_size, steps_per_loop)
+        recurrent = None
+        if self.recurrent != "none":
+            recurrent = functools.partial(RECURRENT[self.recurrent], self.recurrent_size, steps_per_loop)
 
         def make(*heads, sizes=None, activation=None, keys=None):
             layer = {"activation": getattr(nn, activation or self.activation), "scale": self.hidden_init_gain}

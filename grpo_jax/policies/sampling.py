@@ -21,18 +21,14 @@ def with_temperature(policy: Policy, temperature: jax.Array) -> Policy:
 def change_logits(policy: Policy, change: Callable[[jax.Array], jax.Array]) -> Policy:
     """The policy with changed logits, in rollouts and in updates."""
 
-    def step(*arguments):
-        logits, *rest = policy.step(*arguments)
-        return change(logits), *rest
+    def on_first(*outputs):
+        return change(outputs[0]), *outputs[1:]
 
-    def sequence(*arguments):
-        logits, value = policy.sequence(*arguments)
-        return change(logits), value
-
-    def head(*arguments):
-        return change(policy.head(*arguments))
-
-    return policy._replace(step=step, sequence=sequence, head=policy.head and head)
+    return policy._replace(
+        step=lambda *arguments: on_first(*policy.step(*arguments)),
+        sequence=lambda *arguments: on_first(*policy.sequence(*arguments)),
+        head=policy.head and (lambda *arguments: change(policy.head(*arguments))),
+    )
 
 
 def with_top_k_top_p(policy: Policy, top_k: jax.Array, top_p: jax.Array) -> Policy:

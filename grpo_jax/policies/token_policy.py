@@ -12,7 +12,6 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.policies.decoder import DENSE_LAYERS, Decoder, KeysValues, token_logits
 from grpo_jax.policies.dense import product
 from grpo_jax.policies.distributions import Distribution
-from grpo_jax.policies.lora import is_trained
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.sampling import change_logits
 
@@ -46,7 +45,7 @@ def make_token_policy(
     then share a prompt.
 
     Args:
-      architecture: sizes of each network. With LoRA a critic of its own has no adapters: all its weights are trained.
+      architecture: sizes of each network. With LoRA a separate critic has no adapters: all its weights are trained.
       distribution: categorical over the vocabulary.
       max_steps: the most tokens after a prompt, for which a carry reserves space.
       critic: whether to make a critic.
@@ -87,6 +86,12 @@ def make_token_policy(
         trainable=None if architecture.adapter is None else is_trained,
     )
     return policy if vocab_size == num_tokens else change_logits(policy, lambda logits: logits[..., :num_tokens])
+
+
+def is_trained(path: str) -> bool:
+    """Whether a parameter of a transformer with LoRA is trained: an adapter, a value head, or a separate critic."""
+    names = path.split("/")
+    return names[0] == "critic" or "value" in names or names[-1] in ("lora_a", "lora_b")
 
 
 def _init(networks: Networks, key):
