@@ -157,7 +157,7 @@ class Prediction(NamedTuple):
           ValueError: the policy has none.
         """
         if self.compute_features is None:
-            raise ValueError("this policy, a network of your own, has no features; give make_pure_policy features=...")
+            raise ValueError("this policy, a custom network, has no features; give make_pure_policy features=...")
         return self.compute_features()
 
 

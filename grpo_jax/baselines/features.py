@@ -115,7 +115,7 @@ def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tupl
     """
     if policy.features is None:
         raise ValueError(
-            "this policy, a network of your own, has no features for policy_features; give make_pure_policy "
+            "this policy, a custom network, has no features for policy_features; give make_pure_policy "
             "features=..., or use `observed`"
         )
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)

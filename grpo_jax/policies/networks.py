@@ -136,7 +136,7 @@ class MLP(KnownFields):
         return lambda x: dense(flatten_observation(x, 1))
 
     def _check_actor_observation(self, observation, critic):
-        """Raises ConfigError unless the actor can see a part of what a critic of its own sees."""
+        """Raises ConfigError unless the actor can see a part of what a separate critic sees."""
         keys = self.actor_observation
         problem = f"actor_observation={keys!r} is the part of a dict of observations that the actor sees, but"
         if not isinstance(observation, Mapping):

@@ -215,7 +215,7 @@ def _label_critic(params: PyTree) -> PyTree:
         shown = ", ".join(paths[:3]) + ", ..." * (len(paths) > 3)
         raise ConfigError(
             f"critic_learning_rate is for parameters under a key {CRITIC!r}, but the policy's parameters are {shown}; "
-            "leave it out, or use an algorithm with a critic and shared_critic=False, or in a network of your own give "
+            "leave it out, or use an algorithm with a critic and shared_critic=False, or in a custom network give "
             f"the critic's part the name {CRITIC!r}"
         )
     return labels

@@ -68,7 +68,7 @@ FLAGS = {
     "unknown flag": ("--num-env 8", "--num-envs"),
     "unknown environment": ("--environment Catch", "did you mean 'Catch-bsuite'"),
     "unknown algorithm": ("--algorithm pppo", "did you mean 'ppo'"),
-    "unknown network": ("--network transformer", "transformer"),
+    "unknown network": ("--network transformer", "Transformer has no field 'hidden_sizes'"),
     "unknown memory": ("--recurrent lsmt", "did you mean 'lstm'"),
     "unknown activation": ("--activation rellu", "did you mean 'relu'"),
     "unknown parameter": ("--env-params max_steps=9", "max_steps_in_episode"),

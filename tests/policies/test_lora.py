@@ -116,7 +116,9 @@ def test_a_train_step_has_state_for_adapters_only_and_changes_nothing_else():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_critic_has_all_its_weights_trained(shared):
-    config = Config(**SMALL, algorithm=PPO._replace(start=FRESH), network=LORA)
+    config = Config(
+        **SMALL, algorithm=PPO._replace(start=FRESH), network=dataclasses.replace(LORA, shared_critic=shared)
+    )
     trained, frozen = (
         flatten_dict(part) for part in partition(config.policy, jax.eval_shape(config.policy.init, jax.random.key(0)))
     )
