@@ -60,7 +60,7 @@ class Config(KnownFields):
     num_kept_groups: int | None = None
     """Groups to train on, those whose returns differ most (dynamic sampling); None: all that are played."""
     common_random_numbers: bool = False
-    """Members of a group share all randomness but that of their actions."""
+    """Members of a group share all randomness except in their actions."""
     extras: tuple[str, ...] = ()
     """Entries of the environment's info to keep at each step, for slots that read them: batch.extras[name]."""
     truncate_sampling: bool = False
@@ -112,7 +112,7 @@ class Config(KnownFields):
     """Standard deviations of real actions depend on the observation; otherwise they are free parameters."""
 
     def __post_init__(self):
-        """Resolves what was left out and checks the whole."""
+        """Chooses the fields that were left out, and checks all of them."""
         resolve = functools.partial(object.__setattr__, self)
         check_counts(self)
         resolve("env_params", static_parameters(self.env_params))
@@ -184,17 +184,17 @@ class Config(KnownFields):
 
     @property
     def is_transformer(self) -> bool:
-        """Whether the policy is one."""
+        """Whether the policy is a transformer."""
         return isinstance(self.network, Transformer)
 
     @property
     def has_custom_network(self) -> bool:
-        """Whether the network is the user's: a function or an import path."""
+        """Whether the network is custom: a function or an import path."""
         return not isinstance(self.network, MLP | Transformer)
 
     @property
     def has_custom_distribution(self) -> bool:
-        """Whether the family of action distributions is the user's: a function or an import path."""
+        """Whether the family of action distributions is custom: a function or an import path."""
         return is_custom(self.action_distribution)
 
     @property

@@ -24,7 +24,7 @@ MAX_SAMPLES = 2**26
 """Samples of a batch. With more, fewer than five random bits would be left beside the index: see `updates.shuffle`."""
 
 MAX_STEPS = 2**30
-"""The most environment steps of an iteration, so that int32 holds those of two (see `types.StepCount`)."""
+"""The most environment steps of an iteration, so that int32 holds two iterations' (see `types.StepCount`)."""
 
 NAMES = {
     "optimizer": ("adam", "adamw", "sgd", "rmsprop", "muon"),
@@ -78,20 +78,20 @@ def check_config(config: Config) -> None:
 
 
 def _environment(config: Config) -> Rules:
-    """The environment's `outcome` and `imposed`, if it has them, against the algorithm."""
+    """The environment's `outcome` and `forced_action`, if it has them, against the algorithm."""
     env, start = config.env, config.algorithm.start
     yield (
         env.outcome is not None and not start.from_reset,
         f"{env.name!r} rewards whole episodes (it has an outcome), but rollouts of this algorithm begin or end in "
         "mid-episode; use one-episode groups, such as algorithm=PPO._replace(start=FRESH)",
     )
-    imposes = f"{env.name!r} acts itself at some steps (it has imposed), but"
+    imposes = f"{env.name!r} acts itself at some steps (it has forced_action), but"
     yield (
-        env.imposed is not None and not isinstance(env.action_space, Discrete),
+        env.forced_action is not None and not isinstance(env.action_space, Discrete),
         f"{imposes} its actions are in {env.action_space}; use Discrete actions, of which -1 is none",
     )
     yield (
-        env.imposed is not None and start.all_actions,
+        env.forced_action is not None and start.all_actions,
         f"{imposes} all_actions compares the policy's own first actions; use forked(trunk_steps) without it",
     )
 
@@ -233,7 +233,7 @@ def _groups(config: Config) -> Rules:
     yield (
         config.starts_per_rollout is not None and start.from_reset,
         f"starts_per_rollout={config.starts_per_rollout} is for rollouts in which an episode follows another, but "
-        "those of this algorithm have one episode and one start state for each group already; leave it out",
+        "this algorithm has one episode and one start state for each group already; leave it out",
     )
     yield (
         start.from_reset and num_steps < env.max_steps and not config.cut_episodes,

@@ -87,12 +87,12 @@ def make_actor_critic(
 
     def forward(params, observations, carry, is_first):
         """Distribution parameters `[S, N, P]`, values `[S, N]` or None, and the carry after the last step."""
-        outputs, after = [], {}
+        outputs, new_carry = [], {}
         for name, net in networks.items():
-            heads, _, after[name] = net.apply({"params": params[name]}, observations, carry[name], is_first)
+            heads, _, new_carry[name] = net.apply({"params": params[name]}, observations, carry[name], is_first)
             outputs += heads
         parameters, *value = outputs
-        return distribution.join_free(parameters, params), value[0][..., 0] if critic else None, after
+        return distribution.join_free(parameters, params), value[0][..., 0] if critic else None, new_carry
 
     def step(params, observation, carry):
         is_first = jnp.zeros((1, *leading_shape(observation, 1)), bool)  # the caller has reset the carry where it is

@@ -48,7 +48,7 @@ class MLP(KnownFields):
     critic_hidden_sizes: tuple[int, ...] | None = None
     """Widths of the critic's dense hidden layers; None: hidden_sizes."""
     critic_activation: str | None = None
-    """Activation function of the critic; None: that of the actor."""
+    """Activation function of the critic; None: the actor's."""
     actor_observation: tuple[str, ...] | None = None
     """Keys of a dict of observations that the actor sees, while its critic sees all; None: the actor sees all too."""
     hidden_init_gain: float = math.sqrt(2)
@@ -136,7 +136,7 @@ class MLP(KnownFields):
         return lambda x: dense(flatten_observation(x, 1))
 
     def _check_actor_observation(self, observation, critic):
-        """Raises ConfigError unless the actor can see a part of what a separate critic sees."""
+        """Raises ConfigError unless the actor sees a part of what the separate critic sees."""
         keys = self.actor_observation
         problem = f"actor_observation={keys!r} is the part of a dict of observations that the actor sees, but"
         if not isinstance(observation, Mapping):

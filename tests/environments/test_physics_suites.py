@@ -10,7 +10,7 @@ from probes import difference, random_play
 
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Box
-from grpo_jax.environments.suites.playground import Playground
+from grpo_jax.environments.suites.physics import Playground
 from grpo_jax.errors import ConfigError
 
 LIMIT, NUM_ENVS, NUM_STEPS = 6, 3, 14
