@@ -174,8 +174,8 @@ def _boosted(
 ) -> tuple[jax.Array, jax.Array, tuple[PyTree, PyTree]]:
     _, _, hyperparams, _ = others
     value, final_value, first_state = first.apply(trajectory, state[0], *others)
-    following = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
-    errors = trajectory.reward + hyperparams.discount * following - value
+    next_value = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
+    errors = trajectory.reward + hyperparams.discount * next_value - value
     unexplained = trajectory._replace(reward=jnp.where(trajectory.valid, errors, 0.0))
     if trajectory.final_value is not None:  # of a critic, from which the second may bootstrap
         unexplained = unexplained._replace(final_value=trajectory.final_value - final_value)
