@@ -72,7 +72,7 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     fields = from_file
     if chosen.config is None:
         fields = settings(environment, name_of(by_name(algorithm)))
-        if is_own(chosen.network):  # one of the user's own, on which the tuned settings of a network have no effect
+        if is_own(chosen.network):  # a custom one, on which the tuned settings of a network have no effect
             fields = {name: value for name, value in fields.items() if name not in BUILT_IN_FIELDS}
     static, traced = split_fields(fields)
     if chosen.total_steps is not None or chosen.num_iterations is not None:  # in place of either
