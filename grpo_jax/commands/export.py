@@ -120,7 +120,7 @@ def export_program(program: Program) -> export.Exported:
     function, shapes = jax.jit(program.function), tuple(program.arguments.values())
     try:
         return export.export(function, platforms=PLATFORMS)(*shapes)
-    except Exception:  # a custom network may have kernels for a single platform
+    except Exception:  # a network of one's own may have kernels for a single platform
         lowered = []
         for platform in PLATFORMS:
             try:
