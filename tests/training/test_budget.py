@@ -58,7 +58,7 @@ REFUSED = {
     "endless iterations": ({"num_iterations": np.inf}, "num_iterations=inf must be finite"),
     "two budgets": (
         {"num_iterations": 30, "total_steps": 1000.0},
-        "total_steps=1000 and num_iterations=30 are two budgets; leave one of them out",
+        "total_steps=1000 and num_iterations=30 are two budgets; leave out one",
     ),
     "endless warm-up": ({"total_steps": np.inf, "warmup": 0.1}, "warmup is a share of training, but total_steps=inf"),
 }
