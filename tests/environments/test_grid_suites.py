@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import difference, random_play
+from test_suites import import_suite
 
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Discrete
@@ -16,17 +16,6 @@ from grpo_jax.environments.suites.encoding import one_hot_layers
 from grpo_jax.environments.suites.jumanji import Jumanji
 from grpo_jax.environments.suites.pgx import Pgx, random_legal
 from grpo_jax.environments.suites.xland import XLand
-
-LIMIT, NUM_ENVS, NUM_STEPS = 6, 3, 14
-NAMES = {
-    "navix:Navix-Empty-5x5-v0": (5, 5, 21),
-    "navix:Navix-Dynamic-Obstacles-5x5-v0": (5, 5, 21),
-    "xland:MiniGrid-DoorKey-5x5": (7, 7, 25),
-    "jumanji:Game2048-v1": (4, 4, 18),
-    "jumanji:Sudoku-very-easy-v0": (9, 9, 11),
-    "pgx:kuhn_poker": (7,),
-}
-PACKAGES = {"xland": "xminigrid"}
 
 
 class Nim(NamedTuple):
@@ -98,23 +87,6 @@ def test_categories_become_one_hot_layers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_an_environment_plays_and_is_truncated_at_its_limit(name):
-    suite = name.partition(":")[0]
-    pytest.importorskip(PACKAGES.get(suite, suite))
-    env = make_environment(name, {"max_steps_in_episode": LIMIT})
-    assert (env.name, env.observation.shape, env.max_steps) == (name, NAMES[name], LIMIT)
-
-    play = random_play(env, NUM_ENVS, NUM_STEPS)
-    before, after, trajectory = play(jax.random.key(0))
-    assert not difference(play(jax.random.key(0)), (before, after, trajectory))
-    assert trajectory.reward.dtype == jnp.float32 and np.isfinite(trajectory.reward).all()
-    at_limit = trajectory.episode_length == LIMIT
-    assert np.array_equal(trajectory.truncated, at_limit & ~trajectory.terminated)
-    assert (trajectory.truncated | trajectory.terminated).any()
-
-
-@pytest.mark.slow
 def test_the_step_key_decides_where_obstacles_of_navix_go():
     pytest.importorskip("navix")
     env = make_environment("navix:Navix-Dynamic-Obstacles-8x8-v0")
@@ -175,29 +147,9 @@ def test_a_mask_for_each_part_of_an_action_of_jumanji_becomes_one_mask():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        ("jumanji:Snake-v0", "did you mean 'Snake-v1'"),
-        ("jumanji:Connector-v3", "rewards 10 agents separately"),
-        ("jumanji:JobShop-v0", "an action mask for 10 choices at once"),
-        ("navix:Navix-Empty-5x5", "did you mean 'Navix-Empty-5x5-v0'"),
-        ("xland:MiniGrid-Empty5x5", "did you mean 'MiniGrid-Empty-5x5'"),
-        ("pgx:sparrow_mahjong", "a game of 3 players; use a game of one or two"),
-    ],
-)
-def test_errors_say_what_is_wrong(name, message):
-    suite = name.partition(":")[0]
-    pytest.importorskip(PACKAGES.get(suite, suite))
-    with pytest.raises(ValueError, match=message):
-        make_environment(name)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["navix:Navix-Empty-5x5-v0", "xland:MiniGrid-Empty-5x5"])
 def test_grids_are_drawn(name):
-    suite = name.partition(":")[0]
-    pytest.importorskip(PACKAGES.get(suite, suite))
+    import_suite(name)
     from grpo_jax.rendering import make_renderer
 
     env = make_environment(name)

@@ -87,12 +87,12 @@ def test_episodes_are_those_of_gymnasium():
 
         return jax.lax.scan(step, states, actions)[1]
 
-    moved = play(states)
+    first, actions, moved = jax.tree.map(np.asarray, (first, actions, play(states)))
     peer = gymnasium.make("CartPole-v1")
     for i in range(4):
-        observations, rewards, terminated = play_by_hand(peer, int(states.seed[i]), np.asarray(actions[:, i]))
+        observations, rewards, terminated = play_by_hand(peer, int(states.seed[i]), actions[:, i])
         length = len(rewards)
-        assert np.array_equal(jnp.concatenate([first[None, i], moved.observation[:length, i]]), observations)
+        assert np.array_equal(np.concatenate([first[None, i], moved.observation[:length, i]]), observations)
         assert np.array_equal(moved.reward[:length, i], rewards)
         assert moved.terminated[:length, i].tolist() == terminated and terminated[-1]
         assert not moved.reward[length:, i].any(), "after its end nothing happens"

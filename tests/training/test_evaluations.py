@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments.harness.study import StudyArguments
 from probes import Probe, bits
 
 from grpo_jax import (
@@ -18,6 +17,7 @@ from grpo_jax import (
     recorded_run,
     run,
 )
+from grpo_jax.commands.harness.study import StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import read_metrics

@@ -122,44 +122,6 @@ def test_learning_rate_0_leaves_the_parameters_bitwise(small):
     assert np.array_equal(metrics["policy/ratio_max"], np.ones(10))
 
 
-def test_a_run_is_a_function_of_its_key_and_one_trace_serves_all(small):
-    end, metrics = small.ten(small.init(jax.random.key(0), small.hyperparams))
-    assert bits((end, metrics)) == bits((small.end, small.metrics))
-    other, _ = small.ten(small.init(jax.random.key(1), small.hyperparams))
-    assert bits(other.params) != bits(end.params)
-    for name in ("discount", "clip_low", "entropy_coef", "max_grad_norm", "adam_eps"):
-        small.ten(small.init(jax.random.key(0), small.hyperparams.replace(**{name: 0.123})))
-    assert small.ten._cache_size() == small.init._cache_size() == 1
-
-
-def test_ten_iterations_are_five_and_five_bitwise_and_buffers_can_be_donated(small):
-    train_step = make_train_step(small.config)
-    five = jax.jit(lambda s: jax.lax.scan(lambda s, _: train_step(s), s, length=5), donate_argnums=0)
-    start = small.init(jax.random.key(0), small.hyperparams)
-    middle, first = five(start)
-    assert start.params["actor"]["Dense_0"]["kernel"].is_deleted()
-    end, second = five(middle)
-    assert bits(end) == bits(small.end)
-    assert bits({name: jnp.concatenate([first[name], second[name]]) for name in first}) == bits(small.metrics)
-
-
-@pytest.mark.slow
-def test_a_row_of_a_vmapped_run_is_the_single_run(small):
-    keys = jnp.stack([jax.random.key(0), jax.random.key(0), jax.random.key(7)])
-    rates = jnp.array([small.hyperparams.learning_rate, 1e-2, 1e-3])
-    hyperparams = small.hyperparams.replace(learning_rate=rates).broadcast(3)
-    starts = jax.vmap(small.init)(keys, hyperparams)
-    ends, metrics = jax.jit(jax.vmap(small.ten))(starts)
-    for row in range(3):
-        single = small.init(keys[row], small.hyperparams.replace(learning_rate=rates[row]))
-        end, single_metrics = small.ten(single)
-        actual, actual_metrics = jax.tree.map(lambda leaf, row=row: leaf[row], (ends, metrics))
-        assert bits(actual.key) == bits(end.key)
-        close(actual.params, end.params, 1e-6)
-        close(actual.rollout, end.rollout, 1e-5)
-        close(actual_metrics, single_metrics, 1e-4)
-
-
 @pytest.mark.slow
 def test_without_jit_it_computes_the_same():
     sizes = {"num_envs": 2, "num_steps": 3, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
