@@ -208,7 +208,7 @@ def test_a_nan_reward_stays_in_its_group(algorithm):
     assert np.isnan(spoilt[0, :GROUP_SIZE]).any()
 
 
-def test_a_reference_replaces_the_penalty_to_the_behaviour_policy():
+def test_a_reference_replaces_the_penalty_to_the_behaviour():
     assert kl_to_behaviour in GRPO.penalties
     algorithm = with_reference(GRPO, frozen_reference)
     assert kl_to_reference in algorithm.penalties and kl_to_behaviour not in algorithm.penalties

@@ -260,7 +260,7 @@ def test_the_sign_of_a_zero_makes_no_other_state(dtype):
 
 
 @pytest.mark.slow
-def test_states_of_doubles_and_long_integers_differ_by_all_of_their_bits():
+def test_doubles_and_long_integers_differ_by_all_their_bits():
     with jax.enable_x64(True):
         for states in (jnp.asarray([0.1, 0.1, 0.1 + 1e-12]), jnp.asarray([5, 5, 5 + 2**40])):
             returns, fallback = jnp.asarray([[1.0, 2.0, 3.0]]), jnp.full((1, 3), 7.0)
@@ -283,7 +283,7 @@ def rollout():
     return jax.tree.map(np.asarray, play(state, jax.random.key(1)))
 
 
-def test_final_observations_are_those_of_truncated_episodes_and_of_the_end(rollout):
+def test_final_observations_are_of_truncations_and_the_end(rollout):
     end, trajectory = rollout
     assert trajectory.final_observation.shape == (4, 4, 2) and trajectory.final_value.shape == (4, 4)
     number = trajectory.truncated.sum(0)
@@ -443,7 +443,7 @@ def test_no_gradient_flows_into_values(rollout):
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
 
 
-def test_a_boosted_baseline_adds_a_fit_to_the_errors_of_the_first(rollout):
+def test_a_boosted_baseline_fits_the_errors_of_the_first(rollout):
     trajectory, seen = rollout[1], []
 
     def second(trajectory, *others):

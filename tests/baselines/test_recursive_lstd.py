@@ -221,7 +221,7 @@ def test_random_features_express_nonlinear_values():
     assert errors[0] > 0.45 and errors[1] < 0.05
 
 
-def test_random_features_do_not_depend_on_the_units_of_observations():
+def test_random_features_ignore_the_units_of_observations():
     plain, scaled = ([on_a_line(seed, scale) for seed in range(2)] for scale in (1.0, 1000.0))
     np.testing.assert_allclose(values_on_a_line(plain)[0], values_on_a_line(scaled)[0], atol=1e-2)
 

@@ -32,7 +32,7 @@ def test_cartpole_is_gymnax_cartpole_bitwise():
     assert moved.terminated, "the actions were chosen to drop the pole"
 
 
-def test_the_time_limit_truncates_at_its_step_and_can_be_overridden():
+def test_the_time_limit_truncates_and_can_be_overridden():
     assert make_environment("CartPole-v1").max_steps == 500
     # The command line parses every number as a float; the limit stays an integer.
     env = make_environment("CartPole-v1", {"max_steps_in_episode": 3.0, "gravity": 1})
@@ -89,7 +89,7 @@ def test_every_gymnax_environment_plays_by_name(played):
     assert not difference(play(jax.random.key(1)), (before, after, trajectory)), "the same key, the same episodes"
 
 
-def test_every_gymnax_environment_is_truncated_at_its_limit_alone(played):
+def test_a_gymnax_environment_is_truncated_at_its_limit_alone(played):
     _, _, (_, _, trajectory) = played
     at_limit = trajectory.episode_length == LIMIT
     assert at_limit.any() or trajectory.terminated.any()

@@ -57,7 +57,7 @@ def take_one(key, observation, action_mask):
     return jnp.where(observation[1] == 1, 0, 1)  # one stone, if it sees the game as the opponent
 
 
-def test_the_opponent_replies_and_rewards_are_those_of_the_learning_player(nim):
+def test_the_opponent_replies_and_the_learner_is_paid(nim):
     env = make_environment(Pgx("nim", against=take_one))
     reset, step = jax.jit(lambda key: env.reset(key, {})), jax.jit(lambda s, a: env.step(jax.random.key(0), s, a, {}))
     begins = set()
@@ -75,7 +75,7 @@ def test_the_opponent_replies_and_rewards_are_those_of_the_learning_player(nim):
     assert (lost.reward, lost.terminated) == (-1, True), "the opponent takes the last stone"
 
 
-def test_an_opponent_without_a_policy_moves_at_random_among_the_legal():
+def test_an_opponent_without_a_policy_makes_random_legal_moves():
     legal = jnp.array([True, False, True, False])
     actions = jax.vmap(lambda key: random_legal(key, None, legal))(jax.random.split(jax.random.key(0), 200))
     assert np.abs(np.bincount(actions, minlength=4) - [100, 0, 100, 0]).max() < 30
@@ -135,7 +135,7 @@ def test_a_benchmark_of_xland_gives_each_episode_a_ruleset(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_mask_for_each_part_of_an_action_of_jumanji_becomes_one_mask():
+def test_masks_of_the_parts_of_an_action_become_one_mask():
     pytest.importorskip("jumanji")
     env = Jumanji("Cleaner-v0")
     assert env.action_space(None) == Discrete(4**3)

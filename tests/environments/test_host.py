@@ -125,7 +125,7 @@ def test_copies_of_a_state_have_futures_of_their_own(step):
 
 
 @pytest.mark.parametrize("max_kept", [1024, 1])
-def test_a_restored_state_goes_on_where_there_is_no_instance_of_it(step, max_kept):
+def test_a_restored_state_goes_on_without_an_instance(step, max_kept):
     env, _, step = step
     other, other_host = walk(max_kept=max_kept)
     states, _ = starts(env)
@@ -244,7 +244,7 @@ def test_a_mesh_may_split_those_of_one_row(axis):
     ],
     ids=["ppo", "ppo-gpu", "grpo", "forked"],
 )
-def test_they_learn_in_rows_and_a_resumed_run_is_the_uninterrupted_one(algorithm, settings):
+def test_rows_learn_and_a_resumed_run_is_the_uninterrupted_one(algorithm, settings):
     hyperparams = Hyperparams(learning_rate=0.02, total_steps=10_000.0)
     keys, halfway = jax.random.split(jax.random.key(0), 2), []
 

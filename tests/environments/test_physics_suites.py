@@ -14,7 +14,7 @@ from grpo_jax.errors import ConfigError
 
 
 @pytest.mark.slow
-def test_steps_of_brax_that_write_into_their_state_leave_it_unchanged():
+def test_brax_leaves_the_state_that_it_is_given_unchanged():
     pytest.importorskip("brax")
     env = make_environment("brax:ant")
     state, _ = jax.eval_shape(env.reset, jax.random.key(0), env.params)
@@ -34,7 +34,7 @@ def test_tasks_that_brax_itself_cannot_step_are_errors(name):
 
 
 @pytest.mark.slow
-def test_the_whole_control_suite_of_playground_builds_without_a_download():
+def test_the_control_suite_of_playground_needs_no_download():
     registry = pytest.importorskip("mujoco_playground").registry
     for name in registry.dm_control_suite.ALL_ENVS:
         env = make_environment(f"playground:{name}")
@@ -59,7 +59,7 @@ class Counter:
 
 
 @pytest.mark.slow  # the import
-def test_actions_are_repeated_and_dicts_of_observations_are_passed_on(monkeypatch):
+def test_actions_are_repeated_and_observations_may_be_dicts(monkeypatch):
     registry = pytest.importorskip("mujoco_playground").registry
     settings = pytest.importorskip("ml_collections").ConfigDict({"episode_length": 7, "action_repeat": 2})
     monkeypatch.setattr(registry, "get_default_config", lambda name: settings)

@@ -151,7 +151,7 @@ def test_growing_episodes_exceed_a_budget_by_less_than_they_grow():
     np.testing.assert_allclose(result.used, 20 / 18, rtol=1e-6)
 
 
-def test_iterations_are_counted_and_scheduled_whatever_their_length(short):
+def test_iterations_of_any_length_are_counted_and_scheduled(short):
     config, _ = short
     hyperparams = HYPERPARAMS.replace(num_iterations=np.array([5, 2]))
     result = run(config, hyperparams, KEYS, chunk_length=3)

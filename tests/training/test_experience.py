@@ -138,7 +138,7 @@ def test_anchored_starts_have_the_distribution_of_going_on():
     assert ((a - b) ** 2 / (a + b)).sum() < 18.5, "4 degrees of freedom, p = 0.001"
 
 
-def test_forks_count_their_lead_and_the_trunk_goes_on_from_the_fork(vine):
+def test_forks_count_their_lead_and_the_trunk_goes_on(vine):
     config, end, trajectory = vine
     assert config.steps_per_iteration == 16 * 12 + 4 * 5
     assert np.array_equal(end.episode_length + 1, trajectory.episode_length[0])
@@ -167,7 +167,7 @@ def test_a_fork_without_a_step_of_the_trunk_is_an_error(trunk_steps):
 # --- actions at one state --------------------------------------------------------------------------------------------
 
 
-def test_a_group_of_actions_has_the_gradient_of_their_expectation():
+def test_a_group_of_all_actions_has_the_expected_gradient():
     """On a bandit of known returns: sum_a pi(a) (Q(a) - V) grad log pi(a) = grad sum_a pi(a) Q(a)."""
     algorithm = GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage, penalties=())
     settings = CARTPOLE | {"environment": Probe(), "env_params": {"bonus": 3.0, "max_steps_in_episode": 2}}
@@ -221,7 +221,7 @@ def test_members_can_share_all_randomness_but_that_of_actions():
 
 
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
-def test_members_share_the_starts_of_all_their_episodes_under_any_generator(generator):
+def test_members_share_all_starts_under_any_generator(generator):
     env = make_environment(Probe(), {"max_steps_in_episode": 2})
     keys = jax.random.split(jax.random.key(0, impl=generator))
     simulator = Simulator(env, known_policy, known_params((0.0, 0.0)))

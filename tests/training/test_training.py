@@ -133,7 +133,7 @@ def test_without_jit_it_computes_the_same():
     close((plain.params, plain.rollout, plain_metrics), (compiled.params, compiled.rollout, metrics), 1e-5)
 
 
-def test_episodes_go_on_across_iterations_for_ppo_and_start_anew_for_grpo(grpo, ppo):
+def test_episodes_of_ppo_go_on_and_those_of_grpo_start_anew(grpo, ppo):
     assert (ppo.end.rollout.episode_length == ppo.end.rollout.environment.time).all()
     assert ppo.metrics["episode/length_mean"].max() <= 12
     lengths = ppo.metrics["episode/count"] * ppo.metrics["episode/length_mean"]
@@ -245,7 +245,7 @@ def test_a_row_is_the_train_step_again_and_again(grpo, driven):
         close(jax.tree.map(lambda leaf, row=row: leaf[row], result.states.params), state.params, 1e-6)
 
 
-def test_a_row_that_has_stopped_stays_bitwise_whatever_the_others_do(grpo, driven):
+def test_a_stopped_row_stays_bitwise_whatever_the_others_do(grpo, driven):
     """Nor do its bits depend on how many iterations are reported at once: two, and here one."""
     hyperparams = grpo.hyperparams.replace(total_steps=float(BUDGETS[0]), max_episodes=MAX_EPISODES)
     alone = run(grpo.config, hyperparams, KEYS, chunk_length=8)
@@ -328,7 +328,7 @@ def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
 
 
 @pytest.mark.slow
-def test_a_run_that_episodes_bound_reports_before_the_longest_ones_could_be_over():
+def test_a_run_bound_by_episodes_reports_early():
     forever = Config(
         environment=Probe(), algorithm="ppo", num_envs=8, num_steps=4, num_minibatches=1, hidden_sizes=(2,),
         env_params={"max_steps_in_episode": 2**20, "lifetime": 3},
