@@ -27,7 +27,7 @@ from grpo_jax.recording.files import write_json
 
 from .compiled_programs.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_case, what_fits
 from .compiled_programs.gpu_program import SORT_KERNELS, Costs
-from .compiled_programs.implementations import REFERENCES, by_environment, make_workload
+from .compiled_programs.implementations import NAMES, REFERENCES, by_environment, make_workload
 from .compiled_programs.program_tables import draw, fits_table, tables
 from .compiled_programs.targets import TARGETS, Target
 from .harness import reference_implementations as reference
@@ -41,7 +41,7 @@ ONE_DEVICE, BASELINE = "1", "plain PPO"
 class Arguments:
     """Compiles train steps for accelerators that are not there, and reports what they would execute."""
 
-    targets: tuple[Literal["h100", "a100", "v5e", "v5p", "v6e"], ...] = ("h100",)
+    targets: tuple[Literal[tuple(TARGETS)], ...] = ("h100",)
     """Devices to compile for."""
     environments: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Names of gymnax environments. Token tasks have their own."""
@@ -49,22 +49,7 @@ class Arguments:
     """Parallel environments, one program each."""
     num_seeds: tuple[Count, ...] = (1,)
     """Independent runs in one program (vmap), one program each."""
-    implementations: tuple[
-        Literal[
-            "plain PPO",
-            "rejax PPO",
-            "PPO",
-            "PPO, one network",
-            "GRPO",
-            "kernel_gae",
-            "lstd_gae",
-            "recursive_lstd_gae",
-            "relative positions",
-            "PPO, GRU",
-            "GRPO, tokens",
-        ],
-        ...,
-    ] = ("plain PPO", "rejax PPO", "PPO", "GRPO")
+    implementations: tuple[Literal[NAMES], ...] = ("plain PPO", "rejax PPO", "PPO", "GRPO")
     """Train steps to compile."""
     meshes: tuple[str, ...] = (ONE_DEVICE,)
     """Layouts of devices, one program each: 1 (one device), envs=8, seeds=8, or seeds=2,envs=4. The reference

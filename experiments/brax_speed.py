@@ -71,14 +71,13 @@ def main(arguments: Arguments) -> None:
     run_brax(arguments, other_rounds)
     num_samples = arguments.iterations * arguments.num_steps * arguments.num_envs
     rates = {name: num_samples / np.array(times) for name, times in seconds.items()}
-    rows = [{"implementation": name, "steps_per_second": rate} for name, rate in rates.items()]
-    out = arguments.out or new_folder("brax_speed").with_suffix(".json")
-    write_json(out, provenance() | {"arguments": dataclasses.asdict(arguments), "results": rows})
     table = Table("implementation", "steps/s", "lowest", "highest", "ratio", title=f"brax:{arguments.task}")
     for name, rate in rates.items():
-        ratio = np.median(rate / rates["brax PPO"])
-        table.add_row(name, *(f"{x:,.0f}" for x in (np.median(rate), rate.min(), rate.max())), f"{ratio:.2f}")
-    console = make_console()
+        speeds = (f"{x:,.0f}" for x in (np.median(rate), rate.min(), rate.max()))
+        table.add_row(name, *speeds, f"{np.median(rate / rates['brax PPO']):.2f}")
+    rows = [{"implementation": name, "steps_per_second": rate} for name, rate in rates.items()]
+    out, console = arguments.out or new_folder("brax_speed").with_suffix(".json"), make_console()
+    write_json(out, provenance() | {"arguments": dataclasses.asdict(arguments), "results": rows})
     console.print(table)
     console.print(f"Results in {out}", soft_wrap=True)
 

@@ -87,7 +87,6 @@ def exact_values(trajectory, policy, params, hyperparams, group_size, *, known: 
 
 
 def estimators(process: Tabular, known: Exact) -> list[Estimator]:
-    """The estimators that are compared."""
     critic = functools.partial(exact_values, known=tuple(known.values.tolist()))
     with_values = PPO._replace(critic=None)
     return_to_go = SAME_STEP_GAE._replace(advantage=objectives.return_minus_value_advantage)
@@ -129,8 +128,6 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
 
 
 class Moments(NamedTuple):
-    """The moments of the gradients of one chain of rollouts."""
-
     mean: jax.Array  # [P]
     square: jax.Array  # [P] mean of squares
     steps: jax.Array  # mean environment steps of a rollout
@@ -262,7 +259,6 @@ def main(arguments: Arguments) -> None:
 
 
 def compare_common_noise(arguments: Arguments, console: Console) -> list[dict]:
-    """Prints the effect of common random numbers on gymnax's environments."""
     environments = track(ENVIRONMENTS, "common random numbers", console=console, transient=True)
     noise = [common_noise(name, arguments.seed) for name in environments]
     shared = Table("environment", "variance with common random numbers / without", title="same step, anchored")
@@ -278,7 +274,6 @@ def is_biased(row: dict) -> bool:
 
 
 def table(process: str, rows: list[dict]) -> Table:
-    """The estimators on one process."""
     columns = ("estimator", "z", "bias", "cosine of mean", "noise / signal", f"cosine at {BUDGET:,}", "expected bias")
     rendered = Table(*columns, title=process)
     for row in rows:

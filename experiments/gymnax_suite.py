@@ -13,8 +13,6 @@ from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_ce
 
 
 class Entry(NamedTuple):
-    """An environment of the suite."""
-
     steps: int = 300_000  # environment steps of each seed
     goal: float | None = None  # the mean return that the best of them should reach
     published: str = ""
@@ -85,7 +83,6 @@ def main(arguments: Arguments) -> None:
 
 
 def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
-    """The runs of each method."""
     entry = SUITE.get(environment, Entry())
     algorithms = zip(METHODS, ("ppo", entry.least_squares, entry.variant), strict=True)
     return make_plans(arguments, environment, dict(algorithms), entry.steps)

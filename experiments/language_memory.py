@@ -5,6 +5,7 @@ what the program would allocate there. Each row adds one way to need less.
 """
 
 import dataclasses
+import itertools
 import time
 from typing import Any, Literal
 
@@ -46,11 +47,11 @@ VARIANTS = {
 class Arguments:
     """Compiles train steps of language models, and shows the memory that each needs."""
 
-    models: tuple[Literal["tiny", "0.5B", "1.5B"], ...] = ("0.5B", "1.5B")
+    models: tuple[Literal[tuple(MODELS)], ...] = ("0.5B", "1.5B")
     """Models, by name; the larger ones have the sizes of Qwen2.5."""
-    variants: tuple[Literal["whole logits", "chunks", "checkpoint", "lora", "lora bfloat16"], ...] = tuple(VARIANTS)
+    variants: tuple[Literal[tuple(VARIANTS)], ...] = tuple(VARIANTS)
     """Rows of each model."""
-    target: Literal["h100", "a100", "v5e", "v5p", "v6e", "cpu"] = "h100"
+    target: Literal[*TARGETS, "cpu"] = "h100"
     """Device to compile for."""
     vocab_size: Count = 151_936
     """Number of different tokens."""
@@ -69,7 +70,6 @@ class Arguments:
 
 
 def make_config(arguments: Arguments, model: str, variant: str, num_steps: int) -> Config:
-    """The run of a row."""
     fields, changes = VARIANTS[variant]
     return Config(
         environment=random_text(arguments.prompt_length, num_steps, arguments.vocab_size),
@@ -86,10 +86,9 @@ def make_config(arguments: Arguments, model: str, variant: str, num_steps: int) 
 def measure(config: Config, target: str) -> dict[str, Any]:
     """The memory of a train step in bytes: of the state before and after it, and of everything else."""
     state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
-    if target == "cpu":
-        platform, devices = "cpu", jax.devices("cpu")[:1]
-    else:
-        platform, devices = TARGETS[target].platform, TARGETS[target].devices(1)
+    is_cpu = target == "cpu"
+    platform = "cpu" if is_cpu else TARGETS[target].platform
+    devices = jax.devices("cpu")[:1] if is_cpu else TARGETS[target].devices(1)
     layout = replicated(make_mesh(seeds=1, devices=devices))
     step = jax.jit(make_train_step(config), donate_argnums=0, in_shardings=(layout,), out_shardings=layout)
     started = time.perf_counter()
@@ -106,31 +105,24 @@ def measure(config: Config, target: str) -> dict[str, Any]:
 def main(arguments: Arguments) -> None:
     choose_backend()
     console, rows = make_console(), []
-    table = Table(
-        "model", "", *(f"peak, {length} tokens" for length in arguments.completion_lengths), "state", "a token"
-    )
-    for model in arguments.models:
-        for variant in arguments.variants:
-            measured = []
-            for length in arguments.completion_lengths:
-                console.print(f"compiling {model}, {variant}, {length} tokens", soft_wrap=True)
-                found = measure(make_config(arguments, model, variant, length), arguments.target)
-                measured.append({"model": model, "variant": variant, "num_steps": length} | found)
-            rows += measured
-            table.add_row(model, variant, *cells(arguments, measured))
+    lengths = arguments.completion_lengths
+    table = Table("model", "", *(f"peak, {length} tokens" for length in lengths), "state", "a token")
+    for model, variant in itertools.product(arguments.models, arguments.variants):
+        measured = []
+        for length in lengths:
+            console.print(f"compiling {model}, {variant}, {length} tokens", soft_wrap=True)
+            found = measure(make_config(arguments, model, variant, length), arguments.target)
+            measured.append({"model": model, "variant": variant, "num_steps": length} | found)
+        peaks = [f"{(row['state_bytes'] + row['temporary_bytes']) / 2**30:.1f} GiB" for row in measured]
+        more = (lengths[-1] - lengths[0]) * arguments.num_envs
+        grown = measured[-1]["temporary_bytes"] - measured[0]["temporary_bytes"]
+        a_token = f"{grown / more / 1024:.1f} KiB" if more else ""
+        table.add_row(model, variant, *peaks, f"{measured[0]['state_bytes'] / 2**30:.1f} GiB", a_token)
+        rows += measured
     console.print(table)
     if arguments.out is not None:
         write_json(arguments.out, provenance() | {"arguments": dataclasses.asdict(arguments), "rows": rows})
         console.print(f"Results in {arguments.out}", soft_wrap=True)
-
-
-def cells(arguments: Arguments, measured: list[dict[str, Any]]) -> list[str]:
-    """The columns of a variant, from its rows of each length."""
-    peaks = [f"{(row['state_bytes'] + row['temporary_bytes']) / 2**30:.1f} GiB" for row in measured]
-    first, last = measured[0], measured[-1]
-    more = (last["num_steps"] - first["num_steps"]) * arguments.num_envs
-    a_token = f"{(last['temporary_bytes'] - first['temporary_bytes']) / more / 1024:.1f} KiB" if more else ""
-    return [*peaks, f"{first['state_bytes'] / 2**30:.1f} GiB", a_token]
 
 
 if __name__ == "__main__":

@@ -50,7 +50,6 @@ TRIED = {"gae_lambda": (0.8, 0.95), "learning_rate": (2.5e-3, 5e-3), "entropy_co
 
 
 def kernel(**options) -> Method:
-    """The kernel baseline with other options."""
     return Method("kernel_gae", slots={"baseline": kernel_baseline(**options)})
 
 
@@ -133,7 +132,6 @@ def trials(methods: dict[str, Method], tried: dict[str, tuple]) -> dict[str, Met
 
 
 def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> RunSpec:
-    """A run of a method on a game."""
     plan = make_plan(
         f"{game}-MinAtar",
         method.algorithm,

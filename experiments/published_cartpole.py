@@ -81,7 +81,6 @@ def main(arguments: Arguments) -> None:
 
 
 def comparison(runs: list[Run], num_episodes: int) -> Table:
-    """Our results beside the published ones."""
     tenth = max(1, num_episodes // 10)
     rendered = Table("recipe", "published", "last 10 episodes", f"last {tenth}", f"seeds >= 475 (last {tenth})")
     for run in runs:

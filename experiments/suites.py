@@ -92,7 +92,6 @@ HEADER = ["steps", "PPO", "critic-free", "published PPO", "PPO's steps/s", "PPO'
 
 
 def cells(environment: str, result: dict) -> list[str]:
-    """The columns of `HEADER` for an environment."""
     ppo, critic_free = (result["runs"].get(label) for label in ALGORITHMS)
     published = SUITE[environment].published if environment in SUITE else ""
     times = ["", ""] if ppo is None else [f"{ppo['steps_per_second']:,.0f}", f"{ppo['core_seconds']:,.0f} s"]

@@ -6,7 +6,7 @@ from grpo_jax.config import Config
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.evaluation.episodes import evaluate
-from grpo_jax.evaluation.generation import generate
+from grpo_jax.evaluation.generation import Sampling, generate
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import grpo_loss, ppo_loss
@@ -31,6 +31,7 @@ __all__ = [
     "Evaluate",
     "Hyperparams",
     "Recording",
+    "Sampling",
     "TrainState",
     "TrainedPolicy",
     "__version__",

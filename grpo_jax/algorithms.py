@@ -76,7 +76,7 @@ class Normalize(Protocol):
 
 
 class Ratio(Protocol):
-    """The probability ratio in the surrogate: that of each step, of its sequence, ..."""
+    """The probability ratio in the surrogate: of each step, of its sequence, ..."""
 
     def __call__(self, log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
         """From the log-ratio of each step, `[S, N]`, to a log-ratio `[S, N]`."""

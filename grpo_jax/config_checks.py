@@ -46,7 +46,7 @@ _COUNTS = (
 )
 
 MAX_STEPS = 2**30
-"""The most environment steps of an iteration, so that int32 holds those of two (see `types.StepCount`)."""
+"""The most environment steps of an iteration, so that int32 holds two iterations' (see `types.StepCount`)."""
 
 
 def check_counts(config: Config) -> None:
@@ -81,24 +81,24 @@ def check_config(config: Config) -> None:
 
 
 def _check_environment(config: Config) -> None:
-    """Checks the environment's `outcome` and `imposed`, if it has them, against the algorithm."""
+    """Checks the environment's `outcome` and `forced_action`, if it has them, against the algorithm."""
     env, start = config.env, config.algorithm.start
     if env.outcome is not None and not start.from_reset:
         raise ConfigError(
             f"{env.name!r} rewards whole episodes (it has an outcome), but rollouts of this algorithm begin or end in "
             "mid-episode; use one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
         )
-    if env.imposed is None:
+    if env.forced_action is None:
         return
     if not isinstance(env.action_space, Discrete):
         raise ConfigError(
-            f"{env.name!r} acts itself at some steps (it has imposed), but its actions are in {env.action_space}; use "
-            "Discrete actions, of which -1 is none"
+            f"{env.name!r} acts itself at some steps (it has forced_action), but its actions are in "
+            f"{env.action_space}; use Discrete actions, of which -1 is none"
         )
     if start.all_actions:
         raise ConfigError(
-            f"{env.name!r} acts itself at some steps (it has imposed), but all_actions compares the policy's own first "
-            "actions; use forked(trunk_steps) without it"
+            f"{env.name!r} acts itself at some steps (it has forced_action), but all_actions compares the policy's own "
+            "first actions; use forked(trunk_steps) without it"
         )
 
 
@@ -111,7 +111,7 @@ def _check_policy(config: Config) -> None:
     for field in ("critic_hidden_sizes", "critic_activation"):
         if config.shared_critic and getattr(config, field) is not None:
             raise ConfigError(
-                f"{field}={getattr(config, field)!r} is for a critic that is a network of its own, but "
+                f"{field}={getattr(config, field)!r} is for a critic that is a separate network, but "
                 "shared_critic=True; leave out one of the two"
             )
     if config.has_own_network:
@@ -119,7 +119,7 @@ def _check_policy(config: Config) -> None:
         for field in BUILT_IN_FIELDS:
             if getattr(config, field) != defaults[field]:
                 raise ConfigError(
-                    f"{field}={getattr(config, field)!r} has no effect on a network of your own; leave it out, and set "
+                    f"{field}={getattr(config, field)!r} has no effect on a custom network; leave it out, and set "
                     "it in the network"
                 )
     for field in NAMES:
@@ -267,7 +267,7 @@ def _check_groups(config: Config) -> None:
     if config.starts_per_rollout is not None and start.from_reset:
         raise ConfigError(
             f"starts_per_rollout={config.starts_per_rollout} is for rollouts in which an episode follows another, but "
-            "those of this algorithm have one episode and one start state for each group already; leave it out"
+            "this algorithm has one episode and one start state for each group already; leave it out"
         )
     if start.from_reset and config.num_steps < env.max_steps and not config.cut_episodes:
         raise ConfigError(
@@ -363,6 +363,6 @@ def _check_transformer(config: Config) -> None:
         )
     if config.recurrent != "none" or config.normalize_observations or config.actor_observation is not None:
         raise ConfigError(
-            "a transformer has a cache of its own, and tokens have neither a mean nor parts; leave out recurrent, "
+            "a transformer has its own cache, and tokens have neither a mean nor parts; leave out recurrent, "
             "normalize_observations and actor_observation"
         )

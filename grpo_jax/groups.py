@@ -51,7 +51,7 @@ class Start(NamedTuple):
 
 
 def fresh_groups(simulator: Any, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
-    """Every group starts from a reset of its own. Only the parameters of the environments are taken from `state`."""
+    """Every group starts from its own reset. Only the parameters of the environments are taken from `state`."""
     return simulator.reset(state.environment_params, key, state.num_envs, group_size=group_size)
 
 
@@ -87,7 +87,7 @@ class Forks(NamedTuple):
 def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
     """Groups that split off a trunk every `trunk_steps` steps (TRPO's vine).
 
-    The branches are played for `num_steps`, or to the end of their episode, and forgotten; the trunk continues from the
+    The branches are played for `num_steps`, or to the end of their episode, and discarded; the trunk continues from the
     state where they split off. Its steps count in the budget: `trunk_steps` for each group in each iteration.
 
     Vine: https://arxiv.org/abs/1502.05477; the same for language models, VinePPO: https://arxiv.org/abs/2410.01679.

@@ -15,7 +15,6 @@ from grpo_jax.commands.harness.gpu_flags import has_gpu
 from grpo_jax.devices.mesh import ROWS, make_mesh, over_rows, replicated, state_shardings
 
 from . import hlo
-from .collectives import read_collectives
 from .gpu_program import Costs, read_events
 from .implementations import Workload, make_workload
 from .targets import Target
@@ -38,8 +37,6 @@ _TPU_WITHOUT_DEVICE = {
 
 
 class Case(NamedTuple):
-    """One program to compile."""
-
     name: str
     environment: str
     num_envs: int
@@ -123,7 +120,7 @@ def _report(
     """Counts of one train step, by phase where that tells something."""
     program = hlo.parse(compiled.as_text())
     phases = hlo.find_phases(program, workload.num_steps, workload.num_gradient_steps)
-    collectives = read_collectives(program)
+    collectives = hlo.read_collectives(program)
     report = {
         "num_steps": workload.num_steps,
         "num_gradient_steps": workload.num_gradient_steps,

@@ -119,7 +119,6 @@ def read_events(program: hlo.Program, thunks: str, metadata: str) -> list[Event]
 
 
 def _fused(program: hlo.Program, instruction: hlo.Instruction | None) -> tuple[hlo.Instruction, ...]:
-    """The instructions of a fusion."""
     if instruction is None or instruction.operation != "fusion":
         return ()
     return tuple(inner for name in program.called(instruction) for inner in program.computations[name])
@@ -137,7 +136,6 @@ def _traffic(program: hlo.Program, instruction: hlo.Instruction, fused: tuple[hl
 
 
 def _read(parameter: hlo.Instruction, fused: tuple[hlo.Instruction, ...]) -> int:
-    """The bytes that a fusion reads of a parameter."""
     uses = list(_uses(parameter.name, fused))
     # An index, unlike the array that is sliced or updated, is read whole.
     if not uses or any(use.operation not in _PARTIAL or use.operands[0] != name for name, use in uses):

@@ -1,4 +1,4 @@
-"""Reads the text of a compiled XLA program (HLO): its instructions, its loops, and the sizes of its arrays."""
+"""Reads the text of a compiled XLA program (HLO): instructions, loops, sizes of arrays, and communication."""
 
 import dataclasses
 import functools
@@ -15,12 +15,11 @@ _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z\-\d]*)\
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|(?:true|false)_computation|branch_computations)=\{?([^,}]+(?:, ?%[^,}]+)*)"
 )
+_COLLECTIVE = re.compile(r"(all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(-start)?$")
 _PRODUCT_CALL = re.compile(r'custom_call_target="[^"]*(cublas|cudnn|gemm)', re.IGNORECASE)
 
 
 class Instruction(NamedTuple):
-    """An instruction of a computation."""
-
     name: str
     type: str
     operation: str
@@ -29,8 +28,6 @@ class Instruction(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A loop of a program."""
-
     name: str
     trips: int | None  # None: known at run time only
 
@@ -51,14 +48,11 @@ def executions(path: Path) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The computations of a compiled program."""
-
     computations: dict[str, tuple[Instruction, ...]]
     entry: str
 
     @functools.cached_property
     def instructions(self) -> dict[str, Instruction]:
-        """All instructions by name."""
         return {here.name: here for computation in self.computations.values() for here in computation}
 
     def called(self, instruction: Instruction) -> list[str]:
@@ -159,3 +153,27 @@ def find_phases(program: Program, num_steps: int, num_gradient_steps: int) -> Ph
     gradient = find(paths[::-1], num_gradient_steps)
     rollout = find([path for path in paths if path[:1] != gradient[:1]], num_steps)
     return Phases(*(path[-1] if path else None for path in (rollout, gradient)))
+
+
+class Collective(NamedTuple):
+    """An operation that devices execute together."""
+
+    operation: str
+    times: int  # in one train step
+    bytes: int  # of its operand or its result on one device, the larger of the two, each time
+    path: Path  # the loops around it
+
+
+def read_collectives(program: Program) -> list[Collective]:
+    """The collectives of one execution of a program; a loop of unknown length counts one iteration."""
+    found = []
+    for instruction, path in program.walk():
+        if not (match := _COLLECTIVE.match(instruction.operation)):
+            continue
+        operands = (program.instructions.get(name) for name in instruction.operands)
+        sent = sum(num_bytes(operand.type) for operand in operands if operand)
+        received = num_bytes(instruction.type)
+        # The type of an asynchronous all-gather is a tuple of its operand and its result.
+        received -= sent if match[2] and received > sent else 0
+        found.append(Collective(match[1], executions(path), max(sent, received), path))
+    return found

@@ -23,7 +23,6 @@ REFERENCES: dict[str, Callable[[str, int], Implementation]] = {
 
 
 def ppo_with(**fields) -> Callable[[str, int], Config]:
-    """PPO with other fields of its `Config`."""
     return lambda environment, num_envs: dataclasses.replace(make_config(environment, num_envs, critic=True), **fields)
 
 
@@ -51,8 +50,6 @@ NAMES = (*REFERENCES, *OURS)
 
 
 class Workload(NamedTuple):
-    """A train step and its size."""
-
     implementation: Implementation
     num_steps: int
     num_gradient_steps: int

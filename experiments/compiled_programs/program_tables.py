@@ -17,11 +17,8 @@ Cell = Callable[[Row], str]
 
 def _per_step(field: str, phase: str) -> Cell:
     """The count of a phase for each of its steps; "?" if its loop was not found."""
-    steps, loop = {
-        "rollout": ("num_steps", "has_rollout_loop"),
-        "gradient": ("num_gradient_steps", "has_gradient_loop"),
-    }[phase]
-    return lambda row: f"{row[field][phase] / row[steps]:,.1f}" if row[loop] else "?"
+    steps = {"rollout": "num_steps", "gradient": "num_gradient_steps"}[phase]
+    return lambda row: f"{row[field][phase] / row[steps]:,.1f}" if row[f"has_{phase}_loop"] else "?"
 
 
 def _number(field: str, scale: float = 1.0, spec: str = ",.0f") -> Cell:

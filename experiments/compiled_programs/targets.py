@@ -27,8 +27,6 @@ device_description_str: "{name}"
 
 
 class Target(NamedTuple):
-    """A kind of device."""
-
     name: str
     platform: str  # as JAX lowers for it: "cuda" or "tpu"
     memory: int  # bytes
@@ -38,7 +36,6 @@ class Target(NamedTuple):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU, and not a TPU."""
         return self.gpu is not None
 
     @property

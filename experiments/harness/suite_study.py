@@ -15,11 +15,12 @@ from grpo_jax.commands.harness.limits import Between, Seeds
 from grpo_jax.commands.harness.parsing import chosen
 from grpo_jax.commands.harness.runs import Run, Score, make_plan, sampled_return, score_summary
 from grpo_jax.commands.harness.study import Study, StudyArguments
-from grpo_jax.commands.harness.summaries import SUMMARY, TABLE, read_results, write_results
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
 from grpo_jax.recording.run_spec import RunSpec, folder_name
+
+from .summaries import SUMMARY, TABLE, read_results, write_results
 
 LONGEST_EVALUATION = 2500
 """Steps after which an episode of an evaluation is cut off."""
@@ -51,16 +52,11 @@ def run_suite(
 ) -> None:
     """Makes the planned runs on each environment, and writes all results of the folder after each.
 
-    Args:
-      name: name of the comparison.
-      arguments: flags of the command line.
-      environments: names of all its environments, in the order of the table.
-      plan: the runs on an environment, from its name.
-      header: titles of the table's columns after the first, which is the environment.
-      cells: those columns of an environment, from its name and its entry in summary.json.
+    The first column of the table is the environment; `header` and `cells(name, entry in summary.json)` give the others.
     """
     present = read_results(arguments.out)
-    absent = [name for name in environments if missing(present.get(name), arguments.methods)]
+    asked = set(arguments.methods)
+    absent = [name for name in environments if name not in present or not present[name]["runs"].keys() >= asked]
     plans = {}
     for environment in arguments.environments or absent:
         try:
@@ -85,18 +81,13 @@ def run_suite(
         study.run_all()
         # Read again: another process may have added other environments.
         results = read_results(arguments.out)
-        kept = results.get(environment) if arguments.methods else None
-        results[environment] = with_runs(kept, summarise_environment(study.runs))
+        kept, new = results.get(environment, {}) if asked else {}, summarise_environment(study.runs)
+        results[environment] = kept | new | {"runs": kept.get("runs", {}) | new["runs"]}
         in_order = [name for name in environments if name in results]
         results = {name: results[name] for name in dict.fromkeys(in_order + list(results))}
         write_comparison(results, arguments.out, header, cells)
     print((arguments.out / TABLE).read_text())
     print(f"Results in {arguments.out}: {TABLE}, {SUMMARY}, {CURVES}")
-
-
-def missing(entry: dict | None, methods: Sequence[str]) -> bool:
-    """Whether an environment has no results, or none of one of the methods."""
-    return entry is None or not entry["runs"].keys() >= set(methods)
 
 
 def chosen_plans(plans: list[RunSpec], arguments: SuiteArguments, present: dict | None) -> list[RunSpec]:
@@ -117,11 +108,6 @@ def chosen_plans(plans: list[RunSpec], arguments: SuiteArguments, present: dict 
             "or other --environments"
         )
     return plans
-
-
-def with_runs(entry: dict | None, new: dict) -> dict:
-    """The entry of an environment in summary.json with the runs of a new one."""
-    return new if entry is None else entry | new | {"runs": entry["runs"] | new["runs"]}
 
 
 def make_plans(
@@ -160,13 +146,8 @@ def summarise_environment(runs: list[Run]) -> dict:
 
 
 def summarise_run(run: Run) -> dict:
-    """Final returns, times and the curve, to four digits."""
     curve = learning_curve(run.result.steps, run.returns, run.counts, num_points=50)
-    times = {
-        "wall_seconds": run.wall_seconds,
-        "core_seconds": run.core_seconds,
-        "steps_per_second": run.steps_per_second,
-    }
+    times = {name: getattr(run, name) for name in ("wall_seconds", "core_seconds", "steps_per_second")}
     return {
         "algorithm": name_of(run.config.algorithm),
         **{name: rounded(value) for name, value in (score_summary(run.final_returns) | times).items()},

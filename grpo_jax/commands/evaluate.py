@@ -101,7 +101,6 @@ def table(policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> 
 
 
 def summarise(arguments: Arguments, policies: TrainedPolicy, returns: np.ndarray, lengths: np.ndarray) -> dict:
-    """The contents of the file; several settings have a summary each, by label."""
     config: Config = policies.config
     scores = {label: score_summary(returns[rows].mean(axis=1)) for label, rows in policies.settings.rows.items()}
     return {

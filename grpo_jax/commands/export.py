@@ -23,6 +23,28 @@ from grpo_jax.recording.run_spec import versions
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 CARRY = "initial_carry"
+USE = """With jax and flatbuffers, but without grpo_jax, for any number n of observations, {shape}:
+
+```python
+import jax.export
+import numpy as np
+
+act = jax.export.deserialize(bytearray(open("act.jax_export", "rb").read()))
+{begin}{returns} = act.call({greedy})
+```
+
+`act_sampled.jax_export` samples: `act.call({sampled})`, with a seed np.uint32.
+
+"""
+BEGIN = f"""arrays = np.load("policy.npz")
+initial = [arrays[name] for name in arrays if name.startswith("{CARRY}/")]
+carry = tuple(np.repeat(leaf, len(observation), axis=0) for leaf in initial)  # when episodes begin
+"""
+ARRAYS = """`policy.safetensors` and `policy.npz` contain the same arrays: parameters, hyperparameters and, where
+observations are normalised, their statistics: networks see `(x - origin - mean) / sqrt(variance + 1e-8)`,
+clipped to plus and minus `hyperparams/observation_clip`. `policy.npz` has bfloat16 arrays as float32, as
+NumPy has no bfloat16. `manifest.json` lists arguments and platforms.
+"""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -94,11 +116,7 @@ def make_program(policy: TrainedPolicy, greedy: bool) -> Program:
 
 
 def export_program(program: Program) -> export.Exported:
-    """The program for all platforms for which it lowers.
-
-    Raises:
-      ConfigError: it lowers for none.
-    """
+    """The program for all platforms for which it lowers; raises ConfigError if there is none."""
     function, shapes = jax.jit(program.function), tuple(program.arguments.values())
     try:
         return export.export(function, platforms=PLATFORMS)(*shapes)
@@ -115,83 +133,42 @@ def export_program(program: Program) -> export.Exported:
         return export.export(function, platforms=lowered)(*shapes)
 
 
-def exported_arrays(policy: TrainedPolicy) -> dict[str, np.ndarray]:
-    """The arrays of the policy and the carry for one observation, by path."""
-    arrays = policy_arrays(policy)
-    if not policy.config.is_transformer:
-        carry = jax.tree.leaves(policy.initial_carry())
-        arrays |= {f"{CARRY}/{i}": leaf for i, leaf in enumerate(carry)}
-    return {path: np.ascontiguousarray(leaf) for path, leaf in arrays.items()}
-
-
 def save_arrays(policy: TrainedPolicy, out: Path) -> None:
     """Writes policy.safetensors and policy.npz, with the same names. NumPy has no bfloat16: there it is float32."""
-    arrays = exported_arrays(policy)
+    arrays = policy_arrays(policy)
+    if not policy.config.is_transformer:  # also the carry for one observation
+        arrays |= {f"{CARRY}/{i}": leaf for i, leaf in enumerate(jax.tree.leaves(policy.initial_carry()))}
+    arrays = {path: np.ascontiguousarray(leaf) for path, leaf in arrays.items()}
     known = {path: leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf for path, leaf in arrays.items()}
     np.savez(out / "policy.npz", **known)
     write_arrays(out / "policy.safetensors", arrays, {})
 
 
 def describe(policy: TrainedPolicy, programs: list[Program], exported: dict[str, export.Exported]) -> dict[str, Any]:
-    """The contents of manifest.json."""
-    return {
-        "run": policy.name,
-        "row": int(policy.row),
-        "score": float(policy.score),
-        "environment": policy.config.env.name,
-        "action_space": str(policy.config.env.action_space),
-        "programs": {
-            program.name: {
-                "arguments": {
-                    name: [f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]" for leaf in jax.tree.leaves(value)]
-                    for name, value in program.arguments.items()
-                },
-                "platforms": exported[program.name].platforms,
-            }
-            for program in programs
-        },
-        "versions": versions(),
+    lists = {
+        program.name: {
+            "arguments": {
+                name: [f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]" for leaf in jax.tree.leaves(value)]
+                for name, value in program.arguments.items()
+            },
+            "platforms": exported[program.name].platforms,
+        }
+        for program in programs
     }
+    env = policy.config.env
+    about = {"run": policy.name, "row": int(policy.row), "score": float(policy.score), "environment": env.name}
+    return about | {"action_space": str(env.action_space), "programs": lists, "versions": versions()}
 
 
 def readme(policy: TrainedPolicy, programs: list[Program]) -> str:
-    """How to use the files."""
     title = f"# The policy of row {int(policy.row)} of {policy.name}\n\n"
-    arrays = (
-        "`policy.safetensors` and `policy.npz` contain the same arrays: parameters, hyperparameters and, where\n"
-        "observations are normalised, their statistics: networks see `(x - origin - mean) / sqrt(variance + 1e-8)`,\n"
-        "clipped to plus and minus `hyperparams/observation_clip`. `policy.npz` has bfloat16 arrays as float32, as\n"
-        "NumPy has no bfloat16. `manifest.json` lists arguments and platforms.\n"
-    )
     if not programs:
-        return title + arrays
-    greedy, sampled = programs
-    names = ", ".join(greedy.arguments)
-    returns = "actions, carry" if "carry" in greedy.arguments else "actions"
-    lines = [
-        "import jax.export",
-        "import numpy as np",
-        "",
-        'act = jax.export.deserialize(bytearray(open("act.jax_export", "rb").read()))',
-    ]
-    if "carry" in greedy.arguments:
-        lines += [
-            'arrays = np.load("policy.npz")',
-            f'initial = [arrays[name] for name in arrays if name.startswith("{CARRY}/")]',
-            "carry = tuple(np.repeat(leaf, len(observation), axis=0) for leaf in initial)  # when episodes begin",
-        ]
-    lines.append(f"{returns} = act.call({names})")
-    shape = jax.tree.map(
-        lambda leaf: f"{leaf.dtype} [n, {', '.join(map(str, leaf.shape[1:]))}]", greedy.arguments["observation"]
-    )
-    return (
-        f"{title}With jax and flatbuffers, but without grpo_jax, for any number n of observations, {shape}:\n\n"
-        + "```python\n"
-        + "\n".join(lines)
-        + "\n```\n\n"
-        f"`act_sampled.jax_export` samples: `act.call({', '.join(sampled.arguments)})`, with a seed np.uint32.\n\n"
-        + arrays
-    )
+        return title + ARRAYS
+    greedy, sampled = (", ".join(program.arguments) for program in programs)
+    observation, has_carry = programs[0].arguments["observation"], "carry" in programs[0].arguments
+    shape = jax.tree.map(lambda leaf: f"{leaf.dtype} [n, {', '.join(map(str, leaf.shape[1:]))}]", observation)
+    begin, returns = (BEGIN, "actions, carry") if has_carry else ("", "actions")
+    return title + USE.format(shape=shape, begin=begin, returns=returns, greedy=greedy, sampled=sampled) + ARRAYS
 
 
 if __name__ == "__main__":

@@ -57,26 +57,12 @@ class TrainingArguments(StudyArguments):
     """Prompts of an iteration."""
     group_size: Count = 8
     """Completions of each prompt."""
-    num_iterations: Count = 100
-    """Iterations, each of completions and updates."""
     num_epochs: Count = 1
     """Passes over the completions of an iteration."""
     num_minibatches: Count = 1
     """Gradient steps of each pass."""
-    learning_rate: float = 1e-5
-    """Adam's step size."""
     schedule: str = "constant"
     """Learning rate over training: constant, linear or cosine."""
-    warmup: float | None = None
-    """Share of training over which the learning rate first rises from 0."""
-    kl_coef: float = 0.01
-    """Weight of the KL divergence from the model before training, if the algorithm has one; 0: no copy is kept."""
-    clip_high: float = Hyperparams.clip_high
-    """The probability ratio is clipped from above at 1 + clip_high."""
-    max_grad_norm: float = Hyperparams.max_grad_norm
-    """Gradients with a larger global norm are scaled down to it."""
-    temperature: float = 1.0
-    """Divides the logits, in rollouts, updates and evaluations."""
     optimizer: str = "adam"
     """Optimiser: adam, adamw, sgd, rmsprop, muon, or package.module:name."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -105,6 +91,9 @@ class TrainingArguments(StudyArguments):
     """Completions of each held-out prompt, for pass@k with k up to this."""
     correct_at: Finite = 1.0
     """For pass@k a completion is correct if its first reward is at least this."""
+    hyperparams: Hyperparams = dataclasses.field(
+        default_factory=lambda: Hyperparams(learning_rate=1e-5, num_iterations=100, discount=1.0, gae_lambda=1.0)
+    )
     recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(checkpoint_every=10))
 
 
@@ -128,7 +117,6 @@ class Arguments(TrainingArguments):
 
 
 def make_task(arguments: Arguments) -> LanguageTask:
-    """The task that the flags describe."""
     prompts, path = read_prompts(arguments.prompts), Path(arguments.held_out)
     if path.exists():
         held_out = read_prompts(path)
@@ -157,20 +145,21 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     """
     found = by_name(arguments.algorithm)
     algorithm = prompted(found)
-    if not arguments.kl_coef:
+    kl_coef = arguments.hyperparams.kl_coef
+    if not kl_coef:
         penalties = tuple(penalty for penalty in found.penalties if penalty is not kl_to_behaviour)
         return found._replace(start=FRESH, penalties=penalties)
     # The default weight goes with every algorithm; only one that was chosen is refused.
-    if algorithm.reference is None and arguments.kl_coef != type(arguments).kl_coef:
+    default = type(arguments).__dataclass_fields__["hyperparams"].default_factory()
+    if algorithm.reference is None and kl_coef != default.kl_coef:
         raise ConfigError(
-            f"--kl-coef {arguments.kl_coef:g} has no effect, as --algorithm {arguments.algorithm} has no KL penalty by "
+            f"--kl-coef {kl_coef:g} has no effect, as --algorithm {arguments.algorithm} has no KL penalty by "
             "design; leave out --kl-coef, or use another algorithm, such as grpo"
         )
     return algorithm
 
 
 def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
-    """The run that the flags describe."""
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
     large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
@@ -191,14 +180,7 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
         execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
         shared_critic=algorithm.critic is not None,
     )
-    names = ("learning_rate", "warmup", "kl_coef", "clip_high", "max_grad_norm", "temperature")
-    hyperparams = Hyperparams(
-        num_iterations=arguments.num_iterations,
-        discount=1.0,
-        gae_lambda=1.0,
-        **{name: getattr(arguments, name) for name in names},
-    )
-    return RunSpec(arguments.algorithm, config, hyperparams, arguments.training_keys)
+    return RunSpec(arguments.algorithm, config, arguments.hyperparams, arguments.training_keys)
 
 
 def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> None:

@@ -79,7 +79,6 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
 
 
 def read_all(folders: tuple[Path, ...], metric: str) -> list[SavedRun]:
-    """The runs of all folders, with distinct labels."""
     by_folder = {folder.resolve(): read_runs(folder, metric) for folder in folders}
     if len(by_folder) == 1:
         return next(iter(by_folder.values()))
@@ -127,7 +126,6 @@ def plot(runs: list[SavedRun], metric: str, path: Path) -> None:
 
 
 def draw_learning_curves(axis: Any, runs: list[SavedRun], colors: dict[str, str], metric: str) -> None:
-    """The learning curve of each run, by its label."""
     for run in runs:
         if not np.isnan(run.values).all():
             draw_curve(axis, learning_curve(run.steps, run.values, run.counts), colors[run.label], run.label)
@@ -162,7 +160,6 @@ def draw_improvements(
 
 
 def table(runs: list[SavedRun]) -> Table:
-    """All runs, each beside the first on its environment."""
     rendered = Table("environment", "run", "return", "P(better than the first)", "seeds", "steps a seed")
     for environment in dict.fromkeys(run.environment for run in runs):
         here = [run for run in runs if run.environment == environment]

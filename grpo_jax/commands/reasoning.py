@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from grpo_jax import Hyperparams
 from grpo_jax.commands import lm, tiny_language_model
 from grpo_jax.commands.harness.arithmetic import (
     accuracy,
@@ -76,18 +77,19 @@ class Arguments(lm.TrainingArguments):
     max_completion: Count = 36
     num_prompts: Count = 32
     group_size: Count = 8
-    num_iterations: Count = 200
     num_epochs: Count = 2
     num_minibatches: Count = 2
-    learning_rate: float = 3e-4
-    kl_coef: float = 0.001
     sample_every: Count = 20
     num_held_out: Count = 128
+    hyperparams: Hyperparams = dataclasses.field(
+        default_factory=lambda: Hyperparams(
+            learning_rate=3e-4, kl_coef=0.001, num_iterations=200, discount=1.0, gae_lambda=1.0
+        )
+    )
     recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(checkpoint_every=20))
 
 
 def write_problems(out: Path, arguments: Arguments) -> None:
-    """Writes the prompts to train on, the held-out ones and the demonstrations."""
     sizes = {"num_terms": arguments.num_terms, "largest": arguments.largest}
     held_out = make_problems(arguments.num_test, seed=1, **sizes)
     excluded = [problem["prompt"] for problem in held_out]

@@ -108,7 +108,6 @@ def show(study: Study, sweep: Sweep) -> list[Run]:
 
 
 def ranking(axes: Sequence[str], points: list[tuple], runs: list[Run]) -> Table:
-    """The best configurations, best first."""
     environment = runs[0].environment
     title = environment + (f", the best {NUM_SHOWN} of {len(runs)}" if len(runs) > NUM_SHOWN else "")
     rendered = Table("", *axes, *return_columns(environment), title=title)

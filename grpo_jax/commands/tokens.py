@@ -54,7 +54,6 @@ class Arguments(StudyArguments):
 
 
 def task_settings(arguments: Arguments) -> TokenTask:
-    """The lengths of training and of the warm start."""
     return REWARD_HACKING if arguments.reward_hacking else token_task(arguments.task)
 
 

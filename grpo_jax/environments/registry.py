@@ -30,7 +30,7 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
     """
     if isinstance(environment, Environment):
         if params:
-            raise ConfigError(f"env_params cannot override those of an Environment; change {environment.name!r} itself")
+            raise ConfigError(f"env_params cannot change an Environment; change {environment.name!r} itself")
         return environment
     if isinstance(environment, str) and ":" not in environment:
         return _of_gymnax(environment, static_parameters(params or {}), jax.config.jax_enable_x64)
@@ -44,8 +44,8 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
 @functools.lru_cache
 def _of_gymnax(name: str, params: tuple[tuple[str, Any], ...], wide: bool) -> Environment:
     """The environment of a name in gymnax, traced once; `wide`: with dtypes of 64 bits."""
-    with jax.ensure_compile_time_eval():  # what is kept must hold no tracer
-        # The requested name: that of gymnax's DiscountingChain-bsuite, for example, is another.
+    with jax.ensure_compile_time_eval():  # a cached value must hold no tracer
+        # The requested name; gymnax's own differs, for example for DiscountingChain-bsuite.
         return from_gymnax(registered(name), dict(params))._replace(name=name)
 
 
@@ -67,7 +67,7 @@ def environment_object(environment: str | Any) -> Any:
 
 
 def _is_own(environment: str | Any) -> bool:
-    """Whether it is the user's: an object or an import path, and no name in gymnax or another suite."""
+    """Whether it is custom: an object or an import path, not a name in gymnax or another suite."""
     if not isinstance(environment, str):
         return True
     source, colon, _ = environment.partition(":")

@@ -40,7 +40,7 @@ def learn_demonstrations(
       options: `target`, `learning_rate`, `max_updates` and `report`: see `imitate`.
 
     Raises:
-      ConfigError: the demonstrations have no completions, or one is longer than those of the task.
+      ConfigError: the demonstrations have no completions, or one is longer than `max_completion`.
     """
     prompts, completions = map(jnp.asarray, demonstration_tokens(task, demonstrations))
     env, policy = config.env, config.policy

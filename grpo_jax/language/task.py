@@ -112,7 +112,7 @@ class LanguageTask:
         return messages
 
     def score(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The value of each reward, where those of steps are added up: float32 `[..., K]`.
+        """The value of each reward, summed over the steps: float32 `[..., K]`.
 
         Args:
           prompt: int `[...]`: indices of prompts.

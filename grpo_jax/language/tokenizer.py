@@ -87,7 +87,7 @@ class Tokenizer:
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer of a folder with tokenizer.json.
 
-    Its end tokens are those of generation_config.json, config.json and tokenizer_config.json together.
+    Its end tokens come from generation_config.json, config.json and tokenizer_config.json together.
 
     Raises:
       ConfigError: a file or a package is missing, or no end token is named.

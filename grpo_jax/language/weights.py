@@ -90,7 +90,7 @@ def published_weights(architecture: Architecture, params: PyTree, dtype: str = "
       dtype: of the tensors, float32 or bfloat16.
 
     Raises:
-      ConfigError: the params are not those of the architecture, or have an axis of rows.
+      ConfigError: the params do not fit the architecture, or have an axis of rows.
     """
     _, merged = merge_lora(architecture, {"actor": actor_params(params)})
     arrays, tensors, published = by_path(merged["actor"]), {}, published_names(architecture)
@@ -111,7 +111,7 @@ def published_weights(architecture: Architecture, params: PyTree, dtype: str = "
 
 
 def actor_params(params: PyTree) -> PyTree:
-    """The parameters of the network that chooses tokens, among those of a policy."""
+    """The parameters of the network that chooses tokens, among a policy's."""
     return next(network for name, network in params.items() if "actor" in name)
 
 

@@ -49,7 +49,7 @@ def gae(
 
 
 def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array) -> jax.Array:
-    """Values of the true next observations, for `gae`: at a truncation that of the episode's final observation.
+    """Values of the true next observations, for `gae`: at a truncation the value of the episode's final observation.
 
     Args:
       values: `[T, N]`, of the observation before each step.
@@ -143,7 +143,7 @@ def all_actions_advantage(trajectory: Trajectory, hyperparams: Hyperparams, grou
     With Q_i the member's discounted return, and as `make_batch` weighs such members by pi(a_i | s), the gradient is
     sum_a pi(a | s) A(s, a) grad log pi(a | s): actions are weighed, not sampled. Only the first step has an advantage.
     """
-    if trajectory.given is None:
+    if trajectory.enumerated is None:
         raise ValueError(
             "all_actions_advantage compares all actions of a state; use it with start=forked(trunk_steps, "
             "all_actions=True), whose groups begin with them"

@@ -151,7 +151,7 @@ class _Tuned:
             if not hasattr(hyperparams, name):
                 raise ValueError(
                     f"{self} needs the hyperparameter {name!r}, which {type(hyperparams).__name__} lacks: "
-                    f"{nearest(name, vars(hyperparams))}. For one of your own, subclass Hyperparams"
+                    f"{nearest(name, vars(hyperparams))}. For a custom one, subclass Hyperparams"
                 )
         return functools.partial(self.function, **{key: getattr(hyperparams, name) for key, name in self.tunables})
 

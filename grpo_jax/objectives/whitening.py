@@ -50,7 +50,7 @@ def centred(x: jax.Array, valid: jax.Array | None = None, axis=-1) -> jax.Array:
 
 def std(deviations: jax.Array, valid: jax.Array | None = None, axis=-1, *, ddof: int) -> jax.Array:
     """Standard deviation over `axis`, which is kept, of deviations from a mean, as `centred` returns them."""
-    # Squares of 1e30 overflow float32 and those of 1e-30 vanish: take the largest deviation out first.
+    # In float32 the square of 1e30 overflows and that of 1e-30 vanishes: divide by the largest deviation first.
     largest = jnp.max(jnp.abs(deviations), axis, keepdims=True, initial=0.0)
     scale = jnp.where(largest == 0, 1.0, largest)
     count = jnp.sum(jnp.ones(deviations.shape, bool) if valid is None else valid, axis, keepdims=True)

@@ -41,7 +41,7 @@ def make_policy(
     fused_layers: bool = False,
     steps_per_loop: int = 1,
 ) -> Policy:
-    """An actor and an optional critic, which is either a network of its own or a second head of the actor's.
+    """An actor and an optional critic, either a separate network or a second head of the actor's.
 
     Args:
       observation: shape and dtype of each array of one observation; several are joined (`observations.joined`). The
@@ -57,7 +57,7 @@ def make_policy(
       hidden_scale, actor_scale, critic_scale: gain of the initial weights of hidden layers and of the heads.
       critic: whether to make a critic. Without one, it has no parameters and costs nothing.
       shared_critic: one network with two heads instead of two networks.
-      critic_hidden_sizes, critic_activation: of a critic that is a network of its own; None: those of the actor.
+      critic_hidden_sizes, critic_activation: of a critic that is a separate network; None: the actor's.
       layer_norm: normalise the features of each dense hidden layer before the activation.
       actor_observation: keys of a dict of observations that the actor sees; None: all, as the critic does.
       fused_layers: dense layers are laid out for an accelerator (`dense.fused_dense`).
@@ -124,12 +124,12 @@ def _initial_carry(networks, params, num_envs, prompt=None):
 
 def _forward(networks, distribution, params, observations, carry, is_first):
     """Distribution parameters `[S, N, P]`, values `[S, N]` or None, and the carry after the last step."""
-    outputs, after = [], {}
+    outputs, new_carry = [], {}
     for name, net in networks.items():
-        heads, _, after[name] = net.apply({"params": params[name]}, observations, carry[name], is_first)
+        heads, _, new_carry[name] = net.apply({"params": params[name]}, observations, carry[name], is_first)
         outputs += heads
     parameters, *critic = outputs
-    return distribution.join_free(parameters, params), critic[0][..., 0] if critic else None, after
+    return distribution.join_free(parameters, params), critic[0][..., 0] if critic else None, new_carry
 
 
 def _features(networks, params, observations, carry, is_first):
@@ -144,7 +144,7 @@ def _seen(observation: PyTree, keys: Sequence[str] | None) -> PyTree:
 
 
 def _check_actor_observation(keys, observation, critic, shared_critic):
-    """Raises ConfigError unless the actor can see a part of what a critic of its own sees."""
+    """Raises ConfigError unless the actor sees a part of what the separate critic sees."""
     problem = f"actor_observation={keys!r} is the part of a dict of observations that the actor sees, but"
     if not isinstance(observation, Mapping):
         raise ConfigError(f"{problem} an observation is {observation}; observe a dict, or leave it out")
@@ -220,7 +220,7 @@ class Network(nn.Module):
 
         Args:
           x: observations, each leaf `[S, N, ...]`.
-          carry: that of the recurrent layer before the first step; ignored without one.
+          carry: of the recurrent layer before the first step; ignored without one.
           is_first: `[S, N]` bool: the first observation of an episode; ignored without a recurrent layer.
 
         Returns:
@@ -239,5 +239,5 @@ class Network(nn.Module):
         return [output.reshape(*batch_shape, -1) for output in outputs], x.reshape(*batch_shape, -1), carry
 
     def initial_carry(self, num_envs: int) -> Any:
-        """That of the recurrent layer, zeros; () without one."""
+        """The recurrent layer's, zeros; () without one."""
         return self.recurrent(parent=None).initial_carry(num_envs) if self.recurrent else ()

@@ -58,7 +58,7 @@ class Dense(nn.Module):
 
     features: int
     use_bias: bool = True
-    dtype: Any = None  # of the computation; None: that of the inputs and parameters
+    dtype: Any = None  # of the computation; None: the inputs' and parameters'
     kernel_init: Callable = dataclasses.field(default_factory=nn.initializers.lecun_normal)
     param_dtype: Any = jnp.float32  # of kernel and bias
     adapter: Adapter | None = None
@@ -133,7 +133,7 @@ def _narrow_product(x, kernel):
 
 
 def _as_float(x):
-    """Integers as float32, by a conversion of its own: XLA fuses one that only one product reads."""
+    """Integers as float32. If only one product reads a conversion, XLA fuses it, so this makes a separate one."""
     return x if jnp.issubdtype(x.dtype, jnp.floating) else optimization_barrier(x).astype(jnp.float32)
 
 

@@ -43,11 +43,11 @@ def make_token_policy(
     then share a prompt.
 
     Args:
-      architecture: sizes of each network. With LoRA a critic of its own has no adapters: all its weights are trained.
+      architecture: sizes of each network. With LoRA a separate critic has no adapters: all its weights are trained.
       distribution: categorical over the vocabulary.
       max_steps: the most tokens after a prompt, for which a carry reserves space.
       critic: whether to make a critic.
-      shared_critic: the critic is a head of the actor's network instead of a network of its own.
+      shared_critic: the critic is a head of the actor's network instead of a separate network.
       logits_chunk: tokens whose logits an update computes at once; None: all.
 
     Raises:
@@ -176,11 +176,11 @@ def _read_prompt(networks: Networks, params, prompt):
 
 def _apply(networks: Networks, params, inputs, cache, slot) -> tuple[list[jax.Array], dict]:
     """The outputs of all heads, the actor's first, and the new cache of each network."""
-    outputs, after = [], {}
+    outputs, new_cache = [], {}
     for name, net in networks.items():
-        heads, after[name] = net.apply({"params": params[name]}, *inputs, cache[name], slot)
+        heads, new_cache[name] = net.apply({"params": params[name]}, *inputs, cache[name], slot)
         outputs += heads
-    return outputs, after
+    return outputs, new_cache
 
 
 def _prompt_inputs(tokens):

@@ -118,11 +118,7 @@ def folder_name(name: str) -> str:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes a file of safetensors atomically.
-
-    Raises:
-      OSError: the file cannot be written, for example to a full disk.
-    """
+    """Writes a file of safetensors atomically; OSError if it cannot be written, for example to a full disk."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -140,12 +136,8 @@ def write_checked(path: Path, arrays: Mapping[str, np.ndarray], fields: Mapping[
     write_arrays(path, arrays, {_HEADER: json.dumps(fields)})
 
 
-def read_checked(path: Path, kinds: Mapping[str, Any], *, only_fields: bool = False) -> tuple[Arrays, dict[str, Any]]:
-    """The arrays and the fields that `write_checked` wrote; with `only_fields` no arrays.
-
-    Raises:
-      ConfigError: there is no such file, or it is damaged.
-    """
+def read_checked(path: Path, *, only_fields: bool = False) -> tuple[Arrays, dict[str, Any]]:
+    """The arrays and the fields that `write_checked` wrote; ConfigError if the file is missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -154,19 +146,16 @@ def read_checked(path: Path, kinds: Mapping[str, Any], *, only_fields: bool = Fa
             arrays = {} if only_fields else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    check_fields(path, fields, {**kinds, CHECKSUMS: dict[str, int]})
-    for name in () if only_fields else {**fields[CHECKSUMS], **arrays}:
-        if name not in arrays or _crc(arrays[name]) != fields[CHECKSUMS].get(name):
+    fields = without_checksum(f"the header of {path}", fields)
+    checksums = fields.pop(CHECKSUMS)
+    for name in () if only_fields else {**checksums, **arrays}:
+        if name not in arrays or _crc(arrays[name]) != checksums.get(name):
             raise ConfigError(f"{path} is damaged: {name} has changed since it was written")
     return arrays, fields
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-      ConfigError: the file cannot be read, or holds something else.
-    """
+    """The JSON object in a file; ConfigError if it cannot be read, or holds something else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -205,34 +194,35 @@ def with_checksum(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, CHECKSUM: _crc_of_fields(fields)}
 
 
-def check_fields(where: Path | str, fields: Any, kinds: Mapping[str, Any], *, optional: Collection[str] = ()) -> None:
-    """Checks an object as a whole: which fields it has, their types, and its checksum.
+def without_checksum(name: str, fields: Any) -> dict[str, Any]:
+    """The fields of an object that `with_checksum` made; ConfigError if they have changed since."""
+    if type(fields) is not dict or fields.pop(CHECKSUM, None) != _crc_of_fields(fields):
+        raise ConfigError(f"{name} has changed since it was written, or is none of grpo_jax")
+    return fields
 
-    Args:
-      where: the file, for errors.
-      fields: what was read.
-      kinds: the type of each field.
-      optional: fields that may be missing.
+
+def check_fields(
+    path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any], *, optional: Collection[str] = ()
+) -> None:
+    """Checks an object: its fields and their types, of which some are optional, and its checksum, if there is one.
 
     Raises:
       ConfigError: with the file and the field.
     """
-    if type(fields) is not dict:
-        raise ConfigError(f"{where} is damaged: it holds no object in JSON")
     kinds = {**kinds, CHECKSUM: int}
-    if missing := kinds.keys() - fields.keys() - {*optional}:
-        raise ConfigError(f"{where} is damaged: it lacks {', '.join(sorted(missing))}")
+    if missing := kinds.keys() - fields.keys() - {*optional, CHECKSUM}:
+        raise ConfigError(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
     for name, value in fields.items():
         if name not in kinds:
-            raise ConfigError(f"{where} is damaged: it has no field {name!r}: {nearest(name, kinds)}")
+            raise ConfigError(f"{path} is damaged: it has no field {name!r}: {nearest(name, kinds)}")
         if not fits(value, kinds[name]):
             raise ConfigError(
-                f"{where} is damaged: {name} is {json.dumps(value)[:80]}, but must be {describe_kind(kinds[name])}"
+                f"{path} is damaged: {name} is {json.dumps(value)[:80]}, but must be {describe_kind(kinds[name])}"
             )
     rest = {name: value for name, value in fields.items() if name != CHECKSUM}
     if fields.get(CHECKSUM, _crc_of_fields(rest)) != _crc_of_fields(rest):
         raise ConfigError(
-            f"{where} is damaged: its checksum is another than that of its contents; copy the file again, or, if you "
+            f"{path} is damaged: its checksum is another than that of its contents; copy the file again, or, if you "
             f"changed it yourself, remove the field {CHECKSUM!r}"
         )
 

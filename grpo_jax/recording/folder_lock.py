@@ -28,13 +28,9 @@ _locks: dict[Path, _Lock] = {}  # of this process
 def lock_run_folder(path: Path, *, resume: bool = False) -> None:
     """Creates a folder for results, and locks it until the process ends; several runs of the process may share it.
 
-    Args:
-      path: the folder.
-      resume: the folder may contain results.
-
     Raises:
-      FileExistsError: the folder contains results, another process writes to it, or `path` is a file. Nothing was
-        written.
+      FileExistsError: the folder contains results and `resume` is False, another process writes to it, or `path` is a
+        file. Nothing was written.
       OSError: the folder cannot be written to.
     """
     path = path.resolve()
@@ -44,9 +40,9 @@ def lock_run_folder(path: Path, *, resume: bool = False) -> None:
     made = [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
     try:
         file = _lock(path)
+    except FileExistsError:
+        raise
     except OSError as error:
-        if isinstance(error, FileExistsError):
-            raise
         raise OSError(f"{path} cannot be written to: {error}. Choose another folder (--out).") from error
     _locks[path] = _Lock(file, made, {*path.iterdir()} - {path / ".lock"})
 
@@ -84,10 +80,9 @@ def _lock(path: Path) -> TextIO:
 
 @contextlib.contextmanager
 def clean_up_on_error(directory: Path = Path("/")) -> Iterator[None]:
-    """If the block fails before an iteration is recorded, removes what this process wrote to folders in `directory`.
+    """If the block fails before an iteration is recorded, removes what is new in the locked folders in `directory`.
 
-    The command can then be repeated. What was there before the lock stays. A SystemExit is not a failure: a run that a
-    signal ended is saved.
+    A SystemExit is not a failure: a run that a signal ended is saved.
     """
     try:
         yield

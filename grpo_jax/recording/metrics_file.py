@@ -30,11 +30,7 @@ class Settings(NamedTuple):
     rows: dict[str, np.ndarray]  # by the label of a setting, such as "learning_rate=0.001": its rows, a row a seed
 
     def ranked(self, scores: np.ndarray) -> list[str]:
-        """The labels by the mean score over their seeds, the best setting first.
-
-        Args:
-          scores: `[R]`, larger is better; settings with NaN in it come last.
-        """
+        """The labels by the mean of the scores `[R]` over their seeds, the best first; those with NaN come last."""
         means = [np.mean(scores[rows]) for rows in self.rows.values()]
         order = np.argsort(-np.nan_to_num(means, nan=-np.inf), kind="stable")
         return [[*self.rows][i] for i in order]
@@ -150,7 +146,7 @@ def read_lines(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def as_lines(run: str, chunk: Chunk, active: np.ndarray, settings: Settings) -> Iterator[str]:
-    """A line for each iteration of a chunk: null for what is not finite, and for rows that are not active, `[n, R]`."""
+    """A line for each iteration of a chunk: null for NaN, infinity, and rows that are not active, `[n, R]`."""
     columns = {"environment_steps": chunk.steps.tolist()}
     for name, values in chunk.metrics.items():
         columns[name] = np.where(active & np.isfinite(values), values.astype(object), None).tolist()

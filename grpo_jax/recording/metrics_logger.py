@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Column
 
-from grpo_jax.recording.metrics_file import METRICS_FILE, Settings, as_lines, truncate_metrics
+from grpo_jax.recording.metrics_file import METRICS_FILE, as_lines, truncate_metrics
 from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.recording.trackers import Tracker
 from grpo_jax.recording.training_warnings import TrainingWarnings, list_rows
@@ -55,7 +55,7 @@ class MetricsLogger:
     ):
         self._directory, self._run, self._settings = directory, spec.name, spec.settings
         self._total_steps = most_steps(spec.config, spec.hyperparams)
-        self._console = Console() if console is True else console or None
+        self._console = Console(quiet=not console) if isinstance(console, bool) else console
         self._file = self._progress = self._task = None
         self._steps = np.zeros(len(spec.keys), np.int64)
         self._returns = np.full(len(spec.keys), np.nan)
@@ -71,17 +71,22 @@ class MetricsLogger:
 
     @property
     def typical_return(self) -> float:
-        """Median over the seeds of the best setting of the last known return (see `_update`); NaN if there is none."""
-        returns = self._returns[self._settings.rows[self._settings.ranked(self._returns)[0]]]
-        known = returns[~np.isnan(returns)]
+        """Median over the seeds of the best setting of the last known return; NaN if there is none."""
+        _, known, _ = self._of_best_setting()
         return float(np.median(known)) if len(known) else np.nan
+
+    def _of_best_setting(self) -> tuple[str, np.ndarray, int]:
+        """The label of the best setting, the last known returns of its seeds, and the number of its seeds."""
+        label = self._settings.ranked(self._returns)[0]
+        returns = self._returns[self._settings.rows[label]]
+        return label, returns[~np.isnan(returns)], len(returns)
 
     def __enter__(self) -> "MetricsLogger":
         if self._directory is not None:
             if self._past is not None:
                 truncate_metrics(self._directory, self._run, len(self._past.steps))
             self._file = (self._directory / METRICS_FILE).open("a", encoding="utf-8")
-        if self._console is not None and self._console.is_interactive:
+        if self._console.is_interactive and not self._console.quiet:
             self._progress = Progress(
                 TextColumn("{task.description}", markup=False, table_column=Column(max_width=28, no_wrap=True)),
                 BarColumn(bar_width=20),
@@ -99,8 +104,7 @@ class MetricsLogger:
 
     def __exit__(self, exception_type, exception, traceback) -> None:
         with contextlib.ExitStack() as closing:  # everything is closed, even if one fails, in the reverse order
-            if self._console is not None:
-                closing.callback(self._print, self._summary(exception_type))
+            closing.callback(self._print, self._summary(exception_type))
             for tracker in self._trackers:
                 closing.callback(tracker.close)
             if self._file is not None:
@@ -134,8 +138,7 @@ class MetricsLogger:
         self._recent.append((self._seconds, int(self._steps.sum()), float(np.mean(done))))
         for tracker in self._trackers:
             tracker.record(chunk.iteration, steps, known)
-        if self._console is not None:
-            self._show()
+        self._show()
 
     def complete(self, metrics: Mapping[str, np.ndarray]) -> None:
         """Writes the last recorded iteration again, with an evaluation after it; metrics `[n, R]` end with it."""
@@ -165,21 +168,18 @@ class MetricsLogger:
             self._returns = np.where(np.isfinite(returns), returns, self._returns)
         for warning in self._watch(chunk.iteration, known):
             self.warnings.append(warning)
-            if self._console is not None:
-                self._print(f"warning: {self._run}: {warning}")
+            self._print(f"warning: {self._run}: {warning}")
         return known
 
     def _show(self) -> None:
         """Redraws the progress line, or prints a plain one at each tenth of the run."""
         # The first chunk's time holds the compile, so rates count from its end as soon as there is a second one.
-        first, (seconds, steps, done) = self._recent[0], self._recent[-1]
-        if len(self._recent) == 1:
-            first = 0.0, 0, 0.0
+        first = (0.0, 0, 0.0) if len(self._recent) == 1 else self._recent[0]
+        seconds, steps, done = self._recent[-1]
         passed = max(seconds - first[0], 1e-9)
         left = f"{_clock((1 - done) * passed / (done - first[2])) if done > first[2] else '?'} left"
         rate = (steps - first[1]) / passed
-        spread = _spread(self._returns, self._settings)
-        status = f"iteration {self._iteration}, {spread}, {left}, {rate:,.0f} steps/s"
+        status = f"iteration {self._iteration}, {self._spread()}, {left}, {rate:,.0f} steps/s"
         tenths = int(10 * done + 1e-4)  # shares are float32
         if self._progress is not None:  # a narrow terminal cuts off the end of the status
             self._progress.update(self._task, completed=done, status=status)
@@ -192,17 +192,24 @@ class MetricsLogger:
         steps = int(self._steps.sum())
         rate = steps / self._seconds if self._seconds > 0 else 0.0
         text = f"{self._run}: {steps:,} environment steps in {_clock(self._seconds)} ({rate:,.0f} steps/s)"
-        text += f", {_spread(self._returns, self._settings)}"
-        if self.ending:
-            text += f"; {self.ending}"
+        text += f", {self._spread()}" + (f"; {self.ending}" if self.ending else "")
         if exception_type is not None:
             text += f"; stopped early by {exception_type.__name__}"
-        count = int(self.skipped_updates.sum())
-        if count > 0:
+        if (count := self.skipped_updates.sum()) > 0:
             updates = "update" if count == 1 else "updates"
             rows = list_rows(np.flatnonzero(self.skipped_updates))
             text += f"; {count} {updates} skipped: non-finite loss or gradient in {self._settings.word} {rows}"
         return text
+
+    def _spread(self) -> str:
+        """The median of the last known returns, and their range; of several settings, of the best one."""
+        label, known, num_seeds = self._of_best_setting()
+        if len(known) == 0:
+            return "no return yet"
+        low, middle, high = (f"{x:,.0f}" if abs(x) >= 1e4 else f"{x:.4g}" for x in np.quantile(known, [0, 0.5, 1]))
+        text = f"return {middle}" if num_seeds == 1 else f"return {middle} ({low}..{high})"
+        num_settings = len(self._settings.rows)
+        return text if num_settings == 1 else f"{text} of {label}, the best of {num_settings} settings"
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -211,18 +218,6 @@ class MetricsLogger:
 def _active(chunk: Chunk) -> np.ndarray:
     """`[n, R]` bool: the rows whose budget was not spent yet."""
     return chunk.metrics.get("environment/steps", np.ones(chunk.steps.shape)) > 0
-
-
-def _spread(returns: np.ndarray, settings: Settings) -> str:
-    """The median of the last known returns of all seeds, and their range; of several settings, of the best one."""
-    best = settings.ranked(returns)[0]
-    returns = returns[settings.rows[best]]
-    known = returns[~np.isnan(returns)]
-    if len(known) == 0:
-        return "no return yet"
-    low, middle, high = (f"{x:,.0f}" if abs(x) >= 1e4 else f"{x:.4g}" for x in np.quantile(known, [0, 0.5, 1]))
-    text = f"return {middle}" if len(returns) == 1 else f"return {middle} ({low}..{high})"
-    return text if len(settings.rows) == 1 else f"{text} of {best}, the best of {len(settings.rows)} settings"
 
 
 def _clock(seconds: float) -> str:

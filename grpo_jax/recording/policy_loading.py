@@ -17,13 +17,11 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object, import_path
 from grpo_jax.recording.config_file import FIELDS, from_json
-from grpo_jax.recording.files import Arrays, as_numbers
-from grpo_jax.recording.policy_saver import DESCRIPTION, find_run, read_policies
+from grpo_jax.recording.files import Arrays, as_numbers, read_checked
+from grpo_jax.recording.policy_saver import DESCRIPTION, find_run
 from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, by_path
-
-_HYPERPARAMS = "hyperparams"
 
 
 def load(
@@ -62,23 +60,17 @@ def load(
         raise ConfigError(f"which={which!r} is unknown; use 'final' or 'best'")
     path, description = find_run(Path(folder), run)
     if config is None:
-        config = read_config(path / DESCRIPTION, description, trust=trust)
+        config = _read_config(path / DESCRIPTION, description, trust=trust)
     file = path / f"{which}.safetensors"
     if which == "final" and not file.exists() and (path / "best.safetensors").exists():
         raise ConfigError(f"{path} has no final policies, as the run did not end; use which='best' (--which best)")
-    arrays = read_policies(file)
-    num_rows, kind = description["num_rows"], hyperparams_class(description, arrays, trust=trust)
-    like = jax.eval_shape(make_init(config), jax.random.key(0), kind())
-    trees = {"params": like.params, "normalizer": like.normalizer}
-    check_arrays(expected_arrays(trees, kind), arrays, num_rows, file)
+    arrays = read_checked(file)[0]
+    num_rows, kind = description["num_rows"], _hyperparams_class(description, arrays, trust=trust)
     policies = TrainedPolicy(
         name=description["name"],
         config=config,
-        **{prefix: as_tree(tree, prefix, arrays) for prefix, tree in trees.items()},
-        hyperparams=as_hyperparams(kind, arrays),
-        env_params=read_env_params(path / DESCRIPTION, description, config),
-        score=arrays["score"],
-        steps=arrays["steps"],
+        **_as_trees(config, kind, arrays, num_rows, file),
+        env_params=_read_env_params(path / DESCRIPTION, description, config),
         row=np.arange(num_rows),
     )
     if row == "all":
@@ -90,12 +82,7 @@ def load(
     return policies[row]
 
 
-def read_config(path: Path, description: Mapping[str, Any], *, trust: bool) -> Config:
-    """The config in a policy.json.
-
-    Raises:
-      ConfigError: the file cannot express it, or names what is not trusted, or the config cannot be made.
-    """
+def _read_config(path: Path, description: Mapping[str, Any], *, trust: bool) -> Config:
     if missing := description["not_in_config"]:
         raise ConfigError(
             f"{path} cannot express {', '.join(missing)}, as it is an object or a function without an import path; "
@@ -108,7 +95,7 @@ def read_config(path: Path, description: Mapping[str, Any], *, trust: bool) -> C
         raise ConfigError(f"{path}: the config cannot be made: {error}") from error
 
 
-def read_env_params(path: Path, description: Mapping[str, Any], config: Config) -> dict[str, jax.Array]:
+def _read_env_params(path: Path, description: Mapping[str, Any], config: Config) -> dict[str, jax.Array]:
     """The parameters of the environment that the run gave to each row."""
     try:
         env_params = {name: as_numbers(value) for name, value in (description["env_params"] or {}).items()}
@@ -117,25 +104,18 @@ def read_env_params(path: Path, description: Mapping[str, Any], config: Config) 
         raise ConfigError(f"{path}: env_params are damaged: {error}") from error
 
 
-def hyperparams_class(description: Mapping[str, Any], arrays: Arrays, *, trust: bool) -> type[Hyperparams]:
-    """The class of the hyperparameters.
-
-    That of the run, if this process has it or `trust` allows to import it. Otherwise a class with the same fields,
-    since hyperparameters are numbers.
-
-    Raises:
-      ConfigError: what was imported is no such class, or a field has no name that it could have.
-    """
-    path = description[_HYPERPARAMS]
+def _hyperparams_class(description: Mapping[str, Any], arrays: Arrays, *, trust: bool) -> type[Hyperparams]:
+    """That of the run, if this process has it or `trust` allows to import it; otherwise one with the same fields."""
+    path = description["hyperparams"]
     if trust and path is not None:
-        found = import_object(path, _HYPERPARAMS)
+        found = import_object(path, "hyperparams")
         if not (isinstance(found, type) and issubclass(found, Hyperparams)):
             raise ConfigError(f"hyperparams is {path!r}, but must be a class derived from Hyperparams")
         return found
     for known in _subclasses(Hyperparams):
         if path is not None and import_path(known) == path:
             return known
-    names = [name.removeprefix(f"{_HYPERPARAMS}/") for name in arrays if name.startswith(f"{_HYPERPARAMS}/")]
+    names = [name.removeprefix("hyperparams/") for name in arrays if name.startswith("hyperparams/")]
     return _class_with(tuple(name for name in names if name not in Hyperparams.__dataclass_fields__))
 
 
@@ -153,33 +133,20 @@ def _class_with(names: Sequence[str]) -> type[Hyperparams]:
         return Hyperparams
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or hasattr(Hyperparams, name):
-            raise ConfigError(f"{_HYPERPARAMS}/{name} is no name of a hyperparameter; the file is damaged")
+            raise ConfigError(f"hyperparams/{name} is no name of a hyperparameter; the file is damaged")
     members = {"__annotations__": dict.fromkeys(names, float), **dict.fromkeys(names, 0.0)}
     return struct.dataclass(type("OwnHyperparams", (Hyperparams,), members))
 
 
-def as_hyperparams(kind: type[Hyperparams], arrays: Arrays) -> Hyperparams:
-    """The hyperparameters in the arrays of a file; a field that is newer than the file has its default."""
-    num_rows = len(arrays["score"])
-    saved = {name: arrays.get(f"{_HYPERPARAMS}/{name}") for name in kind.__dataclass_fields__}
-    return kind(**{name: jnp.asarray(value) for name, value in saved.items() if value is not None}).broadcast(num_rows)
-
-
-def check_arrays(expected: Mapping[str, Any], arrays: Arrays, num_rows: int, file: Path) -> None:
-    """Checks the names, shapes and kinds of all arrays of a file.
-
-    Args:
-      expected: the array of one row by path; hyperparameters may be missing in the file: they are newer, or None.
-      arrays: of the file.
-      num_rows: of the policy.json beside it.
-      file: for errors.
-
-    Raises:
-      ConfigError: with the first array that is missing, or is not as expected.
-    """
+def _as_trees(config: Config, kind: type[Hyperparams], arrays: Arrays, num_rows: int, file: Path) -> dict[str, PyTree]:
+    """The arrays of a file in the structures of a policy; ConfigError with the first that does not fit."""
+    number, count = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((), np.int32)
+    state = jax.eval_shape(make_init(config), jax.random.key(0), kind())
+    # A hyperparameter that is newer than the file has its default.
+    saved = {name: number for name in kind.__dataclass_fields__ if f"hyperparams/{name}" in arrays}
+    like = {"params": state.params, "normalizer": state.normalizer, "hyperparams": saved, "score": number}
+    expected = by_path(like) | {"steps": count}
     for path in {**expected, **arrays}:
-        if path not in arrays and path.startswith(f"{_HYPERPARAMS}/"):
-            continue
         if path in arrays and arrays[path].shape[:1] != (num_rows,):
             raise ConfigError(
                 f"{path} has the shape {list(arrays[path].shape)} in {file}, but num_rows is {num_rows} in the "
@@ -192,22 +159,12 @@ def check_arrays(expected: Mapping[str, Any], arrays: Arrays, num_rows: int, fil
                 f"{path} is {there} in {file}, but {here} in the config's policy: the code has changed since, or "
                 "config= is that of another run"
             )
-
-
-def expected_arrays(trees: Mapping[str, PyTree], kind: type[Hyperparams]) -> dict[str, Any]:
-    """For `check_arrays`: the leaves of trees by the first part of their paths, the hyperparameters, and the scores."""
-    number, count = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((), np.int32)
-    expected = {path: leaf for prefix, tree in trees.items() for path, leaf in by_path(tree, prefix).items()}
-    expected |= {f"{_HYPERPARAMS}/{name}": number for name in kind.__dataclass_fields__}
-    return expected | {"score": number, "steps": count}
+    trees = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(arrays[path]) for path in by_path(like)])
+    hyperparams = kind(**trees["hyperparams"]).broadcast(num_rows)
+    return trees | {"hyperparams": hyperparams, "score": arrays["score"], "steps": arrays["steps"]}
 
 
 def _describe(shape: Sequence[int], dtype: Any) -> str:
     """A shape, and the kind of numbers unless they are real; their precision may be another."""
     kinds = {np.floating: "", np.integer: " of integers"}
     return f"{list(shape)}{next((word for kind, word in kinds.items() if jnp.issubdtype(dtype, kind)), f' of {dtype}')}"
-
-
-def as_tree(like: PyTree, prefix: str, arrays: Arrays) -> PyTree:
-    """The arrays whose paths begin with the prefix, in the structure of `like`, each with a leading axis of rows."""
-    return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(arrays[path]) for path in by_path(like, prefix)])

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
@@ -20,7 +19,6 @@ from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.importing import import_path
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.recording.files import (
-    CHECKSUM,
     Arrays,
     check_fields,
     read_checked,
@@ -29,7 +27,7 @@ from grpo_jax.recording.files import (
     write_checked,
     write_json,
 )
-from grpo_jax.recording.run_spec import RunSpec, as_lists, versions
+from grpo_jax.recording.run_spec import RunSpec, versions
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import TrainState, by_path
 
@@ -50,10 +48,10 @@ _FIELDS = {
 _log = logging.getLogger(__name__)
 
 
-def describe_policy(spec: RunSpec) -> dict[str, Any]:
-    """The contents of policy.json."""
-    config, missing = config_fields(spec.config)
-    return {
+def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays]) -> None:
+    """Writes policy.json and a file of arrays for each of "final" and "best"; each file is replaced as a whole."""
+    folder, (config, missing) = directory / FOLDER / spec.folder, config_fields(spec.config)
+    description = {
         "format": FORMAT,
         "name": spec.name,
         "label": spec.label,
@@ -62,23 +60,13 @@ def describe_policy(spec: RunSpec) -> dict[str, Any]:
         "config": config,
         "not_in_config": missing,
         "hyperparams": import_path(type(spec.hyperparams)),
-        "env_params": None if spec.env_params is None else as_lists(spec.env_params),
+        "env_params": spec.env_params,
         "score": f"mean return of an evaluation, or else of the last {NUM_EPISODES} or more training episodes",
         "versions": versions(),
     }
-
-
-def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays]) -> None:
-    """Writes policy.json and a file of arrays for each of "final" and "best"; each file is replaced as a whole."""
-    folder = directory / FOLDER / spec.folder
-    write_json(folder / DESCRIPTION, with_checksum(describe_policy(spec)))
+    write_json(folder / DESCRIPTION, with_checksum(description))
     for which, leaves in arrays.items():
         write_checked(folder / f"{which}.safetensors", leaves, {})
-
-
-def read_policies(file: Path) -> Arrays:
-    """The arrays in a file that `write_policies` wrote, by path; raises ConfigError if it is missing or damaged."""
-    return read_checked(file, {})[0]
 
 
 def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]]:
@@ -109,36 +97,22 @@ def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]
 
 def _read_description(path: Path) -> dict[str, Any]:
     description = read_object(path)
-    version = description.get("format")
-    if type(version) is not int or version < 1:
-        raise ConfigError(f"{path} is damaged: format is {version!r}, but must be a whole number of at least 1")
-    if version != FORMAT:
-        made_with = description.get("versions")
-        made_with = made_with.get("grpo-jax") if isinstance(made_with, dict) else None
-        instead = "install a newer grpo-jax" if version > FORMAT else "train the policy again"
+    if (found := description.get("format")) != FORMAT or type(found) is not int:
         raise ConfigError(
-            f"{path} has format {version}, written by grpo-jax {made_with}, but this version reads {FORMAT}; {instead}"
+            f"{path} has format {found!r}, but this version of grpo-jax reads format {FORMAT}: it is damaged, or of "
+            f"another version ({description.get('versions')}); use that one, or train the policy again"
         )
-    check_fields(path, description, _FIELDS, optional=("environment", "score", "versions", CHECKSUM))
+    check_fields(path, description, _FIELDS, optional=("environment", "score", "versions"))
     return description
 
 
 def policy_arrays(policy: Any) -> dict[str, Any]:
     """The arrays that a policy consists of, by path; they are fields of a `TrainState` and of a `TrainedPolicy`."""
-    parts = {"params": policy.params, "normalizer": policy.normalizer, "hyperparams": policy.hyperparams}
-    return {path: leaf for prefix, tree in parts.items() for path, leaf in by_path(tree, prefix).items()}
+    return by_path({"params": policy.params, "normalizer": policy.normalizer, "hyperparams": policy.hyperparams})
 
 
 class RecentReturns:
-    """The mean return of each row's recent training episodes.
-
-    Args:
-      num_rows: `R`.
-      past: the iterations before a resumed run goes on.
-
-    Attributes:
-      scores: `[R]` mean return of the last 100 or more episodes, of as many iterations as have them; NaN if none ended.
-    """
+    """`scores`, `[R]`: the mean return of the last 100 or more training episodes of each row; NaN if none ended."""
 
     def __init__(self, num_rows: int, past: Chunk | None = None):
         self._returns, self._counts = np.zeros((2, 0, num_rows))
@@ -161,20 +135,16 @@ class RecentReturns:
 
 
 class PolicySaver:
-    """Keeps the best policy of each row of a run on the host, and writes it and the final one.
+    """Keeps the best policy of each row of a run on the host, and writes it and the final one to a folder.
 
-    All processes of a run make the same calls; process 0 alone writes.
-
-    Args:
-      directory: the folder of the run's results.
-      spec: the run.
-      resume: the best policies in the folder are those of this run so far.
+    All processes of a run make the same calls; process 0 alone writes. With `resume`, the best policies in the folder
+    are those of this run so far.
     """
 
     def __init__(self, directory: Path, spec: RunSpec, *, resume: bool = False):
         self._directory, self._spec = directory, spec
         self._best: Arrays | None = from_process_zero(self._read_best) if resume else None
-        self._changed = self._checked = False
+        self._changed = False
 
     def __enter__(self) -> "PolicySaver":
         return self
@@ -184,12 +154,18 @@ class PolicySaver:
         with contextlib.suppress(*([OSError] if exception_type else [])):
             self.save()
 
+    def check_space(self, states: TrainState) -> None:
+        """Raises ConfigError if the disk has less space than the final and the best policies need."""
+        needed = 2 * sum(leaf.nbytes for leaf in policy_arrays(states).values())
+        existing = next(path for path in (self._directory, *self._directory.parents) if path.exists())
+        if (free := shutil.disk_usage(existing).free) < needed:
+            raise ConfigError(
+                f"the final and the best policies need {needed / 1e6:,.0f} MB, but {self._directory} has "
+                f"{free / 1e6:,.0f} MB free; use fewer rows, or a folder (--out) on another disk"
+            )
+
     def update(self, progress: Progress, scores: np.ndarray) -> None:
         """Keeps the policies of the rows whose score `[R]` is higher than any before; none of a row with NaN."""
-        if not self._checked:
-            size = sum(leaf.nbytes for leaf in jax.tree.leaves(policy_arrays(progress.states)))
-            from_process_zero(lambda: _check_space(self._directory, 2 * size))
-            self._checked = True
         improved = scores > np.nan_to_num(self._best_scores, nan=-np.inf)  # False for NaN
         if improved.any():
             self._keep(_to_host(progress.states, progress.steps, scores), improved)
@@ -209,8 +185,8 @@ class PolicySaver:
 
     def save(self) -> None:
         """Writes the best policies, if there are better ones than before."""
-        if self._changed:
-            self._write("best", self._best)
+        if self._changed and is_process_zero():
+            write_policies(self._directory, self._spec, {"best": self._best})
         self._changed = False
 
     def finish(self, states: TrainState, steps: np.ndarray, scores: np.ndarray) -> None:
@@ -219,17 +195,14 @@ class PolicySaver:
         improved = np.isnan(best) | (scores > best)
         if improved.any():
             self._keep(final, improved)
-        self._write("final", final)
-        self.save()
-
-    def _write(self, which: str, arrays: Arrays) -> None:
         if is_process_zero():
-            write_policies(self._directory, self._spec, {which: arrays})
+            write_policies(self._directory, self._spec, {"final": final})
+        self.save()
 
     def _read_best(self) -> Arrays | None:
         """None, with a warning, if the file is damaged or missing."""
         try:
-            return read_policies(self._directory / FOLDER / self._spec.folder / "best.safetensors")
+            return read_checked(self._directory / FOLDER / self._spec.folder / "best.safetensors")[0]
         except ConfigError as error:
             _log.warning("The best policies before the interruption are lost: %s", error)
             return None
@@ -239,13 +212,3 @@ def _to_host(states: TrainState, steps: np.ndarray, scores: np.ndarray) -> Array
     """Copies, without padding rows."""
     arrays = {path: whole_array(leaf)[: len(steps)] for path, leaf in policy_arrays(states).items()}
     return arrays | {"score": np.array(scores, np.float64), "steps": np.array(steps, np.int64)}
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    """Raises ConfigError if the disk has less space than the policies need."""
-    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    if free < needed:
-        raise ConfigError(
-            f"the final and the best policies need {needed / 1e6:,.0f} MB, but {folder} has {free / 1e6:,.0f} MB "
-            "free; use fewer rows, or a folder (--out) on another disk"
-        )

@@ -1,16 +1,15 @@
-"""What a run is and what is recorded of it: its arguments, its description, and the folder for its results."""
+"""The specification of a run: its arguments, its description, and the folder for its results."""
 
 import dataclasses
 import importlib.metadata
 import importlib.util
 import logging
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 
 from grpo_jax.config import Config
 from grpo_jax.environments import EnvParams
@@ -18,8 +17,7 @@ from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_own, is_own
-from grpo_jax.recording.checkpoint import check_same_run
-from grpo_jax.recording.files import folder_name
+from grpo_jax.recording.files import folder_name, plain
 from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
 from grpo_jax.recording.identity import identity
 from grpo_jax.recording.metrics_file import METRICS_FILE, Settings, setting_columns, settings_of
@@ -45,7 +43,7 @@ class RunSpec(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name as that of a folder."""
+        """The name, in characters that a folder may have."""
         return folder_name(self.name)
 
     @property
@@ -56,36 +54,18 @@ class RunSpec(NamedTuple):
 
     def describe(self) -> dict[str, Any]:
         """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
-        return {
-            "name": self.name,
-            "config": describe(self.config),
-            "hyperparams": as_lists(vars(self.hyperparams)),
-            "keys": np.asarray(jax.random.key_data(self.keys)).tolist(),
-            "env_params": None if self.env_params is None else as_lists(self.env_params),
-        }
+        described = {"name": self.name, "config": describe(self.config), "hyperparams": vars(self.hyperparams)}
+        return plain(described | {"keys": jax.random.key_data(self.keys), "env_params": self.env_params})
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """The fields of a config in JSON's types; functions and objects by what can be compared of them (`identity`)."""
-    described = {field.name: _describe(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)}
-    is_named = described["environment"] == config.environment
-    own = {} if is_named else {"environment_object": described["environment"]}
-    return described | {"environment": config.env.name, "env_params": identity(dict(config.env_params))} | own
-
-
-def _describe(field: str, value: Any) -> Any:
-    """A name is itself, an import path also what it leads to."""
-    if not isinstance(value, str):
-        return identity(value)
-    if not is_own(value) or value.partition(":")[0] in SUITES:
-        return value
-    found = identity(import_own(value, field))
-    return {"path": value} | found if isinstance(found, dict) else value
-
-
-def as_lists(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays by name as nested lists."""
-    return {name: np.asarray(value).tolist() for name, value in arrays.items()}
+    """The fields of a config as far as two processes can compare them (`identity`), also what import paths lead to."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name, value in fields.items():
+        is_path = isinstance(value, str) and is_own(value) and value.partition(":")[0] not in SUITES
+        found = identity(import_own(value, name) if is_path else value)
+        fields[name] = {"path": value} | found if is_path and isinstance(found, dict) else found
+    return fields | {"env_params": identity(dict(config.env_params))}
 
 
 @dataclasses.dataclass
@@ -122,35 +102,30 @@ def check_installed(package: str) -> None:
 
 
 def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, subfolder: str = "") -> None:
-    """Locks the folder of these runs for this process; with `resume`, checkpoints in it must be of these runs.
-
-    The runs are recorded in a subfolder, if one is given. Warns of packages that have other versions than before.
+    """Locks the folder of these runs, which perhaps are recorded in a subfolder; warns if packages have changed.
 
     Raises:
       FileExistsError: the folder contains results that cannot be resumed, or another process writes to it.
-      ConfigError: it contains another run.
+      ConfigError: with `resume`, it contains another run.
     """
     checkpoints, metrics = directory / subfolder / "checkpoints", directory / METRICS_FILE
-    if resume and not checkpoints.is_dir():
-        if (directory / SUMMARY_FILE).exists() or (metrics.exists() and metrics.stat().st_size > 0):
-            raise FileExistsError(
-                f"{directory} holds a run without checkpoints, so it cannot be resumed. Nothing was written. Choose "
-                "another folder (--out), or move the old one away."
-            )
+    begun = (directory / SUMMARY_FILE).exists() or (metrics.exists() and metrics.stat().st_size > 0)
+    if resume and begun and not checkpoints.is_dir():
+        raise FileExistsError(
+            f"{directory} holds a run without checkpoints, so it cannot be resumed. Nothing was written. Choose "
+            "another folder (--out), or move the old one away."
+        )
     lock_run_folder(directory, resume=resume)
-    if resume:
-        _check_resumable(checkpoints, specs, directory)
+    if not checkpoints.is_dir():
+        return
+    from grpo_jax.recording.checkpoint import check_same_run  # only here, as orbax takes a second
 
-
-def _check_resumable(checkpoints: Path, specs: Sequence[RunSpec], directory: Path) -> None:
-    """Raises ConfigError if there are checkpoints of another run than these; warns if packages have changed."""
     folders = {spec.folder for spec in specs}
-    for folder in sorted(path.name for path in checkpoints.glob("*")):
-        if folder not in folders:
-            raise ConfigError(
-                f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to "
-                "resume, use what it was started with, or choose another folder (--out) for a new run"
-            )
+    for folder in sorted({path.name for path in checkpoints.glob("*")} - folders):
+        raise ConfigError(
+            f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to "
+            "resume, use what it was started with, or choose another folder (--out) for a new run"
+        )
     now, changes = versions(), {}
     for spec in specs:
         before = check_same_run(checkpoints / spec.folder, spec.describe()) or {}

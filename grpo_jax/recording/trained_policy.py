@@ -22,7 +22,7 @@ from grpo_jax.types import PyTree, TrainState
 
 @struct.dataclass
 class TrainedPolicy:
-    """A trained policy, or those of all rows of a run: a pytree, whose leaves then have a leading axis `[R]`.
+    """A trained policy, or the policies of all rows of a run: a pytree, whose leaves then have a leading axis `[R]`.
 
     ```python
     policy = grpo_jax.load("runs/mine")
@@ -44,7 +44,7 @@ class TrainedPolicy:
     def __len__(self) -> int:
         """Number of rows; TypeError for a single policy."""
         if not np.ndim(self.row):
-            raise TypeError("this is a single policy; load(folder, row='all') gives those of all rows")
+            raise TypeError("this is a single policy; load(folder, row='all') gives the policies of all rows")
         return len(self.row)
 
     @property
@@ -81,7 +81,8 @@ class TrainedPolicy:
           ConfigError: the observation has another shape, a recurrent policy has no carry, the carry or the mask is that
             of another number of observations, or there are several rows.
         """
-        self._check_single()
+        if np.ndim(self.row):
+            raise ConfigError(f"these are the policies of {len(self)} rows; take one of them, policy[0]")
         if carry is None and self.config.policy.has_carry:
             instead = "action, carry = policy.act(observation, carry=carry), with policy.initial_carry() at first"
             if self.config.is_transformer:
@@ -94,7 +95,12 @@ class TrainedPolicy:
         if action_mask is not None:
             action_mask = _as_action_mask(self.config, action_mask, num, is_single)
         before = self.initial_carry(num) if carry is None else carry
-        _check_carry(before, num)
+        for leaf in jax.tree.leaves(before):
+            if leaf.shape[:1] != (num,):  # a single carry would be broadcast to all observations
+                raise ConfigError(
+                    f"the carry contains {describe_arrays(leaf)}, but a batch of {num} keeps a carry for each "
+                    f"observation, [{num}, ...]; begin with policy.initial_carry({num})"
+                )
         arrays = self.params, self.normalizer, self.hyperparams
         action, after = _program(self.config)(*arrays, observation, before, key, action_mask)
         action = action[0] if is_single else action
@@ -144,14 +150,10 @@ class TrainedPolicy:
         rows = {} if environment is not None else self.env_params
         return self.replace(config=config, env_params={name: rows[name] for name in rows if name not in given})
 
-    def _check_single(self) -> None:
-        if np.ndim(self.row):
-            raise ConfigError(f"these are the policies of {len(self)} rows; take one of them, policy[0]")
-
 
 @functools.lru_cache
 def _program(config: Config):
-    """Rows of a run share what is compiled."""
+    """Rows of a run share compiled programs."""
     return jax.jit(functools.partial(choose_actions, config))
 
 
@@ -175,16 +177,6 @@ def _as_observation(config: Config, observation: PyTree) -> tuple[PyTree, bool]:
             f"{', '.join(map(str, shapes))}; a batch of one or more has one more axis, the first"
         )
     return jax.tree.unflatten(structure, leaves), is_single
-
-
-def _check_carry(carry: PyTree, num: int) -> None:
-    """Raises ConfigError unless each leaf is `[N, ...]`: a single carry would be broadcast to all observations."""
-    for leaf in jax.tree.leaves(carry):
-        if leaf.shape[:1] != (num,):
-            raise ConfigError(
-                f"the carry contains {describe_arrays(leaf)}, but a batch of {num} keeps a carry for each observation, "
-                f"[{num}, ...]; begin with policy.initial_carry({num})"
-            )
 
 
 def _as_action_mask(config: Config, action_mask: Any, num: int, is_single: bool) -> jax.Array:

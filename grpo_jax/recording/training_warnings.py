@@ -35,26 +35,19 @@ MESSAGES = {
 
 
 class TrainingWarnings:
-    """Checks the metrics of one run; each kind of problem is reported once.
+    """`(iteration, metrics) -> warnings` of one run; each kind of problem is reported once.
 
-    Args:
-      action_space: of the environment; what a collapsed entropy is depends on it.
-      rows: what they are called: "seeds", or "rows" if they also differ in their settings.
+    What a collapsed entropy is depends on the action space. `word` is what rows are called: "seeds", or "rows" if they
+    also differ in their settings.
     """
 
-    def __init__(self, action_space: ActionSpace, rows: str = "seeds"):
-        self._entropy_floor = _entropy_floor(action_space)
-        self._rows = rows
+    def __init__(self, action_space: ActionSpace, word: str = "seeds"):
+        self._entropy_floor, self._word = _entropy_floor(action_space), word
         self._dead: np.ndarray | int = 0  # [R] iterations in a row
         self._reported: set[str] = set()
 
     def __call__(self, iteration: int, metrics: Mapping[str, np.ndarray]) -> list[str]:
-        """The warnings that a chunk of iterations gives rise to, without those given before.
-
-        Args:
-          iteration: index of the first row.
-          metrics: each `[n, R]`, by name; NaN in the rows of a seed whose budget is spent.
-        """
+        """The new warnings of a chunk: metrics `[n, R]` from an iteration on, NaN once a row has ended."""
         warnings = []
         for kind, problem in self._problems(metrics).items():
             rows = np.flatnonzero(problem.any(axis=1))
@@ -62,7 +55,7 @@ class TrainingWarnings:
                 self._reported.add(kind)
                 where = f"at iteration {iteration + rows[0]}"
                 if problem.shape[1] > 1:
-                    where += f" in {self._rows} {list_rows(np.flatnonzero(problem[rows[0]]))}"
+                    where += f" in {self._word} {list_rows(np.flatnonzero(problem[rows[0]]))}"
                 warnings.append(MESSAGES[kind].format(where=where))
         return warnings
 
@@ -86,7 +79,7 @@ class TrainingWarnings:
 
 
 def _entropy_floor(space: ActionSpace) -> float:
-    """The entropy, in nats, below which it has collapsed; of real actions, that of a Gaussian."""
+    """The entropy, in nats, below which it has collapsed; for real actions, a Gaussian's."""
     if isinstance(space, Box):
         gaussian = diagonal_gaussian(space.low, space.high)
         initial = float(gaussian.entropy(jnp.zeros(gaussian.num_parameters)))
@@ -123,13 +116,8 @@ class NonFiniteFinder:
         row = int(np.argmax(skipped > 0))
         problem = f"an update was not finite at iteration {chunk.iteration} of row {row}"
         try:
-            repeat(self._config, jax.tree.map(lambda leaf: leaf[row], self._before))
+            with jax.disable_jit(), jax.debug_nans(True):
+                make_train_step(self._config)(jax.tree.map(lambda leaf: leaf[row], self._before))
         except FloatingPointError as error:
             raise FloatingPointError(f"{problem}: {error}") from error
         raise FloatingPointError(f"{problem}; no single operation makes a NaN or an infinity of finite numbers")
-
-
-def repeat(config: Config, state: TrainState) -> None:
-    """One train step, not compiled: raises FloatingPointError at the first operation that makes a NaN."""
-    with jax.disable_jit(), jax.debug_nans(True):
-        make_train_step(config)(state)

@@ -103,7 +103,7 @@ def check_budget(config: Config, hyperparams: Hyperparams) -> None:
 
 
 def _check_num_iterations(hyperparams: Hyperparams) -> None:
-    """Raises ConfigError unless they are counts, and the only budget beside that of episodes."""
+    """Raises ConfigError unless they are counts, and total_steps is not a budget too."""
     numbers = np.atleast_1d(np.asarray(hyperparams.num_iterations, np.float64))
     for number in numbers[~((numbers >= 1) & (numbers <= _MOST_ITERATIONS) & (numbers == np.floor(numbers)))]:
         raise ConfigError(f"num_iterations={number:g} is not a positive integer below 2^31")

@@ -80,14 +80,14 @@ def describe_ends(ended_by: np.ndarray, used: np.ndarray, word: str = "seeds") -
 
 
 class RunResult(NamedTuple):
-    """The result of `run`. After `resume_from`, metrics and steps are those of the iterations made since."""
+    """The result of `run`. After `resume_from`, metrics and steps are of the iterations made since."""
 
     states: TrainState  # as in Progress
     metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
     steps: np.ndarray  # int64 [num_iterations, R]
     compile_seconds: float
-    train_seconds: float  # including those of `resume_from`, of evaluations and of callbacks
-    evaluations: Evaluations  # including those of `resume_from`
+    train_seconds: float  # with evaluations, callbacks, and the time before `resume_from`
+    evaluations: Evaluations  # with those before `resume_from`
     # str [R]: what ended the row: a limit, "total_steps", "num_iterations" or "max_episodes", or "stopped", by
     # `stop_when` or the callback
     ended_by: np.ndarray

@@ -11,6 +11,7 @@ from probes import FOREVER, Probe, Recall, acted, check, difference, known_param
 from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.baselines import (
+    Window,
     boosted,
     kernel_baseline,
     kernel_values,
@@ -73,7 +74,7 @@ def oracle_kernel(data, bandwidth, reach=0):
 
 @functools.partial(jax.jit, static_argnames=("relative", "standardize", "reach"))
 def kernel(data, bandwidth, **options):
-    return kernel_values(**data, discount=DISCOUNT, bandwidth=bandwidth, **options)
+    return kernel_values(Window(**data), discount=DISCOUNT, bandwidth=bandwidth, **options)
 
 
 state_hash, same_step = jax.jit(state_hash_values), jax.jit(same_step_leave_one_out, static_argnums=2)
@@ -278,8 +279,8 @@ probe = make_environment(Probe(), {"bonus": 0.5})  # truncated at the age of 3
 @pytest.fixture(scope="module")
 def rollout():
     state = standing(probe, known_policy, jax.random.key(0), ages=[0, 1, 2, 0], lifetimes=[FOREVER] * 3 + [2])
-    simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)))
-    play = jax.jit(functools.partial(simulator.unroll, num_steps=7, auto_reset=True, keep_final=True))
+    simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)), keep_final=True)
+    play = jax.jit(functools.partial(simulator.unroll, num_steps=7, auto_reset=True))
     return jax.tree.map(np.asarray, play(state, jax.random.key(1)))
 
 

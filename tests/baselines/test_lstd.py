@@ -12,7 +12,7 @@ from probes import NUM_TOKENS, Recall, check, copy_task, random_window
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import LSTD_GAE
-from grpo_jax.baselines import lstd_values, policy_features
+from grpo_jax.baselines import Window, lstd_values, policy_features
 from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import one_carry_per_group
@@ -22,9 +22,12 @@ from grpo_jax.rollouts.rollout import Simulator
 
 T, N, F, E = 9, 6, 3, 4
 DISCOUNT, TRACE, RIDGE = 0.9, 0.7, 1e-2
-solve = jax.jit(
-    functools.partial(lstd_values, discount=DISCOUNT, trace=TRACE), static_argnames=("num_folds", "group_size")
-)
+
+
+@functools.partial(jax.jit, static_argnames=("num_folds", "group_size"))
+def solve(ridge, num_folds=4, group_size=1, **data):
+    options = {"ridge": ridge, "num_folds": num_folds, "group_size": group_size}
+    return lstd_values(Window(**data), discount=DISCOUNT, trace=TRACE, **options)
 
 
 def window(seed=0):
@@ -99,7 +102,7 @@ def test_values_of_a_chain_are_exact():
     one_hot = np.eye(5, dtype=np.float32)
     data = dict(rewards=rewards[state], terminated=last == 1, truncated=cut == 1, is_first=first == 1)
     mask = np.ones_like(data["truncated"])
-    value, final_value = solve(one_hot[state], one_hot[final], **data, mask=mask, ridge=1e-6)
+    value, final_value = solve(features=one_hot[state], final_features=one_hot[final], **data, mask=mask, ridge=1e-6)
     np.testing.assert_allclose(value, known[state], atol=1e-5)
     used = np.arange(4)[:, None] < cut.sum(0)
     used[-1] = True
@@ -117,7 +120,7 @@ def test_undiscounted_values_without_an_end_differ_as_rewards_do():
     state = (np.arange(20)[:, None] + np.arange(N)) % 2
     never, features = np.zeros((20, N), bool), np.eye(2, dtype=np.float32)
     values, _ = lstd_values(
-        *(features[state], features[1 - state[-1:]], 1 - state, never, never, never, ~never),
+        Window(features[state], features[1 - state[-1:]], 1 - state, never, never, ~never, never),
         **{"discount": 1.0, "trace": 0.95, "ridge": 1e-6},
     )
     np.testing.assert_allclose(values[state == 0][0] - values[state == 1][0], 0.5, atol=0.05)
@@ -178,9 +181,9 @@ def test_values_of_tokens_are_linear_in_the_last_hidden_states():
 
     @jax.jit
     def play(params):
-        simulator = Simulator(env, policy, params, plan="cpu")
+        simulator = Simulator(env, policy, params, plan="cpu", keep_final=True)
         start = simulator.reset(group_parameters(env, None, N, 2), jax.random.key(1), N, group_size=2)
-        _, trajectory = simulator.unroll(start, jax.random.key(4), num_steps=6, auto_reset=False, keep_final=True)
+        _, trajectory = simulator.unroll(start, jax.random.key(4), num_steps=6, auto_reset=False)
         tokens = jnp.concatenate([trajectory.observation, trajectory.final_observation])
 
         def read(carry, token):
@@ -223,10 +226,10 @@ def test_a_transformer_that_reads_several_episodes_is_refused():
 
 def test_a_single_environment_or_fold_is_refused():
     with pytest.raises(ValueError, match="num_folds=1 leaves no other environments"):
-        lstd_values(**window(), discount=DISCOUNT, trace=TRACE, ridge=RIDGE, num_folds=1)
+        lstd_values(Window(**window()), discount=DISCOUNT, trace=TRACE, ridge=RIDGE, num_folds=1)
     with pytest.raises(ConfigError, match="lstd_values values an environment by.*num_envs=2"):
         check(Config(environment=Recall(), algorithm=LSTD_GAE, num_envs=1, num_steps=4, num_minibatches=1))
     with pytest.raises(
         ValueError, match="num_envs=6 and group_size=6 make one group; use num_envs=12 or more, or smal"
     ):
-        lstd_values(**window(), discount=DISCOUNT, trace=TRACE, ridge=RIDGE, group_size=6)
+        lstd_values(Window(**window()), discount=DISCOUNT, trace=TRACE, ridge=RIDGE, group_size=6)

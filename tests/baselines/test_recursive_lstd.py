@@ -13,17 +13,19 @@ from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
 from grpo_jax.baselines import (
     Baseline,
+    Window,
     boosted,
     channel_correlations,
     lstd_baseline,
     observed,
+    random_features,
     recursive_lstd_baseline,
     recursive_lstd_values,
     relative_positions,
+    scaling_of,
     stateless,
 )
 from grpo_jax.baselines.lstd import LARGEST_DISCOUNT
-from grpo_jax.baselines.projections import random_features, scaling_of
 from grpo_jax.baselines.recursive_lstd import FEW_FEATURES
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED
@@ -52,7 +54,7 @@ def fold(windows, **options):
     """The values of the last window, and the sums after it."""
     sums, values, final_values = None, None, None
     for data in windows:
-        values, final_values, sums = solve(sums, **data, **options)
+        values, final_values, sums = solve(sums, Window(**data), **options)
     return values, final_values, sums
 
 
@@ -101,11 +103,11 @@ def test_a_chain_is_exact_from_the_second_rollout_on():
     never, one_hot = np.zeros_like(state, bool), np.eye(5, dtype=np.float32)
     data = {"features": one_hot[state], "final_features": one_hot[(14 + np.arange(N)[None]) % 5]}
     data |= {"rewards": rewards[state], "terminated": state == 4, "truncated": never}
-    data |= {"is_first": state == 0, "mask": ~never}
-    values, _, sums = solve(None, **data, ridge=1e-6)
+    window = Window(**data | {"is_first": state == 0, "mask": ~never})
+    values, _, sums = solve(None, window, ridge=1e-6)
     assert (np.asarray(values) == 0).all(), "nothing was known"
     for _ in range(2):
-        values, final_values, sums = solve(sums, **data, ridge=1e-6)
+        values, final_values, sums = solve(sums, window, ridge=1e-6)
         np.testing.assert_allclose(values, known[state], atol=1e-5)
         np.testing.assert_allclose(final_values[0], known[(14 + np.arange(N)) % 5], atol=1e-5)
 
@@ -130,7 +132,8 @@ def test_values_have_the_units_of_rewards_alone():
 
 def test_discount_and_eligibility_have_the_same_upper_limit():
     for actual, expected in zip(
-        *(jax.tree.leaves(solve(None, **window(0), discount=each)) for each in (1.0, LARGEST_DISCOUNT)), strict=True
+        *(jax.tree.leaves(solve(None, Window(**window(0)), discount=each)) for each in (1.0, LARGEST_DISCOUNT)),
+        strict=True,
     ):
         assert np.array_equal(actual, expected)
 
@@ -160,9 +163,9 @@ def test_a_rollout_whose_sums_overflow_is_left_out():
 
 def test_a_rollout_that_makes_old_sums_overflow_is_left_out():
     data = window(0)
-    sums = solve(None, **data)[2]._replace(vector=np.full(E + 1, 3e38, np.float32))
+    sums = solve(None, Window(**data))[2]._replace(vector=np.full(E + 1, 3e38, np.float32))
     data["rewards"] = np.full((T, N), 4e36, np.float32) * np.sign(data["features"][..., 0])
-    assert all(np.isfinite(leaf).all() for leaf in solve(sums, **data, decay=1.0)[2])
+    assert all(np.isfinite(leaf).all() for leaf in solve(sums, Window(**data), decay=1.0)[2])
 
 
 def config(**fields):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from language_models import make_model
 
+from grpo_jax import Hyperparams
 from grpo_jax.commands.harness.arithmetic import accuracy, demonstrate, make_problems, right_steps, well_formed
-from grpo_jax.commands.harness.held_out import before_and_after
+from grpo_jax.commands.harness.language_runs import before_and_after
 from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import LanguageTask, Reward, as_prompts, demonstration_tokens, load_model, load_params
@@ -122,13 +123,14 @@ def test_from_nothing_to_a_saved_model(tmp_path, capsys):
     from grpo_jax.commands import reasoning
 
     sizes = {"num_terms": 2, "largest": 3, "num_training": 10, "num_test": 2, "num_layers": 1, "width": 32}
-    few = {"num_prompts": 4, "group_size": 4, "num_iterations": 2, "num_held_out": 2, "num_samples": 2}
+    few = {"num_prompts": 4, "group_size": 4, "num_held_out": 2, "num_samples": 2}
     arguments = reasoning.Arguments(
         **sizes,
         **few,
         num_seeds=2,
         target=0.05,
         sample_every=1,
+        hyperparams=Hyperparams(learning_rate=3e-4, kl_coef=0.001, num_iterations=2, discount=1.0, gae_lambda=1.0),
         recording=RecordingArguments(checkpoint_every=1),
         out=tmp_path / "run",
     )

@@ -123,13 +123,13 @@ def test_arrays_are_exported_with_the_same_names(folder, tmp_path):
         export.main(export.Arguments(folder=folder, out=tmp_path))
 
 
-def test_numpy_reads_exported_bfloat16(tmp_path, monkeypatch):
+def test_numpy_reads_exported_bfloat16(folder, tmp_path, monkeypatch):
     from safetensors.numpy import load_file
 
     exact = jnp.linspace(-3, 3, 7, dtype=jnp.bfloat16)
     arrays = {"half": np.asarray(exact), "single": np.float32([0.1]), "count": np.int32([3])}
-    monkeypatch.setattr(export, "exported_arrays", lambda policy: arrays)
-    export.save_arrays(None, tmp_path)
+    monkeypatch.setattr(export, "policy_arrays", lambda policy: arrays)
+    export.save_arrays(load(folder), tmp_path)
     saved = np.load(tmp_path / "policy.npz")
     assert {name: saved[name].dtype for name in saved} == {"half": "float32", "single": "float32", "count": "int32"}
     assert (saved["half"] == np.float32(exact)).all() and saved["half"][1] == np.float32(exact[1])

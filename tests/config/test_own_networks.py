@@ -160,7 +160,7 @@ def test_errors_say_what_is_wrong_with_a_network(network, message):
 
 @pytest.mark.parametrize("field, value", [("hidden_sizes", (8,)), ("recurrent", "gru"), ("shared_critic", True)])
 def test_settings_without_effect_are_refused(field, value):
-    with pytest.raises(ConfigError, match=f"{field}=.* has no effect on a network of your own"):
+    with pytest.raises(ConfigError, match=f"{field}=.* has no effect on a custom network"):
         Config(network=linear, **{field: value}, **SMALL)
 
 

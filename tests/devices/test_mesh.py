@@ -17,7 +17,7 @@ import pytest
 from compilation import CHEAP_XLA_FLAGS
 
 from grpo_jax import make_train_step, run
-from grpo_jax.baselines import channel_correlations, recursive_lstd_values
+from grpo_jax.baselines import Window, channel_correlations, recursive_lstd_values
 from grpo_jax.devices.mesh import (
     ENVS,
     MODEL,
@@ -106,8 +106,8 @@ def test_least_squares_on_relative_positions_moves_no_environment():
 
     def sums(images, never):
         x = channel_correlations(images, 1)
-        arguments = x, x[:1], never.astype(float), never, never, never, ~never
-        return recursive_lstd_values(None, *arguments, discount=0.9, trace=0.8, ridge=0.1, decay=0.9)[2]
+        window = Window(x, x[:1], never.astype(float), never, never, ~never, never)
+        return recursive_lstd_values(None, window, discount=0.9, trace=0.8, ridge=0.1, decay=0.9)[2]
 
     sharding = jax.sharding.NamedSharding(make_mesh(envs=2), jax.sharding.PartitionSpec(None, ENVS))
     arguments = jax.device_put((jnp.ones((5, 4, 3, 3, 2)), jnp.zeros((5, 4), bool)), sharding)

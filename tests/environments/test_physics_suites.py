@@ -9,7 +9,7 @@ from test_suites import BROKEN_IN_BRAX
 
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Box
-from grpo_jax.environments.suites.playground import Playground
+from grpo_jax.environments.suites.physics import Playground
 from grpo_jax.errors import ConfigError
 
 

@@ -11,11 +11,9 @@ import pytest
 from experiments import accelerators
 from experiments.compiled_programs import hlo, targets
 from experiments.compiled_programs.ahead_of_time import Case, what_fits
-from experiments.compiled_programs.collectives import read_collectives
 from experiments.compiled_programs.gpu_program import SORT_KERNELS, Costs, Event, read_events
 from experiments.compiled_programs.implementations import NAMES, TOKENS, by_environment, make_workload
 from experiments.compiled_programs.program_tables import draw, fits_table, tables
-from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 
 # A rollout of 128 steps in 64 iterations, a loop of unknown length, 4 epochs of 4 minibatches, each in 2 parts.
@@ -259,7 +257,7 @@ def test_model_of_time():
 
 
 def test_communication(program):
-    found = [(one.operation, one.times, one.bytes) for one in read_collectives(program)]
+    found = [(one.operation, one.times, one.bytes) for one in hlo.read_collectives(program)]
     assert found == [("all-gather", 1, 512), ("all-reduce", 32, 256)]
 
 
@@ -316,10 +314,6 @@ def test_token_tasks_are_environments_of_their_own():
         ("CartPole-v1", ("PPO",)),
         (TOKENS, ("GRPO, tokens",)),
     ]
-
-
-def test_every_implementation_has_its_name_on_the_command_line():
-    assert parse_flags(accelerators.Arguments, ["--implementations", *NAMES]).implementations == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,6 +16,7 @@ import pytest
 
 from experiments import family, grpo_vs_ppo, gymnax_suite, published_cartpole, suites
 from experiments.harness.suite_study import run_suite, write_comparison
+from experiments.harness.summaries import read_results
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import tokens, train
@@ -24,7 +25,6 @@ from grpo_jax.commands.harness.figures import solved_after
 from grpo_jax.commands.harness.runs import Run, make_plan, summarise
 from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings
 from grpo_jax.commands.harness.study import RecordingArguments
-from grpo_jax.commands.harness.summaries import read_results
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Architecture
 from grpo_jax.recording.files import write_json
@@ -214,7 +214,7 @@ def test_runs_are_written_as_strict_json(tmp_path):
     run = Run("ppo", config, Hyperparams(total_steps=np.inf), result, np.ones(1), 2.0, 1.0)
     write_json(tmp_path / "summary.json", summarise(run))
     summary = (tmp_path / "summary.json").read_text()
-    assert json.loads(summary)["hyperparams"]["total_steps"] is None and "Infinity" not in summary
+    assert json.loads(summary)["hyperparams"]["total_steps"] == "inf" and "Infinity" not in summary
     assert json.loads(summary)["ended_by"] == ["max_episodes"] and json.loads(summary)["budget_used"] == [1.0]
     assert json.loads(summary)["config"]["schedule"] == {"partial": "power", "arguments": [0.5], "options": {}}
     assert solved_after(run) == 128, "of two iterations, 2% of those made"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from probes import END, EQUALS, NUM_TOKENS, bits, copy_task
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, generate, make_init, make_train_step
+from grpo_jax import GRPO, PPO, Config, Hyperparams, Sampling, generate, make_init, make_train_step
 from grpo_jax.config import acting_policy
 from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import group_parameters
@@ -251,7 +251,8 @@ RAGGED = jnp.array([[3, 1, 4], [-1, 2, EQUALS], [2, EQUALS, -1]])
 @pytest.mark.slow
 def test_generated_log_probs_are_those_of_the_text(policy_and_params):
     policy, params = policy_and_params
-    sample = functools.partial(generate, policy, params, RAGGED, num_samples=6, end_token=END, temperature=1.5)
+    sampling = Sampling(num_samples=6, end_token=END, temperature=1.5)
+    sample = functools.partial(generate, policy, params, RAGGED, sampling=sampling)
     made = jax.jit(sample)(jax.random.key(1))
     stopping = functools.partial(sample, plan=dataclasses.replace(CPU, steps_per_check=1))
     assert bits(jax.jit(stopping)(jax.random.key(1))) == bits(made)
@@ -270,7 +271,11 @@ def test_generated_log_probs_are_those_of_the_text(policy_and_params):
 
 def test_temperature_zero_is_greedy_whatever_the_padding(policy_and_params):
     policy, params = policy_and_params
-    sample = jax.jit(functools.partial(generate, policy, params, RAGGED, num_samples=3, num_steps=4, end_token=END))
+
+    @jax.jit
+    def sample(key, **options):
+        return generate(policy, params, RAGGED, key, Sampling(num_samples=3, num_steps=4, end_token=END, **options))
+
     cold = sample(key=jax.random.key(0), temperature=0.0)
     assert bits(cold.tokens) == bits(sample(key=jax.random.key(1), temperature=0.0).tokens)
     assert bits(cold.tokens[:, :1].repeat(3, 1)) == bits(cold.tokens)

@@ -203,7 +203,7 @@ DANGEROUS = [
         "optax.contrib:muon",
     ],
     *["grpo_jax:load", "grpo_jax.importing:import_object", "grpo_jax.config:Config", "grpo_jax:recorded_run"],
-    *["grpo_jax.environments.registry:make_environment", "grpo_jax.environments.suites.gymnasium:Gymnasium"],
+    *["grpo_jax.environments.registry:make_environment", "grpo_jax.environments.suites.on_host:Gymnasium"],
     *["grpo_jax.environments.host:HostEnvironment", "grpo_jax.recording.files:write_json", "grpo_jax.types:TrainState"],
     *["grpo_jax.policies.distributions.factory:make_distribution", "grpo_jax.updates.optimizers:make_optimizer"],
     *["grpo_jax.updates.schedules:find_schedule", "grpo_jax.devices.processes:from_process_zero", "grpo_jax_cli:main"],

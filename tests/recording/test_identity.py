@@ -188,9 +188,9 @@ def test_an_import_path_is_what_it_leads_to(monkeypatch):
 
     config = Config(environment="probes:Probe", **SIZES)
     before = described()
-    assert before["environment"] == "probes:Probe" and "step_env" in before["environment_object"]
+    assert before["environment"]["path"] == "probes:Probe" and "step_env" in before["environment"]
     monkeypatch.setattr(Probe, "get_obs", lambda self, state, params=None, key=None: state.mark)
-    with pytest.raises(ConfigError, match="environment_object.get_obs"):
+    with pytest.raises(ConfigError, match="environment.get_obs"):
         check_same(before, described())
 
 

@@ -288,10 +288,10 @@ def test_damaged_files_and_other_formats_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="use which='best'"):
         grpo_jax.load(folder)
     description.write_text(description.read_text().replace('"format": 2', '"format": 3'))
-    with pytest.raises(ConfigError, match="format 3, .* reads 2; install a newer grpo-jax"):
+    with pytest.raises(ConfigError, match="format 3, .* reads format 2: .* another version .*grpo-jax"):
         grpo_jax.load(folder)
     description.write_text('{"format": 1}')
-    with pytest.raises(ConfigError, match="format 1, .* reads 2; train the policy again"):
+    with pytest.raises(ConfigError, match="format 1, .* reads format 2: .*train the policy again"):
         grpo_jax.load(folder)
 
 
@@ -301,11 +301,11 @@ def test_a_disk_that_is_too_small_is_noticed_before_training(tmp_path, monkeypat
     states = jax.jit(lambda *rows: initial_states(OWN, *rows))(Hyperparams(), keys)
     policies = PolicySaver(tmp_path, RunSpec("run", OWN, Hyperparams(), keys))
     with pytest.raises(ConfigError, match="another disk"):
-        policies.update(initial_progress(states, 2), np.full(2, np.nan))
+        policies.check_space(states)
 
 
 def test_half_precision_is_kept(tmp_path):
     arrays = {"params/weight": np.ones((2, 3), jnp.bfloat16), "empty": np.zeros((2, 0), np.float32)}
     write_checked(tmp_path / "file", arrays, {"one": 1})
-    found, fields = read_checked(tmp_path / "file", {"one": int})
+    found, fields = read_checked(tmp_path / "file")
     assert bits(found) == bits(arrays) and fields["one"] == 1

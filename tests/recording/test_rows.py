@@ -15,14 +15,12 @@ from test_watching import events
 import grpo_jax
 from grpo_jax import Config, Hyperparams
 from grpo_jax.commands import evaluate, plot
-from grpo_jax.commands.harness.runs import Run, summarise
 from grpo_jax.recording.metrics_file import format_value, read_metrics, read_settings, setting_columns, settings_of
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
 from grpo_jax.recording.training_warnings import TrainingWarnings
-from grpo_jax.training.evaluations import no_evaluations
-from grpo_jax.training.progress import Chunk, RunResult
+from grpo_jax.training.progress import Chunk
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
 CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
@@ -116,8 +114,8 @@ def test_the_progress_shows_the_best_setting():
     assert f"return 45 (40..50) of {GOOD}, the best of 2 settings" in shown and "60" not in shown.replace("0:0", "")
 
 
-def test_alarms_name_rows():
-    (warning,) = TrainingWarnings(CONFIG.env.action_space, rows=SETTINGS.word)(
+def test_warnings_name_rows():
+    (warning,) = TrainingWarnings(CONFIG.env.action_space, word=SETTINGS.word)(
         0, {"policy/kl_behaviour": np.array([[0.0, 2.0]])}
     )
     assert "in rows [1]" in warning
@@ -165,15 +163,3 @@ def test_evaluations_are_summarised_by_setting(tmp_path):
     assert [*cells[1].cells][3] == "45 [40, 50]"
     written = evaluate.summarise(evaluate.Arguments(tmp_path), policies, returns, lengths)
     assert written["return"][BAD]["iqm"] == 30.5
-
-
-def test_a_summary_has_an_entry_for_each_setting():
-    metrics = {"episode/return_mean": RETURNS[None], "optim/skipped_updates": np.zeros((1, 4))}
-    ends = np.full(4, "total_steps"), np.ones(4)
-    result = RunResult(None, metrics, np.full((1, 4), 32), 1.0, 1.0, no_evaluations(4), *ends)
-    entries = [summarise(run) for run in Run("ppo", CONFIG, RATES, result, RETURNS, 2.0, 1.0).by_setting()]
-    assert [entry["algorithm"] for entry in entries] == [f"ppo: {GOOD}", f"ppo: {BAD}"]
-    assert [entry["final_return"]["iqm"] for entry in entries] == [45, 30.5] and entries[1]["num_seeds"] == 2
-    assert entries[1]["hyperparams"]["learning_rate"] == jnp.float32(1e-2)
-    (alone,) = Run("ppo", CONFIG, Hyperparams(), result, RETURNS, 2.0, 1.0).by_setting()
-    assert alone.label == "ppo" and alone.result is result

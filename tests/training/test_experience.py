@@ -15,7 +15,7 @@ from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, CONTINUE, anchored_groups, forked
 from grpo_jax.objectives import all_actions_advantage, whiten
-from grpo_jax.rollouts.collect import collect, most_varied_groups
+from grpo_jax.rollouts.collect import collect, kept_groups
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import live_groups, make_batch
@@ -211,8 +211,8 @@ def test_members_can_share_all_randomness_but_that_of_actions():
 
     @functools.partial(jax.jit, static_argnums=0)
     def play(num_sharing):
-        options = {"num_steps": 2, "auto_reset": True, "num_sharing": num_sharing}
-        return simulator.unroll(state, jax.random.key(2), **options)[1]
+        sharing = simulator._replace(num_sharing=num_sharing)
+        return sharing.unroll(state, jax.random.key(2), num_steps=2, auto_reset=True)[1]
 
     for num_sharing, number in ((1, 16), (4, 4), (16, 1)):
         trajectory = play(num_sharing)
@@ -224,9 +224,9 @@ def test_members_can_share_all_randomness_but_that_of_actions():
 def test_members_share_all_starts_under_any_generator(generator):
     env = make_environment(Probe(), {"max_steps_in_episode": 2})
     keys = jax.random.split(jax.random.key(0, impl=generator))
-    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)))
+    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), num_sharing=4)
     state = simulator.reset(group_parameters(env, None, 2, 4), keys[0], 8, group_size=4)
-    play = jax.jit(functools.partial(simulator.unroll, num_steps=60, auto_reset=True, num_sharing=4))
+    play = jax.jit(functools.partial(simulator.unroll, num_steps=60, auto_reset=True))
     marks = np.asarray(play(state, keys[1])[1].observation)[::2, :, 1].reshape(30, 2, 4)
     assert (marks == marks[:, :, :1]).all() and len(np.unique(marks)) == 60
 
@@ -314,7 +314,8 @@ def mean_of_others(trajectory, policy, params, hyperparams, group_size):
 
 
 def test_groups_are_kept_by_how_much_their_members_differ():
-    kept_of = jax.jit(functools.partial(most_varied_groups, group_size=4, num_kept=2))
+    sizes = {"num_envs": 16, "group_size": 4, "num_kept_groups": 2, "num_steps": 20}
+    kept_of = jax.jit(functools.partial(kept_groups, Config(algorithm=GRPO_RETURN_TO_GO, **CARTPOLE | sizes)))
 
     def kept(scores):
         reward = np.zeros((20, 16), np.float32)

@@ -9,7 +9,6 @@ from probes import Probe, copy_task
 from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, make_init, make_train_step, run, with_reference
 from grpo_jax.groups import FRESH
 from grpo_jax.policies import Architecture, categorical
-from grpo_jax.recording.training_warnings import repeat
 
 SIZES = {"num_envs": 4, "num_minibatches": 1, "num_epochs": 1, "hidden_sizes": (4,)}
 ONE = {"environment": Probe(), "num_steps": 2, **SIZES}  # less than an episode, so none ends
@@ -96,4 +95,6 @@ def test_nan_is_made_only_for_what_is_wrong():
 def test_no_operation_of_a_sound_step_makes_a_nan(algorithm):
     """Or `recorded_run(debug_nans=True)` would name it instead of the one at fault."""
     config = Config(**ONE | {"environment": "CartPole-v1", "algorithm": algorithm})
-    repeat(config, jax.jit(make_init(config))(jax.random.key(0), Hyperparams()))
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    with jax.disable_jit(), jax.debug_nans(True):
+        make_train_step(config)(state)

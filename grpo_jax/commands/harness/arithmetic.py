@@ -60,7 +60,6 @@ def demonstrate(problem: Mapping[str, Any]) -> dict[str, str]:
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 

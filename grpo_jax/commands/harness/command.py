@@ -99,12 +99,10 @@ def make_console(*, width: int = 120, quiet: bool = False) -> Console:
 
 
 def num_cores() -> int:
-    """How many cores of the host this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def hardware() -> str:
-    """The accelerators JAX sees, and the host."""
     devices = jax.devices()
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():

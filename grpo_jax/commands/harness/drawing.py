@@ -12,15 +12,9 @@ from grpo_jax.rendering.animation import captioned, check_animation_path, write_
 
 
 class Drawing:
-    """A file with episodes of an environment, side by side.
+    """A file with episodes of an environment, side by side: .gif, .mp4, or .png for a sheet of frames.
 
-    Args:
-      config: of the policies that are drawn.
-      path: file to write: .gif, .mp4, or .png for a sheet of frames.
-      fps: frames per second; None: as suits the environment.
-
-    Raises:
-      ConfigError: the environment or the format cannot be drawn.
+    Raises ConfigError if the environment or the format cannot be drawn. Without `fps`, as suits the environment.
     """
 
     def __init__(self, config: Config, path: Path, fps: float | None = None):

@@ -1,6 +1,6 @@
 """Tables and pictures of runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,6 @@ def solved_after(run: Run) -> float:
 
 
 def return_columns(environment: str) -> list[str]:
-    """The headers of `return_cells`."""
     solved = [f"steps to {SOLVED_AT[environment]:g}"] if environment in SOLVED_AT else []
     return ["final return", "worst seed", *solved, "steps a seed"]
 
@@ -70,3 +69,8 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
             curves[run.environment][run.label] = learning_curve(x, returns, counts)
     kind = "evaluation" if evaluated else "training"
     draw_curves(curves, path, over, len(runs[0].final_returns), of=kind, solved_at=SOLVED_AT)
+
+
+def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [header, ["---"] * len(header), *rows]
+    path.write_text("\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n")

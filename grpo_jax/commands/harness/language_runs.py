@@ -2,8 +2,9 @@
 
 import functools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +13,18 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_jax import Config, TrainState, evaluate
-from grpo_jax.commands.harness.held_out import before_and_after, draw_points
+from grpo_jax.commands.harness.figures import with_interval, write_markdown
 from grpo_jax.commands.harness.runs import Score
-from grpo_jax.commands.harness.study import RecordingArguments
-from grpo_jax.commands.harness.summaries import write_markdown
 from grpo_jax.language import LanguageTask, sample_completions
-from grpo_jax.recording import RunSpec, pass_at_k
+from grpo_jax.recording import Curve, RunSpec, bootstrap_interval, iqm, pass_at_k
+from grpo_jax.recording.figures import draw_curve, panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.trackers import log_table
 from grpo_jax.training.progress import Chunk, Progress
 
 NUM_FINAL, NUM_SHOWN = 128, 4
+Point = Mapping[str, Any]
+"""A measurement: `iteration`, and for each seed `tokens`, `rewards` and `greedy` by name, `length`, `pass_at_k`."""
 
 
 def _held_out_reward(config: Config, state: TrainState, key: jax.Array) -> jax.Array:
@@ -32,30 +34,13 @@ def _held_out_reward(config: Config, state: TrainState, key: jax.Array) -> jax.A
 HELD_OUT_REWARD = Score(_held_out_reward, f"mean reward of {NUM_FINAL} completions of held-out prompts")
 
 
-class Settings(Protocol):
-    """The flags that `HeldOutCurves` reads."""
-
-    seed: int
-    sample_every: int
-    num_held_out: int
-    num_samples: int
-    correct_at: float
-    recording: RecordingArguments
-
-
 class HeldOutCurves:
     """Measures mean rewards and pass@k on held-out prompts before, during and after a run, and prints samples.
 
-    Everything is written to held_out.json, which a resumed run continues.
-
-    Args:
-      task: prompts and rewards.
-      out: the folder.
-      console: for the samples.
-      settings: the flags of the command.
+    Everything is written to held_out.json, which a resumed run continues. `settings` are the flags of the command.
     """
 
-    def __init__(self, task: LanguageTask, out: Path, console: Console, settings: Settings):
+    def __init__(self, task: LanguageTask, out: Path, console: Console, settings: Any):
         self._task, self._console, self._settings = task, console, settings
         self._path = out / "held_out.json"
         self.points: list[dict[str, Any]] = json.loads(self._path.read_text()) if self._path.exists() else []
@@ -131,3 +116,39 @@ class HeldOutCurves:
         write_markdown(folder / "held_out.md", [column.header for column in table.columns], rows)
         draw_points(self.points, folder / "held_out.png")
         self._console.print(f"All along the run: held_out.json and held_out.png in {folder}", soft_wrap=True)
+
+
+def series(point: Point) -> dict[str, np.ndarray]:
+    """The means of a point by what they are of, each `[num_seeds]`."""
+    means = {f"{name}, sampled": values for name, values in point["rewards"].items()}
+    means |= {f"{name}, greedy": values for name, values in point["greedy"].items()}
+    means |= {f"pass@{k}": values for k, values in point["pass_at_k"].items() if k != "1"}
+    return {name: np.asarray(values) for name, values in means.items()}
+
+
+def before_and_after(points: Sequence[Point]) -> list[list[str]]:
+    """Rows of the name of each mean, its value in the first point, and in the last; of several seeds with intervals."""
+
+    def cell(values: np.ndarray) -> str:
+        return f"{values[0]:.3f}" if len(values) == 1 else with_interval(values, ".3f")
+
+    first, last = ({**series(point), "tokens": np.asarray(point["length"])} for point in (points[0], points[-1]))
+    return [[name, cell(first[name]), cell(last[name])] for name in first]
+
+
+def draw_points(points: Sequence[Point], path: Path) -> None:
+    """Draws each mean over the sampled tokens of a seed: a panel for samples, one for greedy completions and pass@k."""
+    names = list(series(points[0]))
+    left = [name for name in names if name.endswith(", sampled")]
+    groups = [left, [name for name in names if name not in left]]
+    steps, num_seeds = np.mean([point["tokens"] for point in points], axis=1), len(points[0]["tokens"])
+    title = f"Held-out prompts: IQM of {num_seeds} seeds, 95% bootstrap interval" if num_seeds > 1 else ""
+    with panels(path, 2, size=(6.2, 3.4), title=title, sharey=True) as (_, axes):
+        for axis, group in zip(axes, groups, strict=True):
+            for number, name in enumerate(group):
+                values = [series(point)[name] for point in points]
+                low, high = zip(*map(bootstrap_interval, values), strict=True)
+                draw_curve(axis, Curve(steps, np.array([iqm(each) for each in values]), low, high), f"C{number}", name)
+            axis.set(xlabel="tokens sampled (each seed)")
+            axis.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+        axes[0].set_ylabel("mean")

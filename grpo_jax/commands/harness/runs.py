@@ -12,7 +12,6 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.settings import settings, split_fields
 from grpo_jax.recording import RunSpec, bootstrap_interval, iqm
 from grpo_jax.recording.config_file import config_fields
-from grpo_jax.recording.metrics_file import setting_columns, settings_of
 from grpo_jax.training.progress import RunResult
 
 PROGRAMS = "programs"
@@ -43,20 +42,8 @@ class Run(NamedTuple):
         final_returns = self.final_returns[rows]
         return self._replace(label=label, hyperparams=hyperparams, result=result, final_returns=final_returns)
 
-    def by_setting(self) -> list["Run"]:
-        """A run for each of its settings; the run itself if its rows are seeds of one."""
-        settings = settings_of(setting_columns(self.hyperparams, None, {}), len(self.final_returns))
-        if len(settings.rows) == 1:
-            return [self]
-        rows = self.hyperparams.broadcast(len(self.final_returns))
-        return [
-            self.of_rows(those, f"{self.label}: {label}", jax.tree.map(lambda leaf, row=those[0]: leaf[row], rows))
-            for label, those in settings.rows.items()
-        ]
-
     @property
     def environment(self) -> str:
-        """Name of the environment."""
         return self.config.env.name
 
     @property
@@ -66,7 +53,6 @@ class Run(NamedTuple):
 
     @property
     def counts(self) -> np.ndarray:
-        """`[num_iterations, num_seeds]` how many training episodes ended."""
         return np.nan_to_num(self.result.metrics["episode/count"])
 
     @property
@@ -110,7 +96,6 @@ SAMPLED_RETURN = sampled_return(128)
 
 
 def summarise(run: Run) -> dict:
-    """The entry of a run in summary.json."""
     names = {"environment": run.environment, "algorithm": name_of(run.config.algorithm)}
     return {
         "algorithm": run.label,

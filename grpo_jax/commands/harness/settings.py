@@ -132,14 +132,11 @@ def settings(environment: str, algorithm: str) -> dict[str, Any]:
 
 
 def split_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of `Config`, and those of `Hyperparams`."""
     static = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
     return static, {name: value for name, value in fields.items() if name not in static}
 
 
 class TokenTask(NamedTuple):
-    """The length of training and the warm start of a token task."""
-
     total_steps: int  # tokens that each seed may sample
     target: float  # sampled accuracy at which the warm start ends
     learning_rate: float = 5e-4  # of the warm start

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import sys
 import tempfile
 import time
@@ -95,15 +94,12 @@ class StudyArguments:
     @property
     def training_keys(self) -> jax.Array:
         """`[num_seeds]`."""
-        return self._keys(0)
+        return jax.random.split(jax.random.split(jax.random.key(self.seed))[0], self.num_seeds)
 
     @property
     def evaluation_keys(self) -> jax.Array:
         """`[num_seeds]`."""
-        return self._keys(1)
-
-    def _keys(self, use: int) -> jax.Array:
-        return jax.random.split(jax.random.split(jax.random.key(self.seed))[use], self.num_seeds)
+        return jax.random.split(jax.random.split(jax.random.key(self.seed))[1], self.num_seeds)
 
 
 def check_plans(plans: list[RunSpec], arguments: StudyArguments) -> Mesh | None:
@@ -213,8 +209,10 @@ class Study:
                 message = f"{stop.name}: saved. To go on, repeat the command with --resume --out {self.out}"
                 print(message, file=sys.stderr)
             raise
+        mesh = make_row_mesh(len(evaluation_keys)) if self.mesh is None else self.mesh
+        scores = make_rows_function(functools.partial(self._score.function, plan.config), mesh)
         with self.console.status(f"{plan.name}: evaluating"):
-            final_returns = evaluate_rows(plan.config, result.states, evaluation_keys, self.mesh, score=self._score)
+            final_returns = scores(result.states, evaluation_keys).astype(np.float64)
         return Run(
             plan.label,
             plan.config,
@@ -227,11 +225,8 @@ class Study:
         )
 
     def add(self, *runs: Run) -> None:
-        """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them.
-
-        A run with several settings is added as one for each.
-        """
-        self.runs += itertools.chain(*(run.by_setting() for run in runs))
+        """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them."""
+        self.runs += runs
         write_json(
             self.out / "summary.json",
             {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},
@@ -254,17 +249,3 @@ class Study:
         size = sum(path.stat().st_size for path in (self.out / POLICIES).rglob("*.safetensors"))
         files = ", ".join([*names, f"policies ({size / 1e6:.1f} MB)"])
         self.console.print(f"Results in {self.out}: {files}", soft_wrap=True)
-
-
-def evaluate_rows(
-    config: Config,
-    states: TrainState,
-    keys: jax.Array,
-    mesh: Mesh | None,
-    *,
-    score: Score = SAMPLED_RETURN,
-) -> np.ndarray:
-    """`[R]` score of each row's policy, with one key each."""
-    mesh = make_row_mesh(len(keys)) if mesh is None else mesh
-    scores = make_rows_function(functools.partial(score.function, config), mesh)
-    return scores(states, keys).astype(np.float64)

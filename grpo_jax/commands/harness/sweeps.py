@@ -21,8 +21,9 @@ from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_sh
 from grpo_jax.devices.processes import from_every_process, from_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import RunSpec
+from grpo_jax.recording.files import read_checked
 from grpo_jax.recording.metrics_file import format_value
-from grpo_jax.recording.policy_saver import FOLDER, read_policies, write_policies
+from grpo_jax.recording.policy_saver import FOLDER, write_policies
 from grpo_jax.training.run import initial_states
 
 LIST_FIELDS = ("hidden_sizes", "env_params")  # fields with several values, which are hence no axis
@@ -41,13 +42,10 @@ class Sweep(NamedTuple):
 
 
 def make_sweep(flags: Sequence[str], keys: jax.Array, samples: int | None = None, seed: int = 0) -> Sweep:
-    """The runs of flags of grpo-jax train, where a flag with several values is an axis.
+    """The runs of flags of `grpo-jax train`, such as `["--learning-rate", "1e-4", "1e-3", "--num-envs", "64"]`.
 
-    Args:
-      flags: such as `["--learning-rate", "1e-4", "1e-3", "--num-envs", "64"]`.
-      keys: `[num_seeds]`, of each run.
-      samples: how many points to draw for each combination of `Config` fields; None takes the whole grid.
-      seed: of the draws.
+    A flag with several values is an axis. Of each combination of `Config` fields, `samples` points are drawn, or, with
+    None, the whole grid is taken.
 
     Raises:
       ConfigError: nothing varies, a value is not a number or comes twice, or the ends of a range are not
@@ -111,7 +109,6 @@ def _parse_values(flags: Sequence[str]) -> dict[str, list[str]]:
 
 
 def flag(name: str) -> str:
-    """The command line's flag for a field."""
     return "--" + name.replace("_", "-")
 
 
@@ -149,11 +146,8 @@ def make_programs(
 ) -> list[tuple[RunSpec, list[RunSpec]]]:
     """The runs that train the sweep, with a row for each seed of each plan, and the plans in each of them.
 
-    Args:
-      sweep: the configurations.
-      mesh: over which rows are split; None as in `run`.
-      memory_gib: what may be used on each device; 80% of what there is by default.
-      resumed: folder of a sweep that goes on. It stays split as it was, whatever the memory and the devices now are.
+    `memory_gib` may be used on each device; 80% of what there is by default. A sweep that goes on, in the folder
+    `resumed`, stays split as it was, whatever the memory and the devices now are.
     """
     keys, programs = sweep.plans[0].keys, []
     for plans in _saved_split(sweep, resumed) or _split(sweep, mesh, memory_gib):
@@ -172,7 +166,7 @@ def split_policies(out: Path, programs: Sequence[tuple[RunSpec, list[RunSpec]]],
         folder = out / PROGRAMS / FOLDER / program.folder
         settings = zip(plans, program.settings.rows.values(), strict=True)
         chosen = [(plan, setting) for plan, setting in settings if plan.label in labels]
-        saved = {which: read_policies(folder / f"{which}.safetensors") for which in ("final", "best") if chosen}
+        saved = {which: read_checked(folder / f"{which}.safetensors")[0] for which in ("final", "best") if chosen}
         for plan, setting in chosen:
             rows = {which: {path: leaf[setting] for path, leaf in saved[which].items()} for which in saved}
             write_policies(out, plan, rows)
@@ -202,16 +196,9 @@ def _saved_split(sweep: Sweep, folder: Path | None) -> list[list[RunSpec]]:
 
 
 def plans_at_once(plan: RunSpec, num_plans: int, mesh: Mesh | None, available: float) -> int:
-    """How many plans, with all seeds, fit into memory together, by XLA's analysis of the compiled program.
+    """How many plans, with all seeds, fit into `available` bytes on each device, by XLA's analysis of the program.
 
-    Args:
-      plan: one of them; all have its config and its number of seeds.
-      num_plans: how many plans there are.
-      mesh: over which rows are split; None as in `run`.
-      available: bytes on each device.
-
-    Raises:
-      ConfigError: a single one does not fit.
+    All plans have the config and the number of seeds of this one. Raises ConfigError if a single one does not fit.
     """
     count, num_seeds = num_plans, len(plan.keys)
     # The largest need of any process, so that all make the same choice.

@@ -5,7 +5,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from grpo_jax.training.imitation import WarmStart, warm_start
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import PyTree
 
+Point = Mapping[str, list[float]]
 HELD_OUT = {"held_out": 1}
 NUM_FINAL, NUM_PROMPTS, NUM_SAMPLES = 512, 64, 16
 
@@ -131,28 +132,16 @@ def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> Py
 # --- accuracies along a run ------------------------------------------------------------------------------------------
 
 
-class Point(NamedTuple):
-    """Accuracies of the policies after some steps, each `[num_seeds]`."""
-
-    steps: np.ndarray
-    greedy: np.ndarray
-    sampled: np.ndarray
-    pass_at_8: np.ndarray
-    well_formed: np.ndarray
-
-
 class AccuracyCurves:
     """Measures accuracies on held-out prompts before, during and after each run, and writes them to accuracy.json.
 
-    Args:
-      out: the folder; an accuracy.json in it is continued.
-      key: of the prompts, which are the same for all runs.
-      num_points: of each run, about.
+    A point has the `steps` of each seed, and its `greedy`, `sampled`, `pass_at_8` and `well_formed` answers to prompts
+    of `key`, which are the same for all runs. Of each run there are about `num_points`; a file in `out` is continued.
     """
 
     def __init__(self, out: Path, key: jax.Array, num_points: int = 20):
         self._path, self._key, self._num_points = out / "accuracy.json", key, num_points
-        self.curves: dict[str, list[Point]] = self._read()
+        self.curves: dict[str, list[Point]] = json.loads(self._path.read_text()) if self._path.exists() else {}
         self._programs = {}
 
     def __call__(self, plan: RunSpec, progress: Progress, chunk: Chunk | None) -> None:
@@ -160,37 +149,24 @@ class AccuracyCurves:
         distance = int(plan.hyperparams.total_steps) / self._num_points
         steps = np.asarray(progress.steps)
         # A resumed run repeats the points after its checkpoint.
-        points = [point for point in self.curves.get(plan.label, []) if (point.steps < steps).any()]
+        points = [point for point in self.curves.get(plan.label, []) if (point["steps"] < steps).any()]
         self.curves[plan.label] = points
-        if points and not progress.ended.all() and (steps - points[-1].steps).max() < distance:
+        if points and not progress.ended.all() and (steps - points[-1]["steps"]).max() < distance:
             return
         if plan.label not in self._programs:
-            self._programs[plan.label] = jax.jit(jax.vmap(self._answers(plan.config), in_axes=(0, None)))
+            self._programs[plan.label] = jax.jit(jax.vmap(functools.partial(_answers, plan.config), in_axes=(0, None)))
         answers = self._programs[plan.label](progress.states.params, self._key)
         greedy, sampled, formed = map(np.asarray, answers)
-        points.append(
-            Point(steps, greedy.mean((1, 2)), sampled.mean((1, 2)), pass_at_k(sampled, 8), formed.mean((1, 2)))
-        )
-        curves = {name: [point._asdict() for point in points] for name, points in self.curves.items()}
-        write_json(self._path, curves)
+        means = {"greedy": greedy.mean((1, 2)), "sampled": sampled.mean((1, 2)), "well_formed": formed.mean((1, 2))}
+        means |= {"steps": steps, "pass_at_8": np.asarray(pass_at_k(sampled, 8))}
+        points.append({name: values.tolist() for name, values in means.items()})
+        write_json(self._path, self.curves)
 
-    def _read(self) -> dict[str, list[Point]]:
-        """The curves in accuracy.json, which an interrupted run has written."""
-        if not self._path.exists():
-            return {}
-        curves = json.loads(self._path.read_text())
-        return {
-            label: [Point(**{name: np.array(values) for name, values in point.items()}) for point in points]
-            for label, points in curves.items()
-        }
 
-    def _answers(self, config: Config):
-        def answers(params, key):
-            greedy = answer(config, params, key, num_prompts=256, greedy=True, env_params=HELD_OUT)
-            sampled = answer(config, params, key, num_prompts=NUM_PROMPTS, num_samples=NUM_SAMPLES, env_params=HELD_OUT)
-            return greedy.correct, sampled.correct, sampled.well_formed
-
-        return answers
+def _answers(config: Config, params: PyTree, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    greedy = answer(config, params, key, num_prompts=256, greedy=True, env_params=HELD_OUT)
+    sampled = answer(config, params, key, num_prompts=NUM_PROMPTS, num_samples=NUM_SAMPLES, env_params=HELD_OUT)
+    return greedy.correct, sampled.correct, sampled.well_formed
 
 
 def show_samples(config: Config, params: PyTree, key: jax.Array, console: Console, *, when: str) -> None:
@@ -211,9 +187,9 @@ def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], titl
 
     with panels(out / "accuracy.png", len(curves), size=(3.4, 3.2), title=title, sharey=True) as (_, axes):
         for axis, (label, points) in zip(axes, curves.items(), strict=True):
-            steps = np.stack([point.steps for point in points])
+            steps = np.array([point["steps"] for point in points])
             for color, name in enumerate(names):
-                values = np.stack([getattr(point, name) for point in points])
+                values = np.array([point[name] for point in points])
                 axis.plot(steps, values, color=f"C{color}", alpha=0.25, linewidth=0.8)
                 axis.plot(steps.mean(1), np.median(values, axis=1), color=f"C{color}", label=name.replace("_", " "))
             axis.set(title=label, ylim=(-0.02, 1.02), xlabel="tokens sampled (each seed)")
@@ -224,5 +200,4 @@ def plot_accuracies(curves: dict[str, list[Point]], names: tuple[str, ...], titl
 
 
 def format_shares(values: np.ndarray) -> str:
-    """Shares to two digits, such as one for each seed."""
     return " ".join(f"{value:.2f}" for value in values)

@@ -35,7 +35,7 @@ class Task(NamedTuple):
     """A task as pure functions of one problem. Completions and solutions end in `END`, followed by `PAD`."""
 
     name: str
-    vocabulary: str  # a character for each token, beginning with those of `END` and `ASK`
+    vocabulary: str  # a character for each token; the first two are `END` and `ASK`
     max_length: int  # of a completion, including `END`; at this length without `END` it is truncated
     draw: Callable  # (key) -> problem, any pytree
     prompt: Callable  # (problem) -> int32 [P], without `ASK`; `PAD` may be anywhere
@@ -44,7 +44,7 @@ class Task(NamedTuple):
     well_formed: Callable | None = None  # (problem, completion) -> bool; None: any completion with an `END`
     progress: Callable | None = None  # (problem, partial completion) -> [0, 1]; None: share of the solution's tokens
     rewards: tuple[Reward, ...] = ()  # (): only `ACCURACY`
-    imposed: Callable | None = None  # (problem, completion so far) -> the environment's own next token; `PAD`: none
+    forced_token: Callable | None = None  # (problem, completion so far) -> the task's own next token; `PAD`: none
 
 
 # --- rewards: functions (task, problem, completion) -> float ---------------------------------------------------------

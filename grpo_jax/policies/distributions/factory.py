@@ -20,7 +20,7 @@ def make_distribution(
     Args:
       space: the action space.
       action_distribution: "auto" is categorical for Discrete and MultiDiscrete, and "gaussian" for Box. The
-        alternative for Box is "squashed_gaussian". One of your own is a function `(space) -> Distribution`, or its
+        alternative for Box is "squashed_gaussian". A custom one is a function `(space) -> Distribution`, or its
         path "package.module:name".
       state_dependent_std: the network computes a Gaussian's standard deviations from the observation; otherwise they
         are free parameters.
@@ -51,7 +51,7 @@ def make_distribution(
 
 def _make_own(space, family, state_dependent_std) -> Distribution:
     if state_dependent_std:
-        raise ConfigError("state_dependent_std=True has no effect on an action_distribution of your own; leave it out")
+        raise ConfigError("state_dependent_std=True has no effect on a custom action_distribution; leave it out")
     family = import_own(family, "action_distribution")
     distribution = family(space) if callable(family) else family
     if not isinstance(distribution, Distribution):

@@ -1,4 +1,4 @@
-"""Environments of envpool: simulators in C++ that are stepped in batches, on the host."""
+"""Environments on the host: those registered with gymnasium, and envpool's simulators in C++."""
 
 import os
 from collections.abc import Sequence
@@ -7,8 +7,30 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.environments.host import HostEnvironment
-from grpo_jax.environments.host.simulators import Outcome
-from grpo_jax.environments.suites.naming import check_known
+from grpo_jax.environments.host.gymnasium_interface import Outcome
+from grpo_jax.environments.suites.common import check_known
+from grpo_jax.errors import ConfigError
+
+
+class Gymnasium(HostEnvironment):
+    """An environment of gymnasium, such as "gymnasium:CartPole-v1", or "gymnasium:ale_py:ALE/Pong-v5" of a package."""
+
+    def __init__(self, name: str):
+        import gymnasium
+
+        if ":" not in name:
+            check_known("gymnasium", name, gymnasium.registry)
+        try:
+            limit = gymnasium.spec(name).max_episode_steps
+
+            def make():
+                # gymnasium's own wrapper for the time limit would truncate before a longer max_steps_in_episode.
+                return gymnasium.make(name, max_episode_steps=-1, disable_env_checker=True)
+
+            super().__init__(make, name=f"gymnasium:{name}", max_steps=limit)
+        except gymnasium.error.Error as error:
+            raise ConfigError(f"gymnasium cannot make {name!r}: {error}") from error
+
 
 MAX_RESETS = 64
 """The most simulators that are in memory only for their first observation."""
@@ -27,7 +49,7 @@ class EnvPool(HostEnvironment):
 class Pools:
     """`Simulators` in pools of envpool.
 
-    envpool takes seeds only when it makes a pool. So the episodes that begin at the same time get a pool of their own,
+    envpool takes seeds only when it makes a pool. So the episodes that begin at the same time get a new pool,
     and are stepped in one call as long as they last. A simulator is a pool and an index in it. Channels of images come
     last, as convolutions here expect.
     """
@@ -45,12 +67,10 @@ class Pools:
         self.max_steps = pool.spec.config.max_episode_steps
 
     def first_observations(self, seeds: Sequence[int]) -> list[Any]:
-        """See `Simulators`."""
         parts = [seeds[i : i + MAX_RESETS] for i in range(0, len(seeds), MAX_RESETS)]
         return [observation for part in parts for _, observation in self.begin(part)]
 
     def begin(self, seeds: Sequence[int]) -> list[tuple[Any, Any]]:
-        """See `Simulators`."""
         pool = self._make(seeds)
         observations = self._rows(pool.reset()[0], len(seeds))
         return [((pool, i), observation) for i, observation in enumerate(observations)]

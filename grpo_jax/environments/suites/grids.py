@@ -1,6 +1,7 @@
-"""XLand-MiniGrid: worlds of goals and rules, and ports of MiniGrid."""
+"""Grid worlds: Navix and XLand-MiniGrid, which are MiniGrid in JAX, and Craftax, a game of survival and crafting."""
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,62 @@ import numpy as np
 
 from grpo_jax.environments.parameters import TimeLimit
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.encoding import one_hot_layers
-from grpo_jax.environments.suites.naming import check_known
+from grpo_jax.environments.suites.common import Timed, TimedState, check_known, one_hot_layers
 from grpo_jax.errors import ConfigError
+
+SIZES = 11, 6, 4
+"""Numbers of the kinds of entities, of colors, and of states (of a door) or directions (of the player)."""
+
+
+class Navix(Timed):
+    """A Navix task, such as "navix:Navix-DoorKey-5x5-v0", with Navix's own time limit.
+
+    The observation is the whole grid, `symbolic` in Navix: three integers for each cell, each one-hot, `[H, W, 21]`.
+    """
+
+    def __init__(self, name: str):
+        import navix
+
+        check_known("navix", name, navix.registry())
+        # Navix 0.7 limits every task to 100 steps unless told otherwise; later versions have limits of their own.
+        limit = {"max_steps": None} if "max_steps" in inspect.signature(navix.make).parameters else {}
+        inner = navix.make(name, **limit)
+        super().__init__(inner, inner.max_steps)
+        self.name, self._timestep = f"navix:{name}", navix.environments.environment.Timestep
+
+    @staticmethod
+    def names() -> list[str]:
+        """All names in Navix's registry."""
+        import navix
+
+        return list(navix.registry())
+
+    def action_space(self, params):
+        return Discrete(len(self.inner.action_set))
+
+    def reset_env(self, key, params):
+        timestep = self.inner.reset(key)
+        # Every state has a copy of the pictures of its background, which only drawings need.
+        return self._encoded(timestep), TimedState(timestep.state.replace(cache=None), 0)
+
+    def step_env(self, key, state, action, params):
+        """As in gymnax. The key replaces that of the state, so that members of a group can differ."""
+        inner = state.inner.replace(key=key)
+        before = self._timestep(t=state.time, state=inner, observation=None, action=None, reward=None, step_type=None)
+        after = self.inner._step(before, action)  # `step` would reset
+        state = TimedState(after.state, state.time + 1)
+        return self._encoded(after), state, after.reward, after.is_termination(), {}
+
+    def render(self, state, params):
+        """Navix's own picture of a state, `[H, W, 3]` uint8."""
+        from navix import observations
+        from navix.rendering.cache import RenderingCache
+
+        inner = state.inner.replace(cache=RenderingCache.init(state.inner.grid))
+        return np.asarray(observations.rgb(inner))
+
+    def _encoded(self, timestep):
+        return one_hot_layers(timestep.observation, SIZES)
 
 
 class XLand:
@@ -43,7 +97,7 @@ class XLand:
                 f"or another of {', '.join(xminigrid.registered_benchmarks())}"
             )
         if not is_xland and rulesets is not None:
-            raise ConfigError(f"'xland:{world}' has a goal of its own, and no rulesets; write 'xland:{world}'")
+            raise ConfigError(f"'xland:{world}' has a fixed goal, and no rulesets; write 'xland:{world}'")
         self.name, self._rulesets, self._timestep = f"xland:{name}", rulesets, TimeStep
         self.inner, self._params = xminigrid.make(world)
         self.default_params, self._sizes = TimeLimit(self._params.max_steps), (NUM_TILES, NUM_COLORS)
@@ -59,11 +113,9 @@ class XLand:
         return [name for name in known if not name.startswith("XLand")] + worlds
 
     def action_space(self, params):
-        """As in gymnax."""
         return Discrete(self.inner.num_actions(self._params))
 
     def reset_env(self, key, params):
-        """As in gymnax."""
         settings = self._params
         if self._rulesets is not None:
             key, key_ruleset = jax.random.split(key)
@@ -82,7 +134,6 @@ class XLand:
         return observation, after.state, after.reward, after.discount == 0, {}
 
     def is_truncated(self, state, params):
-        """As in gymnax."""
         return state.step_num >= params.max_steps_in_episode
 
     def render(self, state, params):
@@ -110,3 +161,30 @@ def _load(benchmark: str) -> Any:
             f"python -c \"import xminigrid; xminigrid.load_benchmark('{benchmark}')\""
         )
     return xminigrid.load_benchmark(benchmark)
+
+
+class Craftax:
+    """A Craftax game, such as "craftax:Craftax-Classic-Symbolic-v1". The time limit truncates, death terminates."""
+
+    NAMES = tuple(f"Craftax-{kind}-v1" for kind in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels"))
+
+    def __init__(self, name: str):
+        from craftax.craftax_env import make_craftax_env_from_name
+
+        check_known("craftax", name, self.NAMES)
+        self.name = f"craftax:{name}"
+        inner = make_craftax_env_from_name(name, auto_reset=False)
+        self.reset_env, self.step_env, self.action_space = inner.reset_env, inner.step_env, inner.action_space
+        params = inner.default_params
+        limited = [("max_steps_in_episode", int, params.max_timesteps)]
+        limited = dataclasses.make_dataclass("CraftaxParams", limited, bases=(type(params),), frozen=True)
+        # Craftax's own time limit terminates, so it is moved out of reach.
+        self.default_params = limited(max_timesteps=np.iinfo(np.int32).max)
+
+    @staticmethod
+    def names() -> list[str]:
+        """Classic and full, symbolic and pixels."""
+        return list(Craftax.NAMES)
+
+    def is_truncated(self, state, params):
+        return state.timestep >= params.max_steps_in_episode
