@@ -14,14 +14,13 @@ from typing import Any
 
 import jax
 import tyro
-from jax.sharding import Mesh
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
 from grpo_jax.commands.harness.gpu_flags import apply_gpu_flags, flags_in_use
 from grpo_jax.commands.harness.parsing import one_line_errors
-from grpo_jax.devices.mesh import ENVS, MODEL, ROWS, make_mesh
+from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import clean_up_on_error, describe_locked
 from grpo_jax.recording.run_spec import versions
@@ -184,21 +183,8 @@ def need_one_process(what: str) -> None:
         raise ConfigError(f"{what} need a single process so far; leave --coordinator out")
 
 
-def parse_mesh(sizes: Sequence[str]) -> Mesh | None:
-    """The mesh of sizes such as seeds=4, envs=8 and model=2; None if there are none.
-
-    Raises:
-      ConfigError: for another axis, a size that is not a number, or more devices than there are.
-    """
-    return make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None
-
-
 def mesh_sizes(sizes: Sequence[str], flag: str) -> dict[str, int]:
-    """The number of devices along each axis, of sizes such as seeds=4, envs=8 and model=2.
-
-    Raises:
-      ConfigError: for another axis, or a size that is not a positive integer; it names the flag.
-    """
+    """The devices along each axis, of sizes such as seeds=4, envs=8 and model=2; raises ConfigError for others."""
     pairs = dict(size.partition("=")[::2] for size in sizes)
     known = len(pairs) == len(sizes) and pairs.keys() <= {ROWS, ENVS, MODEL}
     if not known or not all(size.isdecimal() and int(size) for size in pairs.values()):

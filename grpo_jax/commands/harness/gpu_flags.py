@@ -28,14 +28,10 @@ SETTINGS: dict[str, dict[str, str]] = {
 }
 """The environment variables of each setting."""
 
+# None has been timed on a device yet, and each can lose: memory, time of compilation, or time of a step.
 DEFAULTS: tuple[str, ...] = ()
-"""None has been timed on a device yet, and each can lose: memory, time of compilation, or time of a step."""
-
 CHOICE = "GRPO_JAX_GPU_SETTINGS"
-"""The environment variable that chooses settings."""
-
-DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg")
-"""The device files of NVIDIA's GPUs, the second one under WSL."""
+DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg")  # the second one under WSL
 
 _FLAGS = "XLA_FLAGS"
 _OLD_NAMES = {"XLA_CLIENT_MEM_FRACTION": "XLA_PYTHON_CLIENT_MEM_FRACTION"}  # JAX refuses both
