@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from grpo_jax.commands.harness.gpu_flags import apply_gpu_flags, flags_in_use
 from grpo_jax.commands.harness.parsing import one_line_errors
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
 from grpo_jax.errors import ConfigError
@@ -30,8 +29,12 @@ DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errn
 DISK_ERRORS |= {errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
+# What XLA and JAX read from the environment, and docs/accelerators.md describes.
+VARIABLES = ("XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
+
+
 def command(main: Callable[[], None]) -> None:
-    """Runs an experiment as a command, on all cores; on a GPU, with the settings of `gpu_flags`.
+    """Runs a command on all cores.
 
     Wrong arguments, too little memory and a disk that cannot be written to are reported in one line.
     """
@@ -42,7 +45,6 @@ def command(main: Callable[[], None]) -> None:
     # for each core, and the program hangs if all of them wait: it needs more threads than there are such calls.
     os.environ.setdefault("NPROC", str(max(16, 4 * num_cores())))
     try:
-        apply_gpu_flags()
         join_processes()
         with clean_up_on_error():
             main()
@@ -121,8 +123,9 @@ def commit() -> str | None:
 
 
 def provenance() -> dict[str, Any]:
-    """Where a measurement comes from: the hardware, the settings of GPUs, the versions of packages, the commit."""
-    return {"hardware": hardware(), "gpu_settings": flags_in_use(), "versions": versions(), "commit": commit()}
+    """Where a measurement comes from: hardware, settings of XLA and JAX, versions of packages, commit."""
+    settings = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return {"hardware": hardware(), "settings": settings, "versions": versions(), "commit": commit()}
 
 
 @dataclasses.dataclass(kw_only=True)
