@@ -147,8 +147,7 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
 
     This must come before anything that asks JAX for its devices, and so before the other flags are checked.
 
-    Raises:
-      ConfigError: flags are missing or contradict each other, or no scheduler is found.
+    Raises ConfigError if flags are missing or contradict each other, or no scheduler is found.
     """
     with one_line_errors():
         arguments, _ = tyro.cli(DeviceArguments, args=flags, return_unknown_args=True, add_help=False)

@@ -36,8 +36,7 @@ def parse_flags(
 ) -> T:
     """The dataclass of flags, by default those of the command line; fields of dataclasses in it are flags as well.
 
-    Raises:
-      ConfigError: a flag is unknown, has a wrong value, or one beyond the limits of its type (`limits`).
+    Raises ConfigError if a flag is unknown, has a wrong value, or one beyond the limits of its type (`limits`).
     """
     return _parse(arguments, flags, default, registry, allow_unknown=False)[0]
 
