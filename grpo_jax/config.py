@@ -28,8 +28,8 @@ class Config:
     `dataclasses.replace` keeps the chosen integers; pass None to have them chosen again.
 
     Raises:
-      ConfigError: at construction, for fields that contradict each other, with what to write instead. Functions of the
-        user's own, slots that do not fit together and optimisers are tried on shapes when `init` is called or traced.
+      ConfigError: at construction, for fields that contradict each other, with what to write instead. Custom
+        functions, slots that do not fit together and optimisers are tried on shapes when `init` is called or traced.
     """
 
     environment: str | Any = "CartPole-v1"
@@ -122,7 +122,7 @@ class Config:
     critic_activation: str | None = None
     """Activation function of the critic; None: the actor's."""
     action_distribution: str | Callable = "auto"
-    """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto". Or one
+    """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto". Or
     a custom one: package.module:name (or a function), (space) -> Distribution."""
     actor_observation: tuple[str, ...] | None = None
     """Keys of a dict of observations that the actor sees, while its critic sees all; None: the actor sees all too."""
@@ -138,7 +138,7 @@ class Config:
     """Sizes of the transformer, where the network is one."""
 
     def __post_init__(self):
-        """Resolves what was left out and checks the whole."""
+        """Chooses the fields that were left out, and checks all of them."""
         resolve = functools.partial(object.__setattr__, self)
         check_counts(self)
         resolve("env_params", static_parameters(self.env_params))
@@ -208,17 +208,17 @@ class Config:
 
     @property
     def is_transformer(self) -> bool:
-        """Whether the policy is one."""
+        """Whether the policy is a transformer."""
         return self.network == "transformer" or (self.network == "auto" and self.env.prompt is not None)
 
     @property
     def has_own_network(self) -> bool:
-        """Whether the network is the user's: a function or an import path."""
+        """Whether the network is custom: a function or an import path."""
         return is_own(self.network)
 
     @property
     def has_own_distribution(self) -> bool:
-        """Whether the family of action distributions is the user's: a function or an import path."""
+        """Whether the family of action distributions is custom: a function or an import path."""
         return is_own(self.action_distribution)
 
     @property

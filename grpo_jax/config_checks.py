@@ -81,24 +81,24 @@ def check_config(config: Config) -> None:
 
 
 def _check_environment(config: Config) -> None:
-    """Checks the environment's `outcome` and `imposed`, if it has them, against the algorithm."""
+    """Checks the environment's `outcome` and `forced_action`, if it has them, against the algorithm."""
     env, start = config.env, config.algorithm.start
     if env.outcome is not None and not start.from_reset:
         raise ConfigError(
             f"{env.name!r} rewards whole episodes (it has an outcome), but rollouts of this algorithm begin or end in "
             "mid-episode; use one-episode groups, such as algorithm=PPO._replace(start=FRESH)"
         )
-    if env.imposed is None:
+    if env.forced_action is None:
         return
     if not isinstance(env.action_space, Discrete):
         raise ConfigError(
-            f"{env.name!r} acts itself at some steps (it has imposed), but its actions are in {env.action_space}; use "
-            "Discrete actions, of which -1 is none"
+            f"{env.name!r} acts itself at some steps (it has forced_action), but its actions are in "
+            f"{env.action_space}; use Discrete actions, of which -1 is none"
         )
     if start.all_actions:
         raise ConfigError(
-            f"{env.name!r} acts itself at some steps (it has imposed), but all_actions compares the policy's own first "
-            "actions; use forked(trunk_steps) without it"
+            f"{env.name!r} acts itself at some steps (it has forced_action), but all_actions compares the policy's own "
+            "first actions; use forked(trunk_steps) without it"
         )
 
 

@@ -87,7 +87,7 @@ class Forks(NamedTuple):
 def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
     """Groups that split off a trunk every `trunk_steps` steps (TRPO's vine).
 
-    The branches are played for `num_steps`, or to the end of their episode, and forgotten; the trunk continues from the
+    The branches are played for `num_steps`, or to the end of their episode, and discarded; the trunk continues from the
     state where they split off. Its steps count in the budget: `trunk_steps` for each group in each iteration.
 
     Vine: https://arxiv.org/abs/1502.05477; the same for language models, VinePPO: https://arxiv.org/abs/2410.01679.

@@ -36,7 +36,7 @@ def import_object(path: str, what: str, *, alternative: str = "") -> Any:
 
 
 def is_own(value: Any) -> bool:
-    """Whether the value of a field is the user's: a function or an import path, not a name that this package knows."""
+    """Whether the value of a field is custom: a function or an import path, not a name that this package knows."""
     return not isinstance(value, str) or ":" in value
 
 

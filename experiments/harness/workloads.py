@@ -115,7 +115,7 @@ def make_case(
     options: Mapping[str, str] | None = None,
 ) -> Case:
     """The train steps of an implementation from the state of `key`, or of keys, compiled with options of XLA."""
-    state = jax.tree.map(_strong, jax.jit(implementation.init)(key))
+    state = jax.tree.map(strong, jax.jit(implementation.init)(key))
     return compiled(name, lambda state, _: implementation.step(state), state, None, num_samples, flops, options)
 
 
@@ -208,7 +208,7 @@ def matmul() -> Case:
 def final_returns(implementation: Implementation, num_seeds: int, num_iterations: int) -> np.ndarray:
     """`[num_seeds]` mean return of the episodes that ended in the last tenth of training."""
     states = jax.vmap(implementation.init)(jax.random.split(jax.random.key(0), num_seeds))
-    states = jax.tree.map(_strong, states)
+    states = jax.tree.map(strong, states)
 
     def train(state):
         _, metrics = jax.lax.scan(lambda state, _: implementation.step(state), state, length=num_iterations)
@@ -235,7 +235,8 @@ def gradient_flops(config: Config) -> float:
     return 3 * forward_flops(config) - into_observation
 
 
-def _strong(leaf: jax.Array) -> jax.Array:
+def strong(leaf: jax.Array) -> jax.Array:
+    leaf = jnp.asarray(leaf)
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return leaf if is_key else jax.lax.convert_element_type(leaf, leaf.dtype)
 

@@ -23,7 +23,7 @@ def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.A
 def relative_positions(
     trajectory: Trajectory, policy: Any, params: PyTree, *, reach: int = 3
 ) -> tuple[jax.Array, jax.Array]:
-    """The observation, an image whose channels are kinds of things, and how these lie to each other, side by side.
+    """The observation, an image whose channels are kinds of things, and the things' relative positions, side by side.
 
     Sums of the pixels say where each thing is; sums of `channel_correlations` also where it is next to another.
 

@@ -35,8 +35,8 @@ def lstd_values(
 
     x(s) is the features, each divided by its root mean square over the batch, and a 1; x_{t+1} is 0 after a
     termination. The eligibility z restarts with every episode. The environments are divided into folds of neighbouring
-    groups, and each fold is valued by the w of the others, so that no reward of a rollout, or of another member of its
-    group, has a part in its own values.
+    groups, and each fold is valued by the w of the others, so that the values of a rollout do not depend on the
+    rewards of its group.
 
     Boyan, Least-squares temporal difference learning (ICML 1999); for the last layer of a network:
     https://arxiv.org/abs/1705.07461.
@@ -104,12 +104,12 @@ def lstd_steps(window: Window, discount: jax.Array | float, trace: jax.Array | f
     """
     x, final_x, rewards, terminated, truncated, mask, is_first = window
     discount, rewards = jnp.minimum(discount, LARGEST_DISCOUNT), at_least_float32(rewards)
-    following = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
-    following = jnp.where(terminated[..., None], 0.0, following)
+    next_x = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
+    next_x = jnp.where(terminated[..., None], 0.0, next_x)
     # The last element of a state is 1, 0 if it is not usable, and NaN if it is missing.
     usable = mask.astype(bool) & (x[..., -1] == 1)
-    known = usable & jnp.isfinite(rewards) & (terminated | (following[..., -1] == 1))
-    difference = jnp.where(known[..., None], x - discount * following, 0.0)
+    known = usable & jnp.isfinite(rewards) & (terminated | (next_x[..., -1] == 1))
+    difference = jnp.where(known[..., None], x - discount * next_x, 0.0)
     return Steps(_eligibility(x, is_first, discount * trace), difference, jnp.where(known, rewards, 0.0), known)
 
 

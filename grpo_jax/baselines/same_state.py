@@ -165,10 +165,10 @@ def boosted(first: Baseline, second: Baseline) -> Baseline:
 
     In `boosted(same_step_baseline(), lstd_baseline())` V1 tells prompts apart, by the group's other members, and V2
     states of one rollout, by their features. The errors of V1 depend on the rewards of all rollouts that it compares,
-    so V2 must leave out those whose errors have a part of the rollout that it values. `lstd_baseline` does after
+    so V2 must leave out those whose errors depend on the rollout that it values. `lstd_baseline` does after
     `same_step_baseline`, since its folds are whole groups, as does `same_step_baseline` after `lstd_baseline`, and
     anything after `recursive_lstd_baseline`. In other pairs, such as with `kernel_baseline`, a rollout's own rewards
-    have a part in its values, which biases the gradient.
+    enter its values, which biases the gradient.
 
     Args:
       first, second: baselines, with or without a state.
@@ -196,8 +196,8 @@ def _boosted(
 ) -> tuple[jax.Array, jax.Array, tuple[PyTree, PyTree]]:
     others = policy, params, hyperparams, group_size
     value, final_value, first_state = first.apply(trajectory, state[0], *others)
-    following = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
-    errors = trajectory.reward + hyperparams.discount * following - value
+    next_value = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
+    errors = trajectory.reward + hyperparams.discount * next_value - value
     unexplained = trajectory._replace(reward=jnp.where(trajectory.valid, errors, 0.0))
     if trajectory.final_value is not None:  # of a critic, from which the second may bootstrap
         unexplained = unexplained._replace(final_value=trajectory.final_value - final_value)

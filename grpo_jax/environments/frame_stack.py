@@ -60,8 +60,8 @@ def stack_frames(environment: Environment, num_frames: int) -> Environment:
     def outcome(states, params):
         return environment.outcome(states.environment, params)
 
-    def imposed(state, params):
-        return environment.imposed(state.environment, params)
+    def forced_action(state, params):
+        return environment.forced_action(state.environment, params)
 
     return environment._replace(
         reset=reset,
@@ -69,7 +69,7 @@ def stack_frames(environment: Environment, num_frames: int) -> Environment:
         observation=jax.eval_shape(lambda: reset(jax.random.key(0), environment.params)[1]),
         action_mask=environment.action_mask and action_mask,
         outcome=environment.outcome and outcome,
-        imposed=environment.imposed and imposed,
+        forced_action=environment.forced_action and forced_action,
     )
 
 

@@ -67,7 +67,7 @@ def environment_object(environment: str | Any) -> Any:
 
 
 def _is_own(environment: str | Any) -> bool:
-    """Whether it is the user's: an object or an import path, and no name in gymnax or another suite."""
+    """Whether it is custom: an object or an import path, not a name in gymnax or another suite."""
     if not isinstance(environment, str):
         return True
     source, colon, _ = environment.partition(":")

@@ -143,7 +143,7 @@ def all_actions_advantage(trajectory: Trajectory, hyperparams: Hyperparams, grou
     With Q_i the member's discounted return, and as `make_batch` weighs such members by pi(a_i | s), the gradient is
     sum_a pi(a | s) A(s, a) grad log pi(a | s): actions are weighed, not sampled. Only the first step has an advantage.
     """
-    if trajectory.given is None:
+    if trajectory.enumerated is None:
         raise ValueError(
             "all_actions_advantage compares all actions of a state; use it with start=forked(trunk_steps, "
             "all_actions=True), whose groups begin with them"

@@ -124,12 +124,12 @@ def _initial_carry(networks, params, num_envs, prompt=None):
 
 def _forward(networks, distribution, params, observations, carry, is_first):
     """Distribution parameters `[S, N, P]`, values `[S, N]` or None, and the carry after the last step."""
-    outputs, after = [], {}
+    outputs, new_carry = [], {}
     for name, net in networks.items():
-        heads, _, after[name] = net.apply({"params": params[name]}, observations, carry[name], is_first)
+        heads, _, new_carry[name] = net.apply({"params": params[name]}, observations, carry[name], is_first)
         outputs += heads
     parameters, *critic = outputs
-    return distribution.join_free(parameters, params), critic[0][..., 0] if critic else None, after
+    return distribution.join_free(parameters, params), critic[0][..., 0] if critic else None, new_carry
 
 
 def _features(networks, params, observations, carry, is_first):
@@ -239,5 +239,5 @@ class Network(nn.Module):
         return [output.reshape(*batch_shape, -1) for output in outputs], x.reshape(*batch_shape, -1), carry
 
     def initial_carry(self, num_envs: int) -> Any:
-        """That of the recurrent layer, zeros; () without one."""
+        """The recurrent layer's, zeros; () without one."""
         return self.recurrent(parent=None).initial_carry(num_envs) if self.recurrent else ()

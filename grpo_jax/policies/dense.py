@@ -58,7 +58,7 @@ class Dense(nn.Module):
 
     features: int
     use_bias: bool = True
-    dtype: Any = None  # of the computation; None: as the inputs and parameters have it
+    dtype: Any = None  # of the computation; None: the inputs' and parameters'
     kernel_init: Callable = dataclasses.field(default_factory=nn.initializers.lecun_normal)
     param_dtype: Any = jnp.float32  # of kernel and bias
     adapter: Adapter | None = None

@@ -2,8 +2,8 @@
 
     y = x kernel + lora_alpha / lora_rank · x lora_a lora_b
 
-with lora_a `[inputs, rank]` and lora_b `[rank, outputs]`. lora_b begins at 0, so the outputs are at first those of the
-model without adapters. `lora_rank` of `Architecture` turns it on; `lora_alpha`, `lora_layers` and `frozen_dtype` are
+with lora_a `[inputs, rank]` and lora_b `[rank, outputs]`. lora_b begins at 0, so at first the outputs equal the
+model's without adapters. `lora_rank` of `Architecture` turns it on; `lora_alpha`, `lora_layers` and `frozen_dtype` are
 its options.
 """
 

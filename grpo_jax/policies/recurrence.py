@@ -44,12 +44,12 @@ def recurrence(
 
 
 def _forward(cell, steps_per_loop, inputs, state, is_first, kernel, bias):
-    def step(before, now):
-        x, next_is_first = now
-        h_product = product(before[-1], kernel)
-        after = cell(h_product, x, before, bias)
+    def step(state, inputs):
+        x, next_is_first = inputs
+        h_product = product(state[-1], kernel)
+        new_state = cell(h_product, x, state, bias)
         # The reset before the next step comes here, where XLA fuses it with the cell.
-        return _reset(next_is_first, after), (after, h_product)
+        return _reset(next_is_first, new_state), (new_state, h_product)
 
     next_is_first = jnp.concatenate([is_first[1:], jnp.zeros_like(is_first[:1])])
     start = _reset(is_first[0], state)
@@ -57,25 +57,25 @@ def _forward(cell, steps_per_loop, inputs, state, is_first, kernel, bias):
     return states, (inputs, state, is_first, kernel, bias, states, products)
 
 
-def _backward(cell, steps_per_loop, residuals, into_outputs):
+def _backward(cell, steps_per_loop, residuals, grad_outputs):
     inputs, state, is_first, kernel, bias, states, products = residuals
-    before = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest[:-1]]), state, states)
-    before = _reset(is_first, before)
-    _, pull_product = jax.vjp(product, before[-1], kernel)
+    previous = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest[:-1]]), state, states)
+    previous = _reset(is_first, previous)
+    _, pull_product = jax.vjp(product, previous[-1], kernel)
 
-    def step(into_after, now):
-        h_product, x, before, is_first, into_output = now
-        into_after = jax.tree.map(jnp.add, into_after, into_output)
-        _, pull = jax.vjp(lambda h_product, before: cell(h_product, x, before, bias), h_product, before)
-        into_product, (*others, into_h) = pull(into_after)
-        return _reset(is_first, (*others, into_h + into_product @ kernel.T)), into_after
+    def step(grad_state, xs):
+        h_product, x, previous, is_first, grad_output = xs
+        grad_state = jax.tree.map(jnp.add, grad_state, grad_output)
+        _, pull = jax.vjp(lambda h_product, previous: cell(h_product, x, previous, bias), h_product, previous)
+        grad_product, (*others, grad_h) = pull(grad_state)
+        return _reset(is_first, (*others, grad_h + grad_product @ kernel.T)), grad_state
 
-    now = products, inputs, before, is_first, into_outputs
+    xs = products, inputs, previous, is_first, grad_outputs
     end = jax.tree.map(jnp.zeros_like, state)
-    into_state, into_states = jax.lax.scan(step, end, now, reverse=True, unroll=steps_per_loop)
-    _, pull = jax.vjp(lambda products, inputs, bias: cell(products, inputs, before, bias), products, inputs, bias)
-    into_products, into_inputs, into_bias = pull(into_states)
-    return into_inputs, into_state, None, pull_product(into_products)[1], into_bias
+    grad_state, grad_states = jax.lax.scan(step, end, xs, reverse=True, unroll=steps_per_loop)
+    _, pull = jax.vjp(lambda products, inputs, bias: cell(products, inputs, previous, bias), products, inputs, bias)
+    grad_products, grad_inputs, grad_bias = pull(grad_states)
+    return grad_inputs, grad_state, None, pull_product(grad_products)[1], grad_bias
 
 
 recurrence.defvjp(_forward, _backward)

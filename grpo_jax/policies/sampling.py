@@ -44,7 +44,7 @@ def truncated(policy: Policy, top_k: jax.Array, top_p: jax.Array) -> Policy:
 
 
 def restricted(
-    policy: Policy, parameters: jax.Array, action_mask: jax.Array | None, imposed: jax.Array | None = None
+    policy: Policy, parameters: jax.Array, action_mask: jax.Array | None, forced: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
     """The distribution's parameters and the mask of the actions that may be sampled, both `[..., num_actions]`.
 
@@ -52,12 +52,12 @@ def restricted(
       policy: may restrict the actions itself (see `truncated`).
       parameters: the policy's, for an observation.
       action_mask: the environment's legal actions; None if all are.
-      imposed: `[...]` bool: no action is masked, so that the environment's own has a finite log-probability.
+      forced: `[...]` bool: no action is masked, so that the environment's own has a finite log-probability.
     """
     if policy.support is not None:
         action_mask = policy.support(mask_actions(parameters, action_mask))
-    if imposed is not None and action_mask is not None:
-        action_mask |= imposed[..., None]
+    if forced is not None and action_mask is not None:
+        action_mask |= forced[..., None]
     return mask_actions(parameters, action_mask), action_mask
 
 

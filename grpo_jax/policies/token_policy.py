@@ -176,11 +176,11 @@ def _read_prompt(networks: Networks, params, prompt):
 
 def _apply(networks: Networks, params, inputs, cache, slot) -> tuple[list[jax.Array], dict]:
     """The outputs of all heads, the actor's first, and the new cache of each network."""
-    outputs, after = [], {}
+    outputs, new_cache = [], {}
     for name, net in networks.items():
-        heads, after[name] = net.apply({"params": params[name]}, *inputs, cache[name], slot)
+        heads, new_cache[name] = net.apply({"params": params[name]}, *inputs, cache[name], slot)
         outputs += heads
-    return outputs, after
+    return outputs, new_cache
 
 
 def _prompt_inputs(tokens):

@@ -61,10 +61,10 @@ class Transformer(nn.Module):
         rotation = _rotation(positions, size.head, config.rope_base)
         # A single step (with a slot) has no gradient.
         block = nn.remat(Block) if config.checkpoint_layers and slot is None else Block
-        after = []
-        for layer, before in enumerate(past):
-            x, kept = block(config, name=f"block_{layer}")(x, rotation, mask, before, slot)
-            after.append(kept)
+        cache = []
+        for layer, past_of_layer in enumerate(past):
+            x, kept = block(config, name=f"block_{layer}")(x, rotation, mask, past_of_layer, slot)
+            cache.append(kept)
         x = Norm(config.norm_eps, name="norm")(x).astype(jnp.float32)
         x = x.reshape(-1, config.width)
         outputs = [x] if "features" in self.heads else []
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
             outputs.append(Dense(self.vocab_size, use_bias=False, param_dtype=config.frozen_dtype, name="logits")(x))
         if "critic" in self.heads:
             outputs.append(Dense(1, kernel_init=nn.initializers.zeros, name="value")(x))
-        return [output.reshape(*tokens.shape, output.shape[-1]) for output in outputs], tuple(after)
+        return [output.reshape(*tokens.shape, output.shape[-1]) for output in outputs], tuple(cache)
 
 
 def token_logits(architecture: Architecture, params: PyTree, features: jax.Array) -> jax.Array:

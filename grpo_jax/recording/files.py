@@ -146,8 +146,7 @@ def read_checked(path: Path, *, only_fields: bool = False) -> tuple[Arrays, dict
             arrays = {} if only_fields else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    if type(fields) is not dict or fields.pop(CHECKSUM, None) != _crc_of_fields(fields):
-        raise ConfigError(f"{path} is damaged: its header has changed since it was written, or is none of grpo_jax")
+    fields = without_checksum(f"the header of {path}", fields)
     checksums = fields.pop(CHECKSUMS)
     for name in () if only_fields else {**checksums, **arrays}:
         if name not in arrays or _crc(arrays[name]) != checksums.get(name):
@@ -193,6 +192,13 @@ def with_checksum(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields, in JSON's types, and a checksum over them."""
     fields = plain(fields)
     return {**fields, CHECKSUM: _crc_of_fields(fields)}
+
+
+def without_checksum(name: str, fields: Any) -> dict[str, Any]:
+    """The fields of an object that `with_checksum` made; ConfigError if they have changed since."""
+    if type(fields) is not dict or fields.pop(CHECKSUM, None) != _crc_of_fields(fields):
+        raise ConfigError(f"{name} has changed since it was written, or is none of grpo_jax")
+    return fields
 
 
 def check_fields(

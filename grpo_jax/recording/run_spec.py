@@ -17,7 +17,6 @@ from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_own, is_own
-from grpo_jax.recording.checkpoint import check_same_run
 from grpo_jax.recording.files import folder_name, plain
 from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
 from grpo_jax.recording.identity import identity
@@ -119,6 +118,8 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
     lock_run_folder(directory, resume=resume)
     if not checkpoints.is_dir():
         return
+    from grpo_jax.recording.checkpoint import check_same_run  # only here, as orbax takes a second
+
     folders = {spec.folder for spec in specs}
     for folder in sorted({path.name for path in checkpoints.glob("*")} - folders):
         raise ConfigError(

@@ -233,6 +233,8 @@ def _chunk_length(config: Config, hyperparams: Hyperparams, chunk_length: int | 
         longest = num_iterations if is_known else MAX_CHUNK
         chunk_length = min(-(-num_iterations // NUM_CHUNKS), longest)
     length = min(as_count("chunk_length", chunk_length), num_iterations)
+    if evaluate is not None and not isinstance(evaluate, Evaluate):
+        raise ConfigError(f"evaluate={evaluate!r} does not say when to evaluate; use Evaluate(every=10)")
     return length if evaluate is None else min(length, evaluate.every)
 
 

@@ -20,7 +20,7 @@ from grpo_jax.updates.half_precision import half_precision
 from grpo_jax.updates.schedules import LearningRates
 
 CRITIC = "critic"
-"""The key of the critic's parameters: a top-level one, or one at any depth in a network of the user's own."""
+"""The key of the critic's parameters: a top-level one, or one at any depth in a custom network."""
 
 
 def adam(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
@@ -87,7 +87,7 @@ def find_optimizer(optimizer: str | Callable) -> Callable:
       optimizer: a name in `OPTIMIZERS`, an import path "package.module:name" of such a function, or the function.
 
     Raises:
-      ConfigError: for an unknown name, or a value that is no function.
+      ConfigError: for an unknown name, or a value that is not a function.
     """
     check_name("optimizer", optimizer)
     found = import_own(optimizer, "optimizer") if is_own(optimizer) else OPTIMIZERS[optimizer]
@@ -112,8 +112,8 @@ def make_optimizer(
 
     Raises:
       ConfigError: a hyperparameter is set that the optimiser of this name does not read, or a function gives something
-        else. In `init`, if the critic has a rate, but the parameters have no such key. In `init` and `update` of an
-        optimiser of the user's own, if it fails, or changes structures, shapes or dtypes.
+        else. In `init`, if the critic has a rate, but the parameters have no such key. In `init` and `update` of a
+        custom optimiser, if it fails, or changes structures, shapes or dtypes.
     """
     make, named = find_optimizer(optimizer), _NAMED.get(optimizer) if isinstance(optimizer, str) else None
     if named is not None:
@@ -150,7 +150,7 @@ def _clip_by_global_norm(max_norm: jax.Array) -> optax.GradientTransformation:
 def _make_own(
     make: Callable, what: str, hyperparams: Hyperparams, learning_rate: jax.Array
 ) -> optax.GradientTransformation:
-    """The user's own transformation, which raises ConfigError wherever it does not fit the parameters."""
+    """A custom transformation that raises ConfigError wherever it does not fit the parameters."""
     transformation = _call(what, make, hyperparams, learning_rate)
     if not isinstance(transformation, optax.GradientTransformation):
         raise ConfigError(
@@ -182,7 +182,7 @@ def _make_own(
 
 
 def _call(what: str, function: Callable, *arguments: PyTree) -> Any:
-    """The result of the user's own code; any error in it is a ConfigError."""
+    """The result of custom code; any error in it is a ConfigError."""
     try:
         return function(*arguments)
     except ConfigError:

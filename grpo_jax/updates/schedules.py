@@ -57,7 +57,7 @@ def check_schedule(schedule: str | Callable) -> None:
     try:
         with jax.ensure_compile_time_eval():
             factors = np.asarray(jax.vmap(function)(jnp.array([0.0, 1.0])))
-    except Exception as error:  # the user's own code
+    except Exception as error:  # custom code
         raise ConfigError(
             f"{what} fails for a traced progress: {first_line(error)}; use a function such as "
             "optax.cosine_decay_schedule(1.0, 1)"

@@ -279,8 +279,8 @@ probe = make_environment(Probe(), {"bonus": 0.5})  # truncated at the age of 3
 @pytest.fixture(scope="module")
 def rollout():
     state = standing(probe, known_policy, jax.random.key(0), ages=[0, 1, 2, 0], lifetimes=[FOREVER] * 3 + [2])
-    simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)))
-    play = jax.jit(functools.partial(simulator.unroll, num_steps=7, auto_reset=True, keep_final=True))
+    simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)), keep_final=True)
+    play = jax.jit(functools.partial(simulator.unroll, num_steps=7, auto_reset=True))
     return play(state, jax.random.key(1))
 
 

@@ -181,9 +181,9 @@ def test_values_of_tokens_are_linear_in_the_last_hidden_states():
 
     @jax.jit
     def play(params):
-        simulator = Simulator(env, policy, params, plan="cpu")
+        simulator = Simulator(env, policy, params, plan="cpu", keep_final=True)
         start = simulator.reset(group_parameters(env, None, N, 2), jax.random.key(1), N, group_size=2)
-        _, trajectory = simulator.unroll(start, jax.random.key(4), num_steps=6, auto_reset=False, keep_final=True)
+        _, trajectory = simulator.unroll(start, jax.random.key(4), num_steps=6, auto_reset=False)
         tokens = jnp.concatenate([trajectory.observation, trajectory.final_observation])
 
         def read(carry, token):

@@ -10,7 +10,7 @@ from experiments import estimators
 from experiments.harness import tabular
 from grpo_jax import Config, Hyperparams, make_init
 from grpo_jax.errors import ConfigError
-from grpo_jax.rollouts.branches import monte_carlo_values
+from grpo_jax.rollouts.collect import monte_carlo_values
 from grpo_jax.rollouts.rollout import Simulator
 
 

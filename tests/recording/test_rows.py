@@ -114,7 +114,7 @@ def test_the_progress_shows_the_best_setting():
     assert f"return 45 (40..50) of {GOOD}, the best of 2 settings" in shown and "60" not in shown.replace("0:0", "")
 
 
-def test_alarms_name_rows():
+def test_warnings_name_rows():
     (warning,) = TrainingWarnings(CONFIG.env.action_space, word=SETTINGS.word)(
         0, {"policy/kl_behaviour": np.array([[0.0, 2.0]])}
     )

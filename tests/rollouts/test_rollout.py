@@ -15,7 +15,7 @@ from grpo_jax import PPO, Config, Hyperparams, make_init, objectives
 from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import make_environment
 from grpo_jax.groups import ANCHORED, CONTINUE
-from grpo_jax.rollouts import randomness
+from grpo_jax.rollouts import scan
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 
@@ -248,11 +248,11 @@ def test_raw_keys_play_as_typed_ones():
 
 @pytest.mark.parametrize("num_steps, length", [(1, 1), (128, 128), (500, 125), (254, 127), (131, 1)])
 def test_randomness_is_drawn_in_equal_blocks(num_steps, length):
-    assert randomness.block_length(num_steps) == length
+    assert scan.block_length(num_steps) == length
 
 
 def test_in_each_block_other_actions_and_another_environment(monkeypatch):
-    monkeypatch.setattr(randomness, "MAX_BLOCK", 20)
+    monkeypatch.setattr(scan, "MAX_BLOCK", 20)
     params, state = known_params((0.0, 0.0)), starting([0] * 4, [FOREVER] * 4)
     _, trajectory = play(params, state, jax.random.key(0), num_steps=40, auto_reset=True)
     action = np.asarray(trajectory.action).reshape(2, 20, 4)

@@ -14,7 +14,7 @@ from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.groups import FRESH
 from grpo_jax.policies import Architecture
-from grpo_jax.rollouts import randomness
+from grpo_jax.rollouts import scan
 from grpo_jax.rollouts.rollout import Simulator
 
 NUM_STEPS = 12
@@ -51,7 +51,7 @@ def seen(end, trajectory):
 
 @pytest.mark.parametrize("plan, steps_per_check, max_block", [(CPU, 1, 128), (CPU, 2, 4), (GPU, 5, 128)])
 def test_a_rollout_stops_after_the_step_that_follows_its_longest_episode(plan, steps_per_check, max_block, monkeypatch):
-    monkeypatch.setattr(randomness, "MAX_BLOCK", max_block)
+    monkeypatch.setattr(scan, "MAX_BLOCK", max_block)
     player.cache_clear()
     step = min(steps_per_check, 4)  # a divisor of the number of steps
     for lifetimes, needed in (([2, 5, 1], 6), ([FOREVER, 2, 2], 10), ([1, 1, 1], 2)):
@@ -96,7 +96,7 @@ def test_training_does_not_change(algorithm, recurrent):
     ids=["stopping", "packed"],
 )
 def test_attention_to_the_part_of_the_cache_that_can_be_filled_changes_nothing(plan, monkeypatch):
-    monkeypatch.setattr(randomness, "MAX_BLOCK", 1)  # short completions are one block, and have one stage
+    monkeypatch.setattr(scan, "MAX_BLOCK", 1)  # short completions are one block, and have one stage
     small = Architecture(width=8, num_heads=2, num_layers=1)
     algorithm = PPO._replace(start=FRESH)
     config = Config(

@@ -95,7 +95,12 @@ def public_definitions(module):
 def test_everything_public_has_a_docstring():
     offenders = [module.__name__ for module in MODULES if not module.__doc__]
     for module in MODULES:
+        of_gymnax = (
+            ".suites" in module.__name__ or ".host" in module.__name__
+        )  # whose interface `from_gymnax` describes
         for name, value in public_definitions(module):
+            if of_gymnax and "." in name:
+                continue
             if not value.__doc__ or value.__doc__.startswith(f"{name}("):  # which a NamedTuple or a dataclass is given
                 offenders.append(f"{module.__name__}.{name}")
     assert not offenders, "\n".join(offenders)

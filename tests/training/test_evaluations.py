@@ -17,7 +17,7 @@ from grpo_jax import (
     recorded_run,
     run,
 )
-from grpo_jax.commands.harness.study import StudyArguments
+from grpo_jax.commands.harness.study import EvaluationArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import read_metrics
@@ -105,11 +105,11 @@ def test_criteria():
     assert no_progress(1)(returns([1.0], [2.0], [2.0])).tolist() == [True]
     assert no_progress(4)(history).tolist() == [False] * 3, "nothing comes before the last four"
     assert no_progress(1)(no_evaluations(3)).tolist() == [False] * 3
-    flags = StudyArguments(evaluate_every=1, stop_at_return=4.5, stop_without_progress=3).evaluate
+    flags = EvaluationArguments(evaluate_every=1, stop_at_return=4.5, stop_without_progress=3).make()
     assert flags.stop_when(history).tolist() == [False, True, True]
     assert flags.stop_when(returns([1.0, 5.0])).tolist() == [False, True]
     with pytest.raises(ConfigError, match="there are none; set --evaluate-every, such as 10"):
-        StudyArguments(stop_at_return=4.5).evaluate  # noqa: B018
+        EvaluationArguments(stop_at_return=4.5).make()
 
 
 def stop_at(iteration):
@@ -177,6 +177,7 @@ def test_a_callback_may_change_the_states_and_stop_rows(plain):
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        ({"evaluate": 10}, r"evaluate=10 does not say .*; use Evaluate\(every=10\)"),
         ({"callback": lambda progress, chunk: progress.states}, "the callback returned TrainState; return None, or"),
         (
             {

@@ -13,7 +13,7 @@ from grpo_jax.devices.execution_plan import CPU, GPU, ExecutionPlan, resolve_pla
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import forked
 from grpo_jax.policies import Architecture
-from grpo_jax.rollouts.packing import pack
+from grpo_jax.rollouts.scan import pack
 from grpo_jax.updates.minibatches import minibatch_order
 
 SMALL = {"hidden_sizes": (8, 8), "num_minibatches": 2, "num_epochs": 2}

@@ -13,7 +13,7 @@ from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, CONTINUE, anchored_groups, forked
 from grpo_jax.objectives import all_actions_advantage, whiten
-from grpo_jax.rollouts.collect import collect, most_varied_groups
+from grpo_jax.rollouts.collect import collect, kept_groups
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import live_groups, make_batch
 
@@ -200,9 +200,8 @@ def test_members_can_share_all_randomness_but_that_of_their_actions():
     state = simulator.reset(group_parameters(env, None, 1, 64), jax.random.key(0), 64, group_size=64)
 
     def ends(num_sharing):
-        _, trajectory = simulator.unroll(
-            state, jax.random.key(2), num_steps=6, auto_reset=True, num_sharing=num_sharing
-        )
+        sharing = simulator._replace(num_sharing=num_sharing)
+        _, trajectory = sharing.unroll(state, jax.random.key(2), num_steps=6, auto_reset=True)
         return {np.asarray(trajectory.observation[:, b]).tobytes() for b in range(64)}
 
     assert len(ends(1)) > 4, "the ice is slippery"
@@ -214,9 +213,9 @@ def test_members_can_share_all_randomness_but_that_of_their_actions():
 def test_members_share_the_starts_of_all_their_episodes_under_any_generator(generator):
     env = make_environment(Probe(), {"max_steps_in_episode": 2})
     keys = jax.random.split(jax.random.key(0, impl=generator))
-    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)))
+    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), num_sharing=4)
     state = simulator.reset(group_parameters(env, None, 2, 4), keys[0], 8, group_size=4)
-    _, trajectory = simulator.unroll(state, keys[1], num_steps=60, auto_reset=True, num_sharing=4)
+    _, trajectory = simulator.unroll(state, keys[1], num_steps=60, auto_reset=True)
     marks = trajectory.observation[::2, :, 1].reshape(30, 2, 4)
     assert (marks == marks[:, :, :1]).all() and len(np.unique(marks)) == 60
 
@@ -303,13 +302,15 @@ def mean_of_others(trajectory, policy, params, hyperparams, group_size):
 
 
 def test_groups_are_kept_by_how_much_their_members_differ():
-    _, _, trajectory = playing(GRPO, num_envs=16, group_size=4, env_params={"max_steps_in_episode": 20})
+    sizes = {"num_envs": 16, "group_size": 4, "num_kept_groups": 2}
+    config, _, trajectory = playing(GRPO, **sizes, env_params={"max_steps_in_episode": 20})
     scores = jnp.zeros((20, 16)).at[0].set(jnp.array([5.0] * 4 + [0, 0, 0, 9] + [1, 0, 1, 0] + [0, 4, 0, 4]))
-    kept = most_varied_groups(trajectory._replace(reward=scores, valid=jnp.ones_like(scores, bool)), 4, 2)
+    trajectory = trajectory._replace(reward=scores, valid=jnp.ones_like(scores, bool))
+    kept = kept_groups(config, trajectory)
     assert kept.reward[0].tolist() == [0, 0, 0, 9, 0, 4, 0, 4]
     assert np.array_equal(kept.observation, trajectory.observation[:, np.r_[4:8, 12:16]])
     lost = scores.at[0, 5].set(jnp.nan).at[0, :4].set(3e5 + 1 / 3)
-    kept = most_varied_groups(trajectory._replace(reward=lost, valid=jnp.ones_like(scores, bool)), 4, 2)
+    kept = kept_groups(config, trajectory._replace(reward=lost))
     assert kept.reward[0].tolist() == [0, 4, 0, 4, 1, 0, 1, 0], "neither what is not finite nor what is all the same"
 
 
