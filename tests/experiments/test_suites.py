@@ -33,7 +33,7 @@ class Trained:
 
 
 def plans_of(arguments, environment):
-    sizes = {"num_envs": 4, "num_minibatches": 2, "hidden_sizes": (4,), "total_steps": 128}
+    sizes = {"num_envs": 4, "num_minibatches": 2, "network": MLP((4,)), "total_steps": 128}
     methods = {"PPO": ("ppo", 16), "LSTD": ("lstd_gae", 16), "GRPO": ("grpo", None)}
     return [
         make_plan(environment, name, arguments.training_keys, label=label, num_steps=num_steps, **sizes)
