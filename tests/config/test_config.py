@@ -157,7 +157,7 @@ MISTAKES = {
     "a transformer of real observations": ({"network": "transformer"}, "observes a token .*float32.*network='mlp'"),
     "sizes in a dictionary": ({"network": {"width": 16}}, r"network=\{'width': 16\} must be a name"),
     "a field of the network": (
-        {"network": MLP((4,))},
+        {"hidden_sizes": (4,)},
         r"hidden_sizes is a field of the network: Config\(network=MLP\(hidden_sizes=\(4,\)\)\)",
     ),
     "a number to sweep": ({"discount": 0.9}, r"discount is a field of Hyperparams: Hyperparams\(discount=0.9\)"),
