@@ -53,7 +53,7 @@ class Arguments(lm.TrainingArguments):
     largest: Count = 12
     """The largest of these numbers."""
     num_training: Count = 4000
-    """Problems to train on, also those of the demonstrations."""
+    """Problems to train on, which include the demonstrations'."""
     num_test: Count = 250
     """Held-out problems."""
     num_layers: Count = 2

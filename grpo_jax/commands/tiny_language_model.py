@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 @dataclasses.dataclass(kw_only=True)
 class Arguments:
-    """Makes a folder as those of published models: a byte-level BPE of the prompts' text, and random weights."""
+    """Makes a folder like a published model's: a byte-level BPE of the prompts' text, and random weights."""
 
     out: Path
     """The folder to write."""

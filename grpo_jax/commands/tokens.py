@@ -120,8 +120,8 @@ def reward_hacking(arguments: Arguments) -> list[RunSpec]:
 def sources_of_values(arguments: Arguments) -> list[RunSpec]:
     """Advantages of completions by groups, and of tokens by a critic, by least squares or by branches.
 
-    Where there are no groups, each completion has a prompt of its own. "Mean of all" has as many prompts but no values
-    of tokens, and so separates the effect of the prompts from that of the values.
+    Without groups, each completion has its own prompt. "Mean of all" has as many prompts but no values
+    of tokens, and so separates the effects of prompts and values.
     """
     plan = functools.partial(make_plan, arguments)
     on_groups = {"baseline": baselines.boosted(baselines.same_step_baseline(), baselines.lstd_baseline())}

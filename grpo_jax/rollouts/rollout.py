@@ -47,7 +47,7 @@ class Simulator(NamedTuple):
     discount: jax.Array | float = 1.0  # of `discounted_return`
     plan: str | ExecutionPlan = "auto"  # how the rollout is laid out: see `ExecutionPlan`
     starts_per_rollout: int | None = None  # start states drawn for each environment; None: one for every episode
-    num_sharing: int = 1  # neighbouring environments that share all randomness but that of their actions; 1: none do
+    num_sharing: int = 1  # neighbouring environments that share all randomness except in their actions; 1: none do
     keep_final: bool = False  # trajectories keep the final observations, for a baseline to value
     keep_states: bool = False  # trajectories keep the state before each step, without the environments' parameters
 
@@ -130,7 +130,7 @@ class Simulator(NamedTuple):
         stops = not auto_reset and 0 < plan.steps_per_check < num_steps
         carry, trajectory = scan_in_blocks(
             *(step, carry, key_steps, num_steps, draw, plan),
-            # An episode may have one more step after its end: its value is that of the final observation.
+            # An episode may have one more step after its end: its value is the final observation's.
             goes_on=(lambda carry: any_in_all_rows(carry.num_done < 2)) if stops else None,
             resize=self._resize if has_stages else None,
         )

@@ -109,7 +109,7 @@ def test_values_of_a_chain_are_exact():
     np.testing.assert_allclose(final_value[used], known[final][used], atol=1e-5)
 
 
-def test_no_call_of_lapack_is_batched_as_those_of_several_devices_hang():
+def test_no_call_of_lapack_is_batched():
     program = str(jax.make_jaxpr(solve)(**window(), ridge=RIDGE))
     assert re.findall(r"f32(\S+) \S+ \S+ = lu", program) == [f"[{E + 1},{E + 1}]"]
 
@@ -149,7 +149,7 @@ def test_features_that_repeat_or_vanish_change_nothing():
     assert np.ptp(solve(**data | constant, ridge=RIDGE)[0][:, :2]) < 1e-6, "one number for each fold"
 
 
-def test_values_have_the_units_of_rewards_and_not_those_of_features():
+def test_values_have_the_units_of_rewards_alone():
     data = window()
     plain = solve(**data, ridge=RIDGE)[0]
     np.testing.assert_allclose(
@@ -218,7 +218,7 @@ def test_a_train_step(recurrent):
     )
 
 
-def test_features_of_a_transformer_that_reads_several_episodes_are_refused():
+def test_a_transformer_that_reads_several_episodes_is_refused():
     policy = make_token_policy(Transformer(num_layers=1, width=4, num_heads=1), categorical(NUM_TOKENS), max_steps=7)
     several = SimpleNamespace(final_observation=jnp.zeros((2, N), jnp.int32), carry=(), valid=jnp.ones((6, N), bool))
     with pytest.raises(ValueError, match="rollouts of one episode.*start=FRESH"):

@@ -58,7 +58,7 @@ REFUSED = {
     "endless iterations": ({"num_iterations": np.inf}, "num_iterations=inf must be finite"),
     "two budgets": (
         {"num_iterations": 30, "total_steps": 1000.0},
-        "total_steps=1000 and num_iterations=30 are two budgets; leave one of them out",
+        "total_steps=1000 and num_iterations=30 are two budgets; leave out one",
     ),
     "endless warm-up": ({"total_steps": np.inf, "warmup": 0.1}, "warmup is a share of training, but total_steps=inf"),
 }
@@ -87,7 +87,7 @@ def test_counts_add_up_beyond_two_billion():
 
 @pytest.mark.parametrize(
     "num_envs, num_steps, num_iterations",
-    [(4, 122, 5), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((11, 5, 1), (48, 47, 2)))],
+    [(61, 8, 5), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((11, 5, 1), (48, 47, 2)))],
 )
 def test_a_budget_is_spent_to_its_last_iteration(num_envs, num_steps, num_iterations):
     config = Config(
@@ -152,7 +152,7 @@ def test_growing_episodes_exceed_a_budget_by_less_than_they_grow():
     np.testing.assert_allclose(result.used, 20 / 18, rtol=1e-6)
 
 
-def test_iterations_are_counted_and_scheduled_whatever_their_length(short):
+def test_iterations_of_any_length_are_counted_and_scheduled(short):
     config, _ = short
     hyperparams = HYPERPARAMS.replace(num_iterations=np.array([5, 2]))
     result = run(config, hyperparams, KEYS, chunk_length=3)

@@ -50,7 +50,7 @@ def test_evaluations_change_nothing_in_training(plain, evaluated):
     assert len(plain.evaluations.iterations) == 0 and SAMPLED not in plain.metrics
 
 
-def test_evaluations_come_every_so_many_iterations_and_at_the_end(evaluated):
+def test_evaluations_come_in_intervals_and_at_the_end(evaluated):
     evaluations = evaluated.evaluations
     assert evaluations.iterations.tolist() == [4, 8, 10]
     assert evaluations.steps.tolist() == [[128, 128, 128], [256, 224, 256], [320, 224, 320]]

@@ -114,10 +114,14 @@ def test_packed_trees_come_back_bitwise():
         keys = jax.random.key_data(tree["keys"])
         return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree | {"keys": keys})]
 
-    packed = pack(tree)
-    assert packed.rows.shape == (1 + 4 + 1 + 0, 3)
-    assert as_bytes(packed.unpack()) == as_bytes(tree)
-    stacked = jax.lax.map(lambda _: pack(tree), jnp.arange(2)).unpack()
+    @jax.jit
+    def packed(tree):
+        stacked = jax.lax.map(lambda _: pack(tree), jnp.arange(2)).unpack()
+        return pack(tree).rows, pack(tree).unpack(), stacked
+
+    rows, unpacked, stacked = packed(tree)
+    assert rows.shape == (1 + 4 + 1 + 0, 3)
+    assert as_bytes(unpacked) == as_bytes(tree)
     assert stacked["integers"].shape == (2, 3, 2, 2)
     assert as_bytes(jax.tree.map(lambda leaf: leaf[1], stacked)) == as_bytes(tree)
 
@@ -139,7 +143,8 @@ def test_a_plan_is_found_by_name_or_backend_and_checked():
 def test_every_minibatch_has_an_equal_share_of_each_block():
     mask = jnp.ones((2, 24), bool).at[:, 4:12].set(False)  # of the first block only one group of four is valid
     tokens = {"environment": copy_task(), "num_envs": 24, "group_size": 4, "share_prompts": True}
-    order = minibatch_order(Config(**tokens, shuffle_blocks=2, num_minibatches=3), jax.random.key(0), mask)
+    config = Config(**tokens, shuffle_blocks=2, num_minibatches=3)
+    order = jax.jit(lambda key: minibatch_order(config, key, mask))(jax.random.key(0))
     assert order.shape == (3, 2, 4)
     for block in np.swapaxes(order, 0, 1):
         assert sorted(block.ravel()) == list(range(12)), "each sequence once, counted within its block"

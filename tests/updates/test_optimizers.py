@@ -89,15 +89,20 @@ ORACLES = {
 @pytest.fixture(scope="module")
 def batch():
     """A batch with a gradient: the probe's observations are zeros, but its advantages are not."""
-    state = jax.jit(make_init(CONFIG))(jax.random.key(0), Hyperparams())
-    simulator = Simulator(CONFIG.env, CONFIG.policy, state.params)
-    _, trajectory = collect(CONFIG, simulator, state.rollout, *jax.random.split(state.key))
-    zeros, _ = make_batch(CONFIG, CONFIG.policy, state, trajectory, Hyperparams())
+
+    @jax.jit
+    def play(key):
+        state = make_init(CONFIG)(key, Hyperparams())
+        simulator = Simulator(CONFIG.env, CONFIG.policy, state.params)
+        _, trajectory = collect(CONFIG, simulator, state.rollout, *jax.random.split(state.key))
+        return make_batch(CONFIG, CONFIG.policy, state, trajectory, Hyperparams())[0]
+
+    zeros = play(jax.random.key(0))
     shape = zeros.advantage.shape
-    wave = jnp.sin(jnp.arange(12.0)).reshape(shape)
+    wave = np.sin(np.arange(12.0, dtype=np.float32)).reshape(shape)
     return zeros._replace(
-        advantage=wave, target=wave + 1, mask=jnp.ones(shape, bool), weight=jnp.ones(shape) / 12,
-        observation=jnp.cos(jnp.arange(24.0)).reshape(*shape, 2),
+        advantage=wave, target=wave + 1, mask=np.ones(shape, bool), weight=np.ones(shape, np.float32) / 12,
+        observation=np.cos(np.arange(24.0, dtype=np.float32)).reshape(*shape, 2),
     )  # fmt: skip
 
 

@@ -29,7 +29,8 @@ PARAMS = known_params((0.2, 0.0))
 def rollout():
     """Eight one-episode members in a window of eight steps: at least half of it is masked."""
     state = standing(probe, known_policy, jax.random.key(0), ages=[0] * 8, lifetimes=LIFETIMES)
-    return Simulator(probe, known_policy, PARAMS).unroll(state, jax.random.key(1), num_steps=8, auto_reset=False)[1]
+    play = functools.partial(Simulator(probe, known_policy, PARAMS).unroll, num_steps=8, auto_reset=False)
+    return jax.jit(play)(state, jax.random.key(1))[1]
 
 
 def config_of(algorithm, **fields):
