@@ -7,8 +7,7 @@ import pytest
 from probes import Echo, Parts, Probe, check, copy_task
 
 from grpo_jax import GRPO, PPO, Config
-from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, with_reference
-from grpo_jax.config import automatic_algorithm
+from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, automatic_algorithm, with_reference
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import CONTINUE, FRESH, forked
