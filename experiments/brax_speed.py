@@ -56,10 +56,7 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     if arguments.num_envs % arguments.num_minibatches:
         raise ConfigError("--num-minibatches must divide --num-envs, as brax's minibatches are of whole rollouts")
-    ours = {
-        "PPO": make_chunk(arguments, arguments.starts_per_rollout),
-        "PPO, drawn": make_chunk(arguments, None),
-    }
+    ours = {"PPO": make_chunk(arguments, arguments.starts_per_rollout), "PPO, drawn": make_chunk(arguments, None)}
     seconds: dict[str, list[float]] = {name: [] for name in ("brax PPO", *ours)}
 
     def other_rounds(brax_seconds: float) -> None:

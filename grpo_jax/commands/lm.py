@@ -140,8 +140,7 @@ def make_task(arguments: Arguments) -> LanguageTask:
 def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight.
 
-    Raises:
-      ConfigError: the KL has a weight, but the algorithm has no such penalty.
+    Raises ConfigError if the KL has a weight, but the algorithm has no such penalty.
     """
     found = by_name(arguments.algorithm)
     algorithm = prompted(found)

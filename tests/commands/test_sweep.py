@@ -12,7 +12,7 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import sweep, train
 from grpo_jax.commands.harness import sweeps
-from grpo_jax.commands.harness.command import join_processes, parse_mesh
+from grpo_jax.commands.harness.command import join_processes, mesh_sizes
 from grpo_jax.commands.harness.runs import Run
 from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.policies import MLP
@@ -180,12 +180,10 @@ def test_an_invalid_file_is_reported(tmp_path, text, message):
 
 
 def test_a_mesh_from_flags():
-    assert parse_mesh(()) is None
-    assert dict(parse_mesh(("seeds=2",)).shape) == {"seeds": 2}
-    assert dict(parse_mesh(("envs=2",)).shape) == {"seeds": 1, "envs": 2}
+    assert mesh_sizes(("seeds=2", "envs=4"), "--mesh") == {"seeds": 2, "envs": 4}
     for sizes in (("rows=2",), ("seeds",), ("seeds=two",), ("envs=0",), ("seeds=1", "seeds=2")):
         with pytest.raises(ValueError, match="is no layout of devices; use seeds=4"):
-            parse_mesh(sizes)
+            mesh_sizes(sizes, "--mesh")
 
 
 @pytest.mark.parametrize(

@@ -136,11 +136,7 @@ def _constructors(env_params: Mapping[str, float]) -> ConstructorRegistry:
 
 
 def parse_override(string: str) -> tuple[str, float]:
-    """The name and the number of NAME=NUMBER.
-
-    Raises:
-      ConfigError: there is no number.
-    """
+    """The name and the number of NAME=NUMBER; raises ConfigError if there is no number."""
     name, equals, value = string.partition("=")
     try:
         return name, float(value)

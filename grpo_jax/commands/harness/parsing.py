@@ -38,9 +38,7 @@ def parse_flags(
     """The dataclass of flags, by default those of the command line; fields of dataclasses in it are flags as well.
 
     `complete` may change its values before dataclasses are made of them.
-
-    Raises:
-      ConfigError: a flag is unknown, has a wrong value, or one beyond the limits of its type (`limits`).
+    Raises ConfigError if a flag is unknown, has a wrong value, or one beyond the limits of its type (`limits`).
     """
     return _parse(arguments, flags, default, registry, complete)[0]
 

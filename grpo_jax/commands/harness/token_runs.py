@@ -48,8 +48,7 @@ def load_or_make_warm_start(
 ) -> WarmStart:
     """The warm start in those of the files that exist, or a new one, which is then written to the others.
 
-    Raises:
-      ConfigError: a file has a warm start of other settings, two files differ, or the target was not reached.
+    Raises ConfigError if a file has a warm start of other settings, two files differ, or the target was not reached.
     """
     description = {
         "task": config.env.task.name,
