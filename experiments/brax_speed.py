@@ -23,6 +23,7 @@ from grpo_jax.commands.harness.command import command, make_console, new_folder,
 from grpo_jax.commands.harness.limits import Count, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
 
 
@@ -88,8 +89,7 @@ def make_chunk(arguments: Arguments, starts_per_rollout: int | None) -> Callable
         num_steps=arguments.num_steps,
         num_epochs=arguments.num_epochs,
         num_minibatches=arguments.num_minibatches,
-        hidden_sizes=arguments.hidden_sizes,
-        activation="swish",
+        network=MLP(arguments.hidden_sizes, activation="swish"),
         normalize_observations=True,
         starts_per_rollout=starts_per_rollout,
     )

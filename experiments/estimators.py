@@ -27,6 +27,7 @@ from grpo_jax.commands.harness.parsing import chosen, parse_flags
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.objectives import mean_of_sequence_sums, mean_over_steps
+from grpo_jax.policies import MLP
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.collect import collect
@@ -179,8 +180,7 @@ def measure(process: Tabular, estimator: Estimator, params: Any, truth: Any, kno
         num_steps=WINDOW if estimator.algorithm.start.auto_reset else process.default_params.max_steps_in_episode,
         num_minibatches=1,
         num_microbatches=1,
-        hidden_sizes=(),
-        actor_scale=1.0,
+        network=MLP((), actor_init_gain=1.0),
         common_random_numbers=estimator.common_random_numbers,
     )
     groups_per_rollout = num_envs // estimator.group_size
@@ -218,10 +218,9 @@ def common_noise(environment: str, seed: int) -> dict:
             num_envs=NUM_ENVS,
             group_size=GROUP_SIZE,
             num_steps=NOISE_STEPS,
-            network="mlp",
             num_minibatches=1,
             num_microbatches=1,
-            hidden_sizes=(16,),
+            network=MLP((16,)),
             common_random_numbers=shared,
         )
         params = config.policy.init(jax.random.key(seed))
@@ -238,7 +237,7 @@ def main(arguments: Arguments) -> None:
     results = {}
     for make_process in PROCESSES:
         process = make_process()
-        policy = Config(environment=process, hidden_sizes=(), actor_scale=1.0, num_envs=NUM_ENVS).policy
+        policy = Config(environment=process, network=MLP((), actor_init_gain=1.0), num_envs=NUM_ENVS).policy
         params = policy.init(jax.random.key(arguments.seed))
         truth, known = exact_gradient(process, policy, params)
         by_label = {estimator.label: estimator for estimator in estimators(process, known)}

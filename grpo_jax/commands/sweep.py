@@ -70,7 +70,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
 
 
 def run_program(study: Study, program: RunSpec, plans: list[RunSpec], arguments: Arguments) -> None:
-    """Trains the rows of several plans at once, and records each plan as a run of its own.
+    """Trains the rows of several plans at once, and records each plan as a separate run.
 
     They share the time of their program: the steps per second of each are a part of the program's.
     """

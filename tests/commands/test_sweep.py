@@ -15,6 +15,7 @@ from grpo_jax.commands.harness import sweeps
 from grpo_jax.commands.harness.command import join_processes, mesh_sizes
 from grpo_jax.commands.harness.runs import Run
 from grpo_jax.commands.harness.study import RecordingArguments
+from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.run_spec import RunSpec
@@ -155,7 +156,7 @@ INVALID = {
     "[1]": "holds no object in JSON",
     "{": "cannot be read",
     '{"num_envs": "8"}': 'num_envs="8" must be a whole number',
-    '{"shared_critic": "no"}': 'shared_critic="no" must be true or false',
+    '{"network": {"name": "mlp", "shared_critic": "no"}}': 'shared_critic="no" must be true or false',
     '{"total_steps": null}': "total_steps=null must be a number",
 }
 
@@ -260,7 +261,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_memory_is_analysed():
-    config = Config(environment=Echo(), algorithm="ppo", num_envs=4, num_steps=1, num_minibatches=1, hidden_sizes=(8,))
+    config = Config(environment=Echo(), algorithm="ppo", num_envs=4, num_steps=1, num_minibatches=1, network=MLP((8,)))
     plan = RunSpec("eight seeds", config, Hyperparams(), jax.random.split(jax.random.key(0), 8))
     few, many = (sweeps._bytes_needed(plan, rows, None) for rows in (8, 800))
     assert 0 < few < many

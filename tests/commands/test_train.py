@@ -17,13 +17,13 @@ from grpo_jax.commands import train
 from grpo_jax.commands.harness.figures import solved_after
 from grpo_jax.commands.harness.runs import Run, summarise
 from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import CNN, MLP, Transformer
 from grpo_jax.recording.files import write_json
 from grpo_jax.training.progress import RunResult
 
 
 def test_train_writes_its_results(tmp_path, capsys):
-    sizes = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "hidden_sizes": (4,)}
+    sizes = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "network": MLP((4,))}
     arguments = train.Arguments(
         config=Config(environment="Catch-bsuite", algorithm="ppo", **sizes),
         hyperparams=Hyperparams(total_steps=200.0),
@@ -34,7 +34,7 @@ def test_train_writes_its_results(tmp_path, capsys):
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     (run,) = summary["runs"]
     assert run["algorithm"] == "ppo" and run["environment_steps"] == [192, 192]
-    assert run["environment"] == "Catch-bsuite" and run["config"]["hidden_sizes"] == [4]
+    assert run["environment"] == "Catch-bsuite" and run["config"]["network"]["hidden_sizes"] == [4]
     assert run["num_seeds"] == len(run["final_return"]["per_seed"]) == 2
     low, high = run["final_return"]["ci95"]
     assert -1 <= low <= run["final_return"]["iqm"] <= high <= 1
@@ -55,7 +55,7 @@ def test_train_writes_its_results(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_train_draws_an_episode(tmp_path):
-    sizes = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "hidden_sizes": (4,)}
+    sizes = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "network": MLP((4,))}
     config = Config(environment="Catch-bsuite", algorithm="ppo", **sizes)
     picture = tmp_path / "episode.gif"
     train.main(
@@ -73,8 +73,8 @@ def run_command(*arguments: str) -> subprocess.CompletedProcess:
 def test_train_has_every_field_as_a_flag_with_help():
     done = run_command("grpo_jax.commands.train", "--help")
     assert done.returncode == 0
-    fields = [*Config.__dataclass_fields__, *Architecture.__dataclass_fields__, *Hyperparams.__dataclass_fields__]
-    for field in {*fields, "num_seeds", "seed", "out", "render"} - {"transformer"}:
+    kinds = Config, CNN, Transformer, Hyperparams
+    for field in {"num_seeds", "seed", "out", "render"}.union(*(kind.__dataclass_fields__ for kind in kinds)):
         assert f"--{field.replace('_', '-')}" in done.stdout, field
     assert "Parallel environments." in done.stdout and "0.0025" in done.stdout
     assert done.stdout.startswith("usage: grpo-jax train ")

@@ -13,6 +13,7 @@ from experiments.harness.summaries import read_results
 from grpo_jax import Hyperparams
 from grpo_jax.commands.harness.runs import Run, make_plan
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.training.progress import RunResult
 
 HEADER, CELLS, CATCH = gymnax_suite.HEADER, gymnax_suite.cells, "Catch-bsuite"
@@ -33,7 +34,7 @@ class Trained:
 
 
 def plans_of(arguments, environment):
-    sizes = {"num_envs": 4, "num_minibatches": 2, "hidden_sizes": (4,), "total_steps": 128}
+    sizes = {"num_envs": 4, "num_minibatches": 2, "network": MLP((4,)), "total_steps": 128}
     methods = {"PPO": ("ppo", 16), "LSTD": ("lstd_gae", 16), "GRPO": ("grpo", None)}
     return [
         make_plan(environment, name, arguments.training_keys, label=label, num_steps=num_steps, **sizes)

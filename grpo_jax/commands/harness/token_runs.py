@@ -55,7 +55,7 @@ def load_or_make_warm_start(
         "target": target,
         "learning_rate": learning_rate,
         "keys": np.asarray(jax.random.key_data(keys)).tolist(),
-        **{name: str(value) for name, value in dataclasses.asdict(config.transformer).items()},
+        **{name: str(value) for name, value in dataclasses.asdict(config.network).items()},
     }
 
     def report(accuracy, updates):
@@ -118,8 +118,8 @@ def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> Py
     """
 
     def init(key, actor):
-        if config.transformer.adapter is not None:
-            actor = add_lora(config.transformer, {"actor": actor}, key)["actor"]
+        if config.network.adapter is not None:
+            actor = add_lora(config.network, {"actor": actor}, key)["actor"]
         return {
             name: {part: actor.get(part, value) for part, value in network.items()}
             for name, network in config.policy.init(key).items()
