@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from grpo_jax.config import Config
+from grpo_jax.devices.compilation_cache import trace_settings
 from grpo_jax.devices.mesh import make_rows_function
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.evaluation.episodes import evaluate
@@ -87,12 +88,12 @@ def make_evaluation(
     def evaluation_key(key, iteration):
         return jax.random.fold_in(jax.random.fold_in(key, _STREAM), iteration)
 
-    returns_of_rows = _returns_of_rows(config, num_episodes, mesh)
+    returns_of_rows = _returns_of_rows(config, num_episodes, mesh, trace_settings())
     return lambda states, iteration: returns_of_rows(states, evaluation_key(keys, iteration))
 
 
 @functools.lru_cache(maxsize=8)
-def _returns_of_rows(config: Config, num_episodes: int, mesh: Mesh) -> Callable:
+def _returns_of_rows(config: Config, num_episodes: int, mesh: Mesh, settings: tuple) -> Callable:
     """`(states, keys) -> [R, 2]`, traced once for all runs of a config."""
 
     def mean_returns(state, key):

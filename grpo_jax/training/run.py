@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from grpo_jax.config import Config
-from grpo_jax.devices.compilation_cache import kept_programs
+from grpo_jax.devices.compilation_cache import kept_programs, trace_settings
 from grpo_jax.devices.memory import Memory, explain_out_of_memory
 from grpo_jax.devices.mesh import (
     ENVS,
@@ -161,7 +161,8 @@ class _Rows:
         """The progress before the first chunk. Its states are copies, as the program's arguments are donated."""
         given = self.hyperparams, self.keys, env_params, params
         leaves, structure = jax.tree.flatten(given)
-        self._types = structure, tuple((np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves)
+        of_leaves = tuple((np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves)
+        self._types = structure, of_leaves, trace_settings()
         if resume_from is not None:
             return self.with_budget(resume_from._replace(states=shard_states(resume_from.states, self.mesh)))
         init, _ = _init_program(self.config, self.mesh, self._types)
@@ -254,7 +255,7 @@ def check_keys(keys: jax.Array) -> None:
 @functools.lru_cache(maxsize=8)
 def _init_program(config: Config, mesh: Mesh, types: tuple) -> tuple[Callable, TrainState]:
     """The jitted `initial_states` for arguments of this structure, shapes and dtypes, and the layout of its result."""
-    structure, of_leaves = types
+    structure, of_leaves, _ = types
     init = functools.partial(initial_states, config, mesh=mesh)
     arguments = structure.unflatten([jax.ShapeDtypeStruct(*each) for each in of_leaves])
     layout = state_shardings(mesh, jax.eval_shape(init, *arguments))
