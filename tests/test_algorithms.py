@@ -16,6 +16,7 @@ from grpo_jax.objectives import (
     kl_to_reference,
     refreshed_reference,
 )
+from grpo_jax.policies import MLP
 from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
@@ -229,7 +230,7 @@ def make_steps(reference, kl):
         group_size=4,
         num_epochs=2,
         num_minibatches=1,
-        hidden_sizes=(),
+        network=MLP(()),
     )
     init, step = jax.jit(make_init(config)), jax.jit(make_train_step(config))
 

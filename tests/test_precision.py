@@ -153,7 +153,7 @@ EXEMPT = {
     *("missing", "mean_or_missing"),  # of metrics, which are of the default type
     "on_host",  # gives its arguments to the caller's function as they are
     "mask_actions",  # chooses, and does not compute: logits of a large vocabulary stay as small as they are
-    *("change_logits", "tempered", "truncated", "restricted"),  # take a policy
+    *("change_logits", "with_temperature", "with_top_k_top_p", "apply_sampling_mask"),  # take a policy
 }
 HALF = [jnp.float16, jnp.bfloat16]
 DTYPES = [*HALF, jnp.float32, jnp.int32, jnp.bool_]

@@ -26,6 +26,7 @@ from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
 from grpo_jax.objectives import bootstrapped_returns, next_values, same_step_leave_one_out
+from grpo_jax.policies import MLP
 from grpo_jax.policies.normalization import initial_statistics, normalized
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import Trajectory
@@ -383,14 +384,13 @@ def test_nothing_follows_a_limit_that_terminates(rollout):
 BY_FEATURES = KERNEL_GAE._replace(baseline=kernel_baseline(metric=policy_features, relative=True, standardize=True))
 SIZES = {
     **{"num_envs": 8, "num_steps": 6, "num_epochs": 1, "num_minibatches": 1},
-    **{"hidden_sizes": (4,), "recurrent_size": 3},
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", ["gru", "none"])
 def test_features_are_what_the_actors_head_reads(memory):
-    config = Config(environment=Recall(), algorithm=PPO, recurrent=memory, **SIZES)
+    config = Config(environment=Recall(), algorithm=PPO, network=MLP((4,), recurrent=memory, recurrent_size=3), **SIZES)
     statistics = initial_statistics(jnp.array([1.0, 0.5]))
     policy = normalized(config.policy, statistics._replace(variance=jnp.array([4.0, 0.25])), jnp.float32(10))
     params = policy.init(jax.random.key(0))
@@ -417,7 +417,7 @@ def trained(algorithm, **fields):
 
 @pytest.mark.slow
 def test_a_train_step_with_memory_and_normalised_observations():
-    trained(BY_FEATURES, recurrent="gru", normalize_observations=True)
+    trained(BY_FEATURES, network=MLP((4,), recurrent="gru", recurrent_size=3), normalize_observations=True)
 
 
 @pytest.mark.slow
@@ -427,7 +427,7 @@ def test_a_train_step_with_memory_and_normalised_observations():
     ids=["kernel", "features", "same step", "critic", "state hash"],
 )  # fmt: skip
 def test_train_steps(algorithm, memory):
-    metrics = trained(algorithm, recurrent=memory)
+    metrics = trained(algorithm, network=MLP((4,), recurrent=memory, recurrent_size=3))
     assert ("loss/value" in metrics) == (algorithm.critic is not None)
     assert "value/explained_variance" in metrics
 

@@ -29,6 +29,7 @@ from grpo_jax.baselines.lstd import LARGEST_DISCOUNT
 from grpo_jax.baselines.recursive_lstd import FEW_FEATURES
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import Trajectory
@@ -169,7 +170,7 @@ def test_a_rollout_that_makes_old_sums_overflow_is_left_out():
 
 
 def config(**fields):
-    sizes = dict(num_envs=6, num_steps=6, num_epochs=1, num_minibatches=1, hidden_sizes=(4,))
+    sizes = dict(num_envs=6, num_steps=6, num_epochs=1, num_minibatches=1, network=MLP((4,)))
     return Config(environment=Recall(), **{"algorithm": RECURSIVE_LSTD_GAE} | sizes | fields)
 
 
@@ -415,7 +416,10 @@ def test_a_second_baseline_sees_one_window_at_a_time():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots", "fields"),
-    [({"start": ANCHORED}, {"group_size": 2, "regroup_every": 3}), ({}, {"recurrent": "gru", "recurrent_size": 3})],
+    [
+        ({"start": ANCHORED}, {"group_size": 2, "regroup_every": 3}),
+        ({}, {"network": MLP((4,), recurrent="gru", recurrent_size=3)}),
+    ],
     ids=["windows", "gru"],
 )
 def test_a_boosted_baseline_keeps_the_sums_of_the_first(slots, fields):

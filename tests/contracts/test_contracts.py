@@ -15,7 +15,7 @@ from small import small_config
 from grpo_jax import GRPO, PPO, Config, Hyperparams, TrainState, make_init, make_train_step, with_reference
 from grpo_jax.environments.spaces import Box
 from grpo_jax.groups import FRESH, forked
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import MLP, Transformer
 from grpo_jax.training import train_step as iteration
 
 
@@ -45,8 +45,8 @@ REFERRING = with_reference(GRPO)
 POLICIES = {
     "mlp": {"normalize_rewards": True},
     "normalised": {"normalize_observations": True, "normalize_rewards": True},
-    "gru": {"recurrent": "gru", "recurrent_size": 3},
-    "transformer": {"transformer": Architecture(num_layers=1, width=8, num_heads=2), "num_steps": 4},
+    "gru": {"network": MLP((4,), recurrent="gru", recurrent_size=3)},
+    "transformer": {"network": Transformer(num_layers=1, width=8, num_heads=2), "num_steps": 4},
 }
 ENVIRONMENTS = {"discrete": Probe(), "continuous": Push(), "tokens": paid_tokens()}
 LIGHT = {

@@ -12,6 +12,7 @@ from probes import difference, random_play
 from grpo_jax import GRPO, PPO, Config, Hyperparams, forked, make_mesh, run
 from grpo_jax.environments import Discrete, HostEnvironment, make_environment
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.training.run import check_mesh
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -214,7 +215,7 @@ def test_names_that_do_not_exist(monkeypatch):
 
 def config(algorithm, **settings):
     host = HostEnvironment(Walk, max_steps=LIMIT)
-    return Config(environment=host, algorithm=algorithm, num_envs=16, hidden_sizes=(8,), num_minibatches=1, **settings)
+    return Config(environment=host, algorithm=algorithm, num_envs=16, network=MLP((8,)), num_minibatches=1, **settings)
 
 
 def test_a_mesh_cannot_split_rows_and_their_environments():

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.policies.convolutions import patches
-from grpo_jax.policies.dense import _sum_of_broadcast, _sum_of_stack, fused_dense, product
-from grpo_jax.policies.layers import orthogonal, side_by_side
+from grpo_jax.policies.dense import _sum_of_broadcast, _sum_of_stack, fused_dense, orthogonal, product, side_by_side
 
 
 def curve(product, kernel, inputs):

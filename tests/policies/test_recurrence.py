@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax.policies.recurrence import recurrence
-from grpo_jax.policies.recurrent import gru_cell, lstm_cell
+from grpo_jax.policies.recurrent import gru_cell, lstm_cell, recurrence
 
 NUM_STEPS, NUM_SEQUENCES, SIZE = 7, 3, 4
 

@@ -12,11 +12,11 @@ from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with
 from grpo_jax.devices.execution_plan import CPU, GPU, ExecutionPlan, resolve_plan
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import forked
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import MLP, Transformer
 from grpo_jax.rollouts.scan import pack
 from grpo_jax.updates.minibatches import minibatch_order
 
-SMALL = {"hidden_sizes": (8, 8), "num_minibatches": 2, "num_epochs": 2}
+SMALL = {"network": MLP((8, 8)), "num_minibatches": 2, "num_epochs": 2}
 CONFIGS = {
     "ppo": Config(
         algorithm="ppo", num_envs=8, num_steps=12, normalize_observations=True, normalize_rewards=True, **SMALL
@@ -27,22 +27,23 @@ CONFIGS = {
     "parts": Config(
         environment=Parts(),
         algorithm="ppo",
-        actor_observation=("position", "velocity"),
         frame_stack=2,
         num_envs=8,
         num_steps=6,
         normalize_observations=True,
-        **SMALL,
+        **SMALL | {"network": MLP((8, 8), actor_observation=("position", "velocity"))},
     ),
     "real actions": Config(environment="Pendulum-v1", algorithm="kernel_gae", num_envs=8, num_steps=8, **SMALL),
-    "images": Config(environment="Breakout-MinAtar", algorithm="ppo", num_envs=4, num_steps=4, network="mlp", **SMALL),
-    "gru": Config(algorithm="ppo", num_envs=4, num_steps=6, recurrent="gru", recurrent_size=4, **SMALL),
+    "images": Config(environment="Breakout-MinAtar", algorithm="ppo", num_envs=4, num_steps=4, **SMALL),
+    "gru": Config(
+        algorithm="ppo", num_envs=4, num_steps=6, **SMALL | {"network": MLP((8, 8), recurrent="gru", recurrent_size=4)}
+    ),
     "tokens": Config(
         environment="tokens:sort-3",
         num_envs=8,
         group_size=4,
         num_minibatches=2,
-        transformer=Architecture(width=16, num_layers=1, num_heads=2),
+        network=Transformer(width=16, num_layers=1, num_heads=2),
     ),
     "vine": Config(
         environment="tokens:sort-3",
@@ -50,13 +51,12 @@ CONFIGS = {
         num_envs=8,
         group_size=4,
         num_minibatches=2,
-        transformer=Architecture(width=8, num_layers=1, num_heads=2, lora_rank=2),
+        network=Transformer(width=8, num_layers=1, num_heads=2, lora_rank=2),
     ),
     "forked": Config(
         **{"environment": Probe(), "env_params": {"max_steps_in_episode": 6, "bonus": 1.0}},
         **{"algorithm": GRPO._replace(start=forked(9)), "num_envs": 8, "group_size": 4, "num_steps": 4},
-        **{"starts_per_rollout": 1, "recurrent": "mingru", "recurrent_size": 4},
-        **SMALL,
+        **SMALL | {"starts_per_rollout": 1, "network": MLP((8, 8), recurrent="mingru", recurrent_size=4)},
     ),
     "adamw": Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=6, optimizer="adamw", **SMALL),
 }

@@ -15,12 +15,13 @@ from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, CONTINUE, anchored_groups, forked
 from grpo_jax.objectives import all_actions_advantage, whiten
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect, kept_groups
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import live_groups, make_batch
 
-CARTPOLE = {"environment": "CartPole-v1", "hidden_sizes": (4,), "num_epochs": 1, "num_minibatches": 1}
+CARTPOLE = {"environment": "CartPole-v1", "network": MLP((4,)), "num_epochs": 1, "num_minibatches": 1}
 ALL_ACTIONS = GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage)
 ANCHORED_GRPO = GRPO_RETURN_TO_GO._replace(start=ANCHORED)
 
@@ -48,7 +49,7 @@ def playing(algorithm, **settings):
 def anchored():
     """Two windows of eight steps with a memory: 4 groups of 4, regrouped in mid-episode."""
     sizes = {"num_envs": 16, "group_size": 4, "num_steps": 16, "regroup_every": 8}
-    return playing(ANCHORED_GRPO, **sizes, recurrent="gru", recurrent_size=3)
+    return playing(ANCHORED_GRPO, **sizes, network=MLP(recurrent="gru", recurrent_size=3))
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +234,7 @@ def test_members_share_all_starts_under_any_generator(generator):
 
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
 def test_rows_start_where_they_would_alone_under_any_generator(generator):
-    config = Config(environment=Probe(), num_envs=8, group_size=4, num_minibatches=1, hidden_sizes=(2,))
+    config = Config(environment=Probe(), num_envs=8, group_size=4, num_minibatches=1, network=MLP((2,)))
     keys = jax.random.split(jax.random.key(0, impl=generator), 3)
     init = make_init(config)
     together = jax.jit(jax.vmap(lambda key: init(key, Hyperparams()).rollout.observation))(keys)
@@ -243,7 +244,7 @@ def test_rows_start_where_they_would_alone_under_any_generator(generator):
 
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
 def test_evaluation_needs_no_jit_under_any_generator(generator):
-    config = Config(environment=Probe(), num_envs=8, group_size=4, num_minibatches=1, hidden_sizes=(2,))
+    config = Config(environment=Probe(), num_envs=8, group_size=4, num_minibatches=1, network=MLP((2,)))
     keys = jax.random.split(jax.random.key(0, impl=generator))
     state = make_init(config)(keys[0], Hyperparams())
     assert evaluate(config, state, keys[1], num_episodes=4).returns.tolist() == [3.0] * 4
@@ -260,7 +261,7 @@ def test_evaluation_needs_no_jit_under_any_generator(generator):
 def test_environments_may_keep_their_keys(make_key, generator):
     """Resets and steps agree in what a key is, so that a state may hold those of either."""
     config = Config(
-        environment=KeepsKeys(), algorithm="ppo", num_envs=4, num_steps=4, hidden_sizes=(2,), num_minibatches=1
+        environment=KeepsKeys(), algorithm="ppo", num_envs=4, num_steps=4, network=MLP((2,)), num_minibatches=1
     )
     with jax.default_prng_impl(generator):
         state = jax.jit(make_init(config))(make_key(0), Hyperparams())

@@ -13,14 +13,14 @@ from grpo_jax.algorithms import with_reference
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, make_task, text
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.training.imitation import imitation_loss, warm_start
 from grpo_jax.training.run import initial_states
 from grpo_jax.types import RewardParts
 
 SMALL = {"num_envs": 8, "group_size": 4, "num_minibatches": 1}
-SMALL["transformer"] = Architecture(width=16, num_layers=1, num_heads=2)
+SMALL["network"] = Transformer(width=16, num_layers=1, num_heads=2)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from probes import Echo, Probe, bits, counted, difference
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train, make_train_step, run
 from grpo_jax.algorithms import with_reference
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.training.budget import check_budget
 
 COMMON = {
@@ -75,7 +76,7 @@ def test_metrics_have_the_names_of_the_field(grpo, ppo):
     assert set(grpo.metrics) == COMMON | OF_GROUPS
     assert set(ppo.metrics) == COMMON | OF_A_CRITIC
     both = with_reference(PPO)
-    config = Config(algorithm=both, num_envs=8, group_size=4, num_steps=4, num_minibatches=1, hidden_sizes=())
+    config = Config(algorithm=both, num_envs=8, group_size=4, num_steps=4, num_minibatches=1, network=MLP(()))
     state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
     _, metrics = jax.eval_shape(make_train_step(config), state)
     assert set(metrics) == COMMON | OF_GROUPS | OF_A_CRITIC | {"policy/kl_reference"}
@@ -124,7 +125,7 @@ def test_learning_rate_0_leaves_the_parameters_bitwise(small):
 
 @pytest.mark.slow
 def test_without_jit_it_computes_the_same():
-    sizes = {"num_envs": 2, "num_steps": 3, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+    sizes = {"num_envs": 2, "num_steps": 3, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
     config = Config(environment=Probe(), algorithm="ppo", env_params={"bonus": 1.0}, **sizes)
     train_step, state = make_train_step(config), jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     compiled, metrics = jax.jit(train_step)(state)
@@ -183,7 +184,7 @@ def test_a_variant_may_have_a_coefficient_of_its_own():
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_it_learns_to_echo_and_not_at_learning_rate_0(algorithm):
-    sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (16,)}
+    sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "network": MLP((16,))}
     config = Config(environment=Echo(), algorithm=algorithm, group_size=4 if algorithm == "grpo" else 1, **sizes)
     rates = jnp.array([0.02, 0.02, 0.0])
     hyperparams = Hyperparams(learning_rate=rates, final_learning_rate=rates, total_steps=60 * 64.0)
@@ -330,7 +331,7 @@ def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
 @pytest.mark.slow
 def test_a_run_bound_by_episodes_reports_early():
     forever = Config(
-        environment=Probe(), algorithm="ppo", num_envs=8, num_steps=4, num_minibatches=1, hidden_sizes=(2,),
+        environment=Probe(), algorithm="ppo", num_envs=8, num_steps=4, num_minibatches=1, network=MLP((2,)),
         env_params={"max_steps_in_episode": 2**20, "lifetime": 3},
     )  # fmt: skip
     result = run(forever, Hyperparams(total_steps=np.inf, max_episodes=64), KEYS[:1])

@@ -14,6 +14,7 @@ from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.config_checks import NAMES
 from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.checks import check_run
@@ -23,7 +24,7 @@ from grpo_jax.updates.minibatches import minibatch_gradient
 from grpo_jax.updates.optimizers import OPTIMIZERS, make_optimizer
 from grpo_jax.updates.schedules import DECAYS, LearningRates, learning_rates
 
-CONFIG = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=3, num_minibatches=1, hidden_sizes=(3,))
+CONFIG = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=3, num_minibatches=1, network=MLP((3,)))
 PLAIN = dataclasses.replace(CONFIG, num_epochs=3, num_microbatches=1, execution_plan=CPU)
 RATE = 0.02
 PARAMS = {
@@ -340,7 +341,7 @@ UNFIT = {
         r"critic_learning_rate is for parameters under a key 'critic'",
     ),
     "shared": (
-        {"shared_critic": True},
+        {"network": MLP(shared_critic=True)},
         {"critic_learning_rate": 0.1},
         r"are actor_critic/.*, \.\.\.; leave it out.*shared_critic=F",
     ),

@@ -11,6 +11,7 @@ from probes import FOREVER, Probe, acted, bits, known_params, known_policy, stan
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.environments import make_environment
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
@@ -132,8 +133,8 @@ def test_nan_rewards_leave_the_parameters_bitwise():
         num_steps=3,
         num_epochs=2,
         num_minibatches=2,
-        hidden_sizes=(),
-        env_params={"nan_below": 2.0},  # every mark is
+        network=MLP(()),
+        env_params={"nan_below": 2.0},
     )
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     after, metrics = jax.jit(make_train_step(config))(state)
