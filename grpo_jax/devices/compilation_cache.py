@@ -21,11 +21,6 @@ def cache_folder() -> Path:
     return root / "grpo_jax" / "xla" / f"{platform.machine()}-{hashlib.sha256(cpu.encode()).hexdigest()[:12]}"
 
 
-def trace_settings() -> tuple:
-    """JAX's settings that change what is traced although JAX itself would use an older trace."""
-    return jax.config.jax_debug_nans, jax.config.jax_default_prng_impl
-
-
 def keep_programs() -> bool:
     """Keeps what this process compiles from now on in `cache_folder()`; returns whether that changed anything.
 

@@ -13,6 +13,7 @@ from experiments.harness.summaries import read_results
 from grpo_jax import Hyperparams
 from grpo_jax.commands.harness.runs import Run, make_plan
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.training.progress import RunResult
 
 HEADER, CELLS, CATCH = gymnax_suite.HEADER, gymnax_suite.cells, "Catch-bsuite"
