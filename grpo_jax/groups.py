@@ -80,7 +80,7 @@ def anchored_groups(simulator: Any, state: RolloutState, key: jax.Array, group_s
     """Every member of a group continues from the state of one of them, drawn uniformly.
 
     All members are equally likely to be drawn, so the states that groups start from have the same distribution as
-    those of environments that continue without groups.
+    in environments that continue without groups.
     """
     return copy_member(state, jax.random.randint(key, (state.num_envs // group_size,), 0, group_size), group_size)
 

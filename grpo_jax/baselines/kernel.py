@@ -33,9 +33,9 @@ def kernel_values(
         V(x_t^i) = sum_{j != i, |s - t| <= reach} w_sj R_s^j,  w = softmax(-||x_t^i - x_s^j||^2 / bandwidth)
 
     R are discounted returns-to-go, bootstrapped where a limit or the window cut them. The value of such a final state
-    is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped likewise:
-    two iterations from 0. A rollout's values use only other rollouts. (Its own rewards leak in slightly, through
-    their bootstrapped ends.) Kernelised advantage estimation is related (https://arxiv.org/abs/2604.28005).
+    is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped in the
+    same way: two iterations from 0. A rollout's values use only other rollouts. (Its own rewards leak in slightly,
+    through their bootstrapped ends.) Kernelised advantage estimation is related (https://arxiv.org/abs/2604.28005).
 
     Args:
       window: its features are what states are compared by.

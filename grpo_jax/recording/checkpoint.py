@@ -81,7 +81,7 @@ class Checkpoints:
         return self._saved < 0 or progress.iteration // self._every > self._saved // self._every
 
     def update(self, progress: Progress, score: float = np.nan) -> None:
-        """Saves if a checkpoint is due; the best checkpoint is that of the highest `score`, a return."""
+        """Saves if a checkpoint is due; the best checkpoint has the highest `score`, a return."""
         self._last = progress, score
         if self.is_due(progress):
             self.save(progress, score)
@@ -111,7 +111,7 @@ class Checkpoints:
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
         items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(with_checksum(run)))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
-        with self._disk_errors():  # also those of the checkpoint before, which was written in the background
+        with self._disk_errors():  # also of the previous checkpoint, which was written in the background
             self._check_space(sum(leaf.nbytes for leaf in arrays.values()))
             self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
 

@@ -18,7 +18,7 @@ import numpy as np
 from grpo_jax.errors import ConfigError, nearest
 
 CHECKSUM, CHECKSUMS = "checksum", "checksums"
-"""The fields with the checksum over all other fields, and those of arrays by name."""
+"""The fields with the checksum over all other fields, and with the checksums of arrays by name."""
 
 INFINITIES = ("inf", "-inf")
 """What stands in JSON for the infinities, which it lacks."""
@@ -90,7 +90,7 @@ def replacement(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_files(folder: Path) -> Iterator[Path]:
-    """A temporary folder for the block to write to; its files then become those of `folder`, if the block succeeds.
+    """A temporary folder for the block to write to; its files move to `folder` if the block succeeds.
 
     Without success, such as on a full disk, nothing is left, and files that `folder` had stay as they were.
     """
@@ -222,7 +222,7 @@ def check_fields(
     rest = {name: value for name, value in fields.items() if name != CHECKSUM}
     if fields.get(CHECKSUM, _crc_of_fields(rest)) != _crc_of_fields(rest):
         raise ConfigError(
-            f"{path} is damaged: its checksum is another than that of its contents; copy the file again, or, if you "
+            f"{path} is damaged: its checksum does not match its contents; copy the file again, or, if you "
             f"changed it yourself, remove the field {CHECKSUM!r}"
         )
 

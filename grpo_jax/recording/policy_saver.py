@@ -76,7 +76,7 @@ def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]
       ConfigError: there is no such folder or run, or there are several and `run` is None.
     """
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}; name that of a run, such as runs/mine")
+        raise ConfigError(f"there is no folder {folder}; name a run's, such as runs/mine")
     paths = [path for path in (folder, *sorted((folder / FOLDER).glob("*"))) if (path / DESCRIPTION).exists()]
     if not paths:
         raise ConfigError(

@@ -115,7 +115,7 @@ def run(
       env_params: parameters of the environment by name, instead of the config's: one value for all rows, or an array
         `[R]` or `[R, num_groups]`.
       params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
-      resume_from: the progress of an earlier run with the same arguments. The result is that of one run without an
+      resume_from: the progress of an earlier run with the same arguments. The result equals one run without an
         interruption: bitwise with the same devices and rows on each, and otherwise up to rounding.
       evaluate: `Evaluate(every=10)` evaluates the policies every 10 iterations; None never does.
       callback: called on the host with the progress, before the first chunk of iterations (with None) and after each
