@@ -34,8 +34,7 @@ def rejax_version() -> str | None:
 def installed(names: Sequence[str]) -> tuple[str, ...]:
     """The names of implementations, without rejax's PPO if rejax is not installed.
 
-    Raises:
-      ConfigError: if none is left.
+    Raises ConfigError if none is left.
     """
     found = tuple(name for name in names if name != "rejax PPO" or rejax_version() is not None)
     if not found:

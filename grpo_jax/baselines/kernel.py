@@ -13,7 +13,7 @@ from grpo_jax.baselines.features import observed
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.returns import bootstrapped_returns
 from grpo_jax.precision import at_least_float32, exact_sum
-from grpo_jax.types import PyTree, Trajectory
+from grpo_jax.types import PyTree
 
 FAR = 1e30  # a squared distance beyond any
 CLOSEST = 1e-30  # bandwidths are no smaller
@@ -169,15 +169,7 @@ def kernel_baseline(
 
 
 def _kernel_baseline(
-    trajectory: Trajectory,
-    state: PyTree,
-    policy: Any,
-    params: PyTree,
-    hyperparams: Hyperparams,
-    group_size: int,
-    *,
-    metric: Callable,
-    **options: Any,
+    trajectory, state, policy, params, hyperparams: Hyperparams, group_size: int, *, metric: Callable, **options: Any
 ) -> tuple[jax.Array, jax.Array, PyTree]:
     if trajectory.valid.shape[1] < 2:
         raise ValueError(

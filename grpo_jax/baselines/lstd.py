@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from grpo_jax.baselines.features import is_usable, policy_features
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.returns import next_values
 from grpo_jax.precision import at_least_float32, exact_sum
-from grpo_jax.types import PyTree, Trajectory
+from grpo_jax.types import PyTree
 
 LARGEST_DISCOUNT = 1 - 1e-5
 """Of values: if nothing terminates they grow with the horizon, and their differences would be lost in rounding."""
@@ -160,15 +160,7 @@ def lstd_baseline(*, features: Callable = policy_features, num_folds: int = 4) -
 
 
 def _lstd_baseline(
-    trajectory: Trajectory,
-    state: PyTree,
-    policy: Any,
-    params: PyTree,
-    hyperparams: Hyperparams,
-    group_size: int,
-    *,
-    features: Callable,
-    num_folds: int,
+    trajectory, state, policy, params, hyperparams: Hyperparams, group_size: int, *, features: Callable, num_folds: int
 ) -> tuple[jax.Array, jax.Array, PyTree]:
     window = window_of(trajectory, *features(trajectory, policy, params))
     folds = {"num_folds": num_folds, "group_size": group_size}

@@ -167,7 +167,7 @@ def imitate_demonstrations(
 
     config = lm.make_plan(arguments, task).config
     start = learn_demonstrations(
-        dataclasses.replace(config, transformer=config.transformer.without_lora),
+        dataclasses.replace(config, network=config.network.without_lora),
         task,
         demonstrations,
         jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.num_seeds),

@@ -64,8 +64,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
         if not arguments.recording.checkpoint_every:  # else a sweep that is resumed needs them
             shutil.rmtree(study.out / PROGRAMS / POLICIES)
     study.print_files(
-        *("summary.json", "metrics.jsonl", "best.json", "sweep.png"),
-        f"learning_curves.png (best {NUM_DRAWN})",
+        *("summary.json", "metrics.jsonl", "best.json", "sweep.png"), f"learning_curves.png (best {NUM_DRAWN})"
     )
     study.console.print(f"The best again: {invocation('train')} --config {study.out / 'best.json'}", soft_wrap=True)
 

@@ -69,10 +69,11 @@ def make_plan(
 
     Rollouts begin with a prompt, and the warm start is the frozen reference, unless the algorithm has no KL penalty.
     """
-    static, traced = split_fields(settings(f"tokens:{arguments.task}", algorithm) | changes)
+    environment = f"tokens:{arguments.task}"
+    static, traced = split_fields(environment, settings(environment, algorithm) | changes)
     slot_values = prompted(by_name(algorithm)._replace(**variant or {}))
     total_steps = task_settings(arguments).total_steps if arguments.total_steps is None else arguments.total_steps
-    config = Config(environment=task or f"tokens:{arguments.task}", algorithm=slot_values, **static)
+    config = Config(environment=task or environment, algorithm=slot_values, **static)
     return RunSpec(label, config, Hyperparams(total_steps=total_steps, **traced), arguments.training_keys)
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 from grpo_jax.recording.files import describe_kind, fits, read_object
 
-# For each supported `model_type`: fields of `Architecture` beyond the sizes, and the class in transformers.
+# For each supported `model_type`: fields of `Transformer` beyond the sizes, and the class in transformers.
 MODEL_TYPES = {
     "llama": {},
     "qwen2": {"attention_bias": True},
@@ -23,7 +23,7 @@ CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Q
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
-# Fields of config.json, and of `Architecture`.
+# Fields of config.json, and of `Transformer`.
 _FIELDS = {
     **{"num_hidden_layers": "num_layers", "hidden_size": "width", "intermediate_size": "feedforward_size"},
     **{"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_size"},
@@ -48,7 +48,7 @@ class LanguageModel(NamedTuple):
     """A model folder, without its weights."""
 
     folder: Path
-    architecture: Architecture
+    architecture: Transformer
     num_tokens: int  # of the tokenizer, at most vocab_size: others are never sampled
     context: int  # the most tokens of a prompt and its completion
     tokenizer: Tokenizer
@@ -64,7 +64,7 @@ def load_model(folder: str | Path, **changes: Any) -> LanguageModel:
 
     Args:
       folder: contains config.json and tokenizer.json.
-      changes: fields of the `Architecture` to replace, such as `compute_dtype="bfloat16"`.
+      changes: fields of the `Transformer` to replace, such as `compute_dtype="bfloat16"`.
 
     Raises:
       ConfigError: a file is missing, the model has a feature that this transformer lacks, or no end token is known.
@@ -80,12 +80,12 @@ def load_model(folder: str | Path, **changes: Any) -> LanguageModel:
     return LanguageModel(folder, architecture, min(tokenizer.num_tokens, vocab_size), context, tokenizer)
 
 
-def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
-    """The sizes of a checkpoint's transformer: `Config(network="transformer", transformer=load_architecture(folder))`.
+def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
+    """The sizes of a checkpoint's transformer: `Config(network=load_architecture(folder))`.
 
     Args:
       folder: contains config.json.
-      changes: fields of the `Architecture` to replace, such as `compute_dtype="bfloat16"`.
+      changes: fields of the `Transformer` to replace, such as `compute_dtype="bfloat16"`.
 
     Raises:
       ConfigError: if the model has a feature that this transformer lacks, or the file is damaged.
@@ -109,12 +109,12 @@ def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
     }
     fields = {field: published.get(name) or defaults.get(name) for name, field in _FIELDS.items()}
     try:
-        return Architecture(**fields | MODEL_TYPES[model_type] | changes)
+        return Transformer(**fields | MODEL_TYPES[model_type] | changes)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def describe_architecture(architecture: Architecture, *, vocab_size: int, context: int) -> dict[str, Any]:
+def describe_architecture(architecture: Transformer, *, vocab_size: int, context: int) -> dict[str, Any]:
     """The fields of config.json for this architecture; ConfigError if no published model type has its variants."""
     variants = {name: getattr(architecture, name) for fields in MODEL_TYPES.values() for name in fields}
     types = [name for name, fields in MODEL_TYPES.items() if dict.fromkeys(variants, False) | fields == variants]

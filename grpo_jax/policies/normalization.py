@@ -102,20 +102,11 @@ def normalized(policy: Policy, statistics: PyTree, clip: jax.Array) -> Policy:
     def normalize(observation):
         return jax.tree.map(normalized_leaf, statistics, observation, is_leaf=_is_statistics)
 
-    def step(params, observation, *rest):
-        return policy.step(params, normalize(observation), *rest)
+    def on_normalized(function):
+        return function and (lambda params, observation, *rest: function(params, normalize(observation), *rest))
 
-    def sequence(params, observation, *rest):
-        return policy.sequence(params, normalize(observation), *rest)
-
-    def features(params, observation, *rest):
-        return policy.features(params, normalize(observation), *rest)
-
-    def extras(params, observation, *rest):
-        return policy.extras(params, normalize(observation), *rest)
-
-    optional = {"features": policy.features and features, "extras": policy.extras and extras}
-    return policy._replace(step=step, sequence=sequence, **optional)
+    names = ("step", "sequence", "features", "extras")
+    return policy._replace(**{name: on_normalized(getattr(policy, name)) for name in names})
 
 
 def initial_normalizer(observation: PyTree, *, observations: bool, rewards: bool) -> Normalizer:

@@ -15,7 +15,8 @@ from grpo_jax.config import Config
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object, import_path
-from grpo_jax.policies import Architecture
+from grpo_jax.policies.networks import NETWORKS
+from grpo_jax.policies.networks import name_of as network_name
 from grpo_jax.recording.files import INFINITIES, as_numbers, describe_kind, fits, plain, read_object
 from grpo_jax.recording.identity import fields_of
 from grpo_jax.recording.trusted import find_trusted
@@ -70,10 +71,11 @@ def _value_from_json(path: Path | str, name: str, value: Any, kind: Any, trust: 
         return None
     if expected is float and value == "inf":
         return math.inf
-    if expected is Architecture and type(value) is dict:
-        sizes = from_json(f"{path}: {name}", value, get_type_hints(Architecture), "Architecture")
+    if name == "network" and type(value) is dict and "name" in value:
         with _errors_of(path, name):
-            return Architecture(**sizes)
+            network = NETWORKS[value["name"]]
+            sizes = {field: part for field, part in value.items() if field != "name"}
+            return network(**from_json(name, sizes, get_type_hints(network), network.__name__))
     if len(kinds) > 1 and expected is str and type(value) in (dict, str):
         with _errors_of(path, name):
             if type(value) is dict:
@@ -108,14 +110,16 @@ def as_fields(config: Config, hyperparams: Hyperparams) -> dict[str, Any]:
 def config_fields(config: Config) -> tuple[dict[str, Any], list[str]]:
     """The fields of a config in JSON's types, without None, and the names of the fields that JSON cannot express.
 
-    An algorithm is a name, or an object with its slots. Other functions are import paths, a `functools.partial` of one
-    with its arguments. A function without a path, such as a lambda, and an environment that is an object cannot be
-    expressed.
+    An algorithm is a name, or an object with its slots; a network an object with its name and fields. Other functions
+    are import paths, a `functools.partial` of one with its arguments. A function without a path, such as a lambda, and
+    an environment that is an object cannot be expressed.
     """
     known = name_of(config.algorithm)
     fields = {field: getattr(config, field) for field in Config.__dataclass_fields__}
     fields |= {"algorithm": config.algorithm if known == "custom" else known}
-    fields |= {"env_params": dict(config.env_params), "transformer": dataclasses.asdict(config.transformer)}
+    fields |= {"env_params": dict(config.env_params)}
+    if not config.has_custom_network:
+        fields["network"] = {"name": network_name(config.network), **vars(config.network)}
     found, missing = {}, []
     for field, value in fields.items():
         try:

@@ -15,7 +15,6 @@ from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_path
-from grpo_jax.policies import Architecture
 from grpo_jax.updates.optimizers import OPTIMIZERS
 
 _SLOTS = "grpo_jax.objectives.", "grpo_jax.baselines.", "grpo_jax.groups"
@@ -38,7 +37,7 @@ def trusted_objects() -> dict[str, Any]:
     for module in [module for name, module in sys.modules.items() if name.startswith(_SLOTS)]:
         own = {name: each for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__}
         found |= {f"{module.__name__}:{name}": each for name, each in own.items() if callable(each)}
-    for each in (Algorithm, Architecture, ExecutionPlan, Hyperparams, *OPTIMIZERS.values()):
+    for each in (Algorithm, ExecutionPlan, Hyperparams, *OPTIMIZERS.values()):
         found[import_path(each)] = each
     for package, names in ((jnp, _ARITHMETIC), (jax.nn, dir(jax.nn)), (nn, dir(nn)), (optax, dir(optax))):
         for name in names:

@@ -13,7 +13,7 @@ from grpo_jax.environments.environment import threefry
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, nearest
 from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
-from grpo_jax.policies.sampling import restricted
+from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.resets import StartStates, advance_where, make_start_states, new_episodes, select, shared_keys
 from grpo_jax.rollouts.scan import any_in_all_rows, scan_in_blocks
@@ -147,7 +147,7 @@ class Simulator(NamedTuple):
     def _num_passes(self) -> int:
         """Passes over a rollout that compute values and log-probabilities; 0: each step computes its own."""
         # A carry advances with the values, and support depends on the distribution: then every step computes all.
-        has_passes = not self.policy.has_carry and self.policy.support is None
+        has_passes = not self.policy.has_carry and self.policy.sampling_mask is None
         return self.plan.value_passes if has_passes else 0
 
     def _start_states(self, state: RolloutState, key: jax.Array, num_steps: int) -> StartStates:
@@ -219,7 +219,7 @@ class Simulator(NamedTuple):
                 state.environment, environment_params
             )
             forced = forced_action >= 0
-        distribution, action_mask = restricted(self.policy, distribution, action_mask, forced)
+        distribution, action_mask = apply_sampling_mask(self.policy, distribution, action_mask, forced)
         action = choose(distribution)
         if forced is not None:
             action = jnp.where(forced, forced_action, action)

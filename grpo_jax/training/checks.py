@@ -48,7 +48,7 @@ def try_on_shapes(config: Config, hyperparams: Hyperparams) -> Metrics:
 
 def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     check_schedule(config.schedule)
-    if config.has_own_distribution or config.has_own_network:
+    if config.has_custom_distribution or config.has_custom_network:
         _check_distribution(config)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     hyperparams = structure.unflatten([scalar] * structure.num_leaves)

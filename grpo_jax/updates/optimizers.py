@@ -13,7 +13,7 @@ import optax.contrib
 from grpo_jax.config_checks import check_name
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, first_line
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.importing import import_own, is_own
+from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.types import PyTree, by_path
 from grpo_jax.updates.flattening import Elementwise
 from grpo_jax.updates.half_precision import half_precision
@@ -90,7 +90,7 @@ def find_optimizer(optimizer: str | Callable) -> Callable:
       ConfigError: for an unknown name, or a value that is not a function.
     """
     check_name("optimizer", optimizer)
-    found = import_own(optimizer, "optimizer") if is_own(optimizer) else OPTIMIZERS[optimizer]
+    found = import_custom(optimizer, "optimizer") if is_custom(optimizer) else OPTIMIZERS[optimizer]
     if not callable(found):
         raise ConfigError(
             f"optimizer is a {type(found).__name__}, but the learning rate changes during training; use a function "

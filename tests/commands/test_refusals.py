@@ -19,7 +19,7 @@ from grpo_jax.commands import plot, tokens, train
 from grpo_jax.commands.harness import token_runs
 from grpo_jax.commands.harness.command import command, join_processes
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.run_spec import RunSpec
@@ -165,7 +165,7 @@ def test_a_warm_start_made_otherwise(changes, message, tmp_path, monkeypatch):
 
     def start(*paths, num_layers=2, **changes):
         task = SimpleNamespace(task=SimpleNamespace(name="sort-2"))
-        config = SimpleNamespace(env=task, transformer=Architecture(num_layers=num_layers))
+        config = SimpleNamespace(env=task, network=Transformer(num_layers=num_layers))
         arguments = {"keys": jax.random.split(jax.random.key(0), 2), "target": 0.5, "learning_rate": 1e-3} | changes
         paths = [tmp_path / path for path in paths]
         return token_runs.load_or_make_warm_start(config, **arguments, paths=paths, console=Console(quiet=True))

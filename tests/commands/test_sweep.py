@@ -12,9 +12,10 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import sweep, train
 from grpo_jax.commands.harness import sweeps
-from grpo_jax.commands.harness.command import join_processes, parse_mesh
+from grpo_jax.commands.harness.command import join_processes, mesh_sizes
 from grpo_jax.commands.harness.runs import Run
 from grpo_jax.commands.harness.study import RecordingArguments
+from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.run_spec import RunSpec
@@ -163,7 +164,7 @@ def test_a_file_of_fields_is_read_back(tmp_path):
         ("[1]", "holds no object in JSON"),
         ("{", "cannot be read"),
         ('{"num_envs": "8"}', 'num_envs="8" must be a whole number'),
-        ('{"shared_critic": "no"}', 'shared_critic="no" must be true or false'),
+        ('{"network": {"name": "mlp", "shared_critic": "no"}}', 'shared_critic="no" must be true or false'),
         ('{"total_steps": null}', "total_steps=null must be a number"),
         (None, "cannot be read: .*No such file"),
     ],
@@ -179,12 +180,10 @@ def test_an_invalid_file_is_reported(tmp_path, text, message):
 
 
 def test_a_mesh_from_flags():
-    assert parse_mesh(()) is None
-    assert dict(parse_mesh(("seeds=2",)).shape) == {"seeds": 2}
-    assert dict(parse_mesh(("envs=2",)).shape) == {"seeds": 1, "envs": 2}
+    assert mesh_sizes(("seeds=2", "envs=4"), "--mesh") == {"seeds": 2, "envs": 4}
     for sizes in (("rows=2",), ("seeds",), ("seeds=two",), ("envs=0",), ("seeds=1", "seeds=2")):
         with pytest.raises(ValueError, match="is no layout of devices; use seeds=4"):
-            parse_mesh(sizes)
+            mesh_sizes(sizes, "--mesh")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +273,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_memory_is_analysed():
-    config = Config(environment=Echo(), algorithm="ppo", num_envs=4, num_steps=1, num_minibatches=1, hidden_sizes=(8,))
+    config = Config(environment=Echo(), algorithm="ppo", num_envs=4, num_steps=1, num_minibatches=1, network=MLP((8,)))
     plan = RunSpec("eight seeds", config, Hyperparams(), jax.random.split(jax.random.key(0), 8))
     few, many = (sweeps._bytes_needed(plan, rows, None) for rows in (8, 800))
     assert 0 < few < many

@@ -9,6 +9,7 @@ from probes import FOREVER, Probe, bits
 from grpo_jax import Config, Hyperparams, evaluate, make_init
 from grpo_jax.evaluation import episodes
 from grpo_jax.evaluation.episodes import record_episodes
+from grpo_jax.policies import MLP
 
 BONUS, LIFETIME, NUM_EPISODES = 0.5, 5, 64
 
@@ -19,7 +20,7 @@ def probe():
         environment=Probe(),
         num_envs=4,
         num_minibatches=1,
-        hidden_sizes=(),
+        network=MLP(()),
         env_params={"bonus": BONUS, "lifetime": LIFETIME, "max_steps_in_episode": 8},
     )
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
@@ -64,7 +65,7 @@ def test_every_environment_has_equally_many_episodes(probe):
         environment=Probe(),
         num_envs=num_envs,
         num_minibatches=1,
-        hidden_sizes=(),
+        network=MLP(()),
         env_params={"max_steps_in_episode": 1},
     )
     _, state = probe

@@ -19,6 +19,7 @@ from grpo_jax.algorithms import GSPO
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import adaptive_coefficient, group_normalized, outcome, tuned
+from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
 from grpo_jax.recording.identity import check_same
 from grpo_jax.recording.run_spec import describe
@@ -236,7 +237,7 @@ def test_slots_with_settings_of_their_own_are_told_apart():
 
 
 def small_run(**fields):
-    sizes = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+    sizes = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
     config = Config(environment=Probe(), algorithm="ppo", **sizes, **fields)
     return config, Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3])), KEYS[:2]
 
@@ -244,7 +245,7 @@ def small_run(**fields):
 @pytest.mark.slow
 def test_a_coefficient_that_adapts_goes_on(tmp_path):
     algorithm = GRPO._replace(kl_controller=tuned(adaptive_coefficient, target="kl_target"))
-    sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "hidden_sizes": (4,)}
+    sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "network": MLP((4,))}
     config = Config(environment=Probe(), algorithm=algorithm, **sizes)
     hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1)
     with Checkpoints(tmp_path, DESCRIPTION, every=2) as checkpoints:

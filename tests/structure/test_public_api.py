@@ -9,7 +9,7 @@ import pytest
 
 import grpo_jax
 from grpo_jax import Config, Hyperparams, baselines, environments, language, objectives, policies, recording
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import MLP, Transformer
 
 PROMISED = {
     *("Config", "Hyperparams", "Algorithm", "GRPO", "PPO", "TrainState", "make_init", "make_train_step", "run"),
@@ -22,7 +22,7 @@ MODULES = [importlib.import_module(name) for name in NAMES if not name.startswit
 
 SIGNATURES = {
     "Config": {"environment", "algorithm", "num_envs", "group_size", "num_steps", "num_epochs", "num_minibatches"}
-    | {"hidden_sizes"},
+    | {"network"},
     "Hyperparams": {"learning_rate", "final_learning_rate", "discount", "gae_lambda", "clip_low", "clip_high"}
     | {"kl_coef", "entropy_coef", "value_coef", "max_grad_norm"},
     "make_init": {"config"},
@@ -106,7 +106,7 @@ def test_everything_public_has_a_docstring():
     assert not offenders, "\n".join(offenders)
 
 
-@pytest.mark.parametrize("settings", [Architecture, Config, Hyperparams])
+@pytest.mark.parametrize("settings", [MLP, Transformer, Config, Hyperparams])
 def test_every_setting_is_explained(settings):
     """The command line takes its help from these lines."""
     body = ast.parse(inspect.getsource(settings)).body[0].body

@@ -19,13 +19,14 @@ from grpo_jax import (
 )
 from grpo_jax.commands.harness.study import EvaluationArguments
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
 from grpo_jax.training.progress import initial_progress, with_evaluation
 
 CONFIG = Config(
-    environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(4,)
+    environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, network=MLP((4,))
 )
 KEYS = jax.random.split(jax.random.key(5), 3)
 HYPERPARAMS = Hyperparams(total_steps=jnp.array([10 * 32.0, 7 * 32.0, 10 * 32.0]), learning_rate=1e-2)
@@ -49,7 +50,7 @@ def test_evaluations_change_nothing_in_training(plain, evaluated):
     assert len(plain.evaluations.iterations) == 0 and SAMPLED not in plain.metrics
 
 
-def test_evaluations_come_every_so_many_iterations_and_at_the_end(evaluated):
+def test_evaluations_come_in_intervals_and_at_the_end(evaluated):
     evaluations = evaluated.evaluations
     assert evaluations.iterations.tolist() == [4, 8, 10]
     assert evaluations.steps.tolist() == [[128, 128, 128], [256, 224, 256], [320, 224, 320]]

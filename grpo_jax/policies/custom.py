@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function
-from grpo_jax.importing import import_own
+from grpo_jax.importing import import_custom
 from grpo_jax.observations import leading_shape
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
 from grpo_jax.types import PyTree
 
 
-def make_own_policy(network: str | Callable, observation: PyTree, distribution: Distribution, critic: bool) -> Policy:
+def make_custom_policy(
+    network: str | Callable, observation: PyTree, distribution: Distribution, critic: bool
+) -> Policy:
     """The policy of a custom network, whose functions check their outputs.
 
     Args:
@@ -26,7 +28,7 @@ def make_own_policy(network: str | Callable, observation: PyTree, distribution: 
         not floating-point, for outputs, values or features of the wrong shape or dtype, and for a carry that changes.
     """
     name = describe_function("network", network)
-    policy = _call(name, lambda: import_own(network, "network")(observation, distribution, critic))
+    policy = _call(name, lambda: import_custom(network, "network")(observation, distribution, critic))
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"{name} gives {type(policy).__name__}, but must give a Policy; write a function "
