@@ -120,8 +120,7 @@ def main(arguments: Arguments) -> None:
 def check(arguments: Arguments, has_device: bool) -> tuple[dict[str, Any], list[dict[str, int]]]:
     """The compiler's options, and the devices along the axes of each mesh.
 
-    Raises:
-      ConfigError: if an argument is wrong.
+    Raises ConfigError if an argument is wrong.
     """
     if arguments.profile is not None and not has_device:
         raise ConfigError("--profile needs an accelerator, but none is attached; leave it out")

@@ -11,6 +11,7 @@ measure: to learn, groups have to start from the same state.
 
 import dataclasses
 import datetime
+import functools
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Literal
 
 import jax
 import numpy as np
+from rich import progress
 from rich.table import Table
 
 from grpo_jax import Hyperparams, run
@@ -30,6 +32,7 @@ from grpo_jax.recording.files import write_json
 from grpo_jax.recording.recorder import record
 from grpo_jax.recording.run_spec import Recording, RunSpec
 
+from .harness import cold_start
 from .harness import reference_implementations as reference
 from .harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours
 
@@ -58,6 +61,8 @@ class Arguments:
     """Also train ours and the plain PPO on CartPole-v1, 64 environments, 500,000 steps, 16 seeds, and compare."""
     overhead: bool = False
     """Also measure how much metrics.jsonl, TensorBoard's files and checkpoints slow down a run."""
+    cold: bool = False
+    """Measure instead, in new processes, the seconds to the first metrics and to 475 on CartPole-v1, over 5 seeds."""
     parts: bool = True
     """Also measure random actions, the rollout and the update alone (with one seed)."""
     out: OutFile | None = None
@@ -82,6 +87,11 @@ def main(arguments: Arguments) -> None:
         "results": [],
     }
     results["versions"]["rejax"] = reference.rejax_version()
+    if arguments.cold:
+        results["results"] = cold_start.measure(names, 5, functools.partial(progress.track, console=console))
+        write_json(out, results)
+        console.print(cold_table(results["results"]), f"Results in {out}", soft_wrap=True)
+        return
     sizes = [
         (environment, num_envs, num_seeds)
         for environment in arguments.environments
@@ -164,6 +174,17 @@ def table(title: str, rows: list[dict]) -> Table:
             "" if np.isnan(fraction) else f"{fraction:.0%}",
             f"{row['memory_bytes'] / 2**20:,.0f} MiB",
             f"{row['compile_seconds']:.1f} s",
+        )
+    return rendered
+
+
+def cold_table(rows: list[dict]) -> Table:
+    """Medians of the seconds from the beginning of a process to the end of each stage, and the size of the program."""
+    rendered = Table("", "cache", *cold_start.STAGES, *cold_start.PROGRAMS, title="CartPole-v1: seconds until")
+    for row in rows:
+        seconds = (f"{row[stage]:.1f}" for stage in cold_start.STAGES)
+        rendered.add_row(
+            row["implementation"], row["cache"], *seconds, *(f"{row[x]:,.0f}" for x in cold_start.PROGRAMS)
         )
     return rendered
 

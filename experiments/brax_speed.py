@@ -23,6 +23,7 @@ from grpo_jax.commands.harness.command import command, make_console, new_folder,
 from grpo_jax.commands.harness.limits import Count, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
 
 
@@ -55,10 +56,7 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     if arguments.num_envs % arguments.num_minibatches:
         raise ConfigError("--num-minibatches must divide --num-envs, as brax's minibatches are of whole rollouts")
-    ours = {
-        "PPO": make_chunk(arguments, arguments.starts_per_rollout),
-        "PPO, drawn": make_chunk(arguments, None),
-    }
+    ours = {"PPO": make_chunk(arguments, arguments.starts_per_rollout), "PPO, drawn": make_chunk(arguments, None)}
     seconds: dict[str, list[float]] = {name: [] for name in ("brax PPO", *ours)}
 
     def other_rounds(brax_seconds: float) -> None:
@@ -91,8 +89,7 @@ def make_chunk(arguments: Arguments, starts_per_rollout: int | None) -> Callable
         num_steps=arguments.num_steps,
         num_epochs=arguments.num_epochs,
         num_minibatches=arguments.num_minibatches,
-        hidden_sizes=arguments.hidden_sizes,
-        activation="swish",
+        network=MLP(arguments.hidden_sizes, activation="swish"),
         normalize_observations=True,
         starts_per_rollout=starts_per_rollout,
     )

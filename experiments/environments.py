@@ -82,7 +82,7 @@ def examine(name: str, num_envs: int, num_steps: int) -> dict[str, Any]:
         result |= {"observation": ", ".join(shapes), "actions": actions, "limit": env.max_steps}
         limit = min(LIMIT, env.max_steps)
         result |= step_randomly(make_environment(name, {"max_steps_in_episode": limit}), num_envs, num_steps)
-    except Exception as error:  # each package has errors of its own
+    except Exception as error:  # each package has its own errors
         first_line, *_ = str(error).strip().splitlines() or [""]
         result["problem"] = f"{type(error).__name__}: {first_line}"
     return result

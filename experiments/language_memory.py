@@ -17,7 +17,7 @@ from grpo_jax.commands.harness.command import command, make_console, provenance
 from grpo_jax.commands.harness.limits import Count, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.devices.mesh import make_mesh, replicated
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 from grpo_jax.recording.files import write_json
 
 from .compiled_programs.ahead_of_time import TRITON, choose_backend
@@ -26,11 +26,11 @@ from .harness.random_text import random_text
 
 QWEN = {"num_kv_heads": 2, "tie_embeddings": True, "attention_bias": True, "compute_dtype": "bfloat16"}
 MODELS = {
-    "tiny": Architecture(num_layers=2, width=64),
-    "0.5B": Architecture(num_layers=24, width=896, num_heads=14, feedforward_size=4864, **QWEN),
-    "1.5B": Architecture(num_layers=28, width=1536, num_heads=12, feedforward_size=8960, **QWEN),
+    "tiny": Transformer(num_layers=2, width=64),
+    "0.5B": Transformer(num_layers=24, width=896, num_heads=14, feedforward_size=4864, **QWEN),
+    "1.5B": Transformer(num_layers=28, width=1536, num_heads=12, feedforward_size=8960, **QWEN),
 }
-"""Architectures by the names of the models."""
+"""Transformers by the names of the models."""
 
 CHECKPOINTED = {"checkpoint_layers": True}
 VARIANTS = {
@@ -40,7 +40,7 @@ VARIANTS = {
     "lora": ({"logits_chunk": 128}, CHECKPOINTED | {"lora_rank": 16}),
     "lora bfloat16": ({"logits_chunk": 128}, CHECKPOINTED | {"lora_rank": 16, "frozen_dtype": "bfloat16"}),
 }
-"""Fields of `Config` and of `Architecture`, by the name of the row."""
+"""Fields of `Config` and of `Transformer`, by the name of the row."""
 
 
 @dataclasses.dataclass
@@ -78,7 +78,7 @@ def make_config(arguments: Arguments, model: str, variant: str, num_steps: int) 
         group_size=arguments.group_size,
         num_epochs=1,
         num_minibatches=arguments.num_minibatches,
-        transformer=dataclasses.replace(MODELS[model], **changes),
+        network=dataclasses.replace(MODELS[model], **changes),
         **fields,
     )
 

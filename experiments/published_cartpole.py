@@ -30,12 +30,7 @@ SINGLE_TRAJECTORY = GRPO._replace(advantage=whitened(returns_to_go), penalties=(
 WINDOW = SINGLE_TRAJECTORY._replace(start=CONTINUE)
 
 CONFIG_FIELDS = {
-    "(a) single trajectory": {
-        "algorithm": SINGLE_TRAJECTORY,
-        "num_envs": 1,
-        "num_epochs": 1,
-        "num_minibatches": 1,
-    },
+    "(a) single trajectory": {"algorithm": SINGLE_TRAJECTORY, "num_envs": 1, "num_epochs": 1, "num_minibatches": 1},
     # Minibatches of 32 do not divide 200 steps; 8 of 25 do.
     "(b) window": {"algorithm": WINDOW, "num_envs": 1, "num_steps": 200, "num_epochs": 10, "num_minibatches": 8},
     "(c) groups of 10, outcome": {"algorithm": "grpo", "num_envs": 20, "group_size": 10, "num_epochs": 10},

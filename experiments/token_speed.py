@@ -25,7 +25,7 @@ from grpo_jax.commands.harness.limits import Count, NotNegative, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
@@ -79,7 +79,7 @@ def make_config(arguments: Arguments, algorithm: Algorithm, width: int, **fields
         group_size=arguments.group_size,
         num_epochs=1,
         num_minibatches=arguments.num_minibatches,
-        transformer=Architecture(
+        network=Transformer(
             width=width,
             num_layers=arguments.num_layers,
             num_heads=arguments.num_heads,
@@ -92,7 +92,7 @@ def make_config(arguments: Arguments, algorithm: Algorithm, width: int, **fields
 def forward_flops(config: Config, params) -> float:
     """FLOPs of the matrix products for one token: two for each weight, and attention to half of the text on average."""
     kernels = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim == 2) - params["actor"]["embedding"].size
-    attention = 4 * config.transformer.num_layers * config.transformer.width * (config.env.max_steps // 2)
+    attention = 4 * config.network.num_layers * config.network.width * (config.env.max_steps // 2)
     return 2.0 * kernels + attention
 
 

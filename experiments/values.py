@@ -76,7 +76,7 @@ def labels(arguments: Arguments) -> list[str]:
 
 def measure(arguments: Arguments, game: str, key: jax.Array) -> list[jax.Array]:
     """The explained variance of each method, for one policy on a game."""
-    static, traced = split_fields(settings(f"{game}-MinAtar", "ppo"))
+    static, traced = split_fields(f"{game}-MinAtar", settings(f"{game}-MinAtar", "ppo"))
     config = Config(environment=f"{game}-MinAtar", algorithm="ppo", **static)
     hyperparams = Hyperparams(**traced | {"gae_lambda": arguments.gae_lambda})
     key_train, key_play = jax.random.split(key)

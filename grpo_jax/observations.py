@@ -11,7 +11,7 @@ def leading_shape(observation: PyTree, num_axes: int) -> tuple[int, ...]:
     return jax.tree.leaves(observation)[0].shape[:num_axes]
 
 
-def joined(observation: PyTree, num_axes: int) -> jax.Array:
+def flatten_observation(observation: PyTree, num_axes: int) -> jax.Array:
     """All leaves as one array: flattened, converted to float32, and side by side.
 
     Args:

@@ -89,8 +89,8 @@ class Trajectory(NamedTuple):
     final_carry: PyTree = None  # carry of the policy at these observations, each leaf [F, B, ...]
     final_value: jax.Array | None = None  # [F, B] critic's values of these observations; None without a critic
     greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None: all are sampled
-    given: jax.Array | None = None  # [T, B] bool: the action is an argument of the rollout, not sampled; None: none is
-    imposed: jax.Array | None = None  # [T, B] bool: the environment itself took the action; None: it never does
+    enumerated: jax.Array | None = None  # [T, B] bool: one of all actions in turn, not sampled; None: all are sampled
+    forced: jax.Array | None = None  # [T, B] bool: the environment itself took the action; None: it never does
     state: RolloutState | None = None  # before each step, each leaf [T, B, ...]; None without keep_states
     branch_steps: jax.Array | None = None  # [T, B] int32: steps of the branches that valued this state; None: no branch
     extras: dict[str, jax.Array] | None = None  # each [T, B, ...]: see `Config.extras`; None: no more is kept
@@ -103,7 +103,7 @@ class Trajectory(NamedTuple):
     @property
     def acted(self) -> jax.Array:
         """`[T, B]` bool: the step is valid, and its action is not the environment's own."""
-        return self.valid if self.imposed is None else self.valid & ~self.imposed
+        return self.valid if self.forced is None else self.valid & ~self.forced
 
     @property
     def ended(self) -> jax.Array:
@@ -183,7 +183,7 @@ class StepCount(NamedTuple):
         return (self.high < other.high) | ((self.high == other.high) & (self.low <= other.low))
 
     def as_float(self) -> jax.Array:
-        """float32."""
+        """The number, rounded to float32."""
         return self.high.astype(jnp.float32) * 2.0**31 + self.low.astype(jnp.float32)
 
 
@@ -192,8 +192,8 @@ class TrainState:
     """The whole state of a run, arrays only: vmap it, shard it, donate it, save it, resume from it."""
 
     params: PyTree
-    reference_params: PyTree  # those that are trained; None for an algorithm without a reference policy
-    opt_state: PyTree  # of the optimiser of the parameters that are trained
+    reference_params: PyTree  # the trained ones; None for an algorithm without a reference policy
+    opt_state: PyTree  # of the optimiser, for the trained parameters
     rollout: RolloutState
     normalizer: PyTree  # statistics of observations and returns; None where they are not normalised
     baseline: PyTree  # state of the baseline; no leaves without one, or for one that keeps nothing

@@ -14,6 +14,12 @@ if jaxlib.version.__version_info__ < (0, 11):
     CHEAP_XLA_FLAGS += " --xla_cpu_use_fusion_emitters=false"
 
 
+def compiled(family):
+    """A distribution of actions whose functions are one program each, and not one for each of their operations."""
+    names = "from_noise", "mode", "log_prob", "entropy", "kl", "to_environment"
+    return family._replace(**{name: jax.jit(getattr(family, name)) for name in names})
+
+
 def compile_for_h100(function, *arguments):
     """The compiled program; skips the test without the plugin of jax[cuda12]."""
     pytest.importorskip("jax_plugins.xla_cuda12")

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from grpo_jax.commands.harness.gpu_flags import has_gpu
 from grpo_jax.devices.mesh import ROWS, make_mesh, over_rows, replicated, state_shardings
 
 from . import hlo
@@ -27,7 +26,8 @@ USABLE_MEMORY = 0.9
 TRITON = "xla_gpu_enable_triton_gemm"
 """XLA's option for matrix products in Triton instead of cuBLAS."""
 
-_TPUS = ("/dev/accel*", "/dev/vfio/[0-9]*")
+# The device files; the second of NVIDIA's is that under WSL.
+_GPUS, _TPUS = ("/dev/nvidia[0-9]*", "/dev/dxg"), ("/dev/accel*", "/dev/vfio/[0-9]*")
 _TPU_WITHOUT_DEVICE = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -50,11 +50,11 @@ def choose_backend() -> bool:
 
     To be called before JAX looks for its devices: the installed plugins would search for theirs and fail.
     """
-    has_tpu = any(glob.glob(pattern) for pattern in _TPUS)
+    has_gpu, has_tpu = (any(map(glob.glob, patterns)) for patterns in (_GPUS, _TPUS))
     if not has_tpu:
         for name, value in _TPU_WITHOUT_DEVICE.items():
             os.environ.setdefault(name, value)
-    if not (has_gpu() or has_tpu or jax.config.jax_platforms):
+    if not (has_gpu or has_tpu or jax.config.jax_platforms):
         jax.config.update("jax_platforms", "cpu")
     return jax.default_backend() != "cpu"
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from grpo_jax import Config
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
 from grpo_jax.commands.harness.settings import ON_RELATIVE_POSITIONS
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import MLP, Transformer
 
 from ..harness import reference_implementations as reference
 from ..harness.reference_implementations import Implementation
@@ -29,12 +29,12 @@ def ppo_with(**fields) -> Callable[[str, int], Config]:
 OURS: dict[str, Callable[[str, int], Config]] = {
     "PPO": ppo_with(),
     "GRPO": lambda environment, num_envs: make_config(environment, num_envs, critic=False),
-    "PPO, one network": ppo_with(shared_critic=True),
+    "PPO, one network": ppo_with(network=MLP(reference.HIDDEN_SIZES, shared_critic=True)),
     "kernel_gae": ppo_with(algorithm="kernel_gae", group_size=GROUP_SIZE),
     "lstd_gae": ppo_with(algorithm="lstd_gae"),
     "recursive_lstd_gae": ppo_with(algorithm="recursive_lstd_gae"),
     "relative positions": ppo_with(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=ON_RELATIVE_POSITIONS)),
-    "PPO, GRU": ppo_with(recurrent="gru"),
+    "PPO, GRU": ppo_with(network=MLP(reference.HIDDEN_SIZES, recurrent="gru")),
     "GRPO, tokens": lambda environment, num_envs: Config(
         environment=environment,
         algorithm="grpo",
@@ -42,7 +42,7 @@ OURS: dict[str, Callable[[str, int], Config]] = {
         group_size=GROUP_SIZE,
         num_epochs=reference.NUM_EPOCHS,
         num_minibatches=reference.NUM_MINIBATCHES,
-        transformer=Architecture(width=64, num_layers=2, num_heads=4),
+        network=Transformer(width=64, num_layers=2, num_heads=4),
     ),
 }
 

@@ -46,8 +46,7 @@ class Target(NamedTuple):
     def devices(self, count: int) -> list[Any]:
         """Descriptions of this many devices, to compile for.
 
-        Raises:
-          ConfigError: if the compiler is not installed, or has no such number of devices in one system.
+        Raises ConfigError if the compiler is not installed, or has no such number of devices in one system.
         """
         package = "jax_plugins.xla_cuda12" if self.is_gpu else "libtpu"
         if not _is_installed(package):

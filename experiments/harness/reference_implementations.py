@@ -34,8 +34,7 @@ def rejax_version() -> str | None:
 def installed(names: Sequence[str]) -> tuple[str, ...]:
     """The names of implementations, without rejax's PPO if rejax is not installed.
 
-    Raises:
-      ConfigError: if none is left.
+    Raises ConfigError if none is left.
     """
     found = tuple(name for name in names if name != "rejax PPO" or rejax_version() is not None)
     if not found:
@@ -43,10 +42,15 @@ def installed(names: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def rejax_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = HIDDEN_SIZES) -> Implementation:
-    """rejax's own PPO, unchanged, on gymnax's environment behind `LegacyStepAPIWrapper`."""
+def rejax_ppo(
+    environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = HIDDEN_SIZES, *, logged: bool = False
+) -> Implementation:
+    """rejax's own PPO, unchanged, on gymnax's environment behind `LegacyStepAPIWrapper`.
+
+    It has no metrics; with `logged` one, the mean return of the last episode of each environment.
+    """
     import gymnax
-    from gymnax.wrappers import LegacyStepAPIWrapper
+    from gymnax.wrappers import LegacyStepAPIWrapper, LogWrapper
     from rejax import get_algo
 
     class Legacy(LegacyStepAPIWrapper):
@@ -55,7 +59,7 @@ def rejax_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
 
     env, env_params = gymnax.make(environment)
     algorithm = get_algo("ppo").create(
-        env=Legacy(env),
+        env=Legacy(LogWrapper(env) if logged else env),
         env_params=env_params,
         agent_kwargs={"activation": "tanh", "hidden_layer_sizes": hidden_sizes},
         num_envs=num_envs,
@@ -70,7 +74,13 @@ def rejax_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
         ent_coef=ENTROPY_COEF,
         max_grad_norm=MAX_GRAD_NORM,
     )
-    return Implementation(init=algorithm.init_state, step=lambda state: (algorithm.train_iteration(state), {}))
+
+    def step(state):
+        state = algorithm.train_iteration(state)
+        returns = {"episode/return_mean": state.env_state.returned_episode_returns.mean()} if logged else {}
+        return state, returns
+
+    return Implementation(algorithm.init_state, step)
 
 
 class PlainState(NamedTuple):

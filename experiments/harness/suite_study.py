@@ -93,8 +93,7 @@ def run_suite(
 def chosen_plans(plans: list[RunSpec], arguments: SuiteArguments, present: dict | None) -> list[RunSpec]:
     """The plans of the methods that the flags name, or all of them, in the order of the table.
 
-    Raises:
-      ConfigError: a method is unknown, or the results that stay beside these are of other steps or seeds.
+    Raises ConfigError if a method is unknown, or the results that stay beside these are of other steps or seeds.
     """
     by_label = {plan.label: plan for plan in plans}
     names = chosen(by_label, arguments.methods, "method")

@@ -10,20 +10,20 @@ import numpy as np
 from jax.lax import broadcast_to_rank
 
 from grpo_jax.objectives.whitening import centred, std
-from grpo_jax.observations import joined, leading_shape
+from grpo_jax.observations import flatten_observation, leading_shape
 from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
 
 
 def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """The observations themselves; several arrays are joined to one (`joined`)."""
-    return joined(trajectory.observation, 2), joined(trajectory.final_observation, 2)
+    """The observations themselves; several arrays are flatten_observation to one (`flatten_observation`)."""
+    return flatten_observation(trajectory.observation, 2), flatten_observation(trajectory.final_observation, 2)
 
 
 def relative_positions(
     trajectory: Trajectory, policy: Any, params: PyTree, *, reach: int = 3
 ) -> tuple[jax.Array, jax.Array]:
-    """The observation, an image whose channels are kinds of things, and how these lie to each other, side by side.
+    """The observation, an image whose channels are kinds of things, and the things' relative positions, side by side.
 
     Sums of the pixels say where each thing is; sums of `channel_correlations` also where it is next to another.
 
@@ -32,7 +32,7 @@ def relative_positions(
     """
 
     def of(observation):
-        image = joined(observation, 2)
+        image = flatten_observation(observation, 2)
         if image.ndim != 5:
             raise ValueError(
                 "relative_positions needs observations that are images, [height, width, channels], but their shape is "

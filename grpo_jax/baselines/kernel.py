@@ -13,7 +13,7 @@ from grpo_jax.baselines.features import observed
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.returns import bootstrapped_returns
 from grpo_jax.precision import at_least_float32, exact_sum
-from grpo_jax.types import PyTree, Trajectory
+from grpo_jax.types import PyTree
 
 FAR = 1e30  # a squared distance beyond any
 CLOSEST = 1e-30  # bandwidths are no smaller
@@ -33,9 +33,9 @@ def kernel_values(
         V(x_t^i) = sum_{j != i, |s - t| <= reach} w_sj R_s^j,  w = softmax(-||x_t^i - x_s^j||^2 / bandwidth)
 
     R are discounted returns-to-go, bootstrapped where a limit or the window cut them. The value of such a final state
-    is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped likewise:
-    two iterations from 0. A rollout's values use only other rollouts. (Its own rewards leak in slightly, through
-    their bootstrapped ends.) Kernelised advantage estimation is related (https://arxiv.org/abs/2604.28005).
+    is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped in the
+    same way: two iterations from 0. A rollout's values use only other rollouts. (Its own rewards leak in slightly,
+    through their bootstrapped ends.) Kernelised advantage estimation is related (https://arxiv.org/abs/2604.28005).
 
     Args:
       window: its features are what states are compared by.
@@ -169,15 +169,7 @@ def kernel_baseline(
 
 
 def _kernel_baseline(
-    trajectory: Trajectory,
-    state: PyTree,
-    policy: Any,
-    params: PyTree,
-    hyperparams: Hyperparams,
-    group_size: int,
-    *,
-    metric: Callable,
-    **options: Any,
+    trajectory, state, policy, params, hyperparams: Hyperparams, group_size: int, *, metric: Callable, **options: Any
 ) -> tuple[jax.Array, jax.Array, PyTree]:
     if trajectory.valid.shape[1] < 2:
         raise ValueError(

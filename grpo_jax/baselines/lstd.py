@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from grpo_jax.baselines.features import is_usable, policy_features
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.returns import next_values
 from grpo_jax.precision import at_least_float32, exact_sum
-from grpo_jax.types import PyTree, Trajectory
+from grpo_jax.types import PyTree
 
 LARGEST_DISCOUNT = 1 - 1e-5
 """Of values: if nothing terminates they grow with the horizon, and their differences would be lost in rounding."""
@@ -35,8 +35,8 @@ def lstd_values(
 
     x(s) is the features, each divided by its root mean square over the batch, and a 1; x_{t+1} is 0 after a
     termination. The eligibility z restarts with every episode. The environments are divided into folds of neighbouring
-    groups, and each fold is valued by the w of the others, so that no reward of a rollout, or of another member of its
-    group, has a part in its own values.
+    groups, and each fold is valued by the w of the others, so that the values of a rollout do not depend on the
+    rewards of its group.
 
     Boyan, Least-squares temporal difference learning (ICML 1999); for the last layer of a network:
     https://arxiv.org/abs/1705.07461.
@@ -104,12 +104,12 @@ def lstd_steps(window: Window, discount: jax.Array | float, trace: jax.Array | f
     """
     x, final_x, rewards, terminated, truncated, mask, is_first = window
     discount, rewards = jnp.minimum(discount, LARGEST_DISCOUNT), at_least_float32(rewards)
-    following = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
-    following = jnp.where(terminated[..., None], 0.0, following)
+    next_x = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
+    next_x = jnp.where(terminated[..., None], 0.0, next_x)
     # The last element of a state is 1, 0 if it is not usable, and NaN if it is missing.
     usable = mask.astype(bool) & (x[..., -1] == 1)
-    known = usable & jnp.isfinite(rewards) & (terminated | (following[..., -1] == 1))
-    difference = jnp.where(known[..., None], x - discount * following, 0.0)
+    known = usable & jnp.isfinite(rewards) & (terminated | (next_x[..., -1] == 1))
+    difference = jnp.where(known[..., None], x - discount * next_x, 0.0)
     return Steps(_eligibility(x, is_first, discount * trace), difference, jnp.where(known, rewards, 0.0), known)
 
 
@@ -160,15 +160,7 @@ def lstd_baseline(*, features: Callable = policy_features, num_folds: int = 4) -
 
 
 def _lstd_baseline(
-    trajectory: Trajectory,
-    state: PyTree,
-    policy: Any,
-    params: PyTree,
-    hyperparams: Hyperparams,
-    group_size: int,
-    *,
-    features: Callable,
-    num_folds: int,
+    trajectory, state, policy, params, hyperparams: Hyperparams, group_size: int, *, features: Callable, num_folds: int
 ) -> tuple[jax.Array, jax.Array, PyTree]:
     window = window_of(trajectory, *features(trajectory, policy, params))
     folds = {"num_folds": num_folds, "group_size": group_size}

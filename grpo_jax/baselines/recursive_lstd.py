@@ -151,13 +151,7 @@ def _initial_state(trajectory: Trajectory, policy: Any, params: PyTree, **option
 
 
 def _recursive_lstd_baseline(
-    trajectory: Trajectory,
-    state: RecursiveState | None,
-    policy: Any,
-    params: PyTree,
-    hyperparams: Hyperparams,
-    group_size: int,
-    **options: Any,
+    trajectory, state: RecursiveState | None, policy, params, hyperparams: Hyperparams, group_size: int, **options: Any
 ) -> tuple[jax.Array, jax.Array, RecursiveState]:
     window = window_of(trajectory, *options["features"](trajectory, policy, params))
     num_random_features = options["num_random_features"]

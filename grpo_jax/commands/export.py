@@ -70,7 +70,13 @@ def main(arguments: Arguments) -> None:
         raise ConfigError(f"--out {arguments.out} exists already; name a new folder")
     policy = arguments.load(arguments.row)
     programs = [] if policy.config.is_transformer else [make_program(policy, greedy) for greedy in (True, False)]
-    exported = {program.name: export_program(program) for program in programs}
+    exported = {}
+    for program in programs:
+        try:
+            exporter = export.export(jax.jit(program.function), platforms=PLATFORMS)
+            exported[program.name] = exporter(*program.arguments.values())
+        except Exception as error:  # a custom network may have kernels for a single platform
+            raise ConfigError(f"the policy cannot be exported as a program for {PLATFORMS}: {error}") from error
     with new_files(arguments.out) as out:
         save_arrays(policy, out)
         for name, artefact in exported.items():
@@ -113,24 +119,6 @@ def make_program(policy: TrainedPolicy, greedy: bool) -> Program:
         return (action, tuple(jax.tree.leaves(after))) if carry else action
 
     return Program("act" if greedy else "act_sampled", act, arguments)
-
-
-def export_program(program: Program) -> export.Exported:
-    """The program for all platforms for which it lowers; raises ConfigError if there is none."""
-    function, shapes = jax.jit(program.function), tuple(program.arguments.values())
-    try:
-        return export.export(function, platforms=PLATFORMS)(*shapes)
-    except Exception:  # a network of one's own may have kernels for a single platform
-        lowered = []
-        for platform in PLATFORMS:
-            try:
-                export.export(function, platforms=[platform])(*shapes)
-                lowered.append(platform)
-            except Exception as error:
-                reason = error
-        if not lowered:
-            raise ConfigError(f"the policy cannot be exported as a program: {reason}") from reason
-        return export.export(function, platforms=lowered)(*shapes)
 
 
 def save_arrays(policy: TrainedPolicy, out: Path) -> None:

@@ -34,7 +34,7 @@ from grpo_jax.language import (
     split_held_out,
 )
 from grpo_jax.objectives import kl_to_behaviour
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 from grpo_jax.recording import RunSpec
 from grpo_jax.types import PyTree
 
@@ -71,7 +71,7 @@ class TrainingArguments(StudyArguments):
     """Dtype of the optimiser's moments."""
     lora_rank: Count | None = None
     """Train adapters of this rank (LoRA), which the saved model has merged into its weights; None: all weights."""
-    lora_alpha: Finite = Architecture.lora_alpha
+    lora_alpha: Finite = Transformer.lora_alpha
     """The adapters' product is multiplied by lora_alpha / lora_rank."""
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype in which LoRA keeps the weights that it does not train."""
@@ -140,8 +140,7 @@ def make_task(arguments: Arguments) -> LanguageTask:
 def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight.
 
-    Raises:
-      ConfigError: the KL has a weight, but the algorithm has no such penalty.
+    Raises ConfigError if the KL has a weight, but the algorithm has no such penalty.
     """
     found = by_name(arguments.algorithm)
     algorithm = prompted(found)
@@ -174,11 +173,9 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
         optimizer=arguments.optimizer,
         moments_dtype=arguments.moments_dtype,
         schedule=arguments.schedule,
-        transformer=architecture,
-        network="transformer",
+        network=dataclasses.replace(architecture, shared_critic=algorithm.critic is not None),
         logits_chunk=large_chunk if arguments.logits_chunk is None else arguments.logits_chunk,
         execution_plan=dataclasses.replace(resolve_plan("auto"), steps_per_check=STEPS_PER_CHECK),
-        shared_critic=algorithm.critic is not None,
     )
     return RunSpec(arguments.algorithm, config, arguments.hyperparams, arguments.training_keys)
 
@@ -203,7 +200,7 @@ def train(arguments: TrainingArguments, task: LanguageTask, actors: PyTree) -> N
         raise RewardError(f"{error}. Nothing before is lost: {advice}") from error
     study.finish()
     curves.finish()
-    trained = task.model._replace(architecture=plan.config.transformer)
+    trained = task.model._replace(architecture=plan.config.network)
     for seed, folder in enumerate(model_folders(study.out, "model", arguments.num_seeds)):
         params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], states.params)
         save_trained(folder, trained, params, dtype=arguments.save_dtype)

@@ -50,8 +50,7 @@ class SavedRun(NamedTuple):
 def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
     """The runs in a folder, also if they are still being written; each setting of a run is one by itself.
 
-    Raises:
-      ConfigError: there is no metrics.jsonl or nothing in it yet, or it does not have the metric.
+    Raises ConfigError if there is no metrics.jsonl or nothing in it yet, or it does not have the metric.
     """
     path = folder / METRICS_FILE
     if not path.exists():

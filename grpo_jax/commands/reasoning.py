@@ -53,7 +53,7 @@ class Arguments(lm.TrainingArguments):
     largest: Count = 12
     """The largest of these numbers."""
     num_training: Count = 4000
-    """Problems to train on, also those of the demonstrations."""
+    """Problems to train on, which include the demonstrations'."""
     num_test: Count = 250
     """Held-out problems."""
     num_layers: Count = 2
@@ -167,7 +167,7 @@ def imitate_demonstrations(
 
     config = lm.make_plan(arguments, task).config
     start = learn_demonstrations(
-        dataclasses.replace(config, transformer=config.transformer.without_lora),
+        dataclasses.replace(config, network=config.network.without_lora),
         task,
         demonstrations,
         jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.num_seeds),

@@ -64,14 +64,13 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
         if not arguments.recording.checkpoint_every:  # else a sweep that is resumed needs them
             shutil.rmtree(study.out / PROGRAMS / POLICIES)
     study.print_files(
-        *("summary.json", "metrics.jsonl", "best.json", "sweep.png"),
-        f"learning_curves.png (best {NUM_DRAWN})",
+        *("summary.json", "metrics.jsonl", "best.json", "sweep.png"), f"learning_curves.png (best {NUM_DRAWN})"
     )
     study.console.print(f"The best again: {invocation('train')} --config {study.out / 'best.json'}", soft_wrap=True)
 
 
 def run_program(study: Study, program: RunSpec, plans: list[RunSpec], arguments: Arguments) -> None:
-    """Trains the rows of several plans at once, and records each plan as a run of its own.
+    """Trains the rows of several plans at once, and records each plan as a separate run.
 
     They share the time of their program: the steps per second of each are a part of the program's.
     """

@@ -14,7 +14,7 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import LARGEST_COUNT, ConfigError
 from grpo_jax.language import read_prompts, save_model
 from grpo_jax.language.models import MODEL_TYPES
-from grpo_jax.policies import Architecture, categorical, make_token_policy
+from grpo_jax.policies import Transformer, categorical, make_token_policy
 
 VocabularySize = Annotated[int, Between(258, LARGEST_COUNT, "a whole number of at least 258: all bytes, and 2 more")]
 END, BEGIN = "<|im_end|>", "<|im_start|>"
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 @dataclasses.dataclass(kw_only=True)
 class Arguments:
-    """Makes a folder as those of published models: a byte-level BPE of the prompts' text, and random weights."""
+    """Makes a folder like a published model's: a byte-level BPE of the prompts' text, and random weights."""
 
     out: Path
     """The folder to write."""
@@ -78,7 +78,7 @@ def main(arguments: Arguments) -> None:
         for content, *fields in zip(prompts.contents, *prompts.fields.values(), strict=True)
     ]
     tokenizer = train_tokenizer(texts, arguments.vocab_size)
-    architecture = Architecture(
+    architecture = Transformer(
         num_layers=arguments.num_layers,
         width=arguments.width,
         num_heads=arguments.num_heads,

@@ -69,10 +69,11 @@ def make_plan(
 
     Rollouts begin with a prompt, and the warm start is the frozen reference, unless the algorithm has no KL penalty.
     """
-    static, traced = split_fields(settings(f"tokens:{arguments.task}", algorithm) | changes)
+    environment = f"tokens:{arguments.task}"
+    static, traced = split_fields(environment, settings(environment, algorithm) | changes)
     slot_values = prompted(by_name(algorithm)._replace(**variant or {}))
     total_steps = task_settings(arguments).total_steps if arguments.total_steps is None else arguments.total_steps
-    config = Config(environment=task or f"tokens:{arguments.task}", algorithm=slot_values, **static)
+    config = Config(environment=task or environment, algorithm=slot_values, **static)
     return RunSpec(label, config, Hyperparams(total_steps=total_steps, **traced), arguments.training_keys)
 
 
@@ -119,8 +120,8 @@ def reward_hacking(arguments: Arguments) -> list[RunSpec]:
 def sources_of_values(arguments: Arguments) -> list[RunSpec]:
     """Advantages of completions by groups, and of tokens by a critic, by least squares or by branches.
 
-    Where there are no groups, each completion has a prompt of its own. "Mean of all" has as many prompts but no values
-    of tokens, and so separates the effect of the prompts from that of the values.
+    Without groups, each completion has its own prompt. "Mean of all" has as many prompts but no values
+    of tokens, and so separates the effects of prompts and values.
     """
     plan = functools.partial(make_plan, arguments)
     on_groups = {"baseline": baselines.boosted(baselines.same_step_baseline(), baselines.lstd_baseline())}

@@ -1,4 +1,4 @@
-"""Environments as pure functions: gymnax's and other suites' by name, your own as an object or by its path.
+"""Environments as pure functions: gymnax's and other suites' by name, a custom one as an object or by its path.
 
 `tokens` holds the token tasks, their rewards and all that a custom task needs.
 """

@@ -44,7 +44,7 @@ class Environment(NamedTuple):
     # the final states of a rollout, so rollouts must have one episode each.
     outcome: Callable | None = None
     # (state, params) -> int32: the action that the environment itself takes at this step; -1: the policy acts
-    imposed: Callable | None = None
+    forced_action: Callable | None = None
     extras: tuple[str, ...] = ()  # the entries of the info that rollouts keep
 
 

@@ -2,10 +2,10 @@
 
 import jax
 
-from grpo_jax.config import Config, acting_policy
+from grpo_jax.config import Config, behaviour_policy
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.policies.sampling import restricted
+from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.types import PyTree
 
 
@@ -28,9 +28,9 @@ def choose_actions(
       key: of samples; None takes the most probable actions, or for squashed actions the medians.
       action_mask: bool `[N, num_actions]`, the legal actions; None if all are.
     """
-    policy = acting_policy(config, normalizer, hyperparams)
+    policy = behaviour_policy(config, normalizer, hyperparams)
     parameters, _, carry = policy.step(params, observation, carry)
-    parameters, _ = restricted(policy, parameters, action_mask)
+    parameters, _ = apply_sampling_mask(policy, parameters, action_mask)
     distribution = policy.distribution
     action = distribution.mode(parameters) if key is None else distribution.sample(parameters, key)
     return distribution.to_environment(action), carry

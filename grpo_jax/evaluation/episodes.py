@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.config import Config, acting_policy
+from grpo_jax.config import Config, behaviour_policy
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.hyperparams import Hyperparams
@@ -127,7 +127,7 @@ def _to_host(leaf: jax.Array) -> np.ndarray | jax.Array:
 
 
 def _simulator(config: Config, params: PyTree, normalizer: Normalizer, hyperparams: Hyperparams) -> Simulator:
-    policy = acting_policy(config, normalizer, hyperparams)
+    policy = behaviour_policy(config, normalizer, hyperparams)
     # The compiler leaves out the parts of the trajectory that nobody reads, unless steps are packed.
     plan = dataclasses.replace(config.plan, packed_steps=False)
     return Simulator(config.env, policy, params, plan=plan)

@@ -12,7 +12,7 @@ from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Policy
-from grpo_jax.policies.sampling import tempered, truncated
+from grpo_jax.policies.sampling import with_temperature, with_top_k_top_p
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree
 
@@ -67,10 +67,10 @@ def generate(
             f"num_steps={num_steps}, but the policy's cache holds max_steps={policy.max_steps}; use fewer, or make a "
             "policy with more by make_token_policy"
         )
-    policy = tempered(policy._replace(has_critic=False), sampling.temperature)
+    policy = with_temperature(policy._replace(has_critic=False), sampling.temperature)
     if sampling.top_k is not None or sampling.top_p is not None:
         top_k = np.inf if sampling.top_k is None else sampling.top_k
-        policy = truncated(policy, top_k, 1.0 if sampling.top_p is None else sampling.top_p)
+        policy = with_top_k_top_p(policy, top_k, 1.0 if sampling.top_p is None else sampling.top_p)
     environment = _continuation(policy.distribution.num_parameters, num_steps, sampling.end_token)
     key_reset, key_steps = jax.random.split(key)
     num_texts = prompts.shape[0] * num_samples

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.config import Config, acting_policy
+from grpo_jax.config import Config, behaviour_policy
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
@@ -88,7 +88,7 @@ def sample_completions(
       int32 `[N, K, max_completion]`, -1 after the end.
     """
     prompts = jnp.repeat(jnp.asarray(prompts, jnp.int32), num_samples)
-    policy = acting_policy(config, state.normalizer, state.hyperparams)._replace(has_critic=False)
+    policy = behaviour_policy(config, state.normalizer, state.hyperparams)._replace(has_critic=False)
     env = config.env._replace(reset=lambda key, params: _start(task, params["prompt"]), outcome=None)
     simulator = Simulator(env, policy, state.params, plan=config.plan)
     key_reset, key_steps = jax.random.split(key)

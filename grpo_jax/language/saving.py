@@ -13,8 +13,8 @@ from grpo_jax.language.folder import file_in
 from grpo_jax.language.models import LanguageModel, describe_architecture, read_config
 from grpo_jax.language.tokenizer import FILES
 from grpo_jax.language.weights import WEIGHTS, actor_params, published_weights
-from grpo_jax.policies import Architecture
-from grpo_jax.policies.architecture import DTYPES
+from grpo_jax.policies import Transformer
+from grpo_jax.policies.transformer import DTYPES
 from grpo_jax.recording.files import new_files, write_arrays, write_json
 from grpo_jax.types import PyTree
 
@@ -23,7 +23,7 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
     """Writes new weights of a model, with the other files of its folder. Adapters (LoRA) are added to the weights.
 
     Args:
-      model: the model that was trained; with adapters, `model._replace(architecture=config.transformer)`.
+      model: the model that was trained; with adapters, `model._replace(architecture=config.network)`.
       folder, params, dtype: see `save_model`.
 
     Raises:
@@ -40,7 +40,7 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
 
 def save_model(
     folder: str | Path,
-    architecture: Architecture,
+    architecture: Transformer,
     params: PyTree,
     tokenizer: Any,
     *,
@@ -90,7 +90,7 @@ def _model_files(folder: Path) -> Iterator[Path]:
     (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)
 
 
-def _write(folder: Path, architecture: Architecture, params: PyTree, description: dict[str, Any], dtype: str) -> None:
+def _write(folder: Path, architecture: Transformer, params: PyTree, description: dict[str, Any], dtype: str) -> None:
     """Writes config.json and the weights."""
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")

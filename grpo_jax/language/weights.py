@@ -12,14 +12,14 @@ from safetensors import SafetensorError, safe_open
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.models import load_architecture, read_config
-from grpo_jax.policies import Architecture, categorical, make_token_policy, merge_lora
+from grpo_jax.policies import Transformer, categorical, make_token_policy, merge_lora
 from grpo_jax.recording.files import fits, read_object
 from grpo_jax.types import PyTree, by_path
 
 WEIGHTS = "model.safetensors"
 
 
-def published_names(architecture: Architecture) -> dict[str, tuple[str, ...]]:
+def published_names(architecture: Transformer) -> dict[str, tuple[str, ...]]:
     """The published tensors that make up each parameter side by side along its last axis, by its path.
 
     A kernel, `[inputs, outputs]`, is the transpose of the published tensor.
@@ -81,7 +81,7 @@ def _check_shapes(folder: str | Path, params: PyTree) -> None:
             )
 
 
-def published_weights(architecture: Architecture, params: PyTree, dtype: str = "float32") -> dict[str, jax.Array]:
+def published_weights(architecture: Transformer, params: PyTree, dtype: str = "float32") -> dict[str, jax.Array]:
     """The tensors of a checkpoint by their names: the inverse of `load_params`. Adapters (LoRA) are added to them.
 
     Args:
@@ -98,7 +98,7 @@ def published_weights(architecture: Architecture, params: PyTree, dtype: str = "
     if different := sorted(known ^ published.keys()):
         raise ConfigError(
             f"{', '.join(different)}: in the params or in the architecture, but not in both; use the architecture of "
-            "the policy, config.transformer"
+            "the policy, config.network"
         )
     if arrays["norm/scale"].ndim > 1:
         raise ConfigError("the params have an axis of rows; choose one: jax.tree.map(lambda leaf: leaf[0], params)")
@@ -115,7 +115,7 @@ def actor_params(params: PyTree) -> PyTree:
     return next(network for name, network in params.items() if "actor" in name)
 
 
-def _widths(architecture: Architecture, path: str) -> list[int]:
+def _widths(architecture: Transformer, path: str) -> list[int]:
     """Numbers of outputs of the published tensors side by side in a parameter."""
     size = architecture.sizes
     heads = size.heads, size.kv_heads, size.kv_heads

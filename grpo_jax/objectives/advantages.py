@@ -24,6 +24,10 @@ from grpo_jax.objectives.whitening import centred, std
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Trajectory
 
+__all__ = ["batch_normalized", "decoupled_normalized", "greedy_baseline", "group_centered", "group_normalized"]
+__all__ += ["leave_one_out", "length_weighted", "pass_at_k", "process_supervised", "process_supervised_advantage"]
+__all__ += ["same_step_leave_one_out"]
+
 
 def group_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> jax.Array:
     """Scores in standard deviations from the mean of their group.

@@ -11,6 +11,8 @@ from grpo_jax.objectives.surrogates import clip_fractions
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction
 
+__all__ = ["covariance_clipped_ratio", "covariance_kl", "most_covariant_steps", "random_covariant_steps"]
+
 
 def random_covariant_steps(
     log_prob: jax.Array,

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 
 from grpo_jax.precision import at_least_float32
 
+__all__ = ["abs_k1", "exact", "k1", "k2", "k2_straight_through", "k3", "k3_from_behaviour"]
+
 MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8: far outside any trust region, far inside float32
 
 

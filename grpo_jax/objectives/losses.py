@@ -15,6 +15,8 @@ from grpo_jax.objectives.reductions import mean_over_steps, weighted_sum
 from grpo_jax.objectives.surrogates import clip_fractions, clipped_surrogate
 from grpo_jax.precision import at_least_float32
 
+__all__ = ["explained_variance", "grpo_loss", "ppo_loss", "value_loss"]
+
 
 def value_loss(
     values: jax.Array, targets: jax.Array, behaviour_values: jax.Array | None = None, *, clip: float | None = None

@@ -8,6 +8,10 @@ from grpo_jax.objectives.divergences import k3
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
 
+__all__ = ["KL_PENALTIES", "adaptive_coefficient", "averaged_reference", "doubling_coefficient", "entropy_bonus"]
+__all__ += ["exact_kl_to_reference", "frozen_reference", "kl_penalized_reward", "kl_to_behaviour", "kl_to_reference"]
+__all__ += ["penalized_rewards", "refreshed_reference"]
+
 
 def penalized_rewards(rewards: jax.Array, kl: jax.Array, mask: jax.Array | None = None, *, kl_coef: float) -> jax.Array:
     """The penalty in the reward instead of the loss: it is then credited to the actions that led there.

@@ -11,6 +11,9 @@ from grpo_jax.objectives.divergences import MAX_LOG_RATIO
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch
 
+__all__ = ["geometric_mean_log_ratio", "geometric_mean_ratio", "importance_ratio", "sequence_log_ratio"]
+__all__ += ["sequence_ratio", "sequence_token_log_ratio", "sequence_token_ratio", "step_ratio"]
+
 
 def importance_ratio(log_ratio: jax.Array) -> jax.Array:
     """The likelihood ratio, kept finite, for any shape; its gradient is 0 beyond the clamp.

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 
 from grpo_jax.precision import at_least_float32
 
+__all__ = ["mean_of_sequence_means", "mean_of_sequence_sums", "mean_over_steps", "sum_over_horizon", "weighted_sum"]
+
 
 def mean_over_steps(mask: jax.Array) -> jax.Array:
     """Weights of the mean over all valid steps of the batch: every step counts the same.

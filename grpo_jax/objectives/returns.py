@@ -11,6 +11,9 @@ from grpo_jax.objectives.advantages import same_step_leave_one_out
 from grpo_jax.precision import at_least_float32, nan_where
 from grpo_jax.types import Trajectory
 
+__all__ = ["all_actions_advantage", "bootstrapped_returns", "discounted_returns", "gae", "gae_advantage"]
+__all__ += ["next_values", "return_minus_value_advantage", "return_to_go_advantage", "returns_to_go"]
+
 
 def gae(
     rewards: jax.Array,
@@ -149,7 +152,7 @@ def all_actions_advantage(trajectory: Trajectory, hyperparams: Hyperparams, grou
     With Q_i the member's discounted return, and as `make_batch` weighs such members by pi(a_i | s), the gradient is
     sum_a pi(a | s) A(s, a) grad log pi(a | s): actions are weighed, not sampled. Only the first step has an advantage.
     """
-    if trajectory.given is None:
+    if trajectory.enumerated is None:
         raise ValueError(
             "all_actions_advantage compares all actions of a state; use it with start=forked(trunk_steps, "
             "all_actions=True), whose groups begin with them"

@@ -19,6 +19,9 @@ import jax.numpy as jnp
 from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.precision import at_least_float32
 
+__all__ = ["cispo_surrogate", "clip_fractions", "clipped_surrogate", "policy_gradient_surrogate", "sapo_surrogate"]
+__all__ += ["unclipped_surrogate"]
+
 
 def clipped_surrogate(
     log_ratio: jax.Array,

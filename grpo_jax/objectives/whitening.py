@@ -5,6 +5,8 @@ import jax.numpy as jnp
 
 from grpo_jax.precision import at_least_float32
 
+__all__ = ["scale_by_rms", "whiten"]
+
 
 def whiten(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float = 1e-8, ddof: int = 0) -> jax.Array:
     """Advantages in standard deviations from their mean, over all valid entries: PPO's normalisation of a minibatch.

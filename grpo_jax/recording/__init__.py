@@ -1,6 +1,5 @@
 """Runs that are kept and watched (host): metrics, checkpoints, trackers, warnings, statistics over seeds."""
 
-from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import Settings, read_metrics, settings_of
 from grpo_jax.recording.metrics_logger import MetricsLogger
@@ -22,7 +21,6 @@ from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.recording.training_warnings import TrainingWarnings
 
 __all__ = [
-    "Checkpoints",
     "Curve",
     "MetricsLogger",
     "Recording",

@@ -1,17 +1,24 @@
-"""Host: checkpoints of whole training states, written in the background."""
+"""Host: checkpoints of whole training states, written in the background with orbax."""
 
+import contextlib
+import errno
 import logging
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as managers
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import Arrays, plain, read_checked, write_checked
+from grpo_jax.recording.files import plain, with_checksum, without_checksum
 from grpo_jax.recording.identity import check_same
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Progress, initial_progress
@@ -20,11 +27,12 @@ from grpo_jax.types import TrainState, by_path
 KEPT = 2
 """How many of the latest checkpoints are kept, beside the best one."""
 
+_NO_SCORE = -float(np.finfo(np.float32).max)
 _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one run: a file for each, `<iteration>.safetensors`, written in the background.
+    """The checkpoints of one run in a folder, written in the background; an incomplete one is never read.
 
     ```python
     with Checkpoints(folder, spec.describe(), every=100) as checkpoints:
@@ -36,52 +44,44 @@ class Checkpoints:
 
     Args:
       directory: for this run alone; created if it does not exist.
-      description: of the run, in JSON's types; `check_same_run` compares it with that of a run that goes on.
+      description: of the run, in JSON's types. It is saved with each checkpoint: see `check_same_run`.
       every: iterations between two checkpoints, which are made at the ends of chunks.
-      notes: saved as well, but not compared: versions of packages, for example.
+      notes: saved as well, but may change when the run is resumed: versions of packages, for example.
+
+    Raises:
+      ConfigError: the path of the directory has a character that orbax takes for a pattern.
     """
 
     def __init__(
         self, directory: Path, description: Mapping[str, Any], *, every: int, notes: Mapping[str, Any] | None = None
     ):
+        if pattern := {*"[]\\"} & {*str(directory.resolve())}:
+            raise ConfigError(
+                f"the folder {directory} has {min(pattern)!r} in its path, but checkpoints in it could not be read; "
+                "choose a path (--out) without brackets and backslashes"
+            )
         self._directory = directory
         self._description, self._notes, self._every = description, notes or {}, every
-        self._scores: dict[int, float] = {}  # by iteration, of the files
+        self._manager = _cleaned_manager(directory) if is_process_zero() else None
         self._last: tuple[Progress, float] | None = None
         self._saved = -1  # iteration of the last checkpoint
-        self._writer = ThreadPoolExecutor(1)
-        self._writing: Future | None = None
-        if is_process_zero():
-            directory.mkdir(parents=True, exist_ok=True)
-            for unfinished in directory.glob(".*.tmp"):
-                unfinished.unlink()
-            self._scores = {iteration: self._score(iteration) for iteration in _files(directory)}
-
-    def _score(self, iteration: int) -> float:
-        """A damaged checkpoint is the worst, as is one without a score."""
-        try:
-            score = read_checked(self._path(iteration), only_fields=True)[1]["score"]
-        except ConfigError:
-            score = None
-        return -np.inf if score is None else score
 
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, exception_type, exception, traceback) -> None:
-        try:
-            if exception_type is None and self._last is not None:
-                self.save(*self._last)
-            self.wait()
-        finally:
-            self._writer.shutdown()
+        if exception_type is None and self._last is not None:
+            self.save(*self._last)
+        if self._manager is not None:
+            with self._disk_errors():
+                self._manager.close()
 
     def is_due(self, progress: Progress) -> bool:
         """Whether `update` would save."""
         return self._saved < 0 or progress.iteration // self._every > self._saved // self._every
 
     def update(self, progress: Progress, score: float = np.nan) -> None:
-        """Saves if a checkpoint is due; the best checkpoint is that of the highest `score`, a return."""
+        """Saves if a checkpoint is due; the best checkpoint has the highest `score`, a return."""
         self._last = progress, score
         if self.is_due(progress):
             self.save(progress, score)
@@ -92,49 +92,54 @@ class Checkpoints:
             return
         self._saved = progress.iteration
         states, num_rows = by_path(progress.states), len(progress.steps)
-        arrays = {path: whole_array(_as_numbers(leaf))[:num_rows] for path, leaf in states.items()}  # without padding
-        if not is_process_zero():
+        numbers = by_path(_as_numbers(progress.states))
+        arrays = {path: whole_array(leaf)[:num_rows] for path, leaf in numbers.items()}  # without padding
+        if self._manager is None:
             return
-        fields = {
+        run = {
             "description": self._description,
             "notes": self._notes,
-            "score": score if np.isfinite(score) else None,
             "iteration": progress.iteration,
             "steps": progress.steps,
             "seconds": progress.seconds,
             "evaluations": progress.evaluations,
             "stopped": progress.stopped,
+            "types": {path: [[num_rows, *leaf.shape[1:]], str(leaf.dtype)] for path, leaf in states.items()},
+            "checksums": {path: zlib.crc32(leaf) for path, leaf in arrays.items()},
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
-        self.wait()
-        self._writing = self._writer.submit(self._write, progress.iteration, arrays, plain(fields))
+        arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
+        items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(with_checksum(run)))
+        metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
+        with self._disk_errors():  # also of the previous checkpoint, which was written in the background
+            self._check_space(sum(leaf.nbytes for leaf in arrays.values()))
+            self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
 
-    def _write(self, iteration: int, arrays: Arrays, fields: Mapping[str, Any]) -> None:
-        write_checked(self._path(iteration), arrays, fields)
-        self._scores[iteration] = -np.inf if fields["score"] is None else fields["score"]
-        iterations = sorted(self._scores)
-        best = max(iterations, key=self._scores.__getitem__)
-        for old in {*iterations[:-KEPT]} - {best}:
-            self._remove(old)
+    def _check_space(self, needed: int) -> None:
+        """Raises OSError if the disk has less space than the arrays need: orbax would fail in all of its threads."""
+        if shutil.disk_usage(self._directory).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _path(self, iteration: int) -> Path:
-        return self._directory / f"{iteration}.safetensors"
-
-    def _remove(self, iteration: int) -> None:
-        self._path(iteration).unlink(missing_ok=True)
-        del self._scores[iteration]
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Raises errors of the disk as an OSError of one line; tensorstore raises a ValueError with pages of JSON."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            code = re.search(r"os_error_code='(\d+)'|^\[Errno (\d+)\]", str(error))
+            if code is None:
+                raise
+            reason = os.strerror(int(code[1] or code[2]))
+            raise OSError(
+                f"a checkpoint cannot be written to {self._directory}: {reason}. Make room, or mend what is wrong; "
+                "then go on with resume=True (--resume)"
+            ) from None
 
     def wait(self) -> None:
-        """Waits for the disk; raises OSError if a checkpoint could not be written."""
-        writing, self._writing = self._writing, None
-        try:
-            if writing is not None:
-                writing.result()
-        except OSError as error:
-            raise OSError(
-                f"a checkpoint cannot be written to {self._directory}: {error.strerror or error}. Make room, or mend "
-                "what is wrong; then go on with resume=True (--resume)"
-            ) from None
+        """Waits until all checkpoints are on the disk."""
+        if self._manager is not None:
+            with self._disk_errors():
+                self._manager.wait_until_finished()
 
     def restore(self, like: TrainState, *, at_most: float = np.inf) -> Progress | None:
         """The newest checkpoint that can be read; None if there are no checkpoints.
@@ -151,47 +156,55 @@ class Checkpoints:
         found = from_process_zero(lambda: self._newest(like, at_most))
         if found is None:
             return None
-        arrays, fields = found
-        for path, implementation in fields["generators"].items():
+        run, arrays = found
+        for path, implementation in run["generators"].items():
             arrays[path] = jax.random.wrap_key_data(arrays[path], impl=implementation)
-        self._saved = fields["iteration"]
-        states = jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in by_path(like)])
-        steps, stopped = np.array(fields["steps"], np.int64), np.array(fields["stopped"], bool)
+        self._saved = run["iteration"]
+        states = jax.tree.unflatten(jax.tree.structure(like), arrays.values())
+        steps, stopped = np.array(run["steps"], np.int64), np.array(run["stopped"], bool)
         evaluations = no_evaluations(len(steps))
-        for saved in zip(*fields["evaluations"], strict=True):
+        for saved in zip(*run["evaluations"], strict=True):
             evaluations = evaluations.append(*saved)
         return initial_progress(states, len(steps))._replace(
-            steps=steps,
-            iteration=fields["iteration"],
-            seconds=fields["seconds"],
-            evaluations=evaluations,
-            stopped=stopped,
+            steps=steps, iteration=run["iteration"], seconds=run["seconds"], evaluations=evaluations, stopped=stopped
         )
 
-    def _newest(self, like: TrainState, at_most: float) -> tuple[Arrays, dict[str, Any]] | None:
-        """The newest checkpoint that can be read: its arrays, and what is saved beside them."""
-        numbers = jax.eval_shape(lambda states: jax.tree.map(_as_numbers, states), like)
-        expected = {path: _type(leaf) for path, leaf in by_path(numbers).items()}
-        iterations = sorted(self._scores, reverse=True)
-        for iteration in iterations:
-            if iteration > at_most:
-                _log.warning("The checkpoint of iteration %d is skipped: the metrics end before it.", iteration)
+    def _newest(self, like: TrainState, at_most: float) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+        """The newest checkpoint that can be read: what is saved beside the arrays, and the arrays."""
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        for step in steps:
+            if step > at_most:
+                _log.warning("The checkpoint of iteration %d is skipped: the metrics end before it.", step)
                 continue
             try:
-                arrays, fields = read_checked(self._path(iteration))
-            except ConfigError as error:
-                _log.warning("The checkpoint of iteration %d is damaged (%s): an older one is tried.", iteration, error)
+                found = self._read(step, like)
+            except ConfigError:
+                raise
+            except Exception as error:  # the libraries below raise different ones for a damaged file
+                reason = str(error).strip().split("\n")[0][:200]
+                _log.warning("The checkpoint of iteration %d is damaged (%s): an older one is tried.", step, reason)
                 continue
-            check_same({path: _type(leaf) for path, leaf in arrays.items()}, expected, "state")
-            for newer in iterations[: iterations.index(iteration)]:
-                self._remove(newer)
-            return arrays, fields
-        if iterations:
+            for newer in steps[: steps.index(step)]:
+                self._manager.delete(newer)
+            return found
+        if steps:
             raise ConfigError(
-                f"none of the checkpoints in {self._directory} can be used; to begin anew, choose another folder "
-                "(--out), or move this one away"
+                f"none of the checkpoints in {self._manager.directory} can be used; to begin anew, choose another "
+                "folder (--out), or move this one away"
             )
         return None
+
+    def _read(self, step: int, like: TrainState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        run = _read_run(self._manager, step)
+        check_same(run["types"], {path: _type(leaf) for path, leaf in by_path(like).items()}, "state")
+        numbers = by_path(jax.eval_shape(_as_numbers, like))
+        arrays = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in numbers.items()}
+        saved = {path: leaf for path, leaf in arrays.items() if leaf.size}
+        arrays |= self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(saved))).arrays
+        for path, leaf in arrays.items():
+            if zlib.crc32(leaf) != run["checksums"][path]:
+                raise ValueError(f"{path} has changed since it was written")
+        return run, arrays
 
 
 def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -200,27 +213,84 @@ def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str,
     Raises:
       ConfigError: the checkpoint is of another run, with the first field that differs.
     """
-    for _, path in sorted(_files(directory).items(), reverse=True):
-        try:
-            _, fields = read_checked(path, only_fields=True)
-        except ConfigError:  # it is damaged, as `restore` will report
-            continue
-        if unknown := check_same(fields["description"], plain(description)):
-            _log.warning(
-                "Whether %s is what the run was started with cannot be told, as its type shows nothing, or another "
-                "Python compiled it; make sure of it.",
-                ", ".join(unknown),
-            )
-        return fields["notes"]
+    if not Path(directory).exists():
+        return None
+    with contextlib.closing(_manager(directory)) as manager:
+        for step in sorted(manager.all_steps(), reverse=True):
+            try:
+                run = _read_run(manager, step)
+            except Exception:  # it is damaged, as `restore` will report
+                continue
+            if unknown := check_same(run["description"], plain(description)):
+                _log.warning(
+                    "Whether %s is what the run was started with cannot be told, as its type shows nothing, or another "
+                    "Python compiled it; make sure of it.",
+                    ", ".join(unknown),
+                )
+            return run["notes"]
     return None
 
 
-def _files(directory: Path) -> dict[int, Path]:
-    """The checkpoints in a folder by their iterations."""
-    return {int(path.stem): path for path in Path(directory).glob("*.safetensors") if path.stem.isdecimal()}
+class _OneByOne(ocp.type_handlers.NumpyHandler):
+    """Reads arrays one after the other.
+
+    Otherwise some are still being read when another is found damaged, and orbax closes the event loop.
+    """
+
+    async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> list[np.ndarray]:
+        arrays = []
+        for i, info in enumerate(infos):
+            arrays += await super().deserialize([info], None if args is None else [args[i]])
+        return arrays
 
 
-def _type(leaf: np.ndarray | jax.ShapeDtypeStruct) -> list:
+class _Manager(ocp.CheckpointManager):
+    """Of a checkpoint whose score is damaged it reads none, where orbax could not open the whole folder."""
+
+    def metrics(self, step: int) -> dict[str, float]:
+        try:
+            return {"return": float(super().metrics(step)["return"])}
+        except Exception:  # the libraries below raise different ones
+            return {"return": _NO_SCORE}
+
+
+def _manager(directory: Path) -> ocp.CheckpointManager:
+    def score(metrics):
+        return metrics["return"]
+
+    best = managers.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
+    kept = managers.AnyPreservationPolicy([managers.LatestN(KEPT), best])
+    processes = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=kept,
+        best_fn=score,  # without it the metrics are not saved, and the next process would not know the best
+        multiprocessing_options=processes,
+        create=False,  # all processes would have to take part in that
+    )
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    types = ocp.type_handlers.create_type_handler_registry((np.ndarray, _OneByOne()))
+    arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
+    handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
+    return _Manager(Path(directory).resolve(), options=options, item_handlers=handlers)
+
+
+def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:
+    """Removes unfinished checkpoints first: the manager's own cleanup runs while it already reads the folder."""
+    for unfinished in Path(directory).glob("*.orbax-checkpoint-tmp*"):
+        shutil.rmtree(unfinished)
+    return _manager(directory)
+
+
+def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    """All but the arrays; raises ValueError, or another error of the libraries below, if it is damaged."""
+    run = manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+    try:
+        return without_checksum(f"checkpoint {step}", run)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+def _type(leaf: jax.Array | jax.ShapeDtypeStruct) -> list:
     return [list(leaf.shape), str(leaf.dtype)]
 
 
@@ -228,6 +298,6 @@ def _is_key(leaf: jax.Array) -> bool:
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _as_numbers(leaf: jax.Array) -> jax.Array:
-    """Random keys as the integers that they consist of."""
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+def _as_numbers(states: TrainState) -> TrainState:
+    """The tree with random keys as integers."""
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, states)

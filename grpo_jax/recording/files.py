@@ -18,7 +18,7 @@ import numpy as np
 from grpo_jax.errors import ConfigError, nearest
 
 CHECKSUM, CHECKSUMS = "checksum", "checksums"
-"""The fields with the checksum over all other fields, and those of arrays by name."""
+"""The fields with the checksum over all other fields, and with the checksums of arrays by name."""
 
 INFINITIES = ("inf", "-inf")
 """What stands in JSON for the infinities, which it lacks."""
@@ -90,7 +90,7 @@ def replacement(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_files(folder: Path) -> Iterator[Path]:
-    """A temporary folder for the block to write to; its files then become those of `folder`, if the block succeeds.
+    """A temporary folder for the block to write to; its files move to `folder` if the block succeeds.
 
     Without success, such as on a full disk, nothing is left, and files that `folder` had stay as they were.
     """
@@ -123,11 +123,13 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping
     from safetensors.numpy import save_file
 
     with replacement(path) as temporary:
-        temporary.touch()  # with the usual permissions: safetensors would let only the owner read it
+        temporary.touch()
+        mode = temporary.stat().st_mode  # the usual one: safetensors would let only the owner read the file
         try:
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, dict(metadata))
         except SafetensorError as error:
             raise OSError(f"{path} cannot be written: {error}") from error
+        temporary.chmod(mode)
 
 
 def write_checked(path: Path, arrays: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> None:
@@ -146,8 +148,7 @@ def read_checked(path: Path, *, only_fields: bool = False) -> tuple[Arrays, dict
             arrays = {} if only_fields else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    if type(fields) is not dict or fields.pop(CHECKSUM, None) != _crc_of_fields(fields):
-        raise ConfigError(f"{path} is damaged: its header has changed since it was written, or is none of grpo_jax")
+    fields = without_checksum(f"the header of {path}", fields)
     checksums = fields.pop(CHECKSUMS)
     for name in () if only_fields else {**checksums, **arrays}:
         if name not in arrays or _crc(arrays[name]) != checksums.get(name):
@@ -195,6 +196,13 @@ def with_checksum(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, CHECKSUM: _crc_of_fields(fields)}
 
 
+def without_checksum(name: str, fields: Any) -> dict[str, Any]:
+    """The fields of an object that `with_checksum` made; ConfigError if they have changed since."""
+    if type(fields) is not dict or fields.pop(CHECKSUM, None) != _crc_of_fields(fields):
+        raise ConfigError(f"{name} has changed since it was written, or is none of grpo_jax")
+    return fields
+
+
 def check_fields(
     path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any], *, optional: Collection[str] = ()
 ) -> None:
@@ -216,7 +224,7 @@ def check_fields(
     rest = {name: value for name, value in fields.items() if name != CHECKSUM}
     if fields.get(CHECKSUM, _crc_of_fields(rest)) != _crc_of_fields(rest):
         raise ConfigError(
-            f"{path} is damaged: its checksum is another than that of its contents; copy the file again, or, if you "
+            f"{path} is damaged: its checksum does not match its contents; copy the file again, or, if you "
             f"changed it yourself, remove the field {CHECKSUM!r}"
         )
 

@@ -20,7 +20,7 @@ from grpo_jax.training.progress import Chunk
 METRICS_FILE = "metrics.jsonl"
 
 PREFIXES = "hyperparams/", "env_params/"
-"""How the names of settings begin in `metrics.jsonl`."""
+"""The prefixes of settings in `metrics.jsonl`."""
 
 
 class Settings(NamedTuple):
@@ -30,11 +30,7 @@ class Settings(NamedTuple):
     rows: dict[str, np.ndarray]  # by the label of a setting, such as "learning_rate=0.001": its rows, a row a seed
 
     def ranked(self, scores: np.ndarray) -> list[str]:
-        """The labels by the mean score over their seeds, the best setting first.
-
-        Args:
-          scores: `[R]`, larger is better; settings with NaN in it come last.
-        """
+        """The labels by the mean of the scores `[R]` over their seeds, the best first; those with NaN come last."""
         means = [np.mean(scores[rows]) for rows in self.rows.values()]
         order = np.argsort(-np.nan_to_num(means, nan=-np.inf), kind="stable")
         return [[*self.rows][i] for i in order]

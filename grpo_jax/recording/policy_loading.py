@@ -54,7 +54,7 @@ def load(
 
     Raises:
       ConfigError: there is no such folder, run, file or row, a file is damaged or of a newer format, the parameters
-        do not fit the config, or the folder names what is not trusted.
+        do not fit the config, or the folder names something that is not trusted.
     """
     if which not in ("final", "best"):
         raise ConfigError(f"which={which!r} is unknown; use 'final' or 'best'")
@@ -105,7 +105,7 @@ def _read_env_params(path: Path, description: Mapping[str, Any], config: Config)
 
 
 def _hyperparams_class(description: Mapping[str, Any], arrays: Arrays, *, trust: bool) -> type[Hyperparams]:
-    """That of the run, if this process has it or `trust` allows to import it; otherwise one with the same fields."""
+    """The run's class, if this process has it or `trust` allows its import; otherwise one with the same fields."""
     path = description["hyperparams"]
     if trust and path is not None:
         found = import_object(path, "hyperparams")
@@ -133,7 +133,7 @@ def _class_with(names: Sequence[str]) -> type[Hyperparams]:
         return Hyperparams
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or hasattr(Hyperparams, name):
-            raise ConfigError(f"hyperparams/{name} is no name of a hyperparameter; the file is damaged")
+            raise ConfigError(f"hyperparams/{name} is not a hyperparameter; the file is damaged")
     members = {"__annotations__": dict.fromkeys(names, float), **dict.fromkeys(names, 0.0)}
     return struct.dataclass(type("OwnHyperparams", (Hyperparams,), members))
 
@@ -150,14 +150,14 @@ def _as_trees(config: Config, kind: type[Hyperparams], arrays: Arrays, num_rows:
         if path in arrays and arrays[path].shape[:1] != (num_rows,):
             raise ConfigError(
                 f"{path} has the shape {list(arrays[path].shape)} in {file}, but num_rows is {num_rows} in the "
-                f"{DESCRIPTION} beside it: one of the two files is damaged, or that of another run"
+                f"{DESCRIPTION} beside it: one of the two files is damaged, or belongs to another run"
             )
         here = _describe(expected[path].shape, expected[path].dtype) if path in expected else "missing"
         there = _describe(arrays[path].shape[1:], arrays[path].dtype) if path in arrays else "missing"
         if here != there:
             raise ConfigError(
                 f"{path} is {there} in {file}, but {here} in the config's policy: the code has changed since, or "
-                "config= is that of another run"
+                "config= belongs to another run"
             )
     trees = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(arrays[path]) for path in by_path(like)])
     hyperparams = kind(**trees["hyperparams"]).broadcast(num_rows)

@@ -15,7 +15,6 @@ from grpo_jax.config import Config
 from grpo_jax.devices.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.environments import EnvParams
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.figures import plot_run
 from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, deferred_signals
 from grpo_jax.recording.metrics_file import read_metrics
@@ -170,6 +169,8 @@ class Recorder:
                 length = min(recording.checkpoint_every, -(-num_iterations // NUM_CHUNKS))
                 self.chunk_length = self.chunk_length or length
                 self._received = stack.enter_context(deferred_signals())
+                from grpo_jax.recording.checkpoint import Checkpoints  # only here, as orbax takes a second
+
                 folder, every = out / "checkpoints" / spec.folder, recording.checkpoint_every
                 self._checkpoints = Checkpoints(folder, spec.describe(), notes=versions(), every=every)
                 stack.enter_context(self._checkpoints)

@@ -16,8 +16,7 @@ from grpo_jax.environments import EnvParams
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.importing import import_own, is_own
-from grpo_jax.recording.checkpoint import check_same_run
+from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.recording.files import folder_name, plain
 from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
 from grpo_jax.recording.identity import identity
@@ -63,8 +62,8 @@ def describe(config: Config) -> dict[str, Any]:
     """The fields of a config as far as two processes can compare them (`identity`), also what import paths lead to."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for name, value in fields.items():
-        is_path = isinstance(value, str) and is_own(value) and value.partition(":")[0] not in SUITES
-        found = identity(import_own(value, name) if is_path else value)
+        is_path = isinstance(value, str) and is_custom(value) and value.partition(":")[0] not in SUITES
+        found = identity(import_custom(value, name) if is_path else value)
         fields[name] = {"path": value} | found if is_path and isinstance(found, dict) else found
     return fields | {"env_params": identity(dict(config.env_params))}
 
@@ -119,6 +118,8 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
     lock_run_folder(directory, resume=resume)
     if not checkpoints.is_dir():
         return
+    from grpo_jax.recording.checkpoint import check_same_run  # only here, as orbax takes a second
+
     folders = {spec.folder for spec in specs}
     for folder in sorted({path.name for path in checkpoints.glob("*")} - folders):
         raise ConfigError(

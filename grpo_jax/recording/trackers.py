@@ -74,12 +74,10 @@ class WeightsAndBiases:
         check_installed("wandb")
         import wandb
 
-        self._rows, config = spec.settings.rows, {"run": spec.name, "config": spec.describe()}
-        directory = Path(directory).resolve()
+        self._rows, directory = spec.settings.rows, directory.resolve()
         identity = hashlib.sha1(f"{directory}\n{spec.name}".encode()).hexdigest()[:16]
-        self._run = wandb.init(
-            project="grpo_jax", name=spec.name, id=identity, resume="allow", dir=directory, mode=mode, config=config
-        )
+        options = {"project": "grpo_jax", "name": spec.name, "id": identity, "resume": "allow", "mode": mode}
+        self._run = wandb.init(**options, dir=directory, config=spec.describe())
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
         """One call an iteration."""
@@ -97,13 +95,7 @@ class WeightsAndBiases:
 
 
 def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, iteration: int) -> None:
-    """Adds a table to the active run of Weights & Biases.
-
-    Args:
-      name: of the table.
-      columns, rows: the names of the columns, and a value for each in every row.
-      iteration: number of iterations so far; the table is logged beside the metrics of the last of them.
-    """
+    """Adds a table of named columns to the active run of Weights & Biases, beside the metrics of the last iteration."""
     import wandb
 
     table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
@@ -115,10 +107,7 @@ def over_seeds(
 ) -> list[tuple[int, dict[str, float]]]:
     """The steps and the scalars of each iteration: a value itself with one seed, else median and quartiles; never NaN.
 
-    Args:
-      steps: `[n, R]`.
-      metrics: each `[n, R]`; seeds without a finite value do not count.
-      rows: the index of those that are seeds of one setting.
+    Of steps and metrics, each `[n, R]`, the rows are seeds of one setting; those without a finite value do not count.
     """
     columns = {}
     for name, values in metrics.items():

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from grpo_jax.config import Config
 from grpo_jax.devices.mesh import along_envs
-from grpo_jax.groups import first_members
+from grpo_jax.groups import copy_to_members, first_members
+from grpo_jax.objectives.returns import discounted_returns
 from grpo_jax.objectives.slots import episode_scores
-from grpo_jax.rollouts.branches import with_monte_carlo_values
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.types import RolloutState, Trajectory
+from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 
 def collect(
@@ -35,40 +35,40 @@ def collect(
       The state to keep for the next rollout, and the windows side by side, as if they were environments: `[T, B]`
       with `T = window_steps` and `B = num_windows * num_envs`.
     """
-    start = config.algorithm.start
-    greedy = config.algorithm.greedy_member and first_members(config.num_envs, config.group_size)
-    first_action = jnp.arange(config.num_envs) % config.group_size if start.all_actions else None
-    num_branches = config.algorithm.num_branches
+    algorithm, start = config.algorithm, config.algorithm.start
+    num_branches = algorithm.num_branches
     if num_branches:
         key_rollout, key_branches = jax.random.split(key_rollout)
+    window_simulator = simulator._replace(
+        num_sharing=config.group_size if config.common_random_numbers else 1,
+        keep_final=algorithm.baseline is not None,
+        keep_states=num_branches > 0,
+    )
 
     def window(state, keys):
         key_start, key_rollout = keys
-        begun = start.begin(simulator, state, key_start, config.group_size)
-        ended, trajectory = simulator.unroll(
-            along_envs(begun, axis=0),
+        first = start.begin(simulator, state, key_start, config.group_size)
+        last, trajectory = window_simulator.unroll(
+            along_envs(first, axis=0),
             key_rollout,
             num_steps=config.window_steps,
             auto_reset=start.auto_reset,
             from_reset=start.from_reset,
-            greedy=greedy,
-            first_action=first_action,
-            num_sharing=config.group_size if config.common_random_numbers else 1,
-            keep_final=config.algorithm.baseline is not None,
-            keep_states=num_branches > 0,
+            greedy=algorithm.greedy_member and first_members(config.num_envs, config.group_size),
+            first_action=jnp.arange(config.num_envs) % config.group_size if start.all_actions else None,
         )
         if num_branches:
             trajectory = with_monte_carlo_values(
-                *(simulator, begun.environment_params, trajectory, key_branches),
+                *(simulator, first.environment_params, trajectory, key_branches),
                 num_branches=num_branches,
                 reward_clip=reward_clip,
             )
-        return start.keep(begun, ended), along_envs(trajectory, axis=1)
+        return start.keep(first, last), along_envs(trajectory, axis=1)
 
     if config.num_windows == 1:
         return window(state, (key_start, key_rollout))
-    keys = (jax.random.split(key, config.num_windows) for key in (key_start, key_rollout))
-    state, windows = jax.lax.scan(window, state, tuple(keys))
+    keys = tuple(jax.random.split(key, config.num_windows) for key in (key_start, key_rollout))
+    state, windows = jax.lax.scan(window, state, keys)
     return state, jax.tree.map(_side_by_side, windows)
 
 
@@ -79,20 +79,90 @@ def _side_by_side(leaf: jax.Array) -> jax.Array:
 
 
 def kept_groups(config: Config, trajectory: Trajectory) -> Trajectory:
-    """The groups to train on: all, or those whose members' returns differ most."""
-    if config.num_kept_groups is None:
-        return trajectory
-    return most_varied_groups(trajectory, config.group_size, config.num_kept_groups)
-
-
-def most_varied_groups(trajectory: Trajectory, group_size: int, num_kept: int) -> Trajectory:
-    """The `num_kept` groups whose members' returns differ most.
+    """The groups to train on: all, or the `num_kept_groups` whose members' returns differ most.
 
     DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476), which samples until enough groups have some variance, in
     the fixed shapes of one compiled program. Groups with a score that is not finite come last.
     """
-    scores = episode_scores(trajectory, group_size)
+    if config.num_kept_groups is None:
+        return trajectory
+    scores = episode_scores(trajectory, config.group_size)
     spread = jnp.std(scores - scores[:, :1], axis=1)  # less the first, so that it is exactly 0 for equal scores
-    _, kept = jax.lax.top_k(jnp.where(jnp.isfinite(spread), spread, -1.0), num_kept)
-    members = (kept[:, None] * group_size + jnp.arange(group_size)[None]).reshape(-1)
+    _, kept = jax.lax.top_k(jnp.where(jnp.isfinite(spread), spread, -1.0), config.num_kept_groups)
+    members = (kept[:, None] * config.group_size + jnp.arange(config.group_size)).reshape(-1)
     return jax.tree.map(lambda leaf: leaf[:, members], trajectory)
+
+
+# --- branches --------------------------------------------------------------------------------------------------------
+
+
+def monte_carlo_values(
+    simulator: Simulator,
+    state: RolloutState,
+    key: jax.Array,
+    *,
+    num_branches: int,
+    num_steps: int,
+    reward_clip: jax.Array | float = math.inf,
+) -> tuple[jax.Array, jax.Array]:
+    """Values of states from branches, rollouts that start at them and serve only to value them, without a critic.
+
+        V(s) = mean over branches of sum_t discount^t clip(r_t, -reward_clip, reward_clip)
+
+    Unbiased, except for rewards after `num_steps` (VinePPO, https://arxiv.org/abs/2410.01679). The cost is
+    up to `num_branches * num_steps` environment steps for each state.
+
+    Args:
+      simulator: the policy, the environment and the discount.
+      state: the states of `B` environments.
+      key: of all randomness.
+      num_branches: number of rollouts from each state.
+      num_steps: the most steps of a branch, which ends with its episode.
+      reward_clip: largest magnitude of a reward.
+
+    Returns:
+      Values `[B]`, in the units of the rewards, and the steps that the branches of each state made, int32 `[B]`.
+    """
+    branches = copy_to_members(state, num_branches)
+    _, trajectory = simulator.unroll(branches, key, num_steps=num_steps, auto_reset=False)
+    rewards = jnp.clip(trajectory.reward, -reward_clip, reward_clip)
+    returns = discounted_returns(rewards, trajectory.ended, discount=simulator.discount)[0]
+    lengths = jnp.sum(trajectory.valid, axis=0, dtype=jnp.int32)
+    return jnp.mean(returns.reshape(-1, num_branches), axis=1), jnp.sum(lengths.reshape(-1, num_branches), axis=1)
+
+
+def with_monte_carlo_values(
+    simulator: Simulator,
+    environment_params: PyTree,
+    trajectory: Trajectory,
+    key: jax.Array,
+    *,
+    num_branches: int,
+    reward_clip: jax.Array | float = math.inf,
+) -> Trajectory:
+    """Adds the Monte Carlo value of every state of rollouts of one episode each, and the steps of its branches.
+
+    A loop over the steps plays the branches of all environments at once. After the end of an episode values are 0, also
+    where a limit cut it, since branches end there too.
+
+    Args:
+      simulator: the policy, the environment and the discount.
+      environment_params: of the environments, each leaf `[B, ...]`.
+      trajectory: `[T, B]`, whole episodes, with the states before each step.
+      key, num_branches, reward_clip: as of `monte_carlo_values`.
+
+    Returns:
+      The trajectory with `value`, `next_value` and `branch_steps`, without the states.
+    """
+    num_steps = trajectory.reward.shape[0]
+    limits = {"num_branches": num_branches, "num_steps": num_steps, "reward_clip": reward_clip}
+
+    def of_step(xs):
+        state, valid, key = xs
+        numbers = monte_carlo_values(simulator, state._replace(environment_params=environment_params), key, **limits)
+        return jax.tree.map(lambda x: jnp.where(valid, x, 0), numbers)
+
+    keys = jax.random.split(key, num_steps)
+    value, branch_steps = jax.lax.map(of_step, (trajectory.state, trajectory.valid, keys))
+    next_value = jnp.concatenate([value[1:], jnp.zeros_like(value[:1])])
+    return trajectory._replace(state=None, value=value, next_value=next_value, branch_steps=branch_steps)

@@ -1,63 +1,86 @@
-"""New episodes within a rollout: start states drawn for every environment whose episode ends."""
+"""New episodes within a rollout: start states for every environment whose episode ends."""
 
-import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.devices.mesh import envs_are_split
 from grpo_jax.environments import Environment
+from grpo_jax.environments.environment import threefry
 from grpo_jax.observations import leading_shape
+from grpo_jax.rollouts.scan import any_in_all_rows
 from grpo_jax.types import PyTree, RolloutState
 
 
-def make_start_states(
-    environment: Environment, environment_params: PyTree, keys: jax.Array, num_draws: int, num_starts: int | None = None
-) -> Callable[[jax.Array, jax.Array], tuple[PyTree, PyTree]]:
-    """Makes `start_states(ended, num_ended) -> states, observations`, which starts the next episodes of a rollout.
+class StartStates(NamedTuple):
+    """The start states of the new episodes in a rollout, some of which are drawn ahead and carried through its loop."""
 
-    The start state after the n-th end of an environment is a function of its key and n alone. Few episodes end at any
-    one step, so drawing a start state for every environment at every step is mostly wasted. With `num_draws` the first
-    start states of each environment are drawn before the rollout, and later ones only at a step that needs one. That
-    branch pays on a CPU. It makes a GPU's host wait; environments that are split over devices would have to agree on
-    it; and `vmap` computes both sides of it (on a CPU `over_rows` maps instead). The numbers are the same.
+    take: Callable  # (ahead, ended [B] bool, episode [B]) -> ahead, (states, observations), each leaf [B, ...]
+    ahead: PyTree = ()  # before the first step, each leaf [B, ...]
+
+
+def make_start_states(
+    environment: Environment, start: RolloutState, keys: jax.Array, num_draws: int, num_starts: int | None = None
+) -> StartStates:
+    """Start states for the environments whose episodes end; the n-th of an environment depends only on its key and n.
+
+    A reset is many small operations, and few episodes end at any one step. With `num_draws` that many start states of
+    each environment are drawn at once, behind a branch, when an episode ends and none is left for the next. The branch
+    is faster on a CPU; on a GPU it forces a sync, and environments that are split over devices would have to agree on
+    it: there one is drawn at every step. The numbers are the same.
 
     With `num_starts` all start states are drawn before the rollout, and those of an environment are used in turn:
     episode n starts from state n modulo `num_starts`. Then there is neither a branch nor a draw at any step.
 
     Args:
-      environment, environment_params: the environment, and its parameters, each leaf `[B, ...]`.
+      environment: the environment.
+      start: the state before the rollout, with the parameters of the `B` environments.
       keys: `[B]`; environments with equal keys get equal start states.
-      num_draws: start states that are drawn before the rollout; 0: one is drawn at every step.
+      num_draws: start states that are drawn at once; 0: one is drawn at every step.
       num_starts: start states of each environment in this rollout; None: a new one for every episode.
 
     Returns:
-      A function of `ended`, `[B]` bool, the environments whose episode ends at this step, and `num_ended`, `[B]` int32,
-      their episodes that ended before. It returns states and observations, each leaf `[B, ...]`; those of the other
-      environments have no meaning.
+      The states and observations that `take` gives environments whose episode has not ended have no meaning.
     """
 
-    def draw(num_ended):
-        return jax.vmap(environment.reset)(jax.vmap(jax.random.fold_in)(keys, num_ended), environment_params)
+    def draw(episode):
+        return jax.vmap(environment.reset)(jax.vmap(jax.random.fold_in)(keys, episode), start.environment_params)
+
+    def draw_many(first, number):
+        return jax.vmap(draw, in_axes=1, out_axes=1)(first[:, None] + jnp.arange(number))
 
     if num_starts is None and (not num_draws or envs_are_split()):
-        return lambda ended, num_ended: draw(num_ended)
-
-    num_drawn = num_starts or num_draws
-    drawn = jax.vmap(draw)(jnp.broadcast_to(jnp.arange(num_drawn)[:, None], (num_drawn, keys.shape[0])))
+        return StartStates(lambda ahead, ended, episode: (ahead, draw(episode)))
+    zeros = jnp.zeros(start.num_envs, jnp.int32)
     if num_starts == 1:
-        only = jax.tree.map(lambda leaf: leaf[0], drawn)
-        return lambda ended, num_ended: only
-    take = jax.vmap(lambda draws, n: jax.tree.map(lambda leaf: leaf.at[n].get(mode="clip"), draws), in_axes=(1, 0))
+        drawn = draw(zeros)
+        return StartStates(lambda ahead, ended, episode: (ahead, drawn))
     if num_starts is not None:
-        return lambda ended, num_ended: take(drawn, num_ended % num_starts)
+        drawn = draw_many(zeros, num_starts)
+        return StartStates(lambda ahead, ended, episode: (ahead, _at(drawn, episode % num_starts)))
 
-    def start_states(ended, num_ended):
-        needs_more = jnp.any(ended & (num_ended >= num_draws))
-        return jax.lax.cond(needs_more, draw, functools.partial(take, drawn), num_ended)
+    def take(ahead, ended, episode):
+        is_short = any_in_all_rows(ended & (episode >= ahead[1] + num_draws))
+        ahead = jax.lax.cond(is_short, lambda: (draw_many(episode, num_draws), episode), lambda: ahead)
+        return ahead, _at(ahead[0], episode - ahead[1])
 
-    return start_states
+    def copies(x):
+        return jnp.broadcast_to(x[:, None], (len(x), num_draws, *x.shape[1:]))
+
+    # Nothing is drawn yet: the first end of an episode replaces these copies.
+    return StartStates(take, (jax.tree.map(copies, (start.environment, start.observation)), zeros - num_draws))
+
+
+def _at(drawn: PyTree, index: jax.Array) -> PyTree:
+    """`[B, D, ...]` to `[B, ...]`, by an index `[B]`."""
+    return jax.vmap(lambda x, n: jax.tree.map(lambda leaf: leaf.at[n].get(mode="clip"), x))(drawn, index)
+
+
+def shared_keys(key: jax.Array, num_envs: int, num_sharing: int) -> jax.Array:
+    """`[B]` keys of environments, of which `num_sharing` neighbours have the same."""
+    return jnp.repeat(jax.random.split(threefry(key), num_envs // num_sharing), num_sharing, axis=0)
 
 
 def new_episodes(
@@ -76,14 +99,14 @@ def new_episodes(
     )
 
 
-def advance_where(alive: jax.Array, before: RolloutState, after: RolloutState) -> RolloutState:
-    """`after` where `alive`, `[B]` bool, and `before` in the environments whose episode is over.
+def advance_where(alive: jax.Array, state: RolloutState, next_state: RolloutState) -> RolloutState:
+    """`next_state` where `alive`, `[B]` bool, and `state` in the environments whose episode is over.
 
-    The policy's carry is that of `after` everywhere: nothing reads it once an episode is over, and selecting would copy
-    a transformer's cache at every step.
+    The policy's carry is the next one everywhere: nothing reads it once an episode is over, and selecting would copy a
+    transformer's cache at every step.
     """
-    moved = select(alive, after._replace(policy_carry=()), before._replace(policy_carry=()))
-    return moved._replace(policy_carry=after.policy_carry)
+    chosen = select(alive, next_state._replace(policy_carry=()), state._replace(policy_carry=()))
+    return chosen._replace(policy_carry=next_state.policy_carry)
 
 
 def select(condition: jax.Array, when_true: PyTree, when_false: PyTree) -> PyTree:

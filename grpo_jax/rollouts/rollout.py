@@ -13,24 +13,22 @@ from grpo_jax.environments.environment import threefry
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, nearest
 from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
-from grpo_jax.policies.sampling import restricted
-from grpo_jax.rollouts.finals import Truncations, num_finals
+from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.rollouts.outcomes import add_outcome
-from grpo_jax.rollouts.packing import pack, packed_step
-from grpo_jax.rollouts.randomness import scan_in_blocks, shared_keys, step_randomness
-from grpo_jax.rollouts.resets import advance_where, make_start_states, new_episodes, select
-from grpo_jax.rollouts.stopping import any_in_all_rows, scan_until_over
-from grpo_jax.rollouts.values import with_final_values, with_values
+from grpo_jax.rollouts.resets import StartStates, advance_where, make_start_states, new_episodes, select, shared_keys
+from grpo_jax.rollouts.scan import any_in_all_rows, scan_in_blocks
+from grpo_jax.rollouts.values import Truncations, final_observations, with_final_values, with_values
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 
-class Progress(NamedTuple):
-    """The carry of a rollout's loop, each leaf `[B, ...]`."""
+class LoopCarry(NamedTuple):
+    """The carry of a rollout's loop over its steps."""
 
     state: RolloutState
-    truncations: Truncations
-    alive: jax.Array | None = None  # bool: the episode goes on; None where another follows
-    num_ended: jax.Array | None = None  # int32, episodes that have ended; None where no other follows
+    num_done: jax.Array  # [B] int32: the steps that ended an episode, or came after its end where no other follows
+    truncations: Truncations | None  # None where no episode follows another, or no value of their ends is needed
+    first_action: jax.Array | None  # [B] int32, for the next step; -1: the policy acts
+    ahead: PyTree  # start states of later episodes: see `StartStates`
 
 
 class Simulator(NamedTuple):
@@ -49,6 +47,9 @@ class Simulator(NamedTuple):
     discount: jax.Array | float = 1.0  # of `discounted_return`
     plan: str | ExecutionPlan = "auto"  # how the rollout is laid out: see `ExecutionPlan`
     starts_per_rollout: int | None = None  # start states drawn for each environment; None: one for every episode
+    num_sharing: int = 1  # neighbouring environments that share all randomness except in their actions; 1: none do
+    keep_final: bool = False  # trajectories keep the final observations, for a baseline to value
+    keep_states: bool = False  # trajectories keep the state before each step, without the environments' parameters
 
     def reset(self, environment_params: PyTree, key: jax.Array, num_envs: int, *, group_size: int = 1) -> RolloutState:
         """New episodes: one reset for each group, copied to its members, which therefore start bitwise equal.
@@ -80,9 +81,6 @@ class Simulator(NamedTuple):
         from_reset: bool = False,
         greedy: bool | jax.Array = False,
         first_action: jax.Array | None = None,
-        num_sharing: int = 1,
-        keep_final: bool = False,
-        keep_states: bool = False,
     ) -> tuple[RolloutState, Trajectory]:
         """Acts for `num_steps` in every environment and records what happens.
 
@@ -92,9 +90,10 @@ class Simulator(NamedTuple):
 
         Without `auto_reset` an environment whose episode ends stays in its final state: later steps are not `valid`,
         have reward 0 and change nothing but the policy's carry, which is not read again. If the environment has an
-        `outcome`, it is evaluated on the final states and added to the rewards of the steps: see `add_outcome`.
+        `outcome`, it is evaluated on the final states and added to the rewards of the steps: see `add_outcome`. With
+        `steps_per_check` in the plan the rollout stops when every episode has ended, with the results of all steps.
 
-        Where the environment itself acts (`imposed`), its action replaces the policy's, also a greedy one or
+        Where the environment itself acts (`forced_action`), its action replaces the policy's, also a greedy one or
         `first_action`. `log_prob` is then the policy's for that action, without any mask.
 
         Args:
@@ -106,171 +105,200 @@ class Simulator(NamedTuple):
             transformer then attends to the part of its cache that can be filled by `t`, in stages of static length;
             results are the same up to rounding.
           greedy: take the distribution's mode instead of a sample, in all environments, or where true in `[B]`.
-          first_action: `[B]` or `[B, D]`, taken at the first step instead of the policy's own.
-          num_sharing: number of neighbouring environments that share all randomness except in their actions (common
-            random numbers); 1: none do.
-          keep_final: whether the trajectory keeps the final observations, for a baseline to value.
-          keep_states: whether the trajectory keeps the state before each step, without the environments' parameters.
+          first_action: `[B]` int32, taken at the first step instead of the policy's own.
 
         Returns:
           The state after the last step, and the trajectory `[T, B]`.
         """
-        plan, policy, num_envs = resolve_plan(self.plan), self.policy, state.num_envs
-        self = self._replace(params=policy.cast(self.params))
-        # A carry advances with the values, and support depends on the distribution: then every step computes all.
-        num_passes = 0 if policy.has_carry or policy.support is not None else plan.value_passes
+        plan, num_envs = resolve_plan(self.plan), state.num_envs
+        self = self._replace(params=self.policy.cast(self.params), plan=plan)
         key_reset, key_steps = jax.random.split(key)
-        # The parameters stay as they are, so the scan need not carry them.
-        environment_params, start = state.environment_params, state._replace(environment_params=None)
-        if auto_reset:
-            reset_keys = shared_keys(key_reset, num_envs, num_sharing)
-            num_draws = min(plan.num_reset_draws, num_steps)
-            num_starts = self.starts_per_rollout and min(self.starts_per_rollout, num_steps)
-            start_states = make_start_states(self.environment, environment_params, reset_keys, num_draws, num_starts)
-
-        def step(progress, now):
-            before, truncations = progress.state, progress.truncations
-            alive = jnp.ones(num_envs, bool) if auto_reset else progress.alive
-            (noise, keys), is_first = now
-            keys = jnp.repeat(keys, num_sharing, axis=0)
-
-            def choose(distribution):
-                action = policy.distribution.from_noise(distribution, noise)
-                if greedy is not False:  # else the compiler would compute the modes all the same
-                    mode = policy.distribution.mode(distribution)
-                    action = select(jnp.broadcast_to(greedy, alive.shape), mode, action)
-                return action if first_action is None else jnp.where(is_first, first_action, action)
-
-            after, record = self._step(before, environment_params, alive, keys, choose)
-            ended = record.ended
-            truncations = truncations.add(record.truncated, after)
-            if num_passes:
-                record = record._replace(log_prob=None, value=None)
-            if keep_states:
-                record = record._replace(state=before)
-            if auto_reset:
-                starts = start_states(ended, progress.num_ended)
-                after = select(ended, new_episodes(*starts, policy.initial_carry(self.params, num_envs)), after)
-                return Progress(after, truncations, num_ended=progress.num_ended + ended), record._replace(valid=None)
-            return Progress(advance_where(alive, before, after), truncations, alive=alive & ~ended), record
-
-        progress = self._first_progress(start, num_steps, auto_reset, keep_final)
-        if plan.packed_steps:
-            step, progress = packed_step(step), pack(progress)
-
-        def resize(progress, num_steps):
-            num_steps += policy.has_critic  # which also reads the final observation, for its value
-            if plan.packed_steps:
-                return pack(_resized(policy, progress.unpack(), num_steps))
-            return _resized(policy, progress, num_steps)
-
-        draw = functools.partial(step_randomness, policy.distribution, num_envs=num_envs, num_sharing=num_sharing)
+        # The parameters of the environments stay as they are, so the loop need not carry them.
+        start, environment_params = state._replace(environment_params=None), state.environment_params
+        start_states = self._start_states(state, key_reset, num_steps) if auto_reset else None
+        step = functools.partial(self._step, start_states and start_states.take, environment_params, greedy)
+        carry = LoopCarry(
+            start,
+            num_done=jnp.zeros(num_envs, jnp.int32),
+            truncations=self._no_truncations(start, num_steps) if auto_reset else None,
+            first_action=first_action,
+            ahead=start_states and start_states.ahead,
+        )
+        draw = functools.partial(self._random_numbers, num_envs=num_envs)
         # The states that `keep_states` stacks must have one shape.
-        has_stages = from_reset and not auto_reset and policy.resize is not None and not keep_states
-        layout = {"steps_per_loop": plan.steps_per_loop, "resize": resize if has_stages else None}
-        scan = functools.partial(scan_in_blocks, **layout)
-        if not auto_reset and 0 < plan.steps_per_check < num_steps:
+        has_stages = from_reset and self.policy.resize is not None and not self.keep_states
+        stops = not auto_reset and 0 < plan.steps_per_check < num_steps
+        carry, trajectory = scan_in_blocks(
+            *(step, carry, key_steps, num_steps, draw, plan),
             # An episode may have one more step after its end: its value is the final observation's.
-            scan = functools.partial(
-                scan_until_over,
-                goes_on=lambda record: any_in_all_rows((record.unpack() if plan.packed_steps else record).valid[-1]),
-                steps_per_check=plan.steps_per_check,
-                **layout,
-            )
-        progress, trajectory = scan(step, progress, key_steps, num_steps, draw)
-        if plan.packed_steps:
-            progress, trajectory = progress.unpack(), trajectory.unpack()
-
-        is_first, shape = jnp.arange(num_steps)[:, None] == 0, (num_steps, num_envs)
-        trajectory = trajectory._replace(
-            greedy=None if greedy is False else jnp.broadcast_to(greedy, shape),
-            given=None if first_action is None else jnp.broadcast_to(is_first, shape),
+            goes_on=(lambda carry: any_in_all_rows(carry.num_done < 2)) if stops else None,
+            resize=self._resize if has_stages else None,
         )
-        if num_passes:
-            trajectory = with_values(policy, self.params, trajectory, start.policy_carry, num_passes)
-        return self._complete(state, progress, trajectory, auto_reset, keep_final)
+        if greedy is not False:
+            trajectory = trajectory._replace(greedy=jnp.broadcast_to(greedy, (num_steps, num_envs)))
+        if first_action is not None:
+            is_first = jnp.arange(num_steps)[:, None] == 0
+            trajectory = trajectory._replace(enumerated=jnp.broadcast_to(is_first, (num_steps, num_envs)))
+        if self._num_passes:
+            trajectory = with_values(self.policy, self.params, trajectory, start.policy_carry, self._num_passes)
+        return self._complete(state, carry, trajectory, auto_reset)
 
-    def _first_progress(self, start: RolloutState, num_steps: int, auto_reset: bool, keep_final: bool) -> Progress:
-        """The progress before the first of `num_steps` steps."""
-        values_finals = self.policy.has_critic or keep_final
-        num_slots = num_finals(self.environment, num_steps, auto_reset) - 1 if values_finals else 0
-        progress = Progress(start, Truncations.none(num_slots, start))
-        if auto_reset:
-            return progress._replace(num_ended=jnp.zeros(start.num_envs, jnp.int32))
-        return progress._replace(alive=jnp.ones(start.num_envs, bool))
+    @property
+    def _num_passes(self) -> int:
+        """Passes over a rollout that compute values and log-probabilities; 0: each step computes its own."""
+        # A carry advances with the values, and support depends on the distribution: then every step computes all.
+        has_passes = not self.policy.has_carry and self.policy.sampling_mask is None
+        return self.plan.value_passes if has_passes else 0
 
-    def _complete(
-        self, before: RolloutState, progress: Progress, trajectory: Trajectory, auto_reset: bool, keep_final: bool
-    ) -> tuple[RolloutState, Trajectory]:
-        """The state after a rollout, and its trajectory with all that is known only at the end.
+    def _start_states(self, state: RolloutState, key: jax.Array, num_steps: int) -> StartStates:
+        """The start states of a rollout of `num_steps`."""
+        keys = shared_keys(key, state.num_envs, self.num_sharing)
+        num_starts = self.starts_per_rollout and min(self.starts_per_rollout, num_steps)
+        return make_start_states(self.environment, state, keys, min(self.plan.num_reset_draws, num_steps), num_starts)
 
-        Args:
-          before: the state before the first step.
-          progress: after the last step.
-          trajectory: the records of the steps, `[T, B]`.
-          auto_reset, keep_final: as of `unroll`.
-        """
-        trajectory = trajectory._replace(
-            valid=jnp.ones(trajectory.reward.shape, bool) if auto_reset else trajectory.valid,
-            carry=jax.tree.map(lambda leaf: leaf[None], self.policy.sequence_carry(before.policy_carry)),
-        )
-        finals = progress.truncations.and_last(progress.state)
-        trajectory = with_final_values(self.policy, self.params, trajectory, *finals, keep=keep_final)
-        end = progress.state._replace(environment_params=before.environment_params)
-        return add_outcome(self.environment, self.discount, auto_reset, end, trajectory)
+    def _random_numbers(self, key: jax.Array, num_steps: int, num_envs: int) -> tuple[PyTree, jax.Array]:
+        """The noise of actions, each leaf `[T, B, ...]`, and the keys of environments, `[T, B // num_sharing]`."""
+        shape = num_steps, num_envs
+        key_actions, key_environment = jax.random.split(key)
+        noise = self.policy.distribution.noise(key_actions, shape)
+        for leaf in jax.tree.leaves(noise):
+            if jnp.shape(leaf)[:2] != shape:  # some steps or environments would share their noise unnoticed
+                raise ValueError(
+                    f"the distribution's noise(key, {shape}) returned shape {jnp.shape(leaf)}, and each array should "
+                    f"begin with {shape}; noise=jax.random.split gives a key for each sample"
+                )
+        return noise, jax.random.split(threefry(key_environment), (num_steps, num_envs // self.num_sharing))
 
     def _step(
         self,
-        state: RolloutState,
+        take_start: Callable | None,
         environment_params: PyTree,
-        alive: jax.Array,
-        keys: jax.Array,
-        choose: Callable[[jax.Array], jax.Array],
+        greedy: bool | jax.Array,
+        carry: LoopCarry,
+        xs: tuple[PyTree, jax.Array],
+    ) -> tuple[LoopCarry, Trajectory]:
+        """One step of the loop: the next carry and the record, each leaf `[B, ...]`.
+
+        Args:
+          take_start: gives the start states of new episodes (see `StartStates`); None: no episode follows another.
+          environment_params, greedy: as of `unroll`.
+          carry: before the step.
+          xs: the noise of the actions, and the keys of the environments.
+        """
+        state, (noise, keys) = carry.state, xs
+        alive = jnp.ones(state.num_envs, bool) if take_start else carry.num_done == 0
+        choose = functools.partial(self._choose, noise, greedy, carry.first_action)
+        next_state, record = self._transition(state, environment_params, alive, keys, choose)
+        ended, ahead = record.ended, carry.ahead
+        truncations = carry.truncations and carry.truncations.add(record.truncated, next_state)
+        if self._num_passes:
+            record = record._replace(log_prob=None, value=None)
+        if self.keep_states:
+            record = record._replace(state=state)
+        if take_start:
+            ahead, start = take_start(ahead, ended, carry.num_done)
+            policy_carry = self.policy.initial_carry(self.params, state.num_envs)
+            next_state = select(ended, new_episodes(*start, policy_carry), next_state)
+            record = record._replace(valid=None)  # all are
+        else:
+            next_state = advance_where(alive, state, next_state)
+        first_action = None if carry.first_action is None else jnp.full_like(carry.first_action, -1)
+        return LoopCarry(next_state, carry.num_done + (ended | ~alive), truncations, first_action, ahead), record
+
+    def _transition(
+        self, state: RolloutState, environment_params: PyTree, alive: jax.Array, keys: jax.Array, choose: Callable
     ) -> tuple[RolloutState, Trajectory]:
-        """One step of every environment: the next state, before any reset, and the record, each leaf `[B, ...]`."""
+        """The next state, before any reset, and the record of the step, each leaf `[B, ...]`."""
         environment, family = self.environment, self.policy.distribution
         distribution, value, policy_carry = self.policy.step(self.params, state.observation, state.policy_carry)
-        action_mask = None
+        action_mask = forced_action = forced = None
         if environment.action_mask is not None:
             action_mask = jax.vmap(environment.action_mask)(state.environment, environment_params)
-        own_action = imposed = None
-        if environment.imposed is not None:
-            own_action = jax.vmap(functools.partial(_imposed, environment))(state.environment, environment_params)
-            imposed = own_action >= 0
-        distribution, action_mask = restricted(self.policy, distribution, action_mask, imposed)
+        if environment.forced_action is not None:
+            forced_action = jax.vmap(functools.partial(_forced_action, environment))(
+                state.environment, environment_params
+            )
+            forced = forced_action >= 0
+        distribution, action_mask = apply_sampling_mask(self.policy, distribution, action_mask, forced)
         action = choose(distribution)
-        if imposed is not None:
-            action = jnp.where(imposed, own_action, action)
-        moved = jax.vmap(environment.step)(keys, state.environment, family.to_environment(action), environment_params)
-        reward = jnp.where(alive, moved.reward, 0.0)
-        after = state._replace(
-            environment=moved.state,
-            observation=moved.observation,
+        if forced is not None:
+            action = jnp.where(forced, forced_action, action)
+        keys = jnp.repeat(keys, self.num_sharing, axis=0)
+        transition = jax.vmap(environment.step)(
+            keys, state.environment, family.to_environment(action), environment_params
+        )
+        reward = jnp.where(alive, transition.reward, 0.0)
+        next_state = state._replace(
+            environment=transition.state,
+            observation=transition.observation,
             policy_carry=policy_carry,
             episode_return=state.episode_return + reward,
             episode_length=state.episode_length + alive,
             discounted_return=reward + self.discount * state.discounted_return,
         )
-        return after, Trajectory(
+        return next_state, Trajectory(
             observation=state.observation,
             action=action,
             reward=reward,
-            terminated=moved.terminated & alive,
-            truncated=moved.truncated & alive,
+            terminated=transition.terminated & alive,
+            truncated=transition.truncated & alive,
             valid=alive,
             log_prob=family.log_prob(distribution, action),
             distribution=distribution if self.policy.logits_chunk is None else None,
             value=value,
             next_value=None,  # known after the rollout
-            episode_return=after.episode_return,
-            episode_length=after.episode_length,
-            discounted_return=after.discounted_return,
+            episode_return=next_state.episode_return,
+            episode_length=next_state.episode_length,
+            discounted_return=next_state.discounted_return,
             carry=None,  # only of the first step
             action_mask=action_mask,
-            reward_parts=moved.reward_parts,
-            imposed=imposed,
-            extras=self._extras(state, moved.info),
+            reward_parts=transition.reward_parts,
+            forced=forced,
+            extras=self._extras(state, transition.info),
         )
+
+    def _choose(
+        self, noise: PyTree, greedy: bool | jax.Array, first_action: jax.Array | None, distribution: PyTree
+    ) -> jax.Array:
+        """The policy's actions `[B]` or `[B, D]`: see `unroll`."""
+        family = self.policy.distribution
+        action = family.from_noise(distribution, noise)
+        if greedy is not False:  # else the compiler would compute the modes all the same
+            is_greedy = jnp.broadcast_to(greedy, action.shape[:1])
+            action = select(is_greedy, family.mode(distribution), action)
+        return action if first_action is None else jnp.where(first_action < 0, action, first_action)
+
+    def _no_truncations(self, state: RolloutState, num_steps: int) -> Truncations | None:
+        """Slots for all episodes that can be truncated in `num_steps`; None where nothing reads them."""
+        if not (self.policy.has_critic or self.keep_final):
+            return None
+        return Truncations.none(-(-num_steps // self.environment.max_steps), state)
+
+    def _resize(self, carry: LoopCarry, num_steps: int) -> LoopCarry:
+        """The carry of the loop, with space in the policy's carry for `num_steps` of each episode."""
+        num_steps += self.policy.has_critic  # which also reads the final observation, for its value
+        policy_carry = self.policy.resize(carry.state.policy_carry, num_steps)
+        return carry._replace(state=carry.state._replace(policy_carry=policy_carry))
+
+    def _complete(
+        self, state: RolloutState, carry: LoopCarry, trajectory: Trajectory, auto_reset: bool
+    ) -> tuple[RolloutState, Trajectory]:
+        """The state after a rollout, and its trajectory with all that is known only at the end.
+
+        Args:
+          state: before the first step.
+          carry: after the last step.
+          trajectory: the records of the steps, `[T, B]`.
+          auto_reset: as of `unroll`.
+        """
+        if auto_reset:
+            trajectory = trajectory._replace(valid=jnp.ones(trajectory.reward.shape, bool))
+        policy_carry = self.policy.sequence_carry(state.policy_carry)
+        trajectory = trajectory._replace(carry=jax.tree.map(lambda leaf: leaf[None], policy_carry))
+        finals = final_observations(carry.truncations, carry.state)
+        trajectory = with_final_values(self.policy, self.params, trajectory, *finals, keep=self.keep_final)
+        end = carry.state._replace(environment_params=state.environment_params)
+        return add_outcome(self.environment, self.discount, auto_reset, end, trajectory)
 
     def _extras(self, state: RolloutState, info: Mapping[str, jax.Array]) -> dict[str, jax.Array] | None:
         """What is kept of the environments' info after a step, and of the policy before it; each `[B, ...]`."""
@@ -284,20 +312,12 @@ class Simulator(NamedTuple):
         return kept or None
 
 
-def _imposed(environment: Environment, state: PyTree, params: PyTree) -> jax.Array:
+def _forced_action(environment: Environment, state: PyTree, params: PyTree) -> jax.Array:
     """The environment's own action; raises ConfigError unless it is an int32 scalar."""
-    action = environment.imposed(state, params)
+    action = environment.forced_action(state, params)
     if not are_alike(action, jax.ShapeDtypeStruct((), jnp.int32)):
         raise ConfigError(
-            f"imposed of {environment.name!r} gives {describe_arrays(action)}; return an int32 scalar, the "
+            f"forced_action of {environment.name!r} gives {describe_arrays(action)}; return an int32 scalar, the "
             "environment's own action, or -1 where the policy acts"
         )
     return action
-
-
-def _resized(policy: Policy, progress: Progress, num_steps: int) -> Progress:
-    """The carry of the loop, with space in the policy's carry for `num_steps` of each episode."""
-    state = progress.state._replace(policy_carry=policy.resize(progress.state.policy_carry, num_steps))
-    # A rollout of one episode has no slots, but their empty arrays have the shape of the carry.
-    truncations = Truncations.none(0, state)._replace(count=progress.truncations.count)
-    return progress._replace(state=state, truncations=truncations)

@@ -1,14 +1,53 @@
-"""Log-probabilities and the critic's values of a trajectory, computed after the steps."""
+"""Log-probabilities and the critic's values of a trajectory, computed after its steps.
 
-from collections.abc import Callable
+Bootstrapping needs the values of final observations: the true last one of each truncated episode, and those after the
+last step. An episode is truncated at `max_steps` and no earlier, so within `num_steps` that happens at most
+ceil(num_steps / max_steps) times. That many are kept for each environment, with the policy's carry, and valued in one
+pass after the rollout. If an environment truncates more often, the missing values are NaN: no update is better than a
+wrong one.
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.devices.mesh import envs_are_split
 from grpo_jax.objectives.returns import next_values
 from grpo_jax.policies import Policy
-from grpo_jax.types import PyTree, Trajectory
+from grpo_jax.rollouts.resets import select
+from grpo_jax.rollouts.scan import block_length
+from grpo_jax.types import PyTree, RolloutState, Trajectory
+
+
+class Truncations(NamedTuple):
+    """The final observations of the episodes that were truncated so far in a rollout; `S` slots an environment."""
+
+    slots: PyTree  # (observation, carry of the policy), each leaf [B, S, ...], in the order of truncation
+    count: jax.Array  # [B] int32; truncations beyond the last slot are counted but not kept
+
+    @classmethod
+    def none(cls, num_slots: int, state: RolloutState) -> "Truncations":
+        """Empty slots for observations and carries as in `state`."""
+
+        def empty(x):
+            return jnp.zeros((x.shape[0], num_slots, *x.shape[1:]), x.dtype)
+
+        return cls(jax.tree.map(empty, (state.observation, state.policy_carry)), jnp.zeros(state.num_envs, jnp.int32))
+
+    def add(self, truncated: jax.Array, state: RolloutState) -> "Truncations":
+        """Adds the observations in `state` of the environments that are `truncated` at this step, `[B]` bool."""
+        num_slots = jax.tree.leaves(self.slots)[0].shape[1]
+        is_next = truncated[:, None] & (self.count[:, None] == jnp.arange(num_slots)[None])
+        new = jax.tree.map(lambda x: x[:, None], (state.observation, state.policy_carry))
+        return Truncations(select(is_next, new, self.slots), self.count + truncated)
+
+
+def final_observations(truncations: Truncations | None, state: RolloutState) -> PyTree:
+    """Observations and carries, each leaf `[S + 1, B, ...]`: of the truncations, and then of `state`."""
+    last = jax.tree.map(lambda x: x[None], (state.observation, state.policy_carry))
+    if truncations is None:
+        return last
+    return jax.tree.map(lambda slots, x: jnp.concatenate([jnp.swapaxes(slots, 0, 1), x]), truncations.slots, last)
 
 
 def with_values(policy: Policy, params: PyTree, trajectory: Trajectory, carry: PyTree, num_passes: int) -> Trajectory:
@@ -17,28 +56,20 @@ def with_values(policy: Policy, params: PyTree, trajectory: Trajectory, carry: P
     Args:
       policy, params: that acted; a policy without a carry.
       trajectory: `[T, B]`.
-      carry: of the policy before the first step, without leaves.
+      carry: of the policy, without leaves.
       num_passes: the values take so many passes through the network, or more.
     """
     log_prob = policy.distribution.log_prob(trajectory.distribution, trajectory.action)
     trajectory = trajectory._replace(log_prob=log_prob)
     if not policy.has_critic:
         return trajectory
-    num_steps, num_envs = trajectory.reward.shape
-    most = max(num_steps // num_passes, 1)
-    num_rows = max(number for number in range(1, most + 1) if num_steps % number == 0)
-    rows = (-1, num_rows)
-    observations = jax.tree.map(lambda leaf: leaf.reshape(*rows, *leaf.shape[1:]), trajectory.observation)
-    is_first = jnp.zeros((num_rows, num_envs), bool)  # without a carry nothing depends on it
-
-    def values(rows, carry, is_first):
-        return policy.sequence(params, rows, carry, is_first)[1]
-
-    if envs_are_split():
-        # One flat batch of all environments would be gathered on every device.
-        values = _over_envs(values)
-    value = jax.lax.map(lambda rows: values(rows, carry, is_first), observations)
-    return trajectory._replace(value=value.reshape(num_steps, num_envs))
+    num_steps = len(trajectory.reward)
+    num_rows = block_length(num_steps, max(num_steps // num_passes, 1))
+    rows = jax.tree.map(lambda x: x.reshape(-1, num_rows, *x.shape[1:]), trajectory.observation)
+    # Over environments: one flat batch of all of them would be gathered on every device.
+    values = jax.vmap(lambda steps: policy.step(params, steps, carry)[1], in_axes=1, out_axes=1)
+    value = jax.lax.map(values, rows)
+    return trajectory._replace(value=value.reshape(trajectory.reward.shape))
 
 
 def with_final_values(
@@ -60,13 +91,3 @@ def with_final_values(
         carry = policy.sequence_carry(carry)
         trajectory = trajectory._replace(final_observation=observation, final_carry=carry, final_value=value)
     return trajectory
-
-
-def _over_envs(sequence: Callable) -> Callable:
-    """A function of sequences `[S, B, ...]` mapped over the environments, whose carry is `[B, ...]`."""
-
-    def one(rows, carry, is_first):
-        rows, is_first = jax.tree.map(lambda leaf: leaf[:, None], (rows, is_first))
-        return sequence(rows, jax.tree.map(lambda leaf: leaf[None], carry), is_first)[:, 0]
-
-    return jax.vmap(one, in_axes=(1, 0, 1), out_axes=1)

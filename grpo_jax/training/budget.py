@@ -104,14 +104,12 @@ def check_budget(config: Config, hyperparams: Hyperparams) -> None:
 
 def _check_num_iterations(hyperparams: Hyperparams) -> None:
     """Raises ConfigError unless they are counts, and total_steps is not a budget too."""
-    numbers = np.atleast_1d(np.asarray(hyperparams.num_iterations, np.float64))
-    for number in numbers[~((numbers >= 1) & (numbers <= _MOST_ITERATIONS) & (numbers == np.floor(numbers)))]:
-        raise ConfigError(f"num_iterations={number:g} is not a positive integer below 2^31")
-    for total_steps in np.atleast_1d(hyperparams.total_steps):
-        if total_steps not in (Hyperparams.total_steps, math.inf):
-            raise ConfigError(
-                f"total_steps={total_steps:g} and num_iterations={numbers[0]:g} are two budgets; leave one of them out"
-            )
+    for number in np.atleast_1d(np.float64(hyperparams.num_iterations)):
+        if not (1 <= number <= _MOST_ITERATIONS and number == np.floor(number)):
+            raise ConfigError(f"num_iterations={number:g} is not a positive integer below 2^31")
+        for steps in np.atleast_1d(hyperparams.total_steps):
+            if steps not in (Hyperparams.total_steps, math.inf):
+                raise ConfigError(f"total_steps={steps:g} and num_iterations={number:g} are two budgets; leave out one")
 
 
 def _check_total_steps(config: Config, hyperparams: Hyperparams) -> None:
@@ -123,21 +121,15 @@ def _check_total_steps(config: Config, hyperparams: Hyperparams) -> None:
             f"{config.steps_per_iteration} environment steps; {_smaller_iteration(config, int(max(smallest, 0)))}"
         )
     largest, max_episodes = float(np.max(hyperparams.total_steps)), _max_episodes(hyperparams)
-    if _MOST_ITERATIONS * config.steps_per_iteration < largest < math.inf:
+    cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps
+    if largest == math.inf and (max_episodes == math.inf or cut):
+        why = "episodes that are cut off need never end" if cut else "there is no max_episodes"
         raise ConfigError(
-            f"total_steps={largest:g} is more than 2^31 iterations; use fewer, or inf beside max_episodes"
+            f"total_steps=inf, and {why}, so nothing ends the run; use a number of steps, or num_iterations"
         )
-    if largest == math.inf:
-        cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps
-        if max_episodes == math.inf or cut:
-            why = "episodes that are cut off need never end" if cut else "there is no max_episodes"
-            raise ConfigError(
-                f"total_steps=inf, and {why}, so nothing ends the run; use a number of steps, or num_iterations"
-            )
-        if most_steps(config, hyperparams) > _MOST_ITERATIONS * config.steps_per_iteration:
-            raise ConfigError(
-                f"total_steps=inf, and max_episodes={max_episodes:g} may take more than 2^31 iterations; use fewer"
-            )
+    if most_steps(config, hyperparams) > _MOST_ITERATIONS * config.steps_per_iteration:
+        number = f"max_episodes={max_episodes:g}" if largest == math.inf else f"total_steps={largest:g}"
+        raise ConfigError(f"{number} may take more than 2^31 iterations; use fewer")
 
 
 def _smaller_iteration(config: Config, total_steps: int) -> str:
@@ -160,8 +152,7 @@ def _smaller_iteration(config: Config, total_steps: int) -> str:
 def most_steps(config: Config, hyperparams: Hyperparams) -> int:
     """The most environment steps that a row may make, if episodes do not get longer at the end.
 
-    Those of `num_iterations`, or its budget of steps, or, if that is infinite, `max_episodes` times the longest episode
-    that the environment allows.
+    They follow from `num_iterations` or `total_steps`, or, without these, from `max_episodes` of the longest length.
     """
     if hyperparams.num_iterations is not None:
         return int(np.max(hyperparams.num_iterations)) * config.steps_per_iteration

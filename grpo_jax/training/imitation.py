@@ -142,16 +142,17 @@ def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: i
     environment_params = group_parameters(env, None, batch_size, 1)
     start = Simulator(env, policy, params).reset(environment_params, key, batch_size)
     problem = start.environment.problem
-    solution, imposed = jax.vmap(env.task.solution)(problem), None
-    if env.task.imposed is not None:
-        imposed = jax.vmap(functools.partial(_is_imposed, env.task))(problem, solution)
-    return completion_loss(policy, params, start.policy_carry, start.observation, solution, imposed)
+    solution = jax.vmap(env.task.solution)(problem)
+    forced = None
+    if env.task.forced_token is not None:
+        forced = jax.vmap(functools.partial(_is_forced, env.task))(problem, solution)
+    return completion_loss(policy, params, start.policy_carry, start.observation, solution, forced)
 
 
-def _is_imposed(task: Task, problem: PyTree, solution: jax.Array) -> jax.Array:
+def _is_forced(task: Task, problem: PyTree, solution: jax.Array) -> jax.Array:
     """`[max_length]` bool: the tokens of a solution that the environment writes."""
-    index = jnp.arange(task.max_length)
-    return jax.vmap(lambda t: task.imposed(problem, jnp.where(index < t, solution, PAD)))(index) >= 0
+    place = jnp.arange(task.max_length)
+    return jax.vmap(lambda t: task.forced_token(problem, jnp.where(place < t, solution, PAD)))(place) >= 0
 
 
 def completion_loss(
@@ -160,7 +161,7 @@ def completion_loss(
     carry: PyTree,
     observation: jax.Array,
     completions: jax.Array,
-    imposed: jax.Array | None = None,
+    forced: jax.Array | None = None,
 ) -> jax.Array:
     """Mean of -log p(token | tokens before) over the policy's tokens of completions; pure.
 
@@ -169,9 +170,9 @@ def completion_loss(
       carry: after all tokens of the prompts but the last.
       observation: int `[N]`, the last tokens of the prompts.
       completions: int `[N, L]`, -1 after the end.
-      imposed: bool `[N, L]`: tokens that the environment writes, not the policy; None: none.
+      forced: bool `[N, L]`: tokens that the environment writes, which are not learnt; None: none.
     """
-    is_learnt = completions >= 0 if imposed is None else (completions >= 0) & ~imposed
+    is_learnt = completions >= 0 if forced is None else (completions >= 0) & ~forced
     completions = jnp.maximum(completions, 0).T
     observation = jnp.concatenate([observation[None], completions[:-1]])
     is_first = jnp.zeros(completions.shape, bool).at[0].set(True)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.baselines.baseline import no_state
-from grpo_jax.config import Config, acting_policy
+from grpo_jax.config import Config, behaviour_policy
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import Policy, partition
@@ -27,7 +27,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
 
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
         hyperparams = _adapted(config, state)
-        policy = acting_policy(config, state.normalizer, hyperparams)
+        policy = behaviour_policy(config, state.normalizer, hyperparams)
         key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
 
         # Play: the policy in its environments, from where the groups start.
@@ -133,7 +133,7 @@ def _initial_baseline(config: Config, state: TrainState) -> PyTree:
     baseline = config.algorithm.baseline
     if baseline is None or baseline.init is no_state:
         return ()
-    policy = acting_policy(config, state.normalizer, state.hyperparams)
+    policy = behaviour_policy(config, state.normalizer, state.hyperparams)
 
     def play(state):
         return collect(config, _simulator(config, policy, state), state.rollout, state.key, state.key)[1]

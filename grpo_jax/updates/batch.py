@@ -67,8 +67,8 @@ def make_batch(
 
     mask = _training_mask(algorithm, played, advantage, group_size)
     weight = check_shape("reduce", bound(algorithm.reduce, hyperparams)(mask), mask)
-    if trajectory.given is not None:
-        # Each action was imposed on one member, but the policy takes it with its probability.
+    if trajectory.enumerated is not None:
+        # Each action was given to one member, but the policy takes it with its probability.
         weight *= group_size * jnp.exp(trajectory.log_prob)
     batch = Batch(
         observation=trajectory.observation,
@@ -126,7 +126,7 @@ def _kl_to_reference(trajectory: Trajectory, reference_log_prob: jax.Array | Non
     if reference_log_prob is None:
         return None
     kl = divergences.k1(trajectory.log_prob, reference_log_prob)
-    return kl if trajectory.imposed is None else jnp.where(trajectory.imposed, 0.0, kl)
+    return kl if trajectory.forced is None else jnp.where(trajectory.forced, 0.0, kl)
 
 
 def _with_baseline(
@@ -144,7 +144,7 @@ def _with_baseline(
             )
         return results
 
-    # Each window is valued by itself; the next state is that of all of them at once.
+    # The values come from each window alone, the next state from all windows at once.
     value, final_value, baseline_state = apply(trajectory)
     if config.num_windows > 1:
         value, final_value = _by_window(lambda window: apply(window)[:2], trajectory, config.num_windows)
@@ -167,8 +167,8 @@ def _training_mask(algorithm: Algorithm, trajectory: Trajectory, advantage: jax.
         mask &= ~trajectory.greedy
     if algorithm.filter_overlong:
         mask &= jnp.any(trajectory.terminated, axis=0, keepdims=True)
-    if trajectory.given is not None:
-        mask &= trajectory.given  # the later steps only show how good the given action was
+    if trajectory.enumerated is not None:
+        mask &= trajectory.enumerated  # the later steps only show how good that action was
     if algorithm.live_groups_only:
         mask &= live_groups(advantage, mask, group_size)[None]
     return mask

@@ -13,13 +13,13 @@ import optax.contrib
 from grpo_jax.config_checks import check_name
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, first_line
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.importing import import_own, is_own
+from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.types import PyTree, by_path
 from grpo_jax.updates.opt_state import bfloat16_moments, on_one_vector
 from grpo_jax.updates.schedules import LearningRates
 
 CRITIC = "critic"
-"""The key of the critic's parameters: a top-level one, or one at any depth in a network of the user's own."""
+"""The key of the critic's parameters: a top-level one, or one at any depth in a custom network."""
 
 
 def adam(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
@@ -79,12 +79,12 @@ def make_optimizer(
     Raises:
       ConfigError: an unknown name or no function, a hyperparameter is set that the optimiser of this name does not
         read, or a function gives something else. In `init`, if the critic has a rate, but the parameters have no such
-        key. In `init` and `update` of the user's own, if it fails, or changes structures, shapes or dtypes.
+        key. In `init` and `update` of a custom one, if it fails or changes structures, shapes or dtypes.
     """
     check_name("optimizer", optimizer)
-    if is_own(optimizer):
+    if is_custom(optimizer):
         make = functools.partial(
-            _make_own, import_own(optimizer, "optimizer"), describe_function("optimizer", optimizer)
+            _make_custom, import_custom(optimizer, "optimizer"), describe_function("optimizer", optimizer)
         )
     else:
         _check_reads(optimizer, hyperparams)
@@ -96,7 +96,7 @@ def make_optimizer(
     clipped = optax.chain(_clip_by_global_norm(hyperparams.max_grad_norm), transformation)
     if moments_dtype == "bfloat16":
         return bfloat16_moments(clipped)
-    if not is_own(optimizer) and optimizer in _ELEMENTWISE and rates.critic is None:
+    if not is_custom(optimizer) and optimizer in _ELEMENTWISE and rates.critic is None:
         return on_one_vector(clipped)
     return clipped
 
@@ -117,10 +117,10 @@ def _clip_by_global_norm(max_norm: jax.Array) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _make_own(
+def _make_custom(
     make: Callable, what: str, hyperparams: Hyperparams, learning_rate: jax.Array
 ) -> optax.GradientTransformation:
-    """The user's own transformation, which raises ConfigError wherever it does not fit the parameters."""
+    """A custom transformation that raises ConfigError wherever it does not fit the parameters."""
     if not callable(make):
         raise ConfigError(
             f"optimizer is a {type(make).__name__}, but the learning rate changes during training; use a function "
@@ -156,7 +156,7 @@ def _make_own(
 
 
 def _call(what: str, function: Callable, *arguments: PyTree) -> Any:
-    """The result of the user's own code; any error in it is a ConfigError."""
+    """The result of custom code; any error in it is a ConfigError."""
     try:
         return function(*arguments)
     except ConfigError:

@@ -54,4 +54,4 @@ def test_help_has_a_group_for_each_part_of_a_run(capsys):
         train.parse(train.Arguments, ["--help"])
     lines = capsys.readouterr().out.splitlines()
     titles = [line.strip("─╭╮ ").removesuffix(" options") for line in lines if " options" in line and "--" not in line]
-    assert titles == "options config config.transformer hyperparams recording evaluation devices".split()
+    assert titles == "options config layers hyperparams recording evaluation devices".split()

@@ -18,14 +18,15 @@ from grpo_jax import Config, Hyperparams, load
 from grpo_jax.commands import evaluate, export, play
 from grpo_jax.commands.harness.command import command
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.rendering.animation import CAPTION_HEIGHT
 
-SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "hidden_sizes": (4,)}
+SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
 CARTPOLE = Config(environment="CartPole-v1", env_params={"max_steps_in_episode": 20}, **SIZES)
 EXPORTED = {
     "mlp": CARTPOLE,
     "gaussian": Config(environment="Pendulum-v1", normalize_observations=True, **SIZES),
-    "gru": dataclasses.replace(CARTPOLE, recurrent="gru", recurrent_size=3),
+    "gru": dataclasses.replace(CARTPOLE, network=MLP((4,), recurrent="gru", recurrent_size=3)),
 }
 
 
@@ -53,7 +54,7 @@ def test_episodes_of_all_rows_are_evaluated(folder, tmp_path, capsys, monkeypatc
 
 @pytest.mark.slow
 def test_episodes_are_drawn(tmp_path, capsys):
-    config = Config(environment="Catch-bsuite", num_envs=2, group_size=2, num_minibatches=1, hidden_sizes=())
+    config = Config(environment="Catch-bsuite", num_envs=2, group_size=2, num_minibatches=1, network=MLP(()))
     save_policies(tmp_path, config)
     out = tmp_path / "episode.gif"
     play.main(play.Arguments(tmp_path, out=out, row=0, num_episodes=2, env_params=("max_steps_in_episode=4",)))

@@ -14,8 +14,8 @@ from small import small_config
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, TrainState, make_init, make_train_step, with_reference
 from grpo_jax.environments.spaces import Box
-from grpo_jax.groups import FRESH
-from grpo_jax.policies import Architecture
+from grpo_jax.groups import FRESH, forked
+from grpo_jax.policies import MLP, Transformer
 from grpo_jax.training import train_step as iteration
 
 
@@ -45,8 +45,8 @@ REFERRING = with_reference(GRPO)
 POLICIES = {
     "mlp": {"normalize_rewards": True},
     "normalised": {"normalize_observations": True, "normalize_rewards": True},
-    "gru": {"recurrent": "gru", "recurrent_size": 3},
-    "transformer": {"transformer": Architecture(num_layers=1, width=8, num_heads=2), "num_steps": 4},
+    "gru": {"network": MLP((4,), recurrent="gru", recurrent_size=3)},
+    "transformer": {"network": Transformer(num_layers=1, width=8, num_heads=2), "num_steps": 4},
 }
 ENVIRONMENTS = {"discrete": Probe(), "continuous": Push(), "tokens": paid_tokens()}
 LIGHT = {
@@ -59,6 +59,7 @@ SLOW = {
     "ppo-normalised-discrete": ("ppo", "normalised", "discrete"),
     "ppo-transformer-tokens": (PPO._replace(start=FRESH), "transformer", "tokens"),
     "dapo-gru-discrete": ("dapo", "gru", "discrete"),
+    "forked-mlp-discrete": (GRPO._replace(start=forked(2)), "mlp", "discrete"),
     "kernel_gae-mlp-continuous": ("kernel_gae", "mlp", "continuous"),
     "same_step_critic-gru-discrete": ("same_step_critic", "gru", "discrete"),
     "vine_ppo-transformer-tokens": ("vine_ppo", "transformer", "tokens"),

@@ -9,8 +9,9 @@ from probes import Probe
 from grpo_jax import Config, Hyperparams, run
 from grpo_jax.devices import compilation_cache
 from grpo_jax.devices.compilation_cache import cache_folder, kept_programs
+from grpo_jax.policies import MLP
 
-CONFIG = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=1, hidden_sizes=(4,))
+CONFIG = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=1, network=MLP((4,)))
 
 
 @pytest.fixture

@@ -136,6 +136,7 @@ from grpo_jax.algorithms import GRPO, SAME_STEP_GAE
 from grpo_jax.groups import forked
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.objectives import all_actions_advantage
+from grpo_jax.policies import MLP
 
 windows = {"group_size": 4, "num_steps": 16, "regroup_every": 8}
 catch = {"environment": "Catch-bsuite", "env_params": {"max_steps_in_episode": 9}}
@@ -143,10 +144,10 @@ all_actions = GRPO._replace(start=forked(3, all_actions=True), advantage=all_act
 settings = {
     "grpo": {"algorithm": "grpo", "group_size": 4, "env_params": {"max_steps_in_episode": 32}},
     "ppo": {"algorithm": "ppo", "num_steps": 16, "normalize_observations": True, "normalize_rewards": True},
-    "gru": {"algorithm": "ppo", "num_steps": 16, "recurrent": "gru", "recurrent_size": 8},
+    "gru": {"algorithm": "ppo", "num_steps": 16, "network": MLP((8,), recurrent="gru", recurrent_size=8)},
     "parts": {
         **{"environment": "tests.probes:Parts", "algorithm": "ppo", "num_steps": 16, "frame_stack": 2},
-        **{"actor_observation": ("position", "velocity"), "normalize_observations": True},
+        **{"network": MLP((8,), actor_observation=("position", "velocity")), "normalize_observations": True},
     },
     "blocks": {"algorithm": "ppo", "num_steps": 16, "shuffle_blocks": 8, "execution_plan": "tpu"},
     "kernel": {"algorithm": "kernel_gae"} | windows,
@@ -159,7 +160,7 @@ settings = {
     "forks and baseline": {"algorithm": SAME_STEP_GAE._replace(start=forked(3)), "group_size": 4, "num_steps": 16},
     "actions": {"algorithm": all_actions, "group_size": 2, "num_steps": 16},
 }[sys.argv[1]]
-config = Config(num_envs=16, num_epochs=2, num_minibatches=4, hidden_sizes=(8,), **settings)
+config = Config(num_envs=16, num_epochs=2, num_minibatches=4, **{"network": MLP((8,))} | settings)
 # Budgets differ, so that some rows stop while others still have to communicate.
 # A large ridge, as a linear system that is nearly singular magnifies rounding.
 steps = jnp.array([3.0, 5.0, 2.0]) * config.steps_per_iteration
@@ -184,10 +185,10 @@ jax.config.update("jax_num_cpu_devices", 4)
 from grpo_jax import Config, Hyperparams, run
 from grpo_jax.algorithms import GRPO, with_reference
 from grpo_jax.devices.mesh import make_mesh
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 
 config = Config(environment="tokens:sort-3", algorithm=with_reference(GRPO), num_envs=16, group_size=4,
-                num_minibatches=2, num_epochs=1, transformer=Architecture(width=32, num_layers=2, num_heads=2))
+                num_minibatches=2, num_epochs=1, network=Transformer(width=32, num_layers=2, num_heads=2))
 # Only the entropy bonus gives a gradient: random policies get no reward.
 hyperparams = Hyperparams(learning_rate=1e-3, total_steps=3 * config.steps_per_iteration, entropy_coef=-1.0)
 keys = jax.random.split(jax.random.key(0), 2)

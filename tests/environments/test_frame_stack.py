@@ -42,12 +42,12 @@ def plain():
 
 def play(env):
     """The state after a rollout, and the trajectories of that and of the next one, with final observations."""
-    simulator = Simulator(env, random_policy(env.action_space), ())
+    simulator = Simulator(env, random_policy(env.action_space), (), keep_final=True)
 
     @jax.jit
     def both(key):
         start = simulator.reset(group_parameters(env, None, NUM_ENVS, 1), key, NUM_ENVS)
-        options = {"num_steps": NUM_STEPS, "auto_reset": True, "keep_final": True}
+        options = {"num_steps": NUM_STEPS, "auto_reset": True}
         between, first = simulator.unroll(start, jax.random.fold_in(key, 1), **options)
         _, second = simulator.unroll(between, jax.random.fold_in(key, 2), **options)
         return between, first, second
@@ -104,11 +104,16 @@ def test_frames_are_those_of_the_episode(plain, stacked):
 def test_a_group_in_mid_episode_shares_the_frames_of_its_anchor(stacked):
     _, env, (between, *_) = stacked
     simulator = Simulator(env, random_policy(env.action_space), ())
-    begun = anchored_groups(simulator, between, jax.random.key(0), group_size=NUM_ENVS)
-    frames = begun.observation["vector"]
+
+    @jax.jit
+    def play(state, key):
+        begun = anchored_groups(simulator, state, key, group_size=NUM_ENVS)
+        keys, actions = jax.random.split(key, NUM_ENVS), jnp.arange(NUM_ENVS) % 2
+        moved = jax.vmap(env.step)(keys, begun.environment, actions, begun.environment_params)
+        return begun.observation["vector"], moved
+
+    frames, moved = jax.tree.map(np.asarray, play(between, jax.random.key(0)))
     assert (frames == frames[0]).all() and (frames[0] == between.observation["vector"]).all(axis=1).any()
-    keys, actions = jax.random.split(jax.random.key(1), NUM_ENVS), jnp.arange(NUM_ENVS) % 2
-    moved = jax.vmap(env.step)(keys, begun.environment, actions, begun.environment_params)
     np.testing.assert_array_equal(moved.observation["vector"][:, :-2], frames[:, 2:])
 
 

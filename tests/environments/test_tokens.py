@@ -25,7 +25,7 @@ from grpo_jax.environments.tokens import (
 )
 from grpo_jax.environments.tokens.environment import _held_out
 from grpo_jax.errors import ConfigError
-from grpo_jax.training.imitation import _is_imposed
+from grpo_jax.training.imitation import _is_forced
 
 KEYS = jax.random.split(jax.random.key(0), 200)
 
@@ -125,7 +125,7 @@ TWO_PROMPTS = Task(
 )
 
 
-def test_an_episode_is_a_completion_and_its_reward_a_weighted_sum():
+def test_a_completion_is_paid_a_weighted_sum_of_rewards():
     calls = []
 
     def short(prompt, completion):
@@ -228,13 +228,13 @@ def test_the_calculator_answers_calls_within_a_completion():
     @jax.jit
     @jax.vmap
     def judge(completion):
-        return task.imposed(problem, completion), task.correct(problem, completion)
+        return task.forced_token(problem, completion), task.correct(problem, completion)
 
     written = [*replies, *verdicts]
-    imposed, correct = jax.tree.map(np.asarray, judge(jnp.stack([tokens(task, each) for each in written])))
-    assert dict(zip(replies, (text(task, token) for token in imposed), strict=False)) == replies
+    forced, correct = jax.tree.map(np.asarray, judge(jnp.stack([tokens(task, each) for each in written])))
+    assert dict(zip(replies, (text(task, token) for token in forced), strict=False)) == replies
     assert dict(zip(verdicts, correct[len(replies) :], strict=True)) == verdicts
-    by_calculator = jax.jit(lambda solution: _is_imposed(task, problem, solution))(tokens(task, solution))
+    by_calculator = jax.jit(lambda solution: _is_forced(task, problem, solution))(tokens(task, solution))
     assert by_calculator[:17].tolist() == [replies[solution[:i]] != "" for i in range(17)]
     with pytest.raises(ConfigError, match="up to 3 digits"):
         make_task("calculator-4")

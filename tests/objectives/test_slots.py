@@ -16,13 +16,14 @@ from grpo_jax.environments.tokens.rewards import overlong_punishment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import forked
 from grpo_jax.objectives import mean_of_sequence_sums
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.loss import predict
 from grpo_jax.updates.minibatches import minibatch_gradient, shuffled_order
 
-SMALL = {"num_envs": 8, "group_size": 4, "env_params": {"max_steps_in_episode": 16}, "hidden_sizes": (8,)}
+SMALL = {"num_envs": 8, "group_size": 4, "env_params": {"max_steps_in_episode": 16}, "network": MLP((8,))}
 
 
 @functools.cache

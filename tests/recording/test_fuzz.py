@@ -18,12 +18,13 @@ import grpo_jax
 from grpo_jax import Config
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import load_model, load_params
+from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints, check_same_run
 from grpo_jax.recording.files import CHECKSUM
 from grpo_jax.training.progress import initial_progress
 
 CATCH = Config(
-    environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, hidden_sizes=(2,)
+    environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, network=MLP((2,))
 )
 DESCRIPTION = {"name": "a", "config": {"num_envs": 8}}
 JUNK = (None, True, -1, 0, 3, 2**70, 1.5, 1e999, "", "x", "os:system", "\x00", [], [[]], [1, "a"], {}, {"a": {}})
@@ -160,21 +161,17 @@ def checkpoints(tmp_path_factory):
     return directory
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("seed", cases(7, 50))
 def test_a_damaged_checkpoint_is_skipped_refused_or_the_same(seed, checkpoints, tmp_path, caplog):
     folder, draw = shutil.copytree(checkpoints, tmp_path / "copy"), random.Random(seed)
-    path = folder / "2.safetensors"
+    metadata = [path for path in sorted((folder / "2").rglob("*")) if path.is_file() and "/d/" not in str(path)]
+    path = draw.choice(metadata)
     content = path.read_bytes()
-    size = 8 + int.from_bytes(content[:8], "little")
-    if draw.random() < 0.5:
-        header = json.loads(content[8:size])
-        header["__metadata__"]["grpo_jax"] = json.dumps(
-            damaged_json(json.loads(header["__metadata__"]["grpo_jax"]), draw)
-        )
-        text = json.dumps(header).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + content[size:])
+    if path.name == "metadata" and path.parent.name == "run" and draw.random() < 0.5:
+        path.write_text(json.dumps(damaged_json(json.loads(content), draw)))
     else:
-        path.write_bytes(damaged_bytes(content[:size], draw) + content[size:])
+        path.write_bytes(damaged_bytes(content, draw))
     with caplog.at_level(logging.WARNING):
         try:
             check_same_run(folder, DESCRIPTION)

@@ -21,12 +21,13 @@ from probes import Probe
 from grpo_jax import PPO, Config, Hyperparams
 from grpo_jax.environments.host import HostEnvironment
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints, check_same_run
 from grpo_jax.recording.identity import check_same, identity
 from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.training.progress import initial_progress
 
-SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "hidden_sizes": (4,)}
+SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
 
 
 def as_read(value):

@@ -12,6 +12,7 @@ import pytest
 from saved_policies import save_policies
 
 from grpo_jax import Config
+from grpo_jax.policies import MLP
 from grpo_jax.recording import folder_lock
 from grpo_jax.recording.folder_lock import clean_up_on_error, lock_run_folder
 
@@ -155,7 +156,7 @@ for out, resume in ((folder, True), (folder + "/inner", False)):
 @pytest.mark.slow
 def test_a_read_only_folder_is_read_and_never_written(tmp_path):
     config = Config(
-        environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, hidden_sizes=(2,)
+        environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, network=MLP((2,))
     )
     folder = tmp_path / "run"
     save_policies(folder, config)

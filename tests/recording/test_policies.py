@@ -16,6 +16,7 @@ from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, with_reference
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
 from grpo_jax.baselines import observed, recursive_lstd_baseline
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.policies.normalization import Normalizer
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.config_file import FIELDS, config_fields, from_json, read_fields
@@ -25,8 +26,8 @@ from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.training.progress import Chunk, initial_progress
 from grpo_jax.training.run import initial_states
 
-SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "hidden_sizes": (4,)}
-CATCH = Config(environment="Catch-bsuite", algorithm="ppo", network="mlp", normalize_observations=True, **SIZES)
+SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
+CATCH = Config(environment="Catch-bsuite", algorithm="ppo", normalize_observations=True, **SIZES)
 OWN = Config(environment=Probe(), algorithm="ppo", **SIZES)
 
 
@@ -125,7 +126,7 @@ def test_what_is_no_observation_is_refused(saved):
 
 @pytest.mark.parametrize("recurrent", ["gru", "lstm", "mingru"])
 def test_a_carry_is_for_as_many_as_there_are(recurrent):
-    config = Config(environment=Probe(), recurrent=recurrent, recurrent_size=6, **SIZES)
+    config = Config(environment=Probe(), **SIZES | {"network": MLP((4,), recurrent=recurrent, recurrent_size=6)})
     shapes = jax.eval_shape(config.policy.init, jax.random.key(0))
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     parts = params, Normalizer(None, None), Hyperparams(), {}, np.float32(0), np.int64(0), np.int32(0)
@@ -153,7 +154,7 @@ def test_a_policy_plays_in_other_environments(saved, tmp_path):
     policies = grpo_jax.load(saved[0], row="all")
     with pytest.raises(ConfigError, match="'CartPole-v1' has the observation"):
         policies.on("CartPole-v1")
-    config = Config(environment="CartPole-v1", algorithm="grpo", num_envs=8, group_size=4, hidden_sizes=(4,))
+    config = Config(environment="CartPole-v1", algorithm="grpo", num_envs=8, group_size=4, network=MLP((4,)))
     save_policies(tmp_path, config, env_params={"gravity": np.array([9.0, 11.0])})
     policies = grpo_jax.load(tmp_path, row="all")
     assert policies.env_params["gravity"].tolist() == [9.0, 11.0]
@@ -176,7 +177,7 @@ ALGORITHM = with_reference(GRPO)._replace(filter_overlong=True)
     "config",
     [
         CATCH,
-        Config(environment="Catch-bsuite", algorithm=ALGORITHM, num_envs=4, hidden_sizes=(4,)),
+        Config(environment="Catch-bsuite", algorithm=ALGORITHM, num_envs=4, network=MLP((4,))),
         dataclasses.replace(CATCH, execution_plan=CATCH.plan, env_params={"max_steps_in_episode": 9}),
     ],
 )
@@ -243,7 +244,7 @@ def test_damaged_objects_are_refused(damaged, tmp_path):
 
 def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
     own = GRPO._replace(surrogate=lambda log_ratio, advantage, hyperparams: log_ratio * advantage)
-    config = Config(environment=Probe(), algorithm=own, num_envs=4, num_minibatches=1, hidden_sizes=(4,))
+    config = Config(environment=Probe(), algorithm=own, num_envs=4, num_minibatches=1, network=MLP((4,)))
     save_policies(tmp_path, config)
     with pytest.raises(ConfigError, match=r"environment, algorithm.*load\(folder, config=my_config\)"):
         grpo_jax.load(tmp_path)
@@ -257,7 +258,7 @@ def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
         ({"run": "PPO"}, "no run 'PPO'.*run on Catch-bsuite"),
         ({"row": 2}, "row=2, .* the rows 0 to 1"),
         ({"which": "last"}, "which='last' is unknown"),
-        ({"config": dataclasses.replace(CATCH, hidden_sizes=(5,))}, r"Dense_0/bias is \[4\] in .*, but \[5\]"),
+        ({"config": dataclasses.replace(CATCH, network=MLP((5,)))}, r"Dense_0/bias is \[4\] in .*, but \[5\]"),
     ],
 )
 def test_mistakes_are_explained(saved, arguments, message):
@@ -307,5 +308,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_training(tmp_path, monkeypat
 def test_half_precision_is_kept(tmp_path):
     arrays = {"params/weight": np.ones((2, 3), jnp.bfloat16), "empty": np.zeros((2, 0), np.float32)}
     write_checked(tmp_path / "file", arrays, {"one": 1})
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "usual").stat().st_mode
     found, fields = read_checked(tmp_path / "file")
     assert bits(found) == bits(arrays) and fields["one"] == 1

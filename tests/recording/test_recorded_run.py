@@ -19,12 +19,13 @@ from rich.console import Console
 
 from grpo_jax import Config, Evaluate, Hyperparams, Recording, load, recorded_run
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.recording import figures
 from grpo_jax.recording.metrics_file import read_metrics, read_settings
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.run_spec import versions
 
-SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
 CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
 HYPERPARAMS = Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3]))
 KEYS = jax.random.split(jax.random.key(5), 2)
@@ -178,8 +179,9 @@ import jax
 import numpy as np
 
 from grpo_jax import Config, Hyperparams, Recording, recorded_run
+from grpo_jax.policies import MLP
 
-sizes = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "hidden_sizes": (8,)}
+sizes = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "network": MLP((8,))}
 config = Config(environment="Catch-bsuite", algorithm="ppo", **sizes)
 keys = jax.random.split(jax.random.key(0), 2)
 result = recorded_run(config, Hyperparams(total_steps=64_000), keys, Recording(sys.argv[1], 10, resume=True))

@@ -15,6 +15,7 @@ from test_watching import events
 import grpo_jax
 from grpo_jax import Config, Hyperparams
 from grpo_jax.commands import evaluate, plot
+from grpo_jax.policies import MLP
 from grpo_jax.recording.metrics_file import format_value, read_metrics, read_settings, setting_columns, settings_of
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.run_spec import RunSpec
@@ -22,7 +23,7 @@ from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
 from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.training.progress import Chunk
 
-SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
 CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
 # Two settings of two seeds each; the last row is the luckiest, and its setting the worse one.
 RATES = Hyperparams(learning_rate=jnp.array([1e-3, 1e-2, 1e-3, 1e-2]), kl_limit=jnp.array([0.05, np.inf, 0.05, np.inf]))
@@ -114,7 +115,7 @@ def test_the_progress_shows_the_best_setting():
     assert f"return 45 (40..50) of {GOOD}, the best of 2 settings" in shown and "60" not in shown.replace("0:0", "")
 
 
-def test_alarms_name_rows():
+def test_warnings_name_rows():
     (warning,) = TrainingWarnings(CONFIG.env.action_space, word=SETTINGS.word)(
         0, {"policy/kl_behaviour": np.array([[0.0, 2.0]])}
     )

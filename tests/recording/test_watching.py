@@ -59,7 +59,7 @@ def test_a_collapsed_entropy_depends_on_the_actions(space, entropy, collapsed):
     assert bool(watched(space, policy__entropy=[[entropy]])) == collapsed
 
 
-def test_each_alarm_says_where_and_what_to_try():
+def test_each_warning_says_where_and_what_to_try():
     (kl,) = watched(Discrete(2), policy__kl_behaviour=[[0.1, 0.1, 0.1], [0.1, 3.0, 2.0]])
     assert "at iteration 8 in seeds [1, 2]" in kl and "kl_limit" in kl
     (skipped,) = watched(Discrete(2), optim__skipped_updates=[[2.0]])
@@ -69,11 +69,11 @@ def test_each_alarm_says_where_and_what_to_try():
 
 
 def test_groups_are_dead_after_long_and_across_chunks_and_reported_once():
-    alarms = TrainingWarnings(Discrete(2))
+    warn = TrainingWarnings(Discrete(2))
     none = {"advantage/abs_mean": np.array([[0.0, np.nan]])}  # NaN: every sample left out
     dead = [none | {"group/zero_variance_fraction": np.array([[1.0, 1.0]])}] * 30
     dead[4] = none | {"group/zero_variance_fraction": np.array([[1.0, 0.9]])}
-    warnings = [alarms(i, chunk) for i, chunk in enumerate(dead)]
+    warnings = [warn(i, chunk) for i, chunk in enumerate(dead)]
     assert [i for i, messages in enumerate(warnings) if messages] == [DEAD_ITERATIONS - 1]
     assert "in seeds [0]" in warnings[DEAD_ITERATIONS - 1][0] and "group_size" in warnings[DEAD_ITERATIONS - 1][0]
 
@@ -139,12 +139,7 @@ def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
         tracker.record(iteration, np.array([[5]]), {"loss/policy": np.array([[0.5]])})
         tracker.close()
     first, second = calls[0], calls[3]
-    assert (
-        first == second
-        and first["mode"] == "offline"
-        and first["resume"] == "allow"
-        and first["config"]["config"] == {"a": 1}
-    )
+    assert first == second and first["mode"] == "offline" and first["resume"] == "allow" and first["config"] == {"a": 1}
     assert calls[1] == (0, {"loss/policy": 0.5, "environment_steps": 5}) and calls[4][0] == 1 and calls[5] == "finished"
 
 

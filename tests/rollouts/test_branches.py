@@ -9,10 +9,11 @@ from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import VINE_PPO
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
-from grpo_jax.rollouts.branches import with_monte_carlo_values
+from grpo_jax.policies import MLP
+from grpo_jax.rollouts.collect import with_monte_carlo_values
 from grpo_jax.rollouts.rollout import Simulator
 
-SMALL = {"environment": Probe(), "num_envs": 4, "group_size": 2, "num_minibatches": 1, "hidden_sizes": (4,)}
+SMALL = {"environment": Probe(), "num_envs": 4, "group_size": 2, "num_minibatches": 1, "network": MLP((4,))}
 NUM_BRANCHES = 3
 
 
@@ -22,9 +23,10 @@ def test_values_are_those_of_the_rest_of_the_episode():
 
     @jax.jit
     def play(key):
-        simulator = Simulator(env, known_policy._replace(has_critic=False), known_params((0.0, 0.0)), discount=0.5)
+        policy = known_policy._replace(has_critic=False)
+        simulator = Simulator(env, policy, known_params((0.0, 0.0)), discount=0.5, keep_states=True)
         start = standing(env, known_policy, key, ages=[0, 0, 1], lifetimes=[2, FOREVER, 2])
-        _, trajectory = simulator.unroll(start, key, num_steps=5, auto_reset=False, keep_states=True)
+        _, trajectory = simulator.unroll(start, key, num_steps=5, auto_reset=False)
         params = start.environment_params
         return with_monte_carlo_values(simulator, params, trajectory, key, num_branches=NUM_BRANCHES)
 

@@ -17,6 +17,7 @@ from grpo_jax.objectives import (
     reward_part_scores,
     reward_part_weights,
 )
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import RewardParts
 
@@ -61,8 +62,8 @@ def test_the_last_valid_step_of_each_environment_pays_the_outcome():
     assert trajectory.valid.sum(axis=0).tolist() == length.tolist()
     expected = 2 * np.array([2, 4, 2]) + np.array([0.5, 1, 2]) * end.environment.mark
     for field in ("reward", "episode_return", "discounted_return"):
-        added = np.where(last, expected, 0)
-        np.testing.assert_allclose(getattr(paid, field) - getattr(trajectory, field), added, rtol=1e-5, err_msg=field)
+        added = np.where(trajectory.valid, getattr(paid, field) - getattr(trajectory, field), 0)
+        np.testing.assert_allclose(added, np.where(last, expected, 0), rtol=1e-5, err_msg=field)
     for field in ("episode_return", "discounted_return"):
         np.testing.assert_allclose(getattr(paid_end, field) - getattr(end, field), expected, rtol=1e-5)
     assert paid.reward_parts.values.shape == paid.reward_parts.weights.shape == (5, 3, 2)
@@ -103,7 +104,7 @@ def with_step_parts(*arguments):
     return moved._replace(reward_parts=RewardParts(moved.reward[None], jnp.ones(1)))
 
 
-SMALL = {"num_envs": 4, "group_size": 2, "num_minibatches": 1, "num_epochs": 1, "hidden_sizes": (4,)}
+SMALL = {"num_envs": 4, "group_size": 2, "num_minibatches": 1, "num_epochs": 1, "network": MLP((4,))}
 
 
 def test_an_algorithm_sees_the_parts_of_the_steps_and_then_those_of_the_outcome():

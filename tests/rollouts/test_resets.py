@@ -13,7 +13,8 @@ from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, forked
-from grpo_jax.rollouts.randomness import shared_keys
+from grpo_jax.policies import MLP
+from grpo_jax.rollouts.resets import shared_keys
 from grpo_jax.rollouts.rollout import Simulator
 
 LIMIT, NUM_ENVS, NUM_STEPS = 3, 4, 16  # episodes begin at steps 3, 6, 9, 12 and 15
@@ -26,17 +27,19 @@ PPO_FIELDS = {
     "num_steps": 8,
     "num_minibatches": 1,
     "num_epochs": 1,
-    "hidden_sizes": (2,),
+    "network": MLP((2,)),
 }
 
 
 @functools.cache
 def marks(plan, starts_per_rollout, num_sharing=1):
     """`[5, B]`: the marks that resets drew for the episodes that began within the rollout."""
-    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), 1.0, plan, starts_per_rollout)
+    simulator = Simulator(
+        *(env, known_policy, known_params((0.0, 0.0)), 1.0, plan, starts_per_rollout), num_sharing=num_sharing
+    )
     state = simulator.reset(group_parameters(env, None, NUM_ENVS, 1), jax.random.key(0), NUM_ENVS)
-    settings = {"num_steps": NUM_STEPS, "auto_reset": True, "num_sharing": num_sharing}
-    _, trajectory = jax.jit(functools.partial(simulator.unroll, **settings))(state, KEY)
+    unroll = functools.partial(simulator.unroll, num_steps=NUM_STEPS, auto_reset=True)
+    _, trajectory = jax.jit(unroll)(state, KEY)
     assert (trajectory.observation[LIMIT::LIMIT, :, 0] == 0).all(), "the clock starts again too"
     return np.asarray(trajectory.observation[LIMIT::LIMIT, :, 1])
 

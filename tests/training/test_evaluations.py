@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Probe, bits
+from small import small_config
 
 from grpo_jax import (
-    Config,
     Evaluate,
     Hyperparams,
     Recording,
@@ -17,16 +17,14 @@ from grpo_jax import (
     recorded_run,
     run,
 )
-from grpo_jax.commands.harness.study import StudyArguments
+from grpo_jax.commands.harness.study import EvaluationArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
 from grpo_jax.training.progress import initial_progress, with_evaluation
 
-CONFIG = Config(
-    environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(4,)
-)
+CONFIG = small_config("ppo", Probe(), num_envs=4, num_steps=8)
 KEYS = jax.random.split(jax.random.key(5), 3)
 HYPERPARAMS = Hyperparams(total_steps=jnp.array([10 * 32.0, 7 * 32.0, 10 * 32.0]), learning_rate=1e-2)
 EVALUATED = {"evaluate": Evaluate(4, episodes=6), "chunk_length": 2}
@@ -49,7 +47,7 @@ def test_evaluations_change_nothing_in_training(plain, evaluated):
     assert len(plain.evaluations.iterations) == 0 and SAMPLED not in plain.metrics
 
 
-def test_evaluations_come_every_so_many_iterations_and_at_the_end(evaluated):
+def test_evaluations_come_in_intervals_and_at_the_end(evaluated):
     evaluations = evaluated.evaluations
     assert evaluations.iterations.tolist() == [4, 8, 10]
     assert evaluations.steps.tolist() == [[128, 128, 128], [256, 224, 256], [320, 224, 320]]
@@ -105,11 +103,11 @@ def test_criteria():
     assert no_progress(1)(returns([1.0], [2.0], [2.0])).tolist() == [True]
     assert no_progress(4)(history).tolist() == [False] * 3, "nothing comes before the last four"
     assert no_progress(1)(no_evaluations(3)).tolist() == [False] * 3
-    flags = StudyArguments(evaluate_every=1, stop_at_return=4.5, stop_without_progress=3).evaluate
+    flags = EvaluationArguments(evaluate_every=1, stop_at_return=4.5, stop_without_progress=3).make()
     assert flags.stop_when(history).tolist() == [False, True, True]
     assert flags.stop_when(returns([1.0, 5.0])).tolist() == [False, True]
     with pytest.raises(ConfigError, match="there are none; set --evaluate-every, such as 10"):
-        StudyArguments(stop_at_return=4.5).evaluate  # noqa: B018
+        EvaluationArguments(stop_at_return=4.5).make()
 
 
 def stop_at(iteration):
@@ -177,6 +175,7 @@ def test_a_callback_may_change_the_states_and_stop_rows(plain):
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        ({"evaluate": 10}, r"evaluate=10 does not say .*; use Evaluate\(every=10\)"),
         ({"callback": lambda progress, chunk: progress.states}, "the callback returned TrainState; return None, or"),
         (
             {

@@ -14,14 +14,12 @@ from typing import Any
 
 import jax
 import tyro
-from jax.sharding import Mesh
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from grpo_jax.commands.harness.gpu_flags import apply_gpu_flags, flags_in_use
 from grpo_jax.commands.harness.parsing import one_line_errors
-from grpo_jax.devices.mesh import ENVS, MODEL, ROWS, make_mesh
+from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import clean_up_on_error, describe_locked
 from grpo_jax.recording.run_spec import versions
@@ -31,8 +29,12 @@ DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errn
 DISK_ERRORS |= {errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
+# What XLA and JAX read from the environment, and docs/accelerators.md describes.
+VARIABLES = ("XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
+
+
 def command(main: Callable[[], None]) -> None:
-    """Runs an experiment as a command, on all cores; on a GPU, with the settings of `gpu_flags`.
+    """Runs a command on all cores.
 
     Wrong arguments, too little memory and a disk that cannot be written to are reported in one line.
     """
@@ -43,7 +45,6 @@ def command(main: Callable[[], None]) -> None:
     # for each core, and the program hangs if all of them wait: it needs more threads than there are such calls.
     os.environ.setdefault("NPROC", str(max(16, 4 * num_cores())))
     try:
-        apply_gpu_flags()
         join_processes()
         with clean_up_on_error():
             main()
@@ -122,8 +123,9 @@ def commit() -> str | None:
 
 
 def provenance() -> dict[str, Any]:
-    """Where a measurement comes from: the hardware, the settings of GPUs, the versions of packages, the commit."""
-    return {"hardware": hardware(), "gpu_settings": flags_in_use(), "versions": versions(), "commit": commit()}
+    """Where a measurement comes from: hardware, settings of XLA and JAX, versions of packages, commit."""
+    settings = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return {"hardware": hardware(), "settings": settings, "versions": versions(), "commit": commit()}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -145,8 +147,7 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
 
     This must come before anything that asks JAX for its devices, and so before the other flags are checked.
 
-    Raises:
-      ConfigError: flags are missing or contradict each other, or no scheduler is found.
+    Raises ConfigError if flags are missing or contradict each other, or no scheduler is found.
     """
     with one_line_errors():
         arguments, _ = tyro.cli(DeviceArguments, args=flags, return_unknown_args=True, add_help=False)
@@ -184,21 +185,8 @@ def need_one_process(what: str) -> None:
         raise ConfigError(f"{what} need a single process so far; leave --coordinator out")
 
 
-def parse_mesh(sizes: Sequence[str]) -> Mesh | None:
-    """The mesh of sizes such as seeds=4, envs=8 and model=2; None if there are none.
-
-    Raises:
-      ConfigError: for another axis, a size that is not a number, or more devices than there are.
-    """
-    return make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None
-
-
 def mesh_sizes(sizes: Sequence[str], flag: str) -> dict[str, int]:
-    """The number of devices along each axis, of sizes such as seeds=4, envs=8 and model=2.
-
-    Raises:
-      ConfigError: for another axis, or a size that is not a positive integer; it names the flag.
-    """
+    """The devices along each axis, of sizes such as seeds=4, envs=8 and model=2; raises ConfigError for others."""
     pairs = dict(size.partition("=")[::2] for size in sizes)
     known = len(pairs) == len(sizes) and pairs.keys() <= {ROWS, ENVS, MODEL}
     if not known or not all(size.isdecimal() and int(size) for size in pairs.values()):

@@ -10,16 +10,16 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from grpo_jax import Config, Hyperparams
-from grpo_jax.algorithms import Algorithm, by_name, name_of
+from grpo_jax.algorithms import Algorithm, Choice, automatic_algorithm, by_name, name_of
 from grpo_jax.commands.harness.parsing import one_line_errors, parse_flags
-from grpo_jax.commands.harness.settings import settings, split_fields
-from grpo_jax.config import Choice, automatic_algorithm
-from grpo_jax.config_checks import BUILT_IN_FIELDS
+from grpo_jax.commands.harness.settings import NetworkFields, make_network, settings
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
-from grpo_jax.importing import is_own
+from grpo_jax.importing import is_custom
+from grpo_jax.policies.networks import NETWORKS
+from grpo_jax.policies.networks import name_of as network_name
 from grpo_jax.recording.config_file import FIELDS, read_fields
 
 
@@ -28,6 +28,7 @@ class Settings:
     """The flags that describe a run."""
 
     config: Config
+    layers: NetworkFields = NetworkFields()
     hyperparams: Hyperparams
     config_file: Annotated[
         Path | None,
@@ -69,12 +70,15 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
         if is_process_zero():
             print(f"--algorithm auto is {name}: {reason}")
         return parse(arguments, [*flags, "--algorithm", name])
-    fields = from_file
-    if chosen.config is None:
-        fields = settings(environment, name_of(by_name(algorithm)))
-        if is_own(chosen.network):  # one of the user's own, on which the tuned settings of a network have no effect
-            fields = {name: value for name, value in fields.items() if name not in BUILT_IN_FIELDS}
-    static, traced = split_fields(fields)
+    fields = settings(environment, name_of(by_name(algorithm))) if chosen.config is None else from_file
+    if type(fields.get("network")) in NETWORKS.values():
+        fields = fields | vars(fields["network"]) | {"network": network_name(fields["network"])}
+    if is_custom(chosen.network) or chosen.network == "transformer":  # the tuned settings are those of other networks
+        fields = {name: value for name, value in fields.items() if name not in NetworkFields.__dataclass_fields__}
+    static, layers, traced = (
+        {name: value for name, value in fields.items() if name in kind.__dataclass_fields__}
+        for kind in (Config, NetworkFields, Hyperparams)
+    )
     if chosen.total_steps is not None or chosen.num_iterations is not None:  # in place of either
         traced = {name: value for name, value in traced.items() if name not in ("total_steps", "num_iterations")}
     # Not by its constructor, which would check it and choose its sizes before the flags are read.
@@ -83,9 +87,21 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     return parse_flags(
         arguments,
         flags,
-        default=arguments(config=config, hyperparams=Hyperparams(**traced)),
+        default=arguments(config=config, layers=NetworkFields(**layers), hyperparams=Hyperparams(**traced)),
         registry=_constructors(dict(fields.get("env_params", ()))),
+        complete=_complete,
     )
+
+
+def _complete(values: dict[str, Any]) -> None:
+    """Makes the network of the flags of its fields, where these are not its defaults."""
+    config, layers = values["config"].keywords, values["layers"].keywords
+    fields = {name: value for name, value in layers.items() if value != getattr(NetworkFields, name)}
+    if fields and is_custom(config["network"]):
+        name = next(iter(fields))
+        raise ConfigError(f"{name}={fields[name]!r} has no effect on a custom network; leave it out, and set it there")
+    if fields:
+        config["network"] = make_network(config["network"], fields, config["environment"], config["env_params"])
 
 
 def _choose_algorithm(environment: str, fields: Mapping[str, Any], chosen: Chosen) -> Choice:
@@ -120,11 +136,7 @@ def _constructors(env_params: Mapping[str, float]) -> ConstructorRegistry:
 
 
 def parse_override(string: str) -> tuple[str, float]:
-    """The name and the number of NAME=NUMBER.
-
-    Raises:
-      ConfigError: there is no number.
-    """
+    """The name and the number of NAME=NUMBER; raises ConfigError if there is no number."""
     name, equals, value = string.partition("=")
     try:
         return name, float(value)

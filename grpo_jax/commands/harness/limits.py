@@ -47,8 +47,7 @@ OutFile = Annotated[Path, ToWrite()]
 def check(flag: str, annotation: Any, value: Any) -> None:
     """Checks a value against the limits in the type of its field: of a number or path, of one or None, of a tuple.
 
-    Raises:
-      ConfigError: it is not within them; the message names the flag.
+    Raises ConfigError if it is not within them; the message names the flag.
     """
     if value is None:
         return

@@ -7,7 +7,7 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 import tyro
@@ -33,21 +33,22 @@ def parse_flags(
     *,
     default: T | None = None,
     registry: ConstructorRegistry | None = None,
+    complete: Callable[[dict[str, Any]], None] = lambda values: None,
 ) -> T:
     """The dataclass of flags, by default those of the command line; fields of dataclasses in it are flags as well.
 
-    Raises:
-      ConfigError: a flag is unknown, has a wrong value, or one beyond the limits of its type (`limits`).
+    `complete` may change its values before dataclasses are made of them.
+    Raises ConfigError if a flag is unknown, has a wrong value, or one beyond the limits of its type (`limits`).
     """
-    return _parse(arguments, flags, default, registry, allow_unknown=False)[0]
+    return _parse(arguments, flags, default, registry, complete)[0]
 
 
 def parse_known_flags(arguments: type[T], flags: Sequence[str] | None = None) -> tuple[T, list[str]]:
     """As `parse_flags`, and the flags that are unknown."""
-    return _parse(arguments, flags, None, None, allow_unknown=True)
+    return _parse(arguments, flags, allow_unknown=True)
 
 
-def _parse(arguments, flags, default, registry, allow_unknown):
+def _parse(arguments, flags, default=None, registry=None, complete=lambda values: None, allow_unknown=False):
     registry = ConstructorRegistry() if registry is None else registry
     registry.struct_rule(_of_dataclass)
     with one_line_errors():
@@ -62,6 +63,7 @@ def _parse(arguments, flags, default, registry, allow_unknown):
             registry=registry,
         )
     unmade, unknown = parsed if allow_unknown else (parsed, [])
+    complete(unmade.keywords)
     return _construct(unmade, {word.replace("_", "-") for word in (sys.argv[1:] if flags is None else flags)}), unknown
 
 

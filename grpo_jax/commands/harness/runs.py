@@ -68,7 +68,7 @@ class Run(NamedTuple):
 
 def make_plan(environment: str, algorithm: str, keys: jax.Array, *, label: str | None = None, **fields) -> RunSpec:
     """A run with the tuned settings of this environment and this algorithm, except for the fields that are given."""
-    static, traced = split_fields(settings(environment, algorithm) | fields)
+    static, traced = split_fields(environment, settings(environment, algorithm) | fields)
     config = Config(environment=environment, algorithm=algorithm, **static)
     return RunSpec(label or algorithm, config, Hyperparams(**traced), keys)
 

@@ -1,15 +1,26 @@
 """Settings found to work, by algorithm and by environment, and the returns at which environments count as solved.
 
-Each is a field of `Config` or of `Hyperparams`, and the default of a flag of the command line, but for a baseline.
+Each is a field of `Config`, of its network or of `Hyperparams`, and the default of a flag, but for a baseline.
 """
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from grpo_jax import Config
 from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.baselines import recursive_lstd_baseline, relative_positions
 from grpo_jax.commands.harness.suite_settings import BY_ENVIRONMENT, BY_SUITE
+from grpo_jax.environments import make_environment
 from grpo_jax.groups import ANCHORED
+from grpo_jax.policies import CNN, Transformer
+from grpo_jax.policies.networks import resolve_network
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkFields(Transformer, CNN):
+    """The fields of all networks, of which one uses its own."""
+
 
 IN_ANCHORED_GROUPS = [name for name, algorithm in ALGORITHMS.items() if algorithm.start is ANCHORED]
 IN_GROUPS = {name: {"group_size": 8} for name in IN_ANCHORED_GROUPS}
@@ -131,12 +142,25 @@ def settings(environment: str, algorithm: str) -> dict[str, Any]:
     return fields
 
 
-def split_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_fields(environment: Any, fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of `Config`, with those of the network in its value, and those of `Hyperparams`."""
     static = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
-    return static, {name: value for name, value in fields.items() if name not in static}
+    own = {name: value for name, value in fields.items() if name in NetworkFields.__dataclass_fields__}
+    if own:
+        network = static.get("network", Config.network)
+        static["network"] = make_network(network, own, environment, static.get("env_params", {}))
+    return static, {name: value for name, value in fields.items() if name not in static.keys() | own.keys()}
+
+
+def make_network(network: str, fields: Mapping[str, Any], environment: Any, env_params: Mapping[str, Any]) -> Any:
+    """The network that a name stands for in this environment, with these fields."""
+    env = make_environment(environment, dict(env_params))
+    return dataclasses.replace(resolve_network(network, env.observation, env.prompt is not None), **fields)
 
 
 class TokenTask(NamedTuple):
+    """The length of training and the warm start of a token task."""
+
     total_steps: int  # tokens that each seed may sample
     target: float  # sampled accuracy at which the warm start ends
     learning_rate: float = 5e-4  # of the warm start

@@ -14,12 +14,12 @@ import tyro
 from jax.sharding import Mesh
 
 from grpo_jax import Config, TrainState
-from grpo_jax.commands.harness.command import DeviceArguments, hardware, make_console, new_folder, parse_mesh
+from grpo_jax.commands.harness.command import DeviceArguments, hardware, make_console, mesh_sizes, new_folder
 from grpo_jax.commands.harness.figures import plot_curves, table
 from grpo_jax.commands.harness.limits import Seed, Seeds
 from grpo_jax.commands.harness.runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
 from grpo_jax.devices.compilation_cache import keep_programs
-from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
+from grpo_jax.devices.mesh import make_mesh, make_row_mesh, make_rows_function
 from grpo_jax.devices.processes import from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
@@ -108,7 +108,8 @@ def check_plans(plans: list[RunSpec], arguments: StudyArguments) -> Mesh | None:
         raise ConfigError("--resume needs the folder of the run; name it with --out")
     arguments.recording.check()
     arguments.evaluation.make()
-    mesh = parse_mesh(arguments.devices.mesh)
+    sizes = arguments.devices.mesh
+    mesh = make_mesh(**mesh_sizes(sizes, "--mesh")) if sizes else None
     for plan in plans:
         check_run(plan.config, plan.hyperparams)
         if mesh is not None:

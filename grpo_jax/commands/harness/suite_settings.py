@@ -41,7 +41,7 @@ BY_SUITE: dict[str, dict[str, dict[str, Any]]] = {
 """By the name before the colon, each as a value of `ENVIRONMENT_SETTINGS`."""
 BY_SUITE["xland"] = BY_SUITE["navix"]
 
-# Their steps are of 0.008 to 0.015 seconds; those of the others are of 0.02 to 0.05 seconds.
+# Their steps take 0.008 to 0.015 seconds, the others' 0.02 to 0.05 seconds.
 SHORT_STEPS = {"any": {"discount": 0.99}}
 
 BY_ENVIRONMENT: dict[str, dict[str, dict[str, Any]]] = {

@@ -48,15 +48,14 @@ def load_or_make_warm_start(
 ) -> WarmStart:
     """The warm start in those of the files that exist, or a new one, which is then written to the others.
 
-    Raises:
-      ConfigError: a file has a warm start of other settings, two files differ, or the target was not reached.
+    Raises ConfigError if a file has a warm start of other settings, two files differ, or the target was not reached.
     """
     description = {
         "task": config.env.task.name,
         "target": target,
         "learning_rate": learning_rate,
         "keys": np.asarray(jax.random.key_data(keys)).tolist(),
-        **{name: str(value) for name, value in dataclasses.asdict(config.transformer).items()},
+        **{name: str(value) for name, value in dataclasses.asdict(config.network).items()},
     }
 
     def report(accuracy, updates):
@@ -119,8 +118,8 @@ def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> Py
     """
 
     def init(key, actor):
-        if config.transformer.adapter is not None:
-            actor = add_lora(config.transformer, {"actor": actor}, key)["actor"]
+        if config.network.adapter is not None:
+            actor = add_lora(config.network, {"actor": actor}, key)["actor"]
         return {
             name: {part: actor.get(part, value) for part, value in network.items()}
             for name, network in config.policy.init(key).items()

@@ -22,7 +22,7 @@ class PolicyArguments:
     which: Literal["final", "best"] = "final"
     """Policies at the end of training, or those with the highest score during it."""
     trust: bool = False
-    """Import code that the folder names, such as an environment of your own; only if you trust who made the folder."""
+    """Import code that the folder names, such as a custom environment; only if you trust who made the folder."""
 
     def load(self, row: int | Literal["best", "all"] | None) -> TrainedPolicy:
         """The policy of this row, of all, or, for None, of the best row."""

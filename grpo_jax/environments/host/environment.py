@@ -28,7 +28,7 @@ class HostState(NamedTuple):
     """A state of an episode: all that is needed to reach it again."""
 
     seed: jax.Array  # int32
-    actions: jax.Array  # [max_steps_in_episode, ...] those up to here
+    actions: jax.Array  # [max_steps_in_episode, ...] all so far
     time: jax.Array  # int32, their number
     digest: jax.Array  # uint32 [2], identifies the state
     ended: jax.Array  # bool: later steps change nothing
@@ -75,7 +75,7 @@ class HostEnvironment:
 
     @property
     def identity(self) -> tuple:
-        """What tells the environment from others when a run is resumed: not the episodes that it keeps."""
+        """What a resumed run compares; not the episodes that it keeps."""
         return self.name, self._make, self.default_params
 
     def action_space(self, params: Any) -> ActionSpace:

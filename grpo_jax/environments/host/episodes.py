@@ -33,7 +33,7 @@ class Request(NamedTuple):
 
     seed: int
     digest: bytes  # of the state before the step
-    actions: np.ndarray  # [t, ...] those before
+    actions: np.ndarray  # [t, ...] all before it
     action: np.ndarray
 
 

@@ -1,4 +1,4 @@
-"""Environments named "suite:name": token tasks, and those of other packages, each an extra."""
+"""Environments named "suite:name": token tasks, and suites of other packages, each an extra."""
 
 from typing import Any
 

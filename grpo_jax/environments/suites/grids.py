@@ -28,7 +28,7 @@ class Navix(Timed):
         import navix
 
         check_known("navix", name, navix.registry())
-        # Navix 0.7 limits every task to 100 steps unless told otherwise; later versions have limits of their own.
+        # Navix 0.7 limits every task to 100 steps by default; later versions have a limit for each.
         limit = {"max_steps": None} if "max_steps" in inspect.signature(navix.make).parameters else {}
         inner = navix.make(name, **limit)
         super().__init__(inner, inner.max_steps)
@@ -50,7 +50,7 @@ class Navix(Timed):
         return self._encoded(timestep), TimedState(timestep.state.replace(cache=None), 0)
 
     def step_env(self, key, state, action, params):
-        """As in gymnax. The key replaces that of the state, so that members of a group can differ."""
+        """As in gymnax. The key replaces the state's, so that members of a group can differ."""
         inner = state.inner.replace(key=key)
         before = self._timestep(t=state.time, state=inner, observation=None, action=None, reward=None, step_type=None)
         after = self.inner._step(before, action)  # `step` would reset

@@ -83,7 +83,7 @@ class Brax(RigidBodies):
 class Playground(RigidBodies):
     """A task such as "playground:CartpoleBalance".
 
-    The time limit and the number of times that an action is repeated are those of the task's own configuration; the
+    The time limit and the number of times that an action is repeated come from the task's configuration; the
     rewards of repeated actions are summed, as in Playground's own training. Physics run in MJX's implementation in JAX,
     on every device.
     """

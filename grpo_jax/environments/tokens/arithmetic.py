@@ -106,7 +106,7 @@ def calculator(num_digits: int = 2) -> Task:
         answer, length, _ = _number_before(completion, jnp.argmax(completion == END))
         return jnp.any(completion == END) & (length > 0) & (answer == problem[0] * problem[1] + problem[2])
 
-    def imposed(problem, completion):
+    def forced_token(problem, completion):
         place = jnp.arange(max_length)
         call = jnp.max(jnp.where(completion == CALL, place, -1))
         right, right_length, sign = _number_before(completion, call)
@@ -131,7 +131,7 @@ def calculator(num_digits: int = 2) -> Task:
         solution=solution,
         correct=correct,
         well_formed=well_formed,
-        imposed=imposed,
+        forced_token=forced_token,
     )
 
 

@@ -73,8 +73,8 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
     def outcome(states, params):
         return jax.vmap(lambda state, params: _parts(task, at_end, state.problem, state.tokens, params))(states, params)
 
-    def imposed(state, params):
-        return task.imposed(state.problem, state.tokens)
+    def forced_action(state, params):
+        return task.forced_token(state.problem, state.tokens)
 
     return Environment(
         name=f"tokens:{task.name}",
@@ -89,7 +89,7 @@ def token_environment(task: Task, overrides: Mapping[str, Any]) -> Environment:
         prompt=lambda state, params: task.prompt(state.problem),
         task=task._replace(rewards=process + at_end),
         outcome=outcome if at_end else None,
-        imposed=imposed if task.imposed is not None else None,
+        forced_action=forced_action if task.forced_token is not None else None,
     )
 
 

@@ -44,7 +44,7 @@ class Task(NamedTuple):
     well_formed: Callable | None = None  # (problem, completion) -> bool; None: any completion with an `END`
     progress: Callable | None = None  # (problem, partial completion) -> [0, 1]; None: share of the solution's tokens
     rewards: tuple[Reward, ...] = ()  # (): only `ACCURACY`
-    imposed: Callable | None = None  # (problem, completion so far) -> the environment's own next token; `PAD`: none
+    forced_token: Callable | None = None  # (problem, completion so far) -> the task's own next token; `PAD`: none
 
 
 # --- rewards: functions (task, problem, completion) -> float ---------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Networks of the user's own: what their functions give is checked wherever they are called or traced."""
+"""Custom networks, whose outputs are checked wherever their functions are called or traced."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,15 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function
-from grpo_jax.importing import import_own
+from grpo_jax.importing import import_custom
 from grpo_jax.observations import leading_shape
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
 from grpo_jax.types import PyTree
 
 
-def make_own_policy(network: str | Callable, observation: PyTree, distribution: Distribution, critic: bool) -> Policy:
-    """The policy of a network of the user's own, whose functions check what they give.
+def make_custom_policy(
+    network: str | Callable, observation: PyTree, distribution: Distribution, critic: bool
+) -> Policy:
+    """The policy of a custom network, whose functions check their outputs.
 
     Args:
       network: a function `(observation, distribution, critic) -> Policy`, or its path "package.module:name".
@@ -26,7 +28,7 @@ def make_own_policy(network: str | Callable, observation: PyTree, distribution: 
         not floating-point, for outputs, values or features of the wrong shape or dtype, and for a carry that changes.
     """
     name = describe_function("network", network)
-    policy = _call(name, lambda: import_own(network, "network")(observation, distribution, critic))
+    policy = _call(name, lambda: import_custom(network, "network")(observation, distribution, critic))
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"{name} gives {type(policy).__name__}, but must give a Policy; write a function "
@@ -57,14 +59,14 @@ def make_own_policy(network: str | Callable, observation: PyTree, distribution: 
         return params
 
     def step(params, observation, carry):
-        *results, after = _arrays(f"{name}: step", policy.step, params, observation, carry)
+        *results, new_carry = _arrays(f"{name}: step", policy.step, params, observation, carry)
         check("step", results, leading_shape(observation, 1), "N")
-        if not are_alike(carry, after):
+        if not are_alike(carry, new_carry):
             raise ConfigError(
-                f"{name}: the carry before a step is {describe_arrays(carry)}, but after it {describe_arrays(after)}; "
-                "both must have the same structure, shapes and dtypes"
+                f"{name}: the carry before a step is {describe_arrays(carry)}, but after it "
+                f"{describe_arrays(new_carry)}; both must have the same structure, shapes and dtypes"
             )
-        return *results, after
+        return *results, new_carry
 
     def sequence(params, observation, carry, is_first):
         results = _arrays(f"{name}: sequence", policy.sequence, params, observation, carry, is_first)
@@ -94,12 +96,12 @@ def _check_array(what: str, array: Any, shape: tuple[int, ...], instead: str) ->
 
 
 def _arrays(what: str, function: Callable, *arguments: Any) -> Any:
-    """What the user's function gives, with arrays for numbers."""
+    """The outputs of a custom function, with arrays for numbers."""
     return _call(what, lambda: jax.tree.map(jnp.asarray, function(*arguments)))
 
 
 def _call(what: str, function: Callable) -> Any:
-    """The result of the user's own code; any error in it is a ConfigError that says where."""
+    """The result of custom code; any error in it is a ConfigError that says where."""
     try:
         return function()
     except ConfigError:

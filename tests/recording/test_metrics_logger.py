@@ -11,6 +11,7 @@ from probes import Probe
 from rich.console import Console
 
 from grpo_jax import Config, Hyperparams
+from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.folder_lock import lock_run_folder
 from grpo_jax.recording.metrics_logger import MetricsLogger
@@ -38,7 +39,7 @@ def make_logger(directory, name, total_steps, num_rows, console):
         name = property(lambda self: self.label)
 
     config = Config(
-        environment=Probe(), algorithm="ppo", num_envs=1, num_steps=10, num_minibatches=1, hidden_sizes=(2,)
+        environment=Probe(), algorithm="ppo", num_envs=1, num_steps=10, num_minibatches=1, network=MLP((2,))
     )
     spec = Spec(
         name, config, Hyperparams(total_steps=float(total_steps)), jax.random.split(jax.random.key(0), num_rows)

@@ -13,6 +13,7 @@ from grpo_jax.environments.spaces import Box
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import forked
 from grpo_jax.objectives import episode_lengths, kl_penalized_reward
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
@@ -21,7 +22,7 @@ from grpo_jax.updates.minibatches import minibatch_gradient
 class Insisting(Probe):
     """At ages 1 and 2 the environment takes action 1, which is never legal for the policy. Only that pays."""
 
-    def imposed(self, state, params):
+    def forced_action(self, state, params):
         return jnp.where((state.time == 1) | (state.time == 2), 1, -1)
 
     def action_mask(self, state, params):
@@ -41,15 +42,15 @@ def test_the_environment_acts_instead_of_the_policy(options):
         return simulator.unroll(start, jax.random.key(1), num_steps=5, auto_reset=False, **options)
 
     end, trajectory = play(start)
-    imposed = np.array([[0, 1, 1, 0, 0], [0, 1, 1, 1, 1], [1, 1, 0, 0, 0]], bool).T
+    forced = np.array([[0, 1, 1, 0, 0], [0, 1, 1, 1, 1], [1, 1, 0, 0, 0]], bool).T
     valid = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]], bool).T
-    assert trajectory.imposed[valid].tolist() == imposed[valid].tolist()
-    assert trajectory.action[valid].tolist() == imposed[valid].astype(int).tolist()
-    assert trajectory.acted.tolist() == (valid & ~imposed).tolist()
+    assert trajectory.forced[valid].tolist() == forced[valid].tolist()
+    assert trajectory.action[valid].tolist() == forced[valid].astype(int).tolist()
+    assert trajectory.acted.tolist() == (valid & ~forced).tolist()
     assert end.episode_return.tolist() == [5 + 2, 2 + 1, 1 + 4 + 2]
     # The policy's log-probability of the environment's action is finite: no action is masked there.
     assert np.isfinite(trajectory.log_prob).all()
-    assert trajectory.action_mask[valid].all(axis=1).tolist() == imposed[valid].tolist()
+    assert trajectory.action_mask[valid].all(axis=1).tolist() == forced[valid].tolist()
     assert episode_lengths(trajectory, 1)[:, 0].tolist() == [3, 1, 2]
 
 
@@ -60,10 +61,10 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_no_gradient_or_metric_depends_on_imposed_actions(name):
+def test_no_gradient_or_metric_depends_on_forced_actions(name):
     free = env._replace(action_mask=None)  # else the policy has one action and no gradient
     config = Config(
-        environment=free, algorithm=ALGORITHMS[name], num_envs=4, group_size=2, num_minibatches=1, hidden_sizes=(4,)
+        environment=free, algorithm=ALGORITHMS[name], num_envs=4, group_size=2, num_minibatches=1, network=MLP((4,))
     )
     hyperparams = Hyperparams(kl_coef=0.3, entropy_coef=0.1)
 
@@ -73,12 +74,12 @@ def test_no_gradient_or_metric_depends_on_imposed_actions(name):
         simulator = Simulator(config.env, config.policy, params)
         start = simulator.reset(group_parameters(config.env, None, 2, 2), key, 4, group_size=2)
         _, trajectory = simulator.unroll(start, key, num_steps=5, auto_reset=False)
-        imposed = trajectory.imposed
+        forced = trajectory.forced
         trajectory = trajectory._replace(
-            reward=jax.random.normal(key, imposed.shape),
-            action=jnp.where(other & imposed, 0, trajectory.action),
-            log_prob=jnp.where(other & imposed, -9.0, trajectory.log_prob),
-            distribution=jnp.where((other & imposed)[..., None], 7.0, trajectory.distribution),
+            reward=jax.random.normal(key, forced.shape),
+            action=jnp.where(other & forced, 0, trajectory.action),
+            log_prob=jnp.where(other & forced, -9.0, trajectory.log_prob),
+            distribution=jnp.where((other & forced)[..., None], 7.0, trajectory.distribution),
         )
         state = acted(params, reference_params=reference)
         batch = make_batch(config, config.policy, state, trajectory, hyperparams)[0]
@@ -94,22 +95,22 @@ def test_no_gradient_or_metric_depends_on_imposed_actions(name):
     assert (batch.advantage[~batch.mask] != 0).all()  # they flow on over these steps
 
 
-def test_frame_stacking_and_the_interface_of_gymnax_keep_imposed():
+def test_frame_stacking_and_the_interface_of_gymnax_keep_forced_actions():
     stacked, params = stack_frames(env, 2), env.params
     state, _ = stacked.reset(jax.random.key(0), params)
     for time, expected in ((0, -1), (1, 1)):
         now = state._replace(environment=state.environment.replace(time=jnp.int32(time)))
-        assert stacked.imposed(now, params) == env.imposed(now.environment, params) == expected
+        assert stacked.forced_action(now, params) == env.forced_action(now.environment, params) == expected
 
 
 @pytest.mark.parametrize(
     "changes, settings, message",
     [
-        ({"imposed": lambda state, params: state.mark}, {}, r"gives float32\[\]; return an int32 scalar"),
+        ({"forced_action": lambda state, params: state.mark}, {}, r"gives float32\[\]; return an int32 scalar"),
         ({"action_space": Box((0.0,), (1.0,)), "action_mask": None}, {}, "use Discrete actions"),
         ({"action_mask": None}, {"algorithm": GRPO._replace(start=forked(1, all_actions=True))}, "without it"),
     ],
 )
-def test_what_an_environment_cannot_impose_is_an_error(changes, settings, message):
+def test_what_an_environment_cannot_force_is_an_error(changes, settings, message):
     with pytest.raises(ConfigError, match=message):
         check(Config(environment=env._replace(**changes), num_envs=4, group_size=2, num_minibatches=1, **settings))

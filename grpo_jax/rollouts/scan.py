@@ -1,0 +1,193 @@
+"""One loop over the steps of a rollout: random numbers in blocks, packed carries, and an early stop.
+
+A random generator is many small operations, which on a CPU cost as much for one step as for many. The random numbers of
+a whole long episode would be most of the memory of an evaluation. So they are drawn a block of steps at a time.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.custom_batching import custom_vmap
+
+from grpo_jax.devices.execution_plan import ExecutionPlan
+from grpo_jax.devices.words import from_words, has_words, to_words
+from grpo_jax.types import PyTree
+
+MAX_BLOCK = 128
+"""The most steps in a block."""
+
+MAX_STAGES = 4
+"""The most sizes of a carry in a rollout, each of which compiles the step anew."""
+
+MAX_ROWS = 64
+"""Leaves of more numbers for each environment are not packed: to copy them costs more than to launch a copy."""
+
+
+def block_length(num_steps: int, most: int | None = None) -> int:
+    """The largest divisor of `num_steps` up to `most`, by default `MAX_BLOCK`."""
+    most = min(num_steps, most or MAX_BLOCK)
+    return max(length for length in range(1, most + 1) if num_steps % length == 0)
+
+
+def scan_in_blocks(
+    step: Callable,
+    carry: PyTree,
+    key: jax.Array,
+    num_steps: int,
+    draw: Callable[[jax.Array, int], PyTree],
+    plan: ExecutionPlan,
+    *,
+    goes_on: Callable[[PyTree], jax.Array] | None = None,
+    resize: Callable[[PyTree, int], PyTree] | None = None,
+) -> tuple[PyTree, PyTree]:
+    """`lax.scan` over random numbers, which are drawn a block at a time, with an early stop and carries that grow.
+
+    A carry that can be resized has several stages, of whole blocks. A transformer then attends to the part of its cache
+    that the stage can fill: with 4 stages 5/8 of the completion on average, where 1/2 is needed. Short completions are
+    one block, so they have one stage, and nothing is resized.
+
+    Args:
+      step: `(carry, x) -> (carry, output)`, each leaf `[B, ...]`.
+      carry: before the first step.
+      key: of all random numbers.
+      num_steps: `T`.
+      draw: `(key, length) -> xs`, the random numbers of a block, each leaf `[length, ...]`.
+      plan: the layout of the loop.
+      goes_on: `(carry) -> bool`, whether more steps are needed: asked every `plan.steps_per_check` steps. The outputs
+        of steps that are not made are 0. A GPU's host waits at each check, and devices communicate. None: all are made.
+      resize: `(carry, num_steps) -> carry` with space for so many steps from the first; optional.
+
+    Returns:
+      The last carry, and the outputs, each leaf `[T, ...]`.
+    """
+    length = block_length(num_steps)
+    num_blocks = num_steps // length
+    scan = jax.lax.scan if goes_on is None else functools.partial(_scan_while, goes_on)
+
+    def play(carry, xs):
+        return scan_steps(step, carry, xs, plan)
+
+    def block(carry, key):
+        xs = draw(key, length)
+        if goes_on is None:
+            return play(carry, xs)
+        part = block_length(length, plan.steps_per_check)
+        carry, outputs = scan(play, carry, jax.tree.map(lambda x: x.reshape(-1, part, *x.shape[1:]), xs))
+        return carry, _concatenated(outputs)
+
+    keys = jax.random.split(key, num_blocks)
+    if num_blocks == 1:
+        return block(carry, keys[0])
+    num_stages = 1 if resize is None else min(MAX_STAGES, num_blocks)
+    start, stages = 0, []
+    for stage in range(1, num_stages + 1):
+        end = num_blocks * stage // num_stages
+        if resize is not None:
+            carry = resize(carry, end * length)
+        carry, outputs = scan(block, carry, keys[start:end])
+        start, stages = end, [*stages, _concatenated(outputs)]
+    return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *stages)
+
+
+def _concatenated(outputs: PyTree) -> PyTree:
+    """`[P, n, ...]` to `[P * n, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+
+
+def _scan_while(goes_on: Callable, body: Callable, carry: PyTree, xs: PyTree) -> tuple[PyTree, PyTree]:
+    """`lax.scan` that ends as soon as `goes_on(carry)` is false; the outputs of what is left are 0."""
+
+    def x_at(i):
+        return jax.tree.map(lambda x: x[i], xs)
+
+    def advance(loop):
+        i, carry, outputs = loop
+        carry, output = body(carry, x_at(i))
+        return i + 1, carry, jax.tree.map(lambda y, new: y.at[i].set(new), outputs, output)
+
+    length = jax.tree.leaves(xs)[0].shape[0]
+    output = jax.eval_shape(body, carry, x_at(0))[1]
+    outputs = jax.tree.map(lambda y: jnp.zeros((length, *y.shape), y.dtype), output)
+    return jax.lax.while_loop(lambda loop: (loop[0] < length) & goes_on(loop[1]), advance, (0, carry, outputs))[1:]
+
+
+@custom_vmap
+def any_in_all_rows(x: jax.Array) -> jax.Array:
+    """Whether any element is true, and under `vmap` any of all rows: a condition that all rows share.
+
+    With a condition for each row, `vmap` would compute both sides of a branch, and copy the whole trajectory at every
+    check of a loop.
+    """
+    return jnp.any(x)
+
+
+@any_in_all_rows.def_vmap
+def _any_in_all_rows_of_batch(axis_size, is_batched, x):
+    return any_in_all_rows(x), False
+
+
+# --- packed carries --------------------------------------------------------------------------------------------------
+
+
+def scan_steps(step: Callable, carry: PyTree, xs: PyTree, plan: ExecutionPlan) -> tuple[PyTree, PyTree]:
+    """`lax.scan` of carries and outputs `[B, ...]`, laid out as the plan says."""
+    length = jax.tree.leaves(xs)[0].shape[0]
+    scan = functools.partial(jax.lax.scan, xs=xs, unroll=min(plan.steps_per_loop, length))
+    if not plan.packed_steps:
+        return scan(step, carry)
+
+    def packed_step(carry, x):
+        carry, output = step(carry.unpack(), x)
+        return pack(carry), pack(output)
+
+    carry, outputs = scan(packed_step, pack(carry))
+    return carry.unpack(), outputs.unpack()
+
+
+@struct.dataclass
+class Packed:
+    """A tree of leaves `[B, ...]` in few arrays: a loop then copies one in each step instead of one for each leaf.
+
+    The environments are last: no padding on a TPU, whose tiles are 128 wide. In a stack of trees each array has further
+    leading axes.
+    """
+
+    rows: jax.Array  # [..., K, B] int32: the bits of the narrow leaves of 4-byte numbers and booleans
+    others: list[jax.Array]  # the other leaves, [..., B, ...]
+    structure: Any = struct.field(pytree_node=False)
+    leaves: tuple[jax.ShapeDtypeStruct, ...] = struct.field(pytree_node=False)  # of one tree
+
+    def unpack(self) -> PyTree:
+        """The tree, or the stacked trees, each leaf `[..., B, ...]`."""
+        lead, others = self.rows.shape[:-2], iter(self.others)
+        leaves, start = [], 0
+        for leaf in self.leaves:
+            if not _is_packed(leaf):
+                leaves.append(next(others))
+                continue
+            end = start + leaf.size // leaf.shape[0]
+            rows = from_words(self.rows[..., start:end, :], leaf.dtype)
+            leaves.append(jnp.moveaxis(rows, -1, len(lead)).reshape(*lead, *leaf.shape))
+            start = end
+        return self.structure.unflatten(leaves)
+
+
+def pack(tree: PyTree) -> Packed:
+    """Packs a tree of leaves `[B, ...]`."""
+    leaves, structure = jax.tree.flatten(tree)
+    num_envs = leaves[0].shape[0]
+    rows = [to_words(x.reshape(num_envs, -1).T) for x in leaves if _is_packed(x)]
+    return Packed(
+        rows=jnp.concatenate([jnp.zeros((0, num_envs), jnp.int32), *rows]),
+        others=[x for x in leaves if not _is_packed(x)],
+        structure=structure,
+        leaves=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves),
+    )
+
+
+def _is_packed(leaf: jax.Array) -> bool:
+    return has_words(leaf.dtype) and leaf.size <= MAX_ROWS * leaf.shape[0]
