@@ -77,7 +77,8 @@ def loss(
     objective, pullback, log_ratio = jax.vjp(surrogate, prediction.log_prob - batch.log_prob, has_aux=True)
     penalties = [penalty(prediction, batch, hyperparams) for penalty in algorithm.penalties]
     penalties = [check_shape("penalties", penalty, batch.mask) for penalty in penalties]
-    clipped = (jax.lax.stop_gradient(pullback(batch.weight)[0]) == 0) & (batch.weight != 0)  # by any slot, in any way
+    slope = jax.lax.stop_gradient(pullback(batch.weight.astype(objective.dtype))[0])
+    clipped = (slope == 0) & (batch.weight != 0)  # by any slot, in any way
 
     means = {
         "policy/entropy": prediction.entropy,
