@@ -122,7 +122,7 @@ def bootstrapped_returns(
     """
     after_window = jnp.broadcast_to(final_values[-1], rewards.shape)
     bootstraps = next_values(after_window, final_values, truncated)
-    bootstraps = jnp.where(truncated.at[-1].set(True), bootstraps, 0.0)
+    bootstraps = jnp.where(jnp.asarray(truncated).at[-1].set(True), bootstraps, 0.0)
     return gae(rewards, jnp.zeros_like(rewards), bootstraps, terminated, truncated, discount=discount, gae_lambda=1.0)
 
 
