@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Echo, Probe, acted, bits, known_params, known_policy
+from small import small_config
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, grpo_loss, make_init, make_train_step, objectives, ppo_loss
 from grpo_jax.algorithms import ALGORITHMS, GRPO_RETURN_TO_GO, name_of, with_reference
@@ -223,15 +224,8 @@ def test_a_reference_replaces_the_penalty_to_the_behaviour():
 
 
 def make_steps(reference, kl):
-    config = Config(
-        environment=Echo(),
-        algorithm=with_reference(GRPO, reference, kl),
-        num_envs=16,
-        group_size=4,
-        num_epochs=2,
-        num_minibatches=1,
-        network=MLP(()),
-    )
+    sizes = {"num_envs": 16, "group_size": 4, "num_epochs": 2, "network": MLP(())}
+    config = small_config(with_reference(GRPO, reference, kl), Echo(), **sizes)
     init, step = jax.jit(make_init(config)), jax.jit(make_train_step(config))
 
     def history(number, **hyperparams):

@@ -1,6 +1,7 @@
 """Checks before anything is compiled: the budget of a run, and one iteration on shapes."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,11 +40,21 @@ def try_on_shapes(config: Config, hyperparams: Hyperparams) -> Metrics:
         write instead.
     """
     structure = jax.tree.structure(hyperparams)
-    tried = vars(config).setdefault("_tried", {})  # kept with the config, as its environment and policy are
-    key = structure, jax.config.jax_enable_x64
-    if key not in tried:
-        tried[key] = _try_on_shapes(config, structure)
-    return tried[key]
+    return kept_with(
+        config, ("shapes", structure, jax.config.jax_enable_x64), lambda: _try_on_shapes(config, structure)
+    )
+
+
+def kept_with(config: Config, key: tuple, make: Callable[[], Any]) -> Any:
+    """What `make` returned at the first call with this key, kept with the config as its environment and policy are.
+
+    The key includes JAX's settings that change what is traced although JAX would use an older trace.
+    """
+    key = key, jax.config.jax_debug_nans, jax.config.jax_default_prng_impl
+    kept = vars(config).setdefault("_kept", {})
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]
 
 
 def _try_on_shapes(config: Config, structure: Any) -> Metrics:

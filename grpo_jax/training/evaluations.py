@@ -14,6 +14,7 @@ from grpo_jax.config import Config
 from grpo_jax.devices.mesh import make_rows_function
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.evaluation.episodes import evaluate
+from grpo_jax.training.checks import kept_with
 from grpo_jax.types import TrainState
 
 SAMPLED, GREEDY = "evaluation/return_sampled", "evaluation/return_greedy"
@@ -83,23 +84,18 @@ def make_evaluation(
     other random numbers, so it is the same with and without evaluations.
     """
 
-    @functools.partial(jax.vmap, in_axes=(0, None))
-    def evaluation_key(key, iteration):
-        return jax.random.fold_in(jax.random.fold_in(key, _STREAM), iteration)
-
-    returns_of_rows = _returns_of_rows(config, num_episodes, mesh)
-    return lambda states, iteration: returns_of_rows(states, evaluation_key(keys, iteration))
-
-
-@functools.lru_cache(maxsize=8)
-def _returns_of_rows(config: Config, num_episodes: int, mesh: Mesh) -> Callable:
-    """`(states, keys) -> [R, 2]`, traced once for all runs of a config."""
-
     def mean_returns(state, key):
         returns = [evaluate(config, state, key, num_episodes=num_episodes, greedy=greedy) for greedy in (False, True)]
         return jnp.stack([episodes.returns.mean() for episodes in returns])
 
-    return make_rows_function(mean_returns, mesh)
+    key = "returns", num_episodes, mesh
+    returns_of_rows = kept_with(config, key, lambda: make_rows_function(mean_returns, mesh))
+
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    def evaluation_key(key, iteration):
+        return jax.random.fold_in(jax.random.fold_in(key, _STREAM), iteration)
+
+    return lambda states, iteration: returns_of_rows(states, evaluation_key(keys, iteration))
 
 
 def reached_return(threshold: float, *, greedy: bool = False) -> Callable[[Evaluations], np.ndarray]:

@@ -2,7 +2,8 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.training import budget
-from grpo_jax.training.checks import check_run, try_on_shapes
+from grpo_jax.training.checks import check_run, kept_with, try_on_shapes
 from grpo_jax.training.evaluations import Evaluate, make_evaluation
 from grpo_jax.training.progress import (
     Callback,
@@ -155,22 +156,30 @@ class _Rows:
     def __init__(self, config: Config, hyperparams: Hyperparams, keys: jax.Array, mesh: Mesh):
         check_mesh(config, mesh)
         self.config, self.hyperparams, self.keys, self.mesh = config, hyperparams, keys, mesh
-        self._use_of_budget = _budget_program(mesh)
+        self._types = None
+        self._use_of_budget = self._kept("budget", lambda: jax.jit(_use_of_budget, out_shardings=replicated(mesh)))
 
     def start(self, env_params: EnvParams, params: PyTree, resume_from: Progress | None) -> Progress:
         """The progress before the first chunk. Its states are copies, as the program's arguments are donated."""
         given = self.hyperparams, self.keys, env_params, params
-        leaves, structure = jax.tree.flatten(given)
-        self._types = structure, tuple((np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves)
+        self._types = jax.tree.structure(given), tuple(map(jax.typeof, jax.tree.leaves(given)))
+        init = functools.partial(initial_states, self.config, mesh=self.mesh)
+        self._layout = self._kept("layout", lambda: state_shardings(self.mesh, jax.eval_shape(init, *given)))
         if resume_from is not None:
             return self.with_budget(resume_from._replace(states=shard_states(resume_from.states, self.mesh)))
-        init, _ = _init_program(self.config, self.mesh, self._types)
-        states = finished(init, *given, num_devices=self.mesh.size)
+        begin = self._kept("init", lambda: jax.jit(init, out_shardings=self._layout))
+        states = finished(begin, *given, num_devices=self.mesh.size)
         return self.with_budget(initial_progress(states, len(self.keys)))
 
     def compile(self, progress: Progress, chunk_length: int, memory: Memory) -> Callable:
         """`(states, limits) -> (states, metrics)`: a chunk of iterations of all rows."""
-        program = _chunk_program(self.config, self.mesh, self._types, chunk_length)
+
+        def make():
+            chunk_of_rows = over_rows(_budgeted_chunk(self.config, chunk_length), self.mesh)
+            layouts = self._layout, replicated(self.mesh)
+            return jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
+
+        program = self._kept(chunk_length, make)
         return memory.measure(program.lower(progress.states, self._limits(progress)).compile())
 
     def train(
@@ -220,6 +229,10 @@ class _Rows:
             progress, *jax.tree.map(np.asarray, self._use_of_budget(progress.states, self._limits(progress)))
         )
 
+    def _kept(self, name: Hashable, make: Callable) -> Any:
+        """What another run of this config, on as many rows, takes as it is, so that it traces nothing."""
+        return kept_with(self.config, (name, self.mesh, self._types), make)
+
     def _limits(self, progress: Progress) -> budget.Budget:
         return pad_rows(budget.make_budget(self.hyperparams, progress.stopped), self.mesh)
 
@@ -246,32 +259,6 @@ def check_keys(keys: jax.Array) -> None:
         )
     if keys.shape[0] == 0:
         raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
-
-
-# What the last runs traced is kept: another run of an equal config, on as many rows, takes its programs from the cache.
-
-
-@functools.lru_cache(maxsize=8)
-def _init_program(config: Config, mesh: Mesh, types: tuple) -> tuple[Callable, TrainState]:
-    """The jitted `initial_states` for arguments of this structure, shapes and dtypes, and the layout of its result."""
-    structure, of_leaves = types
-    init = functools.partial(initial_states, config, mesh=mesh)
-    arguments = structure.unflatten([jax.ShapeDtypeStruct(*each) for each in of_leaves])
-    layout = state_shardings(mesh, jax.eval_shape(init, *arguments))
-    return jax.jit(init, out_shardings=layout), layout
-
-
-@functools.lru_cache(maxsize=8)
-def _chunk_program(config: Config, mesh: Mesh, types: tuple, chunk_length: int) -> Callable:
-    """The jitted chunk of iterations, of states that the arguments of these types begin."""
-    chunk_of_rows = over_rows(_budgeted_chunk(config, chunk_length), mesh)
-    layouts = _init_program(config, mesh, types)[1], replicated(mesh)
-    return jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
-
-
-@functools.lru_cache(maxsize=8)
-def _budget_program(mesh: Mesh) -> Callable:
-    return jax.jit(_use_of_budget, out_shardings=replicated(mesh))
 
 
 def _use_of_budget(states: TrainState, limit: budget.Budget) -> tuple:

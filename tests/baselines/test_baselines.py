@@ -437,7 +437,7 @@ def test_no_gradient_flows_into_values(rollout):
     trajectory = rollout[1]._replace(value=None, next_value=None, final_value=None)
 
     def total(params):
-        batch = batch_of(BY_FEATURES, trajectory, policy=policy, params=params)
+        batch = batch_of(BY_FEATURES, jax.tree.map(jnp.asarray, trajectory), policy=policy, params=params)
         return jnp.sum(batch.advantage + batch.value + batch.target)
 
     gradient = jax.jit(jax.grad(total))(known_params((0.0, 0.0)))
@@ -486,7 +486,7 @@ def test_own_rewards_have_no_part_in_boosted_values(baseline, num_envs, group_si
 
     @jax.jit
     def values(reward):
-        paid = trajectory._replace(reward=reward)
+        paid = jax.tree.map(jnp.asarray, trajectory._replace(reward=reward))
         return baseline.apply(paid, ((), ()), None, None, HYPERPARAMS, group_size)[:2]
 
     member = num_envs // 4 - 1  # the last of a quarter, which does not end with a group

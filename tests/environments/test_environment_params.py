@@ -9,11 +9,11 @@ import pytest
 from flax import struct
 from gymnax.environments import spaces
 from probes import Probe, ProbeParams, difference, known_params, known_policy
+from small import small_config
 
-from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, run
+from grpo_jax import Hyperparams, evaluate, make_init, make_train_step, run
 from grpo_jax.environments import group_parameters, make_environment, row_parameters
 from grpo_jax.groups import fresh_groups
-from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 
 GRAVITY = jnp.array([1.0, 9.8, 30.0])
@@ -79,10 +79,7 @@ def test_members_of_a_group_share_their_parameters_and_keep_them():
 
 
 def config(algorithm="grpo", **settings):
-    return Config(
-        environment=Probe(), algorithm=algorithm, num_envs=8, num_epochs=1, num_minibatches=1, network=MLP((4,)),
-        env_params={"max_steps_in_episode": 4}, **settings,
-    )  # fmt: skip
+    return small_config(algorithm, Probe(), env_params={"max_steps_in_episode": 4}, **settings)
 
 
 def test_a_run_keeps_its_parameters_and_is_evaluated_under_them():

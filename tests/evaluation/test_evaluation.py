@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import FOREVER, Probe, bits
+from small import small_config
 
-from grpo_jax import Config, Hyperparams, evaluate, make_init
+from grpo_jax import Hyperparams, evaluate, make_init
 from grpo_jax.evaluation import episodes
 from grpo_jax.evaluation.episodes import record_episodes
 from grpo_jax.policies import MLP
@@ -16,13 +17,8 @@ BONUS, LIFETIME, NUM_EPISODES = 0.5, 5, 64
 
 @pytest.fixture(scope="module")
 def probe():
-    config = Config(
-        environment=Probe(),
-        num_envs=4,
-        num_minibatches=1,
-        network=MLP(()),
-        env_params={"bonus": BONUS, "lifetime": LIFETIME, "max_steps_in_episode": 8},
-    )
+    limits = {"bonus": BONUS, "lifetime": LIFETIME, "max_steps_in_episode": 8}
+    config = small_config("grpo", Probe(), num_envs=4, network=MLP(()), env_params=limits)
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     # Action 1, which pays the bonus, has probability 3/4.
     params = jax.tree.map(np.zeros_like, state.params)
@@ -61,13 +57,8 @@ def test_the_time_limit_ends_episodes_too(greedy):
 def test_every_environment_has_equally_many_episodes(probe):
     """Also where episodes times environments are more than 2^31."""
     num_envs = 50_000
-    config = Config(
-        environment=Probe(),
-        num_envs=num_envs,
-        num_minibatches=1,
-        network=MLP(()),
-        env_params={"max_steps_in_episode": 1},
-    )
+    limits = {"max_steps_in_episode": 1}
+    config = small_config("grpo", Probe(), num_envs=num_envs, network=MLP(()), env_params=limits)
     _, state = probe
     bonus = np.arange(num_envs, dtype=np.float32)
     params = {"bonus": bonus, "lifetime": np.full(num_envs, FOREVER), "nan_below": np.full(num_envs, -1.0)}

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Probe, bits, counted
+from small import small_config
 
-from grpo_jax import Config, Hyperparams, run
+from grpo_jax import Hyperparams, run
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import MLP
 from grpo_jax.training import budget
 from grpo_jax.training.progress import describe_ends
 from grpo_jax.types import StepCount
 
-SMALL = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=2, network=MLP((2,)))
+SMALL = small_config("ppo", Probe(), num_steps=8)
 
 
 def progress(**fields):
@@ -90,10 +90,7 @@ def test_counts_add_up_beyond_two_billion():
     [(61, 8, 5), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((11, 5, 1), (48, 47, 2)))],
 )
 def test_a_budget_is_spent_to_its_last_iteration(num_envs, num_steps, num_iterations):
-    config = Config(
-        environment=Probe(), algorithm="ppo", num_envs=num_envs, num_steps=num_steps, num_epochs=1,
-        num_minibatches=1, network=MLP((2,)),
-    )  # fmt: skip
+    config = small_config("ppo", Probe(), num_envs=num_envs, num_steps=num_steps)
     total_steps = num_iterations * num_envs * num_steps
     result = run(config, Hyperparams(total_steps=float(total_steps)), jax.random.split(jax.random.key(0), 1))
     assert result.steps[-1, 0] == total_steps and len(result.steps) == num_iterations
@@ -102,10 +99,7 @@ def test_a_budget_is_spent_to_its_last_iteration(num_envs, num_steps, num_iterat
 @pytest.fixture(scope="module")
 def short():
     """One-episode groups whose episodes take 3 of at most 64 steps: (config, the run of 1,000 steps)."""
-    config = Config(
-        environment=Probe(), algorithm="grpo", num_envs=8, group_size=4, num_epochs=1, num_minibatches=1,
-        network=MLP((2,)), env_params={"max_steps_in_episode": 64, "lifetime": 3},
-    )  # fmt: skip
+    config = small_config("grpo", Probe(), group_size=4, env_params={"max_steps_in_episode": 64, "lifetime": 3})
     return config, run(config, HYPERPARAMS.replace(total_steps=1000.0), KEYS)
 
 
@@ -143,10 +137,8 @@ def test_growing_episodes_exceed_a_budget_by_less_than_they_grow():
             rollout = progress.states.rollout._replace(environment_params=params | {"lifetime": longer})
             return progress._replace(states=progress.states.replace(rollout=rollout))
 
-    config = Config(
-        environment=Probe(), algorithm="grpo", num_envs=2, group_size=2, num_epochs=1, num_minibatches=1,
-        network=MLP((2,)), env_params={"max_steps_in_episode": 8, "lifetime": 1},
-    )  # fmt: skip
+    limits = {"max_steps_in_episode": 8, "lifetime": 1}
+    config = small_config("grpo", Probe(), num_envs=2, group_size=2, env_params=limits)
     result = run(config, Hyperparams(total_steps=18.0), KEYS[:1], callback=lengthen, chunk_length=1)
     assert result.metrics["environment/steps"][:, 0].tolist() == [2, 4, 6, 8]
     np.testing.assert_allclose(result.used, 20 / 18, rtol=1e-6)

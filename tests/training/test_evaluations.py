@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Probe, bits
+from small import small_config
 
 from grpo_jax import (
-    Config,
     Evaluate,
     Hyperparams,
     Recording,
@@ -19,15 +19,12 @@ from grpo_jax import (
 )
 from grpo_jax.commands.harness.study import EvaluationArguments
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import MLP
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
 from grpo_jax.training.progress import initial_progress, with_evaluation
 
-CONFIG = Config(
-    environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, network=MLP((4,))
-)
+CONFIG = small_config("ppo", Probe(), num_envs=4, num_steps=8)
 KEYS = jax.random.split(jax.random.key(5), 3)
 HYPERPARAMS = Hyperparams(total_steps=jnp.array([10 * 32.0, 7 * 32.0, 10 * 32.0]), learning_rate=1e-2)
 EVALUATED = {"evaluate": Evaluate(4, episodes=6), "chunk_length": 2}

@@ -16,62 +16,35 @@ from grpo_jax.policies import MLP, Transformer
 from grpo_jax.rollouts.scan import pack
 from grpo_jax.updates.minibatches import minibatch_order
 
-SMALL = {"network": MLP((8, 8)), "num_minibatches": 2, "num_epochs": 2}
-CONFIGS = {
-    "ppo": Config(
-        algorithm="ppo", num_envs=8, num_steps=12, normalize_observations=True, normalize_rewards=True, **SMALL
-    ),
-    "grpo": Config(
-        environment=Probe(), algorithm=with_reference(GRPO), num_envs=8, group_size=4, num_microbatches=2, **SMALL
-    ),
-    "parts": Config(
-        environment=Parts(),
-        algorithm="ppo",
-        frame_stack=2,
-        num_envs=8,
-        num_steps=6,
-        normalize_observations=True,
-        **SMALL | {"network": MLP((8, 8), actor_observation=("position", "velocity"))},
-    ),
-    "real actions": Config(environment="Pendulum-v1", algorithm="kernel_gae", num_envs=8, num_steps=8, **SMALL),
-    "images": Config(environment="Breakout-MinAtar", algorithm="ppo", num_envs=4, num_steps=4, **SMALL),
-    "gru": Config(
-        algorithm="ppo", num_envs=4, num_steps=6, **SMALL | {"network": MLP((8, 8), recurrent="gru", recurrent_size=4)}
-    ),
-    "tokens": Config(
-        environment="tokens:sort-3",
-        num_envs=8,
-        group_size=4,
-        num_minibatches=2,
-        network=Transformer(width=16, num_layers=1, num_heads=2),
-    ),
-    "vine": Config(
-        environment="tokens:sort-3",
-        algorithm="vine_ppo",
-        num_envs=8,
-        group_size=4,
-        num_minibatches=2,
-        network=Transformer(width=8, num_layers=1, num_heads=2, lora_rank=2),
-    ),
-    "forked": Config(
-        **{"environment": Probe(), "env_params": {"max_steps_in_episode": 6, "bonus": 1.0}},
-        **{"algorithm": GRPO._replace(start=forked(9)), "num_envs": 8, "group_size": 4, "num_steps": 4},
-        **SMALL | {"starts_per_rollout": 1, "network": MLP((8, 8), recurrent="mingru", recurrent_size=4)},
-    ),
-    "adamw": Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=6, optimizer="adamw", **SMALL),
+SMALL = {"num_envs": 8, "network": MLP((8, 8)), "num_minibatches": 2, "num_epochs": 2}
+SORT = {"environment": "tokens:sort-3", "group_size": 4, "num_epochs": 4}
+FIELDS = {
+    "ppo": {"algorithm": "ppo", "num_steps": 12, "normalize_observations": True, "normalize_rewards": True},
+    "grpo": {"environment": Probe(), "algorithm": with_reference(GRPO), "group_size": 4, "num_microbatches": 2},
+    "parts": {"environment": Parts(), "algorithm": "ppo", "frame_stack": 2, "num_steps": 6}
+    | {"normalize_observations": True, "network": MLP((8, 8), actor_observation=("position", "velocity"))},
+    "real actions": {"environment": "Pendulum-v1", "algorithm": "kernel_gae", "num_steps": 8},
+    "images": {"environment": "Breakout-MinAtar", "algorithm": "ppo", "num_envs": 4, "num_steps": 4},
+    "gru": {"algorithm": "ppo", "num_envs": 4, "num_steps": 6}
+    | {"network": MLP((8, 8), recurrent="gru", recurrent_size=4)},
+    "tokens": SORT | {"network": Transformer(width=16, num_layers=1, num_heads=2)},
+    "vine": SORT | {"algorithm": "vine_ppo", "network": Transformer(width=8, num_layers=1, num_heads=2, lora_rank=2)},
+    "forked": {"environment": Probe(), "env_params": {"max_steps_in_episode": 6, "bonus": 1.0}}
+    | {"algorithm": GRPO._replace(start=forked(9)), "group_size": 4, "num_steps": 4, "starts_per_rollout": 1}
+    | {"network": MLP((8, 8), recurrent="mingru", recurrent_size=4)},
+    "adamw": {"environment": Probe(), "algorithm": "ppo", "num_envs": 4, "num_steps": 6, "optimizer": "adamw"},
 }
 OPTIMIZER = {"adamw": {"weight_decay": 0.5, "critic_learning_rate": 5e-3}}
 
 
-SLOW = ("ppo", "gru", "parts", "real actions", "images", "tokens", "vine", "forked", "adamw")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
+@pytest.mark.parametrize(
+    "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.slow) for name in FIELDS]
+)
 def test_plans_agree(name):
     """Two train steps with the plan of a GPU, in which every layout differs, and with that of a CPU."""
     results = []
     for plan in (CPU, dataclasses.replace(GPU, steps_per_loop=3, value_passes=3)):
-        config = dataclasses.replace(CONFIGS[name], execution_plan=plan)
+        config = Config(**SMALL | FIELDS[name], execution_plan=plan)
         hyperparams = Hyperparams(learning_rate=1e-3, entropy_coef=0.01, total_steps=1e6, **OPTIMIZER.get(name, {}))
         train_step = make_train_step(config)
         state = jax.jit(make_init(config))(jax.random.key(0), hyperparams)
@@ -90,7 +63,7 @@ def test_types_of_a_plan_are_the_same_with_float64():
     with jax.enable_x64(True):
         shapes = []
         for plan in (CPU, GPU):
-            config = dataclasses.replace(CONFIGS["ppo"], normalize_observations=False, execution_plan=plan)
+            config = Config(**SMALL | FIELDS["ppo"] | {"normalize_observations": False}, execution_plan=plan)
             init, train_step = make_init(config), make_train_step(config)
             shapes.append(
                 jax.eval_shape(lambda f=init, g=train_step: g(f(jax.random.key(0), Hyperparams(total_steps=1e6))))

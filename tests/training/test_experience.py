@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Probe, acted, bits, counted, known_params, known_policy
+from small import small_config
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step
 from grpo_jax.algorithms import DAPO, DR_GRPO, GRPO, GRPO_RETURN_TO_GO, PPO, REMAX, SAME_STEP_GAE, with_reference
@@ -260,9 +261,7 @@ def test_evaluation_needs_no_jit_under_any_generator(generator):
 )
 def test_environments_may_keep_their_keys(make_key, generator):
     """Resets and steps agree in what a key is, so that a state may hold those of either."""
-    config = Config(
-        environment=KeepsKeys(), algorithm="ppo", num_envs=4, num_steps=4, network=MLP((2,)), num_minibatches=1
-    )
+    config = small_config("ppo", KeepsKeys(), num_envs=4, num_steps=4)
     with jax.default_prng_impl(generator):
         state = jax.jit(make_init(config))(make_key(0), Hyperparams())
         state, metrics = jax.jit(make_train_step(config))(state)

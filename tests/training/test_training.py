@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import struct
 from probes import Echo, Probe, bits, counted, difference
+from small import small_config
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train, make_train_step, run
 from grpo_jax.algorithms import with_reference
@@ -170,9 +171,7 @@ def test_a_variant_may_have_a_coefficient_of_its_own():
     def surrogate(log_ratio, advantage, hyperparams):
         return jnp.exp(log_ratio / hyperparams.temperature) * advantage
 
-    config = Config(
-        environment=Echo(), algorithm=GRPO._replace(surrogate=surrogate), num_envs=8, group_size=4, num_minibatches=1
-    )
+    config = small_config(GRPO._replace(surrogate=surrogate), Echo(), group_size=4)
     state = jax.eval_shape(make_init(config), jax.random.key(0), Tempered())
     after, _ = jax.eval_shape(make_train_step(config), state)
     assert after.hyperparams.temperature.shape == ()
@@ -330,10 +329,7 @@ def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
 
 @pytest.mark.slow
 def test_a_run_bound_by_episodes_reports_early():
-    forever = Config(
-        environment=Probe(), algorithm="ppo", num_envs=8, num_steps=4, num_minibatches=1, network=MLP((2,)),
-        env_params={"max_steps_in_episode": 2**20, "lifetime": 3},
-    )  # fmt: skip
+    forever = small_config("ppo", Probe(), num_steps=4, env_params={"max_steps_in_episode": 2**20, "lifetime": 3})
     result = run(forever, Hyperparams(total_steps=np.inf, max_episodes=64), KEYS[:1])
     assert counted(result.states.episodes).tolist() == [64] and len(result.steps) == 6
 
