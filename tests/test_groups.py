@@ -7,6 +7,7 @@ import numpy as np
 from grpo_jax import Config, Hyperparams, make_init
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO
 from grpo_jax.groups import Start, copy_member, keep_begin
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 
@@ -17,7 +18,7 @@ def longest_episode(simulator, state, key, group_size):
 
 def test_a_custom_start_chooses_where_groups_begin():
     """Rollouts of two groups of three; the second rollout goes on from the first, or from where that began."""
-    sizes = {"num_envs": 6, "group_size": 3, "num_steps": 20, "num_minibatches": 1, "hidden_sizes": (4,)}
+    sizes = {"num_envs": 6, "group_size": 3, "num_steps": 20, "num_minibatches": 1, "network": MLP((4,))}
     algorithm = GRPO_RETURN_TO_GO._replace(start=Start(longest_episode))
     config = Config(environment="CartPole-v1", algorithm=algorithm, **sizes)
     again = Config(

@@ -28,16 +28,21 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
     Raises:
       ConfigError: for an unknown name or parameter (names the nearest ones), or an object without the interface.
     """
+    params = params or {}
     if isinstance(environment, Environment):
         if params:
-            raise ConfigError(f"env_params cannot change an Environment; change {environment.name!r} itself")
+            raise ConfigError(f"env_params cannot override those of an Environment; change {environment.name!r} itself")
         return environment
     if isinstance(environment, str) and ":" not in environment:
-        return _of_gymnax(environment, static_parameters(params or {}), jax.config.jax_enable_x64)
+        return _of_gymnax(environment, static_parameters(params), jax.config.jax_enable_x64)
     found = environment_object(environment)
-    made = token_environment(found, params or {}) if isinstance(found, Task) else from_gymnax(found, params or {})
-    if _is_own(environment) and not (isinstance(found, Task) or made.limit_terminates or made.on_host):
-        warn_of_termination_at_limit(found, params or {})
+    if isinstance(found, Task):
+        made = token_environment(found, params)
+    else:
+        made = from_gymnax(found, params)
+        is_custom = not isinstance(environment, str) or environment.partition(":")[0] not in SUITES
+        if is_custom and not (made.limit_terminates or made.on_host):
+            warn_of_termination_at_limit(found, params)
     return made._replace(name=environment) if isinstance(environment, str) else made
 
 
@@ -64,14 +69,6 @@ def environment_object(environment: str | Any) -> Any:
         if not colon:
             return registered(environment)
         return from_suite(source, name) if source in SUITES else _imported(environment)
-
-
-def _is_own(environment: str | Any) -> bool:
-    """Whether it is custom: an object or an import path, not a name in gymnax or another suite."""
-    if not isinstance(environment, str):
-        return True
-    source, colon, _ = environment.partition(":")
-    return bool(colon) and source not in SUITES
 
 
 def _imported(path: str) -> Any:

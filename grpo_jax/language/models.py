@@ -23,6 +23,14 @@ CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Q
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
+# Fields of config.json, and of `Transformer`.
+_FIELDS = {
+    **{"num_hidden_layers": "num_layers", "hidden_size": "width", "intermediate_size": "feedforward_size"},
+    **{"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_size"},
+    **{"rope_theta": "rope_base", "rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embeddings"},
+    "vocab_size": "vocab_size",
+}
+
 _KINDS = dict.fromkeys((*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings"), int) | {
     **{"model_type": str, "rope_theta": float, "rms_norm_eps": float, "tie_word_embeddings": bool},
     **{"rope_parameters": dict[str, Any], "rope_scaling": dict[str, Any], "eos_token_id": int | list[int]},
@@ -95,21 +103,13 @@ def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
     num_heads = published["num_attention_heads"]
-    fields = {
-        "num_layers": published["num_hidden_layers"],
-        "width": published["hidden_size"],
-        "num_heads": num_heads,
-        "num_kv_heads": published.get("num_key_value_heads") or num_heads,
-        "head_size": published.get("head_dim") or published["hidden_size"] // num_heads,
-        "feedforward_size": published["intermediate_size"],
-        "rope_base": published.get("rope_theta") or rope.get("rope_theta", 10_000.0),
-        "norm_eps": published.get("rms_norm_eps", 1e-6),
-        "vocab_size": published["vocab_size"],
-        "tie_embeddings": bool(published.get("tie_word_embeddings", False)),
-        **MODEL_TYPES[model_type],
+    defaults = {
+        **{"num_key_value_heads": num_heads, "head_dim": published["hidden_size"] // num_heads},
+        **{"rope_theta": rope.get("rope_theta", 10_000.0), "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
     }
+    fields = {field: published.get(name) or defaults.get(name) for name, field in _FIELDS.items()}
     try:
-        return Transformer(**fields | changes)
+        return Transformer(**fields | MODEL_TYPES[model_type] | changes)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -122,20 +122,10 @@ def describe_architecture(architecture: Transformer, *, vocab_size: int, context
         raise ConfigError(f"no published model type has {variants}; use one of {MODEL_TYPES}")
     size = architecture.sizes
     return {
-        "model_type": types[0],
-        "architectures": [CLASSES[types[0]]],
-        "vocab_size": vocab_size,
-        "max_position_embeddings": context,
-        "num_hidden_layers": architecture.num_layers,
-        "hidden_size": architecture.width,
-        "num_attention_heads": size.heads,
-        "num_key_value_heads": size.kv_heads,
-        "head_dim": size.head,
-        "intermediate_size": size.feedforward,
-        "rope_theta": architecture.rope_base,
-        "rms_norm_eps": architecture.norm_eps,
-        "tie_word_embeddings": architecture.tie_embeddings,
-        "hidden_act": "silu",
+        **{"model_type": types[0], "architectures": [CLASSES[types[0]]], "hidden_act": "silu"},
+        **{name: getattr(architecture, field) for name, field in _FIELDS.items()},
+        **{"num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads, "head_dim": size.head},
+        **{"intermediate_size": size.feedforward, "max_position_embeddings": context, "vocab_size": vocab_size},
     }
 
 

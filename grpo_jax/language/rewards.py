@@ -133,14 +133,18 @@ def _arguments(reward: Reward, arguments: Mapping[str, Sequence]) -> dict[str, l
 def _call(reward: Reward, arguments: dict[str, list]) -> Any:
     """The values of a reward, or of an async one an awaitable."""
     try:
-        values = reward.function(**_arguments(reward, arguments))
-        return list(values) if isinstance(values, Iterator) else values
+        return _values(reward, arguments)
     except Exception as error:
         raise _raised(reward, arguments, error) from error
 
 
+def _values(reward: Reward, arguments: dict[str, list]) -> Any:
+    values = reward.function(**_arguments(reward, arguments))
+    return list(values) if isinstance(values, Iterator) else values
+
+
 def _gather(rewards: Sequence[Reward], calls: list, arguments: dict[str, list]) -> list:
-    """The values of all calls, where awaitable ones are awaited together."""
+    """The values of all calls; awaitable ones are awaited together."""
     waiting = [index for index, call in enumerate(calls) if inspect.isawaitable(call)]
     if not waiting:
         return calls
@@ -176,12 +180,9 @@ def _first_that_raises(reward: Reward, arguments: dict[str, list]) -> Any:
     for index, completion in enumerate(arguments["completions"]):
         one = {name: [values[index]] for name, values in arguments.items()}
         try:
-            values = reward.function(**_arguments(reward, one))
-            if inspect.iscoroutine(values):
+            if inspect.iscoroutine(values := _values(reward, one)):
                 values.close()
                 return None
-            if isinstance(values, Iterator):
-                list(values)
         except Exception:
             return completion
     return None

@@ -299,5 +299,5 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def _as_numbers(states: TrainState) -> TrainState:
-    """With random keys as the integers that they consist of."""
+    """The tree with random keys as integers."""
     return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, states)

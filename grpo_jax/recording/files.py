@@ -123,11 +123,13 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping
     from safetensors.numpy import save_file
 
     with replacement(path) as temporary:
-        temporary.touch()  # with the usual permissions: safetensors would let only the owner read it
+        temporary.touch()
+        mode = temporary.stat().st_mode  # the usual one: safetensors would let only the owner read the file
         try:
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, dict(metadata))
         except SafetensorError as error:
             raise OSError(f"{path} cannot be written: {error}") from error
+        temporary.chmod(mode)
 
 
 def write_checked(path: Path, arrays: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_path
 
 BYTECODE, UNKNOWN = "bytecode", "cannot be compared"
-"""Keys: the Python whose byte code has the digest beside it, and the type of a value of which nothing is known."""
+"""Keys: the version of Python whose byte code has this digest, and the type of a value that cannot be described."""
 
 MAX_LENGTH = 1000
 """Characters of a text or a collection, in JSON; of a longer one only the digest is kept."""

@@ -20,7 +20,7 @@ from grpo_jax.training.progress import Chunk
 METRICS_FILE = "metrics.jsonl"
 
 PREFIXES = "hyperparams/", "env_params/"
-"""How the names of settings begin in `metrics.jsonl`."""
+"""The prefixes of settings in `metrics.jsonl`."""
 
 
 class Settings(NamedTuple):

@@ -105,7 +105,7 @@ def _read_env_params(path: Path, description: Mapping[str, Any], config: Config)
 
 
 def _hyperparams_class(description: Mapping[str, Any], arrays: Arrays, *, trust: bool) -> type[Hyperparams]:
-    """That of the run, if this process has it or `trust` allows to import it; otherwise one with the same fields."""
+    """The run's class, if this process has it or `trust` allows its import; otherwise one with the same fields."""
     path = description["hyperparams"]
     if trust and path is not None:
         found = import_object(path, "hyperparams")
@@ -133,7 +133,7 @@ def _class_with(names: Sequence[str]) -> type[Hyperparams]:
         return Hyperparams
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or hasattr(Hyperparams, name):
-            raise ConfigError(f"hyperparams/{name} is no name of a hyperparameter; the file is damaged")
+            raise ConfigError(f"hyperparams/{name} is not a hyperparameter; the file is damaged")
     members = {"__annotations__": dict.fromkeys(names, float), **dict.fromkeys(names, 0.0)}
     return struct.dataclass(type("OwnHyperparams", (Hyperparams,), members))
 

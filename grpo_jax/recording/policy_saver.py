@@ -33,10 +33,10 @@ from grpo_jax.types import TrainState, by_path
 
 FOLDER, DESCRIPTION = "policies", "policy.json"
 FORMAT = 2
-"""Of the files; a reader refuses another one."""
+"""The format of the files; readers refuse others."""
 
 NUM_EPISODES = 100
-"""The fewest training episodes that a score is a mean of, once as many have ended."""
+"""A score is the mean of at least this many training episodes, once so many have ended."""
 
 _FIELDS = {
     **{"format": int, "name": str, "label": str, "environment": str, "num_rows": int, "config": dict[str, Any]},

@@ -144,7 +144,7 @@ class TrainedPolicy:
             old, new = getattr(self.config.env, field), getattr(config.env, field)
             if old != new:
                 raise ConfigError(
-                    f"{config.env.name!r} has the {field} {new}, but the policy was trained with {old}, that of "
+                    f"{config.env.name!r} has the {field} {new}, but the policy was trained with {old}, as in "
                     f"{self.config.env.name!r}; choose an environment with the same"
                 )
         rows = {} if environment is not None else self.env_params

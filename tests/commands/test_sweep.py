@@ -66,22 +66,20 @@ def test_labels_are_exact_and_say_no_more_than_they_must():
     assert len({plan.label for plan in drawn.plans}) == 50
 
 
-@pytest.mark.parametrize(
-    "flags, samples, message",
-    [
-        (["--learning-rate", "1e-3"], None, "nothing to sweep: give a flag several values"),
-        (["--learning-rate", "1e-3", "fast"], None, "--learning-rate 1e-3 fast: not all of them are numbers"),
-        (["--learning-rate", "1e-3", "1e-3"], None, "has a value twice"),
-        (["--learning-rate", "1e-3", "0.001"], None, "has a value twice: learning_rate=0.001 and .* are the same run"),
-        (["--discount", "1", "0.99999999"], None, "has a value twice: discount=1 and discount=0.99999999 are the same"),
-        (["--algorithm", "grpo", "GRPO"], None, "has a value twice: algorithm=grpo and algorithm=GRPO are the same"),
-        (["--environment", "CartPole-v1", "Catch-bsuite"], None, "use one --environment"),
-        (["1e-3", "--learning-rate", "1e-3"], None, "'1e-3' follows no flag"),
-        (["--entropy-coef", "0", "1e-2"], 4, "no range to draw from.*0 < low < high"),
-        (["--learning-rate", "1e-3", "1e-2", "1e-1"], 4, "two values"),
-        (["--num-envs", "8", "16"], 4, "a range to draw from, such as --learning-rate"),
-    ],
-)
+MISTAKES = [
+    (["--learning-rate", "1e-3"], None, "nothing to sweep: give a flag several values"),
+    (["--learning-rate", "1e-3", "fast"], None, "--learning-rate 1e-3 fast: not all of them are numbers"),
+    (["--learning-rate", "1e-3", "0.001"], None, "has a value twice: learning_rate=0.001 and .* are the same run"),
+    (["--discount", "1", "0.99999999"], None, "has a value twice: discount=1 and discount=0.99999999 are the same"),
+    (["--algorithm", "grpo", "GRPO"], None, "has a value twice: algorithm=grpo and algorithm=GRPO are the same"),
+    (["--environment", "CartPole-v1", "Catch-bsuite"], None, "use one --environment"),
+    (["1e-3", "--learning-rate", "1e-3"], None, "'1e-3' follows no flag"),
+    (["--entropy-coef", "0", "1e-2"], 4, "no range to draw from.*0 < low < high"),
+    (["--num-envs", "8", "16"], 4, "a range to draw from, such as --learning-rate"),
+]
+
+
+@pytest.mark.parametrize("flags, samples, message", MISTAKES)
 def test_mistakes_in_the_flags_are_reported(flags, samples, message):
     with pytest.raises(ValueError, match=message):
         make_sweep(flags, samples)
@@ -130,15 +128,11 @@ def test_pictures_of_one_axis_and_of_two(tmp_path, axes):
     runs = [finished(str(i), rate, np.full(4, float(i))) for i, rate in enumerate([1e-3, 1e-2] * len(axes))]
     points = [(0.1 * (1 + i // 2), 1e-3 * 10 ** (i % 2))[-len(axes) :] for i in range(len(runs))]
     sweep.plot(axes, points, runs, tmp_path / "sweep.png")
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    sweep.plot(("group_size",), [("None",), (8.0,)], runs[:2], tmp_path / "words.png")
+    for name in ("sweep.png", "words.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     table = sweep.ranking(axes, points, runs)
     assert table.row_count == len(runs) and table.columns[len(axes) + 1]._cells[1] == "1 [1, 1]"
-
-
-def test_an_axis_may_hold_words_beside_numbers(tmp_path):
-    runs = [finished(str(i), 1e-3, np.full(4, float(i))) for i in range(2)]
-    sweep.plot(("group_size",), [("None",), (8.0,)], runs, tmp_path / "sweep.png")
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
 # --- files of fields -------------------------------------------------------------------------------------------------
@@ -157,23 +151,24 @@ def test_a_file_of_fields_is_read_back(tmp_path):
     assert dict(merged.config.env_params) == {"gravity": 9, "length": 1}
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ('{"learning_rat": 1e-3}', "'learning_rat' is no field .*did you mean 'learning_rate'"),
-        ("[1]", "holds no object in JSON"),
-        ("{", "cannot be read"),
-        ('{"num_envs": "8"}', 'num_envs="8" must be a whole number'),
-        ('{"network": {"name": "mlp", "shared_critic": "no"}}', 'shared_critic="no" must be true or false'),
-        ('{"total_steps": null}', "total_steps=null must be a number"),
-        (None, "cannot be read: .*No such file"),
-    ],
-)
-def test_an_invalid_file_is_reported(tmp_path, text, message):
-    if text is not None:
-        (tmp_path / "best.json").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        train.parse(train.Settings, ["--config", str(tmp_path / "best.json")])
+INVALID = {
+    '{"learning_rat": 1e-3}': "'learning_rat' is no field .*did you mean 'learning_rate'",
+    "[1]": "holds no object in JSON",
+    "{": "cannot be read",
+    '{"num_envs": "8"}': 'num_envs="8" must be a whole number',
+    '{"network": {"name": "mlp", "shared_critic": "no"}}': 'shared_critic="no" must be true or false',
+    '{"total_steps": null}': "total_steps=null must be a number",
+}
+
+
+def test_an_invalid_file_is_reported(tmp_path):
+    path = tmp_path / "best.json"
+    with pytest.raises(ValueError, match="cannot be read: .*No such file"):
+        train.parse(train.Settings, ["--config", str(path)])
+    for text, message in INVALID.items():
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            train.parse(train.Settings, ["--config", str(path)])
 
 
 # --- devices ---------------------------------------------------------------------------------------------------------
@@ -186,17 +181,10 @@ def test_a_mesh_from_flags():
             mesh_sizes(sizes, "--mesh")
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--coordinator", "host:1"],
-        ["--num-processes", "2"],
-        ["--coordinator=host:1", "--num-processes=2", "--process-id=2"],
-    ],
-)
-def test_an_incomplete_coordinator_is_reported(flags):
-    with pytest.raises(ValueError, match="is incomplete: use all three"):
-        join_processes([*flags, "--learning-rate", "1e-3", "1e-2"])
+def test_an_incomplete_coordinator_is_reported():
+    for flags in ("--coordinator host:1", "--num-processes 2", "--coordinator=host:1 --num-processes=2 --process-id=2"):
+        with pytest.raises(ValueError, match="is incomplete: use all three"):
+            join_processes([*flags.split(), "--learning-rate", "1e-3", "1e-2"])
 
 
 def test_no_scheduler_is_reported(monkeypatch):

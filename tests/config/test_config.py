@@ -7,8 +7,7 @@ import pytest
 from probes import Echo, Parts, Probe, check, copy_task
 
 from grpo_jax import GRPO, PPO, Config
-from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, with_reference
-from grpo_jax.config import automatic_algorithm
+from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, automatic_algorithm, with_reference
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import CONTINUE, FRESH, forked
@@ -157,7 +156,7 @@ MISTAKES = {
     "a transformer of real observations": ({"network": "transformer"}, "observes a token .*float32.*network='mlp'"),
     "sizes in a dictionary": ({"network": {"width": 16}}, r"network=\{'width': 16\} must be a name"),
     "a field of the network": (
-        {"network": MLP((4,))},
+        {"hidden_sizes": (4,)},
         r"hidden_sizes is a field of the network: Config\(network=MLP\(hidden_sizes=\(4,\)\)\)",
     ),
     "a number to sweep": ({"discount": 0.9}, r"discount is a field of Hyperparams: Hyperparams\(discount=0.9\)"),

@@ -261,20 +261,9 @@ def test_communication(program):
     assert found == [("all-gather", 1, 512), ("all-reduce", 32, 256)]
 
 
-@pytest.mark.parametrize(
-    ("count", "dimensions", "expected"),
-    [
-        (1, 2, "2x2"),
-        (8, 2, "2x4"),
-        (64, 2, "8x8"),
-        (256, 2, "16x16"),
-        (4, 3, "2x2x1"),
-        (8, 3, "2x2x2"),
-        (64, 3, "4x4x4"),
-    ],
-)
-def test_topologies_of_tpus(count, dimensions, expected):
-    assert targets.tpu_topology(count, dimensions) == expected
+def test_topologies_of_tpus():
+    for dimensions, expected in ((2, {1: "2x2", 8: "2x4", 64: "8x8"}), (3, {4: "2x2x1", 8: "2x2x2", 64: "4x4x4"})):
+        assert {count: targets.tpu_topology(count, dimensions) for count in expected} == expected
 
 
 def row(name="PPO", num_envs=1, total_bytes=0, **others):
@@ -326,19 +315,16 @@ def test_implementations_do_the_same_work(name):
     assert workload.num_steps == (4 if name == "GRPO, tokens" else 128)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+def test_mistakes_cost_nothing(tmp_path):
+    for wrong, message in (
         ({"options": ("xla_gpu_autotune_level",)}, "NAME=VALUE"),
         ({"meshes": ("chips=8",)}, "--meshes chips=8"),
         ({"execution_plan": "gpus"}, "gpu"),
         ({"profile": Path("profiles")}, "none is attached"),
-    ],
-)
-def test_mistakes_cost_nothing(tmp_path, wrong, message):
-    with pytest.raises(ConfigError, match=message):
-        accelerators.main(accelerators.Arguments(out=tmp_path / "new", **wrong))
-    assert not (tmp_path / "new").exists()
+    ):
+        with pytest.raises(ConfigError, match=message):
+            accelerators.main(accelerators.Arguments(out=tmp_path / "new", **wrong))
+        assert not (tmp_path / "new").exists()
 
 
 def test_a_missing_compiler_names_the_extra(monkeypatch):

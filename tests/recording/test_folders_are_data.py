@@ -21,9 +21,8 @@ from grpo_jax.baselines import boosted, lstd_baseline, observed, same_step_basel
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import tuned
 from grpo_jax.policies import MLP
-from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
+from grpo_jax.recording.config_file import FIELDS, config_fields, find_trusted, from_json, trusted_objects
 from grpo_jax.recording.files import CHECKSUM, describe_kind, fits, with_checksum
-from grpo_jax.recording.trusted import find_trusted, trusted_objects
 
 SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
 CATCH = Config(environment="Catch-bsuite", normalize_observations=True, **SIZES)

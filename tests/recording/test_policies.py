@@ -308,5 +308,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_training(tmp_path, monkeypat
 def test_half_precision_is_kept(tmp_path):
     arrays = {"params/weight": np.ones((2, 3), jnp.bfloat16), "empty": np.zeros((2, 0), np.float32)}
     write_checked(tmp_path / "file", arrays, {"one": 1})
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "usual").stat().st_mode
     found, fields = read_checked(tmp_path / "file")
     assert bits(found) == bits(arrays) and fields["one"] == 1
