@@ -154,7 +154,7 @@ def test_start_states_have_the_distribution_of_reset_and_none_comes_twice(long):
     assert chi_square < 27.9, "9 degrees of freedom: exceeded once in a thousand"
 
 
-@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("generator", ["threefry2x32", pytest.param("rbg", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("start", [CONTINUE, ANCHORED], ids=["continued", "anchored"])
 def test_short_episodes_are_no_more_frequent_than_their_starts(start, generator):
     config = Config(
