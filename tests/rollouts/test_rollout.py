@@ -229,15 +229,6 @@ def test_a_longer_rollout_adds_masked_steps_and_nothing_else(one_episode):
     assert np.array_equal(trajectory.action, steps.action[:6])
 
 
-def test_the_same_key_plays_the_same_and_another_differently(one_episode):
-    before, _, trajectory = one_episode
-    params = known_params((0.0, 0.0))
-    _, again = play(params, before, jax.random.key(3), num_steps=6, auto_reset=False)
-    _, other = play(params, before, jax.random.key(4), num_steps=6, auto_reset=False)
-    assert bits(trajectory) == bits(again)
-    assert not np.array_equal(trajectory.action, other.action)
-
-
 @pytest.mark.slow
 def test_raw_keys_play_as_typed_ones():
     params, state = known_params((0.0, 0.0)), starting([0] * 4, [FOREVER] * 4)
