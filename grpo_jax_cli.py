@@ -24,35 +24,13 @@ COMMANDS = {
     },
     "token tasks": {
         "tokens": "GRPO as in the training of language models, on small tasks",
-        "token-speed": "Tokens per second of a transformer, and memory",
-    },
-    "comparisons": {
-        "grpo-vs-ppo": "GRPO beside PPO, the same budget of environment steps",
-        "family": "All algorithms on one task",
-        "gymnax-suite": "PPO, least squares in place of its critic, and GRPO on all of gymnax",
-        "suites": "PPO and a method without a critic on other suites than gymnax",
-        "environments": "Every environment of the other suites, built and stepped",
-        "minatar": "Methods without a critic beside PPO on MinAtar",
-        "values": "How much of the returns a critic and baselines explain",
-        "published-cartpole": "Published GRPO results on CartPole-v1 at their own budget of episodes",
-        "estimators": "Bias and noise of estimates of the policy gradient",
-        "population": "Population-based training by hand",
-    },
-    "speed": {
-        "benchmark": "Training steps per second of rejax, of PPO in its common formulation, and of ours",
-        "brax-speed": "Training steps per second of brax's own PPO and of ours on a brax task",
-        "accelerators": "What an H100, an A100 or a TPU executes in a train step, without having one",
-        "language-memory": "The memory that training a language model takes, without a device",
     },
 }
-"""The modules of `grpo_jax.experiments` and the first words of their docstrings, in groups."""
-
-SHORT = {"lm": "language-model"}
-"""Commands whose names are shorter than those of their modules."""
+"""The modules of `grpo_jax.commands` and the first words of their docstrings, in groups."""
 
 
 def main() -> None:
-    """`grpo-jax NAME FLAGS` is `python -m grpo_jax.experiments.NAME FLAGS`."""
+    """`grpo-jax NAME FLAGS` is `python -m grpo_jax.commands.NAME FLAGS`."""
     name, *flags = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print_help()
@@ -61,7 +39,6 @@ def main() -> None:
     else:
         known = [command for group in COMMANDS.values() for command in group]
         command = name.replace("_", "-")
-        command = {long: short for short, long in SHORT.items()}.get(command, command)
         if command not in known:
             close = difflib.get_close_matches(command, known)
             advice = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
@@ -73,12 +50,7 @@ def main() -> None:
         names_own = {flag.partition("=")[0] for flag in flags} & {"--trust", "--environment"}
         if command not in COMMANDS["trained policies"] or names_own:
             sys.path.append(os.getcwd())
-        runpy.run_module(f"grpo_jax.experiments.{module_name(command)}", run_name="__main__", alter_sys=True)
-
-
-def module_name(command: str) -> str:
-    """The name of a command's module."""
-    return SHORT.get(command, command).replace("-", "_")
+        runpy.run_module(f"grpo_jax.commands.{command.replace('-', '_')}", run_name="__main__", alter_sys=True)
 
 
 def print_help() -> None:

@@ -1,1 +1,1 @@
-"""Scripts, each `python -m experiments.NAME`: parse, call the library, print, plot."""
+"""The studies behind the results pages, each `python -m experiments.NAME` from a clone."""

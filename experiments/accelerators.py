@@ -17,21 +17,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.commands.harness.command import command, make_console, mesh_sizes, new_folder, provenance
+from grpo_jax.commands.harness.limits import Count, NotNegative
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.devices.mesh import ROWS
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import write_json
 
+from .compiled_programs.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_case, what_fits
+from .compiled_programs.gpu_program import SORT_KERNELS, Costs
+from .compiled_programs.implementations import NAMES, REFERENCES, by_environment, make_workload
+from .compiled_programs.program_tables import draw, fits_table, tables
+from .compiled_programs.targets import TARGETS, Target
 from .harness import reference_implementations as reference
-from .harness.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_case, what_fits
-from .harness.command import command, make_console, mesh_sizes, new_folder, provenance
-from .harness.gpu_program import SORT_KERNELS, Costs
-from .harness.implementations import REFERENCES, by_environment, make_workload
-from .harness.limits import Count, NotNegative
-from .harness.parsing import parse_flags
-from .harness.program_tables import draw, fits_table, tables
 from .harness.reference_implementations import Implementation
-from .harness.targets import TARGETS, Target
 from .harness.workloads import make_case, measure
 
 ONE_DEVICE, BASELINE = "1", "plain PPO"
@@ -41,7 +41,7 @@ ONE_DEVICE, BASELINE = "1", "plain PPO"
 class Arguments:
     """Compiles train steps for accelerators that are not there, and reports what they would execute."""
 
-    targets: tuple[Literal["h100", "a100", "v5e", "v5p", "v6e"], ...] = ("h100",)
+    targets: tuple[Literal[tuple(TARGETS)], ...] = ("h100",)
     """Devices to compile for."""
     environments: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Names of gymnax environments. Token tasks have their own."""
@@ -49,22 +49,7 @@ class Arguments:
     """Parallel environments, one program each."""
     num_seeds: tuple[Count, ...] = (1,)
     """Independent runs in one program (vmap), one program each."""
-    implementations: tuple[
-        Literal[
-            "plain PPO",
-            "rejax PPO",
-            "PPO",
-            "PPO, one network",
-            "GRPO",
-            "kernel_gae",
-            "lstd_gae",
-            "recursive_lstd_gae",
-            "relative positions",
-            "PPO, GRU",
-            "GRPO, tokens",
-        ],
-        ...,
-    ] = ("plain PPO", "rejax PPO", "PPO", "GRPO")
+    implementations: tuple[Literal[NAMES], ...] = ("plain PPO", "rejax PPO", "PPO", "GRPO")
     """Train steps to compile."""
     meshes: tuple[str, ...] = (ONE_DEVICE,)
     """Layouts of devices, one program each: 1 (one device), envs=8, seeds=8, or seeds=2,envs=4. The reference
@@ -135,8 +120,7 @@ def main(arguments: Arguments) -> None:
 def check(arguments: Arguments, has_device: bool) -> tuple[dict[str, Any], list[dict[str, int]]]:
     """The compiler's options, and the devices along the axes of each mesh.
 
-    Raises:
-      ConfigError: if an argument is wrong.
+    Raises ConfigError if an argument is wrong.
     """
     if arguments.profile is not None and not has_device:
         raise ConfigError("--profile needs an accelerator, but none is attached; leave it out")

@@ -11,6 +11,7 @@ measure: to learn, groups have to start from the same state.
 
 import dataclasses
 import datetime
+import functools
 import tempfile
 import time
 from pathlib import Path
@@ -18,20 +19,21 @@ from typing import Literal
 
 import jax
 import numpy as np
+from rich import progress
 from rich.table import Table
 
 from grpo_jax import Hyperparams, run
+from grpo_jax.commands.harness.command import command, make_console, new_folder, num_cores, provenance
+from grpo_jax.commands.harness.limits import Count, NotNegative, OutFile
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.runs import score_summary
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
-from grpo_jax.recording.plan import Plan
 from grpo_jax.recording.recorder import record
-from grpo_jax.recording.settings import Recording
+from grpo_jax.recording.run_spec import Recording, RunSpec
 
+from .harness import cold_start
 from .harness import reference_implementations as reference
-from .harness.command import command, make_console, new_folder, num_cores, provenance
-from .harness.limits import Count, NotNegative, OutFile
-from .harness.parsing import parse_flags
-from .harness.runs import score_summary
 from .harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours
 
 DEFAULT_NUM_ENVS = {"CartPole-v1": (64, 512, 2048)}
@@ -45,7 +47,7 @@ class Arguments:
     """Names of gymnax environments."""
     num_envs: tuple[Count, ...] = ()
     """Parallel environments, one measurement each; by default 64, 512 and 2048 for CartPole-v1, 512 for others."""
-    implementations: tuple[Literal["rejax PPO", "plain PPO", "PPO", "GRPO"], ...] = IMPLEMENTATIONS
+    implementations: tuple[Literal[IMPLEMENTATIONS], ...] = IMPLEMENTATIONS
     """What to measure; ratios are to the first."""
     num_seeds: tuple[Count, ...] = (1,)
     """Independent runs in one program (vmap), one measurement each."""
@@ -59,6 +61,8 @@ class Arguments:
     """Also train ours and the plain PPO on CartPole-v1, 64 environments, 500,000 steps, 16 seeds, and compare."""
     overhead: bool = False
     """Also measure how much metrics.jsonl, TensorBoard's files and checkpoints slow down a run."""
+    cold: bool = False
+    """Measure instead, in new processes, the seconds to the first metrics and to 475 on CartPole-v1, over 5 seeds."""
     parts: bool = True
     """Also measure random actions, the rollout and the update alone (with one seed)."""
     out: OutFile | None = None
@@ -83,6 +87,11 @@ def main(arguments: Arguments) -> None:
         "results": [],
     }
     results["versions"]["rejax"] = reference.rejax_version()
+    if arguments.cold:
+        results["results"] = cold_start.measure(names, 5, functools.partial(progress.track, console=console))
+        write_json(out, results)
+        console.print(cold_table(results["results"]), f"Results in {out}", soft_wrap=True)
+        return
     sizes = [
         (environment, num_envs, num_seeds)
         for environment in arguments.environments
@@ -131,7 +140,7 @@ def overhead(repeats: int) -> dict:
     """
     config = make_config("CartPole-v1", 512, critic=True)
     hyperparams = Hyperparams(total_steps=100.0 * config.steps_per_iteration)
-    plan = Plan("PPO", config, hyperparams, jax.random.split(jax.random.key(0), 1))
+    plan = RunSpec("PPO", config, hyperparams, jax.random.split(jax.random.key(0), 1))
 
     def seconds(is_recorded: bool) -> np.ndarray:
         marks = []
@@ -140,9 +149,9 @@ def overhead(repeats: int) -> dict:
             marks.append((time.perf_counter(), time.process_time()))
 
         if is_recorded:
-            recording = Recording(checkpoint_every=50, tensorboard=True)
             with tempfile.TemporaryDirectory() as folder:
-                record(plan, Path(folder), recording, console=make_console(quiet=True), callback=mark)
+                recording = Recording(folder, checkpoint_every=50, tensorboard=True)
+                record(plan, recording, console=make_console(quiet=True), callback=mark)
         else:
             run(config, hyperparams, plan.keys, callback=mark)
         return np.subtract((time.perf_counter(), time.process_time()), marks[1])
@@ -153,7 +162,6 @@ def overhead(repeats: int) -> dict:
 
 
 def table(title: str, rows: list[dict]) -> Table:
-    """The implementations side by side."""
     columns = ["", "steps/s", "slowest … fastest", f"× {rows[0]['ratio_to']}", "of matmul rate", "memory", "compile"]
     rendered = Table(*columns, title=f"{title}; matmul {rows[0]['matmul_flops_per_second'] / 1e9:.0f} GFLOP/s")
     for row in rows:
@@ -166,6 +174,17 @@ def table(title: str, rows: list[dict]) -> Table:
             "" if np.isnan(fraction) else f"{fraction:.0%}",
             f"{row['memory_bytes'] / 2**20:,.0f} MiB",
             f"{row['compile_seconds']:.1f} s",
+        )
+    return rendered
+
+
+def cold_table(rows: list[dict]) -> Table:
+    """Medians of the seconds from the beginning of a process to the end of each stage, and the size of the program."""
+    rendered = Table("", "cache", *cold_start.STAGES, *cold_start.PROGRAMS, title="CartPole-v1: seconds until")
+    for row in rows:
+        seconds = (f"{row[stage]:.1f}" for stage in cold_start.STAGES)
+        rendered.add_row(
+            row["implementation"], row["cache"], *seconds, *(f"{row[x]:,.0f}" for x in cold_start.PROGRAMS)
         )
     return rendered
 

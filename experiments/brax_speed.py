@@ -19,12 +19,12 @@ import numpy as np
 from rich.table import Table
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step
+from grpo_jax.commands.harness.command import command, make_console, new_folder, provenance
+from grpo_jax.commands.harness.limits import Count, OutFile
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.recording.files import write_json
-
-from .harness.command import command, make_console, new_folder, provenance
-from .harness.limits import Count, OutFile
-from .harness.parsing import parse_flags
 
 
 @dataclasses.dataclass
@@ -56,10 +56,7 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     if arguments.num_envs % arguments.num_minibatches:
         raise ConfigError("--num-minibatches must divide --num-envs, as brax's minibatches are of whole rollouts")
-    ours = {
-        "PPO": make_chunk(arguments, arguments.starts_per_rollout),
-        "PPO, drawn": make_chunk(arguments, None),
-    }
+    ours = {"PPO": make_chunk(arguments, arguments.starts_per_rollout), "PPO, drawn": make_chunk(arguments, None)}
     seconds: dict[str, list[float]] = {name: [] for name in ("brax PPO", *ours)}
 
     def other_rounds(brax_seconds: float) -> None:
@@ -72,14 +69,13 @@ def main(arguments: Arguments) -> None:
     run_brax(arguments, other_rounds)
     num_samples = arguments.iterations * arguments.num_steps * arguments.num_envs
     rates = {name: num_samples / np.array(times) for name, times in seconds.items()}
-    rows = [{"implementation": name, "steps_per_second": rate} for name, rate in rates.items()]
-    out = arguments.out or new_folder("brax_speed").with_suffix(".json")
-    write_json(out, provenance() | {"arguments": dataclasses.asdict(arguments), "results": rows})
     table = Table("implementation", "steps/s", "lowest", "highest", "ratio", title=f"brax:{arguments.task}")
     for name, rate in rates.items():
-        ratio = np.median(rate / rates["brax PPO"])
-        table.add_row(name, *(f"{x:,.0f}" for x in (np.median(rate), rate.min(), rate.max())), f"{ratio:.2f}")
-    console = make_console()
+        speeds = (f"{x:,.0f}" for x in (np.median(rate), rate.min(), rate.max()))
+        table.add_row(name, *speeds, f"{np.median(rate / rates['brax PPO']):.2f}")
+    rows = [{"implementation": name, "steps_per_second": rate} for name, rate in rates.items()]
+    out, console = arguments.out or new_folder("brax_speed").with_suffix(".json"), make_console()
+    write_json(out, provenance() | {"arguments": dataclasses.asdict(arguments), "results": rows})
     console.print(table)
     console.print(f"Results in {out}", soft_wrap=True)
 
@@ -93,8 +89,7 @@ def make_chunk(arguments: Arguments, starts_per_rollout: int | None) -> Callable
         num_steps=arguments.num_steps,
         num_epochs=arguments.num_epochs,
         num_minibatches=arguments.num_minibatches,
-        hidden_sizes=arguments.hidden_sizes,
-        activation="swish",
+        network=MLP(arguments.hidden_sizes, activation="swish"),
         normalize_observations=True,
         starts_per_rollout=starts_per_rollout,
     )

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.limits import Count
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.environments import Box, Environment, MultiDiscrete, group_parameters, make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError, nearest
 
-from .harness.command import command
-from .harness.limits import Count
-from .harness.parsing import parse_flags
 from .harness.summaries import SUMMARY, TABLE, read_results, write_results
 
 LIMIT = 20
@@ -76,13 +76,13 @@ def examine(name: str, num_envs: int, num_steps: int) -> dict[str, Any]:
     try:
         env = make_environment(name)
         shapes = [f"{list(leaf.shape)} {leaf.dtype}" for leaf in jax.tree.leaves(env.observation)]
-        actions = f"{env.action_space}{', masked' if env.action_mask else ''}"
+        is_box = isinstance(env.action_space, Box)
+        actions = f"Box of {len(env.action_space.low)}" if is_box else str(env.action_space)
+        actions += ", masked" if env.action_mask else ""
         result |= {"observation": ", ".join(shapes), "actions": actions, "limit": env.max_steps}
-        if isinstance(env.action_space, Box):
-            result["actions"] = f"Box of {len(env.action_space.low)}"
         limit = min(LIMIT, env.max_steps)
         result |= step_randomly(make_environment(name, {"max_steps_in_episode": limit}), num_envs, num_steps)
-    except Exception as error:  # each package has errors of its own
+    except Exception as error:  # each package has its own errors
         first_line, *_ = str(error).strip().splitlines() or [""]
         result["problem"] = f"{type(error).__name__}: {first_line}"
     return result
@@ -90,23 +90,18 @@ def examine(name: str, num_envs: int, num_steps: int) -> dict[str, Any]:
 
 def step_randomly(env: Environment, num_envs: int, num_steps: int) -> dict[str, Any]:
     """The speed of random play, and what is wrong with it."""
-    keys = jax.random.split(jax.random.key(0), 2)
-    params = group_parameters(env, None, num_envs, 1)
-    started = time.perf_counter()
+    keys, params = jax.random.split(jax.random.key(0), 2), group_parameters(env, None, num_envs, 1)
+    times = [time.perf_counter()]
     play = jax.jit(lambda key: random_play(env, params, key, num_envs, num_steps)).lower(keys[0]).compile()
-    compile_seconds = time.perf_counter() - started
+    times.append(time.perf_counter())
     jax.block_until_ready(play(keys[0]))
-    started = time.perf_counter()
+    times.append(time.perf_counter())
     checks, num_ended = jax.block_until_ready(play(keys[1]))
-    rate = num_envs * num_steps / (time.perf_counter() - started)
+    rate = num_envs * num_steps / (time.perf_counter() - times[2])
     problems = [problem for problem, is_fine in checks.items() if not is_fine]
-    if not num_ended:
-        problems.append("no episode ends")
-    return {
-        "compile_seconds": round(compile_seconds, 1),
-        "steps_per_second": float(f"{rate:.3g}"),
-        "problem": "; ".join(problems),
-    }
+    problems += [] if num_ended else ["no episode ends"]
+    speed = {"compile_seconds": round(times[1] - times[0], 1), "steps_per_second": float(f"{rate:.3g}")}
+    return speed | {"problem": "; ".join(problems)}
 
 
 def random_play(env: Environment, params: Any, key: jax.Array, num_envs: int, num_steps: int) -> tuple[dict, jax.Array]:
@@ -122,27 +117,27 @@ def random_play(env: Environment, params: Any, key: jax.Array, num_envs: int, nu
         state, length = progress
         keys = jax.random.split(key, (2, num_envs))
         actions = jax.vmap(lambda key, state, params: random_action(env, key, state, params))(keys[0], state, params)
-        moved = jax.vmap(env.step)(keys[1], state, actions, params)
-        length = length + 1
+        moved, length = jax.vmap(env.step)(keys[1], state, actions, params), length + 1
         ended = moved.terminated | moved.truncated
-        at_limit = (length >= env.max_steps) & ~moved.terminated
-        fine = {
-            "truncation is not at the time limit": (moved.truncated == at_limit).all(),
-            "a reward is not finite": jnp.isfinite(moved.reward).all(),
-            "an observation is not finite": is_finite(moved.observation),
-        }
+        fine = (
+            (moved.truncated == (length >= env.max_steps) & ~moved.terminated).all(),
+            jnp.isfinite(moved.reward).all(),
+            is_finite(moved.observation),
+        )
         state = jax.tree.map(lambda a, b: jax.vmap(jnp.where)(ended, a, b), start, moved.state)
         return (state, jnp.where(ended, 0, length)), (fine, ended.sum())
 
     keys = jax.random.split(key_play, num_steps)
     _, (fine, ended) = jax.lax.scan(step, (start, jnp.zeros(num_envs, jnp.int32)), keys)
-    checks = jax.tree.map(jnp.all, fine)
-    checks["an observation is not finite"] &= is_finite(first)
-    return checks, ended.sum()
+    at_limit, rewards, observations = map(jnp.all, fine)
+    return {
+        "truncation is not at the time limit": at_limit,
+        "a reward is not finite": rewards,
+        "an observation is not finite": observations & is_finite(first),
+    }, ended.sum()
 
 
 def random_action(env: Environment, key: jax.Array, state: Any, params: Any) -> jax.Array:
-    """A uniform action; of the legal ones, if there is a mask."""
     match env.action_space:
         case Box(low, high):
             low, high = (jnp.clip(jnp.array(bound), -1e3, 1e3) for bound in (low, high))
@@ -154,7 +149,6 @@ def random_action(env: Environment, key: jax.Array, state: Any, params: Any) -> 
 
 
 def is_finite(observation: Any) -> jax.Array:
-    """Whether all numbers of an observation are finite."""
     leaves = (jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(observation))
     return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
 
@@ -163,13 +157,10 @@ HEADER = ["name", "observation", "actions", "limit", "compile, s", "steps/s", "p
 
 
 def row(name: str, result: dict[str, Any]) -> list[str]:
-    """The columns of `HEADER` for an environment."""
     fields = "observation", "actions", "limit", "compile_seconds", "steps_per_second", "problem"
-    return [f"`{name}`", *(_cell(result.get(field, "")) for field in fields)]
-
-
-def _cell(value: Any) -> str:
-    return f"{value:,.10g}" if isinstance(value, (int, float, np.number)) else str(value).replace("|", "\\|")
+    values = [result.get(field, "") for field in fields]
+    numbers = (int, float, np.number)
+    return [f"`{name}`"] + [f"{x:,.10g}" if isinstance(x, numbers) else str(x).replace("|", "\\|") for x in values]
 
 
 if __name__ == "__main__":

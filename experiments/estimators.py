@@ -15,16 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
 from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, LSTD_GAE, RECURSIVE_LSTD_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.baselines import kernel_baseline, lstd_baseline, observed, stateless
+from grpo_jax.commands.harness.command import command, make_console, provenance
+from grpo_jax.commands.harness.limits import Count, OutFile, Seed
+from grpo_jax.commands.harness.parsing import chosen, parse_flags
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.objectives import mean_of_sequence_sums, mean_over_steps
+from grpo_jax.policies import MLP
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.collect import collect
@@ -32,9 +35,6 @@ from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
-from .harness.command import command, make_console, provenance
-from .harness.limits import Count, OutFile, Seed
-from .harness.parsing import chosen, parse_flags
 from .harness.tabular import PROCESSES, Exact, Tabular, exact_gradient
 
 NUM_ENVS, GROUP_SIZE = 32, 8
@@ -87,7 +87,6 @@ def exact_values(trajectory, policy, params, hyperparams, group_size, *, known: 
 
 
 def estimators(process: Tabular, known: Exact) -> list[Estimator]:
-    """The estimators that are compared."""
     critic = functools.partial(exact_values, known=tuple(known.values.tolist()))
     with_values = PPO._replace(critic=None)
     return_to_go = SAME_STEP_GAE._replace(advantage=objectives.return_minus_value_advantage)
@@ -129,8 +128,6 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
 
 
 class Moments(NamedTuple):
-    """The moments of the gradients of one chain of rollouts."""
-
     mean: jax.Array  # [P]
     square: jax.Array  # [P] mean of squares
     steps: jax.Array  # mean environment steps of a rollout
@@ -174,7 +171,6 @@ def chains(config: Config, params: Any, keys: jax.Array, num_rollouts: int) -> M
 
 def measure(process: Tabular, estimator: Estimator, params: Any, truth: Any, known: Exact, arguments: Arguments):
     """The row of an estimator in the table."""
-    from_reset = estimator.algorithm.start is FRESH
     num_envs = NUM_ENVS // estimator.group_size * estimator.group_size
     config = Config(
         environment=process,
@@ -184,33 +180,31 @@ def measure(process: Tabular, estimator: Estimator, params: Any, truth: Any, kno
         num_steps=WINDOW if estimator.algorithm.start.auto_reset else process.default_params.max_steps_in_episode,
         num_minibatches=1,
         num_microbatches=1,
-        hidden_sizes=(),
-        actor_scale=1.0,
+        network=MLP((), actor_init_gain=1.0),
         common_random_numbers=estimator.common_random_numbers,
     )
-    num_rollouts = -(-arguments.num_groups // (NUM_CHAINS * (num_envs // estimator.group_size)))
+    groups_per_rollout = num_envs // estimator.group_size
+    num_rollouts = -(-arguments.num_groups // (NUM_CHAINS * groups_per_rollout))
     keys = jax.random.split(jax.random.key(arguments.seed + 1), NUM_CHAINS)
-    estimates = chains(config, params, keys, num_rollouts)
-    scale = 1.0 if from_reset else float(known.episode_length)
-    means = scale * np.asarray(estimates.mean, np.float64)
-    truth = np.asarray(ravel_pytree(truth)[0], np.float64)
+    estimates = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), chains(config, params, keys, num_rollouts))
+    scale = 1.0 if estimator.algorithm.start is FRESH else float(known.episode_length)
+    means, truth = scale * estimates.mean, np.asarray(ravel_pytree(truth)[0], np.float64)
     mean, error = means.mean(0), means.std(0, ddof=1) / np.sqrt(NUM_CHAINS)
     steps = float(estimates.steps.mean())
-    variance = float((scale**2 * np.asarray(estimates.square, np.float64).mean(0) - mean**2).sum())
-    at_budget = variance * steps / BUDGET
-    length = np.linalg.norm(truth)
+    at_budget = float((scale**2 * estimates.square.mean(0) - mean**2).sum()) * steps / BUDGET
+    length, norm = np.linalg.norm(truth), np.linalg.norm(mean)
     return {
         "estimator": estimator.label,
         "expected_bias": estimator.bias,
         "steps_per_rollout": steps,
         "largest_z": float(np.max(np.abs(mean - truth) / np.maximum(error, 1e-12))),
         "relative_bias": float(np.linalg.norm(mean - truth) / length),
-        "cosine_of_mean": float(mean @ truth / (np.linalg.norm(mean) * length)),
+        "cosine_of_mean": float(mean @ truth / (norm * length)),
         # Noise as a multiple of the signal, whatever the scale of the gradient.
-        "noise_to_signal": float(at_budget / np.linalg.norm(mean) ** 2),
+        "noise_to_signal": float(at_budget / norm**2),
         # One estimate from BUDGET steps, if its noise were the same in all directions.
-        "cosine": float(mean @ truth / (length * np.sqrt(np.linalg.norm(mean) ** 2 + at_budget))),
-        "num_groups": num_rollouts * NUM_CHAINS * (num_envs // estimator.group_size),
+        "cosine": float(mean @ truth / (length * np.sqrt(norm**2 + at_budget))),
+        "num_groups": num_rollouts * NUM_CHAINS * groups_per_rollout,
     }
 
 
@@ -224,10 +218,9 @@ def common_noise(environment: str, seed: int) -> dict:
             num_envs=NUM_ENVS,
             group_size=GROUP_SIZE,
             num_steps=NOISE_STEPS,
-            network="mlp",
             num_minibatches=1,
             num_microbatches=1,
-            hidden_sizes=(16,),
+            network=MLP((16,)),
             common_random_numbers=shared,
         )
         params = config.policy.init(jax.random.key(seed))
@@ -244,41 +237,29 @@ def main(arguments: Arguments) -> None:
     results = {}
     for make_process in PROCESSES:
         process = make_process()
-        policy = Config(environment=process, hidden_sizes=(), actor_scale=1.0, num_envs=NUM_ENVS).policy
+        policy = Config(environment=process, network=MLP((), actor_init_gain=1.0), num_envs=NUM_ENVS).policy
         params = policy.init(jax.random.key(arguments.seed))
         truth, known = exact_gradient(process, policy, params)
-        rows = []
         by_label = {estimator.label: estimator for estimator in estimators(process, known)}
         compared = chosen(by_label, arguments.estimators, "estimator")
-        for estimator in track(compared.values(), process.name, console=console, transient=True):
-            rows.append(measure(process, estimator, params, truth, known, arguments))
-        results[process.name] = rows
-        console.print(table(process.name, rows))
-    noise = [] if arguments.estimators else compare_common_noise(arguments, console)
+        followed = track(compared.values(), process.name, console=console, transient=True)
+        results[process.name] = [measure(process, each, params, truth, known, arguments) for each in followed]
+        console.print(table(process.name, results[process.name]))
+    noise = []
+    if not arguments.estimators:
+        environments = track(ENVIRONMENTS, "common random numbers", console=console, transient=True)
+        noise = [common_noise(name, arguments.seed) for name in environments]
+        shared = Table("environment", "variance with common random numbers / without", title="same step, anchored")
+        for row in noise:
+            shared.add_row(row["environment"], f"{row['ratio']:.2f}")
+        console.print(shared)
     if arguments.out is not None:
         write_json(arguments.out, provenance() | {"processes": results, "common_random_numbers": noise})
     if arguments.plot is not None:
         draw(results, arguments.plot)
 
 
-def compare_common_noise(arguments: Arguments, console: Console) -> list[dict]:
-    """Prints the effect of common random numbers on gymnax's environments."""
-    environments = track(ENVIRONMENTS, "common random numbers", console=console, transient=True)
-    noise = [common_noise(name, arguments.seed) for name in environments]
-    shared = Table("environment", "variance with common random numbers / without", title="same step, anchored")
-    for row in noise:
-        shared.add_row(row["environment"], f"{row['ratio']:.2f}")
-    console.print(shared)
-    return noise
-
-
-def is_biased(row: dict) -> bool:
-    """Whether the largest deviation from the truth, of some twenty parameters, is more than chance explains."""
-    return row["largest_z"] > 3.5
-
-
 def table(process: str, rows: list[dict]) -> Table:
-    """The estimators on one process."""
     columns = ("estimator", "z", "bias", "cosine of mean", "noise / signal", f"cosine at {BUDGET:,}", "expected bias")
     rendered = Table(*columns, title=process)
     for row in rows:
@@ -293,7 +274,8 @@ def draw(results: dict[str, list[dict]], path: Path) -> None:
     title = "blue: every parameter's mean is the truth within 3.5 standard errors; orange: biased"
     with panels(path, len(results), size=(4, 5), title=title, sharey=True) as (_, axes):
         for axis, (process, rows) in zip(axes, results.items(), strict=True):
-            colors = ["C1" if is_biased(row) else "C0" for row in rows]
+            # Of some twenty parameters, the largest deviation from the truth is more than chance explains.
+            colors = ["C1" if row["largest_z"] > 3.5 else "C0" for row in rows]
             axis.barh([row["estimator"] for row in rows], [row["cosine"] for row in rows], color=colors)
             axis.set(title=process, xlabel=f"cosine to the true gradient, {BUDGET:,} steps", xlim=(0, 1))
         axes[0].invert_yaxis()

@@ -6,15 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.limits import Seeds, Steps
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.runs import Run, make_plan
+from grpo_jax.commands.harness.settings import SOLVED_AT
+from grpo_jax.commands.harness.study import Study, StudyArguments
 from grpo_jax.recording import learning_curve
 from grpo_jax.recording.figures import draw_curve, panels
-
-from .harness.command import command
-from .harness.limits import Seeds, Steps
-from .harness.parsing import parse_flags
-from .harness.runs import Run, make_plan
-from .harness.settings import SOLVED_AT
-from .harness.study import Study, StudyArguments
 
 WHY_NOT = {
     "grpo_process": "cannot learn here: CartPole pays 1 at every step, so rewards normalised over a group are all 0",

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from .harness.command import command
-from .harness.limits import Steps
-from .harness.parsing import parse_flags
-from .harness.runs import make_plan
-from .harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.limits import Steps
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.runs import make_plan
+from grpo_jax.commands.harness.study import Study, StudyArguments
 
 
 @dataclasses.dataclass

@@ -5,16 +5,14 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo_jax.recording.plan import Plan
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.recording.run_spec import RunSpec
 
-from .harness.command import command
-from .harness.parsing import parse_flags
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 
 
 class Entry(NamedTuple):
-    """An environment of the suite."""
-
     steps: int = 300_000  # environment steps of each seed
     goal: float | None = None  # the mean return that the best of them should reach
     published: str = ""
@@ -84,8 +82,7 @@ def main(arguments: Arguments) -> None:
     run_suite("gymnax_suite", arguments, list(SUITE), functools.partial(plans, arguments), HEADER, cells)
 
 
-def plans(arguments: Arguments, environment: str) -> list[Plan]:
-    """The runs of each method."""
+def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
     entry = SUITE.get(environment, Entry())
     algorithms = zip(METHODS, ("ppo", entry.least_squares, entry.variant), strict=True)
     return make_plans(arguments, environment, dict(algorithms), entry.steps)

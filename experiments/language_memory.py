@@ -5,6 +5,7 @@ what the program would allocate there. Each row adds one way to need less.
 """
 
 import dataclasses
+import itertools
 import time
 from typing import Any, Literal
 
@@ -12,24 +13,24 @@ import jax
 from rich.table import Table
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with_reference
+from grpo_jax.commands.harness.command import command, make_console, provenance
+from grpo_jax.commands.harness.limits import Count, OutFile
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.devices.mesh import make_mesh, replicated
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 from grpo_jax.recording.files import write_json
 
-from .harness.ahead_of_time import TRITON, choose_backend
-from .harness.command import command, make_console, provenance
-from .harness.limits import Count, OutFile
-from .harness.parsing import parse_flags
+from .compiled_programs.ahead_of_time import TRITON, choose_backend
+from .compiled_programs.targets import TARGETS
 from .harness.random_text import random_text
-from .harness.targets import TARGETS
 
 QWEN = {"num_kv_heads": 2, "tie_embeddings": True, "attention_bias": True, "compute_dtype": "bfloat16"}
 MODELS = {
-    "tiny": Architecture(num_layers=2, width=64),
-    "0.5B": Architecture(num_layers=24, width=896, num_heads=14, feedforward_size=4864, **QWEN),
-    "1.5B": Architecture(num_layers=28, width=1536, num_heads=12, feedforward_size=8960, **QWEN),
+    "tiny": Transformer(num_layers=2, width=64),
+    "0.5B": Transformer(num_layers=24, width=896, num_heads=14, feedforward_size=4864, **QWEN),
+    "1.5B": Transformer(num_layers=28, width=1536, num_heads=12, feedforward_size=8960, **QWEN),
 }
-"""Architectures by the names of the models."""
+"""Transformers by the names of the models."""
 
 CHECKPOINTED = {"checkpoint_layers": True}
 VARIANTS = {
@@ -39,18 +40,18 @@ VARIANTS = {
     "lora": ({"logits_chunk": 128}, CHECKPOINTED | {"lora_rank": 16}),
     "lora bfloat16": ({"logits_chunk": 128}, CHECKPOINTED | {"lora_rank": 16, "frozen_dtype": "bfloat16"}),
 }
-"""Fields of `Config` and of `Architecture`, by the name of the row."""
+"""Fields of `Config` and of `Transformer`, by the name of the row."""
 
 
 @dataclasses.dataclass
 class Arguments:
     """Compiles train steps of language models, and shows the memory that each needs."""
 
-    models: tuple[Literal["tiny", "0.5B", "1.5B"], ...] = ("0.5B", "1.5B")
+    models: tuple[Literal[tuple(MODELS)], ...] = ("0.5B", "1.5B")
     """Models, by name; the larger ones have the sizes of Qwen2.5."""
-    variants: tuple[Literal["whole logits", "chunks", "checkpoint", "lora", "lora bfloat16"], ...] = tuple(VARIANTS)
+    variants: tuple[Literal[tuple(VARIANTS)], ...] = tuple(VARIANTS)
     """Rows of each model."""
-    target: Literal["h100", "a100", "v5e", "v5p", "v6e", "cpu"] = "h100"
+    target: Literal[*TARGETS, "cpu"] = "h100"
     """Device to compile for."""
     vocab_size: Count = 151_936
     """Number of different tokens."""
@@ -69,7 +70,6 @@ class Arguments:
 
 
 def make_config(arguments: Arguments, model: str, variant: str, num_steps: int) -> Config:
-    """The run of a row."""
     fields, changes = VARIANTS[variant]
     return Config(
         environment=random_text(arguments.prompt_length, num_steps, arguments.vocab_size),
@@ -78,7 +78,7 @@ def make_config(arguments: Arguments, model: str, variant: str, num_steps: int) 
         group_size=arguments.group_size,
         num_epochs=1,
         num_minibatches=arguments.num_minibatches,
-        transformer=dataclasses.replace(MODELS[model], **changes),
+        network=dataclasses.replace(MODELS[model], **changes),
         **fields,
     )
 
@@ -86,10 +86,9 @@ def make_config(arguments: Arguments, model: str, variant: str, num_steps: int) 
 def measure(config: Config, target: str) -> dict[str, Any]:
     """The memory of a train step in bytes: of the state before and after it, and of everything else."""
     state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
-    if target == "cpu":
-        platform, devices = "cpu", jax.devices("cpu")[:1]
-    else:
-        platform, devices = TARGETS[target].platform, TARGETS[target].devices(1)
+    is_cpu = target == "cpu"
+    platform = "cpu" if is_cpu else TARGETS[target].platform
+    devices = jax.devices("cpu")[:1] if is_cpu else TARGETS[target].devices(1)
     layout = replicated(make_mesh(seeds=1, devices=devices))
     step = jax.jit(make_train_step(config), donate_argnums=0, in_shardings=(layout,), out_shardings=layout)
     started = time.perf_counter()
@@ -106,31 +105,24 @@ def measure(config: Config, target: str) -> dict[str, Any]:
 def main(arguments: Arguments) -> None:
     choose_backend()
     console, rows = make_console(), []
-    table = Table(
-        "model", "", *(f"peak, {length} tokens" for length in arguments.completion_lengths), "state", "a token"
-    )
-    for model in arguments.models:
-        for variant in arguments.variants:
-            measured = []
-            for length in arguments.completion_lengths:
-                console.print(f"compiling {model}, {variant}, {length} tokens", soft_wrap=True)
-                found = measure(make_config(arguments, model, variant, length), arguments.target)
-                measured.append({"model": model, "variant": variant, "num_steps": length} | found)
-            rows += measured
-            table.add_row(model, variant, *cells(arguments, measured))
+    lengths = arguments.completion_lengths
+    table = Table("model", "", *(f"peak, {length} tokens" for length in lengths), "state", "a token")
+    for model, variant in itertools.product(arguments.models, arguments.variants):
+        measured = []
+        for length in lengths:
+            console.print(f"compiling {model}, {variant}, {length} tokens", soft_wrap=True)
+            found = measure(make_config(arguments, model, variant, length), arguments.target)
+            measured.append({"model": model, "variant": variant, "num_steps": length} | found)
+        peaks = [f"{(row['state_bytes'] + row['temporary_bytes']) / 2**30:.1f} GiB" for row in measured]
+        more = (lengths[-1] - lengths[0]) * arguments.num_envs
+        grown = measured[-1]["temporary_bytes"] - measured[0]["temporary_bytes"]
+        a_token = f"{grown / more / 1024:.1f} KiB" if more else ""
+        table.add_row(model, variant, *peaks, f"{measured[0]['state_bytes'] / 2**30:.1f} GiB", a_token)
+        rows += measured
     console.print(table)
     if arguments.out is not None:
         write_json(arguments.out, provenance() | {"arguments": dataclasses.asdict(arguments), "rows": rows})
         console.print(f"Results in {arguments.out}", soft_wrap=True)
-
-
-def cells(arguments: Arguments, measured: list[dict[str, Any]]) -> list[str]:
-    """The columns of a variant, from its rows of each length."""
-    peaks = [f"{(row['state_bytes'] + row['temporary_bytes']) / 2**30:.1f} GiB" for row in measured]
-    first, last = measured[0], measured[-1]
-    more = (last["num_steps"] - first["num_steps"]) * arguments.num_envs
-    a_token = f"{(last['temporary_bytes'] - first['temporary_bytes']) / more / 1024:.1f} KiB" if more else ""
-    return [*peaks, f"{first['state_bytes'] / 2**30:.1f} GiB", a_token]
 
 
 if __name__ == "__main__":

@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 
 from grpo_jax import Hyperparams
 from grpo_jax.baselines import kernel_baseline, policy_features
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.limits import Seeds, Steps
+from grpo_jax.commands.harness.parsing import chosen, parse_flags
+from grpo_jax.commands.harness.runs import make_plan, sampled_return
+from grpo_jax.commands.harness.settings import ON_RELATIVE_POSITIONS
+from grpo_jax.commands.harness.study import Study, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import CONTINUE
-from grpo_jax.recording.plan import Plan
-
-from .harness.command import command
-from .harness.limits import Seeds, Steps
-from .harness.parsing import chosen, parse_flags
-from .harness.runs import make_plan, sampled_return
-from .harness.settings import ON_RELATIVE_POSITIONS
-from .harness.study import Study, StudyArguments
+from grpo_jax.recording.run_spec import RunSpec
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
 
@@ -51,7 +50,6 @@ TRIED = {"gae_lambda": (0.8, 0.95), "learning_rate": (2.5e-3, 5e-3), "entropy_co
 
 
 def kernel(**options) -> Method:
-    """The kernel baseline with other options."""
     return Method("kernel_gae", slots={"baseline": kernel_baseline(**options)})
 
 
@@ -133,8 +131,7 @@ def trials(methods: dict[str, Method], tried: dict[str, tuple]) -> dict[str, Met
     }
 
 
-def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> Plan:
-    """A run of a method on a game."""
+def make_game_plan(arguments: Arguments, game: str, label: str, method: Method) -> RunSpec:
     plan = make_plan(
         f"{game}-MinAtar",
         method.algorithm,

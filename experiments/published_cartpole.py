@@ -12,17 +12,16 @@ import numpy as np
 from rich.table import Table
 
 from grpo_jax import GRPO, Config, Hyperparams
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.figures import with_interval
+from grpo_jax.commands.harness.limits import Count, Seeds
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.runs import Run
+from grpo_jax.commands.harness.settings import ALGORITHM_SETTINGS
+from grpo_jax.commands.harness.study import Study, StudyArguments
 from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
-from grpo_jax.recording import Plan, iqm
-
-from .harness.command import command
-from .harness.figures import with_interval
-from .harness.limits import Count, Seeds
-from .harness.parsing import parse_flags
-from .harness.runs import Run
-from .harness.settings import ALGORITHM_SETTINGS
-from .harness.study import Study, StudyArguments
+from grpo_jax.recording import RunSpec, iqm
 
 PUBLISHED = {"(a) single trajectory": "417.8 / 418.6", "(b) window": "417.8 / 418.6", "(d) PPO": "500"}
 """Mean return of the last ten episodes, as published (for GRPO, two values, not said of which recipe)."""
@@ -31,12 +30,7 @@ SINGLE_TRAJECTORY = GRPO._replace(advantage=whitened(returns_to_go), penalties=(
 WINDOW = SINGLE_TRAJECTORY._replace(start=CONTINUE)
 
 CONFIG_FIELDS = {
-    "(a) single trajectory": {
-        "algorithm": SINGLE_TRAJECTORY,
-        "num_envs": 1,
-        "num_epochs": 1,
-        "num_minibatches": 1,
-    },
+    "(a) single trajectory": {"algorithm": SINGLE_TRAJECTORY, "num_envs": 1, "num_epochs": 1, "num_minibatches": 1},
     # Minibatches of 32 do not divide 200 steps; 8 of 25 do.
     "(b) window": {"algorithm": WINDOW, "num_envs": 1, "num_steps": 200, "num_epochs": 10, "num_minibatches": 8},
     "(c) groups of 10, outcome": {"algorithm": "grpo", "num_envs": 20, "group_size": 10, "num_epochs": 10},
@@ -74,7 +68,7 @@ def main(arguments: Arguments) -> None:
     for label, fields in CONFIG_FIELDS.items():
         config = Config(environment="CartPole-v1", **fields)
         hyperparams = Hyperparams(total_steps=math.inf, max_episodes=arguments.num_episodes, **HYPERPARAM_FIELDS[label])
-        plans.append(Plan(label, config, hyperparams, arguments.training_keys))
+        plans.append(RunSpec(label, config, hyperparams, arguments.training_keys))
     study = Study("published_cartpole", plans, arguments)
     study.run_all()
     study.finish(over="episodes")
@@ -82,7 +76,6 @@ def main(arguments: Arguments) -> None:
 
 
 def comparison(runs: list[Run], num_episodes: int) -> Table:
-    """Our results beside the published ones."""
     tenth = max(1, num_episodes // 10)
     rendered = Table("recipe", "published", "last 10 episodes", f"last {tenth}", f"seeds >= 475 (last {tenth})")
     for run in runs:

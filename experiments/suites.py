@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_jax import Hyperparams
-from grpo_jax.recording.plan import Plan
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.limits import Seeds
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.settings import settings
+from grpo_jax.recording.run_spec import RunSpec
 
-from .harness.command import command
-from .harness.limits import Seeds
-from .harness.parsing import parse_flags
-from .harness.settings import settings
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
 
 ALGORITHMS = {"PPO": "ppo", "critic-free": "lstd_gae"}
@@ -79,7 +79,7 @@ def main(arguments: Arguments) -> None:
     run_suite("suites", arguments, list(SUITE), functools.partial(plans, arguments), HEADER, cells)
 
 
-def plans(arguments: Arguments, environment: str) -> list[Plan]:
+def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
     """The runs of PPO and of the method without a critic, over the same number of steps."""
     entry = SUITE.get(environment, Entry())
     total_steps = settings(environment, "ppo").get("total_steps", Hyperparams().total_steps)
@@ -92,7 +92,6 @@ HEADER = ["steps", "PPO", "critic-free", "published PPO", "PPO's steps/s", "PPO'
 
 
 def cells(environment: str, result: dict) -> list[str]:
-    """The columns of `HEADER` for an environment."""
     ppo, critic_free = (result["runs"].get(label) for label in ALGORITHMS)
     published = SUITE[environment].published if environment in SUITE else ""
     times = ["", ""] if ppo is None else [f"{ppo['steps_per_second']:,.0f}", f"{ppo['core_seconds']:,.0f} s"]

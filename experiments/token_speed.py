@@ -20,17 +20,16 @@ from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
+from grpo_jax.commands.harness.command import command, make_console, provenance
+from grpo_jax.commands.harness.limits import Count, NotNegative, OutFile
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 
-from .harness.command import command, make_console, provenance
-from .harness.limits import Count, NotNegative, OutFile
-from .harness.parsing import parse_flags
-from .harness.published_generation import transformers_case
 from .harness.random_text import random_text
 from .harness.reference_implementations import Implementation
 from .harness.workloads import Case, compiled, make_case, make_update, measure
@@ -64,8 +63,6 @@ class Arguments:
     """Of the transformers whose memory is compared."""
     sizes: tuple[str, ...] = ()
     """LAYERSxWIDTH:TOKENS:VOCABULARY each, such as 2x128:64:1000: the table of these sizes instead."""
-    transformers: bool = False
-    """Also measure generation by transformers, which needs torch."""
     repeats: Count = 7
     """Rounds; the table shows medians over them."""
     seconds: NotNegative = 0.3
@@ -75,7 +72,6 @@ class Arguments:
 
 
 def make_config(arguments: Arguments, algorithm: Algorithm, width: int, **fields) -> Config:
-    """A run on random text."""
     return Config(
         environment=random_text(arguments.prompt_length, arguments.num_steps, arguments.vocab_size),
         algorithm=algorithm,
@@ -83,7 +79,7 @@ def make_config(arguments: Arguments, algorithm: Algorithm, width: int, **fields
         group_size=arguments.group_size,
         num_epochs=1,
         num_minibatches=arguments.num_minibatches,
-        transformer=Architecture(
+        network=Transformer(
             width=width,
             num_layers=arguments.num_layers,
             num_heads=arguments.num_heads,
@@ -96,29 +92,24 @@ def make_config(arguments: Arguments, algorithm: Algorithm, width: int, **fields
 def forward_flops(config: Config, params) -> float:
     """FLOPs of the matrix products for one token: two for each weight, and attention to half of the text on average."""
     kernels = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim == 2) - params["actor"]["embedding"].size
-    attention = 4 * config.transformer.num_layers * config.transformer.width * (config.env.max_steps // 2)
+    attention = 4 * config.network.num_layers * config.network.width * (config.env.max_steps // 2)
     return 2.0 * kernels + attention
 
 
 def rollouts(config: Config, state, names: tuple[str, ...] = ("generate loop", "rollout")) -> list[Case]:
     """Generation by the rollout, and by a loop of the policy and the sampling alone."""
-    policy, num_steps = config.policy, config.num_steps
-    num_samples = config.num_envs * num_steps
-    flops = num_samples * forward_flops(config, state.params)
-
-    def start(params, key):
-        simulator = Simulator(config.env, policy, params)
-        return simulator, simulator.reset({}, key, config.num_envs, group_size=config.group_size)
+    policy, num_samples = config.policy, config.num_envs * config.num_steps
 
     def rollout(key, params):
-        key, key_start, key_steps = jax.random.split(key, 3)
-        simulator, begun = start(params, key_start)
-        _, trajectory = simulator.unroll(begun, key_steps, num_steps=num_steps, auto_reset=False, from_reset=True)
+        key, key_play = jax.random.split(key)
+        trajectory = play(config, params, key_play)
         return key, (trajectory.action, trajectory.log_prob, jnp.sum(trajectory.reward))
 
     def loop(key, params):
         key, key_start, key_steps = jax.random.split(key, 3)
-        _, begun = start(params, key_start)
+        begun = Simulator(config.env, policy, params).reset(
+            {}, key_start, config.num_envs, group_size=config.group_size
+        )
 
         def step(carry, key):
             token, memory = carry
@@ -126,25 +117,26 @@ def rollouts(config: Config, state, names: tuple[str, ...] = ("generate loop", "
             token = policy.distribution.sample(logits, key)
             return (token, memory), (token, policy.distribution.log_prob(logits, token))
 
-        keys = jax.random.split(key_steps, num_steps)
+        keys = jax.random.split(key_steps, config.num_steps)
         return key, jax.lax.scan(step, (begun.observation, begun.policy_carry), keys)[1]
 
-    programs = {"generate loop": loop, "rollout": rollout}
+    programs, flops = {"generate loop": loop, "rollout": rollout}, num_samples * forward_flops(config, state.params)
     return [compiled(name, programs[name], jax.random.key(0), state.params, num_samples, flops) for name in names]
 
 
-def update(config: Config, state, name: str) -> Case:
-    """One epoch over a rollout."""
-    policy, num_samples = config.policy, config.num_envs * config.num_steps
+def play(config: Config, params, key: jax.Array):
+    key_start, key_steps = jax.random.split(key)
+    simulator = Simulator(config.env, config.policy, params)
+    start = simulator.reset({}, key_start, config.num_envs, group_size=config.group_size)
+    return simulator.unroll(start, key_steps, num_steps=config.num_steps, auto_reset=False, from_reset=True)[1]
 
+
+def update(config: Config, state, name: str) -> Case:
     @jax.jit
     def make(params, key):
-        simulator = Simulator(config.env, policy, params)
-        start = simulator.reset({}, key, config.num_envs, group_size=config.group_size)
-        _, made = simulator.unroll(start, key, num_steps=config.num_steps, auto_reset=False, from_reset=True)
-        return make_batch(config, policy, state, made, state.hyperparams)[0]
+        return make_batch(config, config.policy, state, play(config, params, key), state.hyperparams)[0]
 
-    key = jax.random.key(0)
+    key, num_samples = jax.random.key(0), config.num_envs * config.num_steps
     fixed = make(state.params, key), state.hyperparams
     flops = 3 * num_samples * forward_flops(config, state.params)
     return compiled(name, make_update(config), (state, key), fixed, num_samples, flops)
@@ -152,25 +144,18 @@ def update(config: Config, state, name: str) -> Case:
 
 def measure_memory(arguments: Arguments) -> list[dict]:
     """The memory of the state, and of a train step at its peak."""
-    rows = []
-    for name, algorithm in {
-        "GRPO": GRPO,
-        "GRPO with a reference": with_reference(GRPO),
-        "PPO": PPO._replace(start=FRESH),
-        "PPO with a reference": with_reference(PPO._replace(start=FRESH)),
-    }.items():
+    ppo, rows = PPO._replace(start=FRESH), []
+    algorithms = {"GRPO": GRPO, "GRPO with a reference": with_reference(GRPO)}
+    for name, algorithm in (algorithms | {"PPO": ppo, "PPO with a reference": with_reference(ppo)}).items():
         config = make_config(arguments, algorithm, arguments.memory_width)
         state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
         needed = jax.jit(make_train_step(config), donate_argnums=0).lower(state).compile().memory_analysis()
-        weights = sum(leaf.size for leaf in jax.tree.leaves(state.params["actor"]))
-        rows.append(
-            {
-                "name": name,
-                "policy_weights": weights,
-                "state_bytes": needed.argument_size_in_bytes,
-                "peak_bytes": needed.argument_size_in_bytes + needed.temp_size_in_bytes,
-            }
+        weights, before = (
+            sum(leaf.size for leaf in jax.tree.leaves(state.params["actor"])),
+            needed.argument_size_in_bytes,
         )
+        peak = before + needed.temp_size_in_bytes
+        rows.append({"name": name, "policy_weights": weights, "state_bytes": before, "peak_bytes": peak})
     return rows
 
 
@@ -202,42 +187,39 @@ def measure_sizes(arguments: Arguments, console: Console) -> list[dict]:
 def main(arguments: Arguments) -> None:
     console = make_console()
     if arguments.sizes:
-        return write(arguments, console, {"sizes": measure_sizes(arguments, console)})
+        results = {"sizes": measure_sizes(arguments, console)}
+    else:
+        results = {"speed": measure_speed(arguments, console), "memory": measure_memory(arguments)}
+        show_memory(results["memory"], console)
+    if arguments.out:
+        write_json(arguments.out, provenance() | {"arguments": dataclasses.asdict(arguments)} | results)
+        console.print(f"Results in {arguments.out}", soft_wrap=True)
+
+
+def measure_speed(arguments: Arguments, console: Console) -> list[dict]:
     shared, alone = (make_config(arguments, GRPO, arguments.width, share_prompts=share) for share in (True, False))
     state = jax.jit(make_init(shared))(jax.random.key(0), Hyperparams())
     cases = rollouts(shared, state)
     cases += [update(shared, state, "update, prompts shared"), update(alone, state, "update, prompts not shared")]
-    if arguments.transformers:
-        sizes = arguments.num_envs // arguments.group_size, arguments.prompt_length, arguments.group_size
-        cases.append(transformers_case(shared.transformer, arguments.vocab_size, *sizes, arguments.num_steps))
     rows = measure(cases, arguments.repeats, arguments.seconds)
-    peak = rows[0]["matmul_flops_per_second"]
     table = Table("", "tokens/s", "slowest … fastest", "× first of its kind", "of matmul rate")
     for i, row in enumerate(rows):
-        low, high = row["steps_per_second_low"], row["steps_per_second_high"]
         # In each round, as a slow moment of the machine affects both.
-        first = 0 if row["implementation"] == "transformers" else i - i % 2
-        ratios = rows[first]["seconds_per_train_step"] / row["seconds_per_train_step"]
+        ratios = rows[i - i % 2]["seconds_per_train_step"] / row["seconds_per_train_step"]
         row["ratio"] = float(np.median(ratios))
-        cells = (f"{row['steps_per_second']:,.0f}", f"{low:,.0f} … {high:,.0f}", f"{row['ratio']:.2f}")
-        fraction = row["roofline_fraction"]
-        table.add_row(row["implementation"], *cells, "" if np.isnan(fraction) else f"{fraction:.0%}")
-    console.print(table, f"matmul {peak / 1e9:.0f} GFLOP/s")
-    sizes = measure_memory(arguments)
-    table = Table("", "state", "peak", "× GRPO", title=f"a policy of {sizes[0]['policy_weights']:,} weights")
-    for row in sizes:
-        ratio = row["peak_bytes"] / sizes[0]["peak_bytes"]
-        state_bytes, peak_bytes = (f"{row[field] / 2**20:.1f} MiB" for field in ("state_bytes", "peak_bytes"))
-        table.add_row(row["name"], state_bytes, peak_bytes, f"{ratio:.2f}")
+        speed, low, high = (f"{row[f'steps_per_second{which}']:,.0f}" for which in ("", "_low", "_high"))
+        cells = f"{low} … {high}", f"{row['ratio']:.2f}", f"{row['roofline_fraction']:.0%}"
+        table.add_row(row["implementation"], speed, *cells)
+    console.print(table, f"matmul {rows[0]['matmul_flops_per_second'] / 1e9:.0f} GFLOP/s")
+    return rows
+
+
+def show_memory(rows: list[dict], console: Console) -> None:
+    table = Table("", "state", "peak", "× GRPO", title=f"a policy of {rows[0]['policy_weights']:,} weights")
+    for row in rows:
+        mebibytes = (f"{row[field] / 2**20:.1f} MiB" for field in ("state_bytes", "peak_bytes"))
+        table.add_row(row["name"], *mebibytes, f"{row['peak_bytes'] / rows[0]['peak_bytes']:.2f}")
     console.print(table)
-    write(arguments, console, {"speed": rows, "memory": sizes})
-
-
-def write(arguments: Arguments, console: Console, results: dict) -> None:
-    """Writes the results to the file of the flags."""
-    if arguments.out:
-        write_json(arguments.out, provenance() | {"arguments": dataclasses.asdict(arguments)} | results)
-        console.print(f"Results in {arguments.out}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -16,16 +16,16 @@ from rich.table import Table
 
 from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
 from grpo_jax.baselines import lstd_baseline, observed, recursive_lstd_baseline
+from grpo_jax.commands.harness.command import command, make_console, provenance
+from grpo_jax.commands.harness.limits import Between, Count, OutFile, Seed, Seeds, Steps
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.settings import settings, split_fields
 from grpo_jax.objectives import discounted_returns, explained_variance
 from grpo_jax.recording.files import write_json
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import Trajectory
 
-from .harness.command import command, make_console, provenance
-from .harness.limits import Between, Count, OutFile, Seed, Seeds, Steps
-from .harness.parsing import parse_flags
-from .harness.settings import settings, split_fields
 from .minatar import GAMES
 
 MEASURED = 4  # rollouts whose states are valued
@@ -66,7 +66,6 @@ def main(arguments: Arguments) -> None:
 
 
 def labels(arguments: Arguments) -> list[str]:
-    """The methods, in the order of `measure`."""
     return [
         "PPO's critic",
         "LSTD on the policy's features, this rollout",
@@ -77,7 +76,7 @@ def labels(arguments: Arguments) -> list[str]:
 
 def measure(arguments: Arguments, game: str, key: jax.Array) -> list[jax.Array]:
     """The explained variance of each method, for one policy on a game."""
-    static, traced = split_fields(settings(f"{game}-MinAtar", "ppo"))
+    static, traced = split_fields(f"{game}-MinAtar", settings(f"{game}-MinAtar", "ppo"))
     config = Config(environment=f"{game}-MinAtar", algorithm="ppo", **static)
     hyperparams = Hyperparams(**traced | {"gae_lambda": arguments.gae_lambda})
     key_train, key_play = jax.random.split(key)
@@ -99,10 +98,12 @@ def measure(arguments: Arguments, game: str, key: jax.Array) -> list[jax.Array]:
         return explained_variance(values.reshape(flat), returns[first:last].reshape(flat), everything)
 
     def by_itself(baseline):
-        return explained(jax.lax.map(lambda one: baseline.apply(one, (), **settled)[0], part(rollouts, first, last)))
+        return explained(
+            jax.lax.map(lambda one: baseline.apply(one, (), **settled)[0], part(rollouts, slice(first, last)))
+        )
 
     def by_earlier(number):
-        seen = (part(rollouts, now - number, now + 1) for now in range(first, last))
+        seen = (part(rollouts, slice(now - number, now + 1)) for now in range(first, last))
         return explained(jnp.stack([values_after(each, settled) for each in seen]))
 
     return [
@@ -124,15 +125,14 @@ def play(config: Config, state: TrainState, key: jax.Array, num_rollouts: int) -
     return jax.lax.scan(rollout, state.rollout, jax.random.split(key, num_rollouts))[1]
 
 
-def part(rollouts: Trajectory, first: int, last: int) -> Trajectory:
-    """The rollouts `first`, ..., `last - 1`."""
-    return jax.tree.map(lambda leaf: leaf[first:last], rollouts)
+def part(rollouts: Trajectory, which: slice | int) -> Trajectory:
+    return jax.tree.map(lambda leaf: leaf[which], rollouts)
 
 
 def values_after(rollouts: Trajectory, settled: dict[str, Any]) -> jax.Array:
     """The recursive baseline's values of the last rollout `[T, N]`, by those before it, all of the same weight."""
     settled = settled | {"hyperparams": settled["hyperparams"].replace(value_decay=1.0)}
-    baseline, first = recursive_lstd_baseline(), jax.tree.map(lambda leaf: leaf[0], rollouts)
+    baseline, first = recursive_lstd_baseline(), part(rollouts, 0)
     before = baseline.init(first, settled["policy"], settled["params"])
     _, _, state = baseline.apply(first, before, **settled)
 
@@ -140,21 +140,16 @@ def values_after(rollouts: Trajectory, settled: dict[str, Any]) -> jax.Array:
         values, _, state = baseline.apply(rollout, state, **settled)
         return state, values
 
-    return jax.lax.scan(value, state, part(rollouts, 1, None))[1][-1]
+    return jax.lax.scan(value, state, part(rollouts, slice(1, None)))[1][-1]
 
 
 def table(results: dict[str, dict[str, np.ndarray]]) -> Table:
-    """Mean and standard error over the policies, by method and game."""
     rendered = Table("values by", *results, title="explained variance of discounted returns, mean ± standard error")
     for label in next(iter(results.values())):
         scores = [values[label] for values in results.values()]
-        rendered.add_row(label, *map(mean_and_error, scores))
+        errors = [f" ± {x.std(ddof=1) / len(x) ** 0.5:.3f}" if len(x) > 1 else "" for x in scores]
+        rendered.add_row(label, *(f"{x.mean():.3f}{error}" for x, error in zip(scores, errors, strict=True)))
     return rendered
-
-
-def mean_and_error(x: np.ndarray) -> str:
-    """Such as 0.214 ± 0.012; without an error for a single number."""
-    return f"{x.mean():.3f}" + (f" ± {x.std(ddof=1) / len(x) ** 0.5:.3f}" if len(x) > 1 else "")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ from grpo_jax.config import Config
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.evaluation.answers import answer
 from grpo_jax.evaluation.episodes import evaluate
-from grpo_jax.evaluation.generation import generate
+from grpo_jax.evaluation.generation import Sampling, generate
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import grpo_loss, ppo_loss
-from grpo_jax.recording import TrainedPolicy, load, recorded_run
-from grpo_jax.training.evaluations import no_progress, reached_return
+from grpo_jax.recording import Recording, TrainedPolicy, load, recorded_run
+from grpo_jax.training.evaluations import Evaluate, no_progress, reached_return
 from grpo_jax.training.imitation import warm_start
 from grpo_jax.training.run import run
 from grpo_jax.training.train import make_init, make_train
@@ -28,7 +28,10 @@ __all__ = [
     "PPO",
     "Algorithm",
     "Config",
+    "Evaluate",
     "Hyperparams",
+    "Recording",
+    "Sampling",
     "TrainState",
     "TrainedPolicy",
     "__version__",

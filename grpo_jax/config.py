@@ -2,34 +2,35 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from grpo_jax.algorithms import Algorithm, by_name
-from grpo_jax.config_checks import check_config, check_counts
+from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name
+from grpo_jax.config_checks import check_config, check_counts, check_function
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment, make_environment, stack_frames
 from grpo_jax.environments.parameters import static_parameters
+from grpo_jax.errors import KnownFields
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.importing import is_own
-from grpo_jax.policies import Architecture, Policy, make_policy, make_token_policy
+from grpo_jax.importing import is_custom
+from grpo_jax.policies import Policy
+from grpo_jax.policies.custom import make_custom_policy
 from grpo_jax.policies.distributions import make_distribution
+from grpo_jax.policies.networks import MLP, NETWORKS, Transformer, resolve_network
 from grpo_jax.policies.normalization import Normalizer, normalized
-from grpo_jax.policies.own import make_own_policy
-from grpo_jax.policies.sampling import tempered, truncated
+from grpo_jax.policies.sampling import with_temperature, with_top_k_top_p
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(KnownFields):
     """What a run is: environment, algorithm, rollout, update and policy. Floats that are traced are in `Hyperparams`.
 
-    `group_size` and `num_steps` may be left out (None): they are then chosen to suit the algorithm and the environment.
-    `dataclasses.replace` keeps the chosen integers; pass None to have them chosen again.
+    `group_size` and `num_steps` may be left out (None), and names stand for values: these are then chosen to suit the
+    algorithm and the environment. `dataclasses.replace` keeps what was chosen; pass None (or "auto") to choose again.
 
     Raises:
-      ConfigError: at construction, for fields that contradict each other, with what to write instead. Functions of the
-        user's own, slots that do not fit together and optimisers are tried on shapes when `init` is called or traced.
+      ConfigError: at construction, for fields that contradict each other, with what to write instead. Custom
+        functions, slots that do not fit together and optimisers are tried on shapes when `init` is called or traced.
     """
 
     environment: str | Any = "CartPole-v1"
@@ -59,7 +60,7 @@ class Config:
     num_kept_groups: int | None = None
     """Groups to train on, those whose returns differ most (dynamic sampling); None: all that are played."""
     common_random_numbers: bool = False
-    """Members of a group share all randomness but that of their actions."""
+    """Members of a group share all randomness except in their actions."""
     extras: tuple[str, ...] = ()
     """Entries of the environment's info to keep at each step, for slots that read them: batch.extras[name]."""
     truncate_sampling: bool = False
@@ -100,49 +101,24 @@ class Config:
     # --- the policy ---
 
     network: str | Callable = "auto"
-    """Hidden layers: "mlp" (dense), "cnn" (a 3×3 convolution before those), "nature_cnn", "impala" (a ResNet),
-    "transformer" (of tokens), or "auto": "cnn" for images, "transformer" where there is a prompt. Or one of your own:
-    package.module:name (or a function), (observation, distribution, critic) -> Policy."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the dense hidden layers, of the actor and of the critic."""
-    activation: str = "tanh"
-    """Activation function by its name in flax.linen."""
-    layer_norm: bool = False
-    """Normalise the features of each dense hidden layer before the activation."""
-    conv_channels: int = 16
-    """Channels of the first convolution; "nature_cnn" has 2, 4 and 4 times as many, "impala" 1, 2 and 2 times."""
-    recurrent: str = "none"
-    """A recurrent layer before the heads: "gru", "lstm", "mingru" (parallel over steps), or "none"."""
-    recurrent_size: int = 64
-    """Units of the recurrent layer."""
-    shared_critic: bool = False
-    """The critic is a second head of the actor's network instead of a network of its own."""
-    critic_hidden_sizes: tuple[int, ...] | None = None
-    """Widths of the critic's dense hidden layers; None: hidden_sizes."""
-    critic_activation: str | None = None
-    """Activation function of the critic; None: that of the actor."""
+    """A value such as MLP(hidden_sizes=(128, 128)), or a name for one with its defaults: "mlp" (dense layers), "cnn" (a
+    3×3 convolution before those), "nature_cnn", "impala" (a ResNet), "transformer" (of tokens), or "auto": "cnn" for
+    images, "transformer" where there is a prompt. Or a custom one: package.module:name (or a function),
+    (observation, distribution, critic) -> Policy."""
     action_distribution: str | Callable = "auto"
-    """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto". Or one
-    of your own: package.module:name (or a function), (space) -> Distribution."""
-    actor_observation: tuple[str, ...] | None = None
-    """Keys of a dict of observations that the actor sees, while its critic sees all; None: the actor sees all too."""
+    """Over real actions: "gaussian", clipped to the bounds ("auto"), or "squashed_gaussian"; else "auto". Or a custom
+    one: package.module:name (or a function), (space) -> Distribution."""
     state_dependent_std: bool = False
     """Standard deviations of real actions depend on the observation; otherwise they are free parameters."""
-    hidden_scale: float = math.sqrt(2)
-    """Gain of the hidden layers' initial weights, which are orthogonal."""
-    actor_scale: float = 0.01
-    """Gain of the initial weights of the actor's head: small, so that all actions begin about equally likely."""
-    critic_scale: float = 1.0
-    """Gain of the initial weights of the critic's head."""
-    transformer: Architecture = Architecture()
-    """Sizes of the transformer, where the network is one."""
 
     def __post_init__(self):
-        """Resolves what was left out and checks the whole."""
+        """Chooses the fields that were left out, and checks all of them."""
         resolve = functools.partial(object.__setattr__, self)
         check_counts(self)
         resolve("env_params", static_parameters(self.env_params))
         resolve("extras", tuple(self.extras))
+        check_function("network", self.network)
+        resolve("network", resolve_network(self.network, self.env.observation, self.env.prompt is not None))
         if not isinstance(self.algorithm, Algorithm):
             name = str(self.algorithm)
             resolve("algorithm", by_name(automatic_algorithm(self.env.max_steps).name if name == "auto" else name))
@@ -208,18 +184,18 @@ class Config:
 
     @property
     def is_transformer(self) -> bool:
-        """Whether the policy is one."""
-        return self.network == "transformer" or (self.network == "auto" and self.env.prompt is not None)
+        """Whether the policy is a transformer."""
+        return isinstance(self.network, Transformer)
 
     @property
-    def has_own_network(self) -> bool:
-        """Whether the network is the user's: a function or an import path."""
-        return is_own(self.network)
+    def has_custom_network(self) -> bool:
+        """Whether the network is custom: a function or an import path."""
+        return not isinstance(self.network, MLP | Transformer)
 
     @property
-    def has_own_distribution(self) -> bool:
-        """Whether the family of action distributions is the user's: a function or an import path."""
-        return is_own(self.action_distribution)
+    def has_custom_distribution(self) -> bool:
+        """Whether the family of action distributions is custom: a function or an import path."""
+        return is_custom(self.action_distribution)
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -240,79 +216,29 @@ class Config:
             self.env.action_space, self.action_distribution, state_dependent_std=self.state_dependent_std
         )
         critic = self.algorithm.critic is not None
-        if self.has_own_network:
-            return make_own_policy(self.network, self.env.observation, distribution, critic)
-        if self.is_transformer:
-            return make_token_policy(
-                self.transformer,
-                distribution,
-                max_steps=self.env.max_steps + critic,  # a critic also reads the last token, for its value
-                critic=critic,
-                shared_critic=self.shared_critic,
-                logits_chunk=self.logits_chunk,
-            )
-        return make_policy(
-            self.env.observation,
-            distribution,
-            network=self.network,
-            recurrent=self.recurrent,
-            hidden_sizes=self.hidden_sizes,
-            conv_channels=self.conv_channels,
-            recurrent_size=self.recurrent_size,
-            activation=self.activation,
-            hidden_scale=self.hidden_scale,
-            actor_scale=self.actor_scale,
-            critic_scale=self.critic_scale,
-            critic=critic,
-            shared_critic=self.shared_critic,
-            critic_hidden_sizes=self.critic_hidden_sizes,
-            critic_activation=self.critic_activation,
-            layer_norm=self.layer_norm,
-            actor_observation=self.actor_observation,
-            fused_layers=self.plan.fused_layers,
-            steps_per_loop=self.plan.steps_per_loop,
-        )
+        if self.has_custom_network:
+            return make_custom_policy(self.network, self.env.observation, distribution, critic)
+        if self.is_transformer:  # a critic also reads the last token, for its value
+            options = {"max_steps": self.env.max_steps + critic, "logits_chunk": self.logits_chunk}
+        else:
+            options = {"fused_layers": self.plan.fused_layers, "steps_per_loop": self.plan.steps_per_loop}
+        return self.network(self.env.observation, distribution, critic, **options)
+
+    @classmethod
+    def _unknown_field(cls, name: str, value: Any) -> str:
+        for network in NETWORKS.values():
+            if name in network.__dataclass_fields__:
+                return f"{name} is a field of the network: Config(network={network.__name__}({name}={value!r}))"
+        if name in Hyperparams.__dataclass_fields__:
+            return f"{name} is a field of Hyperparams: Hyperparams({name}={value!r})"
+        return super()._unknown_field(name, value)
 
 
-def acting_policy(config: Config, normalizer: Normalizer, hyperparams: Hyperparams) -> Policy:
+def behaviour_policy(config: Config, normalizer: Normalizer, hyperparams: Hyperparams) -> Policy:
     """The policy as it acts and as it learns, so that both mean the same distribution."""
     policy = normalized(config.policy, normalizer.observation, hyperparams.observation_clip)
     if config.is_transformer:
-        policy = tempered(policy, hyperparams.temperature)
+        policy = with_temperature(policy, hyperparams.temperature)
     if config.truncate_sampling:
-        policy = truncated(policy, hyperparams.top_k, hyperparams.top_p)
+        policy = with_top_k_top_p(policy, hyperparams.top_k, hyperparams.top_p)
     return policy
-
-
-LONGEST_CHEAP_EPISODE = 500
-"""Steps of the longest episode that one-episode groups are chosen for."""
-FEWEST_EPISODES = 500
-"""Whole episodes that a budget must allow where one-episode groups are chosen."""
-
-
-class Choice(NamedTuple):
-    """An algorithm and why it was chosen."""
-
-    name: str
-    reason: str
-
-
-def automatic_algorithm(max_steps: int, total_steps: float = math.inf) -> Choice:
-    """The algorithm for an episode limit and a budget of environment steps.
-
-    "grpo" if whole episodes are cheap: the limit is at most 500 steps, and the budget allows 500 episodes of that
-    length. Its groups then compare the outcomes of whole episodes, without a critic.
-
-    Otherwise "ppo". An iteration of whole episodes would take a large part of the budget, and the outcome of an episode
-    says little about one of its many actions. PPO learns from parts of episodes. So do some methods without a critic,
-    but PPO scored higher than those on three of four MinAtar games.
-
-    Args:
-      max_steps: the environment's episode limit.
-      total_steps: the budget; infinity if unknown.
-    """
-    if max_steps > LONGEST_CHEAP_EPISODE:
-        return Choice("ppo", f"episodes of up to {max_steps} steps are too long to play whole")
-    if max_steps * FEWEST_EPISODES > total_steps:
-        return Choice("ppo", f"{total_steps:g} steps allow fewer than {FEWEST_EPISODES} episodes of {max_steps}")
-    return Choice("grpo", f"whole episodes are cheap: at most {max_steps} steps")

@@ -45,6 +45,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return "did you mean " + " or ".join(repr(folded[name]) for name in close) + "?"
 
 
+class KnownFields:
+    """A dataclass whose constructor names the nearest field for one that it does not have."""
+
+    def __new__(cls, *arguments: Any, **fields: Any) -> Any:
+        """Raises ConfigError for an unknown field."""
+        for name, value in fields.items():
+            if name not in cls.__dataclass_fields__:
+                raise ConfigError(cls._unknown_field(name, value))
+        return super().__new__(cls)
+
+    @classmethod
+    def _unknown_field(cls, name: str, value: Any) -> str:
+        return f"{cls.__name__} has no field {name!r}: {nearest(name, cls.__dataclass_fields__)}"
+
+
 def describe_function(field: str, value: Any) -> str:
     """The field of a config with its value: a name or a path in quotes, or the name of a function."""
     return f"{field}={getattr(value, '__qualname__', repr(value))}"

@@ -34,13 +34,29 @@ def first_members(num_envs: int, group_size: int) -> jax.Array:
     return jnp.arange(num_envs) % group_size == 0
 
 
+def copy_member(state: RolloutState, member: jax.Array, group_size: int) -> RolloutState:
+    """Every environment at the state of one member of its group: number `member[g]`, int `[num_groups]`."""
+    source = jnp.repeat(jnp.arange(0, state.num_envs, group_size) + member, group_size)
+    return jax.tree.map(lambda leaf: leaf[source], state)
+
+
+def keep_end(begun: RolloutState, ended: RolloutState) -> RolloutState:
+    """The next rollout starts from the end of this one."""
+    return ended
+
+
+def keep_begin(begun: RolloutState, ended: RolloutState) -> RolloutState:
+    """The next rollout starts from the beginning of this one, whose steps are discarded."""
+    return begun
+
+
 class Start(NamedTuple):
     """The state that a rollout begins from, the state kept for the next rollout, and whether episodes follow others."""
 
     begin: Callable  # (simulator, state kept, key, group_size) -> RolloutState: see `rollouts.rollout.Simulator`
-    keep: Callable  # (state begun from, state ended in) -> RolloutState to keep
-    auto_reset: bool  # False: one episode a rollout, masked after its end
-    grouped: bool  # members of a group start from the same state
+    keep: Callable = keep_end  # (state begun from, state ended in) -> RolloutState to keep
+    auto_reset: bool = True  # False: one episode a rollout, masked after its end
+    grouped: bool = True  # members of a group start from the same state
     trunk_steps: int = 0  # environment steps that `begin` makes for each group
     all_actions: bool = False  # member i of a group begins with action i
 
@@ -51,7 +67,7 @@ class Start(NamedTuple):
 
 
 def fresh_groups(simulator: Any, state: RolloutState, key: jax.Array, group_size: int) -> RolloutState:
-    """Every group starts from a reset of its own. Only the parameters of the environments are taken from `state`."""
+    """Every group starts from its own reset. Only the parameters of the environments are taken from `state`."""
     return simulator.reset(state.environment_params, key, state.num_envs, group_size=group_size)
 
 
@@ -64,12 +80,9 @@ def anchored_groups(simulator: Any, state: RolloutState, key: jax.Array, group_s
     """Every member of a group continues from the state of one of them, drawn uniformly.
 
     All members are equally likely to be drawn, so the states that groups start from have the same distribution as
-    those of environments that continue without groups.
+    in environments that continue without groups.
     """
-    num_envs = state.num_envs
-    anchor = jax.random.randint(key, (num_envs // group_size,), 0, group_size)
-    source = jnp.repeat(jnp.arange(0, num_envs, group_size) + anchor, group_size)
-    return jax.tree.map(lambda leaf: leaf[source], state)
+    return copy_member(state, jax.random.randint(key, (state.num_envs // group_size,), 0, group_size), group_size)
 
 
 class Forks(NamedTuple):
@@ -87,7 +100,7 @@ class Forks(NamedTuple):
 def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
     """Groups that split off a trunk every `trunk_steps` steps (TRPO's vine).
 
-    The branches are played for `num_steps`, or to the end of their episode, and forgotten; the trunk continues from the
+    The branches are played for `num_steps`, or to the end of their episode, and discarded; the trunk continues from the
     state where they split off. Its steps count in the budget: `trunk_steps` for each group in each iteration.
 
     Vine: https://arxiv.org/abs/1502.05477; the same for language models, VinePPO: https://arxiv.org/abs/2410.01679.
@@ -98,22 +111,8 @@ def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
         number of actions. See `all_actions_advantage`.
     """
     trunk_steps = as_count("trunk_steps", trunk_steps, "otherwise the same state is forked in every iteration")
-    return Start(
-        Forks(trunk_steps),
-        _keep_begun,
-        auto_reset=False,
-        grouped=True,
-        trunk_steps=trunk_steps,
-        all_actions=all_actions,
-    )
-
-
-def _keep_begun(begun: RolloutState, ended: RolloutState) -> RolloutState:
-    return begun
-
-
-def _keep_ended(begun: RolloutState, ended: RolloutState) -> RolloutState:
-    return ended
+    forks = Forks(trunk_steps)
+    return Start(forks, keep_begin, auto_reset=False, trunk_steps=trunk_steps, all_actions=all_actions)
 
 
 def _keep_without_carry(begun: RolloutState, ended: RolloutState) -> RolloutState:
@@ -121,11 +120,11 @@ def _keep_without_carry(begun: RolloutState, ended: RolloutState) -> RolloutStat
     return ended._replace(policy_carry=())
 
 
-FRESH = Start(fresh_groups, _keep_without_carry, auto_reset=False, grouped=True)
+FRESH = Start(fresh_groups, _keep_without_carry, auto_reset=False)
 """One-episode groups: `group_size` copies of one reset state, each played to its end."""
 
-CONTINUE = Start(continue_episodes, _keep_ended, auto_reset=True, grouped=False)
+CONTINUE = Start(continue_episodes, grouped=False)
 """Environments run on across iterations, as in PPO."""
 
-ANCHORED = Start(anchored_groups, _keep_ended, auto_reset=True, grouped=True)
+ANCHORED = Start(anchored_groups)
 """Environments run on across iterations; at the start of each window a group gathers at the state of one member."""

@@ -19,7 +19,7 @@ class _Block:
         self.defer, self.error = defer, None
 
 
-_blocks: list[_Block] = []  # those that are open; programs call from threads of their own
+_blocks: list[_Block] = []  # the open ones; programs call from other threads
 
 
 def call_host(function: Callable[..., PyTree], results: PyTree, *arguments: PyTree) -> PyTree:

@@ -27,7 +27,7 @@ _AT_LEAST_1 = {
     "top_k": "leaves no token to sample; use 1 or more, or inf for all",
     "dual_clip": "would bound the surrogate where the policy has not changed; use more than 1 + clip_high, such as 3",
 }
-# Limits, of which inf is none. Any other number must be finite, but those of a subclass may mean what they like.
+# Limits, of which inf is none. Any other number must be finite, except in fields of a subclass.
 _MAY_BE_INFINITE = (
     *("total_steps", "max_episodes", "clip_low", "clip_high", "value_clip", "kl_limit", "top_k"),
     *("observation_clip", "reward_clip", "max_grad_norm"),

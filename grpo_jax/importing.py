@@ -35,12 +35,12 @@ def import_object(path: str, what: str, *, alternative: str = "") -> Any:
     return getattr(found, name)
 
 
-def is_own(value: Any) -> bool:
-    """Whether the value of a field is the user's: a function or an import path, not a name that this package knows."""
+def is_custom(value: Any) -> bool:
+    """Whether the value of a field is custom: a function or an import path, not a name that this package knows."""
     return not isinstance(value, str) or ":" in value
 
 
-def import_own(value: Any, what: str) -> Any:
+def import_custom(value: Any, what: str) -> Any:
     """The object at an import path (see `import_object`); any other value is returned unchanged."""
     return import_object(value, what) if isinstance(value, str) and ":" in value else value
 

@@ -11,11 +11,11 @@ def leading_shape(observation: PyTree, num_axes: int) -> tuple[int, ...]:
     return jax.tree.leaves(observation)[0].shape[:num_axes]
 
 
-def joined(observation: PyTree, num_axes: int) -> jax.Array:
+def flatten_observation(observation: PyTree, num_axes: int) -> jax.Array:
     """All leaves as one array: flattened, converted to float32, and side by side.
 
     Args:
-      observation: each leaf has `num_axes` leading axes, which stay, such as `[N, ...]`. The order is that of
+      observation: each leaf has `num_axes` leading axes, which stay, such as `[N, ...]`. The order is as in
         `jax.tree.leaves`: dicts by sorted key, tuples from first to last.
       num_axes: number of leading axes.
 

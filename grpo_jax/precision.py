@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 exact_sum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-"""`jnp.einsum` whose products are not rounded to fewer bits than its arguments have, on an accelerator either."""
+"""`jnp.einsum` with products in full precision, on accelerators too."""
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
+from grpo_jax.errors import describe_arrays
 from grpo_jax.hyperparams import Hyperparams
 
 PyTree = Any
@@ -22,6 +24,15 @@ def by_path(tree: PyTree, prefix: str = "") -> dict[str, Any]:
         "/".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="/")))): leaf
         for path, leaf in leaves
     }
+
+
+def first_difference(tree: PyTree, other: PyTree) -> tuple[str, str, str] | None:
+    """The path of the first leaf that differs in shape or dtype, and both leaves in words; None for trees alike."""
+    leaves, others = ({path: describe_arrays(leaf) for path, leaf in by_path(each).items()} for each in (tree, other))
+    for path in {**leaves, **others}:
+        if leaves.get(path) != others.get(path):
+            return path, leaves.get(path, "missing"), others.get(path, "missing")
+    return None
 
 
 class RolloutState(NamedTuple):
@@ -132,7 +143,7 @@ class Prediction(NamedTuple):
     entropy: jax.Array
     value: jax.Array | None  # None without a critic
     kl_behaviour: jax.Array  # KL(behaviour || policy), exact or, with logits_chunk, estimated
-    # KL(policy || reference), likewise, but exact for the penalty exact_kl_to_reference; None without a reference
+    # KL(policy || reference), in the same way, but exact for exact_kl_to_reference; None without a reference
     kl_reference: jax.Array | None
     reference_log_prob: jax.Array | None  # None without a reference
     params: PyTree = None  # the current parameters that are trained
@@ -146,18 +157,28 @@ class Prediction(NamedTuple):
           ValueError: the policy has none.
         """
         if self.compute_features is None:
-            raise ValueError("this policy, a network of your own, has no features; give make_pure_policy features=...")
+            raise ValueError("this policy, a custom network, has no features; give make_pure_policy features=...")
         return self.compute_features()
 
 
-class Count(NamedTuple):
-    """The whole number `units * unit + rest`, where `unit` is the most that one iteration adds, at most 2^30.
+class StepCount(NamedTuple):
+    """The whole number `high * 2^31 + low`, exact up to 2^62: one int32 would overflow after 2^31 steps."""
 
-    Two int32 count exactly up to 2^31 iterations, where one would overflow after 2^31 steps.
-    """
+    high: jax.Array  # int32
+    low: jax.Array  # int32, never negative
 
-    units: jax.Array  # int32
-    rest: jax.Array  # int32, below the unit
+    def plus(self, number: jax.Array) -> "StepCount":
+        """The sum with a number of at most 2^31 - 1."""
+        low = self.low + number.astype(jnp.int32)  # negative after an overflow
+        return StepCount(self.high + (low < 0), low & (2**31 - 1))
+
+    def at_most(self, other: "StepCount") -> jax.Array:
+        """Whether it is not more than another one."""
+        return (self.high < other.high) | ((self.high == other.high) & (self.low <= other.low))
+
+    def as_float(self) -> jax.Array:
+        """The number, rounded to float32."""
+        return self.high.astype(jnp.float32) * 2.0**31 + self.low.astype(jnp.float32)
 
 
 @struct.dataclass
@@ -165,7 +186,7 @@ class TrainState:
     """The whole state of a run, arrays only: vmap it, shard it, donate it, save it, resume from it."""
 
     params: PyTree
-    reference_params: PyTree  # those that are trained; None for an algorithm without a reference policy
+    reference_params: PyTree  # the trained ones; None for an algorithm without a reference policy
     optimizer: PyTree  # of the parameters that are trained
     rollout: RolloutState
     normalizer: PyTree  # statistics of observations and returns; None where they are not normalised
@@ -173,9 +194,9 @@ class TrainState:
     key: jax.Array
     kl_coef: jax.Array  # float32; hyperparams.kl_coef unless a controller adapts it
     iteration: jax.Array  # int32, completed train steps
-    steps: Count  # environment steps so far
+    steps: StepCount  # environment steps so far
     last_steps: jax.Array  # int32, of the last iteration; before the first, the most that one makes
-    episodes: Count  # completed episodes so far
+    episodes: StepCount  # completed episodes so far
     hyperparams: Hyperparams
 
     if TYPE_CHECKING:  # flax's decorator defines it, which type checkers do not see

@@ -5,13 +5,19 @@ import jaxlib.version
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from experiments.harness.targets import TARGETS
+from experiments.compiled_programs.targets import TARGETS
 
 # Programs this small are compiled faster in one part than in several that are linked.
 CHEAP_XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if jaxlib.version.__version_info__ < (0, 11):
     # Compiling fusions through MLIR takes three times as long. jaxlib 0.11 refuses the flag as unknown.
     CHEAP_XLA_FLAGS += " --xla_cpu_use_fusion_emitters=false"
+
+
+def compiled(family):
+    """A distribution of actions whose functions are one program each, and not one for each of their operations."""
+    names = "from_noise", "mode", "log_prob", "entropy", "kl", "to_environment"
+    return family._replace(**{name: jax.jit(getattr(family, name)) for name in names})
 
 
 def compile_for_h100(function, *arguments):

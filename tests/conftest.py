@@ -8,8 +8,9 @@ import jax
 import pytest
 from compilation import CHEAP_XLA_FLAGS
 
-from experiments.harness.ahead_of_time import choose_backend
+from experiments.compiled_programs.ahead_of_time import choose_backend
 from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
+from grpo_jax.policies import MLP
 
 
 def pytest_configure(config):
@@ -40,7 +41,7 @@ class Run(NamedTuple):
 
 
 def small_run(algorithm, **settings) -> Run:
-    config = Config(algorithm=algorithm, num_envs=8, num_epochs=2, num_minibatches=4, hidden_sizes=(8,), **settings)
+    config = Config(algorithm=algorithm, num_envs=8, num_epochs=2, num_minibatches=4, network=MLP((8,)), **settings)
     train_step = make_train_step(config)
     init = jax.jit(make_init(config))
     ten = jax.jit(lambda state: jax.lax.scan(lambda state, _: train_step(state), state, length=10))
@@ -65,3 +66,11 @@ def ppo():
 def small(request):
     """Either of them."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(autouse=True)
+def keep_the_cache():
+    """Restores the tests' compilation cache, as commands choose their own."""
+    before = jax.config.jax_compilation_cache_dir
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)

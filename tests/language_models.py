@@ -5,7 +5,7 @@ import pytest
 
 from grpo_jax.language import save_model
 from grpo_jax.language.weights import published_names
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 
 MODEL_TYPES = {"llama": {}, "qwen2": {"attention_bias": True, "tie_embeddings": True}, "qwen3": {"qk_norm": True}}
 
@@ -80,7 +80,7 @@ def make_params(architecture, vocab_size):
 def make_model(folder, model_type="qwen3", *, chat_template=CHATML, context=64):
     """Writes the folder of a model with 258 tokens, and returns it."""
     pytest.importorskip("jinja2")
-    architecture = Architecture(
+    architecture = Transformer(
         num_layers=1, width=16, num_heads=4, num_kv_heads=2, norm_eps=1e-5, rope_base=5000.0, **MODEL_TYPES[model_type]
     )
     end = {"end_token": "<|im_end|>", "context": context, "chat_template": chat_template}

@@ -394,9 +394,9 @@ def standing(env, policy, key, *, ages, lifetimes):
     )
 
 
-def counted(count, unit):
-    """The number that a `Count` in this unit stands for."""
-    return np.asarray(count.units, np.int64) * unit + np.asarray(count.rest)
+def counted(count):
+    """The number that a `StepCount` stands for."""
+    return np.asarray(count.high, np.int64) * 2**31 + np.asarray(count.low)
 
 
 def bits(tree):

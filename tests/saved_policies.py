@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from grpo_jax import Hyperparams
-from grpo_jax.recording import Plan
-from grpo_jax.recording.policies import KeptPolicies
+from grpo_jax.recording import RunSpec
+from grpo_jax.recording.policy_saver import PolicySaver
 from grpo_jax.training.run import initial_states
 
 
@@ -13,11 +13,11 @@ def save_policies(directory, config, *, scores=(1.0, 2.0), label="run", env_para
     """Writes a row for each score, with the statistics of some observations; returns the train states."""
     keys = jax.random.split(jax.random.key(1), len(scores))
     hyperparams = hyperparams or Hyperparams(learning_rate=np.arange(1.0, 1.0 + len(scores), dtype=np.float32))
-    plan = Plan(label, config, hyperparams, keys, env_params=env_params)
+    plan = RunSpec(label, config, hyperparams, keys, env_params=env_params)
     states = jax.jit(lambda *rows: initial_states(config, *rows))(hyperparams, keys, env_params)
     # Heads begin so small that all actions would be equal.
     states = states.replace(params=jax.tree.map(lambda leaf: 10 * leaf + 0.1, states.params))
     states = states.replace(normalizer=jax.tree.map(lambda leaf: leaf + 0.5, states.normalizer))
-    with KeptPolicies(directory, plan) as policies:
+    with PolicySaver(directory, plan) as policies:
         policies.finish(states, np.arange(len(scores)), np.array(scores))
     return states

@@ -1,12 +1,11 @@
 """Algorithms as values: what their slots compose to, and reference policies over train steps."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Echo, Probe, acted, bits, known_params, known_policy
+from small import small_config
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, grpo_loss, make_init, make_train_step, objectives, ppo_loss
 from grpo_jax.algorithms import ALGORITHMS, GRPO_RETURN_TO_GO, name_of, with_reference
@@ -18,6 +17,7 @@ from grpo_jax.objectives import (
     kl_to_reference,
     refreshed_reference,
 )
+from grpo_jax.policies import MLP
 from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
@@ -82,7 +82,9 @@ def log_probs(params, rollout):
 
 def assert_coincides(whole_loss, names, total, metrics, gradient):
     """The slots compose to `whole_loss`, a function of the parameters: value, gradient and the metrics of both."""
-    (expected_total, expected_metrics), expected_gradient = jax.value_and_grad(whole_loss, has_aux=True)(PARAMS)
+    (expected_total, expected_metrics), expected_gradient = jax.jit(jax.value_and_grad(whole_loss, has_aux=True))(
+        PARAMS
+    )
     np.testing.assert_allclose(total, expected_total, rtol=1e-6)
     for actual, expected in zip(gradient, expected_gradient, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-7)
@@ -98,36 +100,30 @@ def test_grpo_with_a_reference_composes_to_grpo_loss():
     algorithm = with_reference(GRPO, frozen_reference)
     algorithm = algorithm._replace(penalties=(kl_to_reference,), **WHOLE)
     batch, total, metrics, gradient = composed(algorithm, rollout)
-    scores = rollout.reward.sum(0).reshape(-1, GROUP_SIZE)
-    advantage = jnp.broadcast_to(objectives.group_normalized(scores).reshape(-1), rollout.valid.shape)
-    whole_loss = functools.partial(
-        grpo_loss,
-        behaviour_log_prob=rollout.log_prob,
-        advantages=advantage,
-        mask=rollout.valid,
-        reference_log_prob=log_probs(REFERENCE, rollout),
-        clip_low=HYPERPARAMS.clip_low,
-        clip_high=HYPERPARAMS.clip_high,
-        kl_coef=HYPERPARAMS.kl_coef,
-    )
-    assert_coincides(lambda params: whole_loss(log_probs(params, rollout)), POLICY_METRICS, total, metrics, gradient)
-    assert not batch.advantage[~rollout.valid].any()
+
+    def whole_loss(params):
+        scores = objectives.group_normalized(rollout.reward.sum(0).reshape(-1, GROUP_SIZE))
+        return grpo_loss(
+            *(log_probs(params, rollout), rollout.log_prob),
+            *(jnp.broadcast_to(scores.reshape(-1), rollout.valid.shape), rollout.valid),
+            reference_log_prob=log_probs(REFERENCE, rollout),
+            clip_low=HYPERPARAMS.clip_low,
+            clip_high=HYPERPARAMS.clip_high,
+            kl_coef=HYPERPARAMS.kl_coef,
+        )
+
+    assert_coincides(whole_loss, POLICY_METRICS, total, metrics, gradient)
+    assert not np.asarray(batch.advantage)[~np.asarray(rollout.valid)].any()
 
 
 def test_ppo_composes_to_ppo_loss():
     rollout = trajectory()
     _, total, metrics, gradient = composed(PPO._replace(**WHOLE), rollout)
-    advantage = objectives.gae(
-        rollout.reward,
-        rollout.value,
-        rollout.next_value,
-        rollout.terminated,
-        rollout.truncated,
-        discount=HYPERPARAMS.discount,
-        gae_lambda=HYPERPARAMS.gae_lambda,
-    )
 
     def whole_loss(params):
+        trace = {"discount": HYPERPARAMS.discount, "gae_lambda": HYPERPARAMS.gae_lambda}
+        values = rollout.reward, rollout.value, rollout.next_value
+        advantage = objectives.gae(*values, rollout.terminated, rollout.truncated, **trace)
         logits, values = known_policy.sequence(params, rollout.observation, rollout.carry, rollout.is_first)
         return ppo_loss(
             log_probs(params, rollout),
@@ -149,19 +145,21 @@ def test_ppo_composes_to_ppo_loss():
 
 
 def test_penalties_weigh_exact_divergences_and_entropy():
-    rollout = trajectory()
-    family, weights = known_policy.distribution, objectives.mean_over_steps(rollout.valid)
-    policy, reference = (
-        known_policy.sequence(p, rollout.observation, rollout.carry, rollout.is_first)[0] for p in (PARAMS, REFERENCE)
-    )
-    entropy = objectives.weighted_sum(family.entropy(policy), weights)
-    costs = {
-        GRPO: objectives.weighted_sum(family.kl(rollout.distribution, policy), weights),
-        with_reference(GRPO, frozen_reference, exact_kl_to_reference): objectives.weighted_sum(
-            family.kl(policy, reference), weights
-        ),
-    }
-    for algorithm, divergence in costs.items():
+    rollout, family = trajectory(), known_policy.distribution
+
+    @jax.jit
+    def costs(rollout):
+        policy, reference = (
+            known_policy.sequence(params, rollout.observation, rollout.carry, rollout.is_first)[0]
+            for params in (PARAMS, REFERENCE)
+        )
+        of_steps = family.entropy(policy), family.kl(rollout.distribution, policy), family.kl(policy, reference)
+        weights = objectives.mean_over_steps(rollout.valid)
+        return [objectives.weighted_sum(values, weights) for values in of_steps]
+
+    entropy, to_behaviour, to_reference = costs(rollout)
+    referring = with_reference(GRPO, frozen_reference, exact_kl_to_reference)
+    for algorithm, divergence in {GRPO: to_behaviour, referring: to_reference}.items():
         _, total, metrics, _ = composed(algorithm, rollout)
         expected = HYPERPARAMS.kl_coef * divergence - HYPERPARAMS.entropy_coef * entropy
         np.testing.assert_allclose(total - metrics["loss/policy"], expected, rtol=1e-5)
@@ -212,7 +210,7 @@ def test_a_nan_reward_stays_in_its_group(algorithm):
     assert np.isnan(spoilt[0, :GROUP_SIZE]).any()
 
 
-def test_a_reference_replaces_the_penalty_to_the_behaviour_policy():
+def test_a_reference_replaces_the_penalty_to_the_behaviour():
     assert kl_to_behaviour in GRPO.penalties
     algorithm = with_reference(GRPO, frozen_reference)
     assert kl_to_reference in algorithm.penalties and kl_to_behaviour not in algorithm.penalties
@@ -226,15 +224,8 @@ def test_a_reference_replaces_the_penalty_to_the_behaviour_policy():
 
 
 def make_steps(reference, kl):
-    config = Config(
-        environment=Echo(),
-        algorithm=with_reference(GRPO, reference, kl),
-        num_envs=16,
-        group_size=4,
-        num_epochs=2,
-        num_minibatches=1,
-        hidden_sizes=(),
-    )
+    sizes = {"num_envs": 16, "group_size": 4, "num_epochs": 2, "network": MLP(())}
+    config = small_config(with_reference(GRPO, reference, kl), Echo(), **sizes)
     init, step = jax.jit(make_init(config)), jax.jit(make_train_step(config))
 
     def history(number, **hyperparams):

@@ -46,7 +46,7 @@ def test_an_error_is_raised_as_it_is(num_devices, caplog):
     assert rows_function(jnp.array([4.0, 5.0]))[0].tolist() == [2, 2.5]
 
 
-def test_a_program_goes_on_with_zeros_only_where_its_error_is_raised():
+def test_zeros_stand_in_only_where_an_error_is_raised():
     program = jax.jit(halves)
     with pytest.raises(KeyError, match="no half of 3"):
         with host_errors(defer=True):

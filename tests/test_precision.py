@@ -1,5 +1,6 @@
 """Every function on plain arrays takes numbers of any type, and computes with float32 at least."""
 
+import functools
 import inspect
 from collections.abc import Callable
 
@@ -10,7 +11,6 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from grpo_jax import Hyperparams, baselines, objectives
-from grpo_jax.baselines import projections
 from grpo_jax.environments.tokens import rewards
 from grpo_jax.objectives.reductions import weighted_sums
 from grpo_jax.policies import sampling
@@ -20,7 +20,6 @@ T, N, G, F, E, A = 6, 8, 2, 3, 2, 5  # steps, rollouts, groups, final states, el
 RNG = np.random.default_rng(0)
 KEY = jax.random.key(0)
 MASK, TERMINATED, TRUNCATED = np.arange(T)[:, None] < RNG.integers(1, T + 1, N), *(RNG.random((2, T, N)) < 0.15)
-MASK, TERMINATED, TRUNCATED = (jnp.asarray(x) for x in (MASK, TERMINATED, TRUNCATED))
 CLIP = {"clip_low": 0.2, "clip_high": 3e-4}
 TRACE = {"discount": 0.9, "gae_lambda": 0.8}
 STEPS, FINALS, GROUPS, PARTS = (T, N), (F, N), (G, N // G), (3, G, N // G)
@@ -34,6 +33,12 @@ def bound(function, *arguments, **options):
         return function(*(next(reals) if argument is ... else argument for argument in arguments), **options)
 
     return of_reals
+
+
+def of_window(function, **options):
+    """The function of the features, the final features and the rewards of a `Window`."""
+    flags = TERMINATED, TRUNCATED, MASK, jnp.roll(TERMINATED, 1, axis=0)
+    return lambda *reals: function(baselines.Window(*reals, *flags), **options)
 
 
 # The function of arrays of real numbers, and the shapes of those.
@@ -60,36 +65,27 @@ FUNCTIONS = {
     ),
     "same_step_leave_one_out": (bound(objectives.same_step_leave_one_out, ..., MASK, N // G), STEPS),
     "kernel_values": (
-        bound(
-            *(baselines.kernel_values, ..., ..., ..., TERMINATED, TRUNCATED, MASK),
-            **{"discount": 0.9, "bandwidth": 0.2, "relative": True, "standardize": True},
-        ),
+        of_window(baselines.kernel_values, discount=0.9, bandwidth=0.2, relative=True, standardize=True),
         *((T, N, E), (F, N, E), STEPS),
     ),
     "lstd_values": (
-        bound(
-            *(baselines.lstd_values, ..., ..., ..., TERMINATED, TRUNCATED, jnp.roll(TERMINATED, 1, axis=0), MASK),
-            **{"discount": 0.9, "trace": 0.8, "ridge": 0.1},
-        ),
+        of_window(baselines.lstd_values, discount=0.9, trace=0.8, ridge=0.1),
         *((T, N, E), (F, N, E), STEPS),
     ),
     "recursive_lstd_values": (
-        lambda features, finals, rewards: baselines.recursive_lstd_values(
-            *(
+        of_window(
+            functools.partial(
+                baselines.recursive_lstd_values,
                 baselines.LeastSquares(jnp.eye(E + 1), jnp.ones(E + 1), jnp.ones(E + 1), 1.0),
-                features,
-                finals,
-                rewards,
             ),
-            *(TERMINATED, TRUNCATED, jnp.roll(TERMINATED, 1, axis=0), MASK),
             **{"discount": 0.9, "trace": 0.8, "ridge": 0.1, "decay": 0.5},
         ),
         *((T, N, E), (F, N, E), STEPS),
     ),
     "channel_correlations": (bound(baselines.channel_correlations, ..., 1), (T, 3, 4, 2)),
-    "scaling_of": (bound(projections.scaling_of, ..., MASK), (T, N, E)),
+    "scaling_of": (bound(baselines.scaling_of, ..., MASK), (T, N, E)),
     "random_features": (
-        lambda x, mean: baselines.random_features(x, projections.Scaling(mean, jnp.ones(E)), 5),
+        lambda x, mean: baselines.random_features(x, baselines.Scaling(mean, jnp.ones(E)), 5),
         *((T, N, E), (E,)),
     ),
     "state_hash_values": (
@@ -157,7 +153,7 @@ EXEMPT = {
     *("missing", "mean_or_missing"),  # of metrics, which are of the default type
     "on_host",  # gives its arguments to the caller's function as they are
     "mask_actions",  # chooses, and does not compute: logits of a large vocabulary stay as small as they are
-    *("change_logits", "tempered", "truncated", "restricted"),  # take a policy
+    *("change_logits", "with_temperature", "with_top_k_top_p", "apply_sampling_mask"),  # take a policy
 }
 HALF = [jnp.float16, jnp.bfloat16]
 DTYPES = [*HALF, jnp.float32, jnp.int32, jnp.bool_]
@@ -175,7 +171,7 @@ def numbers(name, dtype, scale=1.0):
             error.add_note(f"in {name} of {jnp.dtype(dtype)}")
             raise
 
-    return named, [jnp.asarray(x > 0 if dtype == jnp.bool_ else x).astype(dtype) for x in drawn]
+    return named, [(x > 0 if dtype == jnp.bool_ else x).astype(dtype) for x in drawn]
 
 
 def takes_arrays(function):

@@ -6,7 +6,7 @@ from pathlib import Path
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("*.md", "docs/**/*", "experiments/*.py", "experiments/results/**/*")
+PARTS = ("*.md", "docs/**/*", "experiments/results/**/*")
 
 
 def on_files(files, config):

@@ -1,1 +1,1 @@
-"""What the experiments share."""
+"""What several studies share."""

@@ -28,15 +28,13 @@ class Implementation(NamedTuple):
 
 
 def rejax_version() -> str | None:
-    """The installed version; None without the extra `benchmark`."""
     return importlib.metadata.version("rejax") if importlib.util.find_spec("rejax") else None
 
 
 def installed(names: Sequence[str]) -> tuple[str, ...]:
     """The names of implementations, without rejax's PPO if rejax is not installed.
 
-    Raises:
-      ConfigError: if none is left.
+    Raises ConfigError if none is left.
     """
     found = tuple(name for name in names if name != "rejax PPO" or rejax_version() is not None)
     if not found:
@@ -44,10 +42,15 @@ def installed(names: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def rejax_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = HIDDEN_SIZES) -> Implementation:
-    """rejax's own PPO, unchanged, on gymnax's environment behind `LegacyStepAPIWrapper`."""
+def rejax_ppo(
+    environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = HIDDEN_SIZES, *, logged: bool = False
+) -> Implementation:
+    """rejax's own PPO, unchanged, on gymnax's environment behind `LegacyStepAPIWrapper`.
+
+    It has no metrics; with `logged` one, the mean return of the last episode of each environment.
+    """
     import gymnax
-    from gymnax.wrappers import LegacyStepAPIWrapper
+    from gymnax.wrappers import LegacyStepAPIWrapper, LogWrapper
     from rejax import get_algo
 
     class Legacy(LegacyStepAPIWrapper):
@@ -56,7 +59,7 @@ def rejax_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
 
     env, env_params = gymnax.make(environment)
     algorithm = get_algo("ppo").create(
-        env=Legacy(env),
+        env=Legacy(LogWrapper(env) if logged else env),
         env_params=env_params,
         agent_kwargs={"activation": "tanh", "hidden_layer_sizes": hidden_sizes},
         num_envs=num_envs,
@@ -71,12 +74,16 @@ def rejax_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
         ent_coef=ENTROPY_COEF,
         max_grad_norm=MAX_GRAD_NORM,
     )
-    return Implementation(init=algorithm.init_state, step=lambda state: (algorithm.train_iteration(state), {}))
+
+    def step(state):
+        state = algorithm.train_iteration(state)
+        returns = {"episode/return_mean": state.env_state.returned_episode_returns.mean()} if logged else {}
+        return state, returns
+
+    return Implementation(algorithm.init_state, step)
 
 
 class PlainState(NamedTuple):
-    """The state of plain PPO."""
-
     params: Any
     optimizer: Any
     environment: Any
@@ -86,8 +93,6 @@ class PlainState(NamedTuple):
 
 
 class PlainTransition(NamedTuple):
-    """One step of plain PPO in every environment."""
-
     observation: jax.Array
     action: jax.Array
     reward: jax.Array
@@ -105,7 +110,6 @@ class PlainActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, observation):
-        """`[B, ...]` to logits `[B, num_actions]` and values `[B]`."""
         flat = observation.reshape(observation.shape[0], -1).astype(jnp.float32)
         outputs = []
         for size, scale in ((self.num_actions, 0.01), (1, 1.0)):

@@ -10,16 +10,16 @@ from numpy.typing import ArrayLike
 
 from grpo_jax import Config
 from grpo_jax.algorithms import name_of
+from grpo_jax.commands.harness.command import hardware
+from grpo_jax.commands.harness.limits import Between, Seeds
+from grpo_jax.commands.harness.parsing import chosen
+from grpo_jax.commands.harness.runs import Run, Score, make_plan, sampled_return, score_summary
+from grpo_jax.commands.harness.study import Study, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
-from grpo_jax.recording.plan import Plan, folder_name
+from grpo_jax.recording.run_spec import RunSpec, folder_name
 
-from .command import hardware
-from .limits import Between, Seeds
-from .parsing import chosen
-from .runs import Run, Score, make_plan, sampled_return, score_summary
-from .study import Study, StudyArguments
 from .summaries import SUMMARY, TABLE, read_results, write_results
 
 LONGEST_EVALUATION = 2500
@@ -46,22 +46,17 @@ def run_suite(
     name: str,
     arguments: SuiteArguments,
     environments: Sequence[str],
-    plan: Callable[[str], list[Plan]],
+    plan: Callable[[str], list[RunSpec]],
     header: Sequence[str],
     cells: Callable[[str, dict], list[str]],
 ) -> None:
     """Makes the planned runs on each environment, and writes all results of the folder after each.
 
-    Args:
-      name: name of the comparison.
-      arguments: flags of the command line.
-      environments: names of all its environments, in the order of the table.
-      plan: the runs on an environment, from its name.
-      header: titles of the table's columns after the first, which is the environment.
-      cells: those columns of an environment, from its name and its entry in summary.json.
+    The first column of the table is the environment; `header` and `cells(name, entry in summary.json)` give the others.
     """
     present = read_results(arguments.out)
-    absent = [name for name in environments if missing(present.get(name), arguments.methods)]
+    asked = set(arguments.methods)
+    absent = [name for name in environments if name not in present or not present[name]["runs"].keys() >= asked]
     plans = {}
     for environment in arguments.environments or absent:
         try:
@@ -80,14 +75,14 @@ def run_suite(
         study = Study(
             folder_name(f"{name}_{environment}"),
             plans[environment],
-            dataclasses.replace(arguments, out=folder if arguments.checkpoint_every else None),
+            dataclasses.replace(arguments, out=folder if arguments.recording.checkpoint_every else None),
             score=make_score(plans[environment][0].config),
         )
         study.run_all()
         # Read again: another process may have added other environments.
         results = read_results(arguments.out)
-        kept = results.get(environment) if arguments.methods else None
-        results[environment] = with_runs(kept, summarise_environment(study.runs))
+        kept, new = results.get(environment, {}) if asked else {}, summarise_environment(study.runs)
+        results[environment] = kept | new | {"runs": kept.get("runs", {}) | new["runs"]}
         in_order = [name for name in environments if name in results]
         results = {name: results[name] for name in dict.fromkeys(in_order + list(results))}
         write_comparison(results, arguments.out, header, cells)
@@ -95,16 +90,10 @@ def run_suite(
     print(f"Results in {arguments.out}: {TABLE}, {SUMMARY}, {CURVES}")
 
 
-def missing(entry: dict | None, methods: Sequence[str]) -> bool:
-    """Whether an environment has no results, or none of one of the methods."""
-    return entry is None or not entry["runs"].keys() >= set(methods)
-
-
-def chosen_plans(plans: list[Plan], arguments: SuiteArguments, present: dict | None) -> list[Plan]:
+def chosen_plans(plans: list[RunSpec], arguments: SuiteArguments, present: dict | None) -> list[RunSpec]:
     """The plans of the methods that the flags name, or all of them, in the order of the table.
 
-    Raises:
-      ConfigError: a method is unknown, or the results that stay beside these are of other steps or seeds.
+    Raises ConfigError if a method is unknown, or the results that stay beside these are of other steps or seeds.
     """
     by_label = {plan.label: plan for plan in plans}
     names = chosen(by_label, arguments.methods, "method")
@@ -120,14 +109,9 @@ def chosen_plans(plans: list[Plan], arguments: SuiteArguments, present: dict | N
     return plans
 
 
-def with_runs(entry: dict | None, new: dict) -> dict:
-    """The entry of an environment in summary.json with the runs of a new one."""
-    return new if entry is None else entry | new | {"runs": entry["runs"] | new["runs"]}
-
-
 def make_plans(
     arguments: SuiteArguments, environment: str, algorithms: Mapping[str, str], total_steps: float
-) -> list[Plan]:
+) -> list[RunSpec]:
     """Runs of the named algorithms, by their labels, over `total_steps * steps_factor` environment steps."""
     total_steps = int(arguments.steps_factor * total_steps)
     return [
@@ -161,13 +145,8 @@ def summarise_environment(runs: list[Run]) -> dict:
 
 
 def summarise_run(run: Run) -> dict:
-    """Final returns, times and the curve, to four digits."""
     curve = learning_curve(run.result.steps, run.returns, run.counts, num_points=50)
-    times = {
-        "wall_seconds": run.wall_seconds,
-        "core_seconds": run.core_seconds,
-        "steps_per_second": run.steps_per_second,
-    }
+    times = {name: getattr(run, name) for name in ("wall_seconds", "core_seconds", "steps_per_second")}
     return {
         "algorithm": name_of(run.config.algorithm),
         **{name: rounded(value) for name, value in (score_summary(run.final_returns) | times).items()},

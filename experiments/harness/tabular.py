@@ -92,7 +92,6 @@ def solve(process: Tabular, policy: jax.Array) -> Exact:
 
 
 def policy_table(process: Tabular, policy, params) -> jax.Array:
-    """`[S, A]` probabilities of a policy network."""
     states = jnp.eye(len(process.starts))
     return jax.nn.softmax(policy.step(params, states, policy.initial_carry(params, len(states)))[0])
 
@@ -108,7 +107,6 @@ def exact_gradient(process: Tabular, policy, params) -> tuple[dict, Exact]:
 
 
 def _nested(array: np.ndarray) -> tuple:
-    """As tuples of floats."""
     return tuple(_nested(row) for row in array) if array.ndim > 1 else tuple(float(x) for x in array)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.groups import CONTINUE
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import TrainState
 from grpo_jax.updates.batch import make_batch
@@ -71,9 +72,7 @@ def make_config(
         num_steps=reference.NUM_STEPS,
         num_epochs=reference.NUM_EPOCHS,
         num_minibatches=reference.NUM_MINIBATCHES,
-        network="mlp",
-        hidden_sizes=hidden_sizes,
-        activation="tanh",
+        network=MLP(hidden_sizes),
     )
 
 
@@ -115,7 +114,7 @@ def make_case(
     options: Mapping[str, str] | None = None,
 ) -> Case:
     """The train steps of an implementation from the state of `key`, or of keys, compiled with options of XLA."""
-    state = jax.tree.map(_strong, jax.jit(implementation.init)(key))
+    state = jax.tree.map(strong, jax.jit(implementation.init)(key))
     return compiled(name, lambda state, _: implementation.step(state), state, None, num_samples, flops, options)
 
 
@@ -208,7 +207,7 @@ def matmul() -> Case:
 def final_returns(implementation: Implementation, num_seeds: int, num_iterations: int) -> np.ndarray:
     """`[num_seeds]` mean return of the episodes that ended in the last tenth of training."""
     states = jax.vmap(implementation.init)(jax.random.split(jax.random.key(0), num_seeds))
-    states = jax.tree.map(_strong, states)
+    states = jax.tree.map(strong, states)
 
     def train(state):
         _, metrics = jax.lax.scan(lambda state, _: implementation.step(state), state, length=num_iterations)
@@ -218,27 +217,25 @@ def final_returns(implementation: Implementation, num_seeds: int, num_iterations
 
 
 def _layers(config: Config) -> list[tuple[int, int]]:
-    """The numbers of inputs and outputs of every dense layer."""
     num_inputs = int(np.prod(config.env.observation.shape))
     heads = [config.policy.distribution.num_parameters] + [1] * config.policy.has_critic
-    widths = [(num_inputs, *config.hidden_sizes, head) for head in heads]
+    widths = [(num_inputs, *config.network.hidden_sizes, head) for head in heads]
     return [pair for sizes in widths for pair in zip(sizes[:-1], sizes[1:], strict=True)]
 
 
 def forward_flops(config: Config) -> float:
-    """FLOPs of the matrix products for one sample."""
     return float(sum(2 * inputs * outputs for inputs, outputs in _layers(config)))
 
 
 def gradient_flops(config: Config) -> float:
     """FLOPs for one sample, forwards and backwards; no gradient flows into the observation."""
     num_inputs = int(np.prod(config.env.observation.shape))
-    into_observation = 2 * num_inputs * config.hidden_sizes[0] * (1 + config.policy.has_critic)
+    into_observation = 2 * num_inputs * config.network.hidden_sizes[0] * (1 + config.policy.has_critic)
     return 3 * forward_flops(config) - into_observation
 
 
-def _strong(leaf: jax.Array) -> jax.Array:
-    """Without a weak type, as a step returns it."""
+def strong(leaf: jax.Array) -> jax.Array:
+    leaf = jnp.asarray(leaf)
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return leaf if is_key else jax.lax.convert_element_type(leaf, leaf.dtype)
 

@@ -10,11 +10,18 @@
 | `boosted(first, second)` | the value by one baseline, plus what another makes of its errors |
 """
 
-from grpo_jax.baselines.baseline import Baseline, stateless
-from grpo_jax.baselines.features import channel_correlations, observed, policy_features, relative_positions
+from grpo_jax.baselines.baseline import Baseline, Window, stateless
+from grpo_jax.baselines.features import (
+    Scaling,
+    channel_correlations,
+    observed,
+    policy_features,
+    random_features,
+    relative_positions,
+    scaling_of,
+)
 from grpo_jax.baselines.kernel import kernel_baseline, kernel_values
 from grpo_jax.baselines.lstd import lstd_baseline, lstd_values
-from grpo_jax.baselines.projections import Scaling, random_features, scaling_of
 from grpo_jax.baselines.recursive_lstd import (
     LeastSquares,
     RecursiveState,
@@ -28,6 +35,7 @@ __all__ = [
     "LeastSquares",
     "RecursiveState",
     "Scaling",
+    "Window",
     "boosted",
     "channel_correlations",
     "kernel_baseline",

@@ -1,4 +1,4 @@
-"""What a baseline is, and how a function becomes one."""
+"""What a baseline is, how a function becomes one, and the steps that values are estimated from."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.slots import function_name
 from grpo_jax.types import PyTree, Trajectory
 
@@ -52,30 +51,38 @@ def with_options(function: Callable, **options: Any) -> Callable:
     return _With(function, tuple(options.items()))
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class _Stateless:
-    values: Callable
-
-    def __call__(
-        self,
-        trajectory: Trajectory,
-        state: PyTree,
-        policy: Any,
-        params: PyTree,
-        hyperparams: Hyperparams,
-        group_size: int,
-    ) -> tuple[jax.Array, jax.Array, PyTree]:
-        value, final_value = self.values(trajectory, policy, params, hyperparams, group_size)
-        return value, final_value, state
-
-    def __repr__(self) -> str:
-        return repr(self.values) if isinstance(self.values, _With) else f"stateless({function_name(self.values)})"
-
-
 def stateless(values: Callable) -> Baseline:
     """A baseline that keeps nothing from rollout to rollout.
 
     Args:
       values: `(trajectory, policy, params, hyperparams, group_size) -> values [T, B], final values [F, B]`.
     """
-    return Baseline(no_state, _Stateless(values))
+    return Baseline(no_state, with_options(_stateless, values=values))
+
+
+def _stateless(trajectory: Trajectory, state: PyTree, *others: Any, values: Callable) -> tuple:
+    return *values(trajectory, *others), state
+
+
+class Window(NamedTuple):
+    """`T` steps of `N` environments, from which the values of their states are estimated."""
+
+    features: jax.Array  # [T, N, ...] of each state, any dtype
+    final_features: jax.Array  # [F, N, ...] of the observations that no step starts from (see `next_values`)
+    rewards: jax.Array  # [T, N]
+    terminated: jax.Array  # [T, N] bool
+    truncated: jax.Array  # [T, N] bool
+    mask: jax.Array  # [T, N], true on the valid steps
+    is_first: jax.Array | None = None  # [T, N] bool: the first step of an episode; only for least squares
+
+
+def window_of(trajectory: Trajectory, features: jax.Array, final_features: jax.Array) -> Window:
+    """The window of a rollout with these features of its states, `[T, N, ...]` and `[F, N, ...]`, flattened."""
+    return Window(
+        *(x.reshape(*x.shape[:2], -1) for x in (features, final_features)),
+        trajectory.reward,
+        trajectory.terminated,
+        trajectory.truncated,
+        trajectory.valid,
+        trajectory.is_first,
+    )

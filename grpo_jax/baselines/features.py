@@ -2,35 +2,37 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import broadcast_to_rank
 
-from grpo_jax.observations import joined, leading_shape
+from grpo_jax.objectives.whitening import centred, std
+from grpo_jax.observations import flatten_observation, leading_shape
 from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
 
 
 def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """The observations themselves; several arrays are joined to one (`joined`)."""
-    return joined(trajectory.observation, 2), joined(trajectory.final_observation, 2)
+    """The observations themselves; several arrays are flatten_observation to one (`flatten_observation`)."""
+    return flatten_observation(trajectory.observation, 2), flatten_observation(trajectory.final_observation, 2)
 
 
 def relative_positions(
     trajectory: Trajectory, policy: Any, params: PyTree, *, reach: int = 3
 ) -> tuple[jax.Array, jax.Array]:
-    """The observation, an image whose channels are kinds of things, and how these lie to each other, side by side.
+    """The observation, an image whose channels are kinds of things, and the things' relative positions, side by side.
 
-    Sums of the pixels say where each thing is; those of `channel_correlations` also where it is beside another one.
+    Sums of the pixels say where each thing is; sums of `channel_correlations` also where it is next to another.
 
     Raises:
       ValueError: an observation is no image `[height, width, channels]` of two channels or more.
     """
 
     def of(observation):
-        image = joined(observation, 2)
+        image = flatten_observation(observation, 2)
         if image.ndim != 5:
             raise ValueError(
                 "relative_positions needs observations that are images, [height, width, channels], but their shape is "
@@ -78,7 +80,7 @@ def channel_correlations(images: jax.Array, reach: int) -> jax.Array:
 
 
 def _correlations(images, reach):
-    """As `channel_correlations`, of all images at once: a product of two spectra is that of the correlation."""
+    """As `channel_correlations`, of all images at once: a product of spectra is the correlation's spectrum."""
     *lead, height, width, channels = images.shape
     pixels = at_least_float32(images).reshape(*lead, height * width, channels)
     to_spectrum, to_offsets = (matrix.astype(pixels.dtype) for matrix in _fourier_matrices(height, width, reach))
@@ -108,14 +110,14 @@ def _fourier_matrices(height, width, reach):
 
 
 def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
-    """The features that the actor's head reads; those of a transformer are its last hidden states.
+    """The features that the actor's head reads; for a transformer, its last hidden states.
 
     Raises:
       ValueError: the policy has no features, or is a transformer whose rollout has more than one episode.
     """
     if policy.features is None:
         raise ValueError(
-            "this policy, a network of your own, has no features for policy_features; give make_pure_policy "
+            "this policy, a custom network, has no features for policy_features; give make_pure_policy "
             "features=..., or use `observed`"
         )
     carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
@@ -144,3 +146,54 @@ def _transformer_features(trajectory, policy, params, carry, begins):
     observation = jax.tree.map(lambda *parts: jnp.concatenate(parts), *both)
     features = policy.features(params, observation, carry, jnp.concatenate([trajectory.is_first, begins]))
     return features[:-1], features[-1:]
+
+
+def is_usable(features: jax.Array) -> jax.Array:
+    """Whether each element of the last axis, and its square, is finite."""
+    return jnp.all(jnp.isfinite(jnp.square(features)), axis=-1)
+
+
+LARGEST = 10.0
+"""Standard deviations from the mean beyond which random features no longer tell observations apart."""
+
+
+class Scaling(NamedTuple):
+    """The mean and the standard deviation of each element of an observation; 1 for one that does not vary."""
+
+    mean: jax.Array  # [E]
+    deviation: jax.Array  # [E]
+
+
+def scaling_of(x: jax.Array, mask: jax.Array) -> Scaling:
+    """The scaling by observations `[..., E]` where the mask `[...]` is true; those that are not finite do not count."""
+    x, axes = at_least_float32(x), tuple(range(mask.ndim))
+    counts = (mask.astype(bool) & is_usable(x))[..., None]
+    mean = jnp.sum(x, axis=axes, where=counts) / jnp.maximum(jnp.sum(counts, axis=axes), 1)
+    # Not from that mean: its rounding would be the deviation of an element that does not vary.
+    deviation = std(centred(x, counts, axes), counts, axes, ddof=0).reshape(mean.shape)
+    return Scaling(mean, jnp.where(deviation > 0, deviation, 1.0))
+
+
+def random_features(x: jax.Array, scaling: Scaling, number: int) -> jax.Array:
+    """Rectified projections of observations to random directions, the same in every call.
+
+        f_k(x) = max(0, u_k . (x - mean) / deviation + c_k),  u_k uniform on the unit sphere,  c_k uniform in [-3, 3]
+
+    Their weighted sums are piecewise linear functions of the observation. Rahimi and Recht, Weighted sums of random
+    kitchen sinks (NeurIPS 2008).
+
+    Args:
+      x: `[..., E]` observations, any dtype.
+      scaling: of the E elements, such as by `scaling_of`; scaled ones are clipped to +-`LARGEST`.
+      number: of features, K. Static.
+
+    Returns:
+      `[..., K]`, NaN where an observation has a NaN.
+    """
+    generator = np.random.default_rng(0)
+    directions = generator.standard_normal((x.shape[-1], number))
+    directions /= np.linalg.norm(directions, axis=0)
+    offsets = generator.uniform(-3, 3, number)
+    mean, deviation, offsets = (broadcast_to_rank(each, x.ndim) for each in (*scaling, offsets))
+    x = jnp.clip((at_least_float32(x) - mean) / deviation, -LARGEST, LARGEST)
+    return jax.nn.relu(exact_sum("...e,ek->...k", x, directions.astype(x.dtype)) + offsets.astype(x.dtype))

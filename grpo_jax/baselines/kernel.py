@@ -8,24 +8,19 @@ import jax
 import jax.numpy as jnp
 from jax.lax import broadcast_to_rank
 
-from grpo_jax.baselines.baseline import Baseline, stateless, with_options
+from grpo_jax.baselines.baseline import Baseline, Window, no_state, window_of, with_options
 from grpo_jax.baselines.features import observed
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.returns import bootstrapped_returns
 from grpo_jax.precision import at_least_float32, exact_sum
-from grpo_jax.types import PyTree, Trajectory
+from grpo_jax.types import PyTree
 
 FAR = 1e30  # a squared distance beyond any
 CLOSEST = 1e-30  # bandwidths are no smaller
 
 
 def kernel_values(
-    features: jax.Array,
-    final_features: jax.Array,
-    rewards: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    mask: jax.Array,
+    window: Window,
     *,
     discount: float,
     bandwidth: float,
@@ -38,17 +33,12 @@ def kernel_values(
         V(x_t^i) = sum_{j != i, |s - t| <= reach} w_sj R_s^j,  w = softmax(-||x_t^i - x_s^j||^2 / bandwidth)
 
     R are discounted returns-to-go, bootstrapped where a limit or the window cut them. The value of such a final state
-    is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped likewise:
-    two iterations from 0. A rollout's values use only other rollouts. (Its own rewards leak in slightly, through
-    their bootstrapped ends.) Kernelised advantage estimation is related
-    (https://arxiv.org/abs/2604.28005).
+    is found in the same way, among all steps of the first half of the window, whose returns are bootstrapped in the
+    same way: two iterations from 0. A rollout's values use only other rollouts. (Its own rewards leak in slightly,
+    through their bootstrapped ends.) Kernelised advantage estimation is related (https://arxiv.org/abs/2604.28005).
 
     Args:
-      features: `[T, N, ...]`, any dtype: what states are compared by.
-      final_features: `[F, N, ...]`, of the observations that no step starts from (see `next_values`).
-      rewards: `[T, N]`.
-      terminated, truncated: `[T, N]` bool.
-      mask: `[T, N]`, true on the valid steps.
+      window: its features are what states are compared by.
       discount: in [0, 1].
       bandwidth: squared distance at which a weight falls to 1/e. At 0 the nearest counts alone, at infinity all alike.
       relative: the bandwidth is in units of the mean squared distance of two states of the batch. Static.
@@ -60,6 +50,7 @@ def kernel_values(
       state that is not finite, or whose square is not, counts as not valid, and its value is 0. With `relative` or
       `standardize` a rollout also enters its own values through the scale.
     """
+    features, final_features, rewards, terminated, truncated, mask, _ = window
     (num_steps, num_envs), num_finals = rewards.shape, len(final_features)
     rewards = at_least_float32(rewards)
     features, final_features = (x.reshape(*x.shape[:2], -1) for x in (features, final_features))
@@ -70,7 +61,8 @@ def kernel_values(
     origin = at_least_float32(features[0, 0])  # differences of integers stay exact
     scale = 1.0
     if relative or standardize:
-        variance = _variance(at_least_float32(features) - broadcast_to_rank(origin, 3), mask[..., None])
+        differences = at_least_float32(features) - broadcast_to_rank(origin, 3)
+        variance = jnp.var(differences, axis=(0, 1), where=mask[..., None])
         if standardize:
             scale = jnp.where(variance > 0, jax.lax.rsqrt(variance), 0.0)
         if relative:
@@ -161,11 +153,6 @@ def _comparable(x):
     return jnp.isfinite(jnp.sum(jnp.square(at_least_float32(x)), axis=-1))
 
 
-def _variance(x, valid):
-    """Variance of each element over valid steps, `[E]`; exactly 0 for one that is 0 throughout."""
-    return jnp.var(x, axis=(0, 1), where=valid)
-
-
 def kernel_baseline(
     *, metric: Callable = observed, standardize: bool = False, relative: bool = True, reach: int = 0
 ) -> Baseline:
@@ -178,30 +165,16 @@ def kernel_baseline(
       standardize, relative, reach: as of `kernel_values`.
     """
     options = {"metric": metric, "standardize": standardize, "relative": relative, "reach": reach}
-    return stateless(with_options(_kernel_baseline, **options))
+    return Baseline(no_state, with_options(_kernel_baseline, **options))
 
 
 def _kernel_baseline(
-    trajectory: Trajectory,
-    policy: Any,
-    params: PyTree,
-    hyperparams: Hyperparams,
-    group_size: int,
-    *,
-    metric: Callable,
-    **options: Any,
-) -> tuple[jax.Array, jax.Array]:
+    trajectory, state, policy, params, hyperparams: Hyperparams, group_size: int, *, metric: Callable, **options: Any
+) -> tuple[jax.Array, jax.Array, PyTree]:
     if trajectory.valid.shape[1] < 2:
         raise ValueError(
             "kernel_baseline compares environments, but there is only one; use num_envs=2 or more, best 64"
         )
-    return kernel_values(
-        *metric(trajectory, policy, params),
-        trajectory.reward,
-        trajectory.terminated,
-        trajectory.truncated,
-        trajectory.valid,
-        discount=hyperparams.discount,
-        bandwidth=hyperparams.kernel_bandwidth,
-        **options,
-    )
+    window = window_of(trajectory, *metric(trajectory, policy, params))
+    scale = {"discount": hyperparams.discount, "bandwidth": hyperparams.kernel_bandwidth}
+    return *kernel_values(window, **scale, **options), state

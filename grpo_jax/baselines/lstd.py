@@ -2,31 +2,25 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.lax import broadcast_to_rank
 
-from grpo_jax.baselines.baseline import Baseline, stateless, with_options
-from grpo_jax.baselines.features import policy_features
+from grpo_jax.baselines.baseline import Baseline, Window, no_state, window_of, with_options
+from grpo_jax.baselines.features import is_usable, policy_features
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.returns import next_values
 from grpo_jax.precision import at_least_float32, exact_sum
-from grpo_jax.types import PyTree, Trajectory
+from grpo_jax.types import PyTree
 
 LARGEST_DISCOUNT = 1 - 1e-5
 """Of values: if nothing terminates they grow with the horizon, and their differences would be lost in rounding."""
 
 
 def lstd_values(
-    features: jax.Array,
-    final_features: jax.Array,
-    rewards: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    is_first: jax.Array,
-    mask: jax.Array,
+    window: Window,
     *,
     discount: float,
     trace: float,
@@ -41,19 +35,14 @@ def lstd_values(
 
     x(s) is the features, each divided by its root mean square over the batch, and a 1; x_{t+1} is 0 after a
     termination. The eligibility z restarts with every episode. The environments are divided into folds of neighbouring
-    groups, and each fold is valued by the w of the others, so that no reward of a rollout, or of another member of its
-    group, has a part in its own values.
+    groups, and each fold is valued by the w of the others, so that the values of a rollout do not depend on the
+    rewards of its group.
 
     Boyan, Least-squares temporal difference learning (ICML 1999); for the last layer of a network:
     https://arxiv.org/abs/1705.07461.
 
     Args:
-      features: `[T, N, E]`, any dtype.
-      final_features: `[F, N, E]`, of the observations that no step starts from (see `next_values`).
-      rewards: `[T, N]`.
-      terminated, truncated: `[T, N]` bool.
-      is_first: `[T, N]` bool, the first step of an episode.
-      mask: `[T, N]`, true on the valid steps.
+      window: of features `[T, N, E]`.
       discount: in [0, 1]; values have at most `LARGEST_DISCOUNT`.
       trace: lambda of the eligibility, in [0, 1]: 0 fits one-step errors, 1 the returns of the window.
       ridge: weight of the penalty on w, in units of the features' mean squares. The constant 1 has a millionth of it.
@@ -61,27 +50,28 @@ def lstd_values(
       group_size: members of a group, which lie side by side; divides N. Static.
 
     Returns:
-      Values `[T, N]` and `[F, N]`, in the units of the returns. Non-finite states get value 0. They,
-      the steps before them and non-finite rewards are left out of the fit. Features that are 0 in the whole batch have
-      no effect.
+      Values `[T, N]` and `[F, N]`, in the units of the returns. Non-finite states get value 0. They, the steps before
+      them and non-finite rewards are left out of the fit. Features that are 0 in the whole batch have no effect.
 
     Raises:
       ValueError: for fewer than 2 groups or folds.
     """
-    num_envs, num_groups = rewards.shape[1], rewards.shape[1] // group_size
+    num_envs = window.rewards.shape[1]
+    num_groups = num_envs // group_size
     if num_groups < 2:
         raise ValueError(
-            f"lstd_values values an environment by those of other groups, but num_envs={num_envs} and group_size="
-            f"{group_size} make one group; use num_envs={2 * group_size} or more, or smaller groups"
+            f"lstd_values values an environment by environments of other groups, but num_envs={num_envs} and "
+            f"group_size={group_size} make one group; use num_envs={2 * group_size} or more, or smaller groups"
         )
     if num_folds < 2:
         raise ValueError(f"num_folds={num_folds} leaves no other environments to value one by; use 2 or more")
     fold_size = -(-num_groups // num_folds) * group_size
-    features, final_features = map(at_least_float32, (features, final_features))
-    square = jnp.mean(jnp.square(features), axis=(0, 1), where=(is_usable(features) & mask.astype(bool))[..., None])
+    features = at_least_float32(window.features)
+    counted = is_usable(features) & window.mask.astype(bool)
+    square = jnp.mean(jnp.square(features), axis=(0, 1), where=counted[..., None])
     scale = jnp.where(square > 0, jax.lax.rsqrt(square), 0.0)
-    x, final_x = with_constant(features, scale), with_constant(final_features, scale)
-    steps = lstd_steps(x, final_x, rewards, terminated, truncated, is_first, mask, discount=discount, trace=trace)
+    x, final_x = (with_constant(each, scale) for each in window[:2])
+    steps = lstd_steps(window._replace(features=x, final_features=final_x), discount, trace)
     split = functools.partial(_split, size=fold_size)
     weights = _weights_by_others(jax.tree.map(split, steps), ridge)
 
@@ -91,13 +81,9 @@ def lstd_values(
     return value(x), value(final_x)
 
 
-def is_usable(features: jax.Array) -> jax.Array:
-    """Whether each element of the last axis, and its square, is finite."""
-    return jnp.all(jnp.isfinite(jnp.square(features)), axis=-1)
-
-
 def with_constant(features: jax.Array, scale: jax.Array | float = 1.0) -> jax.Array:
     """Features `[..., E]` times their scale, and a 1; all 0 where they are not usable, `[..., E + 1]`."""
+    features = at_least_float32(features)
     usable, scale = is_usable(features)[..., None], broadcast_to_rank(scale, features.ndim)
     return jnp.concatenate([jnp.where(usable, features * scale, 0.0), usable.astype(features.dtype)], axis=-1)
 
@@ -111,29 +97,19 @@ class Steps(NamedTuple):
     known: jax.Array  # [T, N] bool: the step is valid, and its reward and both of its states are usable
 
 
-def lstd_steps(
-    x: jax.Array,
-    final_x: jax.Array,
-    rewards: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    is_first: jax.Array,
-    mask: jax.Array,
-    *,
-    discount: jax.Array | float,
-    trace: jax.Array | float,
-) -> Steps:
-    """The steps of a rollout whose states are `x` `[T, N, E]` and `final_x` `[F, N, E]`, both made by `with_constant`.
+def lstd_steps(window: Window, discount: jax.Array | float, trace: jax.Array | float) -> Steps:
+    """The steps of a window whose features `x` are made by `with_constant`.
 
     The eligibility of a state decays by discount times trace in each later step of its episode.
     """
+    x, final_x, rewards, terminated, truncated, mask, is_first = window
     discount, rewards = jnp.minimum(discount, LARGEST_DISCOUNT), at_least_float32(rewards)
-    following = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
-    following = jnp.where(terminated[..., None], 0.0, following)
-    # The last element of a state is 1, or 0 if it is not usable; that of a missing one is NaN.
+    next_x = jax.vmap(next_values, in_axes=(-1, -1, None), out_axes=-1)(x, final_x, truncated)
+    next_x = jnp.where(terminated[..., None], 0.0, next_x)
+    # The last element of a state is 1, 0 if it is not usable, and NaN if it is missing.
     usable = mask.astype(bool) & (x[..., -1] == 1)
-    known = usable & jnp.isfinite(rewards) & (terminated | (following[..., -1] == 1))
-    difference = jnp.where(known[..., None], x - discount * following, 0.0)
+    known = usable & jnp.isfinite(rewards) & (terminated | (next_x[..., -1] == 1))
+    difference = jnp.where(known[..., None], x - discount * next_x, 0.0)
     return Steps(_eligibility(x, is_first, discount * trace), difference, jnp.where(known, rewards, 0.0), known)
 
 
@@ -161,7 +137,7 @@ def _split(x, size):
 
 
 def _weights_by_others(steps: Steps, ridge):
-    """The w of each fold, `[K, E]`, by the steps of the other folds; those of a fold are `[T, K, N / K, ...]`."""
+    """The w of each fold, `[K, E]`, from the steps of the other folds; steps are `[T, K, N / K, ...]`."""
     others = 1.0 - jnp.eye(steps.reward.shape[1], dtype=steps.reward.dtype)
     matrix = exact_sum("tkne,tknf->kef", steps.eligibility, steps.difference)
     vector = exact_sum("tkne,tkn->ke", steps.eligibility, steps.reward)
@@ -180,36 +156,17 @@ def lstd_baseline(*, features: Callable = policy_features, num_folds: int = 4) -
       features: `policy_features` or `observed`.
       num_folds: parts of the environments, each of which has its values from the others.
     """
-    return stateless(with_options(_lstd_baseline, features=features, num_folds=num_folds))
+    return Baseline(no_state, with_options(_lstd_baseline, features=features, num_folds=num_folds))
 
 
 def _lstd_baseline(
-    trajectory: Trajectory,
-    policy: Any,
-    params: PyTree,
-    hyperparams: Hyperparams,
-    group_size: int,
-    *,
-    features: Callable,
-    num_folds: int,
-) -> tuple[jax.Array, jax.Array]:
-    arguments = lstd_arguments(trajectory, *features(trajectory, policy, params), hyperparams)
-    return lstd_values(**arguments, num_folds=num_folds, group_size=group_size)
+    trajectory, state, policy, params, hyperparams: Hyperparams, group_size: int, *, features: Callable, num_folds: int
+) -> tuple[jax.Array, jax.Array, PyTree]:
+    window = window_of(trajectory, *features(trajectory, policy, params))
+    folds = {"num_folds": num_folds, "group_size": group_size}
+    return *lstd_values(window, **least_squares_options(hyperparams), **folds), state
 
 
-def lstd_arguments(
-    trajectory: Trajectory, features: jax.Array, final_features: jax.Array, hyperparams: Hyperparams
-) -> dict[str, Any]:
-    """The arguments of `lstd_values` by name, except for the folds; features are `[T, N, ...]` and `[F, N, ...]`."""
-    return {
-        "features": features.reshape(*features.shape[:2], -1),
-        "final_features": final_features.reshape(*final_features.shape[:2], -1),
-        "rewards": trajectory.reward,
-        "terminated": trajectory.terminated,
-        "truncated": trajectory.truncated,
-        "is_first": trajectory.is_first,
-        "mask": trajectory.valid,
-        "discount": hyperparams.discount,
-        "trace": hyperparams.gae_lambda,
-        "ridge": hyperparams.value_ridge,
-    }
+def least_squares_options(hyperparams: Hyperparams) -> dict[str, jax.Array]:
+    """The discount, trace and ridge of a least-squares baseline."""
+    return {"discount": hyperparams.discount, "trace": hyperparams.gae_lambda, "ridge": hyperparams.value_ridge}

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.baselines.baseline import Baseline, with_options
-from grpo_jax.baselines.features import observed
-from grpo_jax.baselines.lstd import is_usable, lstd_arguments, lstd_steps, lstd_weights, with_constant
-from grpo_jax.baselines.projections import Scaling, random_features, scaling_of
+from grpo_jax.baselines.baseline import Baseline, Window, window_of, with_options
+from grpo_jax.baselines.features import Scaling, is_usable, observed, random_features, scaling_of
+from grpo_jax.baselines.lstd import least_squares_options, lstd_steps, lstd_weights, with_constant
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.precision import at_least_float32, exact_sum
 from grpo_jax.types import PyTree, Trajectory
@@ -34,13 +33,7 @@ class LeastSquares(NamedTuple):
 
 def recursive_lstd_values(
     sums: LeastSquares | None,
-    features: jax.Array,
-    final_features: jax.Array,
-    rewards: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    is_first: jax.Array,
-    mask: jax.Array,
+    window: Window,
     *,
     discount: float,
     trace: float,
@@ -55,20 +48,15 @@ def recursive_lstd_values(
 
     x(s) is the features and a 1. z_t = x_t + discount trace z_{t-1} is their eligibility, which restarts with every
     episode. x_{t+1} is 0 after a termination. The values come from the sums before this rollout, so they do not depend
-    on its rewards, as with a critic. The features must mean the same in every rollout: those of an observation do,
-    those of a network that is being trained do not (see `lstd_values`).
+    on its rewards, as with a critic. The features must mean the same in every rollout, as features of an
+    observation do; features of a network that is being trained do not (see `lstd_values`).
 
     Boyan, Least-squares temporal difference learning (ICML 1999); with forgetting: Xu, He and Hu, Efficient
     reinforcement learning using recursive least-squares methods (JAIR 2002), https://arxiv.org/abs/1106.0707.
 
     Args:
       sums: of the earlier rollouts; None: there were none, and all values are 0.
-      features: `[T, N, E]`, any dtype.
-      final_features: `[F, N, E]`, of the observations that no step starts from (see `next_values`).
-      rewards: `[T, N]`.
-      terminated, truncated: `[T, N]` bool.
-      is_first: `[T, N]` bool, the first step of an episode.
-      mask: `[T, N]`, true on the valid steps.
+      window: of features `[T, N, E]`.
       discount: in [0, 1]; values have at most `lstd.LARGEST_DISCOUNT`.
       trace: lambda of the eligibility, in [0, 1]: 0 fits one-step errors, 1 the returns of the window.
       ridge: weight of the penalty on w, in units of the features' mean squares. The constant 1 has a millionth of it.
@@ -83,33 +71,29 @@ def recursive_lstd_values(
     Raises:
       ValueError: for more than `MOST_FEATURES` features, or `fit_every` below 1.
     """
-    if features.shape[-1] > MOST_FEATURES:
+    num_features = window.features.shape[-1]
+    if num_features > MOST_FEATURES:
         raise ValueError(
-            f"recursive least squares solves equations for each of {features.shape[-1]} features in each iteration; "
+            f"recursive least squares solves equations for each of {num_features} features in each iteration; "
             f"give it at most {MOST_FEATURES} by features=... and num_random_features=..., or use lstd_baseline, whose "
             "features the network makes"
         )
     if fit_every < 1:
         raise ValueError(f"fit_every={fit_every} would leave no environment in the sums; use 1 for all of them")
-    features, final_features = map(at_least_float32, (features, final_features))
-    new = _sums_of_steps(
-        *(each[:, ::fit_every] for each in (features, final_features, rewards, terminated, truncated, is_first, mask)),
-        discount=discount,
-        trace=trace,
-    )
+    new = _sums_of_steps(jax.tree.map(lambda leaf: leaf[:, ::fit_every], window), discount, trace)
     if sums is None:
         sums = jax.tree.map(jnp.zeros_like, new)
     weights = _weights(sums, ridge)
     following = jax.tree.map(lambda old, new: decay * old + new, sums, new)
     usable = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in following]))
     sums = jax.tree.map(lambda old, new: jnp.where(usable, new, old), sums, following)
-    return _linear(features, weights), _linear(final_features, weights), sums
+    return _linear(window.features, weights), _linear(window.final_features, weights), sums
 
 
-def _sums_of_steps(features, final_features, *others, discount, trace):
-    """The `LeastSquares` of one rollout; arguments as in `recursive_lstd_values`."""
-    x = with_constant(features)
-    steps = lstd_steps(x, with_constant(final_features), *others, discount=discount, trace=trace)
+def _sums_of_steps(window: Window, discount, trace):
+    """The `LeastSquares` of one rollout."""
+    x, final_x = map(with_constant, window[:2])
+    steps = lstd_steps(window._replace(features=x, final_features=final_x), discount, trace)
     return LeastSquares(
         matrix=exact_sum("tne,tnf->ef", steps.eligibility, steps.difference),
         vector=exact_sum("tne,tn->e", steps.eligibility, steps.reward),
@@ -120,6 +104,7 @@ def _sums_of_steps(features, final_features, *others, discount, trace):
 
 def _linear(features, weights):
     """The values `w . x` of features `[..., E]`; 0 where they are not usable, as in `with_constant`."""
+    features = at_least_float32(features)
     values = exact_sum("...e,e->...", features, weights[:-1]) + weights[-1]
     return jnp.where(is_usable(features), values, 0.0)
 
@@ -166,30 +151,23 @@ def _initial_state(trajectory: Trajectory, policy: Any, params: PyTree, **option
 
 
 def _recursive_lstd_baseline(
-    trajectory: Trajectory,
-    state: RecursiveState | None,
-    policy: Any,
-    params: PyTree,
-    hyperparams: Hyperparams,
-    group_size: int,
-    *,
-    features: Callable,
-    num_random_features: int | None,
-    fit_every: int,
+    trajectory, state: RecursiveState | None, policy, params, hyperparams: Hyperparams, group_size: int, **options: Any
 ) -> tuple[jax.Array, jax.Array, RecursiveState]:
-    arguments = lstd_arguments(trajectory, *features(trajectory, policy, params), hyperparams)
+    window = window_of(trajectory, *options["features"](trajectory, policy, params))
+    num_random_features = options["num_random_features"]
     if num_random_features is None:
-        num_random_features = RANDOM_FEATURES if arguments["features"].shape[-1] <= FEW_FEATURES else 0
+        num_random_features = RANDOM_FEATURES if window.features.shape[-1] <= FEW_FEATURES else 0
     sums, scaling = (None, None) if state is None else state
     if num_random_features:
-        scaling = _first_scaling(state, scaling_of(arguments["features"], trajectory.valid))
-        for name in ("features", "final_features"):
-            x = at_least_float32(arguments[name])
-            arguments[name] = jnp.concatenate([x, random_features(x, scaling, num_random_features)], axis=-1)
-    value, final_value, sums = recursive_lstd_values(
-        sums, **arguments, decay=hyperparams.value_decay, fit_every=fit_every
-    )
-    return value, final_value, RecursiveState(sums, scaling)
+        scaling = _first_scaling(state, scaling_of(window.features, trajectory.valid))
+        features, final_features = (
+            jnp.concatenate([x, random_features(x, scaling, num_random_features)], axis=-1)
+            for x in map(at_least_float32, window[:2])
+        )
+        window = window._replace(features=features, final_features=final_features)
+    fit = {"decay": hyperparams.value_decay, "fit_every": options["fit_every"]}
+    *values, sums = recursive_lstd_values(sums, window, **least_squares_options(hyperparams), **fit)
+    return *values, RecursiveState(sums, scaling)
 
 
 def _first_scaling(state, scaling):

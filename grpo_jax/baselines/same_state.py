@@ -1,10 +1,7 @@
 """Baselines: values of states from the returns of other rollouts, instead of a critic.
 
-Trajectories are time-major, `[T, N]`. A value is computed from the returns of other rollouts only, so that
-subtracting it leaves the policy gradient unbiased. Steps that are not valid, and those whose return is not finite, have
-no part in the values of others.
-
-Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
+Trajectories are `[T, N]`. A value comes from the returns of other rollouts only, so that subtracting it leaves the
+policy gradient unbiased. Invalid steps, and those whose return is not finite, have no part in the values of others.
 """
 
 from typing import Any
@@ -12,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.baselines.baseline import Baseline, stateless, with_options
+from grpo_jax.baselines.baseline import Baseline, no_state, with_options
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import same_step_leave_one_out
 from grpo_jax.objectives.returns import bootstrapped_returns, next_values
@@ -22,11 +19,7 @@ from grpo_jax.types import PyTree, Trajectory
 
 
 def state_hash_values(
-    observation: PyTree,
-    final_observation: PyTree,
-    returns: jax.Array,
-    mask: jax.Array,
-    fallback: jax.Array,
+    observation: PyTree, final_observation: PyTree, returns: jax.Array, mask: jax.Array, fallback: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The mean return-to-go of other rollouts' visits to the same state, known by the bits of its observation.
 
@@ -111,14 +104,14 @@ def same_step_baseline() -> Baseline:
 
     With a critic, returns are bootstrapped by it where a limit or the window cut them; otherwise they end there.
     """
-    return stateless(with_options(_same_step_baseline))
+    return Baseline(no_state, with_options(_same_step_baseline))
 
 
 def _same_step_baseline(
-    trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
-) -> tuple[jax.Array, jax.Array]:
+    trajectory, state, policy, params, hyperparams: Hyperparams, group_size: int
+) -> tuple[jax.Array, jax.Array, PyTree]:
     returns, final_value = _window_returns(trajectory, hyperparams)
-    return same_step_leave_one_out(returns, trajectory.valid, group_size), final_value
+    return same_step_leave_one_out(returns, trajectory.valid, group_size), final_value, state
 
 
 def state_hash_baseline() -> Baseline:
@@ -126,12 +119,12 @@ def state_hash_baseline() -> Baseline:
 
     With a critic, it values final states; otherwise visits to them do.
     """
-    return stateless(with_options(_state_hash_baseline))
+    return Baseline(no_state, with_options(_state_hash_baseline))
 
 
 def _state_hash_baseline(
-    trajectory: Trajectory, policy: Any, params: PyTree, hyperparams: Hyperparams, group_size: int
-) -> tuple[jax.Array, jax.Array]:
+    trajectory, state, policy, params, hyperparams: Hyperparams, group_size: int
+) -> tuple[jax.Array, jax.Array, PyTree]:
     returns, critic_value = _window_returns(trajectory, hyperparams)
     value, final_value = state_hash_values(
         trajectory.observation,
@@ -140,7 +133,7 @@ def _state_hash_baseline(
         trajectory.valid,
         fallback=same_step_leave_one_out(returns, trajectory.valid, group_size),
     )
-    return value, final_value if trajectory.final_value is None else critic_value
+    return value, final_value if trajectory.final_value is None else critic_value, state
 
 
 def _window_returns(trajectory: Trajectory, hyperparams: Hyperparams) -> tuple[jax.Array, jax.Array]:
@@ -163,41 +156,26 @@ def boosted(first: Baseline, second: Baseline) -> Baseline:
 
         r_t + discount V1(s_{t+1}) - V1(s_t)
 
-    In `boosted(same_step_baseline(), lstd_baseline())` V1 tells prompts apart, by the group's other members, and V2
-    states of one rollout, by their features. The errors of V1 depend on the rewards of all rollouts that it compares,
-    so V2 must leave out those whose errors have a part of the rollout that it values. `lstd_baseline` does after
-    `same_step_baseline`, since its folds are whole groups, as does `same_step_baseline` after `lstd_baseline`, and
-    anything after `recursive_lstd_baseline`. In other pairs, such as with `kernel_baseline`, a rollout's own rewards
-    have a part in its values, which biases the gradient.
-
-    Args:
-      first, second: baselines, with or without a state.
+    In `boosted(same_step_baseline(), lstd_baseline())` V1 tells prompts apart and V2 the states of one rollout. V1
+    mixes the rewards of the rollouts that it compares, so V2 must be fitted without them. This holds for this pair, as
+    folds are whole groups, for its reverse, and after `recursive_lstd_baseline`. In other pairs, such as with
+    `kernel_baseline`, a rollout's own rewards enter its values, which biases the gradient.
     """
     pair = {"first": first, "second": second}
     return Baseline(with_options(_boosted_init, **pair), with_options(_boosted, **pair))
 
 
-def _boosted_init(
-    trajectory: Trajectory, policy: Any, params: PyTree, *, first: Baseline, second: Baseline
-) -> tuple[PyTree, PyTree]:
-    return first.init(trajectory, policy, params), second.init(trajectory, policy, params)
+def _boosted_init(*arguments: Any, first: Baseline, second: Baseline) -> tuple[PyTree, PyTree]:
+    return first.init(*arguments), second.init(*arguments)
 
 
 def _boosted(
-    trajectory: Trajectory,
-    state: tuple[PyTree, PyTree],
-    policy: Any,
-    params: PyTree,
-    hyperparams: Hyperparams,
-    group_size: int,
-    *,
-    first: Baseline,
-    second: Baseline,
+    trajectory: Trajectory, state: tuple[PyTree, PyTree], *others: Any, first: Baseline, second: Baseline
 ) -> tuple[jax.Array, jax.Array, tuple[PyTree, PyTree]]:
-    others = policy, params, hyperparams, group_size
+    _, _, hyperparams, _ = others
     value, final_value, first_state = first.apply(trajectory, state[0], *others)
-    following = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
-    errors = trajectory.reward + hyperparams.discount * following - value
+    next_value = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
+    errors = trajectory.reward + hyperparams.discount * next_value - value
     unexplained = trajectory._replace(reward=jnp.where(trajectory.valid, errors, 0.0))
     if trajectory.final_value is not None:  # of a critic, from which the second may bootstrap
         unexplained = unexplained._replace(final_value=trajectory.final_value - final_value)

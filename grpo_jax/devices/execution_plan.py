@@ -1,8 +1,8 @@
 """How a train step is laid out for a kind of device.
 
-CPUs, GPUs and TPUs are fastest with different programs. A GPU waits for launches, so it is given few and large kernels.
-A CPU waits for memory beyond its cache, so it is given small parts, and it may branch. All plans compute the same
-numbers up to rounding, on every device.
+CPUs, GPUs and TPUs are fastest with different programs. A GPU waits for launches, so it gets few and large kernels. A
+CPU waits for memory beyond its cache, so it gets small parts, and it may branch. All plans compute the same numbers up
+to rounding, on every device.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ from grpo_jax.errors import ConfigError, nearest
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionPlan:
-    """The layout of a train step. Static; `PLANS` has one for each kind of device."""
+    """The layout of a train step, static."""
 
     value_passes: int
-    """Passes over a rollout that compute values and log-probabilities; 0, or a policy with a carry: in each step."""
+    """Passes over a rollout that compute values and log-probabilities; 0, or with a policy carry: in each step."""
     packed_steps: bool
     """The carry of the rollout's loop is one array, and so is the record of a step: fewer copies."""
     steps_per_loop: int
@@ -27,7 +27,7 @@ class ExecutionPlan:
     samples_per_part: int
     """The most samples of a minibatch whose gradient is computed at once."""
     skips_empty_parts: bool
-    """Parts without a valid sample are skipped, by a loop whose length is known at run time only."""
+    """Parts without a valid sample are skipped, by a loop of traced length."""
     stacked_sums: bool
     """The loss and its metrics are one reduction of a stack of arrays: fewer launches."""
     fused_layers: bool
@@ -38,15 +38,12 @@ class ExecutionPlan:
     """Rollouts of one episode each stop when all have ended: the most steps between two checks; 0: they do not stop."""
 
     def __post_init__(self):
-        """Checks the numbers."""
+        """Checks types and ranges."""
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 1 if field.name in ("steps_per_loop", "samples_per_part") else 0
-            if field.type is int:
-                if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                    raise ConfigError(f"{field.name}={value!r} must be an integer of at least {least}")
-            elif not isinstance(value, bool):
-                raise ConfigError(f"{field.name}={value!r} must be True or False")
+            value, least = getattr(self, field.name), int(field.name in ("steps_per_loop", "samples_per_part"))
+            if type(value) is not field.type or value < least:
+                allowed = "True or False" if field.type is bool else f"an integer of at least {least}"
+                raise ConfigError(f"{field.name}={value!r} must be {allowed}")
 
 
 CPU = ExecutionPlan(
@@ -80,11 +77,7 @@ PLANS = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
 
 
 def resolve_plan(plan: str | ExecutionPlan) -> ExecutionPlan:
-    """The plan of this name; "auto" is that of JAX's default backend.
-
-    Raises:
-      ConfigError: for an unknown name.
-    """
+    """The plan of this name; "auto" stands for JAX's default backend. ConfigError for an unknown name."""
     if isinstance(plan, ExecutionPlan):
         return plan
     if plan == "auto":

@@ -15,14 +15,13 @@ class Memory:
 
     def measure(self, program: jax.stages.Compiled) -> jax.stages.Compiled:
         """Sets `needed` to the program's arguments, results and temporary arrays, and returns the program."""
-        analysis = program.memory_analysis()
-        if analysis is not None:
-            sizes = analysis.argument_size_in_bytes + analysis.output_size_in_bytes + analysis.temp_size_in_bytes
-            self.needed = sizes - analysis.alias_size_in_bytes
+        if sizes := program.memory_analysis():
+            self.needed = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
+            self.needed -= sizes.alias_size_in_bytes
         return program
 
     def advice(self) -> str:
-        """What to lower. If the program is measured, estimates how many rows would fit, with equal memory for each."""
+        """What to lower; after `measure`, also about how many rows would fit."""
         text = f"not enough memory for {self.num_rows} rows (seeds × hyperparameters) at once"
         available = device_memory()
         if self.needed and available:

@@ -2,8 +2,8 @@
 
 A mesh has an axis `"seeds"` for the rows. It may also have an axis `"envs"` for the environments of each row, and an
 axis `"model"` for the weights of each policy. Rows are independent of each other. Environments are not (they share
-groups, minibatches and normaliser statistics), nor are the parts of a policy: here this module only says which arrays
-to split, and XLA's partitioner adds the communication.
+groups, minibatches and normaliser statistics), nor are the weights of a policy: this module says which arrays are
+sharded, and XLA's partitioner adds the communication.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from grpo_jax.types import PyTree, TrainState
 
 ROWS, ENVS, MODEL = "seeds", "envs", "model"
 
-_SPLIT_BY_INPUT = ("down", "out")  # layers of a transformer that read the split outputs of another layer
+_SPLIT_BY_INPUT = ("down", "out")  # layers of a transformer whose inputs are the sharded outputs of another layer
 
 
 def make_mesh(
@@ -32,7 +32,7 @@ def make_mesh(
       seeds: devices along the rows; by default the number of devices divided by `envs` and `model`.
       envs: devices along the environments of each row.
       model: devices along the weights of each policy, for a policy too large for one device.
-      devices: optional; these devices instead of those of all processes.
+      devices: optional; instead of the devices of all processes.
 
     Raises:
       ConfigError: if there are too few devices, or the devices of several processes are not all used.
@@ -42,7 +42,7 @@ def make_mesh(
     num_devices = len(devices)
     seeds = num_devices // max(envs * model, 1) if seeds is None else seeds
     size = seeds * envs * model
-    if min(seeds, envs, model) < 1 or not (size <= num_devices if one_process else size == num_devices):
+    if min(seeds, envs, model) < 1 or size > num_devices or not (one_process or size == num_devices):
         raise ConfigError(
             f"a mesh of seeds={seeds} × envs={envs} × model={model} does not fit {num_devices} devices of "
             f"{jax.process_count()} process(es); use sizes whose product is {num_devices} (JAX_NUM_CPU_DEVICES=8 "
@@ -74,12 +74,11 @@ def pad_rows(rows: PyTree, mesh: Mesh) -> PyTree:
 def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyTree], PyTree]:
     """Maps a function of one row over any number of rows (each leaf `[R, ...]`), split over the mesh.
 
-    An accelerator computes all its rows at once (`vmap`), or a single one by itself. A CPU computes one row after
-    another (`lax.map`): the data of a row then stays in the cache, and a finished row costs nothing. If the mesh does
-    not divide `R`, rows are padded.
+    An accelerator computes all its rows at once (`vmap`). A CPU computes one row after another (`lax.map`): the data of
+    a row then stays in the cache, and a finished row costs nothing. If the mesh does not divide `R`, rows are padded.
 
-    Results are bitwise reproducible for the same number of devices and of rows on each. For other numbers XLA compiles
-    another program, which fuses other operations, and results agree to rounding.
+    Results are bitwise reproducible for the same number of devices and of rows on each. For other numbers XLA fuses
+    other operations, and results agree to rounding.
     """
     on_cpu = mesh.devices.flat[0].platform == "cpu"
 
@@ -105,20 +104,16 @@ def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyT
 
     def on_all_devices(rows):
         num_rows = jax.tree.leaves(rows)[0].shape[0]
-        out = sharded(pad_rows(rows, mesh))
-        return out if num_rows % mesh.shape[ROWS] == 0 else jax.tree.map(lambda leaf: leaf[:num_rows], out)
+        results = sharded(pad_rows(rows, mesh))
+        return results if num_rows % mesh.shape[ROWS] == 0 else jax.tree.map(lambda leaf: leaf[:num_rows], results)
 
     return on_all_devices
 
 
 def make_rows_function(function: Callable, mesh: Mesh) -> Callable[..., Any]:
-    """`rows_function(*rows) -> results`: maps a function over rows, split over the mesh, with results on the host.
+    """`rows_function(*rows) -> results` in NumPy: maps a function of one row's arguments over rows, on the mesh.
 
-    Each leaf of `rows` and, in NumPy, of the results is `[R, ...]`.
-
-    Args:
-      function: of one row's arguments, such as (state, key) -> array.
-      mesh: the devices; rows are padded to a number that it divides. All but the last argument may be padded already.
+    Each leaf is `[R, ...]`. Rows are padded as the mesh needs; all but the last argument may be padded already.
     """
     mapped = over_rows(lambda row: function(*row), mesh)
     program = jax.jit(
@@ -136,8 +131,8 @@ def make_rows_function(function: Callable, mesh: Mesh) -> Callable[..., Any]:
 def state_shardings(mesh: Mesh, states: TrainState) -> TrainState:
     """The shardings of rows of train states (or of their shapes), as a prefix of their tree.
 
-    The state of the rollout is split by row and environment. Weights and their optimiser moments are split by row and
-    along the outputs or the inputs of a layer, if the mesh divides these. Everything else is split by row.
+    Rollout states are sharded by row and environment; weights and their optimiser moments by row and by the outputs or
+    inputs of a layer, if the mesh divides these; everything else by row.
     """
     by_row = NamedSharding(mesh, PartitionSpec(ROWS))
     layout = TrainState(**dict.fromkeys(TrainState.__dataclass_fields__, by_row))
@@ -161,10 +156,7 @@ def state_shardings(mesh: Mesh, states: TrainState) -> TrainState:
 
 
 def shard_states(states: TrainState, mesh: Mesh) -> TrainState:
-    """Pads rows of states to a number that the mesh divides, and copies them to its devices.
-
-    With several processes, each of them passes all rows.
-    """
+    """Pads rows of states to a number that the mesh divides, and copies them to its devices. Every process has all."""
     states = pad_rows(states, mesh)
     layout = state_shardings(mesh, states)
     if jax.process_count() == 1:
@@ -174,35 +166,35 @@ def shard_states(states: TrainState, mesh: Mesh) -> TrainState:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The sharding of an array that every device holds whole, so that every process can read it."""
+    """The sharding of a replicated array, which every process can read."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def along_envs(tree: PyTree, axis: int) -> PyTree:
-    """Splits this axis of each leaf over the devices of the environments; no change if the mesh has no such axis.
+    """Shards this axis of each leaf over the devices of the environments.
 
-    The mesh is that of the surrounding `over_rows` or `jax.set_mesh`.
+    Like the functions below, it asks for the mesh of the surrounding `over_rows` or `jax.set_mesh`.
     """
     return _constrained(tree, PartitionSpec(*(None,) * axis, ENVS))
 
 
 def on_every_device(tree: PyTree) -> PyTree:
-    """Replicates each leaf over the devices of the environments, so that they communicate here and not later."""
+    """Replicates each leaf over the devices of the environments: they communicate here, not later."""
     return _constrained(tree, PartitionSpec())
 
 
 def envs_are_split() -> bool:
-    """Whether the mesh of the surrounding `over_rows` splits the environments of a row over devices."""
+    """Whether the environments of a row are sharded."""
     return ENVS in jax.sharding.get_abstract_mesh().axis_names
 
 
 def num_env_devices() -> int:
-    """The number of devices that the mesh of the surrounding `over_rows` splits the environments of a row over."""
+    """Over how many devices the environments of a row are sharded."""
     return jax.sharding.get_abstract_mesh().shape[ENVS] if envs_are_split() else 1
 
 
 def model_is_split() -> bool:
-    """Whether the mesh of the surrounding `over_rows` splits the weights of a policy over devices."""
+    """Whether the weights of a policy are sharded."""
     return MODEL in jax.sharding.get_abstract_mesh().axis_names
 
 

@@ -12,7 +12,7 @@ from grpo_jax.errors import ConfigError
 
 T = TypeVar("T")
 
-_PIECE = 2**28  # bytes that are sent at once; meanwhile each device holds some copies of them
+_PIECE = 2**28  # bytes sent at once; each device holds some copies of them meanwhile
 
 
 def is_process_zero() -> bool:
@@ -21,9 +21,7 @@ def is_process_zero() -> bool:
 
 
 def from_process_zero(call: Callable[[], T]) -> T:
-    """Calls `call()` in process 0 alone and returns its value in every process.
-
-    The value is pickled, so NumPy arrays arrive bitwise equal, and only process 0 needs access to files.
+    """Calls `call()` in process 0 alone and returns its value in every process, pickled: only process 0 needs files.
 
     Raises:
       ConfigError: in the other processes if the call raises an exception, with its message; process 0 raises the
@@ -31,17 +29,17 @@ def from_process_zero(call: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return call()
-    if not is_process_zero():
-        value, error = pickle.loads(_broadcast(b""))
-        if error is not None:
-            raise ConfigError(error)
+    if is_process_zero():
+        try:
+            value = call()
+        except Exception as error:  # any exception: the other processes must not wait forever
+            _broadcast(pickle.dumps((None, str(error))))
+            raise
+        _broadcast(pickle.dumps((value, None)))
         return value
-    try:
-        value = call()
-    except Exception as error:  # any exception: the other processes must not wait forever
-        _broadcast(pickle.dumps((None, str(error))))
-        raise
-    _broadcast(pickle.dumps((value, None)))
+    value, error = pickle.loads(_broadcast(b""))
+    if error is not None:
+        raise ConfigError(error)
     return value
 
 

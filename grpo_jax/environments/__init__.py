@@ -1,6 +1,6 @@
-"""Environments as pure functions: gymnax's and other suites' by name, your own as an object or by its path.
+"""Environments as pure functions: gymnax's and other suites' by name, a custom one as an object or by its path.
 
-`tokens` holds the token tasks, their rewards and all that a task of your own needs.
+`tokens` holds the token tasks, their rewards and all that a custom task needs.
 """
 
 from grpo_jax.environments import tokens

@@ -54,22 +54,16 @@ def stack_frames(environment: Environment, num_frames: int) -> Environment:
         after = StackedState(moved.state, _without_oldest(stacked, moved.observation))
         return moved._replace(state=after, observation=stacked)
 
-    def action_mask(state, params):
-        return environment.action_mask(state.environment, params)
-
-    def outcome(states, params):
-        return environment.outcome(states.environment, params)
-
-    def forced_action(state, params):
-        return environment.forced_action(state.environment, params)
+    def unstacked(function):
+        return function and (lambda states, params: function(states.environment, params))
 
     return environment._replace(
         reset=reset,
         step=step,
         observation=jax.eval_shape(lambda: reset(jax.random.key(0), environment.params)[1]),
-        action_mask=environment.action_mask and action_mask,
-        outcome=environment.outcome and outcome,
-        forced_action=environment.forced_action and forced_action,
+        action_mask=unstacked(environment.action_mask),
+        outcome=unstacked(environment.outcome),
+        forced_action=unstacked(environment.forced_action),
     )
 
 

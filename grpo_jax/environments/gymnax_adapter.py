@@ -1,4 +1,4 @@
-"""Adapts gymnax's interface to `Environment`. Imports gymnax only when one of its environments is requested."""
+"""Adapts gymnax's interface to `Environment`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -102,21 +102,6 @@ def _numbers(info: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (info or {}).items() if isinstance(value, kinds)}
 
 
-def registered(name: str) -> Any:
-    """The environment that gymnax registers under a name."""
-    import gymnax  # only here, as it takes seconds
-
-    if name not in gymnax.registered_envs:
-        raise ConfigError(
-            f"unknown environment {name!r}: {nearest(name, gymnax.registered_envs)} (for your own, write "
-            "'package.module:Name')"
-        )
-    try:
-        return gymnax.make(name)[0]
-    except OSError as error:  # MNISTBandit's images
-        raise ConfigError(f"{name!r} needs data that could not be downloaded: {error}") from error
-
-
 def env_name(env: Any) -> str:
     """The name of an object with gymnax's interface."""
     return getattr(env, "name", type(env).__name__)
@@ -182,7 +167,7 @@ def gymnax_actions(space: Any, name: str) -> tuple[ActionSpace, Callable]:
 
 
 def some_action(space: ActionSpace) -> jax.Array:
-    """An action in the space: 0, or what is nearest to it."""
+    """An action in the space: 0, or the nearest one."""
     match space:
         case Box(low, high):
             return jnp.clip(jnp.zeros(len(low)), jnp.array(low), jnp.array(high))

@@ -1,5 +1,6 @@
 """Finds environments by name or import path."""
 
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import jax
 
 from grpo_jax.environments.environment import Environment
-from grpo_jax.environments.gymnax_adapter import from_gymnax, registered
+from grpo_jax.environments.gymnax_adapter import from_gymnax
+from grpo_jax.environments.gymnax_names import registered
+from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES, from_suite
 from grpo_jax.environments.time_limits import warn_of_termination_at_limit
 from grpo_jax.environments.tokens import Task, token_environment
@@ -25,16 +28,30 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
     Raises:
       ConfigError: for an unknown name or parameter (names the nearest ones), or an object without the interface.
     """
+    params = params or {}
     if isinstance(environment, Environment):
         if params:
             raise ConfigError(f"env_params cannot override those of an Environment; change {environment.name!r} itself")
         return environment
+    if isinstance(environment, str) and ":" not in environment:
+        return _of_gymnax(environment, static_parameters(params), jax.config.jax_enable_x64)
     found = environment_object(environment)
-    made = token_environment(found, params or {}) if isinstance(found, Task) else from_gymnax(found, params or {})
-    if _is_own(environment) and not (isinstance(found, Task) or made.limit_terminates or made.on_host):
-        warn_of_termination_at_limit(found, params or {})
-    # The requested name: that of gymnax's DiscountingChain-bsuite, for example, is another.
+    if isinstance(found, Task):
+        made = token_environment(found, params)
+    else:
+        made = from_gymnax(found, params)
+        is_custom = not isinstance(environment, str) or environment.partition(":")[0] not in SUITES
+        if is_custom and not (made.limit_terminates or made.on_host):
+            warn_of_termination_at_limit(found, params)
     return made._replace(name=environment) if isinstance(environment, str) else made
+
+
+@functools.lru_cache
+def _of_gymnax(name: str, params: tuple[tuple[str, Any], ...], wide: bool) -> Environment:
+    """The environment of a name in gymnax, traced once; `wide`: with dtypes of 64 bits."""
+    with jax.ensure_compile_time_eval():  # a cached value must hold no tracer
+        # The requested name; gymnax's own differs, for example for DiscountingChain-bsuite.
+        return from_gymnax(registered(name), dict(params))._replace(name=name)
 
 
 def environment_object(environment: str | Any) -> Any:
@@ -52,14 +69,6 @@ def environment_object(environment: str | Any) -> Any:
         if not colon:
             return registered(environment)
         return from_suite(source, name) if source in SUITES else _imported(environment)
-
-
-def _is_own(environment: str | Any) -> bool:
-    """Whether it is the user's: an object or an import path, and no name in gymnax or another suite."""
-    if not isinstance(environment, str):
-        return True
-    source, colon, _ = environment.partition(":")
-    return bool(colon) and source not in SUITES
 
 
 def _imported(path: str) -> Any:

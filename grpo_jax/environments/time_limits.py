@@ -1,4 +1,4 @@
-"""A warning about the user's environments that terminate at their time limit instead of being truncated there."""
+"""A warning about custom environments that terminate at their time limit instead of being truncated there."""
 
 import dataclasses
 import warnings

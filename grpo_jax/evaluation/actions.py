@@ -1,11 +1,11 @@
-"""Actions of a policy outside of any environment of ours."""
+"""Actions of a policy for observations from anywhere."""
 
 import jax
 
-from grpo_jax.config import Config, acting_policy
+from grpo_jax.config import Config, behaviour_policy
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.policies.sampling import restricted
+from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.types import PyTree
 
 
@@ -19,22 +19,18 @@ def choose_actions(
     key: jax.Array | None = None,
     action_mask: jax.Array | None = None,
 ) -> tuple[jax.Array, PyTree]:
-    """Actions for `N` observations, as the environment takes them, and the carry for the next ones. Pure.
+    """Actions for `N` observations, scaled and clipped to the action space, and the policy's next carry. Pure.
 
     Args:
       config: the run that the policy comes from.
       params, normalizer, hyperparams: of one row of it.
-      observation: `[N, ...]`.
-      carry: of the policy, each leaf `[N, ...]`.
+      observation, carry: each leaf `[N, ...]`.
       key: of samples; None takes the most probable actions, or for squashed actions the medians.
       action_mask: bool `[N, num_actions]`, the legal actions; None if all are.
-
-    Returns:
-      `[N]` or `[N, D]` actions, scaled and clipped to the bounds of the action space; and the carry.
     """
-    policy = acting_policy(config, normalizer, hyperparams)
+    policy = behaviour_policy(config, normalizer, hyperparams)
     parameters, _, carry = policy.step(params, observation, carry)
-    parameters, _ = restricted(policy, parameters, action_mask)
+    parameters, _ = apply_sampling_mask(policy, parameters, action_mask)
     distribution = policy.distribution
     action = distribution.mode(parameters) if key is None else distribution.sample(parameters, key)
     return distribution.to_environment(action), carry

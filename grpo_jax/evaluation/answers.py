@@ -52,17 +52,12 @@ def answer(
     environment_params = group_parameters(env, env_params, num_prompts, num_samples)
     simulator = Simulator(env, config.policy._replace(has_critic=False), params, plan=config.plan)
     start = simulator.reset(environment_params, key_reset, num_prompts * num_samples, group_size=num_samples)
-    end, _ = simulator.unroll(
-        start, key_rollout, num_steps=env.max_steps, auto_reset=False, from_reset=True, greedy=greedy
-    )
+    whole = {"num_steps": env.max_steps, "auto_reset": False, "from_reset": True}
+    end, _ = simulator.unroll(start, key_rollout, **whole, greedy=greedy)
     problem, tokens = end.environment.problem, end.environment.tokens
-    correct, formed = (
-        (jax.vmap(functools.partial(score, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)
-        for score in (accuracy, well_formed)
-    )
-    return Answers(
-        prompts=jax.vmap(task.prompt)(problem)[::num_samples],
-        completions=tokens.reshape(num_prompts, num_samples, -1),
-        correct=correct,
-        well_formed=formed,
-    )
+
+    def satisfied(score):
+        return (jax.vmap(functools.partial(score, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)
+
+    completions = tokens.reshape(num_prompts, num_samples, -1)
+    return Answers(jax.vmap(task.prompt)(problem)[::num_samples], completions, *map(satisfied, (accuracy, well_formed)))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.config import Config, acting_policy
+from grpo_jax.config import Config, behaviour_policy
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.hyperparams import Hyperparams
@@ -53,9 +53,8 @@ def evaluate(
     key_reset, key_rollout = jax.random.split(key)
     simulator = _simulator(config, state.params, state.normalizer, state.hyperparams)
     start = simulator.reset(_environment_params(config, state, num_episodes, env_params), key_reset, num_episodes)
-    end, _ = simulator.unroll(
-        start, key_rollout, num_steps=config.env.max_steps, auto_reset=False, from_reset=True, greedy=greedy
-    )
+    whole = {"num_steps": config.env.max_steps, "auto_reset": False, "from_reset": True}
+    end, _ = simulator.unroll(start, key_rollout, **whole, greedy=greedy)
     return Evaluation(returns=end.episode_return, lengths=end.episode_length)
 
 
@@ -77,7 +76,7 @@ def record_episodes(
     greedy: bool = False,
     env_params: EnvParams = None,
 ) -> Iterator[Steps]:
-    """Plays whole episodes and yields their states, from the first to the last one, in chunks of `CHUNK` steps.
+    """Plays whole episodes and yields their states, first to last, in chunks of `CHUNK` steps.
 
     Args:
       config, state, key, greedy, env_params: see `evaluate`.
@@ -100,22 +99,22 @@ def record_episodes(
         simulator = simulator._replace(environment=config.env._replace(outcome=None))
 
         def step(carry, key):
-            before, alive = carry
-            after, trajectory = simulator.unroll(before, key, num_steps=1, auto_reset=False, greedy=greedy)
+            state, alive = carry
+            next_state, trajectory = simulator.unroll(state, key, num_steps=1, auto_reset=False, greedy=greedy)
             steps = Steps(
-                unstacked_state(before.environment), before.observation, before.episode_return, before.episode_length
+                unstacked_state(state.environment), state.observation, state.episode_return, state.episode_length
             )
-            return (advance_where(alive, before, after), alive & ~trajectory.ended[0]), (steps, alive)
+            return (advance_where(alive, state, next_state), alive & ~trajectory.ended[0]), (steps, alive)
 
-        progress, (steps, alive) = jax.lax.scan(step, start, keys)
+        carry, (steps, alive) = jax.lax.scan(step, start, keys)
         if config.env.outcome is not None:
-            paid = outcome_return(config.env, progress[0])
-            steps = steps._replace(returns=steps.returns + jnp.where(alive, 0.0, paid))
-        return progress, (steps, alive.any(axis=1))
+            final_reward = outcome_return(config.env, carry[0])
+            steps = steps._replace(returns=steps.returns + jnp.where(alive, 0.0, final_reward))
+        return carry, (steps, alive.any(axis=1))
 
-    progress = reset(policy)
+    carry = reset(policy)
     for keys in jax.random.split(key_rollout, (num_chunks, CHUNK)):
-        progress, (steps, alive) = play(policy, progress, keys)
+        carry, (steps, alive) = play(policy, carry, keys)
         num_rows = min(int(alive.sum()) + 1, CHUNK)
         yield jax.tree.map(lambda leaf, num_rows=num_rows: _to_host(leaf)[:num_rows], steps)
         if not alive.all():
@@ -123,13 +122,13 @@ def record_episodes(
 
 
 def _to_host(leaf: jax.Array) -> np.ndarray | jax.Array:
-    """The array in NumPy, which has no random keys."""
+    """The array in NumPy, which lacks random keys."""
     return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
 
 
 def _simulator(config: Config, params: PyTree, normalizer: Normalizer, hyperparams: Hyperparams) -> Simulator:
-    policy = acting_policy(config, normalizer, hyperparams)
-    # Few parts of the trajectory are read, and a compiler leaves out the others, unless they are packed with these.
+    policy = behaviour_policy(config, normalizer, hyperparams)
+    # The compiler leaves out the parts of the trajectory that nobody reads, unless steps are packed.
     plan = dataclasses.replace(config.plan, packed_steps=False)
     return Simulator(config.env, policy, params, plan=plan)
 

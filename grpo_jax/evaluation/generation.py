@@ -12,17 +12,28 @@ from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import Policy
-from grpo_jax.policies.sampling import tempered, truncated
+from grpo_jax.policies.sampling import with_temperature, with_top_k_top_p
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import PyTree
 
 
+class Sampling(NamedTuple):
+    """How completions are sampled."""
+
+    num_samples: int = 1  # completions of each prompt, which is read once for all of them
+    num_steps: int | None = None  # the most tokens of a completion; None: as many as the policy's cache holds
+    end_token: int | None = None  # ends a completion, and is its last token; None: all have num_steps tokens
+    temperature: jax.Array | float = 1.0  # logits are divided by it; 0 takes the most probable token
+    top_k: jax.Array | float | None = None  # sample only these most probable tokens; None: all
+    top_p: jax.Array | float | None = None  # sample only the most probable tokens of this total probability; None: all
+
+
 class Completions(NamedTuple):
-    """Generated texts: `num_samples` for each of `N` prompts, of at most `num_steps` tokens."""
+    """Completions of `N` prompts, `num_samples` of each, of at most `num_steps` tokens."""
 
     tokens: jax.Array  # [N, num_samples, num_steps] int32, -1 after the end
     log_probs: jax.Array  # [N, num_samples, num_steps] under the distribution sampled from, 0 after the end
-    lengths: jax.Array  # [N, num_samples] int32, with the end token where there is one
+    lengths: jax.Array  # [N, num_samples] int32, including the end token
 
 
 def generate(
@@ -30,13 +41,8 @@ def generate(
     params: PyTree,
     prompts: jax.Array,
     key: jax.Array,
-    num_samples: int = 1,
+    sampling: Sampling | None = None,
     *,
-    num_steps: int | None = None,
-    end_token: int | None = None,
-    temperature: jax.Array | float = 1.0,
-    top_k: jax.Array | float | None = None,
-    top_p: jax.Array | float | None = None,
     plan: str | ExecutionPlan = "auto",
 ) -> Completions:
     """Samples completions, token by token, as rollouts do. Pure: `jit` it, `vmap` it over params and keys.
@@ -46,11 +52,7 @@ def generate(
       params: parameters of the policy, such as `state.params`.
       prompts: `[N, P]` int32, at least one token each; -1 where there is none, on either side.
       key: of the samples.
-      num_samples: completions of each prompt, which is read once for all of them.
-      num_steps: the most tokens of a completion; None: as many as the policy's cache holds.
-      end_token: ends a completion, and is its last token; None: all have `num_steps` tokens.
-      temperature: logits are divided by it; 0 takes the most probable token.
-      top_k, top_p: see `grpo_jax.policies.sampling.most_probable`; None: no such limit.
+      sampling: temperature, number of samples and the like; None: one sample of each prompt.
       plan: the layout of the rollout; one with `steps_per_check` stops when all completions have ended.
 
     Raises:
@@ -58,16 +60,18 @@ def generate(
     """
     if policy.max_steps is None:
         raise ConfigError("generate needs a policy that reads prompts: a transformer, Config(network='transformer')")
-    num_steps = policy.max_steps if num_steps is None else num_steps
+    sampling = Sampling() if sampling is None else sampling
+    num_samples, num_steps = sampling.num_samples, sampling.num_steps or policy.max_steps
     if num_steps > policy.max_steps:
         raise ConfigError(
             f"num_steps={num_steps}, but the policy's cache holds max_steps={policy.max_steps}; use fewer, or make a "
             "policy with more by make_token_policy"
         )
-    policy = tempered(policy._replace(has_critic=False), temperature)
-    if top_k is not None or top_p is not None:
-        policy = truncated(policy, np.inf if top_k is None else top_k, 1.0 if top_p is None else top_p)
-    environment = _continuation(policy.distribution.num_parameters, num_steps, end_token)
+    policy = with_temperature(policy._replace(has_critic=False), sampling.temperature)
+    if sampling.top_k is not None or sampling.top_p is not None:
+        top_k = np.inf if sampling.top_k is None else sampling.top_k
+        policy = with_top_k_top_p(policy, top_k, 1.0 if sampling.top_p is None else sampling.top_p)
+    environment = _continuation(policy.distribution.num_parameters, num_steps, sampling.end_token)
     key_reset, key_steps = jax.random.split(key)
     num_texts = prompts.shape[0] * num_samples
     texts = {"text": jnp.repeat(jnp.asarray(prompts, jnp.int32), num_samples, axis=0)}
@@ -89,8 +93,8 @@ def _continuation(vocab_size: int, max_steps: int, end_token: int | None) -> Env
     """An environment that continues a text, its parameter, by one token a step; all rewards are 0."""
 
     def last(text):
-        place = jnp.arange(text.shape[0])
-        return place == jnp.max(jnp.where(text >= 0, place, 0))
+        index = jnp.arange(text.shape[0])
+        return index == jnp.max(jnp.where(text >= 0, index, 0))
 
     def reset(key, params):
         return jnp.zeros((), jnp.int32), jnp.sum(params["text"], where=last(params["text"]))

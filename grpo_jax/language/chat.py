@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.folder import file_in
-from grpo_jax.language.packages import need
-from grpo_jax.recording.json_fields import fits
+from grpo_jax.language.folder import file_in, need
+from grpo_jax.recording.files import fits
 
 Messages = Sequence[Mapping[str, Any]]
 """A chat: messages with a `role`, such as "user", and a `content`."""
 
 
 class ChatTemplate:
-    """A template of Jinja in its sandbox, with the names and the filters that published templates use.
+    """A sandboxed Jinja template, with the names and the filters that published templates use.
 
     Args:
       source: the template.
@@ -39,34 +38,25 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
             self._template, self._special_tokens = environment.from_string(source), dict(special_tokens)
-        except Exception as error:  # Jinja's, or those of Python, for blocks that are nested too deeply
+        except Exception as error:  # Jinja's, or Python's for blocks that are nested too deeply
             line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
             raise ConfigError(f"the model's chat template is not Jinja{line}: {error}") from error
 
     def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
-        """The text of a chat.
-
-        Args:
-          messages: the chat so far.
-          add_generation_prompt: end with the tokens that begin an answer.
+        """The text of a chat so far, by default with the tokens that begin an answer at its end.
 
         Raises:
           ConfigError: the template refuses the messages.
         """
+        names = {"messages": list(messages), "tools": None, "documents": None} | self._special_tokens
         try:
-            return self._template.render(
-                messages=list(messages),
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
-        except Exception as error:  # Jinja's, or those of Python, such as a TypeError for content that is not a text
+            return self._template.render(names, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # Jinja's, or Python's, such as a TypeError for content that is not a text
             raise ConfigError(f"the model's chat template refuses {list(messages)!r}: {error}") from error
 
 
 def load_chat_template(folder: Path, description: Mapping[str, Any]) -> ChatTemplate | None:
-    """The template of a model folder: chat_template.jinja, or else that in tokenizer_config.json; None without one.
+    """The template of a model folder, chat_template.jinja or a field of tokenizer_config.json; None without one.
 
     Args:
       folder: of the model.
@@ -96,14 +86,8 @@ def special_tokens(description: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the escapes for HTML of Jinja's own filter, and without options that are called, such as `cls`."""
+def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    """JSON without the HTML escapes of Jinja's filter, and without options that are called, such as `cls`."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -114,7 +98,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _generation_tag() -> type:
-    """The tag around the assistant's text, {% generation %}, which changes nothing in what is rendered."""
+    """The tag {% generation %} around the assistant's text, which does not change the rendered text."""
     from jinja2 import nodes
     from jinja2.ext import Extension
 
@@ -123,7 +107,6 @@ def _generation_tag() -> type:
 
         def parse(self, parser):
             line = next(parser.stream).lineno
-            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-            return nodes.Scope(body, lineno=line)
+            return nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=line)
 
     return Generation

@@ -1,6 +1,6 @@
 """Supervised learning from demonstrations: prompts with the text of their completions."""
 
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,30 +23,24 @@ def learn_demonstrations(
     demonstrations: Prompts,
     keys: jax.Array,
     *,
-    target: float,
-    learning_rate: float = 2e-3,
     batch_size: int = 128,
-    max_updates: int = 20_000,
-    report: Callable[[np.ndarray, np.ndarray], None] | None = None,
+    **options: Any,
 ) -> WarmStart:
     """Trains one new policy for each key on demonstrations, until enough sampled completions are correct.
 
-    The loss is the mean of -log p(token) over the tokens of the completions, with their end tokens; prompts are only
-    read. The accuracy is the mean of the task's first reward over sampled completions of its training prompts.
+    The loss is the mean of -log p(token) over the tokens of the completions and their end tokens, without the prompts.
+    The accuracy is the mean of the task's first reward over sampled completions of its training prompts.
 
     Args:
       config: of the environment of the task.
       task: has the tokenizer, the prompts and the rewards.
       demonstrations: prompts with a field `completion`, the text to learn.
       keys: `[R]`, one for the initial weights and all randomness of each row.
-      target: accuracy at which a row stops, in (0, 1].
-      learning_rate: Adam's step size.
       batch_size: demonstrations in each gradient step.
-      max_updates: a row stops after this many, even below the target.
-      report: called on the host with accuracies and numbers of updates so far, each `[R]`.
+      options: `target`, `learning_rate`, `max_updates` and `report`: see `imitate`.
 
     Raises:
-      ConfigError: the demonstrations have no completions, or one is longer than those of the task.
+      ConfigError: the demonstrations have no completions, or one is longer than `max_completion`.
     """
     prompts, completions = map(jnp.asarray, demonstration_tokens(task, demonstrations))
     env, policy = config.env, config.policy
@@ -63,13 +57,7 @@ def learn_demonstrations(
         _, trajectory = simulator.unroll(start, key_steps, num_steps=env.max_steps, auto_reset=False, from_reset=True)
         return trajectory.reward_parts.values[..., 0].sum(axis=0).mean()
 
-    return imitate(
-        *(config, keys, loss, accuracy),
-        target=target,
-        learning_rate=learning_rate,
-        max_updates=max_updates,
-        report=report,
-    )
+    return imitate(config, keys, loss, accuracy, **options)
 
 
 def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[np.ndarray, np.ndarray]:

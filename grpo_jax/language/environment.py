@@ -1,32 +1,26 @@
-"""The environment of a language task: a reset draws a prompt, an action is the next token."""
+"""The environment of a language task: a reset draws a prompt, an action is the next token; and completions in it."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.config import Config, behaviour_policy
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.host_calls import call_host
 from grpo_jax.language.task import LanguageTask
-from grpo_jax.types import RewardParts
-
-
-def begin(task: LanguageTask, prompt: jax.Array) -> tuple[Completion, jax.Array]:
-    """The state before a completion, whose problem is a prompt's index, and the first observation: its last token."""
-    return Completion.empty(prompt, task.max_completion), jnp.asarray(task.tokens)[prompt, -1]
+from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.types import RewardParts, TrainState
 
 
 def language_environment(task: LanguageTask) -> Environment:
     """The environment of a task. An episode is one completion, which an end token of the model terminates.
 
     Its traced parameters are the weight of each reward, by the reward's name, and `held_out`: with 0 a reset draws from
-    the prompts to train on, with 1 from the held-out ones (or from all, if none is held out). Rewards are known
-    when a completion has ended: `outcome` calls the host once for all completions of a rollout.
-
-    Args:
-      task: prompts, rewards and the model.
+    the prompts to train on, with 1 from the held-out ones (or from all, if none is held out). Rewards are known when a
+    completion has ended: `outcome` calls the host once for all completions of a rollout.
     """
     prompts = jnp.asarray(task.tokens)
     end_tokens = jnp.array(task.model.tokenizer.end_tokens, jnp.int32)
@@ -35,23 +29,22 @@ def language_environment(task: LanguageTask) -> Environment:
 
     def reset(key, params):
         first, end = jnp.where(params["held_out"] > 0, jnp.array(held_out), jnp.array(training))
-        return begin(task, jax.random.randint(key, (), first, end))
+        return _start(task, jax.random.randint(key, (), first, end))
 
     def step(key, state, action, params):
         action = jnp.asarray(action, jnp.int32)
-        after = state.append(action)
-        terminated = jnp.any(action == end_tokens)
-        return transition(after, action, 0.0, terminated, after.length >= task.max_completion)
+        state = state.append(action)
+        return transition(state, action, 0.0, jnp.any(action == end_tokens), state.length >= task.max_completion)
 
     def outcome(states, params):
         shape = states.tokens.shape if task.process_rewards else states.length.shape
         values = jax.ShapeDtypeStruct((*shape, len(task.rewards)), jnp.float32)
         results = (values, jax.ShapeDtypeStruct(shape, bool)) if task.process_rewards else values
-        found = call_host(task.score_in_callback, results, states.problem, states.tokens)
+        scores = call_host(task.score_in_callback, results, states.problem, states.tokens)
         weights = jnp.stack([params[reward.name] for reward in task.rewards], axis=-1)
         if not task.process_rewards:
-            return RewardParts(found, weights)
-        values, judged = found
+            return RewardParts(scores, weights)
+        values, judged = scores
         return RewardParts(values, jnp.broadcast_to(weights[..., None, :], values.shape), judged)
 
     return Environment(
@@ -68,3 +61,45 @@ def language_environment(task: LanguageTask) -> Environment:
         on_host=True,
         outcome=outcome,
     )
+
+
+def sample_completions(
+    config: Config,
+    task: LanguageTask,
+    state: TrainState,
+    prompts: jax.Array,
+    key: jax.Array,
+    *,
+    num_samples: int = 1,
+    greedy: bool = False,
+) -> jax.Array:
+    """Completes chosen prompts as rollouts do, without rewards. Pure: `jit` it, `vmap` it over states and keys.
+
+    Args:
+      config: of the environment of the task.
+      task: has the prompts.
+      state: the policy.
+      prompts: int `[N]`, indices in the task's `tokens`.
+      key: of the samples.
+      num_samples: `K`, completions of each prompt.
+      greedy: take the most probable tokens instead of samples.
+
+    Returns:
+      int32 `[N, K, max_completion]`, -1 after the end.
+    """
+    prompts = jnp.repeat(jnp.asarray(prompts, jnp.int32), num_samples)
+    policy = behaviour_policy(config, state.normalizer, state.hyperparams)._replace(has_critic=False)
+    env = config.env._replace(reset=lambda key, params: _start(task, params["prompt"]), outcome=None)
+    simulator = Simulator(env, policy, state.params, plan=config.plan)
+    key_reset, key_steps = jax.random.split(key)
+    params = {name: jnp.broadcast_to(value, prompts.shape) for name, value in env.params.items()}
+    start = simulator.reset(params | {"prompt": prompts}, key_reset, len(prompts), group_size=num_samples)
+    end, _ = simulator.unroll(
+        start, key_steps, num_steps=env.max_steps, auto_reset=False, from_reset=True, greedy=greedy
+    )
+    return end.environment.tokens.reshape(-1, num_samples, env.max_steps)
+
+
+def _start(task: LanguageTask, prompt: jax.Array) -> tuple[Completion, jax.Array]:
+    """The state before a completion of a prompt, and the first observation, the prompt's last token."""
+    return Completion.empty(prompt, task.max_completion), jnp.asarray(task.tokens)[prompt, -1]

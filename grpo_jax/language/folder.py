@@ -1,17 +1,28 @@
-"""The files of a model folder: none may lead out of it, as a downloaded one may come from anyone."""
+"""What reads a model folder: its files, and the packages of the extra `lm`."""
 
+import importlib
 from pathlib import Path
+from types import ModuleType
 
 from grpo_jax.errors import ConfigError
+
+
+def need(package: str) -> ModuleType:
+    """The package; raises ConfigError if it is not installed."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"language models need {package}: pip install 'grpo-jax[lm]' ({error})") from error
 
 
 def file_in(folder: str | Path, name: str) -> Path:
     """The path of a file in a model folder, which need not exist.
 
-    Links may lead to files in the folder, or, in the cache of Hugging Face, to the blobs beside its snapshots.
+    A downloaded folder may come from anyone, so links may lead only to files in the folder, or, in the cache of Hugging
+    Face, to the blobs beside its snapshots.
 
     Raises:
-      ConfigError: the path leads elsewhere, or to what is no file.
+      ConfigError: the path leads elsewhere, or to something that is not a file.
     """
     path = Path(folder) / name
     try:
@@ -19,7 +30,7 @@ def file_in(folder: str | Path, name: str) -> Path:
         allowed = [inside, *([inside.parents[1] / "blobs"] if inside.parent.name == "snapshots" else [])]
         is_inside = any(found.is_relative_to(each) for each in allowed)
         is_other = found.exists() and not found.is_file()
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or what is no name
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or not a name
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not is_inside:
         raise ConfigError(f"{path} leads out of the model's folder, to {found}; copy the file into the folder")

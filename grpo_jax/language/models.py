@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
-from grpo_jax.policies import Architecture
-from grpo_jax.recording.json_fields import describe_kind, fits, read_object
+from grpo_jax.policies import Transformer
+from grpo_jax.recording.files import describe_kind, fits, read_object
 
-# Fields of `Architecture` beyond the sizes, for each supported `model_type`, and its class in transformers.
+# For each supported `model_type`: fields of `Transformer` beyond the sizes, and the class in transformers.
 MODEL_TYPES = {
     "llama": {},
     "qwen2": {"attention_bias": True},
@@ -23,6 +23,14 @@ CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Q
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
+# Fields of config.json, and of `Transformer`.
+_FIELDS = {
+    **{"num_hidden_layers": "num_layers", "hidden_size": "width", "intermediate_size": "feedforward_size"},
+    **{"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_size"},
+    **{"rope_theta": "rope_base", "rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embeddings"},
+    "vocab_size": "vocab_size",
+}
+
 _KINDS = dict.fromkeys((*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings"), int) | {
     **{"model_type": str, "rope_theta": float, "rms_norm_eps": float, "tie_word_embeddings": bool},
     **{"rope_parameters": dict[str, Any], "rope_scaling": dict[str, Any], "eos_token_id": int | list[int]},
@@ -31,12 +39,8 @@ _KINDS = dict.fromkeys((*_REQUIRED, "num_key_value_heads", "head_dim", "max_posi
 
 # Fields of config.json with one supported value, which they may also leave out.
 _SUPPORTED = {
-    "hidden_act": "silu",
-    "use_sliding_window": False,
-    "quantization_config": None,
-    "partial_rotary_factor": 1.0,
-    "attention_bias": False,
-    "mlp_bias": False,
+    **{"hidden_act": "silu", "use_sliding_window": False, "quantization_config": None},
+    **{"partial_rotary_factor": 1.0, "attention_bias": False, "mlp_bias": False},
 }
 
 
@@ -44,8 +48,8 @@ class LanguageModel(NamedTuple):
     """A model folder, without its weights."""
 
     folder: Path
-    architecture: Architecture
-    num_tokens: int  # those that the tokenizer has, at most the rows of the embeddings: the rest is never sampled
+    architecture: Transformer
+    num_tokens: int  # of the tokenizer, at most vocab_size: others are never sampled
     context: int  # the most tokens of a prompt and its completion
     tokenizer: Tokenizer
 
@@ -60,34 +64,28 @@ def load_model(folder: str | Path, **changes: Any) -> LanguageModel:
 
     Args:
       folder: contains config.json and tokenizer.json.
-      changes: fields of the `Architecture` to replace, such as `compute_dtype="bfloat16"`.
+      changes: fields of the `Transformer` to replace, such as `compute_dtype="bfloat16"`.
 
     Raises:
       ConfigError: a file is missing, the model has a feature that this transformer lacks, or no end token is known.
     """
     folder = Path(folder)
     published, tokenizer = read_config(folder), load_tokenizer(folder)
-    model = LanguageModel(
-        folder=folder,
-        architecture=load_architecture(folder, **changes),
-        num_tokens=min(tokenizer.num_tokens, published["vocab_size"]),
-        context=published.get("max_position_embeddings") or 2**31,
-        tokenizer=tokenizer,
-    )
-    if max(tokenizer.end_tokens) >= model.vocab_size:
+    architecture, context = load_architecture(folder, **changes), published.get("max_position_embeddings") or 2**31
+    if max(tokenizer.end_tokens) >= (vocab_size := architecture.vocab_size):
         raise ConfigError(
-            f"{folder}: the end token {max(tokenizer.end_tokens)} is not among the vocab_size={model.vocab_size} "
-            "tokens of config.json; the tokenizer is that of another model"
+            f"{folder}: the end token {max(tokenizer.end_tokens)} is not among the vocab_size={vocab_size} tokens of "
+            "config.json; the tokenizer belongs to another model"
         )
-    return model
+    return LanguageModel(folder, architecture, min(tokenizer.num_tokens, vocab_size), context, tokenizer)
 
 
-def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
-    """The sizes of a checkpoint's transformer: `Config(network="transformer", transformer=load_architecture(folder))`.
+def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
+    """The sizes of a checkpoint's transformer: `Config(network=load_architecture(folder))`.
 
     Args:
       folder: contains config.json.
-      changes: fields of the `Architecture` to replace, such as `compute_dtype="bfloat16"`.
+      changes: fields of the `Transformer` to replace, such as `compute_dtype="bfloat16"`.
 
     Raises:
       ConfigError: if the model has a feature that this transformer lacks, or the file is damaged.
@@ -104,62 +102,35 @@ def load_architecture(folder: str | Path, **changes: Any) -> Architecture:
     rope = published.get("rope_parameters") or published.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
-    rope_base = published.get("rope_theta") or rope.get("rope_theta", 10_000.0)
     num_heads = published["num_attention_heads"]
-    fields = {
-        "num_layers": published["num_hidden_layers"],
-        "width": published["hidden_size"],
-        "num_heads": num_heads,
-        "num_kv_heads": published.get("num_key_value_heads") or num_heads,
-        "head_size": published.get("head_dim") or published["hidden_size"] // num_heads,
-        "feedforward_size": published["intermediate_size"],
-        "rope_base": rope_base,
-        "norm_eps": published.get("rms_norm_eps", 1e-6),
-        "vocab_size": published["vocab_size"],
-        "tie_embeddings": bool(published.get("tie_word_embeddings", False)),
-        **MODEL_TYPES[model_type],
+    defaults = {
+        **{"num_key_value_heads": num_heads, "head_dim": published["hidden_size"] // num_heads},
+        **{"rope_theta": rope.get("rope_theta", 10_000.0), "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
     }
+    fields = {field: published.get(name) or defaults.get(name) for name, field in _FIELDS.items()}
     try:
-        return Architecture(**fields | changes)
+        return Transformer(**fields | MODEL_TYPES[model_type] | changes)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def describe_architecture(architecture: Architecture, *, vocab_size: int, context: int) -> dict[str, Any]:
-    """The fields of config.json from which `load_architecture` makes this architecture.
-
-    Raises:
-      ConfigError: no published model type has its combination of variants.
-    """
+def describe_architecture(architecture: Transformer, *, vocab_size: int, context: int) -> dict[str, Any]:
+    """The fields of config.json for this architecture; ConfigError if no published model type has its variants."""
     variants = {name: getattr(architecture, name) for fields in MODEL_TYPES.values() for name in fields}
     types = [name for name, fields in MODEL_TYPES.items() if dict.fromkeys(variants, False) | fields == variants]
     if not types:
         raise ConfigError(f"no published model type has {variants}; use one of {MODEL_TYPES}")
     size = architecture.sizes
     return {
-        "model_type": types[0],
-        "architectures": [CLASSES[types[0]]],
-        "vocab_size": vocab_size,
-        "max_position_embeddings": context,
-        "num_hidden_layers": architecture.num_layers,
-        "hidden_size": architecture.width,
-        "num_attention_heads": size.heads,
-        "num_key_value_heads": size.kv_heads,
-        "head_dim": size.head,
-        "intermediate_size": size.feedforward,
-        "rope_theta": architecture.rope_base,
-        "rms_norm_eps": architecture.norm_eps,
-        "tie_word_embeddings": architecture.tie_embeddings,
-        "hidden_act": "silu",
+        **{"model_type": types[0], "architectures": [CLASSES[types[0]]], "hidden_act": "silu"},
+        **{name: getattr(architecture, field) for name, field in _FIELDS.items()},
+        **{"num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads, "head_dim": size.head},
+        **{"intermediate_size": size.feedforward, "max_position_embeddings": context, "vocab_size": vocab_size},
     }
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The contents of config.json.
-
-    Raises:
-      ConfigError: the file is missing or damaged, or a field that is read here has another type.
-    """
+    """The contents of config.json; ConfigError if it is missing or damaged, or a field has another type."""
     path = file_in(folder, "config.json")
     try:
         published = read_object(path)
@@ -167,7 +138,6 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{error}; name the folder of a model, with its config.json") from error
     for field, kind in _KINDS.items():
         if not fits(published.get(field), kind | None):
-            raise ConfigError(
-                f"{path}: {field}={published[field]!r} must be {describe_kind(kind)}; copy the file again"
-            )
+            kind = describe_kind(kind)
+            raise ConfigError(f"{path}: {field}={published[field]!r} must be {kind}; copy the file again")
     return published

@@ -34,14 +34,7 @@ class Prompts(NamedTuple):
 
 
 def read_prompts(path: str | Path) -> Prompts:
-    """The prompts in a file of JSON lines.
-
-    A line is an object with `prompt`, a text or a list of messages, or with `messages`, and any further fields, which
-    rewards get by their names. An empty line is skipped.
-
-    Raises:
-      ConfigError: the file cannot be read or has no prompts, or a line is wrong, with its number.
-    """
+    """The prompts in a file of JSON lines, see `as_prompts`; ConfigErrors name the line. Empty lines are skipped."""
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # texts may contain other separators
@@ -59,8 +52,10 @@ def as_prompts(rows: Sequence[dict[str, Any]], sources: Sequence[str] | None = N
     """The prompts of objects such as `{"prompt": "2 + 3 =", "answer": "5"}`.
 
     Args:
-      rows: one or more, see `read_prompts`.
-      sources: where each comes from, for errors.
+      rows: one or more, with `prompt`, a text or a list of messages, or with `messages`. Rewards get all further
+      fields,
+        by their names.
+      sources: where each row comes from, for errors.
 
     Raises:
       ConfigError: there are no rows, a row has no prompt, or they differ in their fields.
@@ -70,12 +65,10 @@ def as_prompts(rows: Sequence[dict[str, Any]], sources: Sequence[str] | None = N
     sources = [f"prompt {number}" for number in range(len(rows))] if sources is None else sources
     contents = [_content(row, source) for row, source in zip(rows, sources, strict=True)]
     names = [name for name in rows[0] if name not in ("prompt", "messages")]
-    for name in names:
-        if name in RESERVED:
-            raise ConfigError(f"{sources[0]}: the field {name!r} has the name of an argument of rewards; rename it")
+    if reserved := [name for name in names if name in RESERVED]:
+        raise ConfigError(f"{sources[0]}: the field {reserved[0]!r} has the name of an argument of rewards; rename it")
     for row, content, source in zip(rows, contents, sources, strict=True):
-        differing = sorted({*names} ^ {name for name in row if name not in ("prompt", "messages")})
-        if differing:
+        if differing := sorted({*names} ^ (row.keys() - {"prompt", "messages"})):
             has = "lacks" if differing[0] in names else "has"
             raise ConfigError(
                 f"{source} {has} the field {differing[0]!r}, unlike {sources[0]}; rewards get a field of all prompts, "
@@ -89,10 +82,7 @@ def as_prompts(rows: Sequence[dict[str, Any]], sources: Sequence[str] | None = N
 def split_held_out(prompts: Prompts, share: float) -> tuple[Prompts, Prompts]:
     """The prompts to train on and the held-out ones: a share of the distinct prompts, those with the lowest hashes.
 
-    At least one is on either side.
-
-    Raises:
-      ConfigError: the share is not between 0 and 1, or there are fewer than two distinct prompts.
+    Each side gets at least one. ConfigError if the share is not between 0 and 1, or there are not two distinct prompts.
     """
     if not 0 < share < 1:
         raise ConfigError(f"held_out={share} is not a share of the prompts between 0 and 1; use 0.1, or name a file")

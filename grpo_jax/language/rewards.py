@@ -20,7 +20,7 @@ from grpo_jax.importing import import_object
 EXAMPLE = "def reward(prompts, completions, **fields): return [0.0 for completion in completions]"
 
 Payments = list[tuple[int | None, float]]
-"""The rewards of a completion: the number of characters up to the end of a step, None for the whole, and the value."""
+"""The rewards of a completion: up to which character, None for the whole, and the value."""
 
 
 class Reward(NamedTuple):
@@ -37,11 +37,7 @@ class RewardError(ConfigError):
 
 
 def load_reward(path: str) -> Reward:
-    """The reward "package.module:function", or "package.module:function=0.5" with a weight.
-
-    Raises:
-      ConfigError: there is no such function, or the weight is not a number.
-    """
+    """The reward "package.module:function", or "package.module:function=0.5" with a weight; else a ConfigError."""
     place, _, weight = path.partition("=")
     function = import_object(place, "reward")
     if not callable(function):
@@ -64,7 +60,7 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
       source: where the prompts come from, for the error.
 
     Raises:
-      ConfigError: there is no reward, two have one name, or one needs an argument that is no field of the prompts.
+      ConfigError: there is no reward, two have one name, or one needs an argument that the prompts have no field for.
     """
     if not rewards:
         raise ConfigError(
@@ -76,47 +72,34 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
     known = {"prompts", "completions", "completion_ids", *fields}
     for reward in rewards:
         for parameter in _parameters(reward):
-            needed = parameter.default is parameter.empty and parameter.kind not in (
-                parameter.VAR_KEYWORD,
-                parameter.VAR_POSITIONAL,
-            )
-            if needed and parameter.name not in known:
+            variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if parameter.default is parameter.empty and not variadic and parameter.name not in known:
                 raise ConfigError(
                     f"the reward {reward.name!r} needs {parameter.name!r}, but {source} has only the fields "
                     f"{', '.join(fields) or '(none)'}; add it to every line, or give the argument a default"
                 )
 
 
-def score(
-    rewards: Sequence[Reward],
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    completion_ids: Sequence[Sequence[int]],
-    fields: Mapping[str, Sequence],
-) -> np.ndarray:
+def score(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> np.ndarray:
     """The value of each reward for each completion, float32 `[N, K]`: the sum of what `call_rewards` returns for it."""
-    payments = call_rewards(rewards, prompts, completions, completion_ids, fields)
+    payments = call_rewards(rewards, arguments)
     return np.array([[sum(value for _, value in paid) for paid in each] for each in payments], np.float32).T
 
 
-def call_rewards(
-    rewards: Sequence[Reward],
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    completion_ids: Sequence[Sequence[int]],
-    fields: Mapping[str, Sequence],
-) -> list[list[Payments]]:
-    """What each reward pays for each completion, as K lists of length N.
+def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> list[list[Payments]]:
+    """What each of the `K` rewards pays for each of `N` completions.
 
-    A function gets lists of length N by the names of its arguments: `prompts` and `completions` as the prompts have
-    them (texts, or lists of messages), `completion_ids` (tokens), and the fields of the prompts. The lists are its own
-    to change. Those that are async run at the same time.
+    A function gets copies of the arguments that it names. Those that are async run at the same time.
+
+    Args:
+      rewards: one or more.
+      arguments: `[N]` each: `prompts` and `completions`, texts or lists of messages as the prompts are,
+        `completion_ids`, their tokens, and the fields of the prompts.
 
     Raises:
       RewardError: a function raised an error, or returned anything but N finite numbers or lists of them with their
         positions.
     """
-    arguments = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **fields}
     arguments = {name: list(values) for name, values in arguments.items()}
     with contextlib.ExitStack() as unfinished:
         calls = []
@@ -125,6 +108,7 @@ def call_rewards(
             if inspect.iscoroutine(calls[-1]):
                 unfinished.callback(calls[-1].close)
         results = _gather(rewards, calls, arguments)
+    completions = arguments["completions"]
     return [_checked(reward, values, completions) for reward, values in zip(rewards, results, strict=True)]
 
 
@@ -139,7 +123,7 @@ def _parameters(reward: Reward) -> Sequence[inspect.Parameter]:
 
 
 def _arguments(reward: Reward, arguments: Mapping[str, Sequence]) -> dict[str, list]:
-    """The arguments that a reward's function names, copied: a function that changes them changes no others."""
+    """The arguments that a reward's function names, copied, so that it may change them."""
     parameters = _parameters(reward)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         arguments = {name: arguments[name] for name in arguments if name in {each.name for each in parameters}}
@@ -149,36 +133,39 @@ def _arguments(reward: Reward, arguments: Mapping[str, Sequence]) -> dict[str, l
 def _call(reward: Reward, arguments: dict[str, list]) -> Any:
     """The values of a reward, or of an async one an awaitable."""
     try:
-        values = reward.function(**_arguments(reward, arguments))
-        return list(values) if isinstance(values, Iterator) else values
+        return _values(reward, arguments)
     except Exception as error:
         raise _raised(reward, arguments, error) from error
 
 
+def _values(reward: Reward, arguments: dict[str, list]) -> Any:
+    values = reward.function(**_arguments(reward, arguments))
+    return list(values) if isinstance(values, Iterator) else values
+
+
 def _gather(rewards: Sequence[Reward], calls: list, arguments: dict[str, list]) -> list:
-    """The values of all calls; those that are awaitable are awaited together."""
+    """The values of all calls; awaitable ones are awaited together."""
     waiting = [index for index, call in enumerate(calls) if inspect.isawaitable(call)]
     if not waiting:
         return calls
 
     async def awaited(index):
         try:
-            return await calls[index]
+            calls[index] = await calls[index]
         except Exception as error:
             raise _raised(rewards[index], arguments, error) from error
 
     async def together():
-        return await asyncio.gather(*map(awaited, waiting))
+        await asyncio.gather(*map(awaited, waiting))
 
-    # A notebook's thread already runs an event loop, so they get a thread of their own.
+    # In another thread, since a notebook's thread already runs an event loop.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        results = dict(zip(waiting, thread.submit(lambda: asyncio.run(together())).result(), strict=True))
-    return [results.get(index, values) for index, values in enumerate(calls)]
+        thread.submit(lambda: asyncio.run(together())).result()
+    return calls
 
 
 def _raised(reward: Reward, arguments: dict[str, list], error: Exception) -> RewardError:
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    first = _first_that_raises(reward, arguments)
+    place, first = traceback.extract_tb(error.__traceback__)[-1], _first_that_raises(reward, arguments)
     completion = f"{len(arguments['completions'])} completions" if first is None else f"the completion {_shown(first)}"
     return RewardError(
         f"the reward {reward.name!r} raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno}), "
@@ -193,12 +180,9 @@ def _first_that_raises(reward: Reward, arguments: dict[str, list]) -> Any:
     for index, completion in enumerate(arguments["completions"]):
         one = {name: [values[index]] for name, values in arguments.items()}
         try:
-            values = reward.function(**_arguments(reward, one))
-            if inspect.iscoroutine(values):
+            if inspect.iscoroutine(values := _values(reward, one)):
                 values.close()
                 return None
-            if isinstance(values, Iterator):
-                list(values)
         except Exception:
             return completion
     return None
@@ -238,7 +222,7 @@ def _checked(reward: Reward, values: Any, completions: Sequence[Any]) -> list[Pa
 
 
 def _steps(pairs: Sequence[Any]) -> Payments:
-    """Pairs (position, number); the number of anything else is NaN."""
+    """Pairs (position, number); a NaN for anything else."""
     try:
         return [(operator.index(end), _number(value)) for end, value in pairs]
     except (TypeError, ValueError):
@@ -246,10 +230,9 @@ def _steps(pairs: Sequence[Any]) -> Payments:
 
 
 def _number(value: Any) -> float:
-    """The number, which also arrays without axes are; NaN for anything else, or beyond the range of float32."""
-    if not isinstance(value, Real) and getattr(value, "shape", None) != ():
-        return math.nan
-    if isinstance(value, str | bytes) or np.iscomplexobj(value):
+    """The number, or that in an array without axes; NaN for anything else, or beyond the range of float32."""
+    is_number = isinstance(value, Real) or getattr(value, "shape", None) == ()
+    if not is_number or isinstance(value, str | bytes) or np.iscomplexobj(value):
         return math.nan
     try:
         number = float(value)

@@ -13,10 +13,9 @@ from grpo_jax.language.folder import file_in
 from grpo_jax.language.models import LanguageModel, describe_architecture, read_config
 from grpo_jax.language.tokenizer import FILES
 from grpo_jax.language.weights import WEIGHTS, actor_params, published_weights
-from grpo_jax.policies import Architecture
-from grpo_jax.policies.architecture import DTYPES
-from grpo_jax.recording.files import new_files, write_json
-from grpo_jax.recording.policy_files import write_arrays
+from grpo_jax.policies import Transformer
+from grpo_jax.policies.transformer import DTYPES
+from grpo_jax.recording.files import new_files, write_arrays, write_json
 from grpo_jax.types import PyTree
 
 
@@ -24,13 +23,11 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
     """Writes new weights of a model, with the other files of its folder. Adapters (LoRA) are added to the weights.
 
     Args:
-      folder: created if it does not exist. All its files are written, or none.
-      model: the model that was trained; with adapters, `model._replace(architecture=config.transformer)`.
-      params: of the trained policy, without an axis of rows.
-      dtype: of the weights, "float32" or "bfloat16".
+      model: the model that was trained; with adapters, `model._replace(architecture=config.network)`.
+      folder, params, dtype: see `save_model`.
 
     Raises:
-      ConfigError: the dtype is another one, or the params are not those of the model's architecture.
+      ConfigError: for another dtype, or params of another architecture.
     """
     description = read_config(model.folder)
     with _model_files(Path(folder)) as new:
@@ -43,7 +40,7 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
 
 def save_model(
     folder: str | Path,
-    architecture: Architecture,
+    architecture: Transformer,
     params: PyTree,
     tokenizer: Any,
     *,
@@ -87,20 +84,19 @@ def save_model(
 
 @contextlib.contextmanager
 def _model_files(folder: Path) -> Iterator[Path]:
-    """As `new_files`; then removes the list of the files of other weights, if the folder had one."""
+    """As `new_files`; then removes the index of other weights, if the folder had one."""
     with new_files(folder) as new:
         yield new
     (folder / f"{WEIGHTS}.index.json").unlink(missing_ok=True)
 
 
-def _write(folder: Path, architecture: Architecture, params: PyTree, description: dict[str, Any], dtype: str) -> None:
+def _write(folder: Path, architecture: Transformer, params: PyTree, description: dict[str, Any], dtype: str) -> None:
     """Writes config.json and the weights."""
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
     description = {name: value for name, value in description.items() if name != "torch_dtype"} | {"dtype": dtype}
     write_json(folder / "config.json", description | {"torch_dtype": dtype})
-    arrays = {
-        name: np.ascontiguousarray(array) for name, array in published_weights(architecture, params, dtype).items()
-    }
+    weights = published_weights(architecture, params, dtype)
+    arrays = {name: np.ascontiguousarray(array) for name, array in weights.items()}
     # transformers refuses files that do not name a framework.
-    write_arrays(folder / WEIGHTS, arrays, {"format": "pt"}, mode_of=folder / "config.json")
+    write_arrays(folder / WEIGHTS, arrays, {"format": "pt"})

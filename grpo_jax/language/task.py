@@ -35,26 +35,24 @@ class LanguageTask:
     held_out: Prompts | None = None
     """Prompts that training never draws."""
     max_completion: int = 256
-    """The most tokens of a completion, which is truncated there."""
+    """The most tokens of a completion; longer ones are cut off."""
     system_prompt: str | None = None
-    """A message before each chat without one; a prompt that is a text then becomes the message of a user."""
+    """A system message before each chat without one; with it, a text prompt becomes the message of a user."""
     process_rewards: bool = False
-    """Pay rewards of steps within a completion where the steps end, instead of all at the end of the completion. That
-    changes nothing for algorithms that compare whole completions, as they add the rewards up."""
+    """Pay rewards of steps within a completion where the steps end, instead of all at the end of the completion.
+    Algorithms that compare whole completions add them up either way."""
 
     def __post_init__(self):
-        """Checks the whole."""
+        """Checks the fields."""
         as_count("max_completion", self.max_completion)
         object.__setattr__(self, "_lock", threading.Lock())
-        held_out = self.held_out
-        if held_out is not None and (held_out.fields.keys(), held_out.are_chats) != (
-            self.prompts.fields.keys(),
-            self.prompts.are_chats,
-        ):
-            raise ConfigError(
-                f"{held_out.sources[0]}: held-out prompts have the fields {sorted(held_out.fields)}, and those to "
-                f"train on {sorted(self.prompts.fields)}; write both in the same way"
-            )
+        if self.held_out is not None:
+            held_out, training = self.held_out, self.prompts
+            if (held_out.fields.keys(), held_out.are_chats) != (training.fields.keys(), training.are_chats):
+                raise ConfigError(
+                    f"{held_out.sources[0]}: held-out prompts have the fields {sorted(held_out.fields)}, and those to "
+                    f"train on {sorted(training.fields)}; write both in the same way"
+                )
         check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
         self.tokens  # noqa: B018, checks the lengths
 
@@ -101,7 +99,7 @@ class LanguageTask:
         if (largest := max(map(max, rows))) >= self.model.vocab_size:
             raise ConfigError(
                 f"{self.model.folder}: the tokenizer gives the token {largest}, but the model has vocab_size="
-                f"{self.model.vocab_size}; the tokenizer is that of another model"
+                f"{self.model.vocab_size}; the tokenizer belongs to another model"
             )
         return pad_left(rows)
 
@@ -114,7 +112,7 @@ class LanguageTask:
         return messages
 
     def score(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The value of each reward, those of the steps added up: float32 `[..., K]`.
+        """The value of each reward, summed over the steps: float32 `[..., K]`.
 
         Args:
           prompt: int `[...]`: indices of prompts.
@@ -123,7 +121,8 @@ class LanguageTask:
         Raises:
           RewardError: a reward failed.
         """
-        return score(*self._reward_arguments(prompt, tokens)).reshape(*np.shape(prompt), len(self.rewards))
+        values = score(self.rewards, self._reward_arguments(prompt, tokens))
+        return values.reshape(*np.shape(prompt), len(self.rewards))
 
     def score_steps(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The values of the rewards at each token, float32 `[..., L, K]`, and which tokens pay any, bool `[..., L]`.
@@ -134,10 +133,10 @@ class LanguageTask:
           prompt, tokens: as for `score`, which also has the errors.
         """
         arguments = self._reward_arguments(prompt, tokens)
-        ids, shape = arguments[3], np.shape(tokens)
+        ids, shape = arguments["completion_ids"], np.shape(tokens)
         values = np.zeros((len(ids), shape[-1], len(self.rewards)), np.float32)
         judged = np.zeros(values.shape[:2], bool)
-        for number, payments in enumerate(call_rewards(*arguments)):
+        for number, payments in enumerate(call_rewards(self.rewards, arguments)):
             for row, paid in enumerate(payments):
                 for length, value in paid:
                     last = max(len(ids[row]) - 1, 0)
@@ -146,8 +145,8 @@ class LanguageTask:
                     judged[row, index] = True
         return values.reshape(*shape, len(self.rewards)), judged.reshape(shape)
 
-    def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple:
-        """The arguments of `rewards.score`."""
+    def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray) -> dict[str, Sequence]:
+        """The arguments of the rewards by name, see `call_rewards`."""
         prompt, tokens = np.asarray(prompt), np.asarray(tokens)
         rows = self.all_prompts.select(prompt.reshape(-1).tolist())
         flat = tokens.reshape(-1, tokens.shape[-1])
@@ -155,28 +154,25 @@ class LanguageTask:
         if self.prompts.are_chats:
             completions = [[{"role": "assistant", "content": text}] for text in completions]
         ids = [[token for token in row if token != PAD] for row in flat.tolist()]
-        return self.rewards, rows.contents, completions, ids, rows.fields
+        return {"prompts": rows.contents, "completions": completions, "completion_ids": ids, **rows.fields}
 
     def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """As `score`, or with process rewards `score_steps`, for `call_host`."""
-        with self._lock:  # of several devices
+        with self._lock:  # several devices may call
             return self.score_steps(prompt, tokens) if self.process_rewards else self.score(prompt, tokens)
 
     def reward_errors(self) -> contextlib.AbstractContextManager[None]:
-        """For a loop of your own: raises the `RewardError` of a reward, instead of JAX's error for the whole program.
-
-        `run` and `recorded_run` do that by themselves.
-        """
+        """For a custom loop: raises the `RewardError` of a reward instead of JAX's error, as `run` does."""
         return host_errors()
 
     @property
     def identity(self) -> tuple:
-        """What tells the task from others when a run is resumed: the digest, and the rewards with their code."""
+        """What a resumed run compares: the digest, and the rewards with their code."""
         return self.digest, self.rewards
 
     @functools.cached_property
     def digest(self) -> str:
-        """A hash of all that the rewards of a run depend on but the code of the rewards."""
+        """A hash of everything that the rewards of a run depend on, except their code."""
         rewards = [[reward.name, reward.weight] for reward in self.rewards]
         prompts = [self.all_prompts.contents, self.all_prompts.fields, self.num_training, self.system_prompt]
         settings = [self.max_completion, self.model.tokenizer.end_tokens] + [True] * self.process_rewards

@@ -10,9 +10,8 @@ import numpy as np
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import ChatTemplate, Messages, load_chat_template, special_tokens
-from grpo_jax.language.folder import file_in
-from grpo_jax.language.packages import need
-from grpo_jax.recording.json_fields import fits, read_object
+from grpo_jax.language.folder import file_in, need
+from grpo_jax.recording.files import fits, read_object
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
@@ -29,11 +28,10 @@ class Tokenizer:
 
     Args:
       tokenizer: a `tokenizers.Tokenizer`.
-      end_tokens: each ends a completion.
+      end_tokens: each ends a completion; also an attribute, a tuple.
       template: of chats; None: the model reads plain texts only.
 
     Attributes:
-      end_tokens: int tuple.
       num_tokens: int, one more than the largest token.
     """
 
@@ -43,11 +41,7 @@ class Tokenizer:
         self.num_tokens = max([*tokenizer.get_vocab().values(), *self.end_tokens]) + 1
 
     def render(self, messages: Messages) -> str:
-        """The text that the model reads for a chat, which ends where its answer begins.
-
-        Raises:
-          ConfigError: there is no chat template, or it refuses the messages.
-        """
+        """The text that the model reads for a chat, up to its answer; ConfigError without a fitting chat template."""
         if self._template is None:
             raise ConfigError(
                 "the model's folder has no chat template (chat_template.jinja, or a field of tokenizer_config.json), "
@@ -57,16 +51,12 @@ class Tokenizer:
         return self._template.render(messages)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The tokens of a text, with those that the model expects at its beginning, or of a chat."""
-        if isinstance(prompt, str):
-            return self._encode(prompt, add_special_tokens=True)
-        return self.encode_part(self.render(prompt))
+        """The tokens of a text, with the special ones at its beginning or end, or of a chat."""
+        is_text = isinstance(prompt, str)
+        return self.encode_part(prompt if is_text else self.render(prompt), add_special_tokens=is_text)
 
-    def encode_part(self, text: str) -> list[int]:
-        """The tokens of a part of a text, without any at its beginning or end."""
-        return self._encode(text, add_special_tokens=False)
-
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode_part(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of a part of a text, by default without special ones at its beginning or end."""
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as error:
@@ -76,21 +66,18 @@ class Tokenizer:
             ) from error
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # of a damaged file `tokenizers` may panic, which is no Exception
+        except BaseException as error:  # `tokenizers` may panic at a damaged file, which is no Exception
             raise ConfigError(f"tokenizer.json fails for {text[:200]!r}: {error}; copy the file again") from error
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens, without special ones; `PAD` is no token."""
+        """The text of tokens, without special ones and `PAD`."""
         return self._tokenizer.decode([int(token) for token in tokens if token != PAD])
 
     def token_index(self, tokens: Sequence[int], length: int) -> int:
         """The index of the token that completes the first `length` characters of the text of these tokens."""
         text = self.decode(tokens)[:length]
-
-        def is_complete(index: int) -> bool:
-            return self.decode(tokens[: index + 1])[:length] == text
-
-        return bisect.bisect_left(range(len(tokens)), True, key=is_complete)
+        ends = range(1, len(tokens) + 1)
+        return bisect.bisect_left(ends, True, key=lambda end: self.decode(tokens[:end])[:length] == text)
 
     def decode_batch(self, rows: np.ndarray) -> list[str]:
         """The texts of tokens `[N, L]`."""
@@ -98,12 +85,9 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a model folder.
+    """The tokenizer of a folder with tokenizer.json.
 
-    Its end tokens are those of generation_config.json, config.json and tokenizer_config.json together.
-
-    Args:
-      folder: contains tokenizer.json.
+    Its end tokens come from generation_config.json, config.json and tokenizer_config.json together.
 
     Raises:
       ConfigError: a file or a package is missing, or no end token is named.
@@ -118,7 +102,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     tokenizers = need("tokenizers")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # `tokenizers` has no class of errors
+    except Exception as error:  # `tokenizers` has no error class
         raise ConfigError(f"{path} cannot be read: {error}; copy the file again, or write it anew") from error
     description = _read(folder, "tokenizer_config.json")
     ends = []

@@ -12,18 +12,17 @@ from safetensors import SafetensorError, safe_open
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.models import load_architecture, read_config
-from grpo_jax.policies import Architecture, categorical, make_token_policy, merge_lora
-from grpo_jax.recording.json_fields import fits, read_object
+from grpo_jax.policies import Transformer, categorical, make_token_policy, merge_lora
+from grpo_jax.recording.files import fits, read_object
 from grpo_jax.types import PyTree, by_path
 
 WEIGHTS = "model.safetensors"
 
 
-def published_names(architecture: Architecture) -> dict[str, tuple[str, ...]]:
-    """The published tensors of each parameter, by its path.
+def published_names(architecture: Transformer) -> dict[str, tuple[str, ...]]:
+    """The published tensors that make up each parameter side by side along its last axis, by its path.
 
-    A parameter consists of several tensors side by side, along its last axis. A kernel, `[inputs, outputs]`, is the
-    transpose of the published tensor.
+    A kernel, `[inputs, outputs]`, is the transpose of the published tensor.
     """
     names = {"embedding": ("model.embed_tokens.weight",), "norm/scale": ("model.norm.weight",)}
     if not architecture.tie_embeddings:
@@ -48,16 +47,13 @@ def published_names(architecture: Architecture) -> dict[str, tuple[str, ...]]:
 
 
 def load_params(folder: str | Path) -> PyTree:
-    """The weights of a checkpoint as parameters `{"actor": ...}` of a policy with its `load_architecture`.
+    """The weights of a checkpoint, in float32, as parameters `{"actor": ...}` of a policy with its `load_architecture`.
 
     Args:
       folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists.
 
-    Returns:
-      float32 arrays, for any dtype of the checkpoint.
-
     Raises:
-      ConfigError: if a file or a weight is missing, a file cannot be read, or a weight has another size than that in
+      ConfigError: if a file or a weight is missing, a file cannot be read, or a weight does not have the size in
         config.json.
     """
     tensor, params = _reader(Path(folder)), {}
@@ -85,19 +81,16 @@ def _check_shapes(folder: str | Path, params: PyTree) -> None:
             )
 
 
-def published_weights(architecture: Architecture, params: PyTree, dtype: str = "float32") -> dict[str, jax.Array]:
-    """The tensors of a checkpoint by their names: the inverse of `load_params`.
-
-    Adapters (LoRA) are added to the weights.
+def published_weights(architecture: Transformer, params: PyTree, dtype: str = "float32") -> dict[str, jax.Array]:
+    """The tensors of a checkpoint by their names: the inverse of `load_params`. Adapters (LoRA) are added to them.
 
     Args:
-      architecture: that of the params.
-      params: `{"actor": ...}` or `{"actor_critic": ...}`; values are left out, as a head or as a critic of its own.
+      architecture: of the params.
+      params: `{"actor": ...}` or `{"actor_critic": ...}`; the parameters of a critic are left out.
       dtype: of the tensors, float32 or bfloat16.
 
     Raises:
-      ConfigError: the architecture does not have one of the params, or another rank of adapters; or a param lacks, or
-        has an axis of rows.
+      ConfigError: the params do not fit the architecture, or have an axis of rows.
     """
     _, merged = merge_lora(architecture, {"actor": actor_params(params)})
     arrays, tensors, published = by_path(merged["actor"]), {}, published_names(architecture)
@@ -105,7 +98,7 @@ def published_weights(architecture: Architecture, params: PyTree, dtype: str = "
     if different := sorted(known ^ published.keys()):
         raise ConfigError(
             f"{', '.join(different)}: in the params or in the architecture, but not in both; use the architecture of "
-            "the policy, config.transformer"
+            "the policy, config.network"
         )
     if arrays["norm/scale"].ndim > 1:
         raise ConfigError("the params have an axis of rows; choose one: jax.tree.map(lambda leaf: leaf[0], params)")
@@ -118,16 +111,15 @@ def published_weights(architecture: Architecture, params: PyTree, dtype: str = "
 
 
 def actor_params(params: PyTree) -> PyTree:
-    """The parameters of the network that chooses tokens, among those of a policy."""
+    """The parameters of the network that chooses tokens, among a policy's."""
     return next(network for name, network in params.items() if "actor" in name)
 
 
-def _widths(architecture: Architecture, path: str) -> list[int]:
+def _widths(architecture: Transformer, path: str) -> list[int]:
     """Numbers of outputs of the published tensors side by side in a parameter."""
     size = architecture.sizes
-    if "/qkv/" in path:
-        return [heads * size.head for heads in (size.heads, size.kv_heads, size.kv_heads)]
-    return [size.feedforward, size.feedforward]
+    heads = size.heads, size.kv_heads, size.kv_heads
+    return [number * size.head for number in heads] if "/qkv/" in path else [size.feedforward] * 2
 
 
 def _reader(folder: Path) -> Callable[[str], jax.Array]:
@@ -140,14 +132,14 @@ def _reader(folder: Path) -> Callable[[str], jax.Array]:
         names = sorted(set(weight_map.values()))
     # Memory-mapped: a tensor is read only when it is requested.
     files = [_open(file_in(folder, name)) for name in names]
-    where = {name: file for file in files for name in file.keys()}
+    file_of = {name: file for file in files for name in file.keys()}
 
     def tensor(name):
-        if name not in where:
+        if name not in file_of:
             raise ConfigError(f"the checkpoint {str(folder)!r} lacks {name!r}, which its config.json implies")
         try:
-            return jnp.asarray(where[name].get_tensor(name), jnp.float32)
-        except Exception as error:  # for a type of numbers that `safetensors` does not know
+            return jnp.asarray(file_of[name].get_tensor(name), jnp.float32)
+        except Exception as error:  # for a dtype that `safetensors` does not know
             raise ConfigError(f"{name!r} of the checkpoint {str(folder)!r} cannot be read: {error}") from error
 
     return tensor

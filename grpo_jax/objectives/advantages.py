@@ -1,12 +1,15 @@
 """Advantages that compare the members of a group.
 
-Scores are `[num_groups, group_size]`: one number for each rollout, and the members of a group (rollouts from the same
-start) on the last axis. Trajectories are time-major, `[T, N]`, with the groups one after the other along `N`:
-rollout `g * group_size + i` is member `i` of group `g`. A mask is true on the valid steps; values on the others, NaN
-included, are ignored, and the advantage there is 0.
+Scores are `[num_groups, group_size]`, one number for each rollout: the members of a group (rollouts from the same
+start) are on the last axis. The result has the same shape, and the units of the scores unless it is normalised. A group
+whose scores are all equal gets exactly 0, at any magnitude of the scores. A NaN spoils its own group only, except where
+an estimator normalises over the batch.
 
-A group whose scores are all equal gets exactly 0, at any magnitude of the scores. A score that is NaN spoils its own
-group only, except where an estimator normalises over the batch.
+Numbers for single steps are time-major, `[T, N]`: rollout `g * group_size + i` is member `i` of group `g`. A mask is
+true on the valid steps; values on the others, NaN included, are ignored, and the advantage there is 0.
+
+Numbers are divided by `std + eps`, in their units, where std is the population's standard deviation (`ddof=0`, as
+published) or the root of the unbiased variance (`ddof=1`, as most trainers compute it).
 
 Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
@@ -21,6 +24,10 @@ from grpo_jax.objectives.whitening import centred, std
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Trajectory
 
+__all__ = ["batch_normalized", "decoupled_normalized", "greedy_baseline", "group_centered", "group_normalized"]
+__all__ += ["leave_one_out", "length_weighted", "pass_at_k", "process_supervised", "process_supervised_advantage"]
+__all__ += ["same_step_leave_one_out"]
+
 
 def group_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> jax.Array:
     """Scores in standard deviations from the mean of their group.
@@ -28,15 +35,6 @@ def group_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> 
         A_i = (r_i - mean(r)) / (std(r) + eps)
 
     GRPO, DeepSeekMath (https://arxiv.org/abs/2402.03300).
-
-    Args:
-      scores: `[num_groups, group_size]`.
-      eps: floor of the standard deviation, in the units of the scores.
-      ddof: 0 for the population's standard deviation (the published formula), 1 for the unbiased variance (what most
-        published trainers compute).
-
-    Returns:
-      `[num_groups, group_size]`; exactly 0 for a group of equal scores.
     """
     _check_groups(scores.shape[-1], "group_normalized")
     deviations = centred(scores)
@@ -50,12 +48,6 @@ def group_centered(scores: jax.Array) -> jax.Array:
 
     Dr. GRPO (https://arxiv.org/abs/2503.20783): without the division by the standard deviation, which weighs easy and
     hard starts more than those in between.
-
-    Args:
-      scores: `[num_groups, group_size]`.
-
-    Returns:
-      `[num_groups, group_size]`, in the units of the scores; exactly 0 for a group of equal scores.
     """
     _check_groups(scores.shape[-1], "group_centered")
     return centred(scores)
@@ -67,12 +59,6 @@ def leave_one_out(scores: jax.Array) -> jax.Array:
         A_i = r_i - 1/(G-1) sum_{j != i} r_j = G/(G-1) (r_i - mean(r))
 
     RLOO (https://arxiv.org/abs/2402.14740).
-
-    Args:
-      scores: `[num_groups, group_size]`.
-
-    Returns:
-      `[num_groups, group_size]`, in the units of the scores; exactly 0 for a group of equal scores.
     """
     group_size = scores.shape[-1]
     _check_groups(group_size, "leave_one_out")
@@ -84,22 +70,14 @@ def batch_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> 
 
         A_gi = (r_gi - mean(r_g)) / (std(r) + eps),  std over all groups and members
 
-    Lite PPO (https://arxiv.org/abs/2508.08221).
-
-    Args:
-      scores: `[num_groups, group_size]`.
-      eps: floor of the standard deviation, in the units of the scores.
-      ddof: as in `group_normalized`.
-
-    Returns:
-      `[num_groups, group_size]`; exactly 0 for a group of equal scores. One NaN makes the whole batch NaN.
+    Lite PPO (https://arxiv.org/abs/2508.08221). One NaN makes the whole batch NaN.
     """
     _check_groups(scores.shape[-1], "batch_normalized")
     return centred(scores) / (std(centred(scores, axis=None), axis=None, ddof=ddof) + eps)
 
 
 def greedy_baseline(scores: jax.Array, greedy_scores: jax.Array) -> jax.Array:
-    """Scores minus that of the greedy rollout from the same start.
+    """Scores minus the score of the greedy rollout from the same start.
 
         A_gi = r_gi - r_g(argmax policy)
 
@@ -108,9 +86,6 @@ def greedy_baseline(scores: jax.Array, greedy_scores: jax.Array) -> jax.Array:
     Args:
       scores: `[num_groups, group_size]` of the sampled rollouts.
       greedy_scores: `[num_groups]` of a rollout that takes the most likely action at every step.
-
-    Returns:
-      `[num_groups, group_size]`, in the units of the scores; exactly 0 where a rollout scores as the greedy one does.
     """
     return at_least_float32(scores) - at_least_float32(greedy_scores)[..., None]
 
@@ -124,11 +99,7 @@ def length_weighted(scores: jax.Array, lengths: jax.Array) -> jax.Array:
 
     Args:
       scores: `[num_groups, group_size]`.
-      lengths: `[num_groups, group_size]`, the number of valid steps of each rollout.
-
-    Returns:
-      `[num_groups, group_size]`, in the units of the scores; exactly 0 for a group of equal scores. A group without
-      any valid step is weighted evenly.
+      lengths: `[num_groups, group_size]`, the valid steps of each rollout; a group without any is weighted evenly.
     """
     _check_groups(scores.shape[-1], "length_weighted")
     chex.assert_equal_shape([scores, lengths])
@@ -144,16 +115,8 @@ def pass_at_k(scores: jax.Array, *, normalize: bool = True, eps: float = 1e-6, d
 
         A_i = (r_best - r_second) / (std(r) + eps) if i is the best, else 0
 
-    Pass@k policy gradient (https://arxiv.org/abs/2503.19595).
-
-    Args:
-      scores: `[num_groups, group_size]`.
-      normalize: divide by the standard deviation of the group. Static.
-      eps: floor of the standard deviation, in the units of the scores.
-      ddof: as in `group_normalized`.
-
-    Returns:
-      `[num_groups, group_size]`; exactly 0 for a group in which the best score is reached twice.
+    Pass@k policy gradient (https://arxiv.org/abs/2503.19595). A group in which two reach the best score gets exactly 0.
+    Without `normalize` (static), the lead is not divided.
     """
     group_size = scores.shape[-1]
     _check_groups(group_size, "pass_at_k")
@@ -180,19 +143,17 @@ def process_supervised(
         A_t = sum_{judged s >= t} (r_s - mean(r)) / (std(r) + eps),  mean and std over the judged steps of all members
 
     GRPO with process supervision (https://arxiv.org/abs/2402.03300, section 4.1.3). Where every step pays the same
-    (CartPole) it has nothing to learn from: the advantages are 0.
+    (CartPole) the advantages are exactly 0, so there is nothing to learn.
 
     Args:
       rewards: `[T, N]`, one for each step.
-      mask: `[T, N]`, true on the valid steps.
+      mask: `[T, N]`.
       group_size: members of a group; divides `N`. Static.
-      judged: `[T, N]`, true on the steps that have a reward of their own, such as the ends of reasoning steps; a step
-        that is valid and not judged gets the sum of those that follow. None: all.
-      eps: floor of the standard deviation, in the units of the rewards.
-      ddof: as in `group_normalized`.
+      judged: `[T, N]`, true on the steps that have a reward, such as the ends of reasoning steps; a valid step that is
+        not judged gets the sum of the later ones. None: all.
 
     Returns:
-      `[T, N]`; exactly 0 for a group whose rewards are all equal, and on invalid steps.
+      `[T, N]`.
     """
     _check_groups(group_size, "process_supervised")
     rewards, valid = _by_group(rewards, group_size), _by_group(mask, group_size).astype(bool)
@@ -213,7 +174,7 @@ def process_supervised_advantage(trajectory: Trajectory, hyperparams: Hyperparam
 def decoupled_normalized(
     scores_per_reward: jax.Array, weights: jax.Array, *, eps: float = 1e-6, ddof: int = 0
 ) -> jax.Array:
-    """Every reward component normalised in its group by itself, then the weighted sum.
+    """The weighted sum of reward components, each normalised in its group.
 
         A_i = sum_k w_k (r_ki - mean(r_k)) / (std(r_k) + eps)
 
@@ -223,8 +184,6 @@ def decoupled_normalized(
     Args:
       scores_per_reward: `[num_rewards, num_groups, group_size]`.
       weights: `[num_rewards]`, or `[num_rewards, num_groups]` where they differ between groups.
-      eps: floor of each standard deviation, in the units of its reward.
-      ddof: as in `group_normalized`.
 
     Returns:
       `[num_groups, group_size]`; a component that is constant in a group adds exactly 0 there.
@@ -241,12 +200,12 @@ def same_step_leave_one_out(returns: jax.Array, mask: jax.Array, group_size: int
         V_it = mean_{j != i, j valid at t} R_jt
 
     Args:
-      returns: `[T, N]` returns-to-go, groups one after the other along `N`.
-      mask: `[T, N]`, true on the valid steps.
+      returns: `[T, N]` returns-to-go.
+      mask: `[T, N]`.
       group_size: members of a group, at least 2; divides `N`. Static.
 
     Returns:
-      `[T, N]`, in the units of the returns; exactly that of the others where they are equal, 0 where there are none.
+      `[T, N]`, in the units of the returns; exact where the other members' returns are equal, 0 where there are none.
     """
     _check_groups(group_size, "same_step_leave_one_out")
     returns = _by_group(at_least_float32(returns), group_size)
@@ -262,13 +221,12 @@ def same_step_leave_one_out(returns: jax.Array, mask: jax.Array, group_size: int
 
 def _by_group(x: jax.Array, group_size: int) -> jax.Array:
     """[T, N] -> [T, num_groups, group_size]."""
-    num_rollouts = x.shape[1]
-    if num_rollouts % group_size:
+    if x.shape[1] % group_size:
         raise ValueError(
-            f"{num_rollouts} rollouts do not split into groups of {group_size}: groups lie one after the other along "
-            f"the second axis, so its length must be a multiple of group_size."
+            f"{x.shape[1]} rollouts do not split into groups of {group_size}: groups lie one after the other along "
+            "the second axis, so its length must be a multiple of group_size."
         )
-    return x.reshape(x.shape[0], num_rollouts // group_size, group_size)
+    return x.reshape(x.shape[0], -1, group_size)
 
 
 def _check_groups(group_size: int, name: str) -> None:

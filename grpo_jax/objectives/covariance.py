@@ -11,6 +11,8 @@ from grpo_jax.objectives.surrogates import clip_fractions
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction
 
+__all__ = ["covariance_clipped_ratio", "covariance_kl", "most_covariant_steps", "random_covariant_steps"]
+
 
 def random_covariant_steps(
     log_prob: jax.Array,
@@ -23,20 +25,17 @@ def random_covariant_steps(
     high: float = 5.0,
     excluded: jax.Array | None = None,
 ) -> jax.Array:
-    """Steps whose objective is to be dropped, drawn from those that drive the entropy down.
+    """Steps whose gradient Clip-Cov drops: a random selection of those that drive the entropy down.
 
         cov_t = (A_t - mean(A)) (log pi_t - mean(log pi));  at random, of the steps with low < cov_t < high
-
-    Clip-Cov (https://arxiv.org/abs/2505.22617).
 
     Args:
       log_prob: `[T, N]`, of the policy, in nats.
       advantages: `[T, N]`.
-      mask: `[T, N]`, true on the valid steps, which means and number are taken over.
+      mask: `[T, N]`, true on the valid steps; means are over these.
       key: of the draw.
       fraction: of the valid steps that are selected, rounded down, at least one.
-      low: covariance above which a step may be drawn.
-      high: covariance below which a step may be drawn.
+      low, high: covariances between which a step may be drawn.
       excluded: `[T, N]`, true on steps that are not to be drawn: the paper excludes those that PPO clips already.
 
     Returns:
@@ -46,29 +45,20 @@ def random_covariant_steps(
     eligible = mask.astype(bool) & (covariance > low) & (covariance < high)
     if excluded is not None:
         eligible &= ~excluded.astype(bool)
-    return _first(jax.random.uniform(key, mask.shape), eligible, _share(mask, fraction))
+    return _first(jax.random.uniform(key, mask.shape), eligible, mask, fraction)
 
 
 def most_covariant_steps(
     log_prob: jax.Array, advantages: jax.Array, mask: jax.Array, *, fraction: float = 2e-4
 ) -> jax.Array:
-    """Steps to be penalised with a KL to the behaviour policy: those that drive the entropy down the most.
+    """Steps that KL-Cov penalises: those that drive the entropy down the most.
 
         the fraction * (valid steps) with the largest (A_t - mean(A)) (log pi_t - mean(log pi))
 
-    KL-Cov (https://arxiv.org/abs/2505.22617): on them the objective is `ratio A - coef |log_ratio|`
-    (`abs_k1`).
-
-    Args:
-      log_prob: `[T, N]`, of the policy, in nats.
-      advantages: `[T, N]`.
-      mask: `[T, N]`, true on the valid steps.
-      fraction: of the valid steps that are selected, rounded down, at least one.
-
-    Returns:
-      `[T, N]`, boolean; all false where no step is valid.
+    On them the objective is `ratio A - coef |log_ratio|` (`abs_k1`). Arguments and result as in
+    `random_covariant_steps`.
     """
-    return _first(-_covariance(log_prob, advantages, mask), mask.astype(bool), _share(mask, fraction))
+    return _first(-_covariance(log_prob, advantages, mask), mask.astype(bool), mask, fraction)
 
 
 def _covariance(log_prob: jax.Array, advantages: jax.Array, mask: jax.Array) -> jax.Array:
@@ -83,19 +73,15 @@ def _covariance(log_prob: jax.Array, advantages: jax.Array, mask: jax.Array) -> 
     return deviation(advantages) * deviation(log_prob)
 
 
-def _share(mask: jax.Array, fraction: float) -> jax.Array:
-    """How many steps are that fraction of the valid ones: a traced number, at least 1."""
-    return jnp.maximum(jnp.floor(fraction * jnp.sum(mask.astype(bool))), 1)
-
-
-def _first(order: jax.Array, eligible: jax.Array, number: jax.Array) -> jax.Array:
-    """The first `number` of the eligible entries in ascending order."""
+def _first(order: jax.Array, eligible: jax.Array, mask: jax.Array, fraction: float) -> jax.Array:
+    """The first of the eligible entries in ascending order: as many as this fraction of the valid ones."""
+    number = jnp.maximum(jnp.floor(fraction * jnp.sum(mask.astype(bool))), 1)
     ranks = jnp.argsort(jnp.argsort(jnp.where(eligible, order, jnp.inf), axis=None))
     return eligible & (ranks.reshape(order.shape) < number)
 
 
 def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """Each step's own ratio, without gradient where log-probability and advantage vary together most."""
+    """Clip-Cov: each step has its own ratio, without gradient on `random_covariant_steps`."""
     check_together(batch, "whole_minibatches", "covariance_clipped_ratio", "the samples of a minibatch")
     low, high = clip_fractions(
         log_ratio, batch.advantage, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
@@ -112,7 +98,7 @@ def covariance_clipped_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hy
 
 
 def covariance_kl(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """|log-ratio| to the behaviour policy, only where log-probability and advantage vary together most."""
+    """KL-Cov: |log-ratio| to the behaviour policy, only on `most_covariant_steps`."""
     check_together(batch, "whole_minibatches", "covariance_kl", "the samples of a minibatch")
     selected = most_covariant_steps(
         prediction.log_prob, batch.advantage, batch.mask, fraction=hyperparams.covariance_fraction

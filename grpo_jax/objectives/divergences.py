@@ -1,12 +1,13 @@
 """Kullback-Leibler divergences between the policy and a reference: estimates, exact values, coefficients.
 
-`k1`, `k2` and `k3` estimate KL(policy || reference) from one sampled action each, in nats
-(http://joschu.net/blog/kl-approx.html). They are elementwise. Log-ratios are clamped to +-20, so that no estimate
-overflows, and no gradient flows into the reference.
+`k1`, `k2` and `k3` estimate KL(policy || reference), in nats, from log-probabilities of sampled actions: log p under
+the policy and log q under the reference (http://joschu.net/blog/kl-approx.html). They are elementwise, for arrays of
+any one shape. Log-ratios are clamped to +-20, so that no estimate overflows, and no gradient flows into the reference.
+All but `k1` and `k2_straight_through` are at least 0.
 
 A trap: as a *loss*, `k1` does not pull towards the reference. On-policy its gradient has mean 0 (the mean score),
-for every reference. `k2` and `k2_straight_through` have the gradient of the KL; that of `k3` is
-KL(reference || policy)'s. `k1` belongs in the reward (`penalized_rewards`).
+for every reference. `k2` and `k2_straight_through` have the gradient of the KL, and `k3` has the gradient of
+KL(reference || policy). `k1` belongs in the reward (`penalized_rewards`).
 
 Numbers may be of any type; half precision, integers and booleans are computed with as `precision` says.
 """
@@ -16,6 +17,8 @@ import jax.numpy as jnp
 
 from grpo_jax.precision import at_least_float32
 
+__all__ = ["abs_k1", "exact", "k1", "k2", "k2_straight_through", "k3", "k3_from_behaviour"]
+
 MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8: far outside any trust region, far inside float32
 
 
@@ -24,28 +27,18 @@ def k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
 
         k1 = log p - log q
 
-    Args:
-      log_prob: of the sampled actions under the policy, any shape.
-      reference_log_prob: of the same actions under the reference, the same shape.
-
-    Returns:
-      The same shape, in nats. As a loss it has no effect on-policy: see the head of this module.
+    As a loss it has no effect on-policy: see the head of this module.
     """
     log_prob, reference_log_prob = at_least_float32(log_prob), at_least_float32(reference_log_prob)
     return jnp.clip(log_prob - jax.lax.stop_gradient(reference_log_prob), -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def abs_k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
-    """The size of the log-ratio: no estimate of the KL, but a penalty that grows linearly (KL-Cov, 2505.22617).
+    """The size of the log-ratio: no estimate of the KL, but a penalty that grows linearly (KL-Cov).
 
         |log p - log q|
 
-    Args:
-      log_prob: of the sampled actions under the policy, any shape.
-      reference_log_prob: of the same actions under the reference, the same shape.
-
-    Returns:
-      The same shape, in nats, >= 0; gradient 0 where both are equal.
+    Its gradient is 0 where both are equal.
     """
     return jnp.abs(k1(log_prob, reference_log_prob))
 
@@ -53,14 +46,7 @@ def abs_k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
 def k2(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
     """Half the squared log-ratio: biased, of low variance, and with the KL's own gradient on-policy.
 
-        k2 = (log p - log q)^2 / 2
-
-    Args:
-      log_prob: of the sampled actions under the policy, any shape.
-      reference_log_prob: of the same actions under the reference, the same shape.
-
-    Returns:
-      The same shape, in nats, >= 0.
+    k2 = (log p - log q)^2 / 2
     """
     return 0.5 * jnp.square(k1(log_prob, reference_log_prob))
 
@@ -71,13 +57,6 @@ def k3(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
         k3 = q/p - 1 - log(q/p)
 
     GRPO's penalty (https://arxiv.org/abs/2402.03300).
-
-    Args:
-      log_prob: of the sampled actions under the policy, any shape.
-      reference_log_prob: of the same actions under the reference, the same shape.
-
-    Returns:
-      The same shape, in nats, >= 0.
     """
     log_ratio = k1(log_prob, reference_log_prob)
     return jnp.expm1(-log_ratio) + log_ratio  # exp(x) - 1 - x cancels near 0, where a penalty lives
@@ -89,28 +68,13 @@ def k3_from_behaviour(behaviour_log_prob: jax.Array, log_prob: jax.Array) -> jax
         p/b - 1 - log(p/b)
 
     Both its value and its gradient, which flows into `log_prob`, are unbiased.
-
-    Args:
-      behaviour_log_prob: of the sampled actions under the behaviour policy, any shape.
-      log_prob: of the same actions under the policy, the same shape.
-
-    Returns:
-      The same shape, in nats, >= 0.
     """
     log_ratio = k1(log_prob, behaviour_log_prob)
     return jnp.expm1(log_ratio) - log_ratio
 
 
 def k2_straight_through(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
-    """The value of k1, which is unbiased, with the gradient of k2, which points the right way.
-
-    Args:
-      log_prob: of the sampled actions under the policy, any shape.
-      reference_log_prob: of the same actions under the reference, the same shape.
-
-    Returns:
-      The same shape, in nats.
-    """
+    """The value of k1, which is unbiased, with the gradient of k2, which points the right way."""
     value, slope = k1(log_prob, reference_log_prob), k2(log_prob, reference_log_prob)
     return slope + jax.lax.stop_gradient(value - slope)
 
@@ -120,11 +84,11 @@ def exact(log_probs: jax.Array, reference_log_probs: jax.Array) -> jax.Array:
 
         sum_a p(a) (log p(a) - log q(a))
 
-    A function of two distributions in their own right: unlike in the estimates, the gradient flows into both arguments.
+    Unlike in the estimates, the gradient flows into both arguments.
 
     Args:
       log_probs: `[..., num_actions]`, normalised log-probabilities of the policy; -inf where an action is masked.
-      reference_log_probs: `[..., num_actions]`, those of the reference.
+      reference_log_probs: `[..., num_actions]`, of the reference.
 
     Returns:
       `[...]`, in nats, >= 0 up to rounding. Actions that the policy cannot take add 0, and their gradient is 0; inf if

@@ -15,11 +15,13 @@ from grpo_jax.objectives.reductions import mean_over_steps, weighted_sum
 from grpo_jax.objectives.surrogates import clip_fractions, clipped_surrogate
 from grpo_jax.precision import at_least_float32
 
+__all__ = ["explained_variance", "grpo_loss", "ppo_loss", "value_loss"]
+
 
 def value_loss(
     values: jax.Array, targets: jax.Array, behaviour_values: jax.Array | None = None, *, clip: float | None = None
 ) -> jax.Array:
-    """Half the squared error of values; with a clip, at least that of the values clipped around their old ones.
+    """Half the squared error of values; with a clip, at least the error of values clipped around the old ones.
 
         (V - target)^2 / 2
         and, with `clip`, at least (V_old + clip(V - V_old, -clip, clip) - target)^2 / 2
@@ -43,7 +45,7 @@ def value_loss(
     if clip is None:
         return error
     if behaviour_values is None:
-        raise ValueError("clip limits how far values move from those of the rollout: pass behaviour_values too")
+        raise ValueError("clip limits how far values move from the rollout's: pass behaviour_values too")
     behaviour_values = jax.lax.stop_gradient(at_least_float32(behaviour_values))
     near = behaviour_values + jnp.clip(values - behaviour_values, -clip, clip)
     return jnp.maximum(error, 0.5 * jnp.square(near - targets))

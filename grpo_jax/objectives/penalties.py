@@ -8,6 +8,10 @@ from grpo_jax.objectives.divergences import k3
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
 
+__all__ = ["KL_PENALTIES", "adaptive_coefficient", "averaged_reference", "doubling_coefficient", "entropy_bonus"]
+__all__ += ["exact_kl_to_reference", "frozen_reference", "kl_penalized_reward", "kl_to_behaviour", "kl_to_reference"]
+__all__ += ["penalized_rewards", "refreshed_reference"]
+
 
 def penalized_rewards(rewards: jax.Array, kl: jax.Array, mask: jax.Array | None = None, *, kl_coef: float) -> jax.Array:
     """The penalty in the reward instead of the loss: it is then credited to the actions that led there.
@@ -17,8 +21,7 @@ def penalized_rewards(rewards: jax.Array, kl: jax.Array, mask: jax.Array | None 
     RLHF (https://arxiv.org/abs/1909.08593), with `kl = k1(...)`.
 
     Args:
-      rewards: `[T, N]`.
-      kl: `[T, N]`, an estimate at each step, in nats.
+      rewards, kl: `[T, N]`; the KL at each step, in nats.
       mask: `[T, N]`, true on the valid steps; all of them without it.
       kl_coef: units of reward for each nat.
 
@@ -47,40 +50,33 @@ def adaptive_coefficient(
       max_error: limit of the relative error.
 
     Returns:
-      The new coefficient, scalar; unchanged if the measured KL, or what it would become, is not finite.
+      The new coefficient, scalar; the old one if the KL or the new one is not finite, as NaN would stay forever.
     """
     coefficient, kl = at_least_float32(coefficient), at_least_float32(kl)
     error = jnp.clip(kl / target - 1.0, -max_error, max_error)
-    return _unless_not_finite(kl, coefficient * (1.0 + rate * error), coefficient)
+    return _if_finite(kl, coefficient * (1.0 + rate * error), coefficient)
 
 
 def doubling_coefficient(
     coefficient: jax.Array, kl: jax.Array, *, target: float, tolerance: float = 1.5, factor: float = 2.0
 ) -> jax.Array:
-    """One step of PPO's own controller: doubled where the KL is far above its target, halved where far below.
+    """One step of PPO's controller: doubled where the KL is far above its target, halved where far below.
 
         coefficient * factor if kl > target * tolerance;  coefficient / factor if kl < target / tolerance
 
-    https://arxiv.org/abs/1707.06347, section 4.
+    https://arxiv.org/abs/1707.06347, section 4. Arguments and result as in `adaptive_coefficient`, and:
 
     Args:
-      coefficient: scalar, > 0 (0 stays 0).
-      kl: scalar, measured since the last step, in nats.
-      target: the KL to hold, in nats, > 0.
-      tolerance: how far from the target counts as far, a ratio > 1.
+      tolerance: the ratio to the target, > 1, from which the KL counts as far.
       factor: of the change.
-
-    Returns:
-      The new coefficient, scalar; unchanged if the measured KL, or what it would become, is not finite.
     """
     coefficient, kl = at_least_float32(coefficient), at_least_float32(kl)
     step = jnp.where(kl > target * tolerance, factor, jnp.where(kl < target / tolerance, 1.0 / factor, 1.0))
-    return _unless_not_finite(kl, coefficient * step, coefficient)
+    return _if_finite(kl, coefficient * step, coefficient)
 
 
-def _unless_not_finite(kl: jax.Array, following: jax.Array, coefficient: jax.Array) -> jax.Array:
-    """The following coefficient if it and the KL are finite, else the old one: NaN would never leave it."""
-    return jnp.where(jnp.isfinite(kl) & jnp.isfinite(following), following, coefficient)
+def _if_finite(kl: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(kl) & jnp.isfinite(new), new, old)
 
 
 def _check_reference(value: jax.Array | None) -> None:
@@ -97,7 +93,7 @@ def kl_to_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperpara
 
 
 def kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """Low-variance estimate k3 of KL(policy || reference), as DeepSeekMath has it."""
+    """The estimate k3 of KL(policy || reference), as in DeepSeekMath."""
     _check_reference(prediction.reference_log_prob)
     return hyperparams.kl_coef * k3(prediction.log_prob, prediction.reference_log_prob)
 

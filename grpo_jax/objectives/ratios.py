@@ -1,4 +1,7 @@
-"""Probability ratios: of a step, of a sequence, and kept finite."""
+"""Probability ratios: of a step, of a sequence, and kept finite.
+
+Log-ratios are in nats, and masks true on the valid steps; both are `[T, N]`, with a sequence along `T`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +11,14 @@ from grpo_jax.objectives.divergences import MAX_LOG_RATIO
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch
 
+__all__ = ["geometric_mean_log_ratio", "geometric_mean_ratio", "importance_ratio", "sequence_log_ratio"]
+__all__ += ["sequence_ratio", "sequence_token_log_ratio", "sequence_token_ratio", "step_ratio"]
+
 
 def importance_ratio(log_ratio: jax.Array) -> jax.Array:
-    """The likelihood ratio, kept finite.
+    """The likelihood ratio, kept finite, for any shape; its gradient is 0 beyond the clamp.
 
-        exp(clip(log_ratio, -20, 20))
-
-    Args:
-      log_ratio: any shape, in nats.
-
-    Returns:
-      The same shape, in [2e-9, 5e8]; its gradient is 0 beyond the clamp.
+    exp(clip(log_ratio, -20, 20))
     """
     return jnp.exp(jnp.clip(at_least_float32(log_ratio), -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
@@ -28,14 +28,8 @@ def sequence_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array:
 
         s_i = 1/|y_i| sum_t log_ratio_it
 
-    GSPO (https://arxiv.org/abs/2507.18071). The gradient of each step reaches all steps of its sequence.
-
-    Args:
-      log_ratio: `[T, N]`, in nats.
-      mask: `[T, N]`, true on the valid steps.
-
-    Returns:
-      `[T, N]`, the same number along a sequence; 0 for a sequence without a valid step.
+    GSPO (https://arxiv.org/abs/2507.18071). The gradient of each step reaches all steps of its sequence. 0 for a
+    sequence without a valid step.
     """
     valid = mask.astype(bool)
     total = jnp.sum(jnp.where(valid, at_least_float32(log_ratio), 0.0), axis=0, keepdims=True)
@@ -43,18 +37,11 @@ def sequence_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def sequence_token_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array:
-    """The sequence's log-ratio in value, the step's own in gradient.
+    """The value of the sequence's log-ratio, with the gradient of the step's; 0 on invalid steps.
 
         sg(s_i) + log_ratio_it - sg(log_ratio_it)
 
     GSPO-token (https://arxiv.org/abs/2507.18071, section 4.3): for advantages that differ along a sequence.
-
-    Args:
-      log_ratio: `[T, N]`, in nats.
-      mask: `[T, N]`, true on the valid steps.
-
-    Returns:
-      `[T, N]`; 0 on invalid steps.
     """
     valid = mask.astype(bool)
     log_ratio = jnp.where(valid, at_least_float32(log_ratio), 0.0)
@@ -65,22 +52,13 @@ def sequence_token_log_ratio(log_ratio: jax.Array, mask: jax.Array) -> jax.Array
 def geometric_mean_log_ratio(
     log_ratio: jax.Array, advantages: jax.Array, mask: jax.Array, *, clip_low: float, clip_high: float
 ) -> jax.Array:
-    """GMPO's sequence log-ratio: the mean of log-ratios that are clipped step by step, on the side that is pessimistic.
+    """GMPO's sequence log-ratio: the mean of log-ratios, each clipped on the pessimistic side.
 
         1/|y_i| sum_t (min(log_ratio_it, clip_high) if A_it > 0 else max(log_ratio_it, -clip_low))
 
     https://arxiv.org/abs/2507.20673. Its objective is `exp(.) * advantage`, reduced by `mean_of_sequence_means`, for
-    advantages that are constant along a sequence.
-
-    Args:
-      log_ratio: `[T, N]`, in nats.
-      advantages: `[T, N]`; only their sign is used.
-      mask: `[T, N]`, true on the valid steps.
-      clip_low: width in nats, >= 0 (the paper: 0.4); it clips the log-ratio, not the ratio.
-      clip_high: width in nats, >= 0 (the paper: 0.4).
-
-    Returns:
-      `[T, N]`, the same number along a sequence; 0 for a sequence without a valid step.
+    advantages that are constant along a sequence; only their sign is used here. `clip_low` and `clip_high` are in nats,
+    >= 0 (the paper: 0.4): they clip the log-ratio, not the ratio. 0 for a sequence without a valid step.
     """
     log_ratio = at_least_float32(log_ratio)
     clipped = jnp.where(advantages > 0, jnp.minimum(log_ratio, clip_high), jnp.maximum(log_ratio, -clip_low))
@@ -88,7 +66,7 @@ def geometric_mean_log_ratio(
 
 
 def check_together(batch: Batch, field: str, slot: str, what: str) -> None:
-    """Raises ValueError unless what a slot compares stays together in the batch."""
+    """Raises ValueError unless the update keeps together what a slot compares."""
     if field not in batch.together:
         raise ValueError(f"{slot} compares {what}, but the update splits them; set {field}=True in the algorithm")
 
@@ -105,13 +83,13 @@ def sequence_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams)
 
 
 def sequence_token_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """The value of `sequence_ratio`, with each step's own gradient (GSPO-token)."""
+    """The value of `sequence_ratio` with the gradient of each step's ratio (GSPO-token)."""
     check_together(batch, "whole_sequences", "sequence_token_ratio", "the steps of a sequence")
     return sequence_token_log_ratio(log_ratio, batch.mask)
 
 
 def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
-    """The geometric mean of the sequence's ratios, each clipped by itself, at each of its steps."""
+    """The geometric mean of the sequence's clipped ratios, at each of its steps."""
     check_together(batch, "whole_sequences", "geometric_mean_ratio", "the steps of a sequence")
     return geometric_mean_log_ratio(
         log_ratio, batch.advantage, batch.mask, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high

@@ -1,8 +1,8 @@
 """Reductions: how much each step weighs in the loss.
 
-A reduction maps a mask `[T, N]` to weights `[T, N]`, so that `loss = sum(weights * x)`. Weights know the whole
-minibatch: computed once and split along with it, they make the accumulated gradient of its parts equal the gradient of
-the whole, under every reduction.
+A reduction maps a mask `[T, N]`, true on the valid steps, to weights `[T, N]`, so that `loss = sum(weights * x)`; all
+are 0 if no step is valid. Weights are computed for a whole minibatch and split along with it, so the accumulated
+gradient of its parts is the gradient of the whole, under every reduction.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,8 @@ import jax.numpy as jnp
 
 from grpo_jax.precision import at_least_float32
 
+__all__ = ["mean_of_sequence_means", "mean_of_sequence_sums", "mean_over_steps", "sum_over_horizon", "weighted_sum"]
+
 
 def mean_over_steps(mask: jax.Array) -> jax.Array:
     """Weights of the mean over all valid steps of the batch: every step counts the same.
@@ -20,12 +22,6 @@ def mean_over_steps(mask: jax.Array) -> jax.Array:
         w_it = m_it / sum(m)
 
     DAPO (https://arxiv.org/abs/2503.14476).
-
-    Args:
-      mask: `[T, N]`, true on the valid steps.
-
-    Returns:
-      `[T, N]`; all 0 if no step is valid.
     """
     steps = mask.astype(float)
     return steps / jnp.maximum(jnp.sum(steps), 1.0)
@@ -37,13 +33,7 @@ def mean_of_sequence_means(mask: jax.Array) -> jax.Array:
         w_it = m_it / (|y_i| * number of sequences)
 
     GRPO (https://arxiv.org/abs/2402.03300). Where length is reward it favours what ends early: see Dr. GRPO
-    (https://arxiv.org/abs/2503.20783).
-
-    Args:
-      mask: `[T, N]`, true on the valid steps.
-
-    Returns:
-      `[T, N]`; all 0 if no step is valid. Sequences without a valid step are not counted.
+    (https://arxiv.org/abs/2503.20783). Sequences without a valid step are not counted.
     """
     steps = mask.astype(float)
     return mean_of_sequence_sums(mask) / jnp.maximum(jnp.sum(steps, axis=0, keepdims=True), 1.0)
@@ -54,11 +44,7 @@ def mean_of_sequence_sums(mask: jax.Array) -> jax.Array:
 
         w_it = m_it / number of sequences
 
-    Args:
-      mask: `[T, N]`, true on the valid steps.
-
-    Returns:
-      `[T, N]`; all 0 if no step is valid. Sequences without a valid step are not counted.
+    Sequences without a valid step are not counted.
     """
     steps = mask.astype(float)
     return steps / jnp.maximum(jnp.sum(jnp.max(steps, axis=0)), 1.0)
@@ -69,31 +55,18 @@ def sum_over_horizon(mask: jax.Array, *, horizon: float | None = None) -> jax.Ar
 
         w_it = m_it / (N horizon)
 
-    Dr. GRPO (https://arxiv.org/abs/2503.20783).
-
-    Args:
-      mask: `[T, N]`, true on the valid steps.
-      horizon: in steps; `T` without it.
-
-    Returns:
-      `[T, N]`; all 0 if no step is valid. Sequences without a valid step are counted.
+    Dr. GRPO (https://arxiv.org/abs/2503.20783). The horizon is in steps, by default `T`. `N` counts all sequences,
+    those without a valid step too.
     """
     num_steps, num_rollouts = mask.shape
     return mask.astype(float) / (num_rollouts * (num_steps if horizon is None else horizon))
 
 
 def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """The sum of weighted values, which ignores values of weight 0, even those that are not finite.
+    """The sum of weighted values of any shape; values of weight 0 are ignored, even if they are not finite.
 
     The gradient into an ignored value is exactly 0. If that value came from a NaN, the chain rule beyond it may still
-    give NaN: replace masked *inputs*, as `grpo_loss` does.
-
-    Args:
-      values: any shape.
-      weights: the same shape, without gradient.
-
-    Returns:
-      Scalar.
+    give NaN: replace masked *inputs*, as `grpo_loss` does. Weights get no gradient.
     """
     chex.assert_equal_shape([values, weights])
     return jnp.sum(_weighted(values, weights))

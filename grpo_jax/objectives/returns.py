@@ -9,6 +9,9 @@ from grpo_jax.objectives.advantages import same_step_leave_one_out
 from grpo_jax.precision import at_least_float32, nan_where
 from grpo_jax.types import Trajectory
 
+__all__ = ["all_actions_advantage", "bootstrapped_returns", "discounted_returns", "gae", "gae_advantage"]
+__all__ += ["next_values", "return_minus_value_advantage", "return_to_go_advantage", "returns_to_go"]
+
 
 def gae(
     rewards: jax.Array,
@@ -49,7 +52,7 @@ def gae(
 
 
 def next_values(values: jax.Array, final_values: jax.Array, truncated: jax.Array) -> jax.Array:
-    """Values of the true next observations, for `gae`: at a truncation that of the episode's final observation.
+    """Values of the true next observations, for `gae`: at a truncation the value of the episode's final observation.
 
     Args:
       values: `[T, N]`, of the observation before each step.

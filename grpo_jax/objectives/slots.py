@@ -17,6 +17,9 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.whitening import whiten
 from grpo_jax.types import Trajectory
 
+__all__ = ["episode_lengths", "episode_scores", "greedy_scores", "outcome", "reward_part_scores"]
+__all__ += ["reward_part_weights", "tuned", "whitened"]
+
 
 def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
     """`[num_groups, group_size]`: the undiscounted return of each rollout."""
@@ -151,7 +154,7 @@ class _Tuned:
             if not hasattr(hyperparams, name):
                 raise ValueError(
                     f"{self} needs the hyperparameter {name!r}, which {type(hyperparams).__name__} lacks: "
-                    f"{nearest(name, vars(hyperparams))}. For one of your own, subclass Hyperparams"
+                    f"{nearest(name, vars(hyperparams))}. For a custom one, subclass Hyperparams"
                 )
         return functools.partial(self.function, **{key: getattr(hyperparams, name) for key, name in self.tunables})
 

@@ -1,9 +1,10 @@
 """Surrogates: the objective that the next update increases.
 
-A surrogate is `surrogate(log_ratio, advantages, *, ...)`, elementwise, to be *maximised*, and is reduced elsewhere
-(`mean_over_steps`, ...). The log-ratio, `log_prob - behaviour_log_prob`, is what a gradient flows through;
-advantages are constants. The functions of `ratios` change the unit over which ratios are taken (a step, a sequence)
-and compose with every surrogate:
+A surrogate is `surrogate(log_ratio, advantages, *, ...)`, to be *maximised*: elementwise, for arrays of any one shape,
+in the units of the advantages; reductions (`mean_over_steps`, ...) make the loss. Gradients flow through the log-ratio,
+`log_prob - behaviour_log_prob` in nats; advantages are constants. `clip_low`, in [0, 1], and `clip_high`, >= 0, are the
+widths of a clip of the ratio below and above 1. The functions of `ratios` change the unit over which ratios are taken
+(a step, a sequence) and compose with every surrogate:
 
     clipped_surrogate(sequence_log_ratio(log_ratio, mask), advantages, clip_low=3e-4, clip_high=4e-4)     # GSPO
 
@@ -17,6 +18,9 @@ import jax.numpy as jnp
 
 from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.precision import at_least_float32
+
+__all__ = ["cispo_surrogate", "clip_fractions", "clipped_surrogate", "policy_gradient_surrogate", "sapo_surrogate"]
+__all__ += ["unclipped_surrogate"]
 
 
 def clipped_surrogate(
@@ -35,16 +39,8 @@ def clipped_surrogate(
     PPO (https://arxiv.org/abs/1707.06347); a wider upper side is DAPO's clip-higher (https://arxiv.org/abs/2503.14476);
     dual clip bounds what a large ratio does with a negative advantage (https://arxiv.org/abs/1912.09729).
 
-    Args:
-      log_ratio: any shape, in nats.
-      advantages: the same shape.
-      clip_low: width below 1, in [0, 1].
-      clip_high: width above 1, >= 0.
-      dual_clip: the largest ratio that counts where the advantage is negative, > 1 + clip_high (3 is common); `None`
-        leaves it unbounded.
-
-    Returns:
-      The same shape, in the units of the advantages; its gradient is exactly 0 where the clip (or the dual clip) holds.
+    The gradient is exactly 0 where a clip holds. `dual_clip` is the largest ratio that counts where the advantage is
+    negative, > 1 + clip_high (3 is common); `None` leaves it unbounded.
     """
     advantages = jax.lax.stop_gradient(at_least_float32(advantages))
     ratio = importance_ratio(log_ratio)
@@ -57,35 +53,16 @@ def clipped_surrogate(
 def clip_fractions(
     log_ratio: jax.Array, advantages: jax.Array, *, clip_low: float, clip_high: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Where the clip of `clipped_surrogate` holds; its means are the clip fractions.
+    """Where `clipped_surrogate` clips below and above, two boolean arrays; their means are the clip fractions.
 
-        ratio < 1 - clip_low and A < 0;  ratio > 1 + clip_high and A > 0
-
-    Args:
-      log_ratio: any shape, in nats.
-      advantages: the same shape.
-      clip_low: width below 1.
-      clip_high: width above 1.
-
-    Returns:
-      Two boolean arrays of the same shape, low and high.
+    ratio < 1 - clip_low and A < 0;  ratio > 1 + clip_high and A > 0
     """
     ratio = importance_ratio(log_ratio)
     return (ratio < 1.0 - clip_low) & (advantages < 0), (ratio > 1.0 + clip_high) & (advantages > 0)
 
 
 def unclipped_surrogate(log_ratio: jax.Array, advantages: jax.Array) -> jax.Array:
-    """The plain objective of importance sampling.
-
-        ratio A
-
-    Args:
-      log_ratio: any shape, in nats.
-      advantages: the same shape.
-
-    Returns:
-      The same shape, in the units of the advantages.
-    """
+    """The plain objective of importance sampling, `ratio A`."""
     return importance_ratio(log_ratio) * jax.lax.stop_gradient(at_least_float32(advantages))
 
 
@@ -96,15 +73,8 @@ def policy_gradient_surrogate(
 
         A log pi
 
-    REINFORCE; with group-relative advantages GPG (https://arxiv.org/abs/2504.02546).
-
-    Args:
-      log_ratio: any shape, in nats. It differs from `log_prob` by a constant, so the gradient is the same.
-      advantages: the same shape.
-      log_prob: the value to weigh, for the published value of the loss; the log-ratio without it.
-
-    Returns:
-      The same shape.
+    REINFORCE; with group-relative advantages GPG (https://arxiv.org/abs/2504.02546). With `log_prob` the loss has its
+    published value; the log-ratio differs from it by a constant, so the gradient is the same without.
     """
     return jax.lax.stop_gradient(at_least_float32(advantages)) * _with_value(log_ratio, log_prob)
 
@@ -121,17 +91,8 @@ def cispo_surrogate(
 
         sg(clip(ratio, 1 - clip_low, 1 + clip_high)) A log pi
 
-    CISPO, MiniMax-M1 (https://arxiv.org/abs/2506.13585).
-
-    Args:
-      log_ratio: any shape, in nats.
-      advantages: the same shape.
-      clip_low: width below 1 (the paper: 1, that is, no lower bound).
-      clip_high: width above 1.
-      log_prob: as in `policy_gradient_surrogate`.
-
-    Returns:
-      The same shape.
+    CISPO, MiniMax-M1 (https://arxiv.org/abs/2506.13585; there clip_low is 1, that is, no lower bound). `log_prob`: see
+    `policy_gradient_surrogate`.
     """
     weight = jnp.clip(importance_ratio(jax.lax.stop_gradient(log_ratio)), 1.0 - clip_low, 1.0 + clip_high)
     return weight * policy_gradient_surrogate(log_ratio, advantages, log_prob=log_prob)
@@ -144,16 +105,8 @@ def sapo_surrogate(
 
         4/tau sigmoid(tau (ratio - 1)) A,  tau = tau_positive if A > 0 else tau_negative
 
-    SAPO (https://arxiv.org/abs/2511.20347). The gradient fades with the distance of the ratio from 1, on both sides.
-
-    Args:
-      log_ratio: any shape, in nats.
-      advantages: the same shape.
-      tau_positive: temperature for positive advantages; larger fades sooner.
-      tau_negative: temperature for the others.
-
-    Returns:
-      The same shape.
+    SAPO (https://arxiv.org/abs/2511.20347). The gradient fades with the distance of the ratio from 1, on both sides,
+    and sooner with a larger temperature tau.
     """
     advantages = jax.lax.stop_gradient(at_least_float32(advantages))
     tau = jnp.where(advantages > 0, tau_positive, tau_negative)

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 
 from grpo_jax.precision import at_least_float32
 
+__all__ = ["scale_by_rms", "whiten"]
+
 
 def whiten(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float = 1e-8, ddof: int = 0) -> jax.Array:
     """Advantages in standard deviations from their mean, over all valid entries: PPO's normalisation of a minibatch.
@@ -14,8 +16,7 @@ def whiten(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float =
     Args:
       advantages: any shape.
       mask: the same shape, true on the valid entries; all of them without it.
-      eps: floor of the standard deviation, in the units of the advantages.
-      ddof: as in `group_normalized`.
+      eps, ddof: see `advantages`.
 
     Returns:
       The same shape; exactly 0 if all valid entries are equal, and on invalid ones.
@@ -26,19 +27,12 @@ def whiten(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float =
 
 
 def scale_by_rms(advantages: jax.Array, mask: jax.Array | None = None, *, eps: float = 1e-8) -> jax.Array:
-    """Advantages over their root mean square, over all valid entries: signs stay as they are.
+    """Advantages divided by their root mean square over all valid entries: signs stay as they are.
 
         A / (sqrt(mean(A^2)) + eps)
 
-    For advantages relative to a baseline, which say by themselves what was better than expected.
-
-    Args:
-      advantages: any shape.
-      mask: the same shape, true on the valid entries; all of them without it.
-      eps: floor of the root mean square, in the units of the advantages.
-
-    Returns:
-      The same shape; exactly 0 if all valid entries are 0, and on invalid ones.
+    For advantages relative to a baseline, whose signs say what was better than expected. Arguments and result as in
+    `whiten`.
     """
     valid = jnp.ones(advantages.shape, bool) if mask is None else mask.astype(bool)
     valued = jnp.where(valid, at_least_float32(advantages), 0.0)
@@ -46,7 +40,7 @@ def scale_by_rms(advantages: jax.Array, mask: jax.Array | None = None, *, eps: f
 
 
 def centred(x: jax.Array, valid: jax.Array | None = None, axis=-1) -> jax.Array:
-    """Minus the mean over `axis`; 0 where not valid."""
+    """The deviations from the mean over `axis`; 0 where not valid."""
     x = at_least_float32(x)
     # float32 means are off by an ulp, so the mean of equal numbers need not equal them; the mean of zeros does.
     valid = jnp.ones(x.shape, bool) if valid is None else valid
@@ -58,7 +52,7 @@ def centred(x: jax.Array, valid: jax.Array | None = None, axis=-1) -> jax.Array:
 
 def std(deviations: jax.Array, valid: jax.Array | None = None, axis=-1, *, ddof: int) -> jax.Array:
     """Standard deviation over `axis`, which is kept, of deviations from a mean, as `centred` returns them."""
-    # Squares of 1e30 overflow float32 and those of 1e-30 vanish: take the largest deviation out first.
+    # In float32 the square of 1e30 overflows and that of 1e-30 vanishes: divide by the largest deviation first.
     largest = jnp.max(jnp.abs(deviations), axis, keepdims=True, initial=0.0)
     scale = jnp.where(largest == 0, 1.0, largest)
     count = jnp.sum(jnp.ones(deviations.shape, bool) if valid is None else valid, axis, keepdims=True)

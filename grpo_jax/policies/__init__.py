@@ -4,7 +4,6 @@
 """
 
 from grpo_jax.policies import distributions
-from grpo_jax.policies.actor_critic import make_policy
 from grpo_jax.policies.distributions import (
     Distribution,
     categorical,
@@ -15,15 +14,20 @@ from grpo_jax.policies.distributions import (
 )
 from grpo_jax.policies.frozen import bind_frozen, combine, partition
 from grpo_jax.policies.lora import add_lora, merge_lora
+from grpo_jax.policies.networks import CNN, MLP, Impala, NatureCNN
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.pure_policy import make_pure_policy
 from grpo_jax.policies.token_policy import make_token_policy
-from grpo_jax.policies.transformer import Architecture
+from grpo_jax.policies.transformer import Transformer
 
 __all__ = [
-    "Architecture",
+    "CNN",
+    "MLP",
     "Distribution",
+    "Impala",
+    "NatureCNN",
     "Policy",
+    "Transformer",
     "add_lora",
     "bind_frozen",
     "categorical",
@@ -31,7 +35,6 @@ __all__ = [
     "diagonal_gaussian",
     "distributions",
     "make_distribution",
-    "make_policy",
     "make_pure_policy",
     "make_token_policy",
     "merge_lora",

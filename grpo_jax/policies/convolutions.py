@@ -2,6 +2,8 @@
 
 Each takes `[N, height, width, ...]`, whose axes after the width are flattened into channels, and returns `[N, height',
 width', channels]` float32. Pixels of type uint8 are divided by 255; other types are converted to float32 unscaled.
+`channels` is the number of output channels, in a network of several layers the unit of their numbers. `scale` is the
+gain of the initial weights, which are orthogonal.
 """
 
 from collections.abc import Callable
@@ -10,21 +12,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.policies.dense import Dense
-from grpo_jax.policies.layers import orthogonal
+from grpo_jax.policies.dense import Dense, orthogonal
 
 
 def convolution(x: jax.Array, *, channels: int, activation: Callable, scale: float) -> jax.Array:
-    """One 3×3 convolution with orthogonal weights.
+    """One 3×3 convolution, followed by the activation.
 
     The stride is 1 for images of up to 16 pixels a side, as in MinAtar's paper (https://arxiv.org/abs/1903.03176). It
     grows to 3 for larger images, to limit the cost of the dense layers. Every pixel is in some patch.
-
-    Args:
-      x: `[N, height, width, ...]`.
-      channels: number of output channels.
-      activation: applied after the convolution.
-      scale: gain of the initial weights.
     """
     x = x.reshape(*x.shape[:3], -1)
     stride = min(3, -(-max(x.shape[1:3]) // 16))
@@ -35,13 +30,8 @@ def convolution(x: jax.Array, *, channels: int, activation: Callable, scale: flo
 def nature_cnn(x: jax.Array, *, channels: int, activation: Callable, scale: float) -> jax.Array:
     """Three convolutions, 8×8 with stride 4, 4×4 with stride 2, and 3×3 (https://doi.org/10.1038/nature14236).
 
-    The paper has 32, 64 and 64 channels and a dense layer of 512 units, all with relu.
-
-    Args:
-      x: `[N, height, width, ...]`, 84×84 in the paper, which become 7×7.
-      channels: the convolutions have 2, 4 and 4 times as many; 16 in the paper.
-      activation: applied after each convolution.
-      scale: gain of the initial weights, which are orthogonal.
+    They have 2, 4 and 4 times `channels`, 16 in the paper, and an activation after each. The paper's images are 84×84,
+    which become 7×7, followed by a dense layer of 512 units, all with relu.
     """
     x = x.reshape(*x.shape[:3], -1)
     for i, (multiple, kernel, stride) in enumerate(((2, 8, 4), (4, 4, 2), (4, 3, 1))):
@@ -57,13 +47,8 @@ def impala(x: jax.Array, *, channels: int, activation: Callable, scale: float) -
 
         x + conv(activation(conv(activation(x))))
 
-    The paper has 16, 32 and 32 channels and a dense layer of 256 units, all with relu.
-
-    Args:
-      x: `[N, height, width, ...]`; each stage halves the height and the width, rounded up.
-      channels: of the first stage; the other two have twice as many.
-      activation: applied before each convolution of a residual block, and at the end.
-      scale: gain of the initial weights, which are orthogonal.
+    and halves the height and the width, rounded up. The first stage has `channels`, 16 in the paper, the others twice
+    as many, followed by a dense layer of 256 units, all with relu. The activation is also applied at the end.
     """
 
     def conv(x, channels, name):

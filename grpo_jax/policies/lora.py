@@ -2,8 +2,8 @@
 
     y = x kernel + lora_alpha / lora_rank · x lora_a lora_b
 
-with lora_a `[inputs, rank]` and lora_b `[rank, outputs]`. lora_b begins at 0, so the outputs are at first those of the
-model without adapters. `lora_rank` of `Architecture` turns it on; `lora_alpha`, `lora_layers` and `frozen_dtype` are
+with lora_a `[inputs, rank]` and lora_b `[rank, outputs]`. lora_b begins at 0, so at first the outputs equal the
+model's without adapters. `lora_rank` of `Transformer` turns it on; `lora_alpha`, `lora_layers` and `frozen_dtype` are
 its options.
 """
 
@@ -12,20 +12,15 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies.architecture import Architecture
 from grpo_jax.policies.dense import adapter_init
+from grpo_jax.policies.token_policy import is_trained
+from grpo_jax.policies.transformer import Transformer
 from grpo_jax.types import PyTree
 
 _MATRICES = ("lora_a", "lora_b")
 
 
-def is_trained(path: str) -> bool:
-    """Whether a parameter of a transformer with LoRA is trained: an adapter, a value head, or a critic of its own."""
-    names = path.split("/")
-    return names[0] == "critic" or "value" in names or names[-1] in _MATRICES
-
-
-def add_lora(architecture: Architecture, params: PyTree, key: jax.Array) -> PyTree:
+def add_lora(architecture: Transformer, params: PyTree, key: jax.Array) -> PyTree:
     """The parameters of a model with fresh adapters, which do not change its outputs yet.
 
     Args:
@@ -56,11 +51,11 @@ def add_lora(architecture: Architecture, params: PyTree, key: jax.Array) -> PyTr
     return unflatten_dict(flat)
 
 
-def merge_lora(architecture: Architecture, params: PyTree) -> tuple[Architecture, PyTree]:
+def merge_lora(architecture: Transformer, params: PyTree) -> tuple[Transformer, PyTree]:
     """The same model without adapters, which are added to the kernels: its architecture and float32 parameters.
 
     Args:
-      architecture: that of the policy. Parameters without adapters stay as they are, but for their type.
+      architecture: of the policy. Parameters without adapters keep their values.
       params: of the policy.
 
     Raises:
@@ -71,7 +66,7 @@ def merge_lora(architecture: Architecture, params: PyTree) -> tuple[Architecture
     if ranks - {architecture.lora_rank}:
         raise ConfigError(
             f"the parameters have adapters of rank {', '.join(map(str, ranks))}, but the architecture has lora_rank="
-            f"{architecture.lora_rank}; use that of the policy, config.transformer, which also has their lora_alpha"
+            f"{architecture.lora_rank}; use the policy's, config.network, which also has their lora_alpha"
         )
     merged = {path: leaf.astype(jnp.float32) for path, leaf in flat.items() if path[-1] not in _MATRICES}
     for *layer, name in flat:

@@ -15,7 +15,7 @@ EPS = 1e-8  # added to variances
 class RunningStatistics(NamedTuple):
     """Elementwise mean and variance of all values of x so far, in float32.
 
-    The mean is that of x - origin, where origin is one value of x, so that float32 resolves the spread of x even if x
+    The mean is of x - origin, where origin is one value of x, so that float32 resolves the spread of x even if x
     is far from 0. The count is in rollouts, and a rollout counts as the share of it that is valid: a float32 count of
     steps would soon be too large to grow.
     """
@@ -29,7 +29,7 @@ class RunningStatistics(NamedTuple):
 class Normalizer(NamedTuple):
     """The running statistics of observations and of discounted returns; None where normalisation is off.
 
-    Those of observations are a pytree like the observation, with None for an array that is not normalised.
+    The observations' are a pytree like the observation, with None for an array that is not normalised.
     """
 
     observation: PyTree  # of RunningStatistics
@@ -86,7 +86,7 @@ def normalized(policy: Policy, statistics: PyTree, clip: jax.Array) -> Policy:
 
     Args:
       policy: any.
-      statistics: those of a `Normalizer`.
+      statistics: of a `Normalizer`.
       clip: largest magnitude of a normalised observation.
     """
     if statistics is None:
@@ -102,26 +102,17 @@ def normalized(policy: Policy, statistics: PyTree, clip: jax.Array) -> Policy:
     def normalize(observation):
         return jax.tree.map(normalized_leaf, statistics, observation, is_leaf=_is_statistics)
 
-    def step(params, observation, *rest):
-        return policy.step(params, normalize(observation), *rest)
+    def on_normalized(function):
+        return function and (lambda params, observation, *rest: function(params, normalize(observation), *rest))
 
-    def sequence(params, observation, *rest):
-        return policy.sequence(params, normalize(observation), *rest)
-
-    def features(params, observation, *rest):
-        return policy.features(params, normalize(observation), *rest)
-
-    def extras(params, observation, *rest):
-        return policy.extras(params, normalize(observation), *rest)
-
-    optional = {"features": policy.features and features, "extras": policy.extras and extras}
-    return policy._replace(step=step, sequence=sequence, **optional)
+    names = ("step", "sequence", "features", "extras")
+    return policy._replace(**{name: on_normalized(getattr(policy, name)) for name in names})
 
 
 def initial_normalizer(observation: PyTree, *, observations: bool, rewards: bool) -> Normalizer:
     """The normaliser before the first rollout.
 
-    If an observation has several arrays, those of integers or booleans (tokens, masks) are not normalised.
+    If an observation has several arrays, integers and booleans (tokens, masks) are not normalised.
 
     Args:
       observation: each leaf `[B, ...]`, of the reset states; the first finite one of each element is the origin of its

@@ -41,4 +41,4 @@ class Policy(NamedTuple):
     # (params, observation [N, ...], carry) -> dict of arrays [N, ...], which rollouts keep at each step as `extras` of
     # trajectory and batch; optional
     extras: Callable | None = None
-    support: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: may be sampled; None: all may
+    sampling_mask: Callable | None = None  # (parameters [N, P]) -> bool [N, num_actions]: may be sampled; None: all may

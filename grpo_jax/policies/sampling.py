@@ -12,7 +12,7 @@ from grpo_jax.precision import at_least_float32
 MIN_TEMPERATURE = 1e-6  # logits are divided by no less
 
 
-def tempered(policy: Policy, temperature: jax.Array) -> Policy:
+def with_temperature(policy: Policy, temperature: jax.Array) -> Policy:
     """The policy with its logits divided by a temperature; at 0 it takes the most probable action."""
     temperature = jnp.maximum(temperature, MIN_TEMPERATURE)
     return change_logits(policy, lambda logits: logits / temperature)
@@ -21,41 +21,37 @@ def tempered(policy: Policy, temperature: jax.Array) -> Policy:
 def change_logits(policy: Policy, change: Callable[[jax.Array], jax.Array]) -> Policy:
     """The policy with changed logits, in rollouts and in updates."""
 
-    def step(*arguments):
-        logits, *rest = policy.step(*arguments)
-        return change(logits), *rest
+    def on_first(*outputs):
+        return change(outputs[0]), *outputs[1:]
 
-    def sequence(*arguments):
-        logits, value = policy.sequence(*arguments)
-        return change(logits), value
-
-    def head(*arguments):
-        return change(policy.head(*arguments))
-
-    return policy._replace(step=step, sequence=sequence, head=policy.head and head)
+    return policy._replace(
+        step=lambda *arguments: on_first(*policy.step(*arguments)),
+        sequence=lambda *arguments: on_first(*policy.sequence(*arguments)),
+        head=policy.head and (lambda *arguments: change(policy.head(*arguments))),
+    )
 
 
-def truncated(policy: Policy, top_k: jax.Array, top_p: jax.Array) -> Policy:
+def with_top_k_top_p(policy: Policy, top_k: jax.Array, top_p: jax.Array) -> Policy:
     """The policy that samples only from its most probable actions: see `most_probable`.
 
     Rollouts store the mask of these actions, and updates renormalise the probabilities over the same mask.
     """
-    return policy._replace(support=lambda logits: most_probable(logits, top_k, top_p))
+    return policy._replace(sampling_mask=lambda logits: most_probable(logits, top_k, top_p))
 
 
-def restricted(
+def apply_sampling_mask(
     policy: Policy, parameters: jax.Array, action_mask: jax.Array | None, forced: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
     """The distribution's parameters and the mask of the actions that may be sampled, both `[..., num_actions]`.
 
     Args:
-      policy: may restrict the actions itself (see `truncated`).
+      policy: may restrict the actions itself (see `with_top_k_top_p`).
       parameters: the policy's, for an observation.
       action_mask: the environment's legal actions; None if all are.
       forced: `[...]` bool: no action is masked, so that the environment's own has a finite log-probability.
     """
-    if policy.support is not None:
-        action_mask = policy.support(mask_actions(parameters, action_mask))
+    if policy.sampling_mask is not None:
+        action_mask = policy.sampling_mask(mask_actions(parameters, action_mask))
     if forced is not None and action_mask is not None:
         action_mask |= forced[..., None]
     return mask_actions(parameters, action_mask), action_mask

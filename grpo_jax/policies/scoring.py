@@ -41,7 +41,7 @@ def score(
       params: of the head.
       features: `[S, N, F]`, the policy's.
       action: `[S, N]` or `[S, N, D]`.
-      reference_features: `[S, N, F]`, those of the reference policy whose head the policy has (`bind_reference`).
+      reference_features: `[S, N, F]` of the reference policy, if `bind_reference` has given its head to the policy.
     """
     (num_steps, num_sequences), family = features.shape[:2], policy.distribution
     length = min(num_steps, max(1, policy.logits_chunk // num_sequences))

@@ -1,21 +1,24 @@
 """A transformer as a policy: the prompt is read first, the observation is the last token, the action the next one."""
 
+from __future__ import annotations
+
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies.architecture import DENSE_LAYERS
+from grpo_jax.policies.decoder import DENSE_LAYERS, Decoder, KeysValues, token_logits
 from grpo_jax.policies.dense import product
 from grpo_jax.policies.distributions import Distribution
-from grpo_jax.policies.lora import is_trained
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.sampling import change_logits
-from grpo_jax.policies.transformer import Architecture, KeysValues, Transformer, token_logits
 
-Networks = dict[str, Transformer]
+if TYPE_CHECKING:
+    from grpo_jax.policies.transformer import Transformer
+
+Networks = dict[str, Decoder]
 
 
 class TokenCarry(NamedTuple):
@@ -27,12 +30,11 @@ class TokenCarry(NamedTuple):
 
 
 def make_token_policy(
-    architecture: Architecture,
+    architecture: Transformer,
     distribution: Distribution,
     *,
     max_steps: int,
     critic: bool = False,
-    shared_critic: bool = False,
     logits_chunk: int | None = None,
 ) -> Policy:
     """A transformer as the actor, and an optional critic: a second head of it or another transformer.
@@ -43,11 +45,10 @@ def make_token_policy(
     then share a prompt.
 
     Args:
-      architecture: sizes of each network. With LoRA a critic of its own has no adapters: all its weights are trained.
+      architecture: sizes of each network. With LoRA a separate critic has no adapters: all its weights are trained.
       distribution: categorical over the vocabulary.
       max_steps: the most tokens after a prompt, for which a carry reserves space.
       critic: whether to make a critic.
-      shared_critic: the critic is a head of the actor's network instead of a network of its own.
       logits_chunk: tokens whose logits an update computes at once; None: all.
 
     Raises:
@@ -60,9 +61,9 @@ def make_token_policy(
             f"vocab_size={vocab_size}, but the task has {num_tokens} tokens; leave it out, or use {num_tokens} or more"
         )
     heads = ("actor", "critic") if critic else ("actor",)
-    groups = [heads] if shared_critic else [(head,) for head in heads]
+    groups = [heads] if architecture.shared_critic else [(head,) for head in heads]
     networks = {
-        "_".join(group): Transformer(architecture if "actor" in group else architecture.without_lora, vocab_size, group)
+        "_".join(group): Decoder(architecture if "actor" in group else architecture.without_lora, vocab_size, group)
         for group in groups
     }
     actor = next(iter(networks.items()))  # its name and the network
@@ -77,7 +78,7 @@ def make_token_policy(
         sequence_carry=lambda carry: TokenCarry(carry.prompt, (), ()),
         features=functools.partial(_features, *actor),
         head=functools.partial(_head, *actor),
-        value_head=functools.partial(_value_head, actor[0]) if critic and shared_critic else None,
+        value_head=functools.partial(_value_head, actor[0]) if critic and architecture.shared_critic else None,
         cast=functools.partial(_cast, architecture.compute_dtype),
         max_steps=max_steps,
         resize=_resize,
@@ -85,6 +86,12 @@ def make_token_policy(
         trainable=None if architecture.adapter is None else is_trained,
     )
     return policy if vocab_size == num_tokens else change_logits(policy, lambda logits: logits[..., :num_tokens])
+
+
+def is_trained(path: str) -> bool:
+    """Whether a parameter of a transformer with LoRA is trained: an adapter, a value head, or a separate critic."""
+    names = path.split("/")
+    return names[0] == "critic" or "value" in names or names[-1] in ("lora_a", "lora_b")
 
 
 def _init(networks: Networks, key):
@@ -137,12 +144,12 @@ def _sequence(networks: Networks, params, observation, carry, is_first):
     return logits, value[0][..., 0] if value else None
 
 
-def _features(actor: str, network: Transformer, params, observation, carry, is_first):
+def _features(actor: str, network: Decoder, params, observation, carry, is_first):
     networks = {actor: network.clone(heads=("features",))}
     return _read_completions(networks, params, observation, carry)[0]
 
 
-def _head(actor: str, network: Transformer, params, features):
+def _head(actor: str, network: Decoder, params, features):
     return token_logits(network.architecture, params[actor], features)
 
 
@@ -176,21 +183,21 @@ def _read_prompt(networks: Networks, params, prompt):
 
 def _apply(networks: Networks, params, inputs, cache, slot) -> tuple[list[jax.Array], dict]:
     """The outputs of all heads, the actor's first, and the new cache of each network."""
-    outputs, after = [], {}
+    outputs, new_cache = [], {}
     for name, net in networks.items():
-        heads, after[name] = net.apply({"params": params[name]}, *inputs, cache[name], slot)
+        heads, new_cache[name] = net.apply({"params": params[name]}, *inputs, cache[name], slot)
         outputs += heads
-    return outputs, after
+    return outputs, new_cache
 
 
 def _prompt_inputs(tokens):
-    """The inputs of a `Transformer` that reads prompts `[N, P]`: tokens, positions (padding has none) and mask."""
+    """The inputs of a `Decoder` that reads prompts `[N, P]`: tokens, positions (padding has none) and mask."""
     is_token = tokens >= 0
     mask = is_token[:, None] & jnp.tri(tokens.shape[1], dtype=bool)[None]
     return jnp.maximum(tokens, 0), jnp.cumsum(is_token, axis=1) - 1, mask
 
 
-def _empty_cache(network: Transformer, num_texts: int) -> tuple[KeysValues, ...]:
+def _empty_cache(network: Decoder, num_texts: int) -> tuple[KeysValues, ...]:
     """The cache before the first token."""
     architecture = network.architecture
     size = architecture.sizes

@@ -1,159 +1,141 @@
-"""A decoder-only transformer. The caller holds its cache: the keys and values of each layer."""
+"""A transformer of tokens as a value: its sizes and variants."""
 
-import functools
-from typing import NamedTuple
+import dataclasses
+import math
 
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
-from jax.lax import broadcast_to_rank
-
-from grpo_jax.policies.architecture import Architecture
-from grpo_jax.policies.dense import Dense, product
+from grpo_jax.errors import ConfigError, KnownFields, as_count
+from grpo_jax.policies.decoder import DENSE_LAYERS, Sizes
+from grpo_jax.policies.dense import Adapter
+from grpo_jax.policies.distributions import Distribution
+from grpo_jax.policies.policy import Policy
+from grpo_jax.policies.token_policy import make_token_policy
 from grpo_jax.types import PyTree
 
+DTYPES = ("float32", "bfloat16")
+_COUNTS = (
+    *("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size"),
+    *("vocab_size", "lora_rank"),
+)
+_LORA_OPTIONS = ("lora_alpha", "lora_layers", "frozen_dtype")  # fields that have no effect without lora_rank
 
-class KeysValues(NamedTuple):
-    """The keys and values of `C` tokens in one layer. Heads come before tokens, so that no step of decoding copies."""
 
-    keys: jax.Array  # [N, kv_heads, C, head]
-    values: jax.Array  # [N, kv_heads, C, head]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transformer(KnownFields):
+    """A decoder in the layout of Llama and Qwen: pre-norm, rotary positions, gated feed-forward layers.
 
-
-class Transformer(nn.Module):
-    """Embeddings, blocks, a norm, and heads: "actor" gives a logit for each token, "critic" a value.
-
-    The head "features" gives the input of the others, and needs none of their parameters.
+    Raises:
+      ConfigError: at construction, for sizes that do not fit together.
     """
 
-    architecture: Architecture
-    vocab_size: int
-    heads: tuple[str, ...]
+    num_layers: int = 2
+    """Transformer blocks."""
+    width: int = 64
+    """Width of the transformer's residual stream."""
+    num_heads: int = 4
+    """Attention heads of each transformer block."""
+    num_kv_heads: int | None = None
+    """Heads of keys and values; equally many attention heads share each. None: as many as num_heads."""
+    head_size: int | None = None
+    """Size of one attention head; None: width / num_heads."""
+    feedforward_size: int | None = None
+    """Units of the transformer's feed-forward layers; None: 8/3 of the width, rounded up to a multiple of 8."""
+    rope_base: float = 10_000.0
+    """Base of the rotary positions: the slowest pair of features turns by about 1/rope_base per token."""
+    norm_eps: float = 1e-6
+    """Added to the mean square in the transformer's RMS norms."""
+    attention_bias: bool = False
+    """Biases in the projections to queries, keys and values, as in Qwen2."""
+    qk_norm: bool = False
+    """RMS norms on the queries and keys of each head, as in Qwen3."""
+    tie_embeddings: bool = False
+    """Compute the logits with the token embeddings instead of a separate matrix."""
+    vocab_size: int | None = None
+    """Rows of the token embeddings; those beyond the tokens of the task are never sampled. None: one for each token."""
+    compute_dtype: str = "float32"
+    """Type of the transformer's activations, "float32" or "bfloat16"; norms and logits are always float32."""
+    checkpoint_layers: bool = False
+    """Gradients compute the activations of each block again instead of keeping them: less memory, a third more time."""
+    lora_rank: int | None = None
+    """Rank of the adapters of LoRA, which are trained while all other weights stay frozen; None: no adapters."""
+    lora_alpha: float = 16.0
+    """The product of an adapter's two matrices is multiplied by lora_alpha / lora_rank."""
+    lora_layers: tuple[str, ...] = DENSE_LAYERS
+    """Dense layers with an adapter, of "qkv", "out", "gate_up" and "down"."""
+    frozen_dtype: str = "float32"
+    """Type in which the weights that LoRA freezes are kept, "float32" or "bfloat16"."""
 
-    @nn.compact
+    shared_critic: bool = False
+    """The critic is a second head of the actor's network instead of a separate network."""
+
+    def __post_init__(self):
+        """Checks the sizes."""
+        for field in _COUNTS:
+            value = getattr(self, field)
+            if value is not None:
+                object.__setattr__(self, field, as_count(field, value))
+        for field in ("rope_base", "norm_eps", "lora_alpha"):
+            value, default = getattr(self, field), getattr(Transformer, field)
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise ConfigError(f"{field}={value!r} must be a positive number, such as {default}")
+        for field in ("compute_dtype", "frozen_dtype"):
+            if getattr(self, field) not in DTYPES:
+                raise ConfigError(f"{field}={getattr(self, field)!r}; use one of {', '.join(DTYPES)}")
+        self._check_lora()
+        if self.head_size is None and self.width % self.num_heads:
+            raise ConfigError(
+                f"width={self.width} is not a multiple of num_heads={self.num_heads}; change one, or set head_size"
+            )
+        size = self.head_size or self.width // self.num_heads
+        if size % 2:
+            raise ConfigError(
+                f"heads of size {size}, but rotary positions need an even size: change width or num_heads, or set "
+                "head_size"
+            )
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise ConfigError(
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; change one of them"
+            )
+
+    def _check_lora(self):
+        object.__setattr__(self, "lora_layers", tuple(self.lora_layers))
+        if not self.lora_layers or not set(self.lora_layers) <= set(DENSE_LAYERS):
+            raise ConfigError(f"lora_layers={self.lora_layers!r}; use one or several of {', '.join(DENSE_LAYERS)}")
+        for field in _LORA_OPTIONS:
+            if self.lora_rank is None and getattr(self, field) != getattr(Transformer, field):
+                raise ConfigError(
+                    f"{field}={getattr(self, field)!r} has no effect without adapters; set lora_rank, such as 16, or "
+                    f"leave out {field}"
+                )
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter of each layer in `lora_layers`."""
+        return None if self.lora_rank is None else Adapter(self.lora_rank, self.lora_alpha / self.lora_rank)
+
+    @property
+    def without_lora(self) -> "Transformer":
+        """The architecture whose layers have no adapters."""
+        defaults = {field: getattr(Transformer, field) for field in _LORA_OPTIONS}
+        return dataclasses.replace(self, lora_rank=None, **defaults)
+
+    @property
+    def sizes(self) -> "Sizes":
+        """The sizes, with defaults instead of None."""
+        return Sizes(
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads or self.num_heads,
+            head=self.head_size or self.width // self.num_heads,
+            feedforward=self.feedforward_size or -(-self.width // 3) * 8,
+        )
+
     def __call__(
         self,
-        tokens: jax.Array,
-        positions: jax.Array,
-        mask: jax.Array,
-        past: tuple[KeysValues, ...],
-        slot: jax.Array | None = None,
-    ) -> tuple[list[jax.Array], tuple[KeysValues, ...]]:
-        """Processes `S` tokens that follow `C` cached ones.
-
-        Args:
-          tokens: `[N, S]` int32.
-          positions: `[N, S]` int32: the position of each token in its text.
-          mask: `[N, S, K]` bool: which of the K keys each token attends to.
-          past: the cached keys and values of each layer.
-          slot: `[N]`: the index in the cache that a single token (S = 1) is written to, so K = C; an index beyond the
-            end writes nothing. None appends all S tokens, so K = C + S.
-
-        Returns:
-          The output of each head, float32 `[N, S, vocab_size]`, `[N, S, 1]` or `[N, S, width]`; and the cache with the
-          new tokens.
-        """
-        config, size = self.architecture, self.architecture.sizes
-        embedding = self.param(
-            "embedding", nn.initializers.normal(0.02), (self.vocab_size, config.width), config.frozen_dtype
-        )
-        x = embedding[tokens].astype(config.compute_dtype)
-        rotation = _rotation(positions, size.head, config.rope_base)
-        # A single step (with a slot) has no gradient.
-        block = nn.remat(Block) if config.checkpoint_layers and slot is None else Block
-        after = []
-        for layer, before in enumerate(past):
-            x, kept = block(config, name=f"block_{layer}")(x, rotation, mask, before, slot)
-            after.append(kept)
-        x = Norm(config.norm_eps, name="norm")(x).astype(jnp.float32)
-        x = x.reshape(-1, config.width)
-        outputs = [x] if "features" in self.heads else []
-        if "actor" in self.heads and config.tie_embeddings:
-            outputs.append(token_logits(config, {"embedding": embedding}, x))
-        elif "actor" in self.heads:
-            outputs.append(Dense(self.vocab_size, use_bias=False, param_dtype=config.frozen_dtype, name="logits")(x))
-        if "critic" in self.heads:
-            outputs.append(Dense(1, kernel_init=nn.initializers.zeros, name="value")(x))
-        return [output.reshape(*tokens.shape, output.shape[-1]) for output in outputs], tuple(after)
-
-
-def token_logits(architecture: Architecture, params: PyTree, features: jax.Array) -> jax.Array:
-    """The head "actor" by itself: `[..., width]` features to `[..., vocab_size]` logits."""
-    kernel = params["embedding"].T if architecture.tie_embeddings else params["logits"]["kernel"]
-    return product(features, kernel.astype(features.dtype))
-
-
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
-
-    architecture: Architecture
-
-    @nn.compact
-    def __call__(self, x, rotation, mask, past, slot):
-        """Like `Transformer`, for one layer; `x` and the first result are `[N, S, width]`."""
-        config, size = self.architecture, self.architecture.sizes
-        norm = functools.partial(Norm, config.norm_eps)
-
-        def dense(features, name, **options):
-            adapter = config.adapter if name in config.lora_layers else None
-            options = {"use_bias": False, "dtype": config.compute_dtype, "param_dtype": config.frozen_dtype} | options
-            return Dense(features, adapter=adapter, name=name, **options)
-
-        # 2 * num_layers branches add to the residual stream; with this scale their variances add up to 1.
-        into_stream = nn.initializers.variance_scaling(0.5 / config.num_layers, "fan_in", "normal")
-        batch_shape, num_heads = x.shape[:2], size.heads + 2 * size.kv_heads
-
-        # Flat, as one large matrix product is faster than many small ones.
-        x = x.reshape(-1, config.width)
-        qkv = dense(num_heads * size.head, use_bias=config.attention_bias, name="qkv")(norm(name="norm_1")(x))
-        qkv = qkv.reshape(*batch_shape, num_heads, size.head)
-        query, key, value = jnp.split(qkv, [size.heads, size.heads + size.kv_heads], axis=2)
-        if config.qk_norm:
-            query, key = norm(name="query_norm")(query), norm(name="key_norm")(key)
-        query, key = _rotate(query, rotation), _rotate(key, rotation)
-        kept = _join(past, KeysValues(key, value), slot)
-        keys, values = (jnp.swapaxes(leaf, 1, 2) for leaf in kept)
-        attended = jax.nn.dot_product_attention(query, keys, values, mask=mask[:, None])
-        attended = attended.reshape(x.shape[0], size.heads * size.head)
-        x = x + dense(config.width, kernel_init=into_stream, name="out")(attended)
-
-        gate, up = jnp.split(dense(2 * size.feedforward, name="gate_up")(norm(name="norm_2")(x)), 2, axis=-1)
-        x = x + dense(config.width, kernel_init=into_stream, name="down")(nn.silu(gate) * up)
-        return x.reshape(*batch_shape, config.width), kept
-
-
-class Norm(nn.Module):
-    """x / sqrt(mean(x²) + eps) · scale, over the last axis, in float32 (https://arxiv.org/abs/1910.07467)."""
-
-    eps: float
-
-    @nn.compact
-    def __call__(self, x):
-        """`x` is `[..., features]`; the result has its shape and dtype."""
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
-        full = x.astype(jnp.float32)
-        full = full * jax.lax.rsqrt(jnp.mean(full**2, axis=-1, keepdims=True) + self.eps)
-        return (full * broadcast_to_rank(scale, x.ndim)).astype(x.dtype)
-
-
-def _rotation(positions, head_size, base):
-    """Cosine and sine `[N, S, 1, head_size / 2]` of the angle of each pair (https://arxiv.org/abs/2104.09864)."""
-    frequencies = base ** (-jnp.arange(head_size // 2) / (head_size // 2))
-    angles = positions[..., None, None] * frequencies[None, None, None]
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def _rotate(x, rotation):
-    """Rotates the pairs (x[i], x[i + head / 2]) of `[N, S, heads, head]`, the pairs of Llama's published weights."""
-    cos, sin = rotation
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
-
-
-def _join(past, new, slot):
-    """The cache with the new keys and values, appended or, for a single token, written at index `slot`."""
-    if slot is None:
-        return jax.tree.map(lambda old, new: jnp.concatenate([old, jnp.swapaxes(new, 1, 2)], axis=2), past, new)
-    # `vmap`, so that no device needs the rows of another.
-    write = jax.vmap(lambda old, new, slot: old.at[:, slot].set(new[0], mode="drop"))
-    return jax.tree.map(lambda old, new: write(old, new, slot), past, new)
+        observation: PyTree,
+        distribution: Distribution,
+        critic: bool,
+        *,
+        max_steps: int,
+        logits_chunk: int | None = None,
+    ) -> Policy:
+        """The policy: see `make_token_policy`. An observation is a token."""
+        return make_token_policy(self, distribution, max_steps=max_steps, critic=critic, logits_chunk=logits_chunk)

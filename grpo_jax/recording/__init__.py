@@ -1,16 +1,11 @@
-"""Runs that are kept and watched (host): metrics, checkpoints, trackers, warnings, statistics over seeds.
+"""Runs that are kept and watched (host): metrics, checkpoints, trackers, warnings, statistics over seeds."""
 
-`Checkpoints` is in `grpo_jax.recording.checkpoint`, which imports orbax and so takes a second.
-"""
-
-from grpo_jax.recording.alarms import Alarms
-from grpo_jax.recording.files import read_metrics
-from grpo_jax.recording.logbook import Logbook
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.folder_lock import StopSignal
+from grpo_jax.recording.metrics_file import Settings, read_metrics, settings_of
+from grpo_jax.recording.metrics_logger import MetricsLogger
+from grpo_jax.recording.policy_loading import load
 from grpo_jax.recording.recorder import recorded_run
-from grpo_jax.recording.rows import Settings, settings_of
-from grpo_jax.recording.settings import Recording
-from grpo_jax.recording.signals import StopSignal
+from grpo_jax.recording.run_spec import Recording, RunSpec
 from grpo_jax.recording.statistics import (
     Curve,
     bootstrap_interval,
@@ -22,19 +17,20 @@ from grpo_jax.recording.statistics import (
     steps_to_reach,
 )
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
-from grpo_jax.recording.trained_policy import TrainedPolicy, load
+from grpo_jax.recording.trained_policy import TrainedPolicy
+from grpo_jax.recording.training_warnings import TrainingWarnings
 
 __all__ = [
-    "Alarms",
     "Curve",
-    "Logbook",
-    "Plan",
+    "MetricsLogger",
     "Recording",
+    "RunSpec",
     "Settings",
     "StopSignal",
     "TensorBoard",
     "Tracker",
     "TrainedPolicy",
+    "TrainingWarnings",
     "WeightsAndBiases",
     "bootstrap_interval",
     "iqm",

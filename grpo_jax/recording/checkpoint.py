@@ -18,21 +18,14 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording.files import plain, with_checksum, without_checksum
 from grpo_jax.recording.identity import check_same
-from grpo_jax.recording.json_fields import check_fields, plain, with_checksum
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Progress, initial_progress
 from grpo_jax.types import TrainState, by_path
 
 KEPT = 2
 """How many of the latest checkpoints are kept, beside the best one."""
-
-_FIELDS = {
-    **{"description": dict[str, Any], "notes": dict[str, Any], "iteration": int, "steps": list[int], "seconds": float},
-    **{"evaluations": list[list[Any]], "stopped": list[bool], "types": dict[str, list[Any]]},
-    **{"checksums": dict[str, int], "generators": dict[str, str]},
-}
-"""Of what is saved beside the arrays."""
 
 _NO_SCORE = -float(np.finfo(np.float32).max)
 _log = logging.getLogger(__name__)
@@ -42,7 +35,7 @@ class Checkpoints:
     """The checkpoints of one run in a folder, written in the background; an incomplete one is never read.
 
     ```python
-    with Checkpoints(folder, plan.describe(), every=100) as checkpoints:
+    with Checkpoints(folder, spec.describe(), every=100) as checkpoints:
         start = checkpoints.restore(jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys))
         run(config, hyperparams, keys, resume_from=start, callback=lambda progress, chunk: checkpoints.update(progress))
     ```
@@ -88,7 +81,7 @@ class Checkpoints:
         return self._saved < 0 or progress.iteration // self._every > self._saved // self._every
 
     def update(self, progress: Progress, score: float = np.nan) -> None:
-        """Saves if a checkpoint is due; the best checkpoint is that of the highest `score`, a return."""
+        """Saves if a checkpoint is due; the best checkpoint has the highest `score`, a return."""
         self._last = progress, score
         if self.is_due(progress):
             self.save(progress, score)
@@ -118,7 +111,7 @@ class Checkpoints:
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
         items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(with_checksum(run)))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
-        with self._disk_errors():  # also those of the checkpoint before, which was written in the background
+        with self._disk_errors():  # also of the previous checkpoint, which was written in the background
             self._check_space(sum(leaf.nbytes for leaf in arrays.values()))
             self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
 
@@ -228,7 +221,7 @@ def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str,
                 run = _read_run(manager, step)
             except Exception:  # it is damaged, as `restore` will report
                 continue
-            if unknown := check_same(run["description"], plain(description, not_finite=str)):
+            if unknown := check_same(run["description"], plain(description)):
                 _log.warning(
                     "Whether %s is what the run was started with cannot be told, as its type shows nothing, or another "
                     "Python compiled it; make sure of it.",
@@ -292,10 +285,9 @@ def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
     """All but the arrays; raises ValueError, or another error of the libraries below, if it is damaged."""
     run = manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
     try:
-        check_fields(f"checkpoint {step}", run, _FIELDS)
+        return without_checksum(f"checkpoint {step}", run)
     except ConfigError as error:
         raise ValueError(str(error)) from error
-    return run
 
 
 def _type(leaf: jax.Array | jax.ShapeDtypeStruct) -> list:
@@ -307,5 +299,5 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def _as_numbers(states: TrainState) -> TrainState:
-    """With random keys as the integers that they consist of."""
+    """The tree with random keys as integers."""
     return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, states)

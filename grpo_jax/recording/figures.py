@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.recording.rows import Settings
+from grpo_jax.recording.metrics_file import Settings
 from grpo_jax.recording.statistics import Curve, learning_curve
 from grpo_jax.training.evaluations import SAMPLED
 from grpo_jax.training.progress import RunResult
@@ -19,7 +19,7 @@ NUM_DRAWN = 10
 def plot_run(environment: str, settings: Settings, result: RunResult, path: Path) -> None:
     """Draws the learning curve of a run, or one for each of its best settings if rows differ in them.
 
-    Returns are those of the evaluations while training, if there are some.
+    Returns come from the evaluations while training, if there are any.
     """
     metrics, evaluated = result.metrics, SAMPLED in result.metrics
     returns = metrics[SAMPLED if evaluated else "episode/return_mean"]
@@ -49,7 +49,7 @@ def panels(
 ) -> Iterator[tuple[Any, list[Any]]]:
     """A picture of `count` panels of a size in inches, in rows of at most `columns`, saved when the block ends.
 
-    Yields matplotlib's figure and the panels' axes. `options` are those of its `subplots`.
+    Yields matplotlib's figure and the panels' axes. `options` are passed to its `subplots`.
     """
     from matplotlib.figure import Figure  # not pyplot, which a user's program may have set up
 

@@ -19,10 +19,9 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_path
-from grpo_jax.recording.json_fields import fields_of
 
 BYTECODE, UNKNOWN = "bytecode", "cannot be compared"
-"""Keys: the Python whose byte code has the digest beside it, and the type of a value of which nothing is known."""
+"""Keys: the version of Python whose byte code has this digest, and the type of a value that cannot be described."""
 
 MAX_LENGTH = 1000
 """Characters of a text or a collection, in JSON; of a longer one only the digest is kept."""
@@ -31,7 +30,7 @@ MAX_DEPTH = 20
 """Objects within objects that are compared."""
 
 DATA_OR_CODE = (
-    *(bool, int, float, str, list, tuple, dict, frozenset, np.generic, np.ndarray, jax.Array),
+    *(types.NoneType, bool, int, float, str, list, tuple, dict, frozenset, np.generic, np.ndarray, jax.Array),
     *(type, types.FunctionType, types.MethodType, functools.partial),
 )
 
@@ -100,11 +99,7 @@ def _describe(value: Any, within: tuple[int, ...], seen: dict[int, Any]) -> Any:
 
 
 def check_same(saved: Any, now: Any, name: str = "") -> list[str]:
-    """Raises ConfigError, with the path of the first difference, unless two values of JSON are equal.
-
-    Returns:
-      The paths of values that cannot be compared (see `identity`).
-    """
+    """The paths of values of JSON that cannot be compared (see `identity`); ConfigError with the first that differs."""
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
         if saved.get(BYTECODE) != now.get(BYTECODE) or (saved == now and UNKNOWN in now):
             return [name]
@@ -117,15 +112,10 @@ def check_same(saved: Any, now: Any, name: str = "") -> list[str]:
             return list(itertools.chain(*parts))
     if saved != now:
         raise ConfigError(
-            f"{name} is {_brief(now)} here, and {_brief(saved)} in the checkpoints; to resume, use what the run was "
+            f"{name} is {now!r:.200} here, and {saved!r:.200} in the checkpoints; to resume, use what the run was "
             "started with, or choose another folder (--out) for a new run"
         )
     return []
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _of_array(value: np.ndarray | jax.Array) -> str:
@@ -139,10 +129,11 @@ def _of_function(function: types.FunctionType, part: Callable[[Any], Any]) -> di
     described: dict[str, Any] = {"function": function.__qualname__}
     if not _is_installed(function):
         instructions, names = [], {}
-        for instruction in _instructions(function.__code__):
-            instructions.append(f"{instruction.opname} {_constant(instruction.argval)}")
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in function.__globals__:
-                names[instruction.argval] = function.__globals__[instruction.argval]
+        for name, value in _instructions(function.__code__):
+            constant = sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+            instructions.append(f"{name} {value.co_name if isinstance(value, types.CodeType) else constant}")
+            if name in ("LOAD_GLOBAL", "LOAD_NAME") and value in function.__globals__:
+                names[value] = function.__globals__[value]
         version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
         described["code"] = {BYTECODE: version, "digest": _digest("\n".join(instructions).encode())}
         described["names"] = {name: part(each) for name, each in names.items() if _is_data_or_code(each)}
@@ -156,7 +147,7 @@ def _of_function(function: types.FunctionType, part: Callable[[Any], Any]) -> di
 
 
 def _of_class(kind: type, part: Callable[[Any], Any]) -> Any:
-    """The methods and the data of a class and of its bases, without those of installed packages."""
+    """The methods and the data of a class and of its bases, except bases in installed packages."""
     if _is_installed(kind):
         return kind.__qualname__
     bases = [part(base) for base in kind.__bases__ if not _is_installed(base)]
@@ -175,7 +166,7 @@ def _of_class(kind: type, part: Callable[[Any], Any]) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """The fields of an object, without what is computed from them when it is needed; None if it shows none."""
+    """The fields of an object, without cached properties; None if it has no fields."""
     if (fields := fields_of(value)) is not None:
         return fields
     kind = type(value)
@@ -188,28 +179,27 @@ def _fields(value: Any) -> dict[str, Any] | None:
     }
 
 
-def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass or a named tuple; None for other values, and for classes."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
+
+
+def _instructions(code: types.CodeType) -> Iterator[tuple[str, Any]]:
     """Those of a function and of the functions in it; docstrings and the numbers of lines are not among them."""
     for instruction in dis.get_instructions(code):
-        yield instruction
+        yield instruction.opname, instruction.argval
         if isinstance(instruction.argval, types.CodeType):
             yield from _instructions(instruction.argval)
 
 
-def _constant(value: Any) -> str:
-    if isinstance(value, types.CodeType):
-        return value.co_name
-    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
-
-
 def _is_data_or_code(value: Any) -> bool:
     """Whether a value that a function names is compared; modules, loggers, locks and the like are not."""
-    return (
-        value is None
-        or isinstance(value, DATA_OR_CODE)
-        or dataclasses.is_dataclass(value)
-        or (callable(value) and hasattr(value, "__wrapped__"))
-    )
+    is_wrapped = callable(value) and hasattr(value, "__wrapped__")
+    return isinstance(value, DATA_OR_CODE) or dataclasses.is_dataclass(value) or is_wrapped
 
 
 def _is_installed(value: Any) -> bool:
@@ -221,13 +211,8 @@ def _is_installed(value: Any) -> bool:
         if module.partition(".")[0] in sys.stdlib_module_names and module != "__main__":
             return True
         file = getattr(sys.modules.get(module), "__file__", None) or ""
-    parts = Path(file).parts
-    return (
-        "site-packages" in parts
-        or "dist-packages" in parts
-        or Path(file).is_relative_to(_PACKAGE)
-        or Path(file).is_relative_to(Path(dis.__file__).parent)
-    )
+    is_ours = any(Path(file).is_relative_to(folder) for folder in (_PACKAGE, Path(dis.__file__).parent))
+    return is_ours or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def _shortened(value: Any) -> Any:

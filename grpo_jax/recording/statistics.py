@@ -1,4 +1,7 @@
-"""Host: robust averages over seeds and their uncertainty, on plain NumPy arrays (Agarwal et al., arXiv:2108.13264)."""
+"""Host: robust averages over seeds and their uncertainty, on plain NumPy arrays.
+
+Agarwal et al., Deep RL at the Edge of the Statistical Precipice, https://arxiv.org/abs/2108.13264
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -28,11 +31,6 @@ def iqm(scores: ArrayLike, *, axis: int | None = None) -> np.ndarray:
 
     Returns:
       The mean, float64, without `axis`. NaN where any score is NaN: a failed run is never trimmed away unseen.
-
-    Raises:
-      ValueError: there is nothing to average.
-
-    Reference: Agarwal et al., Deep RL at the Edge of the Statistical Precipice, https://arxiv.org/abs/2108.13264
     """
     scores = np.asarray(scores, np.float64)
     scores = scores.reshape(-1) if axis is None else np.moveaxis(scores, axis, -1)
@@ -52,7 +50,7 @@ def bootstrap_interval(
     num_resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile interval of a statistic by stratified bootstrap: runs are redrawn within each task.
+    """Percentile interval of a statistic by stratified bootstrap: runs are redrawn within each task (section 4.1).
 
     Args:
       scores: `[num_runs]` or `[num_runs, num_tasks]`, one score a run.
@@ -65,19 +63,14 @@ def bootstrap_interval(
     Returns:
       `(low, high)`. One run gives an interval of width 0, which says nothing about other runs. Any NaN score gives
       `(nan, nan)`.
-
-    Raises:
-      ValueError: no runs, more than two axes, or a `confidence` or `num_resamples` out of range.
-
-    Reference: Agarwal et al., section 4.1, https://arxiv.org/abs/2108.13264
     """
     scores = np.asarray(scores, np.float64)
     if scores.ndim not in (1, 2) or scores.size == 0:
         raise ValueError(f"scores must be [num_runs] or [num_runs, num_tasks] and not empty, got shape {scores.shape}.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1 (0.95 for 95%), got {confidence}.")
-    if num_resamples < 1:
-        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}.")
+    if not 0 < confidence < 1 or num_resamples < 1:
+        raise ValueError(
+            f"confidence={confidence} must lie between 0 and 1, and num_resamples={num_resamples} be at least 1."
+        )
     if np.isnan(scores).any():
         return np.nan, np.nan
     scores = scores.reshape(len(scores), -1)
@@ -139,19 +132,14 @@ def learning_curve(
       seed, low and high equal the mean.
 
     Raises:
-      ValueError: shapes differ or are empty, steps fall, no seed advanced, or a count is below 1.
+      ValueError: shapes differ or are empty, steps fall, or no seed advanced.
     """
-    steps, returns = _checked(steps, returns)
-    if num_points < 1 or (total_steps is not None and total_steps < 1):
-        raise ValueError(f"num_points and total_steps must be at least 1, got {num_points} and {total_steps}.")
-    advanced = _advanced(steps)
+    steps, returns, advanced = _checked(steps, returns)
     if not advanced.any():
         raise ValueError("no seed made an environment step: there is no curve to draw.")
     usable = advanced & ~np.isnan(returns)
     if counts is not None:
         counts = np.asarray(counts, np.float64)
-        if counts.shape != steps.shape:
-            raise ValueError(f"counts must be [num_iterations, num_seeds] as steps, {steps.shape}, got {counts.shape}.")
         usable &= counts > 0
     seeds = np.flatnonzero(usable.any(axis=0))
     end = total_steps or steps.max()
@@ -173,21 +161,15 @@ def steps_to_reach(steps: ArrayLike, returns: ArrayLike, threshold: float, *, wi
     """Environment steps after which each seed's running mean return first is at least `threshold`.
 
     Args:
-      steps: `[num_iterations, num_seeds]`, as for `learning_curve`.
-      returns: `[num_iterations, num_seeds]`, as for `learning_curve`.
+      steps, returns: as for `learning_curve`.
       threshold: the return to reach.
       window: how many iterations the running mean covers; padding and iterations without a return do not count.
 
     Returns:
       `[num_seeds]` float64, inf for a seed that never reaches it or has fewer than `window` returns.
-
-    Raises:
-      ValueError: shapes differ or are empty, steps fall, or `window` is below 1.
     """
-    steps, returns = _checked(steps, returns)
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}.")
-    usable = _advanced(steps) & ~np.isnan(returns)
+    steps, returns, advanced = _checked(steps, returns)
+    usable = advanced & ~np.isnan(returns)
     reached = np.full(steps.shape[1], np.inf)
     for i, rows in enumerate(usable.T):
         if rows.sum() >= window:
@@ -201,20 +183,14 @@ def steps_to_reach(steps: ArrayLike, returns: ArrayLike, threshold: float, *, wi
 def probability_of_improvement(
     x: ArrayLike, y: ArrayLike, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """P(X > Y) + P(X = Y) / 2 for a run X of one algorithm and a run Y of another, with its bootstrap interval.
+    """P(X > Y) + P(X = Y) / 2 for a run X of one algorithm and a run Y of another (section 4.3).
 
     Args:
-      x: `[num_runs]` scores of the one.
-      y: `[num_runs]` scores of the other; the numbers of runs may differ.
+      x, y: scores of the runs of each, `[num_runs]`, perhaps of different numbers.
       confidence, num_resamples, seed: as for `bootstrap_interval`; runs of both are redrawn.
 
     Returns:
-      `(probability, low, high)`: 0.5 for equal scores, NaN where any score is NaN.
-
-    Raises:
-      ValueError: there are no runs of one of them.
-
-    Reference: Agarwal et al., section 4.3, https://arxiv.org/abs/2108.13264
+      `(probability, low, high)` with its bootstrap interval: 0.5 for equal scores, NaN where any score is NaN.
     """
     x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
     if x.size == 0 or y.size == 0:
@@ -232,7 +208,7 @@ def probability_of_improvement(
 def performance_profile(
     scores: ArrayLike, thresholds: ArrayLike, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The share of runs whose score is above each threshold, with its pointwise bootstrap interval.
+    """The share of runs whose score is above each threshold, with its pointwise bootstrap interval (section 4.2).
 
     Args:
       scores: `[num_runs]`.
@@ -241,11 +217,6 @@ def performance_profile(
 
     Returns:
       `(share, low, high)`, each `[num_points]`; a NaN score is above nothing.
-
-    Raises:
-      ValueError: there are no runs.
-
-    Reference: Agarwal et al., section 4.2, https://arxiv.org/abs/2108.13264
     """
     scores = np.asarray(scores, np.float64).reshape(-1)
     if scores.size == 0:
@@ -253,27 +224,26 @@ def performance_profile(
     above = scores[:, None] > np.asarray(thresholds, np.float64)
     n = len(scores)
     times = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_resamples) / n
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(times @ above, [tail, 1 - tail], axis=0)
-    return above.mean(axis=0), low, high
+    return above.mean(axis=0), *_percentiles(times @ above, confidence, axis=0)
 
 
-def _percentiles(statistics: np.ndarray, confidence: float) -> np.ndarray:
+def _percentiles(statistics: np.ndarray, confidence: float, axis: int | None = None) -> np.ndarray:
     """The two ends of the central `confidence` share of `statistics`."""
-    return np.quantile(statistics, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return np.quantile(statistics, [(1 - confidence) / 2, (1 + confidence) / 2], axis=axis)
 
 
-def _checked(steps: ArrayLike, returns: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Both as arrays `[num_iterations, num_seeds]`, or an error."""
+def _checked(steps: ArrayLike, returns: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Both as arrays `[num_iterations, num_seeds]`, and where a seed made environment steps; or an error."""
     steps, returns = np.asarray(steps), np.asarray(returns, np.float64)
     if steps.shape != returns.shape or steps.ndim != 2 or steps.size == 0:
         raise ValueError(
             "steps and returns must both be [num_iterations, num_seeds] and not empty, "
             f"got shapes {steps.shape} and {returns.shape}."
         )
-    if (np.diff(steps, axis=0) < 0).any():
+    made = np.diff(steps, axis=0, prepend=0)
+    if (made < 0).any():
         raise ValueError("steps must be cumulative: they fall from one iteration to the next in at least one seed.")
-    return steps, returns
+    return steps, returns, made > 0
 
 
 def _pooled(
@@ -286,8 +256,3 @@ def _pooled(
     np.maximum.at(last, part, steps)
     ended = number > 0
     return last[ended], total[ended] / number[ended]
-
-
-def _advanced(steps: np.ndarray) -> np.ndarray:
-    """True where a seed made environment steps in that iteration."""
-    return np.diff(steps, axis=0, prepend=0) > 0

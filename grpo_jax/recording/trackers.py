@@ -1,16 +1,15 @@
 """Host: the metrics of a run in TensorBoard or Weights & Biases, of many seeds as quantiles."""
 
 import hashlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import folder_name
-from grpo_jax.recording.rows import Settings
+from grpo_jax.recording.metrics_file import Settings
+from grpo_jax.recording.run_spec import RunSpec, check_installed
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
 """The quantile of each suffix of a metric's name."""
@@ -23,31 +22,31 @@ class Tracker(Protocol):
         """Takes a chunk, iterations from that index on; arrays are `[n, num_seeds]`, NaN where there is no value."""
 
     def close(self) -> None:
-        """Writes what is not written yet."""
+        """Writes the lines that are not written yet."""
 
 
 class TensorBoard:
     """TensorBoard's event files; their steps are the median over seeds of the environment steps.
 
-    Each setting has a folder of its own, so that TensorBoard shows them side by side.
+    Each setting has its own folder, so that TensorBoard shows them side by side.
 
     Args:
       directory: for the event files of this run alone.
-      settings: of the rows, where these are not all seeds of one.
+      settings: of the rows.
       steps: `[R]`, of an earlier process, which this one continues; its later events are hidden.
     """
 
-    def __init__(self, directory: Path, settings: Settings | None = None, steps: np.ndarray | None = None):
+    def __init__(self, directory: Path, settings: Settings, steps: np.ndarray | None = None):
         from tensorboardX import SummaryWriter
 
         def writer(label, rows):
             first_step = 0 if steps is None else int(np.median(steps[rows])) + 1
             return SummaryWriter(str(directory / folder_name(label)), purge_step=first_step)
 
-        self._writers = [(rows, writer(label, rows)) for label, rows in _by_label(settings).items()]
+        self._writers = [(rows, writer(label, rows)) for label, rows in settings.rows.items()]
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
-        """One event an iteration, with all scalars: writing each by itself takes longer than small iterations do."""
+        """One event an iteration, with all scalars: writing them one by one takes longer than small iterations do."""
         from tensorboardX.proto.summary_pb2 import Summary
 
         for rows, writer in self._writers:
@@ -67,24 +66,18 @@ class WeightsAndBiases:
 
     Args:
       directory: of the results; in offline mode, the data is kept there.
-      run: the run's name.
+      spec: the run. With several settings, the label of each and "/" are before its keys.
       mode: "online" or "offline".
-      config: the config and the hyperparameters of the run.
-      settings: of the rows, where these are not all seeds of one; its label and "/" are before the keys of each.
     """
 
-    def __init__(
-        self, directory: Path, *, run: str, mode: str, config: Mapping[str, Any], settings: Settings | None = None
-    ):
+    def __init__(self, directory: Path, spec: RunSpec, *, mode: str):
         check_installed("wandb")
         import wandb
 
-        self._rows = _by_label(settings)
-        directory = Path(directory).resolve()
-        identity = hashlib.sha1(f"{directory}\n{run}".encode()).hexdigest()[:16]
-        self._run = wandb.init(
-            project="grpo_jax", name=run, id=identity, resume="allow", dir=directory, mode=mode, config=dict(config)
-        )
+        self._rows, directory = spec.settings.rows, directory.resolve()
+        identity = hashlib.sha1(f"{directory}\n{spec.name}".encode()).hexdigest()[:16]
+        options = {"project": "grpo_jax", "name": spec.name, "id": identity, "resume": "allow", "mode": mode}
+        self._run = wandb.init(**options, dir=directory, config=spec.describe())
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
         """One call an iteration."""
@@ -97,33 +90,16 @@ class WeightsAndBiases:
             self._run.log(values, step=iteration + i)
 
     def close(self) -> None:
-        """Sends what is not sent yet, in online mode."""
+        """Sends the rest, in online mode."""
         self._run.finish()
 
 
 def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, iteration: int) -> None:
-    """Adds a table to the active run of Weights & Biases.
-
-    Args:
-      name: of the table.
-      columns, rows: the names of the columns, and a value for each in every row.
-      iteration: number of iterations so far; the table is logged beside the metrics of the last of them.
-    """
+    """Adds a table of named columns to the active run of Weights & Biases, beside the metrics of the last iteration."""
     import wandb
 
     table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
     wandb.run.log({name: table}, step=max(iteration - 1, 0))
-
-
-def check_installed(package: str) -> None:
-    """Raises ConfigError if a package is not installed."""
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{package} is not installed: pip install {package}, or do without it")
-
-
-def _by_label(settings: Settings | None) -> Mapping[str, Any]:
-    """The rows of each setting; without settings, all of them."""
-    return {"": np.s_[:]} if settings is None else settings.rows
 
 
 def over_seeds(
@@ -131,10 +107,7 @@ def over_seeds(
 ) -> list[tuple[int, dict[str, float]]]:
     """The steps and the scalars of each iteration: a value itself with one seed, else median and quartiles; never NaN.
 
-    Args:
-      steps: `[n, R]`.
-      metrics: each `[n, R]`; seeds without a finite value do not count.
-      rows: the index of those that are seeds of one setting.
+    Of steps and metrics, each `[n, R]`, the rows are seeds of one setting; those without a finite value do not count.
     """
     columns = {}
     for name, values in metrics.items():

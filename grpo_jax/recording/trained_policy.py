@@ -1,10 +1,9 @@
-"""Host: trained policies, read from the folder of a run."""
+"""Trained policies, which act."""
 
 import dataclasses
 import functools
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +15,14 @@ from grpo_jax.errors import ConfigError, describe_arrays
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.recording.policy_files import DESCRIPTION, find_run, read_arrays
-from grpo_jax.recording.policy_reading import (
-    as_hyperparams,
-    as_tree,
-    check_arrays,
-    expected_arrays,
-    hyperparams_class,
-    read_config,
-    read_env_params,
-)
-from grpo_jax.recording.rows import Settings, setting_columns, settings_of
+from grpo_jax.recording.metrics_file import Settings, setting_columns, settings_of
 from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, TrainState
 
 
 @struct.dataclass
 class TrainedPolicy:
-    """A trained policy, or those of all rows of a run: a pytree, whose leaves then have a leading axis `[R]`.
+    """A trained policy, or the policies of all rows of a run: a pytree, whose leaves then have a leading axis `[R]`.
 
     ```python
     policy = grpo_jax.load("runs/mine")
@@ -55,7 +44,7 @@ class TrainedPolicy:
     def __len__(self) -> int:
         """Number of rows; TypeError for a single policy."""
         if not np.ndim(self.row):
-            raise TypeError("this is a single policy; load(folder, row='all') gives those of all rows")
+            raise TypeError("this is a single policy; load(folder, row='all') gives the policies of all rows")
         return len(self.row)
 
     @property
@@ -92,7 +81,8 @@ class TrainedPolicy:
           ConfigError: the observation has another shape, a recurrent policy has no carry, the carry or the mask is that
             of another number of observations, or there are several rows.
         """
-        self._check_single()
+        if np.ndim(self.row):
+            raise ConfigError(f"these are the policies of {len(self)} rows; take one of them, policy[0]")
         if carry is None and self.config.policy.has_carry:
             instead = "action, carry = policy.act(observation, carry=carry), with policy.initial_carry() at first"
             if self.config.is_transformer:
@@ -105,7 +95,12 @@ class TrainedPolicy:
         if action_mask is not None:
             action_mask = _as_action_mask(self.config, action_mask, num, is_single)
         before = self.initial_carry(num) if carry is None else carry
-        _check_carry(before, num)
+        for leaf in jax.tree.leaves(before):
+            if leaf.shape[:1] != (num,):  # a single carry would be broadcast to all observations
+                raise ConfigError(
+                    f"the carry contains {describe_arrays(leaf)}, but a batch of {num} keeps a carry for each "
+                    f"observation, [{num}, ...]; begin with policy.initial_carry({num})"
+                )
         arrays = self.params, self.normalizer, self.hyperparams
         action, after = _program(self.config)(*arrays, observation, before, key, action_mask)
         action = action[0] if is_single else action
@@ -149,20 +144,16 @@ class TrainedPolicy:
             old, new = getattr(self.config.env, field), getattr(config.env, field)
             if old != new:
                 raise ConfigError(
-                    f"{config.env.name!r} has the {field} {new}, but the policy was trained with {old}, that of "
+                    f"{config.env.name!r} has the {field} {new}, but the policy was trained with {old}, as in "
                     f"{self.config.env.name!r}; choose an environment with the same"
                 )
         rows = {} if environment is not None else self.env_params
         return self.replace(config=config, env_params={name: rows[name] for name in rows if name not in given})
 
-    def _check_single(self) -> None:
-        if np.ndim(self.row):
-            raise ConfigError(f"these are the policies of {len(self)} rows; take one of them, policy[0]")
-
 
 @functools.lru_cache
 def _program(config: Config):
-    """Rows of a run share what is compiled."""
+    """Rows of a run share compiled programs."""
     return jax.jit(functools.partial(choose_actions, config))
 
 
@@ -188,16 +179,6 @@ def _as_observation(config: Config, observation: PyTree) -> tuple[PyTree, bool]:
     return jax.tree.unflatten(structure, leaves), is_single
 
 
-def _check_carry(carry: PyTree, num: int) -> None:
-    """Raises ConfigError unless each leaf is `[N, ...]`: a single carry would be broadcast to all observations."""
-    for leaf in jax.tree.leaves(carry):
-        if leaf.shape[:1] != (num,):
-            raise ConfigError(
-                f"the carry contains {describe_arrays(leaf)}, but a batch of {num} keeps a carry for each observation, "
-                f"[{num}, ...]; begin with policy.initial_carry({num})"
-            )
-
-
 def _as_action_mask(config: Config, action_mask: Any, num: int, is_single: bool) -> jax.Array:
     """The mask as an array `[N, num_actions]`; it may be given as `[num_actions]`, for all observations."""
     mask, num_actions = jnp.asarray(action_mask), getattr(config.env.action_space, "num_actions", None)
@@ -207,67 +188,3 @@ def _as_action_mask(config: Config, action_mask: Any, num: int, is_single: bool)
             f"for each discrete action, True if it is legal{'' if is_single else f', or {num} times as many'}"
         )
     return jnp.broadcast_to(mask, (num, num_actions))
-
-
-def load(
-    folder: str | Path,
-    run: str | None = None,
-    *,
-    which: Literal["final", "best"] = "final",
-    row: int | Literal["best", "all"] = "best",
-    config: Config | None = None,
-    trust: bool = False,
-) -> TrainedPolicy:
-    """A trained policy from the folder of a run.
-
-    ```python
-    policy = grpo_jax.load("runs/mine")
-    actions = policy.act(observations)
-    ```
-
-    Args:
-      folder: of the results, such as `--out` of a command.
-      run: its name, such as "PPO on CartPole-v1" or "PPO"; needed if the folder holds several runs.
-      which: "final", after all training, or "best", when the score was highest.
-      row: number of the seed, or of the seed × hyperparameters; "best" is the seed with the highest score, where rows
-        differ in their settings among those of the setting with the highest mean score; "all" gives all rows, as
-        `run(params=...)` takes them.
-      config: of the run, where policy.json cannot express it: with functions that have no import path, such as a
-        lambda, or an environment that is an object.
-      trust: import what the folder names: environments, networks and other functions that are neither of this package
-        nor of JAX, Flax and Optax. Importing runs code, so do this only if you trust who made the folder.
-
-    Raises:
-      ConfigError: there is no such folder, run, file or row, a file is damaged or of a newer format, the parameters
-        do not fit the config, or the folder names what is not trusted.
-    """
-    if which not in ("final", "best"):
-        raise ConfigError(f"which={which!r} is unknown; use 'final' or 'best'")
-    path, description = find_run(Path(folder), run)
-    if config is None:
-        config = read_config(path / DESCRIPTION, description, trust=trust)
-    file = path / f"{which}.safetensors"
-    if which == "final" and not file.exists() and (path / "best.safetensors").exists():
-        raise ConfigError(f"{path} has no final policies, as the run did not end; use which='best' (--which best)")
-    arrays = read_arrays(file)
-    num_rows, kind = description["num_rows"], hyperparams_class(description, arrays, trust=trust)
-    like = jax.eval_shape(make_init(config), jax.random.key(0), kind())
-    trees = {"params": like.params, "normalizer": like.normalizer}
-    check_arrays(expected_arrays(trees, kind), arrays, num_rows, file)
-    policies = TrainedPolicy(
-        name=description["name"],
-        config=config,
-        **{prefix: as_tree(tree, prefix, arrays) for prefix, tree in trees.items()},
-        hyperparams=as_hyperparams(kind, arrays),
-        env_params=read_env_params(path / DESCRIPTION, description, config),
-        score=arrays["score"],
-        steps=arrays["steps"],
-        row=np.arange(num_rows),
-    )
-    if row == "all":
-        return policies
-    if row == "best":
-        row = policies.settings.best_row(arrays["score"])
-    if not isinstance(row, int | np.integer) or not 0 <= row < num_rows:
-        raise ConfigError(f"row={row!r}, but {path} holds the rows 0 to {num_rows - 1}; use one, 'best' or 'all'")
-    return policies[row]

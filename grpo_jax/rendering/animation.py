@@ -15,7 +15,7 @@ CAPTION_HEIGHT = 20
 """Pixels above a picture for its caption."""
 
 COLOR_ERROR = 24
-"""How far a color of a GIF, of at most 256, may be from its own, in a channel, before new colors are chosen."""
+"""How far a color of a GIF may be from the frame's, in a channel, before a new palette is chosen."""
 
 SHEET_FRAMES = 20
 """The most frames in a .png."""
@@ -87,8 +87,8 @@ def _write_gif(chunks: Iterable[np.ndarray], path: Path, fps: float) -> None:
 
 def _with_durations(images: Iterator[Image.Image], duration: int) -> Iterator[Image.Image]:
     """The images with their duration in milliseconds; the last one stays for a second more."""
-    for image, following in itertools.pairwise(itertools.chain(images, [None])):
-        image.info["duration"] = duration + 1000 * (following is None)
+    for image, next_image in itertools.pairwise(itertools.chain(images, [None])):
+        image.info["duration"] = duration + 1000 * (next_image is None)
         yield image
 
 
@@ -97,30 +97,15 @@ def _few_colors(chunks: Iterable[np.ndarray]) -> Iterator[Image.Image]:
     palette = None
     for chunk in chunks:
         if palette is None or not _fits(chunk, palette):
-            palette = _smallest_palette(chunk)
+            tall = Image.fromarray(chunk.reshape(-1, *chunk.shape[2:]))
+            # A GIF has at most 256 colors. One is left for pixels that do not change.
+            palette = tall.quantize(255, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         for frame in chunk:
             yield Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE)
 
 
-def _smallest_palette(chunk: np.ndarray) -> Image.Image:
-    """An image with the fewest colors that fit the frames, or the most that there can be.
-
-    A GIF has at most 256. One is left for pixels that do not change.
-    """
-    tall = Image.fromarray(chunk.reshape(-1, *chunk.shape[2:]))
-    for num_colors in (31, 63, 127, 255):
-        if colors := tall.getcolors(num_colors):
-            palette = Image.new("P", (1, 1))
-            palette.putpalette([channel for _, color in colors for channel in color])
-            return palette
-        palette = tall.quantize(num_colors, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        if _fits(chunk, palette):
-            break
-    return palette
-
-
 def _fits(chunk: np.ndarray, palette: Image.Image) -> bool:
-    """Whether every pixel of the frames has nearly its own color with this palette."""
+    """Whether every pixel of the frames nearly keeps its color with this palette."""
     for frame in chunk:
         drawn = np.asarray(Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE).convert("RGB"))
         if np.abs(drawn.astype(np.int16) - frame).max() > COLOR_ERROR:

@@ -10,7 +10,7 @@ from grpo_jax.environments.environment import Environment
 from grpo_jax.environments.gymnax_adapter import env_name, overridden_params
 from grpo_jax.environments.registry import environment_object, make_environment
 from grpo_jax.environments.suites import Craftax, Pgx
-from grpo_jax.environments.suites.rigid_bodies import RigidBodies
+from grpo_jax.environments.suites.physics import RigidBodies
 from grpo_jax.environments.tokens import Task
 from grpo_jax.errors import ConfigError
 from grpo_jax.rendering import grids, shapes, suites

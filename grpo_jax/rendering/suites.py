@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from grpo_jax.environments.suites import Craftax
-from grpo_jax.environments.suites.rigid_bodies import RigidBodies
+from grpo_jax.environments.suites.physics import RigidBodies
 from grpo_jax.errors import ConfigError
 from grpo_jax.rendering.grids import enlarge
 
@@ -85,7 +85,7 @@ def _opengl() -> Any:
         else:
             GLContext = mujoco.GLContext
         return GLContext(*SIZE)
-    except Exception as error:  # each library has errors of its own
+    except Exception as error:  # each library has its own errors
         raise ConfigError(
             f"drawing the bodies of MuJoCo needs OpenGL, which failed ({error}); without a display, install "
             "libegl1 or libosmesa6 and set the environment variable MUJOCO_GL=egl or MUJOCO_GL=osmesa"

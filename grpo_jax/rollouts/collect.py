@@ -1,4 +1,4 @@
-"""The experience of one iteration: windows of a rollout, one after the other, each with groups of its own."""
+"""The experience of one iteration: windows of a rollout, one after the other, each with new groups."""
 
 import math
 

@@ -22,7 +22,7 @@ def add_outcome(
     """Adds the outcome of each environment to its steps, as if they had paid it.
 
     An outcome `[B, K]` is paid by the last valid step. Of an outcome `[B, L, K]`, where `L` is the episode limit, each
-    step of the episode pays its own part. The parts of the outcome follow those of the steps.
+    step of the episode pays its own part. The outcome's parts follow the steps' own.
 
     Args:
       environment: without an outcome nothing changes.
@@ -75,7 +75,7 @@ def _at_steps(parts: RewardParts, trajectory: Trajectory) -> RewardParts:
 
 
 def _joined(parts: RewardParts | None, more: RewardParts) -> RewardParts:
-    """The parts of the environment's steps, if it reports them, and then those of the outcome."""
+    """The parts of the environment's steps, if it reports them, and then the outcome's."""
     if parts is None:
         return more
     values, weights = (jnp.concatenate(both, axis=-1) for both in zip(parts[:2], more[:2], strict=True))

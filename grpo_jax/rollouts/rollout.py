@@ -13,7 +13,7 @@ from grpo_jax.environments.environment import threefry
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, nearest
 from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
-from grpo_jax.policies.sampling import restricted
+from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.resets import StartStates, advance_where, make_start_states, new_episodes, select, shared_keys
 from grpo_jax.rollouts.scan import any_in_all_rows, scan_in_blocks
@@ -47,7 +47,7 @@ class Simulator(NamedTuple):
     discount: jax.Array | float = 1.0  # of `discounted_return`
     plan: str | ExecutionPlan = "auto"  # how the rollout is laid out: see `ExecutionPlan`
     starts_per_rollout: int | None = None  # start states drawn for each environment; None: one for every episode
-    num_sharing: int = 1  # neighbouring environments that share all randomness but that of their actions; 1: none do
+    num_sharing: int = 1  # neighbouring environments that share all randomness except in their actions; 1: none do
     keep_final: bool = False  # trajectories keep the final observations, for a baseline to value
     keep_states: bool = False  # trajectories keep the state before each step, without the environments' parameters
 
@@ -85,7 +85,7 @@ class Simulator(NamedTuple):
         """Acts for `num_steps` in every environment and records what happens.
 
         With `auto_reset` an environment whose episode ends starts another. Start states have the environment's own
-        distribution and are independent of each other, but `starts_per_rollout` repeats those of an environment.
+        distribution and are independent of each other, but with `starts_per_rollout` an environment reuses its own.
         Truncation is exact: `next_value` is the critic's value of the true next observation, which may be a final one.
 
         Without `auto_reset` an environment whose episode ends stays in its final state: later steps are not `valid`,
@@ -130,7 +130,7 @@ class Simulator(NamedTuple):
         stops = not auto_reset and 0 < plan.steps_per_check < num_steps
         carry, trajectory = scan_in_blocks(
             *(step, carry, key_steps, num_steps, draw, plan),
-            # An episode may have one more step after its end: its value is that of the final observation.
+            # An episode may have one more step after its end: its value is the final observation's.
             goes_on=(lambda carry: any_in_all_rows(carry.num_done < 2)) if stops else None,
             resize=self._resize if has_stages else None,
         )
@@ -147,7 +147,7 @@ class Simulator(NamedTuple):
     def _num_passes(self) -> int:
         """Passes over a rollout that compute values and log-probabilities; 0: each step computes its own."""
         # A carry advances with the values, and support depends on the distribution: then every step computes all.
-        has_passes = not self.policy.has_carry and self.policy.support is None
+        has_passes = not self.policy.has_carry and self.policy.sampling_mask is None
         return self.plan.value_passes if has_passes else 0
 
     def _start_states(self, state: RolloutState, key: jax.Array, num_steps: int) -> StartStates:
@@ -219,7 +219,7 @@ class Simulator(NamedTuple):
                 state.environment, environment_params
             )
             forced = forced_action >= 0
-        distribution, action_mask = restricted(self.policy, distribution, action_mask, forced)
+        distribution, action_mask = apply_sampling_mask(self.policy, distribution, action_mask, forced)
         action = choose(distribution)
         if forced is not None:
             action = jnp.where(forced, forced_action, action)

@@ -43,7 +43,7 @@ class Truncations(NamedTuple):
 
 
 def final_observations(truncations: Truncations | None, state: RolloutState) -> PyTree:
-    """Observations and carries, each leaf `[S + 1, B, ...]`: those of the truncations, and then those in `state`."""
+    """Observations and carries, each leaf `[S + 1, B, ...]`: of the truncations, and then of `state`."""
     last = jax.tree.map(lambda x: x[None], (state.observation, state.policy_carry))
     if truncations is None:
         return last

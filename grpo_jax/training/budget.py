@@ -12,101 +12,79 @@ from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.config import Config
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.types import Count, TrainState
+from grpo_jax.types import StepCount, TrainState
 
-_MOST_UNITS = 2**31 - 2  # one more is still an int32
+_MOST_ITERATIONS = 2**31 - 2  # one more is still an int32
 
 
 class Budget(NamedTuple):
-    """A value for each of what may end a run, such as the limits; None where there is none. A scalar, or `[R]`."""
+    """A value for each reason to end a run, such as its limit; None where there is none. Scalars, or `[R]`."""
 
     stopped: jax.Array  # bool: by `stop_when` or a callback
-    total_steps: Count | jax.Array | None
+    total_steps: StepCount | jax.Array | None
     num_iterations: jax.Array | None
-    max_episodes: Count | jax.Array | None
+    max_episodes: StepCount | jax.Array | None
 
 
-def zero() -> Count:
-    """The count 0."""
-    return Count(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
-
-
-def add(count: Count, number: jax.Array, unit: int) -> Count:
-    """The count plus `number`, which is at most `unit`."""
-    rest = count.rest + number.astype(jnp.int32)
-    return Count(count.units + rest // unit, rest % unit)
-
-
-def _share(count: Count, unit: int, total: jax.Array) -> jax.Array:
-    """The count divided by `total`, float32; 0 if that is infinite."""
-    return (count.units.astype(jnp.float32) + count.rest.astype(jnp.float32) / unit) * unit / total
-
-
-def shares(state: TrainState, unit: int) -> dict[str, jax.Array]:
-    """The share of each limit of the hyperparameters that is used, float32, by name."""
+def fractions_done(state: TrainState) -> dict[str, jax.Array]:
+    """The fraction of each limit of the hyperparameters that is used, float32, by name."""
     hyperparams, used = state.hyperparams, {}
     if hyperparams.num_iterations is None:
-        used["total_steps"] = _share(state.steps, unit, hyperparams.total_steps)
+        used["total_steps"] = state.steps.as_float() / hyperparams.total_steps
     else:
         used["num_iterations"] = state.iteration.astype(jnp.float32) / hyperparams.num_iterations
     if hyperparams.max_episodes is not None:
-        used["max_episodes"] = _share(state.episodes, unit, hyperparams.max_episodes)
+        used["max_episodes"] = state.episodes.as_float() / hyperparams.max_episodes
     return used
 
 
-def share_done(state: TrainState, unit: int) -> jax.Array:
-    """The share of training that is done: of the limit that is used most."""
-    return functools.reduce(jnp.maximum, shares(state, unit).values())
+def fraction_done(state: TrainState) -> jax.Array:
+    """The fraction of training that is done: of the limit that is used most."""
+    return functools.reduce(jnp.maximum, fractions_done(state).values())
 
 
-def make_budget(hyperparams: Hyperparams, stopped: np.ndarray, unit: int) -> Budget:
+def make_budget(hyperparams: Hyperparams, stopped: np.ndarray) -> Budget:
     """The limits of each row, as NumPy arrays `[R]`. Infinity becomes more than any run makes.
 
     Args:
       hyperparams: leaves are scalars or `[R]`.
       stopped: bool `[R]`, the rows that make no more iterations.
-      unit: the most environment steps of an iteration.
     """
 
     def rows(numbers):
         return np.broadcast_to(np.asarray(numbers), stopped.shape).astype(np.int32)
 
-    def count(numbers, rounded):
-        whole = np.minimum(rounded(np.asarray(numbers, np.float64)), _MOST_UNITS * unit).astype(np.int64)
-        return Count(*map(rows, np.divmod(whole, unit)))
+    def count(numbers):
+        return StepCount(*map(rows, np.divmod(np.minimum(numbers, 2.0**61).astype(np.int64), 2**31)))
 
     # Steps may not exceed their limit, so it is rounded down; episodes have to reach theirs, so it is rounded up.
     iterations, episodes = hyperparams.num_iterations, hyperparams.max_episodes
     return Budget(
         stopped=stopped,
-        total_steps=count(hyperparams.total_steps, np.floor) if iterations is None else None,
+        total_steps=count(np.floor(np.float64(hyperparams.total_steps))) if iterations is None else None,
         num_iterations=None if iterations is None else rows(iterations),
-        max_episodes=None if episodes is None else count(episodes, np.ceil),
+        max_episodes=None if episodes is None else count(np.ceil(np.float64(episodes))),
     )
 
 
-def spent(budget: Budget, state: TrainState, unit: int) -> Budget:
+def spent(budget: Budget, state: TrainState) -> Budget:
     """For each limit, bool: it allows no further iteration.
 
-    Environment steps allow one if they suffice for as many as in the last iteration. Later ones may take more, so the
-    steps of a run exceed their limit by less than one iteration makes, and only where episodes are getting longer.
+    Environment steps allow one if there are enough for another one like the last. It may take more, so a run exceeds
+    its limit of steps by less than one iteration, and only where episodes are getting longer.
     """
     steps, iterations, episodes = budget.total_steps, budget.num_iterations, budget.max_episodes
     return Budget(
         stopped=budget.stopped,
-        total_steps=None if steps is None else ~_at_most(add(state.steps, state.last_steps, unit), steps),
+        total_steps=None if steps is None else ~state.steps.plus(state.last_steps).at_most(steps),
         num_iterations=None if iterations is None else state.iteration >= iterations,
-        max_episodes=None if episodes is None else _at_most(episodes, state.episodes),
+        max_episodes=None if episodes is None else episodes.at_most(state.episodes),
     )
 
 
-def allows_another(budget: Budget, state: TrainState, unit: int) -> jax.Array:
+def allows_another(budget: Budget, state: TrainState) -> jax.Array:
     """Whether no limit is spent."""
-    return ~functools.reduce(jnp.logical_or, jax.tree.leaves(spent(budget, state, unit)))
-
-
-def _at_most(a: Count, b: Count) -> jax.Array:
-    return (a.units < b.units) | ((a.units == b.units) & (a.rest <= b.rest))
+    return ~functools.reduce(jnp.logical_or, jax.tree.leaves(spent(budget, state)))
 
 
 def check_budget(config: Config, hyperparams: Hyperparams) -> None:
@@ -125,15 +103,13 @@ def check_budget(config: Config, hyperparams: Hyperparams) -> None:
 
 
 def _check_num_iterations(hyperparams: Hyperparams) -> None:
-    """Raises ConfigError unless they are counts, and the only budget beside that of episodes."""
-    numbers = np.atleast_1d(np.asarray(hyperparams.num_iterations, np.float64))
-    for number in numbers[~((numbers >= 1) & (numbers <= _MOST_UNITS) & (numbers == np.floor(numbers)))]:
-        raise ConfigError(f"num_iterations={number:g} is not a positive integer below 2^31")
-    for total_steps in np.atleast_1d(hyperparams.total_steps):
-        if total_steps not in (Hyperparams.total_steps, math.inf):
-            raise ConfigError(
-                f"total_steps={total_steps:g} and num_iterations={numbers[0]:g} are two budgets; leave one of them out"
-            )
+    """Raises ConfigError unless they are counts, and total_steps is not a budget too."""
+    for number in np.atleast_1d(np.float64(hyperparams.num_iterations)):
+        if not (1 <= number <= _MOST_ITERATIONS and number == np.floor(number)):
+            raise ConfigError(f"num_iterations={number:g} is not a positive integer below 2^31")
+        for steps in np.atleast_1d(hyperparams.total_steps):
+            if steps not in (Hyperparams.total_steps, math.inf):
+                raise ConfigError(f"total_steps={steps:g} and num_iterations={number:g} are two budgets; leave out one")
 
 
 def _check_total_steps(config: Config, hyperparams: Hyperparams) -> None:
@@ -145,21 +121,15 @@ def _check_total_steps(config: Config, hyperparams: Hyperparams) -> None:
             f"{config.steps_per_iteration} environment steps; {_smaller_iteration(config, int(max(smallest, 0)))}"
         )
     largest, max_episodes = float(np.max(hyperparams.total_steps)), _max_episodes(hyperparams)
-    if _MOST_UNITS * config.steps_per_iteration < largest < math.inf:
+    cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps
+    if largest == math.inf and (max_episodes == math.inf or cut):
+        why = "episodes that are cut off need never end" if cut else "there is no max_episodes"
         raise ConfigError(
-            f"total_steps={largest:g} is more than 2^31 iterations; use fewer, or inf beside max_episodes"
+            f"total_steps=inf, and {why}, so nothing ends the run; use a number of steps, or num_iterations"
         )
-    if largest == math.inf:
-        cut = not config.algorithm.start.auto_reset and config.num_steps < config.env.max_steps
-        if max_episodes == math.inf or cut:
-            why = "episodes that are cut off need never end" if cut else "there is no max_episodes"
-            raise ConfigError(
-                f"total_steps=inf, and {why}, so nothing ends the run; use a number of steps, or num_iterations"
-            )
-        if most_steps(config, hyperparams) > _MOST_UNITS * config.steps_per_iteration:
-            raise ConfigError(
-                f"total_steps=inf, and max_episodes={max_episodes:g} may take more than 2^31 iterations; use fewer"
-            )
+    if most_steps(config, hyperparams) > _MOST_ITERATIONS * config.steps_per_iteration:
+        number = f"max_episodes={max_episodes:g}" if largest == math.inf else f"total_steps={largest:g}"
+        raise ConfigError(f"{number} may take more than 2^31 iterations; use fewer")
 
 
 def _smaller_iteration(config: Config, total_steps: int) -> str:
@@ -182,8 +152,7 @@ def _smaller_iteration(config: Config, total_steps: int) -> str:
 def most_steps(config: Config, hyperparams: Hyperparams) -> int:
     """The most environment steps that a row may make, if episodes do not get longer at the end.
 
-    Those of `num_iterations`, or its budget of steps, or, if that is infinite, `max_episodes` times the longest episode
-    that the environment allows.
+    They follow from `num_iterations` or `total_steps`, or, without these, from `max_episodes` of the longest length.
     """
     if hyperparams.num_iterations is not None:
         return int(np.max(hyperparams.num_iterations)) * config.steps_per_iteration

@@ -1,6 +1,7 @@
 """Checks before anything is compiled: the budget of a run, and one iteration on shapes."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_fu
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.training.budget import check_budget
 from grpo_jax.training.train_step import initial_state, make_train_step
-from grpo_jax.types import Metrics, by_path
+from grpo_jax.types import Metrics, first_difference
 from grpo_jax.updates.schedules import check_schedule
 
 _NUM_ENVS = 3
@@ -39,16 +40,26 @@ def try_on_shapes(config: Config, hyperparams: Hyperparams) -> Metrics:
         write instead.
     """
     structure = jax.tree.structure(hyperparams)
-    tried = vars(config).setdefault("_tried", {})  # kept with the config, as its environment and policy are
-    key = structure, jax.config.jax_enable_x64
-    if key not in tried:
-        tried[key] = _try_on_shapes(config, structure)
-    return tried[key]
+    return kept_with(
+        config, ("shapes", structure, jax.config.jax_enable_x64), lambda: _try_on_shapes(config, structure)
+    )
+
+
+def kept_with(config: Config, key: tuple, make: Callable[[], Any]) -> Any:
+    """What `make` returned at the first call with this key, kept with the config as its environment and policy are.
+
+    The key includes JAX's settings that change what is traced although JAX would use an older trace.
+    """
+    key = key, jax.config.jax_debug_nans, jax.config.jax_default_prng_impl
+    kept = vars(config).setdefault("_kept", {})
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]
 
 
 def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     check_schedule(config.schedule)
-    if config.has_own_distribution or config.has_own_network:
+    if config.has_custom_distribution or config.has_custom_network:
         _check_distribution(config)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     hyperparams = structure.unflatten([scalar] * structure.num_leaves)
@@ -59,21 +70,19 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
             after, metrics = jax.eval_shape(make_train_step(config), state)
     except ConfigError:
         raise
-    except Exception as error:  # of a slot, or of other code of the user's own
+    except Exception as error:  # of a custom slot, or other code of the user
         raise ConfigError(f"the algorithm and this configuration do not fit: {error}") from error
-    before, after = by_path(state), by_path(after)
-    for path in {**before, **after}:
-        kinds = [describe_arrays(state[path]) if path in state else "missing" for state in (before, after)]
-        if kinds[0] != kinds[1]:
-            raise ConfigError(
-                f"the state's {path} is {kinds[0]} before an iteration, but {kinds[1]} after it; both must have the "
-                "same structure, shapes and dtypes"
-            )
+    if difference := first_difference(state, after):
+        path, before, changed = difference
+        raise ConfigError(
+            f"the state's {path} is {before} before an iteration, but {changed} after it; both must have the same "
+            "structure, shapes and dtypes"
+        )
     return metrics
 
 
 def _check_distribution(config: Config) -> None:
-    """Tries every function of a distribution of the user's own on shapes."""
+    """Tries every function of a custom distribution on shapes."""
     distribution, space = config.policy.distribution, config.env.action_space
     name = describe_function("action_distribution", config.action_distribution)
     batch = (_NUM_ENVS,)
@@ -82,7 +91,7 @@ def _check_distribution(config: Config) -> None:
     def shapes(part, *arguments):
         try:
             return jax.eval_shape(getattr(distribution, part), *arguments)
-        except Exception as error:  # the user's own code
+        except Exception as error:  # of the user's code
             raise ConfigError(f"{name}: {part} fails with {type(error).__name__}: {error}") from error
 
     action, mode = shapes("sample", parameters, jax.random.key(0)), shapes("mode", parameters)

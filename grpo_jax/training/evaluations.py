@@ -1,5 +1,6 @@
 """Evaluations while training, and criteria that stop a run because of them."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from grpo_jax.config import Config
 from grpo_jax.devices.mesh import make_rows_function
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.evaluation.episodes import evaluate
+from grpo_jax.training.checks import kept_with
 from grpo_jax.types import TrainState
 
 SAMPLED, GREEDY = "evaluation/return_sampled", "evaluation/return_greedy"
@@ -39,8 +41,36 @@ class Evaluations(NamedTuple):
         return Evaluations(self.iterations, self.steps[rows], self.sampled[rows], self.greedy[rows])
 
 
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """When `run` evaluates the policies, and which rows it stops because of it.
+
+    Args:
+      every: iterations between two evaluations, each at the end of a chunk and the last one at the end of the run, also
+        if a callback ends it. The metrics get `evaluation/return_sampled` and `evaluation/return_greedy`, NaN between.
+      episodes: of an evaluation, and again as many with greedy actions.
+      stop_when: called after each evaluation with all of them so far; returns bool `[R]`, the rows to stop, as
+        `reached_return` and `no_progress` do, or one bool for all rows.
+
+    Raises:
+      ConfigError: a number is not a positive integer, or `stop_when` is no function.
+    """
+
+    every: int
+    episodes: int = 32
+    stop_when: Callable[[Evaluations], np.ndarray] | None = None
+
+    def __post_init__(self):
+        as_count("every", self.every, "the iterations between two evaluations (--evaluate-every)")
+        as_count("episodes", self.episodes, "of each evaluation (--evaluation-episodes)")
+        if self.stop_when is not None and not callable(self.stop_when):
+            raise ConfigError(
+                f"stop_when={self.stop_when!r} is not a function; use one, such as reached_return({self.stop_when!r})"
+            )
+
+
 def no_evaluations(num_rows: int) -> Evaluations:
-    """Before the first one: `K` is 0."""
+    """The evaluations before the first: `K` is 0."""
     empty = np.zeros((0, num_rows))
     return Evaluations(np.zeros(0, np.int64), empty.astype(np.int64), empty, empty)
 
@@ -50,21 +80,16 @@ def make_evaluation(
 ) -> Callable[[TrainState, int], np.ndarray]:
     """`evaluation(states, iteration) -> [R, 2]`: mean returns with sampled and with greedy actions.
 
-    The episodes depend on the rows' keys and on the iteration. Training draws its random numbers apart from theirs, and
-    so is the same with and without evaluations.
-
-    Args:
-      config: the config of the run.
-      keys: `[R]`, those that the run began with.
-      num_episodes: episodes of each mean.
-      mesh: the devices.
+    The episodes depend only on the policies, the iteration and `keys`, those that the run began with. Training draws
+    other random numbers, so it is the same with and without evaluations.
     """
 
     def mean_returns(state, key):
         returns = [evaluate(config, state, key, num_episodes=num_episodes, greedy=greedy) for greedy in (False, True)]
         return jnp.stack([episodes.returns.mean() for episodes in returns])
 
-    returns_of_rows = make_rows_function(mean_returns, mesh)
+    key = "returns", num_episodes, mesh
+    returns_of_rows = kept_with(config, key, lambda: make_rows_function(mean_returns, mesh))
 
     @functools.partial(jax.vmap, in_axes=(0, None))
     def evaluation_key(key, iteration):
@@ -74,7 +99,7 @@ def make_evaluation(
 
 
 def reached_return(threshold: float, *, greedy: bool = False) -> Callable[[Evaluations], np.ndarray]:
-    """For `run(stop_when=...)`: a row stops once the mean return of an evaluation is at least `threshold`.
+    """For `Evaluate(stop_when=...)`: a row stops once the mean return of an evaluation is at least `threshold`.
 
     Args:
       threshold: a return.
@@ -83,15 +108,12 @@ def reached_return(threshold: float, *, greedy: bool = False) -> Callable[[Evalu
     if not np.isfinite(threshold):
         raise ConfigError(f"threshold={threshold} is not a return; use a number such as 475.0")
 
-    def stop(evaluations):
-        returns = evaluations.greedy if greedy else evaluations.sampled
-        return (returns >= threshold).any(axis=0)
-
-    return stop
+    name = "greedy" if greedy else "sampled"
+    return lambda evaluations: (getattr(evaluations, name) >= threshold).any(axis=0)
 
 
 def no_progress(num_evaluations: int) -> Callable[[Evaluations], np.ndarray]:
-    """For `run(stop_when=...)`: a row stops once its last `num_evaluations` have no better return than one before them.
+    """For `Evaluate(stop_when=...)`: a row stops after `num_evaluations` without a better return.
 
     Returns are those with sampled actions; NaN is no progress.
     """

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from grpo_jax.config import Config
+from grpo_jax.devices.compilation_cache import kept_programs
 from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.environments import group_parameters
 from grpo_jax.environments.tokens import PAD, Task
@@ -40,32 +41,19 @@ class _Learner(NamedTuple):
     updates: jax.Array
 
 
-def warm_start(
-    config: Config,
-    keys: jax.Array,
-    *,
-    target: float,
-    learning_rate: float = 2e-3,
-    batch_size: int = 128,
-    max_updates: int = 20_000,
-    report: Callable[[np.ndarray, np.ndarray], None] | None = None,
-) -> WarmStart:
+def warm_start(config: Config, keys: jax.Array, *, batch_size: int = 128, **options: Any) -> WarmStart:
     """Trains one policy for each key on a token task's solutions, until enough of its sampled answers are correct.
 
-    Each row stops when it reaches the target, so that all start reinforcement learning from about the same accuracy;
-    after equal numbers of updates they would be far apart. All prompts are training prompts.
+    All prompts are training prompts.
 
     Args:
       config: of an environment such as "tokens:sort-5".
       keys: `[R]`, one for all randomness of each row.
-      target: share of sampled answers that should be correct, in (0, 1]; checked every `UPDATES_PER_CHUNK` updates.
-      learning_rate: Adam's step size.
       batch_size: solutions in each gradient step.
-      max_updates: a row stops after this many, even below the target.
-      report: called on the host after each check with accuracies and numbers of updates so far, each `[R]`.
+      options: see `imitate`; `target` is required.
 
     Raises:
-      ConfigError: the environment is not made of a token task, or the target is not a share.
+      ConfigError: the environment is not made of a token task, or an option is out of range.
     """
     if config.env.task is None:
         raise ConfigError(f"{config.env.name!r} has no solutions to learn from; use a token task such as tokens:sort-5")
@@ -74,13 +62,11 @@ def warm_start(
         keys,
         lambda params, key: imitation_loss(config, params, key, batch_size),
         lambda params, key: answer(config, params, key, num_prompts=NUM_ANSWERS).correct.mean(),
-        target=target,
-        learning_rate=learning_rate,
-        max_updates=max_updates,
-        report=report,
+        **options,
     )
 
 
+@kept_programs()
 def imitate(
     config: Config,
     keys: jax.Array,
@@ -88,24 +74,27 @@ def imitate(
     accuracy: Callable[[PyTree, jax.Array], jax.Array],
     *,
     target: float,
-    learning_rate: float,
-    max_updates: int,
+    learning_rate: float = 2e-3,
+    max_updates: int = 20_000,
     report: Callable[[np.ndarray, np.ndarray], None] | None = None,
 ) -> WarmStart:
     """Minimises a loss by Adam for each key, until an accuracy reaches the target.
 
+    Each row stops when it reaches the target, so that all start reinforcement learning from about the same accuracy;
+    after equal numbers of updates they would be far apart.
+
     Args:
       config: its policy is trained.
-      keys: `[R]`, one for all randomness of each row.
+      keys: `[R]`, one for the initial weights and all randomness of each row.
       loss: `(params, key) -> scalar`, such as `imitation_loss`; the key draws a batch.
       accuracy: `(params, key) -> scalar`; the key draws samples.
-      target: in (0, 1]; checked every `UPDATES_PER_CHUNK` updates.
+      target: fraction of correct samples, in (0, 1]; checked every `UPDATES_PER_CHUNK` updates.
       learning_rate: Adam's step size.
       max_updates: a row stops after this many, even below the target.
       report: called on the host after each check with accuracies and numbers of updates so far, each `[R]`.
 
     Raises:
-      ConfigError: the target is not a share, or the learning rate is not positive.
+      ConfigError: the target is not in (0, 1], or the learning rate is not positive.
     """
     if not 0 < target <= 1:
         raise ConfigError(f"target={target} is not a share of right answers; use a number such as 0.5")
@@ -113,36 +102,32 @@ def imitate(
         raise ConfigError(f"learning_rate={learning_rate} must be a positive number; the default is 2e-3")
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate))
 
-    def update(learner: _Learner, _) -> tuple[_Learner, None]:
-        key, key_batch = jax.random.split(learner.key)
-        trained, frozen = partition(config.policy, learner.params)
-
-        def batch_loss(trained):
-            return loss(combine(trained, frozen), key_batch)
-
-        steps, state = optimizer.update(jax.grad(batch_loss)(trained), learner.optimizer)
-        params = combine(optax.apply_updates(trained, steps), frozen)
-        return learner._replace(params=params, optimizer=state, key=key, updates=learner.updates + 1), None
-
-    def unfinished(learner: _Learner) -> jax.Array:
-        return (learner.accuracy < target) & (learner.updates < max_updates)
-
-    def go_on(learner: _Learner) -> _Learner:
-        learner, _ = jax.lax.scan(update, learner, length=UPDATES_PER_CHUNK)
-        key, key_answer = jax.random.split(learner.key)
-        return learner._replace(key=key, accuracy=accuracy(learner.params, key_answer))
-
     def start(key: jax.Array) -> _Learner:
         key, key_params = jax.random.split(key)
         params = config.policy.init(key_params)
         trained, _ = partition(config.policy, params)
         return _Learner(params, optimizer.init(trained), key, jnp.zeros(()), jnp.zeros((), jnp.int32))
 
-    learners = jax.jit(jax.vmap(start))(keys)
+    def update(learner: _Learner, _) -> tuple[_Learner, None]:
+        key, key_batch = jax.random.split(learner.key)
+        trained, frozen = partition(config.policy, learner.params)
+        gradient = jax.grad(lambda trained: loss(combine(trained, frozen), key_batch))(trained)
+        steps, state = optimizer.update(gradient, learner.optimizer)
+        params = combine(optax.apply_updates(trained, steps), frozen)
+        return learner._replace(params=params, optimizer=state, key=key, updates=learner.updates + 1), None
+
+    def unfinished(learner: _Learner) -> jax.Array:
+        return (learner.accuracy < target) & (learner.updates < max_updates)
+
+    def learn(learner: _Learner) -> _Learner:
+        learner, _ = jax.lax.scan(update, learner, length=UPDATES_PER_CHUNK)
+        key, key_answer = jax.random.split(learner.key)
+        return learner._replace(key=key, accuracy=accuracy(learner.params, key_answer))
 
     def chunk(learner: _Learner) -> _Learner:
-        return jax.lax.cond(unfinished(learner), go_on, lambda same: same, learner)
+        return jax.lax.cond(unfinished(learner), learn, lambda learner: learner, learner)
 
+    learners = jax.jit(jax.vmap(start))(keys)
     chunk = jax.jit(over_rows(chunk, make_row_mesh(len(keys))), donate_argnums=0)
     while unfinished(learners).any():
         learners = chunk(learners)
@@ -152,14 +137,7 @@ def imitate(
 
 
 def imitation_loss(config: Config, params: PyTree, key: jax.Array, batch_size: int) -> jax.Array:
-    """Mean of -log p(token | prompt, tokens before) over the policy's tokens of solutions of random problems; pure.
-
-    Args:
-      config: the config of a token task.
-      params: parameters of the policy.
-      key: of the problems.
-      batch_size: number of problems, from the training prompts.
-    """
+    """`completion_loss` of the solutions of random problems, `batch_size` of the training prompts; pure."""
     env, policy = config.env, config.policy
     environment_params = group_parameters(env, None, batch_size, 1)
     start = Simulator(env, policy, params).reset(environment_params, key, batch_size)
@@ -185,12 +163,11 @@ def completion_loss(
     completions: jax.Array,
     forced: jax.Array | None = None,
 ) -> jax.Array:
-    """Mean of -log p(token | tokens before) over the tokens of completions; pure.
+    """Mean of -log p(token | tokens before) over the policy's tokens of completions; pure.
 
     Args:
-      policy: of tokens.
-      params: its parameters.
-      carry: after the prompts but for the last token of each.
+      policy, params: of tokens.
+      carry: after all tokens of the prompts but the last.
       observation: int `[N]`, the last tokens of the prompts.
       completions: int `[N, L]`, -1 after the end.
       forced: bool `[N, L]`: tokens that the environment writes, which are not learnt; None: none.

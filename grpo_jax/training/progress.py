@@ -8,11 +8,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax.errors import ConfigError, describe_arrays
+from grpo_jax.errors import ConfigError
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.training.budget import Budget
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
-from grpo_jax.types import Metrics, TrainState, by_path
+from grpo_jax.types import Metrics, TrainState, first_difference
 
 
 class Chunk(NamedTuple):
@@ -36,7 +36,7 @@ class Progress(NamedTuple):
     stopped: np.ndarray  # bool [R]: the row makes no more iterations, whatever is left of its budget
     # `run` computes these from the others
     ended_by: np.ndarray  # str [R]: what ended the row, as in RunResult; "" while it goes on
-    used: np.ndarray  # float64 [R] share of the budget
+    used: np.ndarray  # float64 [R] fraction of the budget
 
     @property
     def ended(self) -> np.ndarray:
@@ -44,69 +44,68 @@ class Progress(NamedTuple):
         return self.ended_by != ""
 
 
+Callback = Callable[[Progress, Chunk | None], Progress | None]
+"""Called by `run` between two chunks; it may return a changed progress."""
+
+
 def initial_progress(states: TrainState, num_rows: int) -> Progress:
     """The progress before the first iteration of `num_rows` rows."""
-    steps, stopped = np.zeros(num_rows, np.int64), np.zeros(num_rows, bool)
-    ended_by, used = np.full(num_rows, ""), np.zeros(num_rows)
-    return Progress(states, steps, 0, 0.0, no_evaluations(num_rows), stopped, ended_by, used)
+    zeros = np.zeros(num_rows)
+    steps, stopped, ended_by = zeros.astype(np.int64), zeros.astype(bool), np.full(num_rows, "")
+    return Progress(states, steps, 0, 0.0, no_evaluations(num_rows), stopped, ended_by, used=zeros)
 
 
-def with_ends(progress: Progress, spent: Budget, shares: Mapping[str, np.ndarray]) -> Progress:
-    """The progress with `ended_by` and `used`.
-
-    Args:
-      progress: of `R` rows.
-      spent: which limits allow no further iteration, each `[R]` or more.
-      shares: of the limits that are used, likewise, by their names.
-    """
+def with_ends(progress: Progress, spent: Budget, fractions: Mapping[str, np.ndarray]) -> Progress:
+    """The progress with `ended_by` and `used`, from `budget.spent` and `budget.fractions_done`, each `[R]` or more."""
     num_rows = len(progress.steps)
-    used = functools.reduce(np.maximum, shares.values())[:num_rows].astype(np.float64)
+    used = functools.reduce(np.maximum, fractions.values())[:num_rows].astype(np.float64)
     ended_by = np.full(num_rows, "", "U16")
     for name, rows in spent._asdict().items():
         if rows is not None:
             first = rows[:num_rows] & (ended_by == "")
             ended_by[first] = name
-            used[first] = shares.get(name, used)[:num_rows][first]
+            used[first] = fractions.get(name, used)[:num_rows][first]
     return progress._replace(ended_by=ended_by, used=used)
 
 
 def describe_ends(ended_by: np.ndarray, used: np.ndarray, word: str = "seeds") -> str:
-    """Why rows (the word for them) ended, and the share of their budgets: such as "98.1% of total_steps used"."""
+    """What ended rows, and how much of their budgets they used, such as "98.1% of total_steps used"."""
     texts = []
     for name in sorted(set(ended_by)):
         rows = ended_by == name
-        share = f"{100 * used[rows].mean():.1f}% of "
-        text = f"stopped at {share}the budget" if name == "stopped" else f"{share}{name} used"
+        percent = f"{100 * used[rows].mean():.1f}%"
+        text = f"stopped at {percent} of the budget" if name == "stopped" else f"{percent} of {name} used"
         texts.append(text if rows.all() else f"{text} in {rows.sum()} of {len(rows)} {word}")
     return ", ".join(texts)
 
 
 class RunResult(NamedTuple):
-    """The result of `run`. After `resume_from`, metrics and steps are those of the iterations made since."""
+    """The result of `run`. After `resume_from`, metrics and steps are of the iterations made since."""
 
     states: TrainState  # as in Progress
     metrics: dict[str, np.ndarray]  # each [num_iterations, R]; empty if there was nothing left to do
     steps: np.ndarray  # int64 [num_iterations, R]
     compile_seconds: float
-    train_seconds: float  # including those of `resume_from`, of evaluations and of callbacks
-    evaluations: Evaluations  # including those of `resume_from`
+    train_seconds: float  # with evaluations, callbacks, and the time before `resume_from`
+    evaluations: Evaluations  # with those before `resume_from`
     # str [R]: what ended the row: a limit, "total_steps", "num_iterations" or "max_episodes", or "stopped", by
     # `stop_when` or the callback
     ended_by: np.ndarray
-    used: np.ndarray  # float64 [R] share that it used of this limit, or of the budget, if it was stopped
+    used: np.ndarray  # float64 [R] fraction that it used of this limit, or of the budget, if it was stopped
 
 
 def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:
     """A chunk as NumPy arrays, without the iterations after the last row stopped."""
-    metrics = {name: _known(np.asarray(value)[: len(before.steps)].T) for name, value in metrics.items()}
-    made = metrics["environment/steps"].astype(np.int64)
+    num_rows = len(before.steps)
+    made = np.asarray(metrics["environment/steps"])[:num_rows].T.astype(np.int64)
     num_made = np.flatnonzero(made.any(axis=1))[-1] + 1
-    return Chunk(
-        metrics={name: value[:num_made] for name, value in metrics.items()},
-        steps=before.steps + np.cumsum(made[:num_made], axis=0),
-        iteration=before.iteration,
-        seconds=time.perf_counter() - started,
-    )
+
+    def known(metric):
+        metric = np.asarray(metric)[:num_rows, :num_made].T
+        return np.where(metric == missing(), np.float32(np.nan), metric) if metric.dtype.kind == "f" else metric
+
+    steps, seconds = before.steps + np.cumsum(made[:num_made], axis=0), time.perf_counter() - started
+    return Chunk({name: known(metric) for name, metric in metrics.items()}, steps, before.iteration, seconds)
 
 
 def joined(parts: Sequence[Chunk | RunResult], num_rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -121,22 +120,15 @@ def joined(parts: Sequence[Chunk | RunResult], num_rows: int) -> tuple[dict[str,
     return metrics, np.concatenate([np.zeros((0, num_rows), np.int64), *(part.steps for part in parts)])
 
 
-def _known(metric: np.ndarray) -> np.ndarray:
-    """The metric with NaN where it is missing."""
-    return np.where(metric == missing(), np.float32(np.nan), metric) if metric.dtype.kind == "f" else metric
-
-
 def without_padding(progress: Progress) -> Progress:
     """Without padding rows; several processes keep them, as removing them would need communication."""
     num_rows = len(progress.steps)
-    if jax.process_count() > 1:
+    if jax.process_count() > 1 or len(progress.states.iteration) == num_rows:
         return progress
-    return progress._replace(
-        states=jax.tree.map(lambda leaf: leaf if len(leaf) == num_rows else leaf[:num_rows], progress.states)
-    )
+    return progress._replace(states=jax.tree.map(lambda leaf: leaf[:num_rows], progress.states))
 
 
-def apply_callback(callback: Callable | None, progress: Progress, chunk: Chunk | None) -> Progress:
+def apply_callback(callback: Callback | None, progress: Progress, chunk: Chunk | None) -> Progress:
     """The progress after a call of the callback; `progress` itself if there is none, or if it changed nothing.
 
     Raises:
@@ -150,19 +142,13 @@ def apply_callback(callback: Callable | None, progress: Progress, chunk: Chunk |
             f"the callback returned {type(changed).__name__}; return None, or what to go on from, such as "
             "progress._replace(states=...)"
         )
-    before, after = (_types(each.states) for each in (progress, changed))
-    for path in {**before, **after}:
-        if before.get(path) != after.get(path):
-            raise ConfigError(
-                f"the callback returned states in which {path} is {after.get(path, 'missing')} instead of "
-                f"{before.get(path, 'missing')}; keep structure, shapes and dtypes"
-            )
+    if difference := first_difference(*(jax.eval_shape(lambda s: s, each.states) for each in (progress, changed))):
+        path, before, after = difference
+        raise ConfigError(
+            f"the callback returned states in which {path} is {after} instead of {before}; keep structure, shapes and "
+            "dtypes"
+        )
     return changed._replace(stopped=_as_rows("the callback returned stopped =", changed.stopped, len(progress.steps)))
-
-
-def _types(states: TrainState) -> dict[str, str]:
-    shapes = jax.eval_shape(lambda states: states, states)
-    return {path: describe_arrays(leaf) for path, leaf in by_path(shapes).items()}
 
 
 def _as_rows(what: str, value: np.ndarray | bool, num_rows: int) -> np.ndarray:
@@ -176,13 +162,7 @@ def _as_rows(what: str, value: np.ndarray | bool, num_rows: int) -> np.ndarray:
 
 
 def with_evaluation(progress: Progress, returns: np.ndarray, stop_when: Callable | None) -> Progress:
-    """The progress after an evaluation.
-
-    Args:
-      progress: before it.
-      returns: `[R, 2]`, sampled and greedy.
-      stop_when: see `run`.
-    """
+    """The progress after an evaluation with `returns` `[R, 2]`, sampled and greedy; `stop_when`: see `run`."""
     evaluations = progress.evaluations.append(progress.iteration, progress.steps, *returns.T)
     stopped = progress.stopped
     if stop_when is not None:
@@ -194,7 +174,7 @@ def with_returns(chunk: Chunk, returns: np.ndarray | None) -> Chunk:
     """The chunk with the returns `[R, 2]` of an evaluation at its end among its metrics; None: there was none."""
     made = chunk.metrics["environment/steps"] > 0
     # A row that spends its budget within the chunk makes its last iteration before the chunk's end.
-    last = made & (np.cumsum(made, axis=0) == made.sum(axis=0)) & (returns is not None)
+    last = made & (np.cumsum(made, axis=0) == made.sum(axis=0))
     columns = (np.nan, np.nan) if returns is None else returns.T
-    returns = {name: np.where(last, value, np.nan) for name, value in zip((SAMPLED, GREEDY), columns, strict=True)}
-    return chunk._replace(metrics=chunk.metrics | returns)
+    columns = [np.where(last, column, np.nan) for column in columns]
+    return chunk._replace(metrics=chunk.metrics | dict(zip((SAMPLED, GREEDY), columns, strict=True)))

@@ -2,7 +2,8 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from grpo_jax.config import Config
-from grpo_jax.devices.memory import explain_out_of_memory
+from grpo_jax.devices.compilation_cache import kept_programs
+from grpo_jax.devices.memory import Memory, explain_out_of_memory
 from grpo_jax.devices.mesh import (
     ENVS,
     ROWS,
@@ -27,9 +29,10 @@ from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.training import budget
-from grpo_jax.training.checks import check_run, try_on_shapes
-from grpo_jax.training.evaluations import Evaluations, make_evaluation
+from grpo_jax.training.checks import check_run, kept_with, try_on_shapes
+from grpo_jax.training.evaluations import Evaluate, make_evaluation
 from grpo_jax.training.progress import (
+    Callback,
     Chunk,
     Progress,
     RunResult,
@@ -94,120 +97,147 @@ def run(
     env_params: EnvParams = None,
     params: PyTree = None,
     resume_from: Progress | None = None,
-    callback: Callable[[Progress, Chunk | None], Progress | None] | None = None,
+    evaluate: Evaluate | None = None,
+    callback: Callback | None = None,
     chunk_length: int | None = None,
-    evaluate_every: int = 0,
-    evaluation_episodes: int = 32,
-    stop_when: Callable[[Evaluations], np.ndarray] | None = None,
     mesh: Mesh | None = None,
+    compilation_cache: bool = True,
 ) -> RunResult:
     """Trains one row for each key, all in one compiled program, until each has spent the budget of its hyperparameters.
 
-    Rows are split over devices, and if the mesh has an axis for them the environments of each row too.
-
     A row ends before the iteration that would exceed its `total_steps`, if it took as many steps as the last one
     (one-episode groups make as many as their episodes last), or after its `num_iterations` or `max_episodes`. It then
-    stays bitwise unchanged while others continue. The result says what ended it, and how much it used.
+    stays bitwise unchanged while others continue. Rows are split over devices, and so may be the environments of each.
 
     Args:
       config: what to run.
       hyperparams: leaves are scalars, for all rows, or `[R]`, one for each.
-      keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its key, its hyperparameters and its
-        env_params only.
+      keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its own arguments only.
       env_params: parameters of the environment by name, instead of the config's: one value for all rows, or an array
         `[R]` or `[R, num_groups]`.
       params: of the policies to start from, each leaf `[R, ...]`; random ones by default.
-      resume_from: the progress of an earlier run with the same arguments. The result is that of one run without an
+      resume_from: the progress of an earlier run with the same arguments. The result equals one run without an
         interruption: bitwise with the same devices and rows on each, and otherwise up to rounding.
+      evaluate: `Evaluate(every=10)` evaluates the policies every 10 iterations; None never does.
       callback: called on the host with the progress, before the first chunk of iterations (with None) and after each
         (with the chunk). It may return a changed progress, to go on from: `progress._replace(states=...)` for a
         curriculum or the selection of a population, `progress._replace(stopped=...)` to stop rows.
-      chunk_length: iterations between two calls of the callback; by default about a fiftieth of the run. Without
-        changes by the callback, results do not depend on it.
-      evaluate_every: iterations between two evaluations, each at the end of a chunk and the last one at the end of the
-        run, also if a callback ends it; 0 for none. The metrics get `evaluation/return_sampled` and
-        `evaluation/return_greedy`, NaN in between.
-      evaluation_episodes: episodes of an evaluation, and again as many with greedy actions.
-      stop_when: called after each evaluation with all of them so far; returns bool `[R]`, the rows to stop, as
-        `reached_return` and `no_progress` do, or one bool for all rows.
+      chunk_length: iterations between two calls of the callback, which do not change results; by default about a
+        fiftieth of the run.
       mesh: the devices, from `grpo_jax.make_mesh`; by default the rows are split over the devices.
+      compilation_cache: keep the compiled program in `~/.cache/grpo_jax`, unless JAX has a cache already.
 
     Raises:
-      ConfigError: the budget does not allow a single iteration or has no end, `keys` is not an array of keys or is
-        empty, a number of iterations or episodes is not a positive integer, `stop_when` comes without evaluations, or
-        the mesh does not divide the environments.
+      ConfigError: the budget does not allow an iteration or has no end, or an argument does not fit the others.
       MemoryError: the rows need more memory than there is; the message says what to lower.
     """
     check_run(config, hyperparams)
     check_keys(keys)
-    check_evaluations(evaluate_every, evaluation_episodes, stop_when)
-    num_rows = keys.shape[0]
-    mesh = make_row_mesh(num_rows) if mesh is None else mesh
-    check_mesh(config, mesh)
-    chunk_length = _chunk_length(config, hyperparams, chunk_length, evaluate_every)
-    use_of_budget = jax.jit(functools.partial(_use_of_budget, config), out_shardings=replicated(mesh))
-
-    def limits(progress):
-        return pad_rows(budget.make_budget(hyperparams, progress.stopped, config.steps_per_iteration), mesh)
-
-    def updated(progress):
-        return with_ends(progress, *jax.tree.map(np.asarray, use_of_budget(progress.states, limits(progress))))
-
-    init = functools.partial(initial_states, config, mesh=mesh)
-    started, compile_seconds, chunks = time.perf_counter(), 0.0, []
-    with explain_out_of_memory(num_rows) as memory:
-        layout = state_shardings(mesh, jax.eval_shape(init, hyperparams, keys, env_params, params))
-        if resume_from is None:
-            start = jax.jit(init, out_shardings=layout)
-            states = finished(start, hyperparams, keys, env_params, params, num_devices=mesh.size)
-            progress = initial_progress(states, num_rows)
-        else:  # copies, as the program's arguments are donated
-            progress = resume_from._replace(states=shard_states(resume_from.states, mesh))
-        progress = updated(_called(callback, updated(progress), None, mesh))
+    rows = _Rows(config, hyperparams, keys, make_row_mesh(len(keys)) if mesh is None else mesh)
+    chunk_length = _chunk_length(config, hyperparams, chunk_length, evaluate)
+    with kept_programs(compilation_cache), explain_out_of_memory(len(keys)) as memory:
+        started, program, compile_seconds = time.perf_counter(), None, 0.0
+        progress = rows.start(env_params, params, resume_from)
+        progress = rows.with_budget(rows.call(callback, progress, None))
         if not progress.ended.all():
-            chunk_of_rows = over_rows(_budgeted_chunk(config, chunk_length), mesh)
-            layouts = layout, replicated(mesh)
-            program = jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
-            program = memory.measure(program.lower(progress.states, limits(progress)).compile())
+            program = rows.compile(progress, chunk_length, memory)
             compile_seconds = time.perf_counter() - started
-        evaluation = make_evaluation(config, keys, evaluation_episodes, mesh)
         started = time.perf_counter() - progress.seconds
+        progress, chunks = rows.train(program, progress, started, evaluate, callback)
+    metrics, steps = joined(chunks, len(keys))
+    seconds = compile_seconds, time.perf_counter() - started
+    ends = progress.evaluations, progress.ended_by, progress.used
+    return RunResult(without_padding(progress).states, metrics, steps, *seconds, *ends)
+
+
+class _Rows:
+    """The rows of a run on a mesh: where they start, what is left of their budgets, and the program of their chunks."""
+
+    def __init__(self, config: Config, hyperparams: Hyperparams, keys: jax.Array, mesh: Mesh):
+        check_mesh(config, mesh)
+        self.config, self.hyperparams, self.keys, self.mesh = config, hyperparams, keys, mesh
+        self._types = None
+        self._use_of_budget = self._kept("budget", lambda: jax.jit(_use_of_budget, out_shardings=replicated(mesh)))
+
+    def start(self, env_params: EnvParams, params: PyTree, resume_from: Progress | None) -> Progress:
+        """The progress before the first chunk. Its states are copies, as the program's arguments are donated."""
+        given = self.hyperparams, self.keys, env_params, params
+        self._types = jax.tree.structure(given), tuple(map(jax.typeof, jax.tree.leaves(given)))
+        init = functools.partial(initial_states, self.config, mesh=self.mesh)
+        self._layout = self._kept("layout", lambda: state_shardings(self.mesh, jax.eval_shape(init, *given)))
+        if resume_from is not None:
+            return self.with_budget(resume_from._replace(states=shard_states(resume_from.states, self.mesh)))
+        begin = self._kept("init", lambda: jax.jit(init, out_shardings=self._layout))
+        states = finished(begin, *given, num_devices=self.mesh.size)
+        return self.with_budget(initial_progress(states, len(self.keys)))
+
+    def compile(self, progress: Progress, chunk_length: int, memory: Memory) -> Callable:
+        """`(states, limits) -> (states, metrics)`: a chunk of iterations of all rows."""
+
+        def make():
+            chunk_of_rows = over_rows(_budgeted_chunk(self.config, chunk_length), self.mesh)
+            layouts = self._layout, replicated(self.mesh)
+            return jax.jit(lambda *rows: chunk_of_rows(rows), donate_argnums=0, out_shardings=layouts)
+
+        program = self._kept(chunk_length, make)
+        return memory.measure(program.lower(progress.states, self._limits(progress)).compile())
+
+    def train(
+        self,
+        program: Callable | None,
+        progress: Progress,
+        started: float,
+        evaluate: Evaluate | None,
+        callback: Callback | None,
+    ) -> tuple[Progress, list[Chunk]]:
+        """Runs chunks until all rows have ended; returns the final progress, and the chunks."""
+        chunks: list[Chunk] = []
+        if evaluate is not None:
+            evaluation = make_evaluation(self.config, self.keys, evaluate.episodes, self.mesh)
         while not progress.ended.all():
-            states, metrics = finished(program, progress.states, limits(progress), num_devices=mesh.size)
+            given = progress.states, self._limits(progress)
+            states, metrics = finished(program, *given, num_devices=self.mesh.size)
             chunk = to_host(metrics, progress, started)
             before, iteration = progress.iteration, progress.iteration + len(chunk.steps)
-            progress = updated(progress._replace(states=states, steps=chunk.steps[-1], iteration=iteration))
-            if evaluate_every:
-                is_due = iteration // evaluate_every > before // evaluate_every or progress.ended.all()
+            progress = progress._replace(states=states, steps=chunk.steps[-1], iteration=iteration)
+            progress = self.with_budget(progress)
+            if evaluate is not None:
+                is_due = iteration // evaluate.every > before // evaluate.every or progress.ended.all()
                 returns = evaluation(states, iteration) if is_due else None
-                progress = updated(with_evaluation(progress, returns, stop_when)) if is_due else progress
+                if is_due:
+                    progress = self.with_budget(with_evaluation(progress, returns, evaluate.stop_when))
                 chunk = with_returns(chunk, returns)
             progress = progress._replace(seconds=time.perf_counter() - started)
             chunks.append(chunk)
-            called = _called(callback, progress, chunk, mesh)
-            progress = progress if called is progress else updated(called)
-        if evaluate_every and progress.iteration not in progress.evaluations.iterations[-1:]:  # the callback ended it
-            returns = evaluation(progress.states, progress.iteration)
+            called = self.call(callback, progress, chunk)
+            progress = progress if called is progress else self.with_budget(called)
+        if evaluate is not None and progress.iteration not in progress.evaluations.iterations[-1:]:
+            returns = evaluation(progress.states, progress.iteration)  # the callback ended the run
             progress = with_evaluation(progress, returns, stop_when=None)
             chunks[-1:] = [with_returns(chunk, returns) for chunk in chunks[-1:]]
-    train_seconds = time.perf_counter() - started
-    metrics, steps = joined(chunks, num_rows)
-    seconds, ends = (compile_seconds, train_seconds), (progress.ended_by, progress.used)
-    return RunResult(without_padding(progress).states, metrics, steps, *seconds, progress.evaluations, *ends)
+        return progress, chunks
+
+    def call(self, callback: Callback | None, progress: Progress, chunk: Chunk | None) -> Progress:
+        """The progress after a call of the callback."""
+        given = without_padding(progress)
+        changed = apply_callback(callback, given, chunk)
+        return progress if changed is given else changed._replace(states=shard_states(changed.states, self.mesh))
+
+    def with_budget(self, progress: Progress) -> Progress:
+        """The progress with what is used of the budgets."""
+        return with_ends(
+            progress, *jax.tree.map(np.asarray, self._use_of_budget(progress.states, self._limits(progress)))
+        )
+
+    def _kept(self, name: Hashable, make: Callable) -> Any:
+        """What another run of this config, on as many rows, takes as it is, so that it traces nothing."""
+        return kept_with(self.config, (name, self.mesh, self._types), make)
+
+    def _limits(self, progress: Progress) -> budget.Budget:
+        return pad_rows(budget.make_budget(self.hyperparams, progress.stopped), self.mesh)
 
 
-def check_evaluations(every: int, num_episodes: int, stop_when: Callable | None) -> None:
-    """Raises ConfigError for numbers that are not counts, or a criterion that is no function or lacks evaluations."""
-    if every != 0:
-        as_count("evaluate_every", every)
-    as_count("evaluation_episodes", num_episodes)
-    if stop_when is not None and not every:
-        raise ConfigError("stop_when decides by evaluations, but there are none; set evaluate_every, such as 10")
-    if stop_when is not None and not callable(stop_when):
-        raise ConfigError(f"stop_when={stop_when!r} is not a function; use one, such as reached_return({stop_when!r})")
-
-
-def _chunk_length(config: Config, hyperparams: Hyperparams, chunk_length: int | None, evaluate_every: int) -> int:
+def _chunk_length(config: Config, hyperparams: Hyperparams, chunk_length: int | None, evaluate: Evaluate | None) -> int:
     """Iterations of the compiled program."""
     num_iterations = budget.most_steps(config, hyperparams) // config.steps_per_iteration
     if chunk_length is None:
@@ -216,14 +246,9 @@ def _chunk_length(config: Config, hyperparams: Hyperparams, chunk_length: int | 
         longest = num_iterations if is_known else MAX_CHUNK
         chunk_length = min(-(-num_iterations // NUM_CHUNKS), longest)
     length = min(as_count("chunk_length", chunk_length), num_iterations)
-    return min(length, evaluate_every) if evaluate_every else length
-
-
-def _called(callback: Callable | None, progress: Progress, chunk: Chunk | None, mesh: Mesh) -> Progress:
-    """The progress after a call of the callback."""
-    given = without_padding(progress)
-    changed = apply_callback(callback, given, chunk)
-    return progress if changed is given else changed._replace(states=shard_states(changed.states, mesh))
+    if evaluate is not None and not isinstance(evaluate, Evaluate):
+        raise ConfigError(f"evaluate={evaluate!r} does not say when to evaluate; use Evaluate(every=10)")
+    return length if evaluate is None else min(length, evaluate.every)
 
 
 def check_keys(keys: jax.Array) -> None:
@@ -236,10 +261,9 @@ def check_keys(keys: jax.Array) -> None:
         raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
 
 
-def _use_of_budget(config: Config, states: TrainState, limit: budget.Budget) -> tuple:
-    """Which limits are spent, and the share of each that is used."""
-    unit = config.steps_per_iteration
-    return budget.spent(limit, states, unit), budget.shares(states, unit)
+def _use_of_budget(states: TrainState, limit: budget.Budget) -> tuple:
+    """Which limits are spent, and the fraction of each that is used."""
+    return budget.spent(limit, states), budget.fractions_done(states)
 
 
 def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, budget.Budget]], tuple]:
@@ -261,7 +285,7 @@ def _budgeted_chunk(config: Config, length: int) -> Callable[[tuple[TrainState, 
         in_chunk = np.arange(max(length, 2)) < length
 
         def step(state, in_chunk):
-            goes_on = budget.allows_another(limit, state, config.steps_per_iteration)
+            goes_on = budget.allows_another(limit, state)
             return jax.lax.cond(in_chunk & goes_on, train_step, stay, state)
 
         return jax.lax.scan(step, state, in_chunk)

@@ -19,7 +19,7 @@ def make_init(config: Config) -> Callable[..., TrainState]:
 
     `env_params` are parameters of the environment by name, instead of the config's: one value for all groups, or an
     array `[num_groups]`, one for each. Rollouts keep them, and `evaluate` plays under them. `params` are the policy's,
-    and those of a reference policy, instead of random ones.
+    and the reference policy's, instead of random ones.
 
     The first call or trace runs an iteration on shapes, and raises ConfigError if the parts of the config do not fit.
     """

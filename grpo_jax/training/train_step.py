@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.baselines.baseline import no_state
-from grpo_jax.config import Config, acting_policy
+from grpo_jax.config import Config, behaviour_policy
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import Policy, partition
 from grpo_jax.policies.normalization import initial_normalizer, merge_rollout, scaled_rewards
 from grpo_jax.rollouts.collect import collect, kept_groups
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.training import budget
+from grpo_jax.training.budget import fraction_done
 from grpo_jax.training.metrics import rollout_metrics
-from grpo_jax.types import Metrics, PyTree, TrainState
+from grpo_jax.types import Metrics, PyTree, StepCount, TrainState
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
 from grpo_jax.updates.optimizers import make_optimizer
@@ -27,7 +27,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
 
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
         hyperparams = _adapted(config, state)
-        policy = acting_policy(config, state.normalizer, hyperparams)
+        policy = behaviour_policy(config, state.normalizer, hyperparams)
         key, key_start, key_rollout, key_update = jax.random.split(state.key, 4)
 
         # Play: the policy in its environments, from where the groups start.
@@ -41,7 +41,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         batch, baseline = make_batch(config, policy, state, kept, hyperparams)
 
         # Learn: epochs of minibatches.
-        rates = learning_rates(config.schedule, hyperparams, budget.share_done(state, config.steps_per_iteration))
+        rates = learning_rates(config.schedule, hyperparams, fraction_done(state))
         optimizer = make_optimizer(config.optimizer, hyperparams, rates, config.moments_dtype)
         learner, metrics = update_epochs(config, policy, optimizer, state, batch, hyperparams, key_update)
 
@@ -55,9 +55,9 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
             baseline=baseline,
             key=key,
             iteration=state.iteration + 1,
-            steps=budget.add(state.steps, metrics["environment/steps"], config.steps_per_iteration),
+            steps=state.steps.plus(metrics["environment/steps"]),
             last_steps=metrics["environment/steps"].astype(jnp.int32),
-            episodes=budget.add(state.episodes, jnp.sum(trajectory.ended), config.steps_per_iteration),
+            episodes=state.episodes.plus(jnp.sum(trajectory.ended)),
         )
         return _adapt(config, policy, state, metrics)
 
@@ -104,6 +104,10 @@ def initial_state(
     rollout = Simulator(config.env, config.policy, params).reset(environment_params, key_reset, config.num_envs)
     rates = learning_rates(config.schedule, hyperparams, progress=0.0)
     optimizer = make_optimizer(config.optimizer, hyperparams, rates, config.moments_dtype)
+
+    def zero():
+        return jnp.zeros((), jnp.int32)
+
     state = TrainState(
         params=params,
         reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, trained),
@@ -115,10 +119,10 @@ def initial_state(
         baseline=(),
         key=key,
         kl_coef=jnp.array(hyperparams.kl_coef),
-        iteration=jnp.zeros((), jnp.int32),
-        steps=budget.zero(),
+        iteration=zero(),
+        steps=StepCount(zero(), zero()),
         last_steps=jnp.array(config.steps_per_iteration, jnp.int32),
-        episodes=budget.zero(),
+        episodes=StepCount(zero(), zero()),
         hyperparams=hyperparams,
     )
     return state.replace(baseline=_initial_baseline(config, state))
@@ -129,7 +133,7 @@ def _initial_baseline(config: Config, state: TrainState) -> PyTree:
     baseline = config.algorithm.baseline
     if baseline is None or baseline.init is no_state:
         return ()
-    policy = acting_policy(config, state.normalizer, state.hyperparams)
+    policy = behaviour_policy(config, state.normalizer, state.hyperparams)
 
     def play(state):
         return collect(config, _simulator(config, policy, state), state.rollout, state.key, state.key)[1]

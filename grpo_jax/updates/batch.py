@@ -24,7 +24,7 @@ def make_batch(
 ) -> tuple[Batch, PyTree]:
     """The samples of a trajectory, with all that stays fixed during the epochs, and the next state of the baseline.
 
-    Advantages are relative to the values of the algorithm's baseline, or without one to those of the critic.
+    Advantages are relative to the values of the algorithm's baseline, or without one to the critic's.
 
     Args:
       config: the slots `reward`, `baseline`, `advantage` and `reduce` of its algorithm are called, in this order. A
@@ -144,7 +144,7 @@ def _with_baseline(
             )
         return results
 
-    # Each window is valued by itself; the next state is that of all of them at once.
+    # The values come from each window alone, the next state from all windows at once.
     value, final_value, baseline_state = apply(trajectory)
     if config.num_windows > 1:
         value, final_value = _by_window(lambda window: apply(window)[:2], trajectory, config.num_windows)

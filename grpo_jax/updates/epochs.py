@@ -46,7 +46,7 @@ def update_epochs(
       config: numbers of epochs and minibatches, and the slots of the loss.
       policy: as it acted.
       optimizer: of the parameters that are trained.
-      state: the parameters and the optimiser's state to start from, and those of the reference policy.
+      state: the parameters and the optimiser's state to start from, and the reference policy.
       batch: the samples.
       hyperparams: every coefficient.
       key: of the orders.

@@ -18,7 +18,7 @@ def make_gather(tree: PyTree, num_blocks: int = 1) -> Callable[[jax.Array], PyTr
 
     `N` is `num_blocks` (`K`) blocks of equal size, one after the other; row k of `indices` is within block k.
 
-    The cost of a gather is the wait for memory, once for each sample and array. Leaves of 4-byte numbers or booleans
+    A gather takes one memory access for each sample and array. Leaves of 4-byte numbers or booleans
     that are narrower than a cache line are therefore packed side by side into one array, in which a sample is one row.
     That saves about 4% of a train step on CartPole, on one CPU core. Other leaves are gathered one by one. Values are
     bitwise unchanged, and no gradient passes.

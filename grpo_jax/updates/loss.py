@@ -43,7 +43,7 @@ def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
 
 
 def _predict_in_chunks(policy: Policy, inputs: tuple, batch: Batch) -> Prediction:
-    """As `predict`, with estimates of those divergences for which the batch has no features."""
+    """As `predict`, with estimates of the divergences for which the batch has no features."""
     params, reference = inputs[0], batch.reference_log_prob
     features, value = policy.features(*inputs), None
     if policy.value_head is not None:

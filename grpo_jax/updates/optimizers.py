@@ -13,14 +13,14 @@ import optax.contrib
 from grpo_jax.config_checks import check_name
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function, first_line
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.importing import import_own, is_own
+from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.types import PyTree, by_path
 from grpo_jax.updates.flattening import Elementwise
 from grpo_jax.updates.half_precision import half_precision
 from grpo_jax.updates.schedules import LearningRates
 
 CRITIC = "critic"
-"""The key of the critic's parameters: a top-level one, or one at any depth in a network of the user's own."""
+"""The key of the critic's parameters: a top-level one, or one at any depth in a custom network."""
 
 
 def adam(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
@@ -87,10 +87,10 @@ def find_optimizer(optimizer: str | Callable) -> Callable:
       optimizer: a name in `OPTIMIZERS`, an import path "package.module:name" of such a function, or the function.
 
     Raises:
-      ConfigError: for an unknown name, or a value that is no function.
+      ConfigError: for an unknown name, or a value that is not a function.
     """
     check_name("optimizer", optimizer)
-    found = import_own(optimizer, "optimizer") if is_own(optimizer) else OPTIMIZERS[optimizer]
+    found = import_custom(optimizer, "optimizer") if is_custom(optimizer) else OPTIMIZERS[optimizer]
     if not callable(found):
         raise ConfigError(
             f"optimizer is a {type(found).__name__}, but the learning rate changes during training; use a function "
@@ -107,13 +107,13 @@ def make_optimizer(
     Args:
       optimizer: as in `find_optimizer`.
       hyperparams: `max_grad_norm`, where inf is no limit, and what the optimiser reads.
-      rates: with a critic's rate, the parameters under a key "critic" have an optimiser of their own.
+      rates: with a critic's rate, the parameters under a key "critic" have a separate optimiser.
       moments_dtype: "float32", or "bfloat16" as in `half_precision`.
 
     Raises:
       ConfigError: a hyperparameter is set that the optimiser of this name does not read, or a function gives something
-        else. In `init`, if the critic has a rate, but the parameters have no such key. In `init` and `update` of an
-        optimiser of the user's own, if it fails, or changes structures, shapes or dtypes.
+        else. In `init`, if the critic has a rate, but the parameters have no such key. In `init` and `update` of a
+        custom optimiser, if it fails, or changes structures, shapes or dtypes.
     """
     make, named = find_optimizer(optimizer), _NAMED.get(optimizer) if isinstance(optimizer, str) else None
     if named is not None:
@@ -150,7 +150,7 @@ def _clip_by_global_norm(max_norm: jax.Array) -> optax.GradientTransformation:
 def _make_own(
     make: Callable, what: str, hyperparams: Hyperparams, learning_rate: jax.Array
 ) -> optax.GradientTransformation:
-    """The user's own transformation, which raises ConfigError wherever it does not fit the parameters."""
+    """A custom transformation that raises ConfigError wherever it does not fit the parameters."""
     transformation = _call(what, make, hyperparams, learning_rate)
     if not isinstance(transformation, optax.GradientTransformation):
         raise ConfigError(
@@ -182,7 +182,7 @@ def _make_own(
 
 
 def _call(what: str, function: Callable, *arguments: PyTree) -> Any:
-    """The result of the user's own code; any error in it is a ConfigError."""
+    """The result of custom code; any error in it is a ConfigError."""
     try:
         return function(*arguments)
     except ConfigError:
@@ -215,7 +215,7 @@ def _label_critic(params: PyTree) -> PyTree:
         shown = ", ".join(paths[:3]) + ", ..." * (len(paths) > 3)
         raise ConfigError(
             f"critic_learning_rate is for parameters under a key {CRITIC!r}, but the policy's parameters are {shown}; "
-            "leave it out, or use an algorithm with a critic and shared_critic=False, or in a network of your own give "
+            "leave it out, or use an algorithm with a critic and shared_critic=False, or in a custom network give "
             f"the critic's part the name {CRITIC!r}"
         )
     return labels
@@ -226,7 +226,7 @@ def _keys(path: tuple) -> list[str]:
 
 
 def _matrices(params: PyTree) -> PyTree:
-    """Which parameters have weight decay: those of two dimensions or more, so no biases, scales or free parameters."""
+    """Which parameters have weight decay: matrices and larger ones, so no biases, scales or free parameters."""
     return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
 
 

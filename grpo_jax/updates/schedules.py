@@ -10,7 +10,7 @@ import numpy as np
 from grpo_jax.config_checks import check_name
 from grpo_jax.errors import ConfigError, describe_function, first_line
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.importing import import_own
+from grpo_jax.importing import import_custom
 from grpo_jax.types import Metrics
 
 DECAYS = {
@@ -43,7 +43,7 @@ def find_schedule(schedule: str | Callable) -> str | Callable:
       ConfigError: for an unknown name, or a value that is neither a name nor a function.
     """
     check_name("schedule", schedule)
-    found = import_own(schedule, "schedule")
+    found = import_custom(schedule, "schedule")
     if callable(found) or (isinstance(found, str) and found in DECAYS):
         return found
     raise ConfigError(f"schedule={found!r} is not a function of progress; use one, or {', '.join(map(repr, DECAYS))}")
@@ -57,7 +57,7 @@ def check_schedule(schedule: str | Callable) -> None:
     try:
         with jax.ensure_compile_time_eval():
             factors = np.asarray(jax.vmap(function)(jnp.array([0.0, 1.0])))
-    except Exception as error:  # the user's own code
+    except Exception as error:  # custom code
         raise ConfigError(
             f"{what} fails for a traced progress: {first_line(error)}; use a function such as "
             "optax.cosine_decay_schedule(1.0, 1)"

@@ -13,20 +13,23 @@ from grpo_jax import Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
 from grpo_jax.baselines import (
     Baseline,
+    Window,
     boosted,
     channel_correlations,
     lstd_baseline,
     observed,
+    random_features,
     recursive_lstd_baseline,
     recursive_lstd_values,
     relative_positions,
+    scaling_of,
     stateless,
 )
 from grpo_jax.baselines.lstd import LARGEST_DISCOUNT
-from grpo_jax.baselines.projections import random_features, scaling_of
 from grpo_jax.baselines.recursive_lstd import FEW_FEATURES
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import Trajectory
@@ -52,7 +55,7 @@ def fold(windows, **options):
     """The values of the last window, and the sums after it."""
     sums, values, final_values = None, None, None
     for data in windows:
-        values, final_values, sums = solve(sums, **data, **options)
+        values, final_values, sums = solve(sums, Window(**data), **options)
     return values, final_values, sums
 
 
@@ -78,7 +81,7 @@ def added(data):
     return matrix, vector, square
 
 
-def test_values_are_those_of_a_loop_over_the_earlier_rollouts():
+def test_values_are_those_of_a_loop_over_earlier_rollouts():
     windows = [window(seed) for seed in range(3)]
     first, second = (added(data) for data in windows[:2])
     matrix, vector, square = (DECAY * old + new for old, new in zip(first, second, strict=True))
@@ -91,7 +94,7 @@ def test_values_are_those_of_a_loop_over_the_earlier_rollouts():
     assert np.isclose(sums.number, sum(DECAY**k * windows[2 - k]["mask"].sum() for k in range(3)))
 
 
-def test_values_of_a_chain_are_exact_from_the_second_rollout_on():
+def test_a_chain_is_exact_from_the_second_rollout_on():
     """Five states in a row, each with a reward; the last one ends the episode."""
     rewards = np.array([1.0, 0.0, 2.0, -1.0, 3.0])
     known = np.zeros(5)
@@ -101,23 +104,23 @@ def test_values_of_a_chain_are_exact_from_the_second_rollout_on():
     never, one_hot = np.zeros_like(state, bool), np.eye(5, dtype=np.float32)
     data = {"features": one_hot[state], "final_features": one_hot[(14 + np.arange(N)[None]) % 5]}
     data |= {"rewards": rewards[state], "terminated": state == 4, "truncated": never}
-    data |= {"is_first": state == 0, "mask": ~never}
-    values, _, sums = solve(None, **data, ridge=1e-6)
+    window = Window(**data | {"is_first": state == 0, "mask": ~never})
+    values, _, sums = solve(None, window, ridge=1e-6)
     assert (np.asarray(values) == 0).all(), "nothing was known"
     for _ in range(2):
-        values, final_values, sums = solve(sums, **data, ridge=1e-6)
+        values, final_values, sums = solve(sums, window, ridge=1e-6)
         np.testing.assert_allclose(values, known[state], atol=1e-5)
         np.testing.assert_allclose(final_values[0], known[(14 + np.arange(N)) % 5], atol=1e-5)
 
 
-def test_no_reward_has_a_part_in_the_values_of_its_own_rollout_but_in_those_of_the_next():
+def test_rewards_are_in_the_values_of_the_next_rollout():
     earlier, data, later = (window(seed) for seed in range(3))
     changed = data | {"rewards": data["rewards"] + 10 * data["mask"]}
     assert np.array_equal(fold([earlier, data])[0], fold([earlier, changed])[0])
     assert np.abs(fold([earlier, data, later])[0] - fold([earlier, changed, later])[0]).min() > 0.1
 
 
-def test_values_have_the_units_of_rewards_and_not_those_of_features():
+def test_values_have_the_units_of_rewards_alone():
     windows = [window(seed) for seed in range(2)]
     factor = np.array([1e-6, 1.0, 1e3, 1e6], np.float32)
     names = "features", "final_features"
@@ -130,12 +133,13 @@ def test_values_have_the_units_of_rewards_and_not_those_of_features():
 
 def test_discount_and_eligibility_have_the_same_upper_limit():
     for actual, expected in zip(
-        *(jax.tree.leaves(solve(None, **window(0), discount=each)) for each in (1.0, LARGEST_DISCOUNT)), strict=True
+        *(jax.tree.leaves(solve(None, Window(**window(0)), discount=each)) for each in (1.0, LARGEST_DISCOUNT)),
+        strict=True,
     ):
         assert np.array_equal(actual, expected)
 
 
-def test_features_that_vanish_and_numbers_that_are_not_finite_change_nothing():
+def test_zero_features_and_nonfinite_numbers_change_nothing():
     windows = [window(seed) for seed in range(2)]
     plain = fold(windows)[0]
     wide = [
@@ -158,15 +162,15 @@ def test_a_rollout_whose_sums_overflow_is_left_out():
         np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def test_a_rollout_that_makes_the_earlier_sums_overflow_is_left_out():
+def test_a_rollout_that_makes_old_sums_overflow_is_left_out():
     data = window(0)
-    sums = solve(None, **data)[2]._replace(vector=np.full(E + 1, 3e38, np.float32))
+    sums = solve(None, Window(**data))[2]._replace(vector=np.full(E + 1, 3e38, np.float32))
     data["rewards"] = np.full((T, N), 4e36, np.float32) * np.sign(data["features"][..., 0])
-    assert all(np.isfinite(leaf).all() for leaf in solve(sums, **data, decay=1.0)[2])
+    assert all(np.isfinite(leaf).all() for leaf in solve(sums, Window(**data), decay=1.0)[2])
 
 
 def config(**fields):
-    sizes = dict(num_envs=6, num_steps=6, num_epochs=1, num_minibatches=1, hidden_sizes=(4,))
+    sizes = dict(num_envs=6, num_steps=6, num_epochs=1, num_minibatches=1, network=MLP((4,)))
     return Config(environment=Recall(), **{"algorithm": RECURSIVE_LSTD_GAE} | sizes | fields)
 
 
@@ -212,7 +216,7 @@ def values_on_a_line(rollouts, **options):
     return values, state
 
 
-def test_random_features_express_values_that_are_not_linear_in_a_small_observation():
+def test_random_features_express_nonlinear_values():
     rollouts = [on_a_line(seed) for seed in range(2)]
     errors = [
         np.abs(values_on_a_line(rollouts, num_random_features=number)[0] - rollouts[1].reward).max()
@@ -221,7 +225,7 @@ def test_random_features_express_values_that_are_not_linear_in_a_small_observati
     assert errors[0] > 0.45 and errors[1] < 0.05
 
 
-def test_random_features_do_not_depend_on_the_units_of_observations():
+def test_random_features_ignore_the_units_of_observations():
     plain, scaled = ([on_a_line(seed, scale) for seed in range(2)] for scale in (1.0, 1000.0))
     np.testing.assert_allclose(values_on_a_line(plain)[0], values_on_a_line(scaled)[0], atol=1e-2)
 
@@ -253,13 +257,14 @@ def test_a_negative_number_of_random_features_is_refused():
         recursive_lstd_baseline(num_random_features=-3)
 
 
-def test_random_features_of_elements_that_do_not_vary_or_are_not_finite():
-    observation = jnp.array([[[1.0, 2.0], [1.0, 4.0]], [[1.0, jnp.nan], [1.0, 6.0]]])
-    scaling = scaling_of(observation, jnp.array([[True, True], [True, False]]))
+def test_random_features_of_constants_and_nonfinite_numbers():
+    observation = np.float32([[[1.0, 2.0], [1.0, 4.0]], [[1.0, np.nan], [1.0, 6.0]]])
+    features = jax.jit(random_features, static_argnums=2)
+    scaling = jax.jit(scaling_of)(observation, np.array([[True, True], [True, False]]))
     np.testing.assert_allclose(scaling, [[1, 3], [1, 1]])
-    x = random_features(observation, scaling, 5)
+    x = np.asarray(features(observation, scaling, 5))
     assert x.shape == (2, 2, 5) and np.isnan(x[1, 0]).all() and np.isfinite(x[1, 1]).all() and (x[0] >= 0).all()
-    far = random_features(jnp.array([[1e30, 0.0], [1e35, 0.0]]), scaling, 5)
+    far = np.asarray(features(np.float32([[1e30, 0.0], [1e35, 0.0]]), scaling, 5))
     assert np.isfinite(far).all() and np.array_equal(far[0], far[1])
 
 
@@ -287,7 +292,7 @@ def test_only_every_so_many_environments_are_in_the_sums():
         pytest.param((70, 1, 2, 2), 3, id="beyond the image"),
     ],
 )
-def test_channel_correlations_count_things_at_an_offset_from_another(shape, reach):
+def test_channel_correlations_count_pairs_at_each_offset(shape, reach):
     images = np.random.default_rng(0).random(shape) < 0.3
     actual = np.asarray(jax.jit(channel_correlations, static_argnums=1)(images, reach))
     height, width, channels = shape[-3:]
@@ -300,23 +305,24 @@ def test_channel_correlations_count_things_at_an_offset_from_another(shape, reac
     np.testing.assert_allclose(actual, np.stack(expected, axis=-1), atol=1e-5)
 
 
-def test_a_channel_that_is_not_finite_spoils_no_other_pair_or_image():
+def test_a_nonfinite_channel_spoils_no_other_pair_or_image():
     images = np.random.default_rng(0).random((70, 3, 2, 3), np.float32)
-    expected = np.array(channel_correlations(images, 1)).reshape(70, 3, 9)
+    correlate = jax.jit(channel_correlations, static_argnums=1)
+    expected = np.array(correlate(images, 1)).reshape(70, 3, 9)
     images[5, 1, 0, 0], images[66, 2, 1, 0] = np.nan, np.inf
     expected[[5, 66], :2] = np.nan  # the pairs (0, 1) and (0, 2)
-    np.testing.assert_allclose(channel_correlations(images, 1).reshape(70, 3, 9), expected, rtol=1e-6)
+    np.testing.assert_allclose(np.reshape(correlate(images, 1), (70, 3, 9)), expected, rtol=1e-6)
 
 
 def test_channel_correlations_keep_double_precision():
     images = np.random.default_rng(0).random((3, 2, 2, 2))
     with jax.enable_x64(True):
-        actual = channel_correlations(images, 1)
+        actual = np.asarray(jax.jit(channel_correlations, static_argnums=1)(images, 1))
     assert actual.dtype == np.float64
     np.testing.assert_allclose(actual[:, 4], np.prod(images, axis=-1).sum((1, 2)), rtol=1e-14)
 
 
-def test_relative_positions_express_how_two_things_lie_to_each_other():
+def test_relative_positions_show_where_two_things_lie():
     """An episode of one step is paid if one thing is right above the other: no sum of pixels tells."""
 
     def rollout(seed):
@@ -379,19 +385,6 @@ def test_a_baseline_whose_state_does_not_fit_is_refused(baseline, message):
         check(config(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=baseline)))
 
 
-def test_a_baseline_keeps_its_state_from_rollout_to_rollout():
-    """It counts rollouts, and their number is the value of every state."""
-
-    def apply(trajectory, state, *_):
-        return jnp.full_like(trajectory.reward, state), jnp.zeros(trajectory.final_observation.shape[:2]), state + 1
-
-    one = config(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=Baseline(lambda *_: jnp.float32(5.0), apply)))
-    state = jax.jit(make_init(one))(jax.random.key(0), Hyperparams())
-    for expected in (5.0, 6.0):
-        assert state.baseline == expected
-        state, _ = jax.jit(make_train_step(one))(state)
-
-
 def test_decays_beyond_1_are_refused():
     with pytest.raises(ConfigError, match="value_decay=1.5 must be between 0 and 1"):
         Hyperparams(value_decay=1.5).check()
@@ -423,10 +416,13 @@ def test_a_second_baseline_sees_one_window_at_a_time():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots", "fields"),
-    [({"start": ANCHORED}, {"group_size": 2, "regroup_every": 3}), ({}, {"recurrent": "gru", "recurrent_size": 3})],
+    [
+        ({"start": ANCHORED}, {"group_size": 2, "regroup_every": 3}),
+        ({}, {"network": MLP((4,), recurrent="gru", recurrent_size=3)}),
+    ],
     ids=["windows", "gru"],
 )
-def test_a_sum_with_another_baseline_keeps_the_sums_of_the_first(slots, fields):
+def test_a_boosted_baseline_keeps_the_sums_of_the_first(slots, fields):
     both = boosted(recursive_lstd_baseline(), lstd_baseline())
     algorithm = RECURSIVE_LSTD_GAE._replace(baseline=both, **slots)
     one = config(algorithm=algorithm, **fields)

@@ -10,6 +10,7 @@ from probes import Probe, bits
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 
 FIELDS = [field.name for field in dataclasses.fields(Hyperparams)]
 OPTIONAL = ["critic_learning_rate", "warmup", "num_iterations", "max_episodes", "beta1", "beta2", "weight_decay"]
@@ -24,7 +25,7 @@ CONFIG = Config(
     num_steps=8,
     num_minibatches=1,
     num_epochs=2,
-    hidden_sizes=(4,),
+    network=MLP((4,)),
     normalize_observations=True,
     normalize_rewards=True,
 )

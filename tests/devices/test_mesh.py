@@ -17,7 +17,7 @@ import pytest
 from compilation import CHEAP_XLA_FLAGS
 
 from grpo_jax import make_train_step, run
-from grpo_jax.baselines import channel_correlations, recursive_lstd_values
+from grpo_jax.baselines import Window, channel_correlations, recursive_lstd_values
 from grpo_jax.devices.mesh import (
     ENVS,
     MODEL,
@@ -106,8 +106,8 @@ def test_least_squares_on_relative_positions_moves_no_environment():
 
     def sums(images, never):
         x = channel_correlations(images, 1)
-        arguments = x, x[:1], never.astype(float), never, never, never, ~never
-        return recursive_lstd_values(None, *arguments, discount=0.9, trace=0.8, ridge=0.1, decay=0.9)[2]
+        window = Window(x, x[:1], never.astype(float), never, never, ~never, never)
+        return recursive_lstd_values(None, window, discount=0.9, trace=0.8, ridge=0.1, decay=0.9)[2]
 
     sharding = jax.sharding.NamedSharding(make_mesh(envs=2), jax.sharding.PartitionSpec(None, ENVS))
     arguments = jax.device_put((jnp.ones((5, 4, 3, 3, 2)), jnp.zeros((5, 4), bool)), sharding)
@@ -136,6 +136,7 @@ from grpo_jax.algorithms import GRPO, SAME_STEP_GAE
 from grpo_jax.groups import forked
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.objectives import all_actions_advantage
+from grpo_jax.policies import MLP
 
 windows = {"group_size": 4, "num_steps": 16, "regroup_every": 8}
 catch = {"environment": "Catch-bsuite", "env_params": {"max_steps_in_episode": 9}}
@@ -143,10 +144,10 @@ all_actions = GRPO._replace(start=forked(3, all_actions=True), advantage=all_act
 settings = {
     "grpo": {"algorithm": "grpo", "group_size": 4, "env_params": {"max_steps_in_episode": 32}},
     "ppo": {"algorithm": "ppo", "num_steps": 16, "normalize_observations": True, "normalize_rewards": True},
-    "gru": {"algorithm": "ppo", "num_steps": 16, "recurrent": "gru", "recurrent_size": 8},
+    "gru": {"algorithm": "ppo", "num_steps": 16, "network": MLP((8,), recurrent="gru", recurrent_size=8)},
     "parts": {
         **{"environment": "tests.probes:Parts", "algorithm": "ppo", "num_steps": 16, "frame_stack": 2},
-        **{"actor_observation": ("position", "velocity"), "normalize_observations": True},
+        **{"network": MLP((8,), actor_observation=("position", "velocity")), "normalize_observations": True},
     },
     "blocks": {"algorithm": "ppo", "num_steps": 16, "shuffle_blocks": 8, "execution_plan": "tpu"},
     "kernel": {"algorithm": "kernel_gae"} | windows,
@@ -159,7 +160,7 @@ settings = {
     "forks and baseline": {"algorithm": SAME_STEP_GAE._replace(start=forked(3)), "group_size": 4, "num_steps": 16},
     "actions": {"algorithm": all_actions, "group_size": 2, "num_steps": 16},
 }[sys.argv[1]]
-config = Config(num_envs=16, num_epochs=2, num_minibatches=4, hidden_sizes=(8,), **settings)
+config = Config(num_envs=16, num_epochs=2, num_minibatches=4, **{"network": MLP((8,))} | settings)
 # Budgets differ, so that some rows stop while others still have to communicate.
 # A large ridge, as a linear system that is nearly singular magnifies rounding.
 steps = jnp.array([3.0, 5.0, 2.0]) * config.steps_per_iteration
@@ -184,10 +185,10 @@ jax.config.update("jax_num_cpu_devices", 4)
 from grpo_jax import Config, Hyperparams, run
 from grpo_jax.algorithms import GRPO, with_reference
 from grpo_jax.devices.mesh import make_mesh
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import Transformer
 
 config = Config(environment="tokens:sort-3", algorithm=with_reference(GRPO), num_envs=16, group_size=4,
-                num_minibatches=2, num_epochs=1, transformer=Architecture(width=32, num_layers=2, num_heads=2))
+                num_minibatches=2, num_epochs=1, network=Transformer(width=32, num_layers=2, num_heads=2))
 # Only the entropy bonus gives a gradient: random policies get no reward.
 hyperparams = Hyperparams(learning_rate=1e-3, total_steps=3 * config.steps_per_iteration, entropy_coef=-1.0)
 keys = jax.random.split(jax.random.key(0), 2)
@@ -263,7 +264,16 @@ def test_two_processes_of_two_devices_are_as_one_of_one(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = ["-m", "experiments.train", "--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4"]
+    command = [
+        "-m",
+        "grpo_jax.commands.train",
+        "--environment",
+        "Catch-bsuite",
+        "--algorithm",
+        "ppo",
+        "--num-envs",
+        "4",
+    ]
     command += ["--num-steps", "16", "--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
     command += ["--num-seeds", "3", "--no-compilation-cache"]
     finish(start(*command, "--out", str(tmp_path / "one"), num_devices=1))

@@ -54,7 +54,7 @@ class Changing:
         ((0, 1), [0, 1], "the structure .* after a reset, but .* after a step"),
     ],
 )
-def test_types_that_change_are_found_at_construction_and_the_leaf_is_named(reset, step, message):
+def test_types_that_change_are_found_and_their_leaf_is_named(reset, step, message):
     with pytest.raises(ConfigError, match=message):
         make_environment(Changing(reset, step))
 

@@ -1,5 +1,7 @@
 """Traced environment parameters: one value for each group, kept through resets and rollouts, swept by vmap."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,9 @@ import pytest
 from flax import struct
 from gymnax.environments import spaces
 from probes import Probe, ProbeParams, difference, known_params, known_policy
+from small import small_config
 
-from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, run
+from grpo_jax import Hyperparams, evaluate, make_init, make_train_step, run
 from grpo_jax.environments import group_parameters, make_environment, row_parameters
 from grpo_jax.groups import fresh_groups
 from grpo_jax.rollouts.rollout import Simulator
@@ -34,11 +37,11 @@ def test_each_environment_has_its_own_physics():
     assert not difference(play(GRAVITY), (start, together))
     for b, gravity in enumerate(GRAVITY.tolist()):
         alone = make_environment("CartPole-v1", {"gravity": gravity})
-        state = jax.tree.map(lambda leaf, b=b: leaf[b], start.environment)
+        state, step = jax.tree.map(lambda leaf, b=b: leaf[b], start.environment), jax.jit(alone.step)
         for t in range(8):
             np.testing.assert_allclose(together.observation[t, b], [state.x, state.x_dot, state.theta, state.theta_dot],
                                        rtol=1e-5, atol=1e-6)  # fmt: skip
-            state = alone.step(key, state, 1, alone.params).state
+            state = step(key, state, 1, alone.params).state
     ends = np.asarray(together.observation[-1, :, 3])
     assert len(set(ends.tolist())) == 3
 
@@ -47,11 +50,12 @@ probe = make_environment(Probe(), {"max_steps_in_episode": 6})
 LIFETIMES = jnp.array([1, 2, 3, 99])
 
 
-def test_start_states_drawn_during_a_rollout_are_of_the_environments_own_parameters():
+def test_resets_in_a_rollout_have_the_environments_parameters():
     params = group_parameters(probe, {"lifetime": LIFETIMES}, 4, 1)
     simulator = Simulator(probe, known_policy, known_params((0.0, 0.0)))
     start = simulator.reset(params, jax.random.key(0), 4)
-    state, trajectory = simulator.unroll(start, jax.random.key(1), num_steps=12, auto_reset=True)
+    play = jax.jit(functools.partial(simulator.unroll, num_steps=12, auto_reset=True))
+    state, trajectory = jax.tree.map(np.asarray, play(start, jax.random.key(1)))
     steps = 1 + np.arange(12)[:, None]
     assert np.array_equal(trajectory.terminated, (steps % LIFETIMES == 0))
     assert np.array_equal(trajectory.truncated, (steps % 6 == 0) & (np.asarray(LIFETIMES) == 99))
@@ -75,23 +79,20 @@ def test_members_of_a_group_share_their_parameters_and_keep_them():
 
 
 def config(algorithm="grpo", **settings):
-    return Config(
-        environment=Probe(), algorithm=algorithm, num_envs=8, num_epochs=1, num_minibatches=1, hidden_sizes=(4,),
-        env_params={"max_steps_in_episode": 4}, **settings,
-    )  # fmt: skip
+    return small_config(algorithm, Probe(), env_params={"max_steps_in_episode": 4}, **settings)
 
 
 def test_a_run_keeps_its_parameters_and_is_evaluated_under_them():
     settings = config(group_size=2)
-    init, train_step = make_init(settings), jax.jit(make_train_step(settings))
+    init, train_step = jax.jit(make_init(settings)), jax.jit(make_train_step(settings))
     state = init(jax.random.key(0), Hyperparams(), {"lifetime": jnp.array([1, 2, 3, 4])})
     for _ in range(2):
         state, metrics = train_step(state)
         assert (metrics["episode/length_min"], metrics["episode/length_max"]) == (1, 4)
         assert metrics["environment/steps"] == 2 * (1 + 2 + 3 + 4)
     for num_episodes, lengths in ((4, [1, 2, 3, 4]), (16, [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4)):
-        played = evaluate(settings, state, jax.random.key(1), num_episodes=num_episodes)
-        assert played.lengths.tolist() == lengths
+        play = jax.jit(functools.partial(evaluate, settings, num_episodes=num_episodes))
+        assert play(state, jax.random.key(1)).lengths.tolist() == lengths
 
 
 @pytest.mark.slow
@@ -104,7 +105,7 @@ def test_each_row_of_a_run_has_its_own_parameters():
     assert together.states.rollout.environment_params["lifetime"].tolist() == [[1] * 8, [3] * 8]
 
 
-def test_row_parameters_have_a_value_for_all_or_each_row_or_each_group():
+def test_parameters_may_differ_by_row_and_by_group():
     given = {"bonus": 2.0, "lifetime": jnp.array([1, 3]), "nan_below": jnp.array([[0.0, 1.0], [2.0, 3.0]])}
     rows = row_parameters(probe, given, 2)
     assert {name: value.tolist() for name, value in rows.items()} == {

@@ -32,7 +32,7 @@ def test_cartpole_is_gymnax_cartpole_bitwise():
     assert moved.terminated, "the actions were chosen to drop the pole"
 
 
-def test_the_time_limit_truncates_at_its_step_and_can_be_overridden():
+def test_the_time_limit_truncates_and_can_be_overridden():
     assert make_environment("CartPole-v1").max_steps == 500
     # The command line parses every number as a float; the limit stays an integer.
     env = make_environment("CartPole-v1", {"max_steps_in_episode": 3.0, "gravity": 1})
@@ -62,15 +62,13 @@ def test_an_object_with_gymnax_interface_is_an_environment():
 
 
 LIMIT, NUM_ENVS, NUM_STEPS = 7, 4, 20
-COMPILE_SLOWLY = {"Asterix-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar"}
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name in COMPILE_SLOWLY))
-    for name in gymnax.registered_envs
-    if name != "MNISTBandit-bsuite"  # downloads its images
-]
+NAMES = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]  # which downloads its images
+LIGHT = {"CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite", "UmbrellaChain-bsuite", "FourRooms-misc"}
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(
+    scope="module", params=[name if name in LIGHT else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def played(request):
     """An environment of gymnax; the function that plays it at random; and its results: states and trajectory."""
     env = make_environment(request.param, {"max_steps_in_episode": LIMIT})
@@ -91,7 +89,7 @@ def test_every_gymnax_environment_plays_by_name(played):
     assert not difference(play(jax.random.key(1)), (before, after, trajectory)), "the same key, the same episodes"
 
 
-def test_every_gymnax_environment_is_truncated_at_its_limit_alone(played):
+def test_a_gymnax_environment_is_truncated_at_its_limit_alone(played):
     _, _, (_, _, trajectory) = played
     at_limit = trajectory.episode_length == LIMIT
     assert at_limit.any() or trajectory.terminated.any()
@@ -100,10 +98,10 @@ def test_every_gymnax_environment_is_truncated_at_its_limit_alone(played):
     assert not (trajectory.terminated & trajectory.truncated).any(), "both at once is a termination"
 
 
-def test_every_number_of_gymnax_is_traced(played):
-    env, _, _ = played
-    _, params = gymnax.make(env.name)
-    assert set(env.params) == set(vars(params)) - {"max_steps_in_episode"}
+def test_every_number_of_gymnax_is_traced():
+    for name in NAMES:
+        env, (_, params) = make_environment(name), gymnax.make(name)
+        assert set(env.params) == set(vars(params)) - {"max_steps_in_episode"}, name
 
 
 def test_deep_sea_terminates_where_its_limit_is_reached():
@@ -169,10 +167,15 @@ def test_reset_is_a_function_of_its_key():
 
 def test_minatar_observations_are_bytes_without_loss():
     env, original = make_environment("Breakout-MinAtar"), gymnax.make("Breakout-MinAtar")[0]
-    state, observation = env.reset(jax.random.key(0), env.params)
-    moved = env.step(jax.random.key(1), state, 1, env.params)
-    first, *_ = original.reset_env(jax.random.key(0), original.default_params)
-    second, *_ = original.step_env(jax.random.key(1), state, 1, original.default_params)
-    for ours, theirs in ((observation, first), (moved.observation, second)):
+
+    @jax.jit
+    def play(key):
+        state, observation = env.reset(key, env.params)
+        moved = env.step(key, state, 1, env.params)
+        first, *_ = original.reset_env(key, original.default_params)
+        second, *_ = original.step_env(key, state, 1, original.default_params)
+        return (observation, first), (moved.observation, second)
+
+    for ours, theirs in play(jax.random.key(0)):
         assert ours.dtype == jnp.int8 and ours.any()
         np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))

@@ -103,12 +103,17 @@ def test_frames_are_those_of_the_episode(plain, stacked):
 
 def test_a_group_in_mid_episode_shares_the_frames_of_its_anchor(stacked):
     _, env, (between, *_) = stacked
-    simulator = Simulator(env, random_policy(env.action_space), (), keep_final=True)
-    begun = anchored_groups(simulator, between, jax.random.key(0), group_size=NUM_ENVS)
-    frames = begun.observation["vector"]
+    simulator = Simulator(env, random_policy(env.action_space), ())
+
+    @jax.jit
+    def play(state, key):
+        begun = anchored_groups(simulator, state, key, group_size=NUM_ENVS)
+        keys, actions = jax.random.split(key, NUM_ENVS), jnp.arange(NUM_ENVS) % 2
+        moved = jax.vmap(env.step)(keys, begun.environment, actions, begun.environment_params)
+        return begun.observation["vector"], moved
+
+    frames, moved = jax.tree.map(np.asarray, play(between, jax.random.key(0)))
     assert (frames == frames[0]).all() and (frames[0] == between.observation["vector"]).all(axis=1).any()
-    keys, actions = jax.random.split(jax.random.key(1), NUM_ENVS), jnp.arange(NUM_ENVS) % 2
-    moved = jax.vmap(env.step)(keys, begun.environment, actions, begun.environment_params)
     np.testing.assert_array_equal(moved.observation["vector"][:, :-2], frames[:, 2:])
 
 

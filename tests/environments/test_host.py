@@ -12,6 +12,7 @@ from probes import difference, random_play
 from grpo_jax import GRPO, PPO, Config, Hyperparams, forked, make_mesh, run
 from grpo_jax.environments import Discrete, HostEnvironment, make_environment
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.training.run import check_mesh
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -87,12 +88,12 @@ def test_episodes_are_those_of_gymnasium():
 
         return jax.lax.scan(step, states, actions)[1]
 
-    moved = play(states)
+    first, actions, moved = jax.tree.map(np.asarray, (first, actions, play(states)))
     peer = gymnasium.make("CartPole-v1")
     for i in range(4):
-        observations, rewards, terminated = play_by_hand(peer, int(states.seed[i]), np.asarray(actions[:, i]))
+        observations, rewards, terminated = play_by_hand(peer, int(states.seed[i]), actions[:, i])
         length = len(rewards)
-        assert np.array_equal(jnp.concatenate([first[None, i], moved.observation[:length, i]]), observations)
+        assert np.array_equal(np.concatenate([first[None, i], moved.observation[:length, i]]), observations)
         assert np.array_equal(moved.reward[:length, i], rewards)
         assert moved.terminated[:length, i].tolist() == terminated and terminated[-1]
         assert not moved.reward[length:, i].any(), "after its end nothing happens"
@@ -125,7 +126,7 @@ def test_copies_of_a_state_have_futures_of_their_own(step):
 
 
 @pytest.mark.parametrize("max_kept", [1024, 1])
-def test_a_restored_state_goes_on_where_there_is_no_instance_of_it(step, max_kept):
+def test_a_restored_state_goes_on_without_an_instance(step, max_kept):
     env, _, step = step
     other, other_host = walk(max_kept=max_kept)
     states, _ = starts(env)
@@ -214,7 +215,7 @@ def test_names_that_do_not_exist(monkeypatch):
 
 def config(algorithm, **settings):
     host = HostEnvironment(Walk, max_steps=LIMIT)
-    return Config(environment=host, algorithm=algorithm, num_envs=16, hidden_sizes=(8,), num_minibatches=1, **settings)
+    return Config(environment=host, algorithm=algorithm, num_envs=16, network=MLP((8,)), num_minibatches=1, **settings)
 
 
 def test_a_mesh_cannot_split_rows_and_their_environments():
@@ -244,7 +245,7 @@ def test_a_mesh_may_split_those_of_one_row(axis):
     ],
     ids=["ppo", "ppo-gpu", "grpo", "forked"],
 )
-def test_they_learn_in_rows_and_a_resumed_run_is_the_uninterrupted_one(algorithm, settings):
+def test_rows_learn_and_a_resumed_run_is_the_uninterrupted_one(algorithm, settings):
     hyperparams = Hyperparams(learning_rate=0.02, total_steps=10_000.0)
     keys, halfway = jax.random.split(jax.random.key(0), 2), []
 

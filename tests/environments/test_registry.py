@@ -1,7 +1,11 @@
 """Environments by name, by path and as objects, and the errors for those that cannot be made."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +14,7 @@ from gymnax.environments import spaces
 from probes import Probe, ProbeParams
 
 from grpo_jax.environments import Discrete, make_environment
+from grpo_jax.environments.gymnax_names import _classes
 
 
 class WithSpace(Probe):
@@ -154,3 +159,35 @@ def test_observations_of_several_arrays_keep_their_structure():
         )
     assert np.array_equal(first["door"], np.eye(5)[0]) and np.array_equal(first["place"].room, np.eye(7)[1])
     assert first["place"].at[0] == state.mark and first["place"].at[1].dtype == bool
+
+
+def test_the_names_are_those_that_gymnax_registers():
+    found = {name: getattr(sys.modules[module], made) for name, (module, made) in _classes().items()}
+    assert found == gymnax.registration._builtins
+
+
+ONE_MODULE = """
+import sys
+from unittest import mock
+from grpo_jax.environments import make_environment
+
+one = make_environment("CartPole-v1")
+assert make_environment("CartPole-v1", {}) is one and make_environment("CartPole-v1", {"gravity": 1}) is not one
+heavy = {"matplotlib", "seaborn", "pandas", "gymnax.registration", "gymnax.environments.misc"}
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+
+# Now somebody imports all of it.
+sys.modules.update({name: mock.MagicMock() for name in ("matplotlib", "matplotlib.pyplot", "seaborn")})
+import gymnax
+from gymnax.environments import Pong, spaces
+
+assert gymnax.environments.CartPole is sys.modules["gymnax.environments.classic_control.cartpole"].CartPole
+assert gymnax.environments.spaces is spaces and gymnax.EnvParams is gymnax.environments.environment.EnvParams
+assert type(gymnax.make("Pong-misc")[0]) is Pong
+gymnax.register("Mine-v0", gymnax.environments.CartPole)
+assert make_environment("Mine-v0").max_steps == one.max_steps
+"""
+
+
+def test_a_name_imports_its_own_module_of_gymnax_only():
+    subprocess.run([sys.executable, "-c", ONE_MODULE], check=True, cwd=Path(__file__).parents[2])

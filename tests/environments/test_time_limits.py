@@ -8,6 +8,7 @@ from probes import Echo, Parts, Probe, Questions
 
 from grpo_jax import Config
 from grpo_jax.environments import make_environment
+from grpo_jax.policies import MLP
 
 
 class BeforeVersion1(Probe):
@@ -54,8 +55,8 @@ class Limited(Probe):
 def test_termination_at_the_limit_is_told_once(make):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        config = Config(environment=make(), num_envs=4, num_minibatches=1, group_size=2, hidden_sizes=())
-        Config(environment=make(), num_envs=8, num_minibatches=1, group_size=2, hidden_sizes=())
+        config = Config(environment=make(), num_envs=4, num_minibatches=1, group_size=2, network=MLP(()))
+        Config(environment=make(), num_envs=8, num_minibatches=1, group_size=2, network=MLP(()))
     assert config.env.max_steps == 3
     (message,) = [str(warning.message) for warning in caught if "time limit" in str(warning.message)]
     assert "'BeforeVersion1' terminates at the time limit" in message

@@ -125,7 +125,7 @@ TWO_PROMPTS = Task(
 )
 
 
-def test_an_episode_is_a_completion_and_its_reward_a_weighted_sum():
+def test_a_completion_is_paid_a_weighted_sum_of_rewards():
     calls = []
 
     def short(prompt, completion):

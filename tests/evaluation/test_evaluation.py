@@ -5,32 +5,36 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import FOREVER, Probe, bits
+from small import small_config
 
-from grpo_jax import Config, Hyperparams, evaluate, make_init
+from grpo_jax import Hyperparams, evaluate, make_init
 from grpo_jax.evaluation import episodes
 from grpo_jax.evaluation.episodes import record_episodes
+from grpo_jax.policies import MLP
 
 BONUS, LIFETIME, NUM_EPISODES = 0.5, 5, 64
 
 
-def make(lifetime):
-    config = Config(
-        environment=Probe(),
-        num_envs=4,
-        num_minibatches=1,
-        hidden_sizes=(),
-        env_params={"bonus": BONUS, "lifetime": lifetime, "max_steps_in_episode": 8},
-    )
+@pytest.fixture(scope="module")
+def probe():
+    limits = {"bonus": BONUS, "lifetime": LIFETIME, "max_steps_in_episode": 8}
+    config = small_config("grpo", Probe(), num_envs=4, network=MLP(()), env_params=limits)
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     # Action 1, which pays the bonus, has probability 3/4.
-    params = jax.tree.map(jnp.zeros_like, state.params)
-    params["actor"]["Dense_0"]["bias"] = jnp.array([0.0, np.log(3.0)], jnp.float32)
+    params = jax.tree.map(np.zeros_like, state.params)
+    params["actor"]["Dense_0"]["bias"] = np.array([0.0, np.log(3.0)], np.float32)
     return config, state.replace(params=params)
 
 
 @pytest.fixture(scope="module")
-def probe():
-    return make(LIFETIME)
+def greedy(probe):
+    config, state = probe
+
+    def play(lifetime):
+        options = {"num_episodes": 8, "greedy": True, "env_params": {"lifetime": lifetime}}
+        return evaluate(config, state, jax.random.key(0), **options)
+
+    return jax.jit(play)
 
 
 @pytest.fixture(scope="module")
@@ -39,34 +43,28 @@ def sampled(probe):
     return jax.jit(lambda state, key: evaluate(config, state, key, num_episodes=NUM_EPISODES))
 
 
-def test_greedy_episodes_have_the_known_return(probe):
-    config, state = probe
-    result = evaluate(config, state, jax.random.key(0), num_episodes=8, greedy=True)
+def test_greedy_episodes_have_the_known_return(greedy):
+    result = greedy(np.int32(LIFETIME))
     assert result.returns.tolist() == [LIFETIME * (1 + BONUS)] * 8
     assert result.lengths.tolist() == [LIFETIME] * 8
 
 
-def test_the_time_limit_ends_episodes_too():
-    config, state = make(FOREVER)
-    result = evaluate(config, state, jax.random.key(0), num_episodes=8, greedy=True)
+def test_the_time_limit_ends_episodes_too(greedy):
+    result = greedy(np.int32(FOREVER))
     assert result.returns.tolist() == [8 * (1 + BONUS)] * 8 and result.lengths.tolist() == [8] * 8
 
 
-def test_every_environment_has_equally_many_episodes():
+def test_every_environment_has_equally_many_episodes(probe):
     """Also where episodes times environments are more than 2^31."""
     num_envs = 50_000
-    config = Config(
-        environment=Probe(),
-        num_envs=num_envs,
-        num_minibatches=1,
-        hidden_sizes=(),
-        env_params={"max_steps_in_episode": 1},
-    )
-    _, state = make(FOREVER)
+    limits = {"max_steps_in_episode": 1}
+    config = small_config("grpo", Probe(), num_envs=num_envs, network=MLP(()), env_params=limits)
+    _, state = probe
     bonus = np.arange(num_envs, dtype=np.float32)
     params = {"bonus": bonus, "lifetime": np.full(num_envs, FOREVER), "nan_below": np.full(num_envs, -1.0)}
     state = state.replace(rollout=state.rollout._replace(environment_params=params))
-    result = evaluate(config, state, jax.random.key(0), num_episodes=num_envs, greedy=True)
+    play = jax.jit(lambda state: evaluate(config, state, jax.random.key(0), num_episodes=num_envs, greedy=True))
+    result = play(state)
     assert np.array_equal(result.returns, 1 + bonus)
 
 

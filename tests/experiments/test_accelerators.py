@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from experiments import accelerators
-from experiments.harness import hlo, targets
-from experiments.harness.ahead_of_time import Case, what_fits
-from experiments.harness.collectives import read_collectives
-from experiments.harness.gpu_program import SORT_KERNELS, Costs, Event, read_events
-from experiments.harness.implementations import NAMES, TOKENS, by_environment, make_workload
-from experiments.harness.parsing import parse_flags
-from experiments.harness.program_tables import draw, fits_table, tables
+from experiments.compiled_programs import hlo, targets
+from experiments.compiled_programs.ahead_of_time import Case, what_fits
+from experiments.compiled_programs.gpu_program import SORT_KERNELS, Costs, Event, read_events
+from experiments.compiled_programs.implementations import NAMES, TOKENS, by_environment, make_workload
+from experiments.compiled_programs.program_tables import draw, fits_table, tables
 from grpo_jax.errors import ConfigError
 
 # A rollout of 128 steps in 64 iterations, a loop of unknown length, 4 epochs of 4 minibatches, each in 2 parts.
@@ -259,24 +257,13 @@ def test_model_of_time():
 
 
 def test_communication(program):
-    found = [(one.operation, one.times, one.bytes) for one in read_collectives(program)]
+    found = [(one.operation, one.times, one.bytes) for one in hlo.read_collectives(program)]
     assert found == [("all-gather", 1, 512), ("all-reduce", 32, 256)]
 
 
-@pytest.mark.parametrize(
-    ("count", "dimensions", "expected"),
-    [
-        (1, 2, "2x2"),
-        (8, 2, "2x4"),
-        (64, 2, "8x8"),
-        (256, 2, "16x16"),
-        (4, 3, "2x2x1"),
-        (8, 3, "2x2x2"),
-        (64, 3, "4x4x4"),
-    ],
-)
-def test_topologies_of_tpus(count, dimensions, expected):
-    assert targets.tpu_topology(count, dimensions) == expected
+def test_topologies_of_tpus():
+    for dimensions, expected in ((2, {1: "2x2", 8: "2x4", 64: "8x8"}), (3, {4: "2x2x1", 8: "2x2x2", 64: "4x4x4"})):
+        assert {count: targets.tpu_topology(count, dimensions) for count in expected} == expected
 
 
 def row(name="PPO", num_envs=1, total_bytes=0, **others):
@@ -318,10 +305,6 @@ def test_token_tasks_are_environments_of_their_own():
     ]
 
 
-def test_every_implementation_has_its_name_on_the_command_line():
-    assert parse_flags(accelerators.Arguments, ["--implementations", *NAMES]).implementations == NAMES
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_implementations_do_the_same_work(name):
     if name == "rejax PPO":
@@ -332,19 +315,16 @@ def test_implementations_do_the_same_work(name):
     assert workload.num_steps == (4 if name == "GRPO, tokens" else 128)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+def test_mistakes_cost_nothing(tmp_path):
+    for wrong, message in (
         ({"options": ("xla_gpu_autotune_level",)}, "NAME=VALUE"),
         ({"meshes": ("chips=8",)}, "--meshes chips=8"),
         ({"execution_plan": "gpus"}, "gpu"),
         ({"profile": Path("profiles")}, "none is attached"),
-    ],
-)
-def test_mistakes_cost_nothing(tmp_path, wrong, message):
-    with pytest.raises(ConfigError, match=message):
-        accelerators.main(accelerators.Arguments(out=tmp_path / "new", **wrong))
-    assert not (tmp_path / "new").exists()
+    ):
+        with pytest.raises(ConfigError, match=message):
+            accelerators.main(accelerators.Arguments(out=tmp_path / "new", **wrong))
+        assert not (tmp_path / "new").exists()
 
 
 def test_a_missing_compiler_names_the_extra(monkeypatch):

@@ -1,6 +1,7 @@
 """The benchmark's structure on its smallest run; no time is asserted."""
 
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 from experiments import benchmark
+from experiments.harness import cold_start, workloads
 from experiments.harness import reference_implementations as reference
-from experiments.harness import workloads
 
 
 def test_flops_of_the_matrix_products():
@@ -73,3 +74,13 @@ def test_smallest_run(tmp_path):
         assert 0 < low <= middle <= high
         assert row["memory_bytes"] > 0
         assert row["roofline_fraction"] is None or np.isfinite(row["roofline_fraction"])
+
+
+@pytest.mark.slow
+def test_a_cold_start_has_its_stages_in_order(monkeypatch):
+    monkeypatch.setattr(cold_start, "MOST_PROGRAMS", 1)
+    monkeypatch.setattr(reference, "LEARNING_RATE", reference.LEARNING_RATE)
+    run = cold_start.one_run("plain PPO", 0, time.time())
+    seconds = [run[stage] for stage in cold_start.STAGES]
+    assert seconds == sorted(seconds) and seconds[0] > 0
+    assert 100 < run["fusions"] < run["StableHLO"] < run["HLO"]

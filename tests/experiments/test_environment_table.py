@@ -7,7 +7,6 @@ import pytest
 from probes import Probe
 
 from experiments import environments, suites
-from grpo_jax import Hyperparams
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import make_task
 from grpo_jax.errors import ConfigError
@@ -55,11 +54,6 @@ def test_results_that_cannot_be_read_are_found_before_anything_runs(text, tmp_pa
         environments.main(environments.Arguments(out=tmp_path))
     with pytest.raises(ConfigError, match=r"summary\.json .*give another --out"):
         suites.main(suites.Arguments(environments=("Catch-bsuite",), out=tmp_path))
-
-
-def test_an_environment_without_settings_has_the_default_budget(tmp_path):
-    plans = suites.plans(suites.Arguments(steps_factor=0.5, out=tmp_path), "Catch-bsuite")
-    assert [plan.hyperparams.total_steps for plan in plans] == [0.5 * Hyperparams().total_steps] * 2
 
 
 def test_a_suite_that_is_not_installed_is_left_out_or_named(monkeypatch, capsys):

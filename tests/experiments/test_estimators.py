@@ -10,13 +10,14 @@ from experiments import estimators
 from experiments.harness import tabular
 from grpo_jax import Config, Hyperparams, make_init
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import monte_carlo_values
 from grpo_jax.rollouts.rollout import Simulator
 
 
 def known(make_process):
     process = make_process()
-    policy = Config(environment=process, hidden_sizes=(), actor_scale=1.0, num_envs=32).policy
+    policy = Config(environment=process, network=MLP((), actor_init_gain=1.0), num_envs=32).policy
     params = policy.init(jax.random.key(0))
     return process, policy, params, *tabular.exact_gradient(process, policy, params)
 
@@ -56,7 +57,7 @@ def test_the_gradient_is_that_of_finite_differences(process):
 
 def test_states_are_worth_what_branches_from_them_are_paid():
     process, policy, params, _, exact = known(tabular.garnet)
-    config = Config(environment=process, hidden_sizes=(), num_envs=32)
+    config = Config(environment=process, network=MLP(()), num_envs=32)
     state = jax.jit(make_init(config))(jax.random.key(1), Hyperparams()).rollout._replace(policy_carry={"actor": ()})
     simulator = Simulator(config.env, policy, params)
     play = functools.partial(monte_carlo_values, simulator, num_branches=256, num_steps=50)

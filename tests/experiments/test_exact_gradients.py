@@ -14,6 +14,7 @@ from grpo_jax.algorithms import KERNEL_GAE, LSTD_GAE, RLOO, SAME_STEP_GAE
 from grpo_jax.baselines import boosted, lstd_baseline, observed, same_step_baseline
 from grpo_jax.groups import ANCHORED, CONTINUE, forked
 from grpo_jax.objectives import mean_of_sequence_sums, return_minus_value_advantage, return_to_go_advantage
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
@@ -143,7 +144,7 @@ def test_mean_gradients_are_the_exact_expectation(name):
         group_size=1 if start is CONTINUE else GROUP_SIZE,
         num_steps=WINDOW * num_windows if start.auto_reset else LIMIT,
         regroup_every=WINDOW if num_windows > 1 else None,
-        **{"num_minibatches": 1, "num_microbatches": 1, "hidden_sizes": (), "actor_scale": 1.0},
+        **{"num_minibatches": 1, "num_microbatches": 1, "network": MLP((), actor_init_gain=1.0)},
     )
     params = config.policy.init(jax.random.key(0))
     keys = jax.random.split(jax.random.key(1), NUM_CHAINS)

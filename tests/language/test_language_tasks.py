@@ -24,7 +24,7 @@ from grpo_jax.language import (
     save_model,
     save_trained,
 )
-from grpo_jax.policies import Architecture, categorical, make_token_policy
+from grpo_jax.policies import Transformer, categorical, make_token_policy
 from grpo_jax.recording.identity import check_same, identity
 
 END = 0
@@ -87,7 +87,7 @@ def test_another_reward_of_the_same_name_is_another_run(tmp_path):
 
 def test_embeddings_without_a_token_are_never_sampled(tmp_path):
     """The embeddings of published models are often padded."""
-    architecture = Architecture(num_layers=1, width=16, num_heads=2, qk_norm=True)
+    architecture = Transformer(num_layers=1, width=16, num_heads=2, qk_norm=True)
     params = make_params(architecture, 300)
     save_model(tmp_path, architecture, params, make_tokenizer(), end_token="<|im_end|>", context=64)
     task = make_task(load_model(tmp_path))
@@ -174,7 +174,7 @@ def test_a_model_on_two_devices_is_as_on_one(model, axis):
     task = make_task(model)
     settings = {"num_envs": 8, "group_size": 4, "num_epochs": 1, "num_minibatches": 2, "logits_chunk": 16}
     architecture = task.model.architecture
-    config = Config(environment=language_environment(task), algorithm="grpo", transformer=architecture, **settings)
+    config = Config(environment=language_environment(task), algorithm="grpo", network=architecture, **settings)
     one, two = (
         run(config, Hyperparams(num_iterations=2), jax.random.split(jax.random.key(0), 1), mesh=mesh)
         for mesh in (make_mesh(seeds=1, devices=jax.devices()[:1]), make_mesh(seeds=1, **{axis: 2}))

@@ -153,8 +153,8 @@ def test_logits_are_those_of_the_published_architecture(tmp_path, model_type, sh
 def test_a_config_takes_the_architecture(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "qwen2"} | MODELS["qwen2"]))
     architecture = load_architecture(tmp_path, compute_dtype="bfloat16")
-    config = Config(environment=copy_task(), num_envs=4, num_minibatches=1, transformer=architecture)
-    sizes = config.transformer
+    config = Config(environment=copy_task(), num_envs=4, num_minibatches=1, network=architecture)
+    sizes = config.network
     assert config.is_transformer and sizes.tie_embeddings and sizes.attention_bias and sizes.compute_dtype == "bfloat16"
     assert (sizes.num_layers, sizes.width, sizes.rope_base, sizes.norm_eps) == (1, 16, 5000.0, 1e-5)
 

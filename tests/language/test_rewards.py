@@ -19,7 +19,7 @@ IDS = [[1], [2, 2], [3, 3, 3]]
 
 def scores(*functions, completions=COMPLETIONS, **fields):
     rewards = [Reward(f"part_{i}", function) for i, function in enumerate(functions)]
-    return score(rewards, PROMPTS, completions, IDS, fields)
+    return score(rewards, {"prompts": PROMPTS, "completions": completions, "completion_ids": IDS, **fields})
 
 
 def test_functions_get_the_arguments_that_they_name():

@@ -18,12 +18,13 @@ def model(tmp_path_factory):
     return load_model(make_model(tmp_path_factory.mktemp("model")))
 
 
+@pytest.fixture(scope="module")
 def trained(model):
     """An architecture with adapters, and parameters after training: no adapter is 0."""
     architecture = dataclasses.replace(model.architecture, lora_rank=3, lora_alpha=5.0, lora_layers=("qkv", "down"))
-    params = add_lora(architecture, load_params(model.folder), jax.random.key(0))
+    params = jax.jit(lambda params: add_lora(architecture, params, jax.random.key(0)))(load_params(model.folder))
     return architecture, jax.tree_util.tree_map_with_path(
-        lambda path, leaf: leaf + 0.1 * ("lora_b" in str(path)), params
+        lambda path, leaf: np.asarray(leaf) + np.float32(0.1 * ("lora_b" in str(path))), params
     )
 
 
@@ -36,8 +37,8 @@ def save_anew(folder, architecture, params):
 
 
 @pytest.mark.parametrize("name", ["actor", "actor_critic"])
-def test_adapters_are_merged_when_a_model_is_saved(model, tmp_path, name):
-    architecture, params = trained(model)
+def test_adapters_are_merged_when_a_model_is_saved(model, trained, tmp_path, name):
+    architecture, params = trained
     _, merged = merge_lora(architecture, params)
     assert not are_equal(merged, load_params(model.folder))
     if name == "actor_critic":
@@ -47,13 +48,11 @@ def test_adapters_are_merged_when_a_model_is_saved(model, tmp_path, name):
     assert are_equal(load_params(tmp_path / "trained"), merged) and are_equal(load_params(tmp_path / "new"), merged)
 
 
-def test_params_of_another_architecture_are_not_saved(model, tmp_path):
+def test_params_of_another_architecture_are_not_saved(model, trained, tmp_path):
     params = load_params(model.folder)["actor"]
     bias = {"block_0": params["block_0"] | {"out": params["block_0"]["out"] | {"bias": np.zeros(16)}}}
     cases = {
-        "adapters of rank 3, but the architecture has lora_rank=None; use .*config.transformer": trained(model)[1][
-            "actor"
-        ],
+        "adapters of rank 3, but the architecture has lora_rank=None; use .*config.network": trained[1]["actor"],
         "^block_0/out/bias, block_1/norm: in the params or in": params | bias | {"block_1": {"norm": np.ones(16)}},
         "^norm/scale: in the params or in the architecture, but not in both": params | {"norm": {}},
         "the params have an axis of rows; choose one": jax.tree.map(lambda leaf: leaf[None], params),

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.harness.runs import Run
 from experiments.published_cartpole import CONFIG_FIELDS, HYPERPARAM_FIELDS, last_episodes
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
+from grpo_jax.commands.harness.runs import Run
 from grpo_jax.objectives import episode_scores, group_normalized
 
 pytestmark = pytest.mark.slow

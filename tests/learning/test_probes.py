@@ -1,5 +1,7 @@
 """Each type of policy on environments of which everything is known."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,12 @@ import pytest
 from probes import Moving, OneOrThirty, Parts, Questions, QuestionState, Recall
 
 from grpo_jax import Config, Hyperparams, evaluate, run
+from grpo_jax.policies import CNN, MLP
 
 pytestmark = pytest.mark.slow
 
 KEYS = jax.random.split(jax.random.key(0), 2)
-TYPES = {"mlp": {"network": "mlp"}, "cnn": {"network": "cnn"}, "gru": {"recurrent": "gru"}}
+TYPES = {"mlp": MLP, "cnn": CNN, "gru": functools.partial(MLP, recurrent="gru", recurrent_size=16)}
 
 
 @pytest.mark.parametrize("shared_critic", [False, True], ids=["separate critic", "shared critic"])
@@ -24,10 +27,7 @@ def test_known_values_are_learnt(type_of_policy, shared_critic):
         num_envs=64,
         num_steps=16,
         num_minibatches=4,
-        hidden_sizes=(32,),
-        recurrent_size=16,
-        shared_critic=shared_critic,
-        **TYPES[type_of_policy],
+        network=TYPES[type_of_policy](hidden_sizes=(32,), shared_critic=shared_critic),
     )
     hyperparams = Hyperparams(learning_rate=0.01, discount=0.5, total_steps=60.0 * config.steps_per_iteration)
     params = run(config, hyperparams, KEYS).states.params
@@ -70,7 +70,7 @@ def returns_after(config, num_iterations, **hyperparams):
     states = run(config, hyperparams, KEYS).states
     play = jax.jit(jax.vmap(lambda state: evaluate(config, state, jax.random.key(1)).returns.mean()))
     returns = np.asarray(play(states))
-    print(config.env.name, "memory", config.recurrent, "returns by seed:", returns)
+    print(config.env.name, "memory", config.network.recurrent, "returns by seed:", returns)
     return returns
 
 
@@ -83,9 +83,7 @@ def test_only_a_memory_recalls(algorithm, memory):
         num_envs=64,
         num_steps=6,
         num_minibatches=4,
-        recurrent=memory,
-        hidden_sizes=(16,),
-        recurrent_size=8,
+        network=MLP((16,), recurrent=memory, recurrent_size=8),
     )
     returns = returns_after(config, 30, learning_rate=0.02)
     assert (returns > 0.9).all() if memory != "none" else (abs(returns - 0.5) < 0.15).all()
@@ -100,9 +98,7 @@ def test_only_a_memory_solves_the_memory_chain(memory):
         num_envs=64,
         num_steps=64,
         num_minibatches=4,
-        recurrent=memory,
-        hidden_sizes=(32,),
-        recurrent_size=32,
+        network=MLP((32,), recurrent=memory, recurrent_size=32),
     )
     returns = returns_after(config, 100, learning_rate=5e-3, entropy_coef=0.01)
     assert (returns > 0.9).all() if memory != "none" else (abs(returns) < 0.3).all()
@@ -112,11 +108,10 @@ def test_a_critic_that_sees_more_than_the_actor():
     config = Config(
         environment=Parts(),
         algorithm="ppo",
-        actor_observation=("position", "velocity"),
+        network=MLP((32,), actor_observation=("position", "velocity")),
         num_envs=64,
         num_steps=16,
         num_minibatches=4,
-        hidden_sizes=(32,),
     )
     hyperparams = Hyperparams(learning_rate=0.01, discount=0.5, total_steps=60.0 * config.steps_per_iteration)
     state = jax.tree.map(lambda leaf: leaf[0], run(config, hyperparams, KEYS).states)
@@ -138,7 +133,7 @@ def test_only_two_frames_show_a_velocity(frame_stack):
         num_envs=64,
         num_steps=8,
         num_minibatches=4,
-        hidden_sizes=(16,),
+        network=MLP((16,)),
     )
     returns = returns_after(config, 60, learning_rate=0.02)
     assert (returns > 0.95).all() if frame_stack == 2 else (returns < 0.75).all()

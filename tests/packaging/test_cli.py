@@ -1,4 +1,4 @@
-"""The command `grpo-jax`: it lists every experiment at once, and starts one as a module."""
+"""The command `grpo-jax`: it lists every command at once, and starts one as a module."""
 
 import ast
 import runpy
@@ -10,17 +10,17 @@ import pytest
 
 import grpo_jax_cli
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+FOLDER = Path(grpo_jax_cli.__file__).parent / "grpo_jax" / "commands"
 GROUPS = grpo_jax_cli.COMMANDS.values()
-COMMANDS = {grpo_jax_cli.module_name(name): line for group in GROUPS for name, line in group.items()}
+COMMANDS = {name.replace("-", "_"): line for group in GROUPS for name, line in group.items()}
 
 
-def test_every_experiment_is_a_command():
-    assert COMMANDS.keys() == {path.stem for path in EXPERIMENTS.glob("[!_]*.py")}, "complete grpo_jax_cli.COMMANDS"
+def test_help_lists_every_command():
+    assert COMMANDS.keys() == {path.stem for path in FOLDER.glob("[!_]*.py")}, "complete grpo_jax_cli.COMMANDS"
 
 
 def test_a_command_is_described_as_its_docstring_begins():
-    sources = {name: (EXPERIMENTS / f"{name}.py").read_text(encoding="utf-8") for name in COMMANDS}
+    sources = {name: (FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in COMMANDS}
     docstrings = {name: ast.get_docstring(ast.parse(source)) for name, source in sources.items()}
     offenders = [name for name, line in COMMANDS.items() if not docstrings[name].startswith(line)]
     assert not offenders, "\n".join(offenders)
@@ -29,18 +29,18 @@ def test_a_command_is_described_as_its_docstring_begins():
 def test_help_and_version_do_not_wait_for_jax():
     script = "import sys, grpo_jax_cli; grpo_jax_cli.main(); assert not {'jax', 'grpo_jax'} & sys.modules.keys()"
     for flag in ("--help", "--version"):
-        done = subprocess.run([sys.executable, "-c", script, flag], cwd=EXPERIMENTS.parent, capture_output=True)
+        done = subprocess.run([sys.executable, "-c", script, flag], cwd=FOLDER, capture_output=True)
         assert done.returncode == 0, done.stderr
 
 
 def test_a_command_finds_modules_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [])
-    monkeypatch.setattr(sys, "argv", ["grpo-jax", "grpo-vs-ppo", "--num-seeds", "1"])
+    monkeypatch.setattr(sys, "argv", ["grpo-jax", "tiny-language-model", "--seed", "1"])
     monkeypatch.setattr(runpy, "run_module", lambda name, **_: started.append((name, sys.argv[1:], sys.path)))
     started = []
     grpo_jax_cli.main()
-    assert started == [("grpo_jax.experiments.grpo_vs_ppo", ["--num-seeds", "1"], [str(tmp_path)])]
+    assert started == [("grpo_jax.commands.tiny_language_model", ["--seed", "1"], [str(tmp_path)])]
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,6 @@ def test_modules_of_a_downloaded_folder_are_not_found(flags, looks, tmp_path, mo
     monkeypatch.setattr(runpy, "run_module", lambda name, **_: None)
     grpo_jax_cli.main()
     assert (str(tmp_path) in sys.path) == looks
-
-
-@pytest.mark.parametrize("name", ["lm", "language-model", "language_model"])
-def test_a_command_may_be_shorter_than_its_module(name, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["grpo-jax", name])
-    monkeypatch.setattr(runpy, "run_module", lambda name, **_: started.append(name))
-    started = []
-    grpo_jax_cli.main()
-    assert started == ["grpo_jax.experiments.language_model"]
 
 
 @pytest.mark.parametrize("name, advice", [("trian", "did you mean train?"), ("xyz", "known: train, sweep, ")])

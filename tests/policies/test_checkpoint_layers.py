@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from compilation import compile_for_h100
 
-from grpo_jax.policies import Architecture, make_token_policy
+from grpo_jax.policies import Transformer, make_token_policy
 from grpo_jax.policies.distributions import categorical
 
 NUM_STEPS, NUM_TEXTS = 16, 4
 TOKENS = jax.random.randint(jax.random.key(1), (NUM_STEPS, NUM_TEXTS), 0, 16)
 PROMPTS = jnp.zeros((NUM_TEXTS, 2), jnp.int32)
-DEEP = Architecture(width=16, num_heads=2, num_layers=4)
+DEEP = Transformer(width=16, num_heads=2, num_layers=4)
 
 
 def make_loss(architecture):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilation import compiled
 
 from grpo_jax.environments.spaces import Box
 from grpo_jax.errors import ConfigError
@@ -11,9 +12,9 @@ from grpo_jax.policies.distributions import diagonal_gaussian, make_distribution
 from grpo_jax.policies.distributions.gaussian import LOG_STD_RANGE
 
 LOW, HIGH = (-2.0, 0.0, -1.0), (2.0, 0.5, 3.0)
-FAMILIES = {"gaussian": diagonal_gaussian(LOW, HIGH), "squashed": squashed_gaussian(LOW, HIGH)}
+FAMILIES = {"gaussian": compiled(diagonal_gaussian(LOW, HIGH)), "squashed": compiled(squashed_gaussian(LOW, HIGH))}
 each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-ONE = squashed_gaussian((-0.5,), (1.5,))
+ONE = compiled(squashed_gaussian((-0.5,), (1.5,)))
 NUM_DRAWS = 100_000
 RNG = np.random.default_rng(0)
 PARAMETERS = RNG.normal(0, 0.7, (4, 6)).astype(np.float32)
@@ -43,7 +44,7 @@ def test_shapes_are_those_of_whole_actions(family):
 
 
 @pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.7, -1.5), (-1.0, 0.8), (2.0, 0.3)])
-def test_the_squashed_density_is_that_of_the_environments_action(mean, log_std):
+def test_the_squashed_density_is_of_the_environments_action(mean, log_std):
     """It integrates to 1 between the bounds, and to the Gaussian's probability over half of the interval."""
     u = np.linspace(mean - 7 * np.exp(log_std), mean + 7 * np.exp(log_std), 40_001)
     u = u[np.abs(u) < 15]  # beyond, not even float64 resolves the distance to the bound
@@ -79,7 +80,7 @@ def test_entropy_and_kl_equal_their_sample_means(family):
 
 
 @pytest.mark.parametrize("log_std, tolerance", [(-9.0, 1e-5), (-2.0, 1e-5), (0.0, 1e-5), (1.0, 1e-4), (3.0, 2e-2)])
-def test_the_squashed_entropy_and_its_gradient_are_the_integrals(log_std, tolerance):
+def test_the_squashed_entropy_is_an_integral_and_so_its_slope(log_std, tolerance):
     mean = np.array([-6.0, -1.0, 0.0, 0.3, 4.0])
     std = np.exp(np.clip(log_std, *LOG_STD_RANGE))
     z = np.linspace(-9, 9, 20_001)
@@ -96,7 +97,7 @@ def test_the_squashed_entropy_and_its_gradient_are_the_integrals(log_std, tolera
     inputs = jnp.asarray(mean, jnp.float32), jnp.full(5, log_std, jnp.float32)
     scale = 1 + abs(expected)
     np.testing.assert_array_less(abs(entropy(*inputs) - expected) / scale, tolerance)
-    gradients = jax.vmap(jax.grad(entropy, argnums=(0, 1)))(*inputs)
+    gradients = jax.jit(jax.vmap(jax.grad(entropy, argnums=(0, 1))))(*inputs)
     np.testing.assert_allclose(gradients[0], by_mean, atol=20 * tolerance)
     np.testing.assert_allclose(gradients[1], by_log_std, atol=20 * tolerance)
 
@@ -135,15 +136,15 @@ def test_unbounded_actions_are_neither_scaled_nor_clipped():
 
 
 @pytest.mark.parametrize("make, inside", [(diagonal_gaussian, 0.683), (squashed_gaussian, 1.0)])
-def test_at_the_start_a_policy_covers_the_bounds_however_far_apart_they_lie(make, inside):
+def test_an_initial_policy_covers_the_bounds(make, inside):
     low, high = np.float32((-0.1, 100.0)), np.float32((0.1, 500.0))
-    family = make(tuple(low), tuple(high))
+    family = compiled(make(tuple(low), tuple(high)))
     parameters = jnp.zeros((20_000, 4))
-    action = family.to_environment(family.sample(parameters, jax.random.key(0)))
+    action = np.asarray(family.to_environment(family.sample(parameters, jax.random.key(0))))
     np.testing.assert_allclose(np.mean((action > low) & (action < high), axis=0), inside, atol=0.015)
     np.testing.assert_allclose(np.mean((action - low) / (high - low), axis=0), 0.5, atol=0.01)
     # In the environment's units: densities fall, and entropies rise, by the log of the volume.
-    one = make((-1.0, -1.0), (1.0, 1.0))
+    one = compiled(make((-1.0, -1.0), (1.0, 1.0)))
     volume = np.log(0.1 * 200.0)
     x = jnp.array([[0.3, -2.0]])
     np.testing.assert_allclose(family.log_prob(parameters, x) + volume, one.log_prob(parameters, x), rtol=1e-5)
@@ -153,23 +154,25 @@ def test_at_the_start_a_policy_covers_the_bounds_however_far_apart_they_lie(make
 @each_family
 @pytest.mark.parametrize("u", [20.0, -20.0, 100.0, -100.0])
 def test_values_and_gradients_are_finite_at_saturated_actions(family, u):
+    @jax.jit
+    def differentiated(parameters):
+        functions = (
+            lambda p: family.log_prob(p, jnp.full(3, u)),
+            family.entropy,
+            lambda p: family.kl(p, jnp.zeros(6)),
+            lambda p: family.kl(jnp.zeros(6), p),
+            lambda p: family.log_prob(parameters, jnp.full(3, u) + p[:3]),
+            lambda p: family.to_environment(p[:3]).sum(),
+        )
+        return [jax.value_and_grad(function)(parameters) for function in functions]
+
     with jax.debug_nans(True):
         for mean, log_std in [(0.0, -1.0), (u, 0.0), (0.0, -50.0), (u, 50.0)]:
-            parameters = jnp.repeat(jnp.array([mean, log_std]), 3)
-            functions = (
-                lambda p: family.log_prob(p, jnp.full(3, u)),
-                family.entropy,
-                lambda p: family.kl(p, jnp.zeros(6)),
-                lambda p: family.kl(jnp.zeros(6), p),
-                lambda p, parameters=parameters: family.log_prob(parameters, jnp.full(3, u) + p[:3]),
-                lambda p: family.to_environment(p[:3]).sum(),
-            )
-            for i, function in enumerate(functions):
-                value, gradient = jax.value_and_grad(function)(parameters)
-                assert jnp.isfinite(value) and jnp.isfinite(gradient).all(), (i, mean, log_std)
+            for i, results in enumerate(differentiated(np.float32([mean] * 3 + [log_std] * 3))):
+                assert all(np.isfinite(leaf).all() for leaf in results), (i, mean, log_std)
 
 
-def test_the_stored_action_is_not_squashed_and_has_the_gaussians_probability_ratio():
+def test_the_stored_action_is_the_gaussians():
     parameters, other = jnp.asarray(PARAMETERS), jnp.asarray(OTHER)
     squashed, plain = FAMILIES["squashed"], FAMILIES["gaussian"]
     action = squashed.sample(parameters, jax.random.key(0))
@@ -179,7 +182,7 @@ def test_the_stored_action_is_not_squashed_and_has_the_gaussians_probability_rat
 
 
 @pytest.mark.parametrize("name", ["gaussian", "squashed_gaussian"])
-def test_standard_deviations_are_free_parameters_or_outputs_of_the_network(name):
+def test_deviations_are_free_parameters_or_outputs(name):
     box = Box(LOW, HIGH)
     assert make_distribution(box, name).num_free == 3
     family = make_distribution(box, name, state_dependent_std=True)

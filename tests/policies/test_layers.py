@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.policies.convolutions import patches
-from grpo_jax.policies.dense import _sum_of_broadcast, _sum_of_stack, fused_dense, product
-from grpo_jax.policies.layers import orthogonal, side_by_side
+from grpo_jax.policies.dense import _sum_of_broadcast, _sum_of_stack, fused_dense, orthogonal, product, side_by_side
 
 
 def curve(product, kernel, inputs):
@@ -19,27 +18,32 @@ def test_gradients_of_the_dense_product(shape, outputs):
     inputs = jax.random.normal(jax.random.key(0), shape)
     kernel = jax.random.normal(jax.random.key(1), (shape[-1], outputs))
     for argument in (1, 2):
-        ours, plain = (jax.grad(curve, argument)(f, kernel, inputs) for f in (product, jnp.matmul))
+        differentiate = jax.jit(jax.grad(curve, argument), static_argnums=0)
+        ours, plain = (differentiate(f, kernel, inputs) for f in (product, jnp.matmul))
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("inputs, outputs", [(4, 16), (16, 2), (16, 16), (3, 5)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
 def test_the_fused_layer_is_a_dense_layer(inputs, outputs, dtype):
-    x = (3 * jax.random.normal(jax.random.key(0), (10, inputs))).astype(dtype)
-    kernel = jax.random.normal(jax.random.key(1), (inputs, outputs))
-    bias = jax.random.normal(jax.random.key(2), (outputs,))
+    rng = np.random.default_rng(0)
+    x = (3 * rng.normal(size=(10, inputs))).astype(dtype)
+    kernel, bias = rng.normal(size=(inputs, outputs)), rng.normal(size=outputs)
 
-    def curve(layer):
-        return lambda kernel, bias: jnp.sum(jnp.sin(layer(x, kernel, bias)))
+    @jax.jit
+    def differentiate(kernel, bias):
+        def curve(kernel, bias):
+            values = fused_dense(x, kernel, bias)
+            return jnp.sum(jnp.sin(values)), values
 
-    def dense(x, kernel, bias):
-        return x.astype(jnp.float32) @ kernel + bias
+        return jax.grad(curve, (0, 1), has_aux=True)(kernel, bias)
 
-    np.testing.assert_allclose(fused_dense(x, kernel, bias), dense(x, kernel, bias), rtol=1e-5, atol=1e-5)
-    ours, theirs = (jax.grad(curve(layer), (0, 1))(kernel, bias) for layer in (fused_dense, dense))
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    gradients, values = differentiate(np.float32(kernel), np.float32(bias))
+    expected = x.astype(np.float64) @ kernel + bias
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
+    slope = np.cos(expected)
+    for gradient, of_dense in zip(gradients, (x.astype(np.float64).T @ slope, slope.sum(0)), strict=True):
+        np.testing.assert_allclose(gradient, of_dense, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("outputs", [3, 9])
@@ -66,7 +70,8 @@ def test_many_kernels_at_once_and_second_derivatives():
     def gradient_norm(product, kernel):
         return jnp.sum(jax.grad(curve, 1)(product, kernel, inputs) ** 2)
 
-    ours, plain = (jax.vmap(jax.grad(gradient_norm, 1), (None, 0))(f, kernels) for f in (product, jnp.matmul))
+    differentiate = jax.vmap(jax.grad(gradient_norm, 1), (None, 0))
+    ours, plain = jax.jit(lambda kernels: [differentiate(f, kernels) for f in (product, jnp.matmul)])(kernels)
     np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
 
 
@@ -76,13 +81,17 @@ def test_many_kernels_at_once_and_second_derivatives():
 def test_the_convolution_is_a_convolution(shape, stride):
     images = jax.random.randint(jax.random.key(0), (2, *shape), 0, 3).astype(jnp.uint8)
     kernel = jax.random.normal(jax.random.key(1), (3, 3, shape[2], 5))
-    ours = patches(images, stride) @ kernel.reshape(-1, 5)
     spare = [(0, -(side - 3) % stride) for side in shape[:2]]
-    expected = jax.lax.conv_general_dilated(
-        images.astype(jnp.float32), kernel, (stride, stride), spare, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+
+    @jax.jit
+    def convolve(images):
+        real, layout = images.astype(jnp.float32), ("NHWC", "HWIO", "NHWC")
+        expected = jax.lax.conv_general_dilated(real, kernel, (stride, stride), spare, dimension_numbers=layout)
+        sums = jax.grad(lambda x: patches(x, stride).sum())(real)
+        return patches(images, stride) @ kernel.reshape(-1, 5), expected, sums
+
+    ours, expected, sums = convolve(images)
     np.testing.assert_allclose(ours, expected, atol=1e-4)
-    sums = jax.grad(lambda x: patches(x, stride).sum())(images.astype(jnp.float32))
     assert (sums >= 1).all(), "every pixel is in some patch"
 
 

@@ -12,11 +12,11 @@ from probes import NUM_TOKENS, bits, copy_task
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, with_reference
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
-from grpo_jax.policies import Architecture, add_lora, make_token_policy, merge_lora, partition
+from grpo_jax.policies import Transformer, add_lora, make_token_policy, merge_lora, partition
 from grpo_jax.policies.dense import Adapter, Dense
 from grpo_jax.policies.distributions import categorical
 
-BASE = Architecture(width=16, num_heads=4, num_kv_heads=2, num_layers=1, attention_bias=True)
+BASE = Transformer(width=16, num_heads=4, num_kv_heads=2, num_layers=1, attention_bias=True)
 LORA = dataclasses.replace(BASE, lora_rank=3, lora_alpha=6.0)
 SMALL = {"environment": copy_task(), "num_envs": 8, "group_size": 4, "num_epochs": 1, "num_minibatches": 2}
 TOKENS = jax.random.randint(jax.random.key(3), (4, 5), 0, NUM_TOKENS)
@@ -92,8 +92,8 @@ def test_a_layer_is_the_formula_and_so_is_its_gradient():
 @pytest.mark.slow
 def test_a_train_step_has_state_for_adapters_only_and_changes_nothing_else():
     architecture = dataclasses.replace(LORA, lora_layers=("qkv", "down"), frozen_dtype="bfloat16")
-    config = Config(**SMALL, algorithm=with_reference(GRPO), transformer=architecture)
-    params = add_lora(architecture, Config(**SMALL, transformer=BASE).policy.init(jax.random.key(5)), jax.random.key(6))
+    config = Config(**SMALL, algorithm=with_reference(GRPO), network=architecture)
+    params = add_lora(architecture, Config(**SMALL, network=BASE).policy.init(jax.random.key(5)), jax.random.key(6))
     start = jax.jit(make_init(config))(
         jax.random.key(0), Hyperparams(learning_rate=0.01, entropy_coef=0.1), params=params
     )
@@ -116,7 +116,9 @@ def test_a_train_step_has_state_for_adapters_only_and_changes_nothing_else():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_critic_has_all_its_weights_trained(shared):
-    config = Config(**SMALL, algorithm=PPO._replace(start=FRESH), transformer=LORA, shared_critic=shared)
+    config = Config(
+        **SMALL, algorithm=PPO._replace(start=FRESH), network=dataclasses.replace(LORA, shared_critic=shared)
+    )
     trained, frozen = (
         flatten_dict(part) for part in partition(config.policy, jax.eval_shape(config.policy.init, jax.random.key(0)))
     )
@@ -135,7 +137,7 @@ def test_mistakes_are_errors():
         ({"lora_rank": 4, "lora_alpha": 0.0}, "positive number"),
     ):
         with pytest.raises(ConfigError, match=message):
-            Architecture(**fields)
+            Transformer(**fields)
     params = base_params()
     with pytest.raises(ConfigError, match="needs an architecture with adapters"):
         add_lora(BASE, params, jax.random.key(0))

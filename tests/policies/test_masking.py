@@ -10,6 +10,7 @@ from probes import Probe
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
 from grpo_jax.environments import make_environment
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 
 
@@ -34,7 +35,7 @@ class Forbidding(Tempting):
 
 def config(environment, algorithm, **settings):
     return Config(
-        environment=environment, algorithm=algorithm, num_envs=8, num_epochs=1, num_minibatches=1, hidden_sizes=(8,),
+        environment=environment, algorithm=algorithm, num_envs=8, num_epochs=1, num_minibatches=1, network=MLP((8,)),
         env_params={"max_steps_in_episode": 6}, **settings,
     )  # fmt: skip
 

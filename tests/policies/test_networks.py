@@ -1,5 +1,6 @@
 """Networks: initial weights, shapes of observations, and one pass over a sequence equals its steps."""
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -10,27 +11,16 @@ import pytest
 from probes import bits
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.observations import joined, leading_shape
-from grpo_jax.policies import make_policy
+from grpo_jax.observations import flatten_observation, leading_shape
+from grpo_jax.policies import CNN, MLP, Impala, NatureCNN
 from grpo_jax.policies.convolutions import impala, nature_cnn
 from grpo_jax.policies.distributions import categorical, diagonal_gaussian
+from grpo_jax.policies.networks import resolve_network
 from grpo_jax.policies.recurrent import RECURRENT
 
 KEY = jax.random.key(0)
-SETTINGS = {
-    "network": "auto",
-    "recurrent": "none",
-    "hidden_sizes": (16, 12),
-    "conv_channels": 5,
-    "recurrent_size": 6,
-    "activation": "tanh",
-    "hidden_scale": 2**0.5,
-    "actor_scale": 0.01,
-    "critic_scale": 1.0,
-    "critic": True,
-    "shared_critic": False,
-}
 IMAGE = (6, 5, 2)
+CONV = {"conv_channels": 5}
 GRU = {"recurrent": "gru"}
 TYPES = {
     **{"mlp": {}, "cnn": {"shape": IMAGE}, "gru": GRU, "cnn and gru": {"shape": IMAGE} | GRU},
@@ -43,9 +33,11 @@ each_type = pytest.mark.parametrize(
 )
 
 
-def make(shape=(4,), dtype=jnp.float32, distribution=None, **settings):
-    observation = jax.ShapeDtypeStruct(shape, dtype)
-    policy = make_policy(observation, distribution or categorical(3), **(SETTINGS | settings))
+def make(shape=(4,), dtype=jnp.float32, distribution=None, critic=True, **fields):
+    """A policy with small layers: convolutions for images, unless the fields say otherwise."""
+    network = CNN if shape == IMAGE else MLP
+    network = dataclasses.replace(network((16, 12), recurrent_size=6), **CONV if network is CNN else {}, **fields)
+    policy = network(jax.ShapeDtypeStruct(shape, dtype), distribution or categorical(3), critic)
     # Compiled, as operation by operation takes longer.
     return policy._replace(init=jax.jit(policy.init), step=jax.jit(policy.step), sequence=jax.jit(policy.sequence))
 
@@ -71,7 +63,9 @@ def assert_orthogonal(kernel, gain):
 
 
 def test_gains_of_the_initial_weights():
-    params = make(IMAGE, recurrent="gru", hidden_scale=3.0, actor_scale=0.5, critic_scale=2.0).init(jax.random.key(0))
+    params = make(IMAGE, recurrent="gru", hidden_init_gain=3.0, actor_init_gain=0.5, critic_init_gain=2.0).init(
+        jax.random.key(0)
+    )
     for name, gain in {"actor": 0.5, "critic": 2.0}.items():
         for layer in ("Conv_0", "Dense_0", "Dense_1"):
             assert_orthogonal(params[name][layer]["kernel"], 3.0)
@@ -220,7 +214,7 @@ def test_an_lstm_and_a_minimal_gru_follow_their_formulas():
 
 @pytest.mark.parametrize("shape, dtype", [((), jnp.int32), ((2, 2, 2), jnp.bool)])
 def test_an_mlp_flattens_observations_of_any_shape_and_type(shape, dtype):
-    policy = make(shape, dtype, network="mlp")
+    policy = make(shape, dtype)
     params = policy.init(jax.random.key(0))
     logits, values = sequence(policy, params, jnp.ones((3, 2, *shape), dtype))
     assert (logits.shape, logits.dtype, values.shape) == ((3, 2, 3), jnp.float32, (3, 2))
@@ -233,12 +227,14 @@ def test_an_mlp_flattens_observations_of_any_shape_and_type(shape, dtype):
     + [((3, 3, 2, 2), 1), ((30, 40, 3), 10 * 14)],
 )
 def test_images_get_a_convolution(shape, features):
-    layers = jax.eval_shape(make(shape, jnp.uint8).init, jax.random.key(0))["actor"]
+    observation = jax.ShapeDtypeStruct(shape, jnp.uint8)
+    network = dataclasses.replace(resolve_network("auto", observation, has_prompt=False), hidden_sizes=(16,))
+    layers = jax.eval_shape(network(observation, categorical(3), False).init, KEY)["actor"]
     if features is None:
         assert "Conv_0" not in layers and layers["Dense_0"]["kernel"].shape == (int(np.prod(shape)), 16)
     else:
-        assert layers["Conv_0"]["kernel"].shape == (9 * int(np.prod(shape[2:])), 5)
-        assert layers["Dense_0"]["kernel"].shape == (features * 5, 16)
+        assert layers["Conv_0"]["kernel"].shape == (9 * int(np.prod(shape[2:])), 16)
+        assert layers["Dense_0"]["kernel"].shape == (features * 16, 16)
 
 
 def convolve(images, kernels, stride, padding):
@@ -257,7 +253,8 @@ def test_the_nature_cnn_has_the_published_layers():
     for i, stride in enumerate((4, 2, 1)):
         x = jnp.tanh(convolve(x, params[f"Conv_{i}"]["kernel"], stride, "VALID"))
     np.testing.assert_allclose(ours, x, atol=1e-5)
-    published = jax.eval_shape(make((84, 84, 4), jnp.uint8, network="nature_cnn", conv_channels=16).init, KEY)["actor"]
+    policy = NatureCNN((16,))(jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8), categorical(3), False)
+    published = jax.eval_shape(policy.init, KEY)["actor"]
     kernels = [published[name]["kernel"].shape for name in ("Conv_0", "Conv_1", "Conv_2", "Dense_0")]
     assert kernels == [(64 * 4, 32), (16 * 32, 64), (9 * 64, 64), (7 * 7 * 64, 16)]
 
@@ -291,37 +288,64 @@ def initialised(layers, x):
 
 def test_only_images_take_a_cnn():
     with pytest.raises(ConfigError, match=r"'nature_cnn' needs .* 36 by 36.* \(20, 40, 3\); use network='cnn'"):
-        make((20, 40, 3), network="nature_cnn")
+        NatureCNN()(jax.ShapeDtypeStruct((20, 40, 3), jnp.uint8), categorical(3), False)
     with pytest.raises(ConfigError, match=r"images.* shape \(4,\); use network='mlp'"):
-        make(network="cnn")
-    with pytest.raises(ConfigError, match="unknown network 'cn': did you mean 'cnn'"):
-        make(network="cn")
-    with pytest.raises(ConfigError, match="unknown recurrent layer 'lstn': did you mean 'lstm'"):
-        make(recurrent="lstn")
+        Impala()(jax.ShapeDtypeStruct((4,), jnp.float32), categorical(3), False)
+
+
+MISTAKES = [
+    ({"hidden_sizes": (64, -1)}, r"hidden_sizes=\(64, -1\) .*such as \(64, 64\)"),
+    ({"hidden_sizes": (64.0,)}, r"hidden_sizes=\(64.0,\) .*such as \(64, 64\)"),
+    ({"hidden_sizes": 64}, r"hidden_sizes=64 .*such as \(64, 64\)"),
+    ({"critic_hidden_sizes": (0,)}, "critic_hidden_sizes=.* must be positive integers"),
+    ({"conv_channels": 0}, "conv_channels=0 is not a positive integer"),
+    ({"activation": "rellu"}, "unknown activation 'rellu': did you mean 'relu'"),
+    ({"activation": "Dense"}, "unknown activation 'Dense'"),
+    ({"activation": np.tanh}, "unknown activation"),
+    ({"activation": None}, "unknown activation"),
+    ({"critic_activation": "rely"}, "unknown critic_activation 'rely': did you mean 'relu'"),
+    ({"recurrent": "lstn"}, "unknown recurrent layer 'lstn': did you mean 'lstm'"),
+    ({"actor_init_gain": -1.0}, "actor_init_gain=-1.0 is not a gain"),
+    ({"shared_critic": True, "critic_hidden_sizes": (8,)}, "critic_hidden_sizes=.*shared_critic=True"),
+    ({"shared_critic": True, "critic_activation": "relu"}, "critic_activation=.*shared_critic=True"),
+    ({"hidden_size": 3}, "CNN has no field 'hidden_size': did you mean 'hidden_sizes'"),
+]
+
+
+@pytest.mark.parametrize("fields, message", MISTAKES)
+def test_errors_name_the_field_of_a_network(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        CNN(**fields)
+
+
+def test_networks_are_values():
+    assert MLP([8, np.int64(4)]) == MLP((8, 4)) != CNN((8, 4)) and hash(MLP([8])) == hash(MLP((8,)))
+    assert NatureCNN() != Impala() and Impala(conv_channels=np.int32(4)) == dataclasses.replace(
+        Impala(), conv_channels=4
+    )
 
 
 def test_arrays_are_joined_in_the_order_of_their_keys():
     parts = {"b": jnp.arange(6, dtype=jnp.int8).reshape(1, 2, 3), "a": (jnp.full((1, 1), 7.5), jnp.array([True]))}
-    np.testing.assert_array_equal(joined(parts, 1), [[7.5, 1, 0, 1, 2, 3, 4, 5]])
-    assert joined({"a": parts["b"]}, 1) is parts["b"]
+    np.testing.assert_array_equal(flatten_observation(parts, 1), [[7.5, 1, 0, 1, 2, 3, 4, 5]])
+    assert flatten_observation({"a": parts["b"]}, 1) is parts["b"]
 
 
 def test_features_of_an_image_are_joined_with_vectors():
     parts = {"image": jax.ShapeDtypeStruct(IMAGE, jnp.int8), "goal": jax.ShapeDtypeStruct((3,), jnp.float32)}
     convolved = 4 * 3 * 5
-    for network, sizes in {"auto": convolved + 3, "cnn": convolved + 3, "mlp": 6 * 5 * 2 + 3}.items():
-        policy = make_policy(parts, categorical(3), **(SETTINGS | {"network": network}))
-        layers = jax.eval_shape(policy.init, jax.random.key(0))["critic"]
+    for network, sizes in {CNN((16,), **CONV): convolved + 3, MLP((16,)): 6 * 5 * 2 + 3}.items():
+        layers = jax.eval_shape(network(parts, categorical(3), True).init, jax.random.key(0))["critic"]
         assert layers["Dense_0"]["kernel"].shape == (sizes, 16)
     with pytest.raises(ConfigError, match="convolves one image, but observations have 2.*use network='mlp'"):
-        make_policy({"left": parts["image"], "right": parts["image"]}, categorical(3), **SETTINGS)
+        CNN()({"left": parts["image"], "right": parts["image"]}, categorical(3), True)
 
 
 @pytest.mark.slow
 def test_an_actor_sees_its_part_and_the_critic_all():
     parts = {name: jax.ShapeDtypeStruct((2,), jnp.float32) for name in ("position", "velocity", "privileged")}
-    settings = SETTINGS | GRU | {"actor_observation": ("velocity", "position")}
-    policy = make_policy(parts, categorical(3), **settings)
+    network = MLP((16,), recurrent="gru", recurrent_size=6, actor_observation=("velocity", "position"))
+    policy = network(parts, categorical(3), True)
     params = policy.init(jax.random.key(0))
     assert [params[name]["Dense_0"]["kernel"].shape[0] for name in ("actor", "critic")] == [4, 6]
     seen = {name: jnp.ones((1, 2, 2)) for name in parts}

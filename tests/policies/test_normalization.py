@@ -11,6 +11,7 @@ import pytest
 from probes import Echo, Probe, bits, known_params, known_policy
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, run
+from grpo_jax.policies import MLP
 from grpo_jax.policies.normalization import (
     Normalizer,
     RunningStatistics,
@@ -243,7 +244,7 @@ def test_without_normalisation_there_are_no_statistics():
 
 
 def test_evaluation_uses_the_statistics_of_the_state_and_keeps_them():
-    config = Config(environment=Echo(), num_envs=4, num_minibatches=1, hidden_sizes=(), normalize_observations=True)
+    config = Config(environment=Echo(), num_envs=4, num_minibatches=1, network=MLP(()), normalize_observations=True)
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     # Greedy action 1 where the normalised mark is positive, which is right if the statistics have the mean 0.5.
     kernel = jnp.array([[0.0, 0.0], [-1.0, 1.0]])
@@ -267,7 +268,7 @@ class FarEcho(Echo):
 
 @pytest.mark.slow
 def test_observations_far_from_0_are_learnt_from_if_normalized():
-    sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (16,)}
+    sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "network": MLP((16,))}
     hyperparams = Hyperparams(learning_rate=0.02, final_learning_rate=0.02, total_steps=60 * 64.0)
     keys = jax.random.split(jax.random.key(0), 2)
     answers = []

@@ -9,6 +9,7 @@ from probes import Probe, ProbeParams
 
 from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.algorithms import ALGORITHMS
+from grpo_jax.policies import MLP
 
 LOW, HIGH = np.float32([-1.0, 0.0]), np.float32([1.0, 4.0])
 
@@ -34,7 +35,7 @@ class Aim(Probe):
         return spaces.Box(LOW, HIGH, (2,))
 
 
-SIZES = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (16,)}
+SIZES = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "network": MLP((16,))}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -11,12 +11,13 @@ from probes import Probe, Recall, acted, bits, check
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, make_init, run
 from grpo_jax.algorithms import PPO, with_reference
 from grpo_jax.objectives import exact_kl_to_reference, sequence_ratio
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import default_microbatches, minibatch_gradient
 
 # A gain of 1 for the actor's head, so that the probabilities clearly depend on the carry.
-NETWORK = {"recurrent": "gru", "hidden_sizes": (8,), "recurrent_size": 4, "actor_scale": 1.0}
+NETWORK = {"network": MLP(recurrent="gru", hidden_sizes=(8,), recurrent_size=4, actor_init_gain=1.0)}
 
 
 def windows(config, num_windows):
@@ -156,13 +157,13 @@ def test_steps_after_the_end_of_an_episode_have_no_gradient(one_episode):
 
 
 def test_a_recurrent_policy_has_minibatches_of_whole_sequences():
-    assert Config(recurrent="gru", algorithm="ppo", num_envs=32, num_steps=8).policy.has_carry
+    assert Config(network=MLP(recurrent="gru"), algorithm="ppo", num_envs=32, num_steps=8).policy.has_carry
     with pytest.raises(ValueError, match="whole sequences.* = 8 .*use num_minibatches=8"):
-        Config(recurrent="gru", algorithm="ppo", num_envs=8)
+        Config(network=MLP(recurrent="gru"), algorithm="ppo", num_envs=8)
     loose = GRPO._replace(ratio=sequence_ratio)
     with pytest.raises(ValueError, match="set whole_sequences=True"):
         check(Config(algorithm=loose))
-    check(Config(algorithm=loose, recurrent="gru"))
+    check(Config(algorithm=loose, network=MLP(recurrent="gru")))
 
 
 @pytest.mark.parametrize("shape, parts", [((1, 4096), 8), ((128, 64), 8), ((128, 6), 1), ((16, 64), 2), ((500, 12), 2)])
@@ -182,9 +183,7 @@ def test_a_gru_learns_to_recall():
         num_envs=64,
         num_steps=6,
         num_minibatches=4,
-        recurrent="gru",
-        hidden_sizes=(16,),
-        recurrent_size=8,
+        network=MLP(recurrent="gru", hidden_sizes=(16,), recurrent_size=8),
     )
     hyperparams = Hyperparams(learning_rate=0.02, total_steps=20.0 * config.steps_per_iteration)
     states = run(config, hyperparams, jax.random.split(jax.random.key(0), 2)).states

@@ -10,9 +10,9 @@ from probes import NUM_TOKENS, copy_task
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, objectives, with_reference
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import Architecture, make_token_policy
+from grpo_jax.policies import Transformer, make_token_policy
 from grpo_jax.policies.distributions import categorical
-from grpo_jax.policies.sampling import tempered
+from grpo_jax.policies.sampling import with_temperature
 from grpo_jax.policies.scoring import bind_reference, score
 
 SMALL = {"width": 16, "num_heads": 4, "num_kv_heads": 2, "num_layers": 1}
@@ -22,7 +22,7 @@ RUN = {
     "group_size": 4,
     "num_epochs": 2,
     "num_minibatches": 2,
-    "transformer": Architecture(**SMALL),
+    "network": Transformer(**SMALL),
 }
 EXACT = with_reference(GRPO, kl=objectives.exact_kl_to_reference)
 HYPERPARAMS = Hyperparams(learning_rate=0.03, kl_coef=0.1, entropy_coef=0.05, total_steps=1e9)
@@ -34,9 +34,9 @@ HYPERPARAMS = Hyperparams(learning_rate=0.03, kl_coef=0.1, entropy_coef=0.05, to
 )
 def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
     policy = make_token_policy(
-        Architecture(**SMALL, tie_embeddings=tied), categorical(NUM_TOKENS), max_steps=5, logits_chunk=chunk
+        Transformer(**SMALL, tie_embeddings=tied), categorical(NUM_TOKENS), max_steps=5, logits_chunk=chunk
     )
-    policy = tempered(policy, 0.7)
+    policy = with_temperature(policy, 0.7)
     init = jax.jit(policy.init)
     params, reference = init(jax.random.key(0)), init(jax.random.key(4))
     prompts = jax.random.randint(jax.random.key(1), (3, 4), 0, NUM_TOKENS)
@@ -68,9 +68,9 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
     [
         (EXACT, {}),
         (with_reference(GRPO), {}),
-        (EXACT, {"transformer": Architecture(**SMALL, lora_rank=2)}),
+        (EXACT, {"network": Transformer(**SMALL, lora_rank=2)}),
         (EXACT._replace(critic=PPO.critic), {}),
-        (EXACT._replace(critic=PPO.critic), {"shared_critic": True}),
+        (EXACT._replace(critic=PPO.critic), {"network": Transformer(**SMALL, shared_critic=True)}),
     ],
 )
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_no_array_of_an_iteration_has_a_row_of_the_vocabulary_for_each_token():
 
     def temporary_bytes(length):
         policy = make_token_policy(
-            Architecture(width=8, num_heads=2, num_layers=1), categorical(vocabulary), max_steps=length, logits_chunk=16
+            Transformer(width=8, num_heads=2, num_layers=1), categorical(vocabulary), max_steps=length, logits_chunk=16
         )
         params = jax.eval_shape(policy.init, jax.random.key(0))
 
@@ -121,7 +121,7 @@ def test_no_array_of_an_iteration_has_a_row_of_the_vocabulary_for_each_token():
     [
         ({"logits_chunk": 0}, "logits_chunk=0"),
         ({"logits_chunk": 8, "truncate_sampling": True}, "truncate_sampling=True"),
-        ({"logits_chunk": 8, "environment": "CartPole-v1", "transformer": Architecture()}, "for transformers"),
+        ({"logits_chunk": 8, "environment": "CartPole-v1", "network": Transformer()}, "for transformers"),
     ],
 )
 def test_what_needs_whole_distributions_is_refused(fields, words):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from probes import END, EQUALS, NUM_TOKENS, bits, copy_task
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, generate, make_init, make_train_step
-from grpo_jax.config import acting_policy
+from grpo_jax import GRPO, PPO, Config, Hyperparams, Sampling, generate, make_init, make_train_step
+from grpo_jax.config import behaviour_policy
 from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import group_parameters
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH, one_carry_per_group
-from grpo_jax.policies import Architecture, make_token_policy
+from grpo_jax.policies import Transformer, make_token_policy
 from grpo_jax.policies.distributions import categorical
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
@@ -28,7 +28,7 @@ RUN = {
     "group_size": 4,
     "num_epochs": 1,
     "num_minibatches": 2,
-    "transformer": Architecture(**SMALL),
+    "network": Transformer(**SMALL),
 }
 PPO_FRESH = PPO._replace(start=FRESH)
 
@@ -41,7 +41,7 @@ def lively(params):
 
 
 def make(**settings):
-    policy = make_token_policy(Architecture(**SMALL | settings), categorical(NUM_TOKENS), max_steps=5)
+    policy = make_token_policy(Transformer(**SMALL | settings), categorical(NUM_TOKENS), max_steps=5)
     return policy, lively(jax.jit(policy.init)(jax.random.key(0)))
 
 
@@ -102,7 +102,7 @@ def rolled_out(config, hyperparams=None, key=1):
     """A train state with `lively` parameters, the policy that acts, and a rollout of it."""
     state = jax.jit(make_init(config))(jax.random.key(0), hyperparams or Hyperparams())
     state = state.replace(params=lively(state.params))
-    policy = acting_policy(config, state.normalizer, state.hyperparams)
+    policy = behaviour_policy(config, state.normalizer, state.hyperparams)
     env_params = group_parameters(config.env, None, config.num_groups, config.group_size)
 
     @jax.jit
@@ -217,7 +217,7 @@ def test_a_critic_values_the_last_token_of_a_cut_completion():
 
 @pytest.mark.slow
 def test_a_train_step_with_a_critic_in_the_actor_keeps_no_cache():
-    config = Config(**RUN, algorithm=PPO_FRESH, shared_critic=True)
+    config = Config(**RUN | {"network": Transformer(**SMALL, shared_critic=True)}, algorithm=PPO_FRESH)
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(entropy_coef=0.1))
     assert set(state.params) == {"actor_critic"}
     after, metrics = jax.jit(make_train_step(config))(state)
@@ -251,7 +251,8 @@ RAGGED = jnp.array([[3, 1, 4], [-1, 2, EQUALS], [2, EQUALS, -1]])
 @pytest.mark.slow
 def test_generated_log_probs_are_those_of_the_text(policy_and_params):
     policy, params = policy_and_params
-    sample = functools.partial(generate, policy, params, RAGGED, num_samples=6, end_token=END, temperature=1.5)
+    sampling = Sampling(num_samples=6, end_token=END, temperature=1.5)
+    sample = functools.partial(generate, policy, params, RAGGED, sampling=sampling)
     made = jax.jit(sample)(jax.random.key(1))
     stopping = functools.partial(sample, plan=dataclasses.replace(CPU, steps_per_check=1))
     assert bits(jax.jit(stopping)(jax.random.key(1))) == bits(made)
@@ -270,7 +271,11 @@ def test_generated_log_probs_are_those_of_the_text(policy_and_params):
 
 def test_temperature_zero_is_greedy_whatever_the_padding(policy_and_params):
     policy, params = policy_and_params
-    sample = jax.jit(functools.partial(generate, policy, params, RAGGED, num_samples=3, num_steps=4, end_token=END))
+
+    @jax.jit
+    def sample(key, **options):
+        return generate(policy, params, RAGGED, key, Sampling(num_samples=3, num_steps=4, end_token=END, **options))
+
     cold = sample(key=jax.random.key(0), temperature=0.0)
     assert bits(cold.tokens) == bits(sample(key=jax.random.key(1), temperature=0.0).tokens)
     assert bits(cold.tokens[:, :1].repeat(3, 1)) == bits(cold.tokens)
@@ -295,13 +300,13 @@ def test_temperature_zero_is_greedy_whatever_the_padding(policy_and_params):
 )
 def test_sizes_that_do_not_fit_are_refused(sizes, message):
     with pytest.raises(ConfigError, match=message):
-        Architecture(**sizes)
-    assert Architecture(num_heads=np.int64(2)) == Architecture(num_heads=2)
+        Transformer(**sizes)
+    assert Transformer(num_heads=np.int64(2)) == Transformer(num_heads=2)
 
 
 @pytest.mark.slow
 def test_a_rollout_casts_weights_once_with_the_same_numbers():
-    config = Config(**RUN | {"transformer": Architecture(**SMALL, compute_dtype="bfloat16", tie_embeddings=True)})
+    config = Config(**RUN | {"network": Transformer(**SMALL, compute_dtype="bfloat16", tie_embeddings=True)})
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     flat = jax.tree_util.tree_leaves_with_path(jax.eval_shape(config.policy.cast, lively(state.params)))
     half = {str(path[-2].key) for path, leaf in flat if leaf.dtype == jnp.bfloat16}

@@ -20,12 +20,12 @@ from grpo_jax.algorithms import ALGORITHMS, with_reference
 from grpo_jax.baselines import boosted, lstd_baseline, observed, same_step_baseline
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import tuned
-from grpo_jax.recording.config_file import FIELDS, config_fields, from_json
-from grpo_jax.recording.json_fields import CHECKSUM, describe_kind, fits, with_checksum
-from grpo_jax.recording.trusted import find_trusted, trusted_objects
+from grpo_jax.policies import MLP
+from grpo_jax.recording.config_file import FIELDS, config_fields, find_trusted, from_json, trusted_objects
+from grpo_jax.recording.files import CHECKSUM, describe_kind, fits, with_checksum
 
-SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "hidden_sizes": (4,)}
-CATCH = Config(environment="Catch-bsuite", network="mlp", normalize_observations=True, **SIZES)
+SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
+CATCH = Config(environment="Catch-bsuite", normalize_observations=True, **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +77,22 @@ def test_a_damaged_field_is_named_with_its_file(field, value, description, saved
     assert field in str(refused.value)
 
 
+def mlp(**fields):
+    """An MLP as a file of a config has it."""
+    return {"name": "mlp", **fields}
+
+
 @pytest.mark.parametrize(
     "field, value",
     [
         *[("num_envs", value) for value in ("4", None, 4.0, [4], True, 0, -4)],
-        *[("hidden_sizes", value) for value in (4, "4", ["4"], [4.5], [[4]], {}, [0])],
+        *[("network", mlp(hidden_sizes=value)) for value in (4, "4", ["4"], [4.5], [[4]], {}, [0])],
+        *[("network", mlp(activation=value)) for value in (3, "nope", "__class__", "Module")],
         *[("env_params", value) for value in ([], "x", {"env_params": 1})],
-        *[("transformer", value) for value in ([], 3, {"width": "x"}, {"width": 7}, {"nope": 1})],
+        *[("network", value) for value in ([], 3, "nope", mlp(nope=1), {"name": "nope"}, {"name": []})],
+        *[("network", {"name": "transformer", "width": width}) for width in ("x", 7)],
         *[("algorithm", value) for value in (3, [], "nope", {"import": 3}, {"class": "grpo_jax.algorithms:Algorithm"})],
         *[("environment", value) for value in (3, [], "nope", None, {"import": "optax:adam"})],
-        *[("activation", value) for value in (3, "nope", "__class__", "Module")],
         *[("optimizer", value) for value in (3, "nope", {"partial": {"import": "optax:adam"}})],
         *[("schedule", value) for value in (3, "nope")],
         ("nope", 3),
@@ -203,12 +209,12 @@ DANGEROUS = [
         "optax.contrib:muon",
     ],
     *["grpo_jax:load", "grpo_jax.importing:import_object", "grpo_jax.config:Config", "grpo_jax:recorded_run"],
-    *["grpo_jax.environments.registry:make_environment", "grpo_jax.environments.suites.gymnasium:Gymnasium"],
+    *["grpo_jax.environments.registry:make_environment", "grpo_jax.environments.suites.on_host:Gymnasium"],
     *["grpo_jax.environments.host:HostEnvironment", "grpo_jax.recording.files:write_json", "grpo_jax.types:TrainState"],
     *["grpo_jax.policies.distributions.factory:make_distribution", "grpo_jax.updates.optimizers:make_optimizer"],
     *["grpo_jax.updates.schedules:find_schedule", "grpo_jax.devices.processes:from_process_zero", "grpo_jax_cli:main"],
     *["grpo_jax.objectives.slots:inspect", "grpo_jax.objectives.slots:dataclasses", "grpo_jax.objectives.slots:Any"],
-    *["grpo_jax.language:load_reward", "grpo_jax.experiments.train:main", "experiments.train:main", ":", "a:", ":a"],
+    *["grpo_jax.language:load_reward", "grpo_jax.commands.train:main", ":", "a:", ":a"],
 ]
 
 
@@ -227,7 +233,7 @@ def test_what_a_folder_may_name_is_pure():
     allowed = trusted_objects()
     assert {path.partition(":")[0].partition(".")[0] for path in allowed} == {"grpo_jax", "jax", "flax", "optax"}
     ours = [each for path, each in allowed.items() if path.startswith("grpo_jax.") and hasattr(each, "__code__")]
-    imports = {"import_object", "import_own", "import_module", "__import__", "make_environment", "make_distribution"}
+    imports = {"import_object", "import_custom", "import_module", "__import__", "make_environment", "make_distribution"}
     forbidden = imports | {"open", "eval", "exec", "compile", "Path", "pure_callback", "io_callback", "callback"}
     assert len(ours) > 60 and [each for each in ours if forbidden & {*each.__code__.co_names}] == []
 

@@ -18,12 +18,13 @@ import grpo_jax
 from grpo_jax import Config
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import load_model, load_params
+from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints, check_same_run
-from grpo_jax.recording.json_fields import CHECKSUM
+from grpo_jax.recording.files import CHECKSUM
 from grpo_jax.training.progress import initial_progress
 
 CATCH = Config(
-    environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, hidden_sizes=(2,)
+    environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, network=MLP((2,))
 )
 DESCRIPTION = {"name": "a", "config": {"num_envs": 8}}
 JUNK = (None, True, -1, 0, 3, 2**70, 1.5, 1e999, "", "x", "os:system", "\x00", [], [[]], [1, "a"], {}, {"a": {}})

@@ -21,12 +21,13 @@ from probes import Probe
 from grpo_jax import PPO, Config, Hyperparams
 from grpo_jax.environments.host import HostEnvironment
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints, check_same_run
 from grpo_jax.recording.identity import check_same, identity
-from grpo_jax.recording.plan import Plan
+from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.training.progress import initial_progress
 
-SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "hidden_sizes": (4,)}
+SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
 
 
 def as_read(value):
@@ -163,7 +164,7 @@ def test_what_cannot_be_compared_is_reported(tmp_path, caplog):
     def plan(state):
         reduce = with_state(state)
         config = Config(environment=Probe(), algorithm=PPO._replace(reduce=reduce), **SIZES)
-        return Plan("ppo", config, Hyperparams(), jax.random.split(jax.random.key(0), 1)).describe()
+        return RunSpec("ppo", config, Hyperparams(), jax.random.split(jax.random.key(0), 1)).describe()
 
     with Checkpoints(tmp_path, plan(threading.Lock()), every=1) as checkpoints:
         checkpoints.save(initial_progress({"params": jnp.ones((1, 4))}, 1))
@@ -184,13 +185,13 @@ def test_code_of_another_python_is_reported_not_refused():
 
 def test_an_import_path_is_what_it_leads_to(monkeypatch):
     def described():
-        return Plan("ppo", config, Hyperparams(), jax.random.split(jax.random.key(0), 1)).describe()["config"]
+        return RunSpec("ppo", config, Hyperparams(), jax.random.split(jax.random.key(0), 1)).describe()["config"]
 
     config = Config(environment="probes:Probe", **SIZES)
     before = described()
-    assert before["environment"] == "probes:Probe" and "step_env" in before["environment_object"]
+    assert before["environment"]["path"] == "probes:Probe" and "step_env" in before["environment"]
     monkeypatch.setattr(Probe, "get_obs", lambda self, state, params=None, key=None: state.mark)
-    with pytest.raises(ConfigError, match="environment_object.get_obs"):
+    with pytest.raises(ConfigError, match="environment.get_obs"):
         check_same(before, described())
 
 

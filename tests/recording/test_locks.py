@@ -1,4 +1,4 @@
-"""A folder has one writer: of processes that claim it at once, exactly one goes on; a read-only one has none."""
+"""A folder has one writer: of processes that lock it at once, exactly one goes on; a read-only one has none."""
 
 import ctypes
 import fcntl
@@ -12,19 +12,20 @@ import pytest
 from saved_policies import save_policies
 
 from grpo_jax import Config
-from grpo_jax.recording import claims
-from grpo_jax.recording.claims import claim_directory
+from grpo_jax.policies import MLP
+from grpo_jax.recording import folder_lock
+from grpo_jax.recording.folder_lock import clean_up_on_error, lock_run_folder
 
 NUM_PROCESSES = 4
 
 
 @pytest.fixture(autouse=True)
-def no_claims(monkeypatch):
+def no_locks(monkeypatch):
     """As in a new process."""
-    monkeypatch.setattr(claims, "_claims", {})
+    monkeypatch.setattr(folder_lock, "_locks", {})
 
 
-def claim_at_once(folder) -> list[str]:
+def lock_at_once(folder) -> list[str]:
     """What several processes are told that resume the same folder at the same moment, "" for success."""
     (start, begin), (results, result) = os.pipe(), os.pipe()
     children = []
@@ -35,7 +36,7 @@ def claim_at_once(folder) -> list[str]:
         os.close(begin)
         os.read(start, 1)  # until all begin
         try:
-            claim_directory(folder, resume=True)
+            lock_run_folder(folder, resume=True)
             said = ""
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"
@@ -59,7 +60,7 @@ def claim_at_once(folder) -> list[str]:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")  # of forks, which end before JAX
 def test_of_several_processes_exactly_one_resumes(tmp_path):
     for attempt in range(5):
-        said = sorted(claim_at_once(tmp_path / f"run_{attempt % 2}"))  # also after the winner has died
+        said = sorted(lock_at_once(tmp_path / f"run_{attempt % 2}"))  # also after the winner has died
         assert said[0] == "" and len(set(said[1:])) == 1, said
         assert said[1].startswith("FileExistsError: another process is writing to") and "Wait for it" in said[1]
 
@@ -77,7 +78,7 @@ def test_who_comes_second_leaves_the_lock_in_place(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     for _ in range(2):
         with pytest.raises(FileExistsError, match="another process is writing"):
-            claim_directory(tmp_path, resume=True)
+            lock_run_folder(tmp_path, resume=True)
     assert path.exists()
 
 
@@ -91,9 +92,38 @@ def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
         return real(file, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    claim_directory(tmp_path, resume=True)
+    lock_run_folder(tmp_path, resume=True)
     with pytest.raises(BlockingIOError), path.open("a") as other:
         real(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
+def test_a_folder_with_results_is_refused_and_left_alone(tmp_path, name):
+    (tmp_path / name).write_text("old")
+    with pytest.raises(FileExistsError, match=rf"already holds a run \({name}\).*--out"):
+        lock_run_folder(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "old"
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(FileExistsError, match="is a file"):
+        lock_run_folder(tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_an_error_removes_what_is_new_unless_an_iteration_is_recorded(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes.txt").write_text("precious")
+    for out, metrics in (("there", ""), ("a/new", ""), ("kept", "{}")):
+        with pytest.raises(KeyError), clean_up_on_error(tmp_path):
+            lock_run_folder(tmp_path / out)
+            (tmp_path / out / "checkpoints").mkdir()
+            (tmp_path / out / "metrics.jsonl").write_text(metrics)
+            raise KeyError
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.name != ".lock"}
+    assert left == {"there", "there/notes.txt", "kept", "kept/checkpoints", "kept/metrics.jsonl"}
 
 
 # --- read-only folders -----------------------------------------------------------------------------------------------
@@ -109,7 +139,7 @@ SCRIPT = """
 import sys
 import jax, numpy as np
 import grpo_jax
-from grpo_jax import Config, Hyperparams, recorded_run
+from grpo_jax import Config, Hyperparams, Recording, recorded_run
 folder = sys.argv[1]
 policy = grpo_jax.load(folder, which="best")
 assert policy.act(np.zeros(policy.config.env.observation.shape)) in (0, 1, 2)
@@ -117,7 +147,7 @@ assert grpo_jax.evaluate(policy.config, policy.state(jax.random.key(0)), jax.ran
 keys = jax.random.split(jax.random.key(0), 1)
 for out, resume in ((folder, True), (folder + "/inner", False)):
     try:
-        recorded_run(policy.config, Hyperparams(total_steps=64), keys, out, resume=resume)
+        recorded_run(policy.config, Hyperparams(total_steps=64), keys, Recording(out, 100, resume))
     except OSError as error:
         print(error)
 """
@@ -126,7 +156,7 @@ for out, resume in ((folder, True), (folder + "/inner", False)):
 @pytest.mark.slow
 def test_a_read_only_folder_is_read_and_never_written(tmp_path):
     config = Config(
-        environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, hidden_sizes=(2,)
+        environment="Catch-bsuite", algorithm="ppo", num_envs=2, num_steps=2, num_minibatches=1, network=MLP((2,))
     )
     folder = tmp_path / "run"
     save_policies(folder, config)
@@ -135,8 +165,8 @@ def test_a_read_only_folder_is_read_and_never_written(tmp_path):
         part.chmod(0o555 if part.is_dir() else 0o444)
     commands = [
         ("-c", textwrap.dedent(SCRIPT), str(folder)),
-        ("-m", "experiments.evaluate", str(folder), "--num-episodes", "2"),
-        ("-m", "experiments.play", str(folder), "--out", str(tmp_path / "episode.gif")),
+        ("-m", "grpo_jax.commands.evaluate", str(folder), "--num-episodes", "2"),
+        ("-m", "grpo_jax.commands.play", str(folder), "--out", str(tmp_path / "episode.gif")),
     ]
     options = {"capture_output": True, "text": True, "preexec_fn": as_an_ordinary_user}
     try:
@@ -155,5 +185,5 @@ def test_a_read_only_part_is_noticed_before_training(tmp_path, monkeypatch):
     inner.mkdir(parents=True)
     monkeypatch.setattr(os, "access", lambda path, mode: path != inner)
     with pytest.raises(OSError, match=f"{tmp_path} cannot be written to: {inner} is read-only.*--out"):
-        claim_directory(tmp_path, resume=True)
+        lock_run_folder(tmp_path, resume=True)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints"}, "nothing was written"

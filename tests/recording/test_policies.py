@@ -16,18 +16,18 @@ from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, with_reference
 from grpo_jax.algorithms import RECURSIVE_LSTD_GAE
 from grpo_jax.baselines import observed, recursive_lstd_baseline
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.policies.normalization import Normalizer
-from grpo_jax.recording import Plan
+from grpo_jax.recording import RunSpec
 from grpo_jax.recording.config_file import FIELDS, config_fields, from_json, read_fields
-from grpo_jax.recording.files import write_json
-from grpo_jax.recording.policies import KeptPolicies, RecentReturns
-from grpo_jax.recording.policy_files import read_arrays, write_policies
+from grpo_jax.recording.files import read_checked, write_checked, write_json
+from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
 from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.training.progress import Chunk, initial_progress
 from grpo_jax.training.run import initial_states
 
-SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "hidden_sizes": (4,)}
-CATCH = Config(environment="Catch-bsuite", algorithm="ppo", network="mlp", normalize_observations=True, **SIZES)
+SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
+CATCH = Config(environment="Catch-bsuite", algorithm="ppo", normalize_observations=True, **SIZES)
 OWN = Config(environment=Probe(), algorithm="ppo", **SIZES)
 
 
@@ -55,17 +55,17 @@ def test_scores_are_means_of_the_last_hundred_episodes():
 def test_each_row_keeps_its_best_policy(tmp_path):
     keys, hyperparams = jax.random.split(jax.random.key(0), 3), Hyperparams()
     states = jax.jit(lambda *rows: initial_states(OWN, *rows))(hyperparams, keys)
-    plan = Plan("run", OWN, hyperparams, keys)
+    plan = RunSpec("run", OWN, hyperparams, keys)
 
     def at(number):
         return states.replace(params=jax.tree.map(lambda leaf: jnp.full_like(leaf, number), states.params))
 
-    with KeptPolicies(tmp_path, plan) as policies:
+    with PolicySaver(tmp_path, plan) as policies:
         for number, scores in enumerate([[1, 5, np.nan], [2, 4, np.nan], [0, np.nan, np.nan]]):
             progress = initial_progress(at(number), 3)._replace(steps=np.full(3, number), iteration=number)
             policies.update(progress, np.array(scores, float))
         policies.save()
-    with KeptPolicies(tmp_path, plan, resume=True) as policies:
+    with PolicySaver(tmp_path, plan, resume=True) as policies:
         policies.update(
             initial_progress(at(7), 3)._replace(steps=np.full(3, 7), iteration=7), np.array([1.5, 9, np.nan])
         )
@@ -126,7 +126,7 @@ def test_what_is_no_observation_is_refused(saved):
 
 @pytest.mark.parametrize("recurrent", ["gru", "lstm", "mingru"])
 def test_a_carry_is_for_as_many_as_there_are(recurrent):
-    config = Config(environment=Probe(), recurrent=recurrent, recurrent_size=6, **SIZES)
+    config = Config(environment=Probe(), **SIZES | {"network": MLP((4,), recurrent=recurrent, recurrent_size=6)})
     shapes = jax.eval_shape(config.policy.init, jax.random.key(0))
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     parts = params, Normalizer(None, None), Hyperparams(), {}, np.float32(0), np.int64(0), np.int32(0)
@@ -154,7 +154,7 @@ def test_a_policy_plays_in_other_environments(saved, tmp_path):
     policies = grpo_jax.load(saved[0], row="all")
     with pytest.raises(ConfigError, match="'CartPole-v1' has the observation"):
         policies.on("CartPole-v1")
-    config = Config(environment="CartPole-v1", algorithm="grpo", num_envs=8, group_size=4, hidden_sizes=(4,))
+    config = Config(environment="CartPole-v1", algorithm="grpo", num_envs=8, group_size=4, network=MLP((4,)))
     save_policies(tmp_path, config, env_params={"gravity": np.array([9.0, 11.0])})
     policies = grpo_jax.load(tmp_path, row="all")
     assert policies.env_params["gravity"].tolist() == [9.0, 11.0]
@@ -177,7 +177,7 @@ ALGORITHM = with_reference(GRPO)._replace(filter_overlong=True)
     "config",
     [
         CATCH,
-        Config(environment="Catch-bsuite", algorithm=ALGORITHM, num_envs=4, hidden_sizes=(4,)),
+        Config(environment="Catch-bsuite", algorithm=ALGORITHM, num_envs=4, network=MLP((4,))),
         dataclasses.replace(CATCH, execution_plan=CATCH.plan, env_params={"max_steps_in_episode": 9}),
     ],
 )
@@ -219,11 +219,12 @@ def test_options_that_json_lacks_are_read_back_or_asked_for(tmp_path):
     def schedule(option):
         return dataclasses.replace(CATCH, schedule=functools.partial(optional, option=option))
 
-    for option in (np.inf, -np.inf, np.nan):
+    for option in (np.inf, -np.inf):
         write_json(tmp_path / "file.json", config_fields(schedule(option))[0])
         found = read_fields(tmp_path / "file.json")["schedule"]
         assert bits(np.array(found.keywords["option"])) == bits(np.array(option))
-    assert config_fields(schedule("nan"))[1] == ["schedule"]
+    for option in ("inf", np.nan):
+        assert config_fields(schedule(option))[1] == ["schedule"]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def test_damaged_objects_are_refused(damaged, tmp_path):
 
 def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
     own = GRPO._replace(surrogate=lambda log_ratio, advantage, hyperparams: log_ratio * advantage)
-    config = Config(environment=Probe(), algorithm=own, num_envs=4, num_minibatches=1, hidden_sizes=(4,))
+    config = Config(environment=Probe(), algorithm=own, num_envs=4, num_minibatches=1, network=MLP((4,)))
     save_policies(tmp_path, config)
     with pytest.raises(ConfigError, match=r"environment, algorithm.*load\(folder, config=my_config\)"):
         grpo_jax.load(tmp_path)
@@ -257,7 +258,7 @@ def test_a_config_that_json_cannot_express_is_asked_for(tmp_path):
         ({"run": "PPO"}, "no run 'PPO'.*run on Catch-bsuite"),
         ({"row": 2}, "row=2, .* the rows 0 to 1"),
         ({"which": "last"}, "which='last' is unknown"),
-        ({"config": dataclasses.replace(CATCH, hidden_sizes=(5,))}, r"Dense_0/bias is \[4\] in .*, but \[5\]"),
+        ({"config": dataclasses.replace(CATCH, network=MLP((5,)))}, r"Dense_0/bias is \[4\] in .*, but \[5\]"),
     ],
 )
 def test_mistakes_are_explained(saved, arguments, message):
@@ -272,7 +273,7 @@ def test_rows_are_not_one_policy(saved):
         grpo_jax.load(saved[0]).act(np.zeros(4))
 
 
-def test_damaged_files_and_newer_formats_are_refused(tmp_path):
+def test_damaged_files_and_other_formats_are_refused(tmp_path):
     save_policies(tmp_path, CATCH)
     save_policies(tmp_path, CATCH, label="another")
     with pytest.raises(ConfigError, match="several runs: 'another on Catch-bsuite', 'run on"):
@@ -287,8 +288,11 @@ def test_damaged_files_and_newer_formats_are_refused(tmp_path):
     file.unlink()
     with pytest.raises(ConfigError, match="use which='best'"):
         grpo_jax.load(folder)
-    description.write_text(description.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(ConfigError, match="format 2, .* reads up to 1"):
+    description.write_text(description.read_text().replace('"format": 2', '"format": 3'))
+    with pytest.raises(ConfigError, match="format 3, .* reads format 2: .* another version .*grpo-jax"):
+        grpo_jax.load(folder)
+    description.write_text('{"format": 1}')
+    with pytest.raises(ConfigError, match="format 1, .* reads format 2: .*train the policy again"):
         grpo_jax.load(folder)
 
 
@@ -296,12 +300,15 @@ def test_a_disk_that_is_too_small_is_noticed_before_training(tmp_path, monkeypat
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
     keys = jax.random.split(jax.random.key(0), 2)
     states = jax.jit(lambda *rows: initial_states(OWN, *rows))(Hyperparams(), keys)
-    policies = KeptPolicies(tmp_path, Plan("run", OWN, Hyperparams(), keys))
+    policies = PolicySaver(tmp_path, RunSpec("run", OWN, Hyperparams(), keys))
     with pytest.raises(ConfigError, match="another disk"):
-        policies.update(initial_progress(states, 2), np.full(2, np.nan))
+        policies.check_space(states)
 
 
 def test_half_precision_is_kept(tmp_path):
     arrays = {"params/weight": np.ones((2, 3), jnp.bfloat16), "empty": np.zeros((2, 0), np.float32)}
-    write_policies(tmp_path, {}, {"final": arrays})
-    assert bits(read_arrays(tmp_path / "final.safetensors")) == bits(arrays)
+    write_checked(tmp_path / "file", arrays, {"one": 1})
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "usual").stat().st_mode
+    found, fields = read_checked(tmp_path / "file")
+    assert bits(found) == bits(arrays) and fields["one"] == 1

@@ -17,22 +17,23 @@ from compilation import CHEAP_XLA_FLAGS
 from probes import Probe, bits
 from rich.console import Console
 
-from grpo_jax import Config, Hyperparams, load, recorded_run
+from grpo_jax import Config, Evaluate, Hyperparams, Recording, load, recorded_run
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.recording import figures
-from grpo_jax.recording.files import read_metrics, read_settings
-from grpo_jax.recording.logbook import Logbook
-from grpo_jax.recording.plan import versions
+from grpo_jax.recording.metrics_file import read_metrics, read_settings
+from grpo_jax.recording.metrics_logger import MetricsLogger
+from grpo_jax.recording.run_spec import versions
 
-SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
 CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
 HYPERPARAMS = Hyperparams(total_steps=10 * 32.0, learning_rate=jnp.array([1e-2, 1e-3]))
 KEYS = jax.random.split(jax.random.key(5), 2)
 
 
-def recorded(directory, *, hyperparams=HYPERPARAMS, **options):
-    options = {"checkpoint_every": 4, "console": False} | options
-    return recorded_run(CONFIG, hyperparams, KEYS, directory, **options)
+def recorded(directory, *, hyperparams=HYPERPARAMS, resume=False, checkpoint_every=4, **options):
+    recording = Recording(directory, checkpoint_every, resume)
+    return recorded_run(CONFIG, hyperparams, KEYS, recording, **{"console": False} | options)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,9 @@ def test_an_interrupted_run_goes_on_bitwise(whole, tmp_path, monkeypatch, caplog
         if chunk.iteration == 5:
             signal.raise_signal(signal.SIGTERM)
 
-    write = Logbook.record
+    write = MetricsLogger.record
     with monkeypatch.context() as patched:
-        patched.setattr(Logbook, "record", interrupt)
+        patched.setattr(MetricsLogger, "record", interrupt)
         with pytest.raises(SystemExit) as stopped:
             recorded(tmp_path / "run", resume=True)
     assert stopped.value.code == 128 + signal.SIGTERM and "resume=True" in caplog.text
@@ -73,7 +74,7 @@ def test_an_interrupted_run_goes_on_bitwise(whole, tmp_path, monkeypatch, caplog
 
 def test_the_last_evaluation_of_a_run_that_a_callback_ends_is_recorded(tmp_path):
     console = Console(file=io.StringIO(), width=200)
-    options = {"evaluate_every": 4, "evaluation_episodes": 3, "resume": True}
+    options = {"evaluate": Evaluate(4, episodes=3), "resume": True}
     result = recorded(
         tmp_path,
         callback=lambda progress, chunk: progress._replace(stopped=np.array(progress.iteration == 6)),
@@ -96,7 +97,7 @@ def test_a_callback_may_stop_a_recorded_run_before_it_begins(tmp_path):
     result = recorded(tmp_path / "plain", **stop)
     assert len(result.steps) == 0 and result.ended_by.tolist() == ["stopped"] * 2
     assert np.isnan(load(tmp_path / "plain", config=CONFIG).score)
-    result = recorded(tmp_path / "evaluated", evaluate_every=4, evaluation_episodes=3, **stop)
+    result = recorded(tmp_path / "evaluated", evaluate=Evaluate(4, episodes=3), **stop)
     assert load(tmp_path / "evaluated", config=CONFIG).score == result.evaluations.sampled[0].max()
 
 
@@ -157,7 +158,7 @@ def test_a_mistake_leaves_no_folder(options, message, tmp_path):
 def test_changed_versions_are_reported(whole, tmp_path, monkeypatch, caplog):
     directory = shutil.copytree(whole[0], tmp_path / "copy")
     now = versions()
-    monkeypatch.setattr("grpo_jax.recording.plan.versions", lambda: now | {"jax": "99.0"})
+    monkeypatch.setattr("grpo_jax.recording.run_spec.versions", lambda: now | {"jax": "99.0"})
     recorded(directory, resume=True)
     assert f"jax {now['jax']} so far, and goes on with 99.0" in caplog.text and "numpy" not in caplog.text
 
@@ -177,12 +178,13 @@ import sys
 import jax
 import numpy as np
 
-from grpo_jax import Config, Hyperparams, recorded_run
+from grpo_jax import Config, Hyperparams, Recording, recorded_run
+from grpo_jax.policies import MLP
 
-sizes = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "hidden_sizes": (8,)}
+sizes = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "network": MLP((8,))}
 config = Config(environment="Catch-bsuite", algorithm="ppo", **sizes)
 keys = jax.random.split(jax.random.key(0), 2)
-result = recorded_run(config, Hyperparams(total_steps=64_000), keys, sys.argv[1], checkpoint_every=10, resume=True)
+result = recorded_run(config, Hyperparams(total_steps=64_000), keys, Recording(sys.argv[1], 10, resume=True))
 np.savez(sys.argv[1] + "/params.npz", *jax.tree.leaves(result.states.params))
 """
 

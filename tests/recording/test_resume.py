@@ -54,9 +54,9 @@ from grpo_jax.groups import forked
 from grpo_jax.objectives import all_actions_advantage
 ALGORITHMS["forks"] = SAME_STEP_GAE._replace(start=forked(3))
 ALGORITHMS["all_actions"] = GRPO._replace(start=forked(3, all_actions=True), advantage=all_actions_advantage)
-from experiments.harness.command import command
-from experiments.train import Arguments, main
-from experiments.harness.flags import parse
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.train import Arguments, main
+from grpo_jax.commands.harness.flags import parse
 command(lambda: main(parse(Arguments, sys.argv[1:])))
 """
 

@@ -13,19 +13,17 @@ from saved_policies import save_policies
 from test_watching import events
 
 import grpo_jax
-from experiments import evaluate, plot
-from experiments.harness.runs import Run, summarise
 from grpo_jax import Config, Hyperparams
-from grpo_jax.recording.alarms import Alarms
-from grpo_jax.recording.files import read_metrics, read_settings
-from grpo_jax.recording.logbook import Logbook
-from grpo_jax.recording.plan import Plan
-from grpo_jax.recording.rows import format_value, setting_columns, settings_of
+from grpo_jax.commands import evaluate, plot
+from grpo_jax.policies import MLP
+from grpo_jax.recording.metrics_file import format_value, read_metrics, read_settings, setting_columns, settings_of
+from grpo_jax.recording.metrics_logger import MetricsLogger
+from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
-from grpo_jax.training.evaluations import no_evaluations
-from grpo_jax.training.progress import Chunk, RunResult
+from grpo_jax.recording.training_warnings import TrainingWarnings
+from grpo_jax.training.progress import Chunk
 
-SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
 CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
 # Two settings of two seeds each; the last row is the luckiest, and its setting the worse one.
 RATES = Hyperparams(learning_rate=jnp.array([1e-3, 1e-2, 1e-3, 1e-2]), kl_limit=jnp.array([0.05, np.inf, 0.05, np.inf]))
@@ -39,16 +37,17 @@ def chunk(returns=RETURNS):
     return Chunk({name: np.array(values) for name, values in metrics.items()}, np.full((1, 4), 32), 0, 1.0)
 
 
-def logbook(directory, **options):
-    return Logbook(directory, run="ppo on Probe", total_steps=32, num_seeds=4, settings=SETTINGS, **options)
+def make_logger(directory, **options):
+    spec = RunSpec("ppo", CONFIG, RATES.replace(total_steps=32.0), jax.random.split(jax.random.key(0), 4))
+    return MetricsLogger(directory, spec, **options)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """As a run leaves it."""
     directory = tmp_path_factory.mktemp("sweep")
-    with logbook(directory, console=False) as book:
-        book.record(chunk())
+    with make_logger(directory, console=False) as logger:
+        logger.record(chunk())
     return directory
 
 
@@ -61,7 +60,9 @@ def test_rows_that_are_alike_are_seeds_of_one_setting():
 def test_rows_that_differ_are_settings_in_their_order():
     assert {label: rows.tolist() for label, rows in SETTINGS.rows.items()} == {GOOD: [0, 2], BAD: [1, 3]}
     assert sorted(SETTINGS.values) == ["hyperparams/kl_limit", "hyperparams/learning_rate"]
-    plan = Plan("ppo", CONFIG, Hyperparams(), jax.random.split(jax.random.key(0), 2), env_params={"bonus": [0.5, 1.0]})
+    plan = RunSpec(
+        "ppo", CONFIG, Hyperparams(), jax.random.split(jax.random.key(0), 2), env_params={"bonus": [0.5, 1.0]}
+    )
     assert [*plan.settings.rows] == ["bonus=0.5", "bonus=1"]
     groups = settings_of({"bonus": np.arange(6.0).reshape(2, 3)}, 2)
     assert [*groups.rows] == [""], "values for the groups of a row are drawn, not chosen"
@@ -107,15 +108,15 @@ def test_the_record_says_which_row_had_which_settings(folder):
 
 def test_the_progress_shows_the_best_setting():
     console = Console(file=io.StringIO(), width=120)
-    with logbook(None, console=console) as book:
-        book.record(chunk())
-        assert book.typical_return == 45
+    with make_logger(None, console=console) as logger:
+        logger.record(chunk())
+        assert logger.typical_return == 45
     shown = console.file.getvalue()
     assert f"return 45 (40..50) of {GOOD}, the best of 2 settings" in shown and "60" not in shown.replace("0:0", "")
 
 
-def test_alarms_name_rows():
-    (warning,) = Alarms(CONFIG.env.action_space, rows=SETTINGS.word).watch(
+def test_warnings_name_rows():
+    (warning,) = TrainingWarnings(CONFIG.env.action_space, word=SETTINGS.word)(
         0, {"policy/kl_behaviour": np.array([[0.0, 2.0]])}
     )
     assert "in rows [1]" in warning
@@ -163,15 +164,3 @@ def test_evaluations_are_summarised_by_setting(tmp_path):
     assert [*cells[1].cells][3] == "45 [40, 50]"
     written = evaluate.summarise(evaluate.Arguments(tmp_path), policies, returns, lengths)
     assert written["return"][BAD]["iqm"] == 30.5
-
-
-def test_a_summary_has_an_entry_for_each_setting():
-    metrics = {"episode/return_mean": RETURNS[None], "optim/skipped_updates": np.zeros((1, 4))}
-    ends = np.full(4, "total_steps"), np.ones(4)
-    result = RunResult(None, metrics, np.full((1, 4), 32), 1.0, 1.0, no_evaluations(4), *ends)
-    entries = [summarise(run) for run in Run("ppo", CONFIG, RATES, result, RETURNS, 2.0, 1.0).by_setting()]
-    assert [entry["algorithm"] for entry in entries] == [f"ppo: {GOOD}", f"ppo: {BAD}"]
-    assert [entry["final_return"]["iqm"] for entry in entries] == [45, 30.5] and entries[1]["num_seeds"] == 2
-    assert entries[1]["hyperparams"]["learning_rate"] == jnp.float32(1e-2)
-    (alone,) = Run("ppo", CONFIG, Hyperparams(), result, RETURNS, 2.0, 1.0).by_setting()
-    assert alone.label == "ppo" and alone.result is result

@@ -1,4 +1,4 @@
-"""Alarms, trackers, signals, and what is read of metrics.jsonl."""
+"""TrainingWarnings, trackers, signals, and what is read of metrics.jsonl."""
 
 import importlib.machinery
 import json
@@ -16,15 +16,16 @@ from tensorboardX.proto.event_pb2 import Event
 from grpo_jax.devices.memory import Memory
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.alarms import DEAD_ITERATIONS, Alarms
-from grpo_jax.recording.files import read_metrics, truncate_metrics
-from grpo_jax.recording.signals import deferred_signals
+from grpo_jax.recording.folder_lock import deferred_signals
+from grpo_jax.recording.metrics_file import read_metrics, settings_of, truncate_metrics
+from grpo_jax.recording.run_spec import Recording
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, log_table, over_seeds
+from grpo_jax.recording.training_warnings import DEAD_ITERATIONS, TrainingWarnings
 
 
 def watched(space, **columns):
     metrics = {name.replace("__", "/"): np.array(values, float) for name, values in columns.items()}
-    return Alarms(space).watch(7, metrics)
+    return TrainingWarnings(space)(7, metrics)
 
 
 def test_a_healthy_run_is_quiet():
@@ -58,7 +59,7 @@ def test_a_collapsed_entropy_depends_on_the_actions(space, entropy, collapsed):
     assert bool(watched(space, policy__entropy=[[entropy]])) == collapsed
 
 
-def test_each_alarm_says_where_and_what_to_try():
+def test_each_warning_says_where_and_what_to_try():
     (kl,) = watched(Discrete(2), policy__kl_behaviour=[[0.1, 0.1, 0.1], [0.1, 3.0, 2.0]])
     assert "at iteration 8 in seeds [1, 2]" in kl and "kl_limit" in kl
     (skipped,) = watched(Discrete(2), optim__skipped_updates=[[2.0]])
@@ -68,18 +69,18 @@ def test_each_alarm_says_where_and_what_to_try():
 
 
 def test_groups_are_dead_after_long_and_across_chunks_and_reported_once():
-    alarms = Alarms(Discrete(2))
+    warn = TrainingWarnings(Discrete(2))
     none = {"advantage/abs_mean": np.array([[0.0, np.nan]])}  # NaN: every sample left out
     dead = [none | {"group/zero_variance_fraction": np.array([[1.0, 1.0]])}] * 30
     dead[4] = none | {"group/zero_variance_fraction": np.array([[1.0, 0.9]])}
-    warnings = [alarms.watch(i, chunk) for i, chunk in enumerate(dead)]
+    warnings = [warn(i, chunk) for i, chunk in enumerate(dead)]
     assert [i for i, messages in enumerate(warnings) if messages] == [DEAD_ITERATIONS - 1]
     assert "in seeds [0]" in warnings[DEAD_ITERATIONS - 1][0] and "group_size" in warnings[DEAD_ITERATIONS - 1][0]
 
 
 def test_groups_of_equal_scores_with_advantages_are_not_dead():
     equal = {"group/zero_variance_fraction": np.ones((30, 1)), "advantage/abs_mean": np.full((30, 1), 0.3)}
-    assert Alarms(Discrete(2)).watch(0, equal) == []
+    assert TrainingWarnings(Discrete(2))(0, equal) == []
 
 
 def test_many_seeds_become_quartiles_and_one_stays_itself():
@@ -108,18 +109,19 @@ def events(directory):
 
 
 def test_tensorboard_gets_every_iteration_and_forgets_what_is_made_again(tmp_path):
-    tracker = TensorBoard(tmp_path)
+    tracker = TensorBoard(tmp_path, settings_of({}, 3))
     tracker.record(0, np.array([[10, 20, 30], [20, 40, 60]]), {"policy/entropy": np.array([[1.0, 2.0, 9.0]] * 2)})
     tracker.close()
     scalars = [(event.step, {v.tag: v.simple_value for v in event.summary.value}) for event in events(tmp_path)]
     expected = {"policy/entropy": 2.0, "policy/entropy_q25": 1.5, "policy/entropy_q75": 5.5}
     assert [pair for pair in scalars if pair[1]] == [(20, expected), (40, expected)]
-    TensorBoard(tmp_path, steps=np.array([10, 20, 90])).close()
+    TensorBoard(tmp_path, settings_of({}, 3), steps=np.array([10, 20, 90])).close()
     assert [event.step for event in events(tmp_path) if event.HasField("session_log")][-1] in (0, 21)
 
 
 def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
-    calls = []
+    calls, settings = [], settings_of({}, 1)
+    spec = types.SimpleNamespace(name="grpo", settings=settings, describe=lambda: {"a": 1})
 
     class Run:
         def log(self, scalars, step):
@@ -133,7 +135,7 @@ def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
     fake.init = lambda **arguments: calls.append(arguments) or Run()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for iteration in (0, 1):
-        tracker = WeightsAndBiases(tmp_path, run="grpo", mode="offline", config={"a": 1})
+        tracker = WeightsAndBiases(tmp_path, spec, mode="offline")
         tracker.record(iteration, np.array([[5]]), {"loss/policy": np.array([[0.5]])})
         tracker.close()
     first, second = calls[0], calls[3]
@@ -155,7 +157,7 @@ def test_a_table_is_beside_the_metrics_of_its_iteration(monkeypatch):
 def test_without_weights_and_biases_it_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="wandb is not installed: pip install wandb"):
-        WeightsAndBiases(tmp_path, run="grpo", mode="offline", config={})
+        Recording(tmp_path, wandb="offline").check()
 
 
 def test_signals_wait_and_a_second_interrupt_does_not():

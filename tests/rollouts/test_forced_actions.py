@@ -13,6 +13,7 @@ from grpo_jax.environments.spaces import Box
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import forked
 from grpo_jax.objectives import episode_lengths, kl_penalized_reward
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
@@ -63,7 +64,7 @@ ALGORITHMS = {
 def test_no_gradient_or_metric_depends_on_forced_actions(name):
     free = env._replace(action_mask=None)  # else the policy has one action and no gradient
     config = Config(
-        environment=free, algorithm=ALGORITHMS[name], num_envs=4, group_size=2, num_minibatches=1, hidden_sizes=(4,)
+        environment=free, algorithm=ALGORITHMS[name], num_envs=4, group_size=2, num_minibatches=1, network=MLP((4,))
     )
     hyperparams = Hyperparams(kl_coef=0.3, entropy_coef=0.1)
 

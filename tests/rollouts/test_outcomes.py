@@ -17,6 +17,7 @@ from grpo_jax.objectives import (
     reward_part_scores,
     reward_part_weights,
 )
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.types import RewardParts
 
@@ -103,7 +104,7 @@ def with_step_parts(*arguments):
     return moved._replace(reward_parts=RewardParts(moved.reward[None], jnp.ones(1)))
 
 
-SMALL = {"num_envs": 4, "group_size": 2, "num_minibatches": 1, "num_epochs": 1, "hidden_sizes": (4,)}
+SMALL = {"num_envs": 4, "group_size": 2, "num_minibatches": 1, "num_epochs": 1, "network": MLP((4,))}
 
 
 def test_an_algorithm_sees_the_parts_of_the_steps_and_then_those_of_the_outcome():

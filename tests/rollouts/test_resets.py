@@ -13,6 +13,7 @@ from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, forked
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.resets import shared_keys
 from grpo_jax.rollouts.rollout import Simulator
 
@@ -26,7 +27,7 @@ PPO_FIELDS = {
     "num_steps": 8,
     "num_minibatches": 1,
     "num_epochs": 1,
-    "hidden_sizes": (2,),
+    "network": MLP((2,)),
 }
 
 

@@ -15,6 +15,7 @@ from grpo_jax import PPO, Config, Hyperparams, make_init, objectives
 from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import make_environment
 from grpo_jax.groups import ANCHORED, CONTINUE
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts import scan
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
@@ -157,7 +158,7 @@ def test_start_states_have_the_distribution_of_reset_and_none_comes_twice(long):
 @pytest.mark.parametrize("start", [CONTINUE, ANCHORED], ids=["continued", "anchored"])
 def test_short_episodes_are_no_more_frequent_than_their_starts(start, generator):
     config = Config(
-        environment=OneOrThirty(), algorithm=PPO._replace(start=start), num_envs=64, group_size=1, hidden_sizes=(2,)
+        environment=OneOrThirty(), algorithm=PPO._replace(start=start), num_envs=64, group_size=1, network=MLP((2,))
     )
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     simulator = Simulator(config.env, config.policy, state.params)
@@ -322,7 +323,7 @@ def test_truncation_more_often_than_the_limit_allows_is_not_a_number():
 
 
 def test_start_states_do_not_depend_on_how_long_earlier_episodes_were():
-    config = Config(environment=TwoLifetimes(), algorithm="ppo", num_envs=4096, num_steps=48, hidden_sizes=(2,))
+    config = Config(environment=TwoLifetimes(), algorithm="ppo", num_envs=4096, num_steps=48, network=MLP((2,)))
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     _, trajectory = jax.jit(
         lambda state, key: Simulator(config.env, config.policy, state.params).unroll(

@@ -13,7 +13,7 @@ from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.groups import FRESH
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import MLP, Transformer
 from grpo_jax.rollouts import scan
 from grpo_jax.rollouts.rollout import Simulator
 
@@ -43,8 +43,8 @@ def seen(end, trajectory):
     steps = trajectory._replace(carry=None, value=None)
     return (
         end._replace(policy_carry=None),
-        jax.tree.map(lambda leaf: leaf[valid], steps),
-        trajectory.value[reached],
+        jax.tree.map(lambda leaf: np.asarray(leaf)[valid], steps),
+        np.asarray(trajectory.value)[reached],
         trajectory.carry,
     )
 
@@ -82,7 +82,7 @@ def test_training_does_not_change(algorithm, recurrent):
     for steps_per_check in (0, 4):
         config = Config(
             *("CartPole-v1", algorithm), env_params={"max_steps_in_episode": 40}, num_envs=8, num_minibatches=2,
-            recurrent=recurrent, recurrent_size=4, hidden_sizes=(4,), normalize_rewards=True,
+            network=MLP(recurrent=recurrent, recurrent_size=4, hidden_sizes=(4,)), normalize_rewards=True,
             execution_plan=dataclasses.replace(CPU, steps_per_check=steps_per_check),
         )  # fmt: skip
         state, train_step = jax.jit(make_init(config))(jax.random.key(0), Hyperparams()), make_train_step(config)
@@ -97,10 +97,10 @@ def test_training_does_not_change(algorithm, recurrent):
 )
 def test_attention_to_the_part_of_the_cache_that_can_be_filled_changes_nothing(plan, monkeypatch):
     monkeypatch.setattr(scan, "MAX_BLOCK", 1)  # short completions are one block, and have one stage
-    small = Architecture(width=8, num_heads=2, num_layers=1)
+    small = Transformer(width=8, num_heads=2, num_layers=1)
     algorithm = PPO._replace(start=FRESH)
     config = Config(
-        environment=copy_task(), algorithm=algorithm, num_envs=4, group_size=2, num_minibatches=2, transformer=small
+        environment=copy_task(), algorithm=algorithm, num_envs=4, group_size=2, num_minibatches=2, network=small
     )
     init = jax.jit(lambda key: jax.tree.map(lambda leaf: leaf + 0.1, config.policy.init(key)))  # no value is 0
     params, lengths = init(jax.random.key(0)), []
@@ -119,8 +119,9 @@ def test_attention_to_the_part_of_the_cache_that_can_be_filled_changes_nothing(p
         for from_reset in (False, True)
     )
     assert min(lengths) < max(lengths) == config.policy.max_steps
-    valid = whole[1].valid
+    valid = np.asarray(whole[1].valid)
     assert bits(valid) == bits(staged[1].valid) and bits(whole[1].action) == bits(staged[1].action)
     assert whole[1].truncated.any(), "the critic values a final observation"
     for name in ("log_prob", "value", "next_value"):
-        np.testing.assert_allclose(getattr(whole[1], name)[valid], getattr(staged[1], name)[valid], atol=1e-5)
+        one, other = (np.asarray(getattr(trajectory, name))[valid] for _, trajectory in (whole, staged))
+        np.testing.assert_allclose(one, other, atol=1e-5)

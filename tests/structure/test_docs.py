@@ -140,7 +140,9 @@ def test_the_page_about_token_tasks_runs():
 
 def test_rewards_of_texts_are_called_as_printed():
     names = run_page("language_models.md")
-    values = score(names["rewards"], names["prompts"].contents, ["5", " 9"], [[0], [0, 0]], names["prompts"].fields)
+    prompts = names["prompts"]
+    arguments = {"prompts": prompts.contents, "completions": ["5", " 9"], "completion_ids": [[0], [0, 0]]}
+    values = score(names["rewards"], arguments | prompts.fields)
     assert values.tolist() == [[1, jnp.float32(-0.01)], [0, jnp.float32(-0.02)]]
     assert names["equations"](["1+1=2\nso it is"]) == [[(5, 1.0), (14, 0.0)]]
 
@@ -179,10 +181,13 @@ def test_the_sweep_by_hand_has_two_settings(tmp_path, monkeypatch):
     rows = {"learning_rate=0.001": [0, 1, 2, 3], "learning_rate=0.01": [4, 5, 6, 7]}
     assert {label: those.tolist() for label, those in names["policies"].settings.rows.items()} == rows
     assert names["policy"].row in rows[names["policies"].settings.ranked(names["policies"].score)[0]]
+    states = names["run"](names["config"], names["population"].replace(total_steps=128), names["keys"]).states
+    rates, chosen = states.hyperparams.learning_rate, names["select"](states, jnp.arange(8.0)).hyperparams.learning_rate
+    assert jnp.allclose(chosen, jnp.concatenate([0.8 * rates[6:], rates[2:]]))
 
 
-def test_flags_of_long_runs_are_those_of_the_experiments():
-    fields = Recording.__dataclass_fields__
+def test_flags_of_long_runs_are_those_of_the_commands():
+    fields = *Recording.__dataclass_fields__, "evaluate_every", "evaluation_episodes", "stop_at_return"
     assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)
 
 

@@ -5,21 +5,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Probe, bits
+from small import small_config
 
-from grpo_jax import Config, Hyperparams, evaluate, no_progress, reached_return, recorded_run, run
+from grpo_jax import (
+    Evaluate,
+    Hyperparams,
+    Recording,
+    evaluate,
+    no_progress,
+    reached_return,
+    recorded_run,
+    run,
+)
+from grpo_jax.commands.harness.study import EvaluationArguments
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording import Recording
-from grpo_jax.recording.files import read_metrics
-from grpo_jax.recording.signals import StopSignal
+from grpo_jax.recording.folder_lock import StopSignal
+from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
 from grpo_jax.training.progress import initial_progress, with_evaluation
 
-CONFIG = Config(
-    environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(4,)
-)
+CONFIG = small_config("ppo", Probe(), num_envs=4, num_steps=8)
 KEYS = jax.random.split(jax.random.key(5), 3)
 HYPERPARAMS = Hyperparams(total_steps=jnp.array([10 * 32.0, 7 * 32.0, 10 * 32.0]), learning_rate=1e-2)
-EVALUATED = {"evaluate_every": 4, "evaluation_episodes": 6, "chunk_length": 2}
+EVALUATED = {"evaluate": Evaluate(4, episodes=6), "chunk_length": 2}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +47,7 @@ def test_evaluations_change_nothing_in_training(plain, evaluated):
     assert len(plain.evaluations.iterations) == 0 and SAMPLED not in plain.metrics
 
 
-def test_evaluations_come_every_so_many_iterations_and_at_the_end(evaluated):
+def test_evaluations_come_in_intervals_and_at_the_end(evaluated):
     evaluations = evaluated.evaluations
     assert evaluations.iterations.tolist() == [4, 8, 10]
     assert evaluations.steps.tolist() == [[128, 128, 128], [256, 224, 256], [320, 224, 320]]
@@ -67,7 +75,7 @@ def test_a_row_stops_while_others_continue(plain, evaluated):
     def second_evaluation_of_row_0(evaluations):
         return np.array([len(evaluations.iterations) == 2, False, False])
 
-    result = run(CONFIG, HYPERPARAMS, KEYS, **EVALUATED, stop_when=second_evaluation_of_row_0)
+    result = run(CONFIG, HYPERPARAMS, KEYS, evaluate=Evaluate(4, 6, second_evaluation_of_row_0), chunk_length=2)
     assert result.states.iteration.tolist() == [8, 7, 10]
     assert result.steps[-1].tolist() == [256, 224, 320]
     assert np.isnan(result.metrics["loss/policy"][8:, 0]).all()
@@ -76,7 +84,7 @@ def test_a_row_stops_while_others_continue(plain, evaluated):
 
 
 def test_a_run_ends_when_all_rows_have_stopped():
-    result = run(CONFIG, HYPERPARAMS, KEYS, **EVALUATED, stop_when=reached_return(-1e9))
+    result = run(CONFIG, HYPERPARAMS, KEYS, evaluate=Evaluate(4, 6, reached_return(-1e9)), chunk_length=2)
     assert len(result.steps) == 4 and result.evaluations.iterations.tolist() == [4]
 
 
@@ -95,9 +103,11 @@ def test_criteria():
     assert no_progress(1)(returns([1.0], [2.0], [2.0])).tolist() == [True]
     assert no_progress(4)(history).tolist() == [False] * 3, "nothing comes before the last four"
     assert no_progress(1)(no_evaluations(3)).tolist() == [False] * 3
-    flags = Recording(evaluate_every=1, stop_at_return=4.5, stop_without_progress=3)
+    flags = EvaluationArguments(evaluate_every=1, stop_at_return=4.5, stop_without_progress=3).make()
     assert flags.stop_when(history).tolist() == [False, True, True]
     assert flags.stop_when(returns([1.0, 5.0])).tolist() == [False, True]
+    with pytest.raises(ConfigError, match="there are none; set --evaluate-every, such as 10"):
+        EvaluationArguments(stop_at_return=4.5).make()
 
 
 def stop_at(iteration):
@@ -165,10 +175,7 @@ def test_a_callback_may_change_the_states_and_stop_rows(plain):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"evaluate_every": -1}, "evaluate_every=-1 is not a positive integer"),
-        ({"evaluate_every": 2, "evaluation_episodes": 0}, "evaluation_episodes=0 is not a positive integer"),
-        ({"stop_when": reached_return(1.0)}, "there are none; set evaluate_every, such as 10"),
-        ({"evaluate_every": 2, "stop_when": 5}, r"stop_when=5 is not a function; use one, such as reached_return\(5\)"),
+        ({"evaluate": 10}, r"evaluate=10 does not say .*; use Evaluate\(every=10\)"),
         ({"callback": lambda progress, chunk: progress.states}, "the callback returned TrainState; return None, or"),
         (
             {
@@ -187,6 +194,19 @@ def test_a_callback_may_change_the_states_and_stop_rows(plain):
 def test_mistakes(arguments, message):
     with pytest.raises(ConfigError, match=message):
         run(CONFIG, HYPERPARAMS, KEYS, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((-1,), "every=-1 is not a positive integer"),
+        ((2, 0), "episodes=0 is not a positive integer"),
+        ((2, 3, 5), r"stop_when=5 is not a function; use one, such as reached_return\(5\)"),
+    ],
+)
+def test_evaluations_without_a_meaning_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        Evaluate(*arguments)
     with pytest.raises(ConfigError, match="threshold=nan is not a return"):
         reached_return(float("nan"))
 
@@ -210,12 +230,9 @@ def test_a_run_is_resumed_with_and_without_evaluations(tmp_path):
                 raise StopSignal(15)
 
         return recorded_run(
-            *(CONFIG, HYPERPARAMS, KEYS, tmp_path / folder),
-            checkpoint_every=2,
-            evaluate_every=evaluate_every,
-            evaluation_episodes=6,
+            *(CONFIG, HYPERPARAMS, KEYS, Recording(tmp_path / folder, 2, resume=True)),
+            evaluate=Evaluate(evaluate_every, episodes=6) if evaluate_every else None,
             callback=callback,
-            resume=True,
             console=False,
         )
 
@@ -235,13 +252,9 @@ def test_an_interrupted_run_stops_where_it_would_have_stopped(tmp_path):
 
     def recorded(folder, callback=None):
         return recorded_run(
-            *(CONFIG, HYPERPARAMS, KEYS, tmp_path / folder),
-            checkpoint_every=2,
-            evaluate_every=4,
-            evaluation_episodes=6,
-            stop_when=stop_when,
+            *(CONFIG, HYPERPARAMS, KEYS, Recording(tmp_path / folder, 2, resume=True)),
+            evaluate=Evaluate(4, 6, stop_when),
             callback=callback,
-            resume=True,
             console=False,
         )
 

@@ -12,66 +12,39 @@ from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, with
 from grpo_jax.devices.execution_plan import CPU, GPU, ExecutionPlan, resolve_plan
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import forked
-from grpo_jax.policies import Architecture
+from grpo_jax.policies import MLP, Transformer
 from grpo_jax.rollouts.scan import pack
 from grpo_jax.updates.minibatches import minibatch_order
 
-SMALL = {"hidden_sizes": (8, 8), "num_minibatches": 2, "num_epochs": 2}
-CONFIGS = {
-    "ppo": Config(
-        algorithm="ppo", num_envs=8, num_steps=12, normalize_observations=True, normalize_rewards=True, **SMALL
-    ),
-    "grpo": Config(
-        environment=Probe(), algorithm=with_reference(GRPO), num_envs=8, group_size=4, num_microbatches=2, **SMALL
-    ),
-    "parts": Config(
-        environment=Parts(),
-        algorithm="ppo",
-        actor_observation=("position", "velocity"),
-        frame_stack=2,
-        num_envs=8,
-        num_steps=6,
-        normalize_observations=True,
-        **SMALL,
-    ),
-    "real actions": Config(environment="Pendulum-v1", algorithm="kernel_gae", num_envs=8, num_steps=8, **SMALL),
-    "images": Config(environment="Breakout-MinAtar", algorithm="ppo", num_envs=4, num_steps=4, network="mlp", **SMALL),
-    "gru": Config(algorithm="ppo", num_envs=4, num_steps=6, recurrent="gru", recurrent_size=4, **SMALL),
-    "tokens": Config(
-        environment="tokens:sort-3",
-        num_envs=8,
-        group_size=4,
-        num_minibatches=2,
-        transformer=Architecture(width=16, num_layers=1, num_heads=2),
-    ),
-    "vine": Config(
-        environment="tokens:sort-3",
-        algorithm="vine_ppo",
-        num_envs=8,
-        group_size=4,
-        num_minibatches=2,
-        transformer=Architecture(width=8, num_layers=1, num_heads=2, lora_rank=2),
-    ),
-    "forked": Config(
-        **{"environment": Probe(), "env_params": {"max_steps_in_episode": 6, "bonus": 1.0}},
-        **{"algorithm": GRPO._replace(start=forked(9)), "num_envs": 8, "group_size": 4, "num_steps": 4},
-        **{"starts_per_rollout": 1, "recurrent": "mingru", "recurrent_size": 4},
-        **SMALL,
-    ),
-    "adamw": Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=6, optimizer="adamw", **SMALL),
+SMALL = {"num_envs": 8, "network": MLP((8, 8)), "num_minibatches": 2, "num_epochs": 2}
+SORT = {"environment": "tokens:sort-3", "group_size": 4, "num_epochs": 4}
+FIELDS = {
+    "ppo": {"algorithm": "ppo", "num_steps": 12, "normalize_observations": True, "normalize_rewards": True},
+    "grpo": {"environment": Probe(), "algorithm": with_reference(GRPO), "group_size": 4, "num_microbatches": 2},
+    "parts": {"environment": Parts(), "algorithm": "ppo", "frame_stack": 2, "num_steps": 6}
+    | {"normalize_observations": True, "network": MLP((8, 8), actor_observation=("position", "velocity"))},
+    "real actions": {"environment": "Pendulum-v1", "algorithm": "kernel_gae", "num_steps": 8},
+    "images": {"environment": "Breakout-MinAtar", "algorithm": "ppo", "num_envs": 4, "num_steps": 4},
+    "gru": {"algorithm": "ppo", "num_envs": 4, "num_steps": 6}
+    | {"network": MLP((8, 8), recurrent="gru", recurrent_size=4)},
+    "tokens": SORT | {"network": Transformer(width=16, num_layers=1, num_heads=2)},
+    "vine": SORT | {"algorithm": "vine_ppo", "network": Transformer(width=8, num_layers=1, num_heads=2, lora_rank=2)},
+    "forked": {"environment": Probe(), "env_params": {"max_steps_in_episode": 6, "bonus": 1.0}}
+    | {"algorithm": GRPO._replace(start=forked(9)), "group_size": 4, "num_steps": 4, "starts_per_rollout": 1}
+    | {"network": MLP((8, 8), recurrent="mingru", recurrent_size=4)},
+    "adamw": {"environment": Probe(), "algorithm": "ppo", "num_envs": 4, "num_steps": 6, "optimizer": "adamw"},
 }
 OPTIMIZER = {"adamw": {"weight_decay": 0.5, "critic_learning_rate": 5e-3}}
 
 
-SLOW = ("ppo", "gru", "parts", "real actions", "images", "tokens", "vine", "forked", "adamw")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
+@pytest.mark.parametrize(
+    "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.slow) for name in FIELDS]
+)
 def test_plans_agree(name):
     """Two train steps with the plan of a GPU, in which every layout differs, and with that of a CPU."""
     results = []
     for plan in (CPU, dataclasses.replace(GPU, steps_per_loop=3, value_passes=3)):
-        config = dataclasses.replace(CONFIGS[name], execution_plan=plan)
+        config = Config(**SMALL | FIELDS[name], execution_plan=plan)
         hyperparams = Hyperparams(learning_rate=1e-3, entropy_coef=0.01, total_steps=1e6, **OPTIMIZER.get(name, {}))
         train_step = make_train_step(config)
         state = jax.jit(make_init(config))(jax.random.key(0), hyperparams)
@@ -90,7 +63,7 @@ def test_types_of_a_plan_are_the_same_with_float64():
     with jax.enable_x64(True):
         shapes = []
         for plan in (CPU, GPU):
-            config = dataclasses.replace(CONFIGS["ppo"], normalize_observations=False, execution_plan=plan)
+            config = Config(**SMALL | FIELDS["ppo"] | {"normalize_observations": False}, execution_plan=plan)
             init, train_step = make_init(config), make_train_step(config)
             shapes.append(
                 jax.eval_shape(lambda f=init, g=train_step: g(f(jax.random.key(0), Hyperparams(total_steps=1e6))))
@@ -114,10 +87,14 @@ def test_packed_trees_come_back_bitwise():
         keys = jax.random.key_data(tree["keys"])
         return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree | {"keys": keys})]
 
-    packed = pack(tree)
-    assert packed.rows.shape == (1 + 4 + 1 + 0, 3)
-    assert as_bytes(packed.unpack()) == as_bytes(tree)
-    stacked = jax.lax.map(lambda _: pack(tree), jnp.arange(2)).unpack()
+    @jax.jit
+    def packed(tree):
+        stacked = jax.lax.map(lambda _: pack(tree), jnp.arange(2)).unpack()
+        return pack(tree).rows, pack(tree).unpack(), stacked
+
+    rows, unpacked, stacked = packed(tree)
+    assert rows.shape == (1 + 4 + 1 + 0, 3)
+    assert as_bytes(unpacked) == as_bytes(tree)
     assert stacked["integers"].shape == (2, 3, 2, 2)
     assert as_bytes(jax.tree.map(lambda leaf: leaf[1], stacked)) == as_bytes(tree)
 
@@ -139,7 +116,8 @@ def test_a_plan_is_found_by_name_or_backend_and_checked():
 def test_every_minibatch_has_an_equal_share_of_each_block():
     mask = jnp.ones((2, 24), bool).at[:, 4:12].set(False)  # of the first block only one group of four is valid
     tokens = {"environment": copy_task(), "num_envs": 24, "group_size": 4, "share_prompts": True}
-    order = minibatch_order(Config(**tokens, shuffle_blocks=2, num_minibatches=3), jax.random.key(0), mask)
+    config = Config(**tokens, shuffle_blocks=2, num_minibatches=3)
+    order = jax.jit(lambda key: minibatch_order(config, key, mask))(jax.random.key(0))
     assert order.shape == (3, 2, 4)
     for block in np.swapaxes(order, 0, 1):
         assert sorted(block.ravel()) == list(range(12)), "each sequence once, counted within its block"

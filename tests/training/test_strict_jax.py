@@ -8,17 +8,16 @@ from probes import Probe, copy_task
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, make_init, make_train_step, run, with_reference
 from grpo_jax.groups import FRESH
-from grpo_jax.policies import Architecture, categorical
-from grpo_jax.recording.nan_finder import repeat
+from grpo_jax.policies import MLP, Transformer, categorical
 
-SIZES = {"num_envs": 4, "num_minibatches": 1, "num_epochs": 1, "hidden_sizes": (4,)}
+SIZES = {"num_envs": 4, "num_minibatches": 1, "num_epochs": 1, "network": MLP((4,))}
 ONE = {"environment": Probe(), "num_steps": 2, **SIZES}  # less than an episode, so none ends
 GROUPS = {"environment": Probe(), "group_size": 2, **SIZES}
-TRANSFORMER = Architecture(num_layers=1, width=8, num_heads=2, qk_norm=True, lora_rank=2)
-TOKENS = GROUPS | {"environment": copy_task(), "hidden_sizes": (64, 64), "transformer": TRANSFORMER}
+TRANSFORMER = Transformer(num_layers=1, width=8, num_heads=2, qk_norm=True, lora_rank=2)
+TOKENS = GROUPS | {"environment": copy_task(), "network": TRANSFORMER}
 CASES = {
     "ppo": ONE | {"algorithm": "ppo", "normalize_observations": True, "normalize_rewards": True},
-    "recurrent": ONE | {"algorithm": "ppo", "recurrent": "gru", "layer_norm": True, "frame_stack": 2},
+    "recurrent": ONE | {"algorithm": "ppo", "network": MLP((4,), recurrent="gru", layer_norm=True), "frame_stack": 2},
     "real actions": ONE | {"algorithm": "ppo", "environment": "Pendulum-v1"},
     "squashed actions": ONE
     | {"algorithm": "ppo", "environment": "Pendulum-v1", "action_distribution": "squashed_gaussian"},
@@ -96,4 +95,6 @@ def test_nan_is_made_only_for_what_is_wrong():
 def test_no_operation_of_a_sound_step_makes_a_nan(algorithm):
     """Or `recorded_run(debug_nans=True)` would name it instead of the one at fault."""
     config = Config(**ONE | {"environment": "CartPole-v1", "algorithm": algorithm})
-    repeat(config, jax.jit(make_init(config))(jax.random.key(0), Hyperparams()))
+    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    with jax.disable_jit(), jax.debug_nans(True):
+        make_train_step(config)(state)

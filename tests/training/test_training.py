@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from flax import struct
 from probes import Echo, Probe, bits, counted, difference
+from small import small_config
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train, make_train_step, run
 from grpo_jax.algorithms import with_reference
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.training.budget import check_budget
 
 COMMON = {
@@ -75,7 +77,7 @@ def test_metrics_have_the_names_of_the_field(grpo, ppo):
     assert set(grpo.metrics) == COMMON | OF_GROUPS
     assert set(ppo.metrics) == COMMON | OF_A_CRITIC
     both = with_reference(PPO)
-    config = Config(algorithm=both, num_envs=8, group_size=4, num_steps=4, num_minibatches=1, hidden_sizes=())
+    config = Config(algorithm=both, num_envs=8, group_size=4, num_steps=4, num_minibatches=1, network=MLP(()))
     state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
     _, metrics = jax.eval_shape(make_train_step(config), state)
     assert set(metrics) == COMMON | OF_GROUPS | OF_A_CRITIC | {"policy/kl_reference"}
@@ -97,9 +99,8 @@ def test_metrics_are_finite_and_consistent(small):
 def test_counters_count(grpo, ppo):
     for small in (grpo, ppo):
         assert small.end.iteration == 10
-        unit = small.config.steps_per_iteration
-        assert counted(small.end.episodes, unit) == small.metrics["episode/count"].sum()
-        assert counted(small.end.steps, unit) == small.metrics["environment/steps"].sum()
+        assert counted(small.end.episodes) == small.metrics["episode/count"].sum()
+        assert counted(small.end.steps) == small.metrics["environment/steps"].sum()
     assert (ppo.metrics["environment/steps"] == 8 * 16).all()
     # Each member of a group plays one episode, in each iteration.
     assert (grpo.metrics["episode/count"] == 8).all()
@@ -123,47 +124,9 @@ def test_learning_rate_0_leaves_the_parameters_bitwise(small):
     assert np.array_equal(metrics["policy/ratio_max"], np.ones(10))
 
 
-def test_a_run_is_a_function_of_its_key_and_one_trace_serves_all(small):
-    end, metrics = small.ten(small.init(jax.random.key(0), small.hyperparams))
-    assert bits((end, metrics)) == bits((small.end, small.metrics))
-    other, _ = small.ten(small.init(jax.random.key(1), small.hyperparams))
-    assert bits(other.params) != bits(end.params)
-    for name in ("discount", "clip_low", "entropy_coef", "max_grad_norm", "adam_eps"):
-        small.ten(small.init(jax.random.key(0), small.hyperparams.replace(**{name: 0.123})))
-    assert small.ten._cache_size() == small.init._cache_size() == 1
-
-
-def test_ten_iterations_are_five_and_five_bitwise_and_buffers_can_be_donated(small):
-    train_step = make_train_step(small.config)
-    five = jax.jit(lambda s: jax.lax.scan(lambda s, _: train_step(s), s, length=5), donate_argnums=0)
-    start = small.init(jax.random.key(0), small.hyperparams)
-    middle, first = five(start)
-    assert start.params["actor"]["Dense_0"]["kernel"].is_deleted()
-    end, second = five(middle)
-    assert bits(end) == bits(small.end)
-    assert bits({name: jnp.concatenate([first[name], second[name]]) for name in first}) == bits(small.metrics)
-
-
-@pytest.mark.slow
-def test_a_row_of_a_vmapped_run_is_the_single_run(small):
-    keys = jnp.stack([jax.random.key(0), jax.random.key(0), jax.random.key(7)])
-    rates = jnp.array([small.hyperparams.learning_rate, 1e-2, 1e-3])
-    hyperparams = small.hyperparams.replace(learning_rate=rates).broadcast(3)
-    starts = jax.vmap(small.init)(keys, hyperparams)
-    ends, metrics = jax.jit(jax.vmap(small.ten))(starts)
-    for row in range(3):
-        single = small.init(keys[row], small.hyperparams.replace(learning_rate=rates[row]))
-        end, single_metrics = small.ten(single)
-        actual, actual_metrics = jax.tree.map(lambda leaf, row=row: leaf[row], (ends, metrics))
-        assert bits(actual.key) == bits(end.key)
-        close(actual.params, end.params, 1e-6)
-        close(actual.rollout, end.rollout, 1e-5)
-        close(actual_metrics, single_metrics, 1e-4)
-
-
 @pytest.mark.slow
 def test_without_jit_it_computes_the_same():
-    sizes = {"num_envs": 2, "num_steps": 3, "num_epochs": 1, "num_minibatches": 1, "hidden_sizes": (4,)}
+    sizes = {"num_envs": 2, "num_steps": 3, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
     config = Config(environment=Probe(), algorithm="ppo", env_params={"bonus": 1.0}, **sizes)
     train_step, state = make_train_step(config), jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     compiled, metrics = jax.jit(train_step)(state)
@@ -172,7 +135,7 @@ def test_without_jit_it_computes_the_same():
     close((plain.params, plain.rollout, plain_metrics), (compiled.params, compiled.rollout, metrics), 1e-5)
 
 
-def test_episodes_go_on_across_iterations_for_ppo_and_start_anew_for_grpo(grpo, ppo):
+def test_episodes_of_ppo_go_on_and_those_of_grpo_start_anew(grpo, ppo):
     assert (ppo.end.rollout.episode_length == ppo.end.rollout.environment.time).all()
     assert ppo.metrics["episode/length_mean"].max() <= 12
     lengths = ppo.metrics["episode/count"] * ppo.metrics["episode/length_mean"]
@@ -208,9 +171,7 @@ def test_a_variant_may_have_a_coefficient_of_its_own():
     def surrogate(log_ratio, advantage, hyperparams):
         return jnp.exp(log_ratio / hyperparams.temperature) * advantage
 
-    config = Config(
-        environment=Echo(), algorithm=GRPO._replace(surrogate=surrogate), num_envs=8, group_size=4, num_minibatches=1
-    )
+    config = small_config(GRPO._replace(surrogate=surrogate), Echo(), group_size=4)
     state = jax.eval_shape(make_init(config), jax.random.key(0), Tempered())
     after, _ = jax.eval_shape(make_train_step(config), state)
     assert after.hyperparams.temperature.shape == ()
@@ -222,7 +183,7 @@ def test_a_variant_may_have_a_coefficient_of_its_own():
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_it_learns_to_echo_and_not_at_learning_rate_0(algorithm):
-    sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (16,)}
+    sizes = {"num_envs": 64, "num_steps": 1, "num_epochs": 2, "num_minibatches": 2, "network": MLP((16,))}
     config = Config(environment=Echo(), algorithm=algorithm, group_size=4 if algorithm == "grpo" else 1, **sizes)
     rates = jnp.array([0.02, 0.02, 0.0])
     hyperparams = Hyperparams(learning_rate=rates, final_learning_rate=rates, total_steps=60 * 64.0)
@@ -259,7 +220,6 @@ def test_rows_stop_by_themselves_and_within_their_budget(grpo, driven):
     result, _ = driven
     made = result.metrics["environment/steps"]
     stopped = (made > 0).sum(0)
-    limit = grpo.config.steps_per_iteration
     assert np.array_equal(result.states.iteration, stopped)
     assert np.array_equal(result.steps, np.cumsum(made, axis=0)) and result.steps.dtype == np.int64
     assert result.ended_by.tolist() == ["total_steps", "max_episodes", "max_episodes"]
@@ -267,7 +227,7 @@ def test_rows_stop_by_themselves_and_within_their_budget(grpo, driven):
     assert result.steps[-1, 0] - last + made[stopped[0] - 2, 0] <= BUDGETS[0] < result.steps[-1, 0] + last
     np.testing.assert_allclose(result.used, [result.steps[-1, 0] / BUDGETS[0], 1, 1], rtol=1e-6)
     assert stopped.tolist()[1:] == [MAX_EPISODES // 8] * 2 and stopped[0] < stopped[1]
-    assert counted(result.states.episodes, limit).tolist()[1:] == [MAX_EPISODES] * 2
+    assert counted(result.states.episodes).tolist()[1:] == [MAX_EPISODES] * 2
     for name, value in result.metrics.items():
         if name != "environment/steps":
             assert np.isnan(value[stopped[0] :, 0]).all() and np.isfinite(value[: stopped[0], 0]).all(), name
@@ -285,7 +245,7 @@ def test_a_row_is_the_train_step_again_and_again(grpo, driven):
         close(jax.tree.map(lambda leaf, row=row: leaf[row], result.states.params), state.params, 1e-6)
 
 
-def test_a_row_that_has_stopped_stays_bitwise_whatever_the_others_do(grpo, driven):
+def test_a_stopped_row_stays_bitwise_whatever_the_others_do(grpo, driven):
     """Nor do its bits depend on how many iterations are reported at once: two, and here one."""
     hyperparams = grpo.hyperparams.replace(total_steps=float(BUDGETS[0]), max_episodes=MAX_EPISODES)
     alone = run(grpo.config, hyperparams, KEYS, chunk_length=8)
@@ -361,20 +321,17 @@ def test_without_a_limit_of_steps_episodes_bound_the_run(grpo, driven):
     hyperparams = grpo.hyperparams.replace(total_steps=totals, max_episodes=MAX_EPISODES)
     chunks = []
     result = run(grpo.config, hyperparams, KEYS, chunk_length=4, callback=kept(chunks))
-    episodes = counted(result.states.episodes, grpo.config.steps_per_iteration)
+    episodes = counted(result.states.episodes)
     assert episodes.tolist() == [MAX_EPISODES] * 3 and len(chunks) == 2
     for name, values in result.metrics.items():
         assert bits(values[:, 1]) == bits(driven[0].metrics[name][: len(values), 1]), name
 
 
 @pytest.mark.slow
-def test_a_run_that_episodes_bound_reports_before_the_longest_ones_could_be_over():
-    forever = Config(
-        environment=Probe(), algorithm="ppo", num_envs=8, num_steps=4, num_minibatches=1, hidden_sizes=(2,),
-        env_params={"max_steps_in_episode": 2**20, "lifetime": 3},
-    )  # fmt: skip
+def test_a_run_bound_by_episodes_reports_early():
+    forever = small_config("ppo", Probe(), num_steps=4, env_params={"max_steps_in_episode": 2**20, "lifetime": 3})
     result = run(forever, Hyperparams(total_steps=np.inf, max_episodes=64), KEYS[:1])
-    assert counted(result.states.episodes, 32).tolist() == [64] and len(result.steps) == 6
+    assert counted(result.states.episodes).tolist() == [64] and len(result.steps) == 6
 
 
 def test_what_nothing_ends_is_refused(grpo):

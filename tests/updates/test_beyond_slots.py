@@ -155,16 +155,29 @@ TUNED = {
 }
 
 
+@pytest.fixture(scope="module")
+def played():
+    """The state at the start, and one rollout's trajectory, which no tuned slot changes."""
+    return rolled_out(environment=Probe(), env_params={"bonus": 1.0}, algorithm=GRPO)[1:3]
+
+
 @pytest.mark.parametrize("slot", TUNED)
-def test_any_slot_may_be_tuned(slot):
+def test_any_slot_may_be_tuned(slot, played):
     """Power is 3: with it as a constant, loss and gradient are the same."""
-    results = []
-    for function in (tuned(TUNED[slot], "power"), constant(slot, TUNED[slot])):
-        algorithm = GRPO._replace(**{slot: (function,) if slot == "penalties" else function})
-        config, state, _, batch = rolled_out(environment=Probe(), env_params={"bonus": 1.0}, algorithm=algorithm)
-        everything = jnp.arange(batch.mask.shape[1])
-        moved = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
-        results.append(minibatch_gradient(config, config.policy, moved, batch, everything, state.hyperparams)[::2])
+    state, trajectory = played
+
+    @jax.jit
+    def gradients(params):
+        results = []
+        for function in (tuned(TUNED[slot], "power"), constant(slot, TUNED[slot])):
+            algorithm = GRPO._replace(**{slot: (function,) if slot == "penalties" else function})
+            config = Config(environment=Probe(), env_params={"bonus": 1.0}, algorithm=algorithm, **SMALL)
+            batch, _ = make_batch(config, config.policy, state, trajectory, state.hyperparams)
+            whole = batch, jnp.arange(batch.mask.shape[1]), state.hyperparams
+            results.append(minibatch_gradient(config, config.policy, params, *whole)[::2])
+        return results
+
+    results = gradients(jax.tree.map(lambda leaf: leaf + 0.1, state.params))
     assert any(leaf.any() for leaf in jax.tree.leaves(results[0][1]))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), *results)
 

@@ -14,6 +14,7 @@ from grpo_jax import Config, Hyperparams, make_init, make_train_step, run
 from grpo_jax.config_checks import NAMES
 from grpo_jax.devices.execution_plan import CPU, GPU
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.checks import check_run
@@ -23,7 +24,7 @@ from grpo_jax.updates.minibatches import minibatch_gradient
 from grpo_jax.updates.optimizers import OPTIMIZERS, make_optimizer
 from grpo_jax.updates.schedules import DECAYS, LearningRates, learning_rates
 
-CONFIG = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=3, num_minibatches=1, hidden_sizes=(3,))
+CONFIG = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=3, num_minibatches=1, network=MLP((3,)))
 PLAIN = dataclasses.replace(CONFIG, num_epochs=3, num_microbatches=1, execution_plan=CPU)
 RATE = 0.02
 PARAMS = {
@@ -88,15 +89,20 @@ ORACLES = {
 @pytest.fixture(scope="module")
 def batch():
     """A batch with a gradient: the probe's observations are zeros, but its advantages are not."""
-    state = jax.jit(make_init(CONFIG))(jax.random.key(0), Hyperparams())
-    simulator = Simulator(CONFIG.env, CONFIG.policy, state.params)
-    _, trajectory = collect(CONFIG, simulator, state.rollout, *jax.random.split(state.key))
-    zeros, _ = make_batch(CONFIG, CONFIG.policy, state, trajectory, Hyperparams())
+
+    @jax.jit
+    def play(key):
+        state = make_init(CONFIG)(key, Hyperparams())
+        simulator = Simulator(CONFIG.env, CONFIG.policy, state.params)
+        _, trajectory = collect(CONFIG, simulator, state.rollout, *jax.random.split(state.key))
+        return make_batch(CONFIG, CONFIG.policy, state, trajectory, Hyperparams())[0]
+
+    zeros = play(jax.random.key(0))
     shape = zeros.advantage.shape
-    wave = jnp.sin(jnp.arange(12.0)).reshape(shape)
+    wave = np.sin(np.arange(12.0, dtype=np.float32)).reshape(shape)
     return zeros._replace(
-        advantage=wave, target=wave + 1, mask=jnp.ones(shape, bool), weight=jnp.ones(shape) / 12,
-        observation=jnp.cos(jnp.arange(24.0)).reshape(*shape, 2),
+        advantage=wave, target=wave + 1, mask=np.ones(shape, bool), weight=np.ones(shape, np.float32) / 12,
+        observation=np.cos(np.arange(24.0, dtype=np.float32)).reshape(*shape, 2),
     )  # fmt: skip
 
 
@@ -335,7 +341,7 @@ UNFIT = {
         r"critic_learning_rate is for parameters under a key 'critic'",
     ),
     "shared": (
-        {"shared_critic": True},
+        {"network": MLP(shared_critic=True)},
         {"critic_learning_rate": 0.1},
         r"are actor_critic/.*, \.\.\.; leave it out.*shared_critic=F",
     ),

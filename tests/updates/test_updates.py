@@ -11,6 +11,7 @@ from probes import FOREVER, Probe, acted, bits, known_params, known_policy, stan
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.environments import make_environment
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
@@ -28,7 +29,8 @@ PARAMS = known_params((0.2, 0.0))
 def rollout():
     """Eight one-episode members in a window of eight steps: at least half of it is masked."""
     state = standing(probe, known_policy, jax.random.key(0), ages=[0] * 8, lifetimes=LIFETIMES)
-    return Simulator(probe, known_policy, PARAMS).unroll(state, jax.random.key(1), num_steps=8, auto_reset=False)[1]
+    play = functools.partial(Simulator(probe, known_policy, PARAMS).unroll, num_steps=8, auto_reset=False)
+    return jax.jit(play)(state, jax.random.key(1))[1]
 
 
 def config_of(algorithm, **fields):
@@ -131,8 +133,8 @@ def test_nan_rewards_leave_the_parameters_bitwise():
         num_steps=3,
         num_epochs=2,
         num_minibatches=2,
-        hidden_sizes=(),
-        env_params={"nan_below": 2.0},  # every mark is
+        network=MLP(()),
+        env_params={"nan_below": 2.0},
     )
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
     after, metrics = jax.jit(make_train_step(config))(state)

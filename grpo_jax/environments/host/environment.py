@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.host.episodes import DIGEST_BYTES, Episodes, Moment, Request
-from grpo_jax.environments.host.simulators import Instances, Simulators
-from grpo_jax.environments.host.spaces import action_decoder, observation_leaves
+from grpo_jax.environments.host.gymnasium_interface import Instances, Simulators, action_decoder, observation_leaves
 from grpo_jax.environments.parameters import TimeLimit
 from grpo_jax.environments.spaces import ActionSpace
 from grpo_jax.host_calls import call_host
@@ -29,7 +28,7 @@ class HostState(NamedTuple):
     """A state of an episode: all that is needed to reach it again."""
 
     seed: jax.Array  # int32
-    actions: jax.Array  # [max_steps_in_episode, ...] those up to here
+    actions: jax.Array  # [max_steps_in_episode, ...] all so far
     time: jax.Array  # int32, their number
     digest: jax.Array  # uint32 [2], identifies the state
     ended: jax.Array  # bool: later steps change nothing
@@ -45,7 +44,7 @@ class HostEnvironment:
     Args:
       make: a function that makes an instance, called about once for each parallel environment; or `Simulators`.
       name: for messages and files; by default the name of `make`.
-      max_steps: the default of the parameter `max_steps_in_episode`; None: that of the instance's `spec`.
+      max_steps: the default of the parameter `max_steps_in_episode`; None: the limit in the instance's `spec`.
       max_kept: the most instances in mid-episode. With more states than that (rows × `num_envs`) the results are the
         same, but each step replays its episode.
 
@@ -76,11 +75,10 @@ class HostEnvironment:
 
     @property
     def identity(self) -> tuple:
-        """What tells the environment from others when a run is resumed: not the episodes that it keeps."""
+        """What a resumed run compares; not the episodes that it keeps."""
         return self.name, self._make, self.default_params
 
     def action_space(self, params: Any) -> ActionSpace:
-        """As in gymnax."""
         return self._action_space
 
     def observation_space(self, params: Any) -> Any:
@@ -97,7 +95,7 @@ class HostEnvironment:
         return self._structure.unflatten(leaves), state
 
     def step_env(self, key: jax.Array, state: HostState, action: jax.Array, params: Any) -> tuple:
-        """As in gymnax. All randomness is that of the seed. After the end of an episode the host does nothing."""
+        """As in gymnax. All randomness comes from the seed. After the end of an episode the host does nothing."""
         action = jnp.asarray(action, self._action.dtype)
         flag, real = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), jnp.float32)
         results = (*self._leaves, _DIGEST, real, flag)
@@ -108,7 +106,6 @@ class HostEnvironment:
         return self._structure.unflatten(leaves), after, reward, terminated, {}
 
     def is_truncated(self, state: HostState, params: Any) -> jax.Array:
-        """As in gymnax."""
         return state.time >= params.max_steps_in_episode
 
     def _starts(self, seed):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo_jax.environments.host.simulators import Outcome, Simulators
+from grpo_jax.environments.host.gymnasium_interface import Outcome, Simulators
 
 DIGEST_BYTES = 8
 """Two of 10^6 states have equal digests with probability 3e-8."""
@@ -33,7 +33,7 @@ class Request(NamedTuple):
 
     seed: int
     digest: bytes  # of the state before the step
-    actions: np.ndarray  # [t, ...] those before
+    actions: np.ndarray  # [t, ...] all before it
     action: np.ndarray
 
 

@@ -1,16 +1,12 @@
-"""Environments named "suite:name": token tasks, and those of other packages, each a file here and an extra."""
+"""Environments named "suite:name": token tasks, and suites of other packages, each an extra."""
 
 from typing import Any
 
-from grpo_jax.environments.suites.brax import Brax
-from grpo_jax.environments.suites.craftax import Craftax
-from grpo_jax.environments.suites.envpool import EnvPool
-from grpo_jax.environments.suites.gymnasium import Gymnasium
+from grpo_jax.environments.suites.grids import Craftax, Navix, XLand
 from grpo_jax.environments.suites.jumanji import Jumanji
-from grpo_jax.environments.suites.navix import Navix
+from grpo_jax.environments.suites.on_host import EnvPool, Gymnasium
 from grpo_jax.environments.suites.pgx import Pgx
-from grpo_jax.environments.suites.playground import Playground
-from grpo_jax.environments.suites.xland import XLand
+from grpo_jax.environments.suites.physics import Brax, Playground
 from grpo_jax.environments.tokens import make_task
 from grpo_jax.errors import ConfigError
 

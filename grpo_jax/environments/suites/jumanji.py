@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.naming import check_known
-from grpo_jax.environments.suites.timed import Timed, TimedState
+from grpo_jax.environments.suites.common import Timed, TimedState, check_known
 from grpo_jax.errors import ConfigError
 
 LIMITS = {
@@ -88,12 +87,11 @@ class Jumanji(Timed):
         return Discrete(math.prod(self._sizes))
 
     def reset_env(self, key, params):
-        """As in gymnax."""
         inner, timestep = self.inner.reset(key)
         return _encoded(timestep.observation, self._spec), TimedState((inner, self._legal(timestep)), 0)
 
     def step_env(self, key, state, action, params):
-        """As in gymnax. The key replaces that of the state, so that members of a group can differ."""
+        """As in gymnax. The key replaces the state's, so that members of a group can differ."""
         inner, _ = state.inner
         inner = dataclasses.replace(inner, key=key) if hasattr(inner, "key") else inner
         if self.inner.action_spec.shape:

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.environments.suites.naming import check_known
-from grpo_jax.environments.suites.timed import Timed, TimedState
+from grpo_jax.environments.suites.common import Timed, TimedState, check_known
 from grpo_jax.errors import ConfigError
 
 LIMITS = {
@@ -24,7 +23,7 @@ LIMITS = {
     "shogi": 256,
     "tic_tac_toe": 5,
 }
-"""The most moves of one player in games that end by themselves; the time limit of the others is 2000 steps."""
+"""The most moves of one player in games that always end; the time limit of the others is 2000 steps."""
 
 
 def random_legal(key: jax.Array, observation: jax.Array, action_mask: jax.Array) -> jax.Array:
@@ -64,17 +63,14 @@ class Pgx(Timed):
         return [name for name in pgx.available_envs() if name != "sparrow_mahjong"]
 
     def action_space(self, params):
-        """As in gymnax."""
         return Discrete(self.inner.num_actions)
 
     def reset_env(self, key, params):
-        """As in gymnax."""
         key, key_reply = jax.random.split(key) if self.inner.num_players == 2 else (key, None)
         inner, _ = self._replied(key_reply, self.inner.init(key))
         return inner.observation, TimedState(inner, 0)
 
     def step_env(self, key, state, action, params):
-        """As in gymnax."""
         key, key_reply = jax.random.split(key) if self.inner.num_players == 2 else (key, None)
         inner, reward = self._replied(key_reply, self.inner.step(state.inner, action, key))
         return inner.observation, TimedState(inner, state.time + 1), reward, inner.terminated, {}

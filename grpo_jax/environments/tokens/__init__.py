@@ -2,8 +2,7 @@
 
 import functools
 
-from grpo_jax.environments.tokens.arithmetic import addition, modular, multiplication
-from grpo_jax.environments.tokens.calculator import calculator
+from grpo_jax.environments.tokens.arithmetic import addition, calculator, modular, multiplication
 from grpo_jax.environments.tokens.countdown import countdown
 from grpo_jax.environments.tokens.environment import Completion, token_environment
 from grpo_jax.environments.tokens.sequences import parity, reverse, sort

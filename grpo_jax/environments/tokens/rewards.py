@@ -50,7 +50,7 @@ def partial_credit(completion: jax.Array, solution: jax.Array) -> jax.Array:
 
     Args:
       completion: `[..., L]` integers, negative where there is no token.
-      solution: `[..., L]`, likewise; without any token the result is 0.
+      solution: `[..., L]`, in the same form; without any token the result is 0.
 
     Returns:
       `[...]`, in [0, 1].

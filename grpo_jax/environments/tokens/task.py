@@ -35,7 +35,7 @@ class Task(NamedTuple):
     """A task as pure functions of one problem. Completions and solutions end in `END`, followed by `PAD`."""
 
     name: str
-    vocabulary: str  # a character for each token, beginning with those of `END` and `ASK`
+    vocabulary: str  # a character for each token; the first two are `END` and `ASK`
     max_length: int  # of a completion, including `END`; at this length without `END` it is truncated
     draw: Callable  # (key) -> problem, any pytree
     prompt: Callable  # (problem) -> int32 [P], without `ASK`; `PAD` may be anywhere

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from grpo_jax.environments.spaces import ActionSpace, Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError, describe_function, nearest
-from grpo_jax.importing import import_own, is_own
+from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.policies.distributions.discrete import categorical, multi_categorical
 from grpo_jax.policies.distributions.distribution import Distribution
 from grpo_jax.policies.distributions.gaussian import diagonal_gaussian, squashed_gaussian
@@ -20,7 +20,7 @@ def make_distribution(
     Args:
       space: the action space.
       action_distribution: "auto" is categorical for Discrete and MultiDiscrete, and "gaussian" for Box. The
-        alternative for Box is "squashed_gaussian". One of your own is a function `(space) -> Distribution`, or its
+        alternative for Box is "squashed_gaussian". A custom one is a function `(space) -> Distribution`, or its
         path "package.module:name".
       state_dependent_std: the network computes a Gaussian's standard deviations from the observation; otherwise they
         are free parameters.
@@ -28,8 +28,8 @@ def make_distribution(
     Raises:
       ConfigError: for an unknown name, or a family that does not fit the space.
     """
-    if is_own(action_distribution):
-        return _make_own(space, action_distribution, state_dependent_std)
+    if is_custom(action_distribution):
+        return _make_custom(space, action_distribution, state_dependent_std)
     names = ("auto", *BOX_FAMILIES)
     if action_distribution not in names:
         raise ConfigError(f"unknown action_distribution {action_distribution!r}: {nearest(action_distribution, names)}")
@@ -49,10 +49,10 @@ def make_distribution(
     raise ConfigError(f"unknown action space {space}; use Discrete, MultiDiscrete or Box")
 
 
-def _make_own(space, family, state_dependent_std) -> Distribution:
+def _make_custom(space, family, state_dependent_std) -> Distribution:
     if state_dependent_std:
-        raise ConfigError("state_dependent_std=True has no effect on an action_distribution of your own; leave it out")
-    family = import_own(family, "action_distribution")
+        raise ConfigError("state_dependent_std=True has no effect on a custom action_distribution; leave it out")
+    family = import_custom(family, "action_distribution")
     distribution = family(space) if callable(family) else family
     if not isinstance(distribution, Distribution):
         raise ConfigError(

@@ -26,7 +26,7 @@ def diagonal_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
         a = clip(middle + half_width x, low, high),  x ~ N(mean, diag(std^2)),  parameters (mean, log std) `[..., 2 D]`
 
     The scaling makes an initial policy cover the bounds, however far apart they are. A trajectory stores x, and `mode`
-    returns x; the environment gets a. Densities are those of a before clipping:
+    returns x; the environment gets a. The density is of a before clipping:
 
         log p(a) = log N(x; mean, std) - sum log half_width
 
@@ -67,12 +67,12 @@ def squashed_gaussian(low: tuple[float, ...], high: tuple[float, ...], free_std:
 
         a = middle + half_width tanh(u),  u ~ N(mean, diag(std^2)),  parameters (mean, log std) `[..., 2 D]`
 
-    A trajectory stores u, and `mode` returns the mode of u, where a is at its median; the environment gets a. Densities
-    are those of a:
+    A trajectory stores u, and `mode` returns the mode of u, where a is at its median; the environment gets a.
+    Its density:
 
         log p(a) = log N(u; mean, std) - sum log |da / du|,  log |da / du| = log(half_width) + log(1 - tanh(u)^2)
 
-    They and their gradients are finite even where tanh(u) rounds to 1. The KL is exact: it is that of the Gaussians, as
+    They and their gradients are finite even where tanh(u) rounds to 1. The KL is the Gaussians', exactly, as
     a bijection does not change it. The entropy is the Gaussian's plus E[log |da / du|], which is integrated numerically
     in each dimension and so has no sampling noise.
 

@@ -1,0 +1,1 @@
+"""What the commands and the experiments share: flags, settings, runs, figures."""

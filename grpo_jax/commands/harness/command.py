@@ -1,0 +1,195 @@
+"""Experiments as commands: errors, devices, the console, and the hardware and versions they ran on."""
+
+import dataclasses
+import datetime
+import errno
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from grpo_jax.commands.harness.parsing import one_line_errors
+from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording.folder_lock import clean_up_on_error, describe_locked
+from grpo_jax.recording.run_spec import versions
+
+# None: raised by this library. The last three: the name cannot be that of a file.
+DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+DISK_ERRORS |= {errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
+
+
+# What XLA and JAX read from the environment, and docs/accelerators.md describes.
+VARIABLES = ("XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
+
+
+def command(main: Callable[[], None]) -> None:
+    """Runs a command on all cores.
+
+    Wrong arguments, too little memory and a disk that cannot be written to are reported in one line.
+    """
+    # By default a CPU is one device, and one program seldom keeps more than one of its cores busy.
+    if jax.config.jax_num_cpu_devices < 0:
+        jax.config.update("jax_num_cpu_devices", num_cores())
+    # A batched LAPACK call, such as brax's, waits for threads of the pool that it runs on. By default this has a thread
+    # for each core, and the program hangs if all of them wait: it needs more threads than there are such calls.
+    os.environ.setdefault("NPROC", str(max(16, 4 * num_cores())))
+    try:
+        join_processes()
+        with clean_up_on_error():
+            main()
+    except (ConfigError, FileExistsError, MemoryError) as error:
+        print(f"error: {str(error) or 'not enough memory; use smaller numbers'}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # what reads the output, such as head, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print(f"error: not enough memory: {str(error).splitlines()[0]}; use smaller numbers", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        kept = describe_locked()
+        print(f"error: {error}" + (f". What was not written yet is lost; {kept}" if kept else ""), file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def new_folder(name: str) -> Path:
+    """The folder for results if --out is left out."""
+    return Path("runs") / f"{name}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
+
+
+class FittingConsole(Console):
+    """A console that prints a table without the last of its columns, if it is narrower than the table."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich's; a table's last columns are its least important ones."""
+        for table in (each for each in objects if isinstance(each, Table)):
+            missing: list[str] = []
+            unlimited = self.options.update(max_width=10_000)
+            while len(table.columns) > 2 and Measurement.get(self, unlimited, table).maximum > self.width:
+                missing.insert(0, str(table.columns.pop().header))
+            if missing:
+                table.caption = "\n".join(filter(None, (table.caption, f"too narrow for: {', '.join(missing)}")))
+        super().print(*objects, **options)
+
+
+def make_console(*, width: int = 120, quiet: bool = False) -> Console:
+    """A console that prints brackets and colons as they are; `width` is that of files and pipes.
+
+    Print lines that contain a path with `soft_wrap`, so that the path can be copied.
+    """
+    return FittingConsole(
+        width=None if sys.stdout.isatty() else width, quiet=quiet, markup=False, emoji=False, highlight=False
+    )
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def hardware() -> str:
+    devices = jax.devices()
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
+    return f"{len(devices)} × {devices[0].device_kind}; host {cpu}, {os.cpu_count()} cores"
+
+
+def commit() -> str | None:
+    """The commit of the working tree, with a mark if it holds changes; None outside of a repository."""
+    arguments = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(arguments, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def provenance() -> dict[str, Any]:
+    """Where a measurement comes from: hardware, settings of XLA and JAX, versions of packages, commit."""
+    settings = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return {"hardware": hardware(), "settings": settings, "versions": versions(), "commit": commit()}
+
+
+@dataclasses.dataclass(kw_only=True)
+class DeviceArguments:
+    """One process, or several that are started with the same command line but for --process-id."""
+
+    mesh: tuple[str, ...] = ()
+    """Axes of the devices: seeds=4, envs=8 or model=2, or several; by default all for the seeds."""
+    coordinator: str | None = None
+    """Address of the first of several processes, host:port; or auto (SLURM, MPI, GKE, TPU)."""
+    num_processes: int | None = None
+    """Number of processes; needed unless the coordinator is auto."""
+    process_id: int | None = None
+    """Number of this process, from 0; needed unless the coordinator is auto. Process 0 alone writes and prints."""
+
+
+def join_processes(flags: Sequence[str] | None = None) -> None:
+    """Connects to the other processes of the run, if the flags (by default those of the command line) name any.
+
+    This must come before anything that asks JAX for its devices, and so before the other flags are checked.
+
+    Raises ConfigError if flags are missing or contradict each other, or no scheduler is found.
+    """
+    with one_line_errors():
+        arguments, _ = tyro.cli(DeviceArguments, args=flags, return_unknown_args=True, add_help=False)
+    address, count, number = arguments.coordinator, arguments.num_processes, arguments.process_id
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM in our place
+    if address == "auto":
+        try:
+            jax.distributed.initialize()
+        except ValueError as error:
+            raise ConfigError(
+                f"--coordinator auto finds no scheduler that it knows ({error}); use host:port"
+            ) from error
+    elif address is not None or count is not None or number is not None:
+        if None in (address, count, number) or not 0 <= number < count:
+            raise ConfigError(
+                f"--coordinator {address} --num-processes {count} --process-id {number} is incomplete: use all "
+                "three: host:port of the first process, the number of processes, and the number of this one, from 0; "
+                "or --coordinator auto with a scheduler such as SLURM"
+            )
+        port = address.rpartition(":")[2] if ":" in address else ""
+        if not (port.isdecimal() and 0 < int(port) < 2**16):  # a process that connects to another port would crash
+            raise ConfigError(f"--coordinator {address} is no address; write host:port, such as 10.0.0.1:1234")
+        try:
+            jax.distributed.initialize(address, count, number)
+        except RuntimeError as error:
+            raise ConfigError(f"--coordinator {address} cannot be joined: {error}") from error
+    if jax.distributed.is_initialized():
+        # Programs that communicate must run in the same order in every process, and a CPU may run several at once.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def need_one_process(what: str) -> None:
+    """Raises ConfigError if several processes have joined, saying what cannot be computed by them."""
+    if jax.process_count() > 1:
+        raise ConfigError(f"{what} need a single process so far; leave --coordinator out")
+
+
+def mesh_sizes(sizes: Sequence[str], flag: str) -> dict[str, int]:
+    """The devices along each axis, of sizes such as seeds=4, envs=8 and model=2; raises ConfigError for others."""
+    pairs = dict(size.partition("=")[::2] for size in sizes)
+    known = len(pairs) == len(sizes) and pairs.keys() <= {ROWS, ENVS, MODEL}
+    if not known or not all(size.isdecimal() and int(size) for size in pairs.values()):
+        layout = " ".join(sizes)
+        raise ConfigError(f"{flag} {layout} is no layout of devices; use seeds=4, envs=8 or model=2, or several")
+    return {axis: int(size) for axis, size in pairs.items()}

@@ -1,0 +1,76 @@
+"""Tables and pictures of runs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.table import Column, Table
+
+from grpo_jax.commands.harness.runs import Run
+from grpo_jax.commands.harness.settings import SOLVED_AT
+from grpo_jax.recording import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
+from grpo_jax.recording.figures import draw_curves
+from grpo_jax.training.evaluations import SAMPLED
+
+
+def solved_after(run: Run) -> float:
+    """Median over seeds of the steps until the training return, averaged over 2% of the run, is a solved task's.
+
+    An iteration of one-episode groups alone is often more than 2%.
+    """
+    window = max(1, round(0.02 * float(run.result.steps.max()) / run.config.steps_per_iteration))
+    return float(np.median(steps_to_reach(run.result.steps, run.returns, SOLVED_AT[run.environment], window=window)))
+
+
+def return_columns(environment: str) -> list[str]:
+    solved = [f"steps to {SOLVED_AT[environment]:g}"] if environment in SOLVED_AT else []
+    return ["final return", "worst seed", *solved, "steps a seed"]
+
+
+def return_cells(run: Run) -> list[str]:
+    """The final return with its interval, the worst seed's, the steps until it was solved, and the steps taken."""
+    cells = [with_interval(run.final_returns), f"{run.final_returns.min():.4g}"]
+    if run.environment in SOLVED_AT:
+        solved = solved_after(run)
+        cells.append(f"{solved:,.0f}" if np.isfinite(solved) else "not reached")
+    return [*cells, f"{run.result.steps[-1].mean():,.0f}"]
+
+
+def with_interval(scores: np.ndarray, spec: str = ".4g") -> str:
+    """The interquartile mean of scores and its 95% interval."""
+    low, high = bootstrap_interval(scores)
+    return f"{iqm(scores):{spec}} [{low:{spec}}, {high:{spec}}]"
+
+
+def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
+    """The runs on one environment side by side, with notes on some of them, by label, below."""
+    environment = runs[0].environment
+    columns = [Column("run", overflow="fold"), *return_columns(environment), "steps/s", "train", "compile", "wall"]
+    caption = "\n".join(f"{run.label}: {notes[run.label]}" for run in runs if run.label in notes)
+    rendered = Table(*columns, title=environment, caption=caption or None)
+    for run in runs:
+        seconds = run.result.train_seconds, run.result.compile_seconds, run.wall_seconds
+        times = [f"{value:.0f} s" for value in seconds]
+        rendered.add_row(run.label, *return_cells(run), f"{run.steps_per_second:,.0f}", *times)
+    return rendered
+
+
+def plot_curves(runs: list[Run], path: Path, over: str) -> None:
+    """One panel for each environment: IQM over seeds with its 95% band, over "environment steps" or "episodes".
+
+    Returns are those of the evaluations while training, if all runs have some.
+    """
+    evaluated = all(SAMPLED in run.result.metrics for run in runs)
+    curves: dict[str, dict[str, Curve]] = {run.environment: {} for run in runs}
+    for run in runs:
+        returns, counts = (run.result.metrics[SAMPLED], None) if evaluated else (run.returns, run.counts)
+        if not np.isnan(returns).all():
+            x = run.result.steps if over == "environment steps" else run.episodes
+            curves[run.environment][run.label] = learning_curve(x, returns, counts)
+    kind = "evaluation" if evaluated else "training"
+    draw_curves(curves, path, over, len(runs[0].final_returns), of=kind, solved_at=SOLVED_AT)
+
+
+def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [header, ["---"] * len(header), *rows]
+    path.write_text("\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n")

@@ -1,0 +1,145 @@
+"""A run's `Config` and `Hyperparams` from the flags of a command line."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from grpo_jax import Config, Hyperparams
+from grpo_jax.algorithms import Algorithm, Choice, automatic_algorithm, by_name, name_of
+from grpo_jax.commands.harness.parsing import one_line_errors, parse_flags
+from grpo_jax.commands.harness.settings import NetworkFields, make_network, settings
+from grpo_jax.devices.execution_plan import ExecutionPlan
+from grpo_jax.devices.processes import is_process_zero
+from grpo_jax.environments import make_environment
+from grpo_jax.errors import ConfigError
+from grpo_jax.importing import is_custom
+from grpo_jax.policies.networks import NETWORKS
+from grpo_jax.policies.networks import name_of as network_name
+from grpo_jax.recording.config_file import FIELDS, read_fields
+
+
+@dataclasses.dataclass(kw_only=True)
+class Settings:
+    """The flags that describe a run."""
+
+    config: Config
+    layers: NetworkFields = NetworkFields()
+    hyperparams: Hyperparams
+    config_file: Annotated[
+        Path | None,
+        tyro.conf.arg(
+            name="config",
+            help="JSON file of fields, such as a sweep's best.json, in place of the tuned settings; flags override "
+            "them.",
+        ),
+    ] = None
+
+
+@dataclasses.dataclass
+class Chosen:
+    """The flags on which the defaults of all others depend."""
+
+    config: Path | None = None
+    environment: str | None = None
+    algorithm: str | None = None
+    network: str = Config.network
+    env_params: tuple[str, ...] = ()
+    total_steps: float | None = None
+    num_iterations: float | None = None
+
+
+def parse(arguments: type, flags: Sequence[str]) -> Any:
+    """Parses the flags of a class with the fields of `Settings`.
+
+    The defaults are the fields in the file --config, or else the tuned settings of the environment and the algorithm.
+    Parameters of the environment are merged one by one. The algorithm "auto" is replaced before the tuned settings are
+    read.
+    """
+    with one_line_errors():
+        chosen, _ = tyro.cli(Chosen, args=flags, return_unknown_args=True, add_help=False)
+    from_file = {} if chosen.config is None else read_fields(chosen.config)
+    environment = chosen.environment or from_file.get("environment", Config.environment)
+    algorithm = chosen.algorithm or from_file.get("algorithm", Config.algorithm)
+    if algorithm == "auto":
+        name, reason = _choose_algorithm(environment, from_file or settings(environment, "grpo"), chosen)
+        if is_process_zero():
+            print(f"--algorithm auto is {name}: {reason}")
+        return parse(arguments, [*flags, "--algorithm", name])
+    fields = settings(environment, name_of(by_name(algorithm))) if chosen.config is None else from_file
+    if type(fields.get("network")) in NETWORKS.values():
+        fields = fields | vars(fields["network"]) | {"network": network_name(fields["network"])}
+    if is_custom(chosen.network) or chosen.network == "transformer":  # the tuned settings are those of other networks
+        fields = {name: value for name, value in fields.items() if name not in NetworkFields.__dataclass_fields__}
+    static, layers, traced = (
+        {name: value for name, value in fields.items() if name in kind.__dataclass_fields__}
+        for kind in (Config, NetworkFields, Hyperparams)
+    )
+    if chosen.total_steps is not None or chosen.num_iterations is not None:  # in place of either
+        traced = {name: value for name, value in traced.items() if name not in ("total_steps", "num_iterations")}
+    # Not by its constructor, which would check it and choose its sizes before the flags are read.
+    config = object.__new__(Config)
+    vars(config).update(static)
+    return parse_flags(
+        arguments,
+        flags,
+        default=arguments(config=config, layers=NetworkFields(**layers), hyperparams=Hyperparams(**traced)),
+        registry=_constructors(dict(fields.get("env_params", ()))),
+        complete=_complete,
+    )
+
+
+def _complete(values: dict[str, Any]) -> None:
+    """Makes the network of the flags of its fields, where these are not its defaults."""
+    config, layers = values["config"].keywords, values["layers"].keywords
+    fields = {name: value for name, value in layers.items() if value != getattr(NetworkFields, name)}
+    if fields and is_custom(config["network"]):
+        name = next(iter(fields))
+        raise ConfigError(f"{name}={fields[name]!r} has no effect on a custom network; leave it out, and set it there")
+    if fields:
+        config["network"] = make_network(config["network"], fields, config["environment"], config["env_params"])
+
+
+def _choose_algorithm(environment: str, fields: Mapping[str, Any], chosen: Chosen) -> Choice:
+    """The algorithm that "auto" stands for; flags override the fields' parameters of the environment and budget."""
+    env_params = dict(fields.get("env_params", ())) | dict(map(parse_override, chosen.env_params))
+    total_steps = fields.get("total_steps", Hyperparams().total_steps)
+    if chosen.total_steps is not None:
+        total_steps = chosen.total_steps
+    elif chosen.num_iterations is not None:
+        total_steps = math.inf
+    return automatic_algorithm(make_environment(environment, env_params).max_steps, total_steps)
+
+
+def _constructors(env_params: Mapping[str, float]) -> ConstructorRegistry:
+    """Environments and algorithms are given by name; parameters of the environment as name=value, added to these."""
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def fields_of_config(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        if info.type in (str | Algorithm, str | ExecutionPlan, str | Any, str | Callable):
+            return PrimitiveConstructorSpec(
+                1, "NAME", lambda words: words[0], lambda value: True, lambda value: [str(value)]
+            )
+        if info.type == FIELDS["env_params"]:
+            return PrimitiveConstructorSpec(
+                *("*", "[NAME=VALUE ...]", lambda words: {**env_params, **dict(map(parse_override, words))}),
+                *(lambda value: True, lambda value: [f"{name}={number}" for name, number in dict(value).items()]),
+            )
+        return None
+
+    return registry
+
+
+def parse_override(string: str) -> tuple[str, float]:
+    """The name and the number of NAME=NUMBER; raises ConfigError if there is no number."""
+    name, equals, value = string.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        problem = f"{value!r} is not a number" if equals else "there is no '='"
+        raise ConfigError(f"{string!r}: {problem}; write NAME=NUMBER, such as max_steps_in_episode=200") from None

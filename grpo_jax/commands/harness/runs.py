@@ -1,0 +1,121 @@
+"""Runs of an experiment: planned with tuned settings, and finished with their final returns."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from grpo_jax import Config, Hyperparams, TrainState, evaluate
+from grpo_jax.algorithms import name_of
+from grpo_jax.commands.harness.settings import settings, split_fields
+from grpo_jax.recording import RunSpec, bootstrap_interval, iqm
+from grpo_jax.recording.config_file import config_fields
+from grpo_jax.training.progress import RunResult
+
+PROGRAMS = "programs"
+
+
+class Run(NamedTuple):
+    """A finished run: one algorithm on one environment, all seeds."""
+
+    label: str
+    config: Config
+    hyperparams: Hyperparams
+    result: RunResult
+    final_returns: np.ndarray  # [num_seeds]
+    wall_seconds: float  # of this process; `train_seconds` of the result also has those before a run was resumed
+    core_seconds: float  # likewise, summed over cores: not affected by other processes that slow this one down
+    warnings: Sequence[str] = ()
+
+    def of_rows(self, rows: np.ndarray, label: str, hyperparams: Hyperparams) -> "Run":
+        """The run of some of the rows; it keeps the time of all of them together, and no states."""
+        result = self.result._replace(
+            states=None,
+            metrics={name: values[:, rows] for name, values in self.result.metrics.items()},
+            steps=self.result.steps[:, rows],
+            evaluations=self.result.evaluations.of_rows(np.s_[:, rows]),
+            ended_by=self.result.ended_by[rows],
+            used=self.result.used[rows],
+        )
+        final_returns = self.final_returns[rows]
+        return self._replace(label=label, hyperparams=hyperparams, result=result, final_returns=final_returns)
+
+    @property
+    def environment(self) -> str:
+        return self.config.env.name
+
+    @property
+    def returns(self) -> np.ndarray:
+        """`[num_iterations, num_seeds]` mean return of the training episodes that ended."""
+        return self.result.metrics["episode/return_mean"]
+
+    @property
+    def counts(self) -> np.ndarray:
+        return np.nan_to_num(self.result.metrics["episode/count"])
+
+    @property
+    def episodes(self) -> np.ndarray:
+        """`[num_iterations, num_seeds]` training episodes that ended so far."""
+        return np.cumsum(self.counts, axis=0)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps of all seeds per second of training, without compilation."""
+        return float(self.result.steps[-1].sum()) / self.result.train_seconds
+
+
+def make_plan(environment: str, algorithm: str, keys: jax.Array, *, label: str | None = None, **fields) -> RunSpec:
+    """A run with the tuned settings of this environment and this algorithm, except for the fields that are given."""
+    static, traced = split_fields(environment, settings(environment, algorithm) | fields)
+    config = Config(environment=environment, algorithm=algorithm, **static)
+    return RunSpec(label or algorithm, config, Hyperparams(**traced), keys)
+
+
+class Score(NamedTuple):
+    """The score of a trained policy, which is a run's final return."""
+
+    function: Callable[[Config, TrainState, jax.Array], jax.Array]  # (config, state, key) -> scalar
+    caption: str
+
+
+def sampled_return(num_episodes: int, *, max_steps: int | None = None) -> Score:
+    """The mean return of that many sampled episodes, which are cut off after `max_steps` steps."""
+
+    def score(config: Config, state: TrainState, key: jax.Array) -> jax.Array:
+        if max_steps is not None and max_steps < config.env.max_steps:
+            params = dict(config.env_params) | {"max_steps_in_episode": max_steps}
+            config = dataclasses.replace(config, env_params=params)
+        return evaluate(config, state, key, num_episodes=num_episodes).returns.mean()
+
+    return Score(score, f"{num_episodes} sampled episodes each")
+
+
+SAMPLED_RETURN = sampled_return(128)
+
+
+def summarise(run: Run) -> dict:
+    names = {"environment": run.environment, "algorithm": name_of(run.config.algorithm)}
+    return {
+        "algorithm": run.label,
+        "environment": run.environment,
+        "num_seeds": len(run.final_returns),
+        "environment_steps": run.result.steps[-1].tolist(),
+        "ended_by": run.result.ended_by.tolist(),
+        "budget_used": run.result.used.tolist(),
+        "final_return": score_summary(run.final_returns),
+        "steps_per_second": run.steps_per_second,
+        "compile_seconds": run.result.compile_seconds,
+        "wall_seconds": run.wall_seconds,
+        "core_seconds": run.core_seconds,
+        "warnings": run.warnings,
+        "skipped_updates": int(np.nansum(run.result.metrics["optim/skipped_updates"])),
+        "config": config_fields(run.config)[0] | names,
+        "hyperparams": {name: getattr(run.hyperparams, name) for name in run.hyperparams.__dataclass_fields__},
+    }
+
+
+def score_summary(scores: np.ndarray) -> dict:
+    """The interquartile mean of `[num_seeds]` scores, its 95% interval, and the scores."""
+    return {"iqm": iqm(scores), "ci95": bootstrap_interval(scores), "per_seed": scores}

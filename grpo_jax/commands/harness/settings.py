@@ -1,0 +1,184 @@
+"""Settings found to work, by algorithm and by environment, and the returns at which environments count as solved.
+
+Each is a field of `Config`, of its network or of `Hyperparams`, and the default of a flag, but for a baseline.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from grpo_jax import Config
+from grpo_jax.algorithms import ALGORITHMS
+from grpo_jax.baselines import recursive_lstd_baseline, relative_positions
+from grpo_jax.commands.harness.suite_settings import BY_ENVIRONMENT, BY_SUITE
+from grpo_jax.environments import make_environment
+from grpo_jax.groups import ANCHORED
+from grpo_jax.policies import CNN, Transformer
+from grpo_jax.policies.networks import resolve_network
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkFields(Transformer, CNN):
+    """The fields of all networks, of which one uses its own."""
+
+
+IN_ANCHORED_GROUPS = [name for name, algorithm in ALGORITHMS.items() if algorithm.start is ANCHORED]
+IN_GROUPS = {name: {"group_size": 8} for name in IN_ANCHORED_GROUPS}
+
+ALGORITHM_SETTINGS = {
+    "grpo": {"num_envs": 128, "num_minibatches": 16},  # also for the others with one-episode groups
+    "ppo": {"num_envs": 32, "num_minibatches": 16, "entropy_coef": 0.01},
+    "dapo": {"clip_high": 0.28},
+    **IN_GROUPS,
+}
+
+BOX = {"normalize_observations": True, "discount": 0.95}
+BOX_GRPO = {"num_envs": 32, "group_size": 8}
+BOX_PPO = {"normalize_rewards": True, "num_envs": 16, "num_epochs": 10, "learning_rate": 1e-3, "entropy_coef": 0.0}
+MINATAR = {"network": "mlp", "activation": "relu", "num_envs": 64, "learning_rate": 5e-3}
+MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2, "gae_lambda": 0.8}
+MINATAR_BASELINES = {
+    **{name: {"group_size": 32, "learning_rate": 2.5e-3, "gae_lambda": 0.95} for name in IN_ANCHORED_GROUPS},
+    "lstd_gae": {"learning_rate": 2.5e-3, "gae_lambda": 0.8},
+    "recursive_lstd_gae": {"gae_lambda": 0.8},
+}
+MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
+MINATAR_GAME = {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_BASELINES}
+BANDIT = {"recurrent": "gru", "num_minibatches": 4, "learning_rate": 1e-3}  # it has to remember which arm pays
+
+TOKEN_SETTINGS = {
+    "any": {"num_envs": 512, "group_size": 8, "num_epochs": 1, "num_minibatches": 4, "learning_rate": 4e-4}
+    | {"kl_coef": 0.001, "discount": 1.0, "gae_lambda": 1.0},
+    "ppo": {"group_size": 1, "entropy_coef": 0.0},
+    "gspo": {"clip_low": 3e-2, "clip_high": 4e-2},
+    # A completion costs the tokens of its branches too, so iterations are smaller.
+    "vine_ppo": {"num_envs": 64, "group_size": 1, "gae_lambda": 0.0, "learning_rate": 2e-4},
+    **IN_GROUPS,
+}
+
+ON_RELATIVE_POSITIONS = recursive_lstd_baseline(features=relative_positions, fit_every=4)
+"""The baseline of `recursive_lstd_gae` for boards whose channels are kinds of things."""
+
+SUITE_SETTINGS = BY_SUITE | {"tokens": TOKEN_SETTINGS}
+"""By the name before the colon."""
+
+ENVIRONMENT_SETTINGS = BY_ENVIRONMENT | {
+    "Pendulum-v1": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
+    "Reacher-misc": {"any": BOX, "ppo": BOX_PPO, "grpo": BOX_GRPO},
+    "Swimmer-misc": {"any": BOX | {"discount": 0.99}, "ppo": BOX_PPO, "grpo": BOX_GRPO | {"num_envs": 16}},
+    # The robot has to find its goal and remember it.
+    "PointRobot-misc": {"any": BANDIT, "ppo": {"num_epochs": 8, "entropy_coef": 0.0}, "grpo": BOX_GRPO},
+    "MountainCarContinuous-v0": {
+        "any": {"normalize_observations": True},
+        "ppo": BOX_PPO | {"discount": 0.999, "num_envs": 32},
+        "grpo": {"num_envs": 16, "group_size": 8},
+    },
+    "MountainCar-v0": {
+        "any": {"normalize_observations": True},
+        "ppo": BOX_PPO | {"num_epochs": 4, "num_steps": 16, "num_minibatches": 4, "gae_lambda": 0.98},
+    },
+    # Their time limits, and so the rollouts of one-episode groups, are far longer than the longest possible episode.
+    "Catch-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 9}}},
+    "MemoryChain-bsuite": {
+        "any": {"recurrent": "gru", "num_minibatches": 4}
+        | {"env_params": {"memory_length": 10, "max_steps_in_episode": 12}}
+    },
+    "DeepSea-bsuite": {
+        "any": {"network": "mlp", "entropy_coef": 0.01, "env_params": {"max_steps_in_episode": 8}},
+        "grpo": {"entropy_coef": 0.02},
+    },
+    # The first action decides the reward at the end, which discounting would hide.
+    "UmbrellaChain-bsuite": {"any": {"discount": 1.0, "env_params": {"max_steps_in_episode": 10}}},
+    "DiscountingChain-bsuite": {"any": {"discount": 1.0}, "ppo": {"gae_lambda": 1.0}, "grpo": {"num_envs": 32}},
+    "SimpleBandit-bsuite": {"any": {"network": "mlp", "env_params": {"max_steps_in_episode": 1}}},
+    "BernoulliBandit-misc": {"any": BANDIT, "grpo": {"num_envs": 64}},
+    "GaussianBandit-misc": {
+        "any": BANDIT,
+        "ppo": {"normalize_rewards": True, "learning_rate": 2e-3},
+        "grpo": {"num_envs": 64},
+    },
+    # Its observation contains the time step, up to 200.
+    "MetaMaze-misc": {
+        "any": BANDIT | {"normalize_observations": True, "discount": 0.95, "learning_rate": 2e-3},
+        "ppo": {"normalize_rewards": True, "num_envs": 16},
+        "grpo": {"num_envs": 32, "group_size": 8},
+    },
+    "FourRooms-misc": {"any": {"normalize_observations": True, "entropy_coef": 0.01}},
+    **{f"{game}-MinAtar": MINATAR_GAME for game in ("Asterix", "Seaquest", "SpaceInvaders")},
+    # It learns less with a shorter trace, unlike the others.
+    "Breakout-MinAtar": MINATAR_GAME | {"ppo": MINATAR_PPO | {"gae_lambda": 0.95}},
+    # Its episodes have 2,500 steps, so that there are fewer of them.
+    "Freeway-MinAtar": MINATAR_GAME | {"grpo": MINATAR_GRPO | {"num_envs": 16}},
+    "FrozenLake-misc": {"grpo": {"learning_rate": 1e-3, "entropy_coef": 0.02}},
+    "Pong-misc": {"any": {"network": "mlp", "num_envs": 16, "activation": "relu", "learning_rate": 1e-3}},
+}
+""" "any" is for all algorithms, "ppo" for those whose environments continue across rollouts, "grpo" for the others, and
+the name of an algorithm for that one."""
+
+SOLVED_AT = {
+    "CartPole-v1": 475.0,
+    "Acrobot-v1": -100.0,
+    "MountainCar-v0": -110.0,
+    "MountainCarContinuous-v0": 90.0,
+    "Pendulum-v1": -250.0,
+    "Catch-bsuite": 0.95,
+    "DeepSea-bsuite": 0.95,
+    "MemoryChain-bsuite": 0.95,
+}
+"""The mean return at which an environment counts as solved."""
+
+
+def settings(environment: str, algorithm: str) -> dict[str, Any]:
+    """The settings for an environment and an algorithm, by the names of the fields.
+
+    Later ones override earlier ones: those of the algorithm, of the environment's suite, of the environment.
+    """
+    kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].start.auto_reset else "grpo"
+    suite = environment.partition(":")[0]
+    tables = ALGORITHM_SETTINGS, SUITE_SETTINGS.get(suite, {}), ENVIRONMENT_SETTINGS.get(environment, {})
+    fields = {}
+    for table in tables:
+        fields |= table.get("any", {}) | table.get(kind, {}) | table.get(algorithm, {})
+    return fields
+
+
+def split_fields(environment: Any, fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of `Config`, with those of the network in its value, and those of `Hyperparams`."""
+    static = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
+    own = {name: value for name, value in fields.items() if name in NetworkFields.__dataclass_fields__}
+    if own:
+        network = static.get("network", Config.network)
+        static["network"] = make_network(network, own, environment, static.get("env_params", {}))
+    return static, {name: value for name, value in fields.items() if name not in static.keys() | own.keys()}
+
+
+def make_network(network: str, fields: Mapping[str, Any], environment: Any, env_params: Mapping[str, Any]) -> Any:
+    """The network that a name stands for in this environment, with these fields."""
+    env = make_environment(environment, dict(env_params))
+    return dataclasses.replace(resolve_network(network, env.observation, env.prompt is not None), **fields)
+
+
+class TokenTask(NamedTuple):
+    """The length of training and the warm start of a token task."""
+
+    total_steps: int  # tokens that each seed may sample
+    target: float  # sampled accuracy at which the warm start ends
+    learning_rate: float = 5e-4  # of the warm start
+
+
+TOKEN_TASKS = {
+    "sort": TokenTask(total_steps=1_000_000, target=0.5),
+    "addition": TokenTask(total_steps=2_500_000, target=0.7, learning_rate=3e-3),
+    "calculator": TokenTask(total_steps=1_000_000, target=0.1, learning_rate=1e-3),
+    "countdown": TokenTask(total_steps=2_500_000, target=0.4, learning_rate=3e-3),
+}
+"""By the name without the size."""
+
+# A warm start so short that most groups contain no right answer, so that a reward for the format dominates.
+REWARD_HACKING = TokenTask(total_steps=200_000, target=0.02)
+
+
+def token_task(task: str) -> TokenTask:
+    """For the name of a task, such as "sort-5"."""
+    others = TokenTask(total_steps=4_000_000, target=0.5, learning_rate=1e-3)
+    return TOKEN_TASKS.get(task.partition("-")[0], others)

@@ -1,0 +1,190 @@
+"""Runs side by side, from their folders: `grpo-jax plot runs/grpo runs/ppo`."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import tyro
+from rich.table import Table
+
+from grpo_jax.commands.harness.command import command, make_console, new_folder
+from grpo_jax.commands.harness.figures import with_interval
+from grpo_jax.commands.harness.parsing import invocation, parse_flags
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording import learning_curve, performance_profile, probability_of_improvement
+from grpo_jax.recording.figures import draw_curve, last_known, panels
+from grpo_jax.recording.folder_lock import SUMMARY_FILE
+from grpo_jax.recording.metrics_file import METRICS_FILE, read_metrics, read_settings
+
+PICTURE = "comparison.png"
+RETURN = "episode/return_mean"
+MEANS_OVER_EPISODES = (RETURN, "episode/length_mean")
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Compares runs: learning curves, performance profiles, and the probability that each is better than the first."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of results, each of one run or several. The first run of the first folder is the baseline."""
+    metric: str = RETURN
+    """What the curves show, by its name in metrics.jsonl."""
+    out: Path | None = None
+    """Folder for the picture, comparison.png; a new one under runs/ if left out."""
+
+
+class SavedRun(NamedTuple):
+    """A run as it is read from its folder, all seeds."""
+
+    label: str
+    environment: str
+    steps: np.ndarray  # [num_iterations, num_seeds] environment steps made
+    values: np.ndarray  # [num_iterations, num_seeds] of the metric, NaN where there is none
+    counts: np.ndarray | None  # [num_iterations, num_seeds] of episodes, if the metric is a mean over them
+    final_returns: np.ndarray | None  # [num_seeds] of the final evaluation; None before there is one
+
+
+def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
+    """The runs in a folder, also if they are still being written; each setting of a run is one by itself.
+
+    Raises ConfigError if there is no metrics.jsonl or nothing in it yet, or it does not have the metric.
+    """
+    path = folder / METRICS_FILE
+    if not path.exists():
+        raise ConfigError(f"{folder} is not the folder of a run: it has no {METRICS_FILE}")
+    chunks = read_metrics(folder)
+    if not chunks:
+        raise ConfigError(f"{path} has no iteration in it yet")
+    finals = {}
+    if (folder / SUMMARY_FILE).exists():
+        for run in json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))["runs"]:
+            finals[f"{run['algorithm']} on {run['environment']}"] = np.array(run["final_return"]["per_seed"], float)
+
+    runs, settings = [], read_settings(folder)
+    for name, chunk in chunks.items():
+        if metric not in chunk.metrics:
+            raise ConfigError(f"{path} has no metric {metric!r}; known: {', '.join(sorted(chunk.metrics))}")
+        label, _, environment = name.rpartition(" on ")
+        for setting, rows in settings[name].rows.items():
+            values, final = chunk.metrics[metric][:, rows], finals.get(name)
+            counts = chunk.metrics["episode/count"][:, rows] if metric in MEANS_OVER_EPISODES else None
+            known = ": ".join(filter(None, (label, setting)))
+            final = None if final is None else final[rows]
+            runs.append(SavedRun(known, environment, chunk.steps[:, rows], values, counts, final))
+    return runs
+
+
+def read_all(folders: tuple[Path, ...], metric: str) -> list[SavedRun]:
+    by_folder = {folder.resolve(): read_runs(folder, metric) for folder in folders}
+    if len(by_folder) == 1:
+        return next(iter(by_folder.values()))
+    labelled = []
+    for name, runs in zip(short_names(by_folder), by_folder.values(), strict=True):
+        is_one = len({run.label for run in runs}) == 1
+        labelled += [run._replace(label=name if is_one else f"{name}: {run.label}") for run in runs]
+    return labelled
+
+
+def short_names(folders: Iterable[Path]) -> list[str]:
+    """The shortest end of each path that no other path ends in: `a/x`, `b/x` and `y` of `/a/x`, `/b/x` and `/b/y`.
+
+    Args:
+      folders: absolute paths, no two of them equal.
+    """
+    parts = [folder.parts for folder in folders]
+
+    def is_unique(end: tuple[str, ...]) -> bool:
+        return sum(other[-len(end) :] == end for other in parts) == 1
+
+    ends = ([path[-count:] for count in range(1, len(path) + 1)] for path in parts)
+    return [str(Path(*next(filter(is_unique, candidates)))) for candidates in ends]
+
+
+def final_returns(runs: list[SavedRun]) -> tuple[str, list[np.ndarray]]:
+    """The final returns of each run, `[num_seeds]`, and their name; the last training values unless all have some."""
+    if all(run.final_returns is not None for run in runs):
+        return "final return", [run.final_returns for run in runs]
+    return "last training value", [last_known(run.values) for run in runs]
+
+
+def plot(runs: list[SavedRun], metric: str, path: Path) -> None:
+    """A row of panels for each environment: curves, performance profiles, probabilities of improvement."""
+    environments = list(dict.fromkeys(run.environment for run in runs))
+    labels = list(dict.fromkeys(run.label for run in runs))
+    colors = {label: f"C{i % 10}" for i, label in enumerate(labels)}
+    with panels(path, 3 * len(environments), size=(5, 4), columns=3) as (_, axes):
+        for i, environment in enumerate(environments):
+            here = [run for run in runs if run.environment == environment]
+            name, finals = final_returns(here)
+            draw_learning_curves(axes[3 * i], here, colors, metric)
+            draw_profiles(axes[3 * i + 1], here, colors, name, finals)
+            draw_improvements(axes[3 * i + 2], here, colors, name, finals)
+
+
+def draw_learning_curves(axis: Any, runs: list[SavedRun], colors: dict[str, str], metric: str) -> None:
+    for run in runs:
+        if not np.isnan(run.values).all():
+            draw_curve(axis, learning_curve(run.steps, run.values, run.counts), colors[run.label], run.label)
+    axis.set(title=runs[0].environment, xlabel="environment steps (each seed)", ylabel=f"{metric} (IQM, 95% interval)")
+    axis.legend(frameon=False, fontsize="small")
+
+
+def draw_profiles(axis: Any, runs: list[SavedRun], colors: dict[str, str], name: str, finals: list[np.ndarray]) -> None:
+    """The performance profile of each run's final returns, of that name."""
+    low, high = np.nanquantile(np.concatenate(finals), [0, 1])
+    margin = 0.05 * (high - low or 1.0)
+    thresholds = np.linspace(low - margin, high + margin, 201)
+    for run, final in zip(runs, finals, strict=True):
+        share, below, above = performance_profile(final, thresholds)
+        axis.plot(thresholds, share, color=colors[run.label])
+        axis.fill_between(thresholds, below, above, color=colors[run.label], alpha=0.2, linewidth=0)
+    axis.set(title="performance profile", xlabel=f"{name} τ", ylabel="share of seeds above τ", ylim=(-0.02, 1.02))
+
+
+def draw_improvements(
+    axis: Any, runs: list[SavedRun], colors: dict[str, str], name: str, finals: list[np.ndarray]
+) -> None:
+    """The probability that each run's final return exceeds the first run's."""
+    rows = range(len(runs) - 1)
+    for row, run, final in zip(rows, runs[1:], finals[1:], strict=True):
+        chance, below, above = probability_of_improvement(final, finals[0])
+        error = [[chance - below], [above - chance]]
+        axis.errorbar(chance, row, xerr=error, fmt="o", color=colors[run.label], capsize=3)
+    axis.axvline(0.5, color="0.6", linestyle="--", linewidth=0.8, zorder=0)
+    axis.set_yticks(rows, [run.label for run in runs[1:]])
+    axis.set(xlim=(-0.02, 1.02), ylim=(max(len(rows), 1) - 0.5, -0.5), title=f"P({name} > that of {runs[0].label})")
+
+
+def table(runs: list[SavedRun]) -> Table:
+    rendered = Table("environment", "run", "return", "P(better than the first)", "seeds", "steps a seed")
+    for environment in dict.fromkeys(run.environment for run in runs):
+        here = [run for run in runs if run.environment == environment]
+        _, finals = final_returns(here)
+        for run, final in zip(here, finals, strict=True):
+            chance, below, above = probability_of_improvement(final, finals[0])
+            rendered.add_row(
+                *(environment, run.label, with_interval(final)),
+                "" if run is here[0] else f"{chance:.2f} [{below:.2f}, {above:.2f}]",
+                *(str(len(final)), f"{run.steps[-1].mean():,.0f}"),
+            )
+    return rendered
+
+
+def main(arguments: Arguments) -> None:
+    if not arguments.runs:
+        raise ConfigError(f"no folders given; write {invocation('plot')} runs/one runs/other")
+    out = arguments.out or new_folder("plot")
+    if out.is_file() or out.suffix in (".png", ".pdf", ".svg"):
+        raise ConfigError(f"--out {out} is a file, but {PICTURE} needs a folder; use {out.with_suffix('')}")
+    runs = read_all(arguments.runs, arguments.metric)
+    plot(runs, arguments.metric, out / PICTURE)
+    console = make_console()
+    console.print(table(runs))
+    console.print(f"Results in {out}: {PICTURE}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    command(lambda: main(parse_flags(Arguments)))

@@ -1,0 +1,45 @@
+"""Any algorithm on any environment: `grpo-jax train --environment CartPole-v1 --algorithm grpo`."""
+
+import dataclasses
+import sys
+
+import jax
+
+from grpo_jax.algorithms import name_of
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.drawing import Drawing
+from grpo_jax.commands.harness.flags import Settings, parse
+from grpo_jax.commands.harness.limits import OutFile, Seeds
+from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording import RunSpec
+
+
+@dataclasses.dataclass(kw_only=True)
+class Arguments(StudyArguments, Settings):
+    """Trains one algorithm on one environment, all seeds in one program."""
+
+    num_seeds: Seeds = 1
+    """Independent runs."""
+    render: OutFile | None = None
+    """Draws an episode of the first seed's trained policy into this file, such as out.gif."""
+
+
+def main(arguments: Arguments) -> None:
+    if arguments.render is not None:
+        drawing = Drawing(arguments.config, arguments.render)
+        if jax.process_count() > 1:
+            raise ConfigError("--render needs a run of a single process; leave it out")
+    config = arguments.config
+    plan = RunSpec(name_of(config.algorithm), config, arguments.hyperparams, arguments.training_keys)
+    study = Study("train", [plan], arguments)
+    (states,) = study.run_all()
+    study.finish()
+    if arguments.render is not None:
+        first = jax.tree.map(lambda leaf: leaf[0], states)
+        drawing.draw(first, jax.random.key(arguments.seed))
+        study.console.print(f"An episode of the first seed is drawn in {arguments.render}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    command(lambda: main(parse(Arguments, sys.argv[1:])))

@@ -1,0 +1,190 @@
+"""Grid worlds: Navix and XLand-MiniGrid, which are MiniGrid in JAX, and Craftax, a game of survival and crafting."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.environments.parameters import TimeLimit
+from grpo_jax.environments.spaces import Discrete
+from grpo_jax.environments.suites.common import Timed, TimedState, check_known, one_hot_layers
+from grpo_jax.errors import ConfigError
+
+SIZES = 11, 6, 4
+"""Numbers of the kinds of entities, of colors, and of states (of a door) or directions (of the player)."""
+
+
+class Navix(Timed):
+    """A Navix task, such as "navix:Navix-DoorKey-5x5-v0", with Navix's own time limit.
+
+    The observation is the whole grid, `symbolic` in Navix: three integers for each cell, each one-hot, `[H, W, 21]`.
+    """
+
+    def __init__(self, name: str):
+        import navix
+
+        check_known("navix", name, navix.registry())
+        # Navix 0.7 limits every task to 100 steps by default; later versions have a limit for each.
+        limit = {"max_steps": None} if "max_steps" in inspect.signature(navix.make).parameters else {}
+        inner = navix.make(name, **limit)
+        super().__init__(inner, inner.max_steps)
+        self.name, self._timestep = f"navix:{name}", navix.environments.environment.Timestep
+
+    @staticmethod
+    def names() -> list[str]:
+        """All names in Navix's registry."""
+        import navix
+
+        return list(navix.registry())
+
+    def action_space(self, params):
+        return Discrete(len(self.inner.action_set))
+
+    def reset_env(self, key, params):
+        timestep = self.inner.reset(key)
+        # Every state has a copy of the pictures of its background, which only drawings need.
+        return self._encoded(timestep), TimedState(timestep.state.replace(cache=None), 0)
+
+    def step_env(self, key, state, action, params):
+        """As in gymnax. The key replaces the state's, so that members of a group can differ."""
+        inner = state.inner.replace(key=key)
+        before = self._timestep(t=state.time, state=inner, observation=None, action=None, reward=None, step_type=None)
+        after = self.inner._step(before, action)  # `step` would reset
+        state = TimedState(after.state, state.time + 1)
+        return self._encoded(after), state, after.reward, after.is_termination(), {}
+
+    def render(self, state, params):
+        """Navix's own picture of a state, `[H, W, 3]` uint8."""
+        from navix import observations
+        from navix.rendering.cache import RenderingCache
+
+        inner = state.inner.replace(cache=RenderingCache.init(state.inner.grid))
+        return np.asarray(observations.rgb(inner))
+
+    def _encoded(self, timestep):
+        return one_hot_layers(timestep.observation, SIZES)
+
+
+class XLand:
+    """An environment of XLand-MiniGrid, with its own time limit.
+
+    The observation is what the agent sees, a tile and a color for each cell, each one-hot: `[V, V, 25]`. A goal and its
+    rules are not observed.
+
+    Args:
+      name: a port of MiniGrid, such as "MiniGrid-DoorKey-5x5"; or a world and a benchmark, such as
+        "XLand-MiniGrid-R1-9x9/trivial-21k", of which each reset draws a ruleset.
+      rulesets: instead of a benchmark's name: one ruleset, `xminigrid.types.RuleSet`, or a `Benchmark` of them.
+    """
+
+    def __init__(self, name: str, rulesets: Any = None):
+        import xminigrid
+        from xminigrid.core.constants import NUM_COLORS, NUM_TILES
+        from xminigrid.types import TimeStep
+
+        world, _, benchmark = name.partition("/")
+        check_known("xland", world, xminigrid.registered_environments())
+        if benchmark:
+            rulesets = _load(benchmark)
+        is_xland = world.startswith("XLand")
+        if is_xland and rulesets is None:
+            raise ConfigError(
+                f"'xland:{name}' has no goal, but a benchmark has goals and rules; write 'xland:{world}/trivial-21k', "
+                f"or another of {', '.join(xminigrid.registered_benchmarks())}"
+            )
+        if not is_xland and rulesets is not None:
+            raise ConfigError(f"'xland:{world}' has a fixed goal, and no rulesets; write 'xland:{world}'")
+        self.name, self._rulesets, self._timestep = f"xland:{name}", rulesets, TimeStep
+        self.inner, self._params = xminigrid.make(world)
+        self.default_params, self._sizes = TimeLimit(self._params.max_steps), (NUM_TILES, NUM_COLORS)
+
+    @staticmethod
+    def names() -> list[str]:
+        """The ports of MiniGrid, and every world with each benchmark that has been downloaded."""
+        import xminigrid
+
+        known = xminigrid.registered_environments()
+        downloaded = [name for name in xminigrid.registered_benchmarks() if _path(name).exists()]
+        worlds = [f"{world}/{name}" for world in known if world.startswith("XLand") for name in downloaded]
+        return [name for name in known if not name.startswith("XLand")] + worlds
+
+    def action_space(self, params):
+        return Discrete(self.inner.num_actions(self._params))
+
+    def reset_env(self, key, params):
+        settings = self._params
+        if self._rulesets is not None:
+            key, key_ruleset = jax.random.split(key)
+            ruleset = self._rulesets
+            ruleset = ruleset.sample_ruleset(key_ruleset) if hasattr(ruleset, "sample_ruleset") else ruleset
+            settings = dataclasses.replace(settings, ruleset=ruleset)
+        timestep = self.inner.reset(settings, key)
+        return one_hot_layers(timestep.observation, self._sizes), timestep.state
+
+    def step_env(self, key, state, action, params):
+        """As in gymnax; the dynamics are deterministic. Reaching the goal at step t pays `1 - 0.9 t / limit`."""
+        before = self._timestep(state=state, step_type=None, reward=None, discount=None, observation=None)
+        settings = dataclasses.replace(self._params, max_steps=params.max_steps_in_episode)
+        after = self.inner.step(settings, before, action)
+        observation = one_hot_layers(after.observation, self._sizes)
+        return observation, after.state, after.reward, after.discount == 0, {}
+
+    def is_truncated(self, state, params):
+        return state.step_num >= params.max_steps_in_episode
+
+    def render(self, state, params):
+        """XLand-MiniGrid's own picture of a state, `[H, W, 3]` uint8."""
+        state = jax.tree.map(jnp.asarray, state)
+        timestep = self._timestep(state=state, step_type=None, reward=None, discount=None, observation=None)
+        return np.asarray(self.inner.render(self._params, timestep), np.uint8)
+
+
+def _path(benchmark: str) -> Path:
+    """The file of a benchmark, where XLand-MiniGrid keeps it."""
+    from xminigrid import benchmarks
+
+    return Path(benchmarks.DATA_PATH) / benchmarks.NAME2HFFILENAME[benchmark]
+
+
+def _load(benchmark: str) -> Any:
+    """The rulesets of a benchmark that has been downloaded."""
+    import xminigrid
+
+    check_known("xland", benchmark, xminigrid.registered_benchmarks())
+    if not _path(benchmark).exists():
+        raise ConfigError(
+            f"the benchmark {benchmark!r} has not been downloaded to {_path(benchmark)}; to download it, write "
+            f"python -c \"import xminigrid; xminigrid.load_benchmark('{benchmark}')\""
+        )
+    return xminigrid.load_benchmark(benchmark)
+
+
+class Craftax:
+    """A Craftax game, such as "craftax:Craftax-Classic-Symbolic-v1". The time limit truncates, death terminates."""
+
+    NAMES = tuple(f"Craftax-{kind}-v1" for kind in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels"))
+
+    def __init__(self, name: str):
+        from craftax.craftax_env import make_craftax_env_from_name
+
+        check_known("craftax", name, self.NAMES)
+        self.name = f"craftax:{name}"
+        inner = make_craftax_env_from_name(name, auto_reset=False)
+        self.reset_env, self.step_env, self.action_space = inner.reset_env, inner.step_env, inner.action_space
+        params = inner.default_params
+        limited = [("max_steps_in_episode", int, params.max_timesteps)]
+        limited = dataclasses.make_dataclass("CraftaxParams", limited, bases=(type(params),), frozen=True)
+        # Craftax's own time limit terminates, so it is moved out of reach.
+        self.default_params = limited(max_timesteps=np.iinfo(np.int32).max)
+
+    @staticmethod
+    def names() -> list[str]:
+        """Classic and full, symbolic and pixels."""
+        return list(Craftax.NAMES)
+
+    def is_truncated(self, state, params):
+        return state.timestep >= params.max_steps_in_episode

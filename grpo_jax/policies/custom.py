@@ -1,0 +1,111 @@
+"""Custom networks, whose outputs are checked wherever their functions are called or traced."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function
+from grpo_jax.importing import import_custom
+from grpo_jax.observations import leading_shape
+from grpo_jax.policies.distributions import Distribution
+from grpo_jax.policies.policy import Policy
+from grpo_jax.types import PyTree
+
+
+def make_custom_policy(
+    network: str | Callable, observation: PyTree, distribution: Distribution, critic: bool
+) -> Policy:
+    """The policy of a custom network, whose functions check their outputs.
+
+    Args:
+      network: a function `(observation, distribution, critic) -> Policy`, or its path "package.module:name".
+      observation, distribution, critic: its arguments.
+
+    Raises:
+      ConfigError: the network gives something else, or fails. Its functions raise ConfigError for parameters that are
+        not floating-point, for outputs, values or features of the wrong shape or dtype, and for a carry that changes.
+    """
+    name = describe_function("network", network)
+    policy = _call(name, lambda: import_custom(network, "network")(observation, distribution, critic))
+    if not isinstance(policy, Policy):
+        raise ConfigError(
+            f"{name} gives {type(policy).__name__}, but must give a Policy; write a function "
+            "(observation, distribution, critic) -> Policy, such as one that returns make_pure_policy(...)"
+        )
+
+    def check(part, results, shape, batch):
+        """Parameters and values of these leading dimensions."""
+        (parameters, value), family = results, policy.distribution
+        free = f", followed by the distribution's {family.num_free} free ones" if family.num_free else ""
+        _check_array(
+            f"{name}: {part} gives distribution parameters", parameters, (*shape, family.num_parameters),
+            f"the outputs must be [{batch}, {family.num_outputs}] (distribution.num_outputs){free}",
+        )  # fmt: skip
+        if (critic and not policy.has_critic) or (policy.has_critic and value is None):
+            raise ConfigError(f"{name}: {part} gives no value, but the algorithm has a critic; return one, [{batch}]")
+        if value is not None:
+            _check_array(f"{name}: {part} gives values", value, shape, f"they must be [{batch}]")
+
+    def init(key):
+        params = _arrays(f"{name}: init", policy.init, key)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise ConfigError(
+                    f"{name}: init gives {jax.tree_util.keystr(path)} of type {leaf.dtype}, but the optimiser needs "
+                    "floating-point arrays; leave the others out"
+                )
+        return params
+
+    def step(params, observation, carry):
+        *results, new_carry = _arrays(f"{name}: step", policy.step, params, observation, carry)
+        check("step", results, leading_shape(observation, 1), "N")
+        if not are_alike(carry, new_carry):
+            raise ConfigError(
+                f"{name}: the carry before a step is {describe_arrays(carry)}, but after it "
+                f"{describe_arrays(new_carry)}; both must have the same structure, shapes and dtypes"
+            )
+        return *results, new_carry
+
+    def sequence(params, observation, carry, is_first):
+        results = _arrays(f"{name}: sequence", policy.sequence, params, observation, carry, is_first)
+        check("sequence", results, is_first.shape, "S, N")
+        return results
+
+    def features(params, observation, carry, is_first):
+        x = _arrays(f"{name}: features", policy.features, params, observation, carry, is_first)
+        if getattr(x, "ndim", None) != 3 or x.shape[:2] != is_first.shape:
+            raise ConfigError(f"{name}: features are {describe_arrays(x)}, but must be one array [S, N, F]")
+        return x
+
+    def initial_carry(*arguments):
+        return _arrays(f"{name}: initial_carry", policy.initial_carry, *arguments)
+
+    def trainable(path):
+        return _call(f"{name}: trainable", lambda: policy.trainable(path))
+
+    functions = {"init": init, "step": step, "sequence": sequence, "initial_carry": initial_carry}
+    optional = {"features": policy.features and features, "trainable": policy.trainable and trainable}
+    return policy._replace(**functions, **optional)
+
+
+def _check_array(what: str, array: Any, shape: tuple[int, ...], instead: str) -> None:
+    if not are_alike(array, jax.ShapeDtypeStruct(shape, jnp.float32)):
+        raise ConfigError(f"{what} {describe_arrays(array)} instead of float32{list(shape)}; {instead}")
+
+
+def _arrays(what: str, function: Callable, *arguments: Any) -> Any:
+    """The outputs of a custom function, with arrays for numbers."""
+    return _call(what, lambda: jax.tree.map(jnp.asarray, function(*arguments)))
+
+
+def _call(what: str, function: Callable) -> Any:
+    """The result of custom code; any error in it is a ConfigError that says where."""
+    try:
+        return function()
+    except ConfigError:
+        raise
+    except Exception as error:
+        message = str(error).strip() or "no message"
+        raise ConfigError(f"{what} fails with {type(error).__name__}: {message}") from error

@@ -1,0 +1,175 @@
+"""A decoder-only transformer. The caller holds its cache: the keys and values of each layer."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.lax import broadcast_to_rank
+
+from grpo_jax.policies.dense import Dense, product
+from grpo_jax.types import PyTree
+
+if TYPE_CHECKING:
+    from grpo_jax.policies.transformer import Transformer
+
+DENSE_LAYERS = ("qkv", "out", "gate_up", "down")
+"""The dense layers of a block."""
+
+
+class Sizes(NamedTuple):
+    """Sizes of a `Transformer`, none of them None."""
+
+    heads: int
+    kv_heads: int
+    head: int
+    feedforward: int
+
+
+class KeysValues(NamedTuple):
+    """The keys and values of `C` tokens in one layer. Heads come before tokens, so that no step of decoding copies."""
+
+    keys: jax.Array  # [N, kv_heads, C, head]
+    values: jax.Array  # [N, kv_heads, C, head]
+
+
+class Decoder(nn.Module):
+    """Embeddings, blocks, a norm, and heads: "actor" gives a logit for each token, "critic" a value.
+
+    The head "features" gives the input of the others, and needs none of their parameters.
+    """
+
+    architecture: Transformer
+    vocab_size: int
+    heads: tuple[str, ...]
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        past: tuple[KeysValues, ...],
+        slot: jax.Array | None = None,
+    ) -> tuple[list[jax.Array], tuple[KeysValues, ...]]:
+        """Processes `S` tokens that follow `C` cached ones.
+
+        Args:
+          tokens: `[N, S]` int32.
+          positions: `[N, S]` int32: the position of each token in its text.
+          mask: `[N, S, K]` bool: which of the K keys each token attends to.
+          past: the cached keys and values of each layer.
+          slot: `[N]`: the index in the cache that a single token (S = 1) is written to, so K = C; an index beyond the
+            end writes nothing. None appends all S tokens, so K = C + S.
+
+        Returns:
+          The output of each head, float32 `[N, S, vocab_size]`, `[N, S, 1]` or `[N, S, width]`; and the cache with the
+          new tokens.
+        """
+        config, size = self.architecture, self.architecture.sizes
+        embedding = self.param(
+            "embedding", nn.initializers.normal(0.02), (self.vocab_size, config.width), config.frozen_dtype
+        )
+        x = embedding[tokens].astype(config.compute_dtype)
+        rotation = _rotation(positions, size.head, config.rope_base)
+        # A single step (with a slot) has no gradient.
+        block = nn.remat(Block) if config.checkpoint_layers and slot is None else Block
+        cache = []
+        for layer, past_of_layer in enumerate(past):
+            x, kept = block(config, name=f"block_{layer}")(x, rotation, mask, past_of_layer, slot)
+            cache.append(kept)
+        x = Norm(config.norm_eps, name="norm")(x).astype(jnp.float32)
+        x = x.reshape(-1, config.width)
+        outputs = [x] if "features" in self.heads else []
+        if "actor" in self.heads and config.tie_embeddings:
+            outputs.append(token_logits(config, {"embedding": embedding}, x))
+        elif "actor" in self.heads:
+            outputs.append(Dense(self.vocab_size, use_bias=False, param_dtype=config.frozen_dtype, name="logits")(x))
+        if "critic" in self.heads:
+            outputs.append(Dense(1, kernel_init=nn.initializers.zeros, name="value")(x))
+        return [output.reshape(*tokens.shape, output.shape[-1]) for output in outputs], tuple(cache)
+
+
+def token_logits(architecture: Transformer, params: PyTree, features: jax.Array) -> jax.Array:
+    """The head "actor": `[..., width]` features to `[..., vocab_size]` logits."""
+    kernel = params["embedding"].T if architecture.tie_embeddings else params["logits"]["kernel"]
+    return product(features, kernel.astype(features.dtype))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    architecture: Transformer
+
+    @nn.compact
+    def __call__(self, x, rotation, mask, past, slot):
+        """Like `Decoder`, for one layer; `x` and the first result are `[N, S, width]`."""
+        config, size = self.architecture, self.architecture.sizes
+        norm = functools.partial(Norm, config.norm_eps)
+
+        def dense(features, name, **options):
+            adapter = config.adapter if name in config.lora_layers else None
+            options = {"use_bias": False, "dtype": config.compute_dtype, "param_dtype": config.frozen_dtype} | options
+            return Dense(features, adapter=adapter, name=name, **options)
+
+        # 2 * num_layers branches add to the residual stream; with this scale their variances add up to 1.
+        into_stream = nn.initializers.variance_scaling(0.5 / config.num_layers, "fan_in", "normal")
+        batch_shape, num_heads = x.shape[:2], size.heads + 2 * size.kv_heads
+
+        # Flat, as one large matrix product is faster than many small ones.
+        x = x.reshape(-1, config.width)
+        qkv = dense(num_heads * size.head, use_bias=config.attention_bias, name="qkv")(norm(name="norm_1")(x))
+        qkv = qkv.reshape(*batch_shape, num_heads, size.head)
+        query, key, value = jnp.split(qkv, [size.heads, size.heads + size.kv_heads], axis=2)
+        if config.qk_norm:
+            query, key = norm(name="query_norm")(query), norm(name="key_norm")(key)
+        query, key = _rotate(query, rotation), _rotate(key, rotation)
+        kept = _join(past, KeysValues(key, value), slot)
+        keys, values = (jnp.swapaxes(leaf, 1, 2) for leaf in kept)
+        attended = jax.nn.dot_product_attention(query, keys, values, mask=mask[:, None])
+        attended = attended.reshape(x.shape[0], size.heads * size.head)
+        x = x + dense(config.width, kernel_init=into_stream, name="out")(attended)
+
+        gate, up = jnp.split(dense(2 * size.feedforward, name="gate_up")(norm(name="norm_2")(x)), 2, axis=-1)
+        x = x + dense(config.width, kernel_init=into_stream, name="down")(nn.silu(gate) * up)
+        return x.reshape(*batch_shape, config.width), kept
+
+
+class Norm(nn.Module):
+    """x / sqrt(mean(x²) + eps) · scale, over the last axis, in float32 (https://arxiv.org/abs/1910.07467)."""
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x):
+        """`x` is `[..., features]`; the result has its shape and dtype."""
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        full = x.astype(jnp.float32)
+        full = full * jax.lax.rsqrt(jnp.mean(full**2, axis=-1, keepdims=True) + self.eps)
+        return (full * broadcast_to_rank(scale, x.ndim)).astype(x.dtype)
+
+
+def _rotation(positions, head_size, base):
+    """Cosine and sine `[N, S, 1, head_size / 2]` of the angle of each pair (https://arxiv.org/abs/2104.09864)."""
+    frequencies = base ** (-jnp.arange(head_size // 2) / (head_size // 2))
+    angles = positions[..., None, None] * frequencies[None, None, None]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def _rotate(x, rotation):
+    """Rotates the pairs (x[i], x[i + head / 2]) of `[N, S, heads, head]`, the pairs of Llama's published weights."""
+    cos, sin = rotation
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def _join(past, new, slot):
+    """The cache with the new keys and values, appended or, for a single token, written at index `slot`."""
+    if slot is None:
+        return jax.tree.map(lambda old, new: jnp.concatenate([old, jnp.swapaxes(new, 1, 2)], axis=2), past, new)
+    # `vmap`, so that no device needs the rows of another.
+    write = jax.vmap(lambda old, new, slot: old.at[:, slot].set(new[0], mode="drop"))
+    return jax.tree.map(lambda old, new: write(old, new, slot), past, new)

@@ -1,0 +1,239 @@
+"""Networks as values. Each is called like a function of the user: `(observation, distribution, critic) -> Policy`."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from grpo_jax.errors import ConfigError, KnownFields, as_count, nearest
+from grpo_jax.observations import flatten_observation
+from grpo_jax.policies.actor_critic import Head, Network, make_actor_critic, seen
+from grpo_jax.policies.convolutions import convolution, impala, is_image, nature_cnn
+from grpo_jax.policies.dense import mlp
+from grpo_jax.policies.distributions import Distribution
+from grpo_jax.policies.policy import Policy
+from grpo_jax.policies.recurrent import RECURRENT
+from grpo_jax.policies.transformer import Transformer
+from grpo_jax.types import PyTree
+
+_ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", "softplus")
+
+
+@dataclasses.dataclass(frozen=True)
+class MLP(KnownFields):
+    """Dense layers, an optional recurrent layer, and a head each for the actor and the critic.
+
+    Several arrays of an observation become one (`flatten_observation`), as float32.
+
+    Raises:
+      ConfigError: at construction, for a field that is invalid; when called, for observations that do not fit.
+    """
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the dense hidden layers, of the actor and of the critic."""
+    activation: str = "tanh"
+    """Activation function by its name in flax.linen."""
+    layer_norm: bool = False
+    """Normalise the features of each dense hidden layer before the activation."""
+    recurrent: str = "none"
+    """A recurrent layer before the heads: "gru", "lstm", "mingru" (parallel over steps), or "none"."""
+    recurrent_size: int = 64
+    """Units of the recurrent layer."""
+    shared_critic: bool = False
+    """The critic is a second head of the actor's network instead of a separate network."""
+    critic_hidden_sizes: tuple[int, ...] | None = None
+    """Widths of the critic's dense hidden layers; None: hidden_sizes."""
+    critic_activation: str | None = None
+    """Activation function of the critic; None: the actor's."""
+    actor_observation: tuple[str, ...] | None = None
+    """Keys of a dict of observations that the actor sees, while its critic sees all; None: the actor sees all too."""
+    hidden_init_gain: float = math.sqrt(2)
+    """Gain of the hidden layers' initial weights, which are orthogonal."""
+    actor_init_gain: float = 0.01
+    """Gain of the initial weights of the actor's head: small, so that all actions begin about equally likely."""
+    critic_init_gain: float = 1.0
+    """Gain of the initial weights of the critic's head."""
+
+    def __post_init__(self):
+        """Checks the fields."""
+        for name in {"recurrent_size", "conv_channels"} & vars(self).keys():
+            object.__setattr__(self, name, as_count(name, getattr(self, name)))
+        for name in ("hidden_sizes", "critic_hidden_sizes"):
+            self._check_sizes(name, getattr(self, name))
+        for name in ("hidden_init_gain", "actor_init_gain", "critic_init_gain"):
+            gain = getattr(self, name)
+            if not isinstance(gain, int | float) or not 0 <= gain < math.inf:
+                raise ConfigError(f"{name}={gain!r} is not a gain of initial weights: use a number such as 1.0, or 0")
+        for name in ("activation", "critic_activation"):
+            found = getattr(nn, str(activation := getattr(self, name)), None)
+            if (activation or name == "activation") and (not callable(found) or isinstance(found, type)):
+                raise ConfigError(f"unknown {name} {activation!r}: {nearest(str(activation), _ACTIVATIONS)}")
+        if self.recurrent != "none" and self.recurrent not in RECURRENT:
+            names = ("none", *RECURRENT)
+            raise ConfigError(f"unknown recurrent layer {self.recurrent!r}: {nearest(str(self.recurrent), names)}")
+        for name in ("critic_hidden_sizes", "critic_activation"):
+            if self.shared_critic and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is for a critic that is a separate network, but "
+                    "shared_critic=True; leave out one of the two"
+                )
+        if isinstance(self.actor_observation, list):
+            object.__setattr__(self, "actor_observation", tuple(self.actor_observation))
+
+    def _check_sizes(self, name, sizes):
+        if sizes is None and name == "critic_hidden_sizes":
+            return
+        try:
+            object.__setattr__(self, name, tuple(as_count(name, size) for size in sizes))
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"{name}={sizes!r} must be positive integers, such as (64, 64)") from error
+
+    def __call__(
+        self,
+        observation: PyTree,
+        distribution: Distribution,
+        critic: bool,
+        *,
+        fused_layers: bool = False,
+        steps_per_loop: int = 1,
+    ) -> Policy:
+        """The policy.
+
+        Args:
+          observation: shape and dtype of each array of one observation.
+          distribution: the family of action distributions; its free parameters are one trainable vector.
+          critic: whether to make a critic. Without one, it has no parameters and costs nothing.
+          fused_layers: dense layers are laid out for an accelerator (`dense.fused_dense`).
+          steps_per_loop: steps of a recurrent layer in one iteration of a compiled loop.
+        """
+        if self.actor_observation is not None:
+            self._check_actor_observation(observation, critic)
+        recurrent = None
+        if self.recurrent != "none":
+            recurrent = functools.partial(RECURRENT[self.recurrent], self.recurrent_size, steps_per_loop)
+
+        def make(*heads, sizes=None, activation=None, keys=None):
+            layer = {"activation": getattr(nn, activation or self.activation), "scale": self.hidden_init_gain}
+            sizes = self.hidden_sizes if sizes is None else sizes
+            dense = functools.partial(mlp, hidden_sizes=sizes, layer_norm=self.layer_norm, fused=fused_layers, **layer)
+            return Network(self._torso(seen(observation, keys), dense, layer), recurrent, fused_layers, heads, keys)
+
+        actor, value = Head(distribution.num_outputs, self.actor_init_gain), Head(1, self.critic_init_gain)
+        if critic and self.shared_critic:
+            networks = {"actor_critic": make(actor, value)}
+        else:
+            networks = {"actor": make(actor, keys=self.actor_observation)}
+            if critic:
+                networks["critic"] = make(value, sizes=self.critic_hidden_sizes, activation=self.critic_activation)
+        return make_actor_critic(networks, observation, distribution, critic, has_carry=recurrent is not None)
+
+    def _torso(self, observation: PyTree, dense: Callable, layer: Mapping[str, Any]) -> Callable:
+        """The hidden layers for these observations: a function from leaves `[N, ...]` to `[N, features]`."""
+        return lambda x: dense(flatten_observation(x, 1))
+
+    def _check_actor_observation(self, observation, critic):
+        """Raises ConfigError unless the actor sees a part of what the separate critic sees."""
+        keys = self.actor_observation
+        problem = f"actor_observation={keys!r} is the part of a dict of observations that the actor sees, but"
+        if not isinstance(observation, Mapping):
+            raise ConfigError(f"{problem} an observation is {observation}; observe a dict, or leave it out")
+        if isinstance(keys, str) or not keys:
+            raise ConfigError(f"{problem} it is not a tuple of keys; write one such as {tuple(observation)[:1]}")
+        for key in keys:
+            if key not in observation:
+                raise ConfigError(f"{problem} there is no {key!r}: {nearest(str(key), map(str, observation))}")
+        if not critic:
+            raise ConfigError(f"{problem} this algorithm has no critic that sees the rest; leave it out, or use 'ppo'")
+        if self.shared_critic:
+            raise ConfigError(f"{problem} with shared_critic=True one network sees all; use shared_critic=False")
+
+
+@dataclasses.dataclass(frozen=True)
+class CNN(MLP):
+    """A 3×3 convolution (`convolutions.convolution`) before the layers of an `MLP`.
+
+    Other arrays of an observation than the image join its features before the dense layers.
+    """
+
+    conv_channels: int = 16
+    """Channels of the first convolution; "nature_cnn" has 2, 4 and 4 times as many, "impala" 1, 2 and 2 times."""
+
+    convolutions = staticmethod(convolution)
+    least_size = 3  # height and width of an image
+
+    def _torso(self, observation: PyTree, dense: Callable, layer: Mapping[str, Any]) -> Callable:
+        name = name_of(self)
+        shapes = [leaf.shape for leaf in jax.tree.leaves(observation)]
+        images = [index for index, shape in enumerate(shapes) if is_image(shape)]
+        if not any(is_image(shape, self.least_size) for shape in shapes):
+            raise ConfigError(
+                f"network={name!r} needs images, [height, width, ...] of at least {self.least_size} by "
+                f"{self.least_size}, but observations have the shape {', '.join(map(str, shapes))}; use network="
+                f"{'cnn' if images else 'mlp'!r}"
+            )
+        if len(images) > 1:
+            raise ConfigError(
+                f"network={name!r} convolves one image, but observations have {len(images)}, of the shapes "
+                f"{', '.join(str(shapes[index]) for index in images)}; use network='mlp', or join the images along "
+                "their channels in the environment"
+            )
+
+        def torso(x):
+            leaves = jax.tree.leaves(x)
+            leaves[images[0]] = self.convolutions(leaves[images[0]], channels=self.conv_channels, **layer)
+            return dense(flatten_observation(leaves, 1))
+
+        return torso
+
+
+class NatureCNN(CNN):
+    """The convolutions of DQN (`convolutions.nature_cnn`) before the layers of an `MLP`."""
+
+    convolutions = staticmethod(nature_cnn)
+    least_size = 36
+
+
+class Impala(CNN):
+    """The residual network of IMPALA (`convolutions.impala`) before the layers of an `MLP`."""
+
+    convolutions = staticmethod(impala)
+
+
+NETWORKS = {"mlp": MLP, "cnn": CNN, "nature_cnn": NatureCNN, "impala": Impala, "transformer": Transformer}
+"""By the name that stands for one with its defaults."""
+
+
+def name_of(network: MLP | Transformer) -> str:
+    """The name of the network's class in `NETWORKS`."""
+    return next(name for name, each in NETWORKS.items() if type(network) is each)
+
+
+def resolve_network(network: str | Callable, observation: PyTree, has_prompt: bool) -> str | Callable:
+    """The network that a name stands for; others are returned unchanged.
+
+    Args:
+      network: a name in `NETWORKS` or a class in it, "auto" (a transformer where there is a prompt, a CNN for
+        images, else an MLP), or any other value of the field of `Config`.
+      observation: shape and dtype of each array of one observation.
+      has_prompt: whether the environment has one.
+
+    Raises:
+      ConfigError: for an unknown name.
+    """
+    if network in NETWORKS.values():
+        return network()
+    if not isinstance(network, str) or ":" in network:
+        return network
+    if network == "auto":
+        has_image = any(is_image(leaf.shape) for leaf in jax.tree.leaves(observation))
+        network = "transformer" if has_prompt else "cnn" if has_image else "mlp"
+    if network not in NETWORKS:
+        known = ("auto", *NETWORKS)
+        raise ConfigError(
+            f"unknown network {network!r}: {nearest(network, known)} (for a custom one, write 'package.module:name')"
+        )
+    return NETWORKS[network]()

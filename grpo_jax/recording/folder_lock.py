@@ -1,0 +1,151 @@
+"""Host: one process at a time writes to the folder of a run, and signals wait until it has written."""
+
+import collections
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from grpo_jax.recording.metrics_file import METRICS_FILE, read_lines
+
+SUMMARY_FILE = "summary.json"
+
+
+class _Lock(NamedTuple):
+    file: TextIO  # held until the process ends
+    made: list[Path]  # the folders that did not exist before, the outermost first
+    before: set[Path]  # what the folder contained
+
+
+_locks: dict[Path, _Lock] = {}  # of this process
+
+
+def lock_run_folder(path: Path, *, resume: bool = False) -> None:
+    """Creates a folder for results, and locks it until the process ends; several runs of the process may share it.
+
+    Raises:
+      FileExistsError: the folder contains results and `resume` is False, another process writes to it, or `path` is a
+        file. Nothing was written.
+      OSError: the folder cannot be written to.
+    """
+    path = path.resolve()
+    _check_usable(path, resume)
+    if path in _locks:
+        return
+    made = [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
+    try:
+        file = _lock(path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise OSError(f"{path} cannot be written to: {error}. Choose another folder (--out).") from error
+    _locks[path] = _Lock(file, made, {*path.iterdir()} - {path / ".lock"})
+
+
+def _check_usable(path: Path, resume: bool) -> None:
+    advice = "Nothing was written. Choose another folder (--out), or move the old one away"
+    for part in (path, *path.parents):
+        if part.is_file():
+            raise FileExistsError(f"{part} is a file, so it cannot be the folder of a run. {advice}.")
+    for name in () if resume else (SUMMARY_FILE, METRICS_FILE):
+        if (path / name).exists():
+            more = "; or go on with it (resume=True, --resume)" if (path / "checkpoints").is_dir() else ""
+            raise FileExistsError(f"{path} already holds a run ({name}). {advice}{more}.")
+    for part in (path, *path.glob("*/"), *path.glob("*/*/")):
+        if part.is_dir() and not os.access(part, os.W_OK | os.X_OK):
+            raise OSError(f"{path} cannot be written to: {part} is read-only. Choose another folder (--out).")
+
+
+def _lock(path: Path) -> TextIO:
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        file = (path / ".lock").open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise FileExistsError(f"another process is writing to {path}. Wait for it, or end it first.") from None
+        except OSError:  # a file system without locks
+            return file
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), (path / ".lock").stat()):
+                return file
+        file.close()  # a process whose start failed has removed it
+
+
+@contextlib.contextmanager
+def clean_up_on_error(directory: Path = Path("/")) -> Iterator[None]:
+    """If the block fails before an iteration is recorded, removes what is new in the locked folders in `directory`.
+
+    A SystemExit is not a failure: a run that a signal ended is saved.
+    """
+    try:
+        yield
+    except SystemExit:
+        raise
+    except BaseException:
+        for path in [path for path in _locks if path.is_relative_to(directory.resolve())]:
+            lock = _locks[path]
+            new = {*path.iterdir()} - lock.before
+            metrics = path / METRICS_FILE, *(part / METRICS_FILE for part in new)
+            if not any(file.is_file() and file.stat().st_size for file in metrics):
+                for part in new:
+                    shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
+                for folder in reversed(lock.made):
+                    with contextlib.suppress(OSError):  # it is not empty
+                        folder.rmdir()
+                _locks.pop(path).file.close()
+        raise
+
+
+def describe_locked() -> str:
+    """One line on what the folders of this process contain; empty if that is nothing."""
+    lines = []
+    for path in _locks:
+        counts = collections.Counter(line["run"] for line in read_lines(path))
+        contents = [f"{count} iterations of {run!r}" for run, count in counts.items()]
+        contents += [SUMMARY_FILE] * (path / SUMMARY_FILE).exists()
+        contents += ["checkpoints, from which --resume goes on"] * (path / "checkpoints").exists()
+        if contents:
+            lines.append(f"{path} keeps {', '.join(contents)}")
+    return "; ".join(lines)
+
+
+class StopSignal(SystemExit):
+    """A signal ended a run between two chunks, and all of it is saved. Exits with the code that shells expect."""
+
+    def __init__(self, number: int):
+        super().__init__(128 + number)
+        self.name = signal.Signals(number).name
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[list[int]]:
+    """Defers SIGTERM and SIGINT (Ctrl-C) to the end of the block; yields the list of those received so far.
+
+    A second SIGINT interrupts at once. If an exception ends the block, the deferred signals are dropped. Only the main
+    thread receives signals: in another one, nothing is deferred.
+    """
+    received: list[int] = []
+
+    def handle(number, frame):
+        if number == signal.SIGINT and received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    handlers = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+    if received:
+        signal.raise_signal(received[0])

@@ -1,0 +1,227 @@
+"""Host: the metrics of a run in `metrics.jsonl` and trackers, and its progress on the console."""
+
+import contextlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Column
+
+from grpo_jax.recording.metrics_file import METRICS_FILE, as_lines, truncate_metrics
+from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.recording.trackers import Tracker
+from grpo_jax.recording.training_warnings import TrainingWarnings, list_rows
+from grpo_jax.training.budget import most_steps
+from grpo_jax.training.evaluations import GREEDY, SAMPLED
+from grpo_jax.training.progress import Chunk
+
+
+class MetricsLogger:
+    """Writes the metrics of a run to a folder, and shows its progress in one line of the console.
+
+    ```python
+    with MetricsLogger(directory, spec) as logger:
+        for chunk in chunks:
+            logger.record(chunk)
+    ```
+
+    On a terminal the progress line is redrawn twice a second; elsewhere a plain line is printed about every 10%. The
+    last line, which is printed after an error as well, says how many updates were skipped.
+
+    Args:
+      directory: the folder of `metrics.jsonl`, which runs may share, one after another; None writes nothing.
+      spec: the run.
+      console: False shows nothing; True uses standard output; a rich `Console` is used as it is.
+      past: the iterations recorded before a resumed run goes on; later ones are removed from the file.
+      trackers: receive the metrics as well; they are closed with the logger.
+
+    Attributes:
+      skipped_updates: int64 `[R]`, updates skipped so far because of a non-finite loss or gradient.
+      warnings: of what goes wrong in training, so far.
+      ending: why the run ended, for its last line.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        spec: RunSpec,
+        *,
+        console: bool | Console = True,
+        past: Chunk | None = None,
+        trackers: Sequence[Tracker] = (),
+    ):
+        self._directory, self._run, self._settings = directory, spec.name, spec.settings
+        self._total_steps = most_steps(spec.config, spec.hyperparams)
+        self._console = Console(quiet=not console) if isinstance(console, bool) else console
+        self._file = self._progress = self._task = None
+        self._steps = np.zeros(len(spec.keys), np.int64)
+        self._returns = np.full(len(spec.keys), np.nan)
+        self._iteration = 0
+        self._seconds, self._tenths = 0.0, 0
+        self._recent: deque[tuple[float, int, float]] = deque(maxlen=10)  # (seconds, steps of all rows, share done)
+        self._last_line = 0  # its length
+        self._past, self._trackers = past, trackers
+        self._watch = TrainingWarnings(spec.config.env.action_space, self._settings.word)
+        self.skipped_updates = np.zeros(len(spec.keys), np.int64)
+        self.warnings: list[str] = []
+        self.ending = ""
+
+    @property
+    def typical_return(self) -> float:
+        """Median over the seeds of the best setting of the last known return; NaN if there is none."""
+        _, known, _ = self._of_best_setting()
+        return float(np.median(known)) if len(known) else np.nan
+
+    def _of_best_setting(self) -> tuple[str, np.ndarray, int]:
+        """The label of the best setting, the last known returns of its seeds, and the number of its seeds."""
+        label = self._settings.ranked(self._returns)[0]
+        returns = self._returns[self._settings.rows[label]]
+        return label, returns[~np.isnan(returns)], len(returns)
+
+    def __enter__(self) -> "MetricsLogger":
+        if self._directory is not None:
+            if self._past is not None:
+                truncate_metrics(self._directory, self._run, len(self._past.steps))
+            self._file = (self._directory / METRICS_FILE).open("a", encoding="utf-8")
+        if self._console.is_interactive and not self._console.quiet:
+            self._progress = Progress(
+                TextColumn("{task.description}", markup=False, table_column=Column(max_width=28, no_wrap=True)),
+                BarColumn(bar_width=20),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[status]}", markup=False),
+                console=self._console,
+                refresh_per_second=2,
+                transient=True,
+            )
+            self._task = self._progress.add_task(self._run, total=1.0, status="compiling")
+            self._progress.start()
+        if self._past is not None and len(self._past.steps):
+            self._update(self._past, _active(self._past))
+        return self
+
+    def __exit__(self, exception_type, exception, traceback) -> None:
+        with contextlib.ExitStack() as closing:  # everything is closed, even if one fails, in the reverse order
+            closing.callback(self._print, self._summary(exception_type))
+            for tracker in self._trackers:
+                closing.callback(tracker.close)
+            if self._file is not None:
+                closing.callback(self._file.close)
+            if self._progress is not None:
+                closing.callback(self._progress.stop)
+
+    def record(self, chunk: Chunk, done: np.ndarray | None = None) -> None:
+        """Writes a chunk's lines to the file, flushes it, and updates the console.
+
+        NaN, infinities and the rows whose budget is spent become null. `environment_steps` is never null.
+
+        Args:
+          chunk: the next iterations.
+          done: `[R]` share of training that each row has done by its end; by default of the budget of steps.
+
+        Raises:
+          ValueError: a metric is not `[n, R]`. Nothing of the chunk is written.
+        """
+        steps, metrics = chunk.steps, chunk.metrics
+        for name, values in metrics.items():
+            if values.shape != (len(steps), len(self._steps)):
+                raise ValueError(f"{name} must be [n, R] = [{len(steps)}, {len(self._steps)}], got {values.shape}.")
+        if len(steps) == 0:
+            return
+        active = _active(chunk)
+        self._write(chunk, active)
+        known = self._update(chunk, active)
+        done = np.minimum(steps[-1] / self._total_steps if done is None else done, 1.0)
+        self._iteration = chunk.iteration + len(steps)
+        self._recent.append((self._seconds, int(self._steps.sum()), float(np.mean(done))))
+        for tracker in self._trackers:
+            tracker.record(chunk.iteration, steps, known)
+        self._show()
+
+    def complete(self, metrics: Mapping[str, np.ndarray]) -> None:
+        """Writes the last recorded iteration again, with an evaluation after it; metrics `[n, R]` end with it."""
+        if not self._iteration:
+            return
+        last = Chunk({name: values[-1:] for name, values in metrics.items()}, self._steps[None], self._iteration - 1, 0)
+        if self._file is not None:
+            self._file.truncate(self._file.tell() - self._last_line)
+        self._write(last, _active(last))
+        self._returns = np.where(np.isfinite(last.metrics[SAMPLED][0]), last.metrics[SAMPLED][0], self._returns)
+        for tracker in self._trackers:
+            tracker.record(last.iteration, last.steps, {name: last.metrics[name] for name in (SAMPLED, GREEDY)})
+
+    def _write(self, chunk: Chunk, active: np.ndarray) -> None:
+        if self._file is not None:
+            for line in as_lines(self._run, chunk, active, self._settings):
+                self._last_line = self._file.write(line)
+            self._file.flush()
+
+    def _update(self, chunk: Chunk, active: np.ndarray) -> dict[str, np.ndarray]:
+        """Updates what the console and the summary show; returns the metrics, NaN in rows that are not active."""
+        known = {name: np.where(active, values, np.nan) for name, values in chunk.metrics.items()}
+        self._steps, self._seconds = chunk.steps[-1], chunk.seconds
+        if "optim/skipped_updates" in known:
+            self.skipped_updates += np.nansum(known["optim/skipped_updates"], axis=0).astype(np.int64)
+        for returns in known.get(SAMPLED, known.get("episode/return_mean", ())):
+            self._returns = np.where(np.isfinite(returns), returns, self._returns)
+        for warning in self._watch(chunk.iteration, known):
+            self.warnings.append(warning)
+            self._print(f"warning: {self._run}: {warning}")
+        return known
+
+    def _show(self) -> None:
+        """Redraws the progress line, or prints a plain one at each tenth of the run."""
+        # The first chunk's time holds the compile, so rates count from its end as soon as there is a second one.
+        first = (0.0, 0, 0.0) if len(self._recent) == 1 else self._recent[0]
+        seconds, steps, done = self._recent[-1]
+        passed = max(seconds - first[0], 1e-9)
+        left = f"{_clock((1 - done) * passed / (done - first[2])) if done > first[2] else '?'} left"
+        rate = (steps - first[1]) / passed
+        status = f"iteration {self._iteration}, {self._spread()}, {left}, {rate:,.0f} steps/s"
+        tenths = int(10 * done + 1e-4)  # shares are float32
+        if self._progress is not None:  # a narrow terminal cuts off the end of the status
+            self._progress.update(self._task, completed=done, status=status)
+        elif self._tenths < tenths < 10:
+            self._tenths = tenths
+            self._print(f"{self._run}: {int(100 * done + 1e-3)}%, {status}")
+
+    def _summary(self, exception_type: type[BaseException] | None) -> str:
+        """The last line of the run."""
+        steps = int(self._steps.sum())
+        rate = steps / self._seconds if self._seconds > 0 else 0.0
+        text = f"{self._run}: {steps:,} environment steps in {_clock(self._seconds)} ({rate:,.0f} steps/s)"
+        text += f", {self._spread()}" + (f"; {self.ending}" if self.ending else "")
+        if exception_type is not None:
+            text += f"; stopped early by {exception_type.__name__}"
+        if (count := self.skipped_updates.sum()) > 0:
+            updates = "update" if count == 1 else "updates"
+            rows = list_rows(np.flatnonzero(self.skipped_updates))
+            text += f"; {count} {updates} skipped: non-finite loss or gradient in {self._settings.word} {rows}"
+        return text
+
+    def _spread(self) -> str:
+        """The median of the last known returns, and their range; of several settings, of the best one."""
+        label, known, num_seeds = self._of_best_setting()
+        if len(known) == 0:
+            return "no return yet"
+        low, middle, high = (f"{x:,.0f}" if abs(x) >= 1e4 else f"{x:.4g}" for x in np.quantile(known, [0, 0.5, 1]))
+        text = f"return {middle}" if num_seeds == 1 else f"return {middle} ({low}..{high})"
+        num_settings = len(self._settings.rows)
+        return text if num_settings == 1 else f"{text} of {label}, the best of {num_settings} settings"
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _active(chunk: Chunk) -> np.ndarray:
+    """`[n, R]` bool: the rows whose budget was not spent yet."""
+    return chunk.metrics.get("environment/steps", np.ones(chunk.steps.shape)) > 0
+
+
+def _clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,214 @@
+"""Host: the final and the best policy of each row, which are kept while a run goes on, and their files.
+
+OUT/policies/<run>/policy.json         config, versions, format
+OUT/policies/<run>/final.safetensors   arrays by path, such as params/actor/Dense_0/kernel, with rows first
+OUT/policies/<run>/best.safetensors
+"""
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.importing import import_path
+from grpo_jax.recording.config_file import config_fields
+from grpo_jax.recording.files import (
+    Arrays,
+    check_fields,
+    read_checked,
+    read_object,
+    with_checksum,
+    write_checked,
+    write_json,
+)
+from grpo_jax.recording.run_spec import RunSpec, versions
+from grpo_jax.training.progress import Chunk, Progress
+from grpo_jax.types import TrainState, by_path
+
+FOLDER, DESCRIPTION = "policies", "policy.json"
+FORMAT = 2
+"""The format of the files; readers refuse others."""
+
+NUM_EPISODES = 100
+"""A score is the mean of at least this many training episodes, once so many have ended."""
+
+_FIELDS = {
+    **{"format": int, "name": str, "label": str, "environment": str, "num_rows": int, "config": dict[str, Any]},
+    **{"not_in_config": list[str], "hyperparams": str | None, "env_params": dict[str, Any] | None, "score": str},
+    "versions": dict[str, str],
+}
+"""Of policy.json."""
+
+_log = logging.getLogger(__name__)
+
+
+def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays]) -> None:
+    """Writes policy.json and a file of arrays for each of "final" and "best"; each file is replaced as a whole."""
+    folder, (config, missing) = directory / FOLDER / spec.folder, config_fields(spec.config)
+    description = {
+        "format": FORMAT,
+        "name": spec.name,
+        "label": spec.label,
+        "environment": spec.config.env.name,
+        "num_rows": len(spec.keys),
+        "config": config,
+        "not_in_config": missing,
+        "hyperparams": import_path(type(spec.hyperparams)),
+        "env_params": spec.env_params,
+        "score": f"mean return of an evaluation, or else of the last {NUM_EPISODES} or more training episodes",
+        "versions": versions(),
+    }
+    write_json(folder / DESCRIPTION, with_checksum(description))
+    for which, leaves in arrays.items():
+        write_checked(folder / f"{which}.safetensors", leaves, {})
+
+
+def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]]:
+    """The folder of a run's policies, and the contents of its policy.json.
+
+    Raises:
+      ConfigError: there is no such folder or run, or there are several and `run` is None.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}; name a run's, such as runs/mine")
+    paths = [path for path in (folder, *sorted((folder / FOLDER).glob("*"))) if (path / DESCRIPTION).exists()]
+    if not paths:
+        raise ConfigError(
+            f"{folder} has no trained policies ({FOLDER}/*/{DESCRIPTION}); they are written at a run's end"
+        )
+    found = [(path, _read_description(path / DESCRIPTION)) for path in paths]
+    if run is not None:
+        named = [each for each in found if run in (each[1]["name"], each[1]["label"], each[0].name)]
+        if not named:
+            names = [description["name"] for _, description in found]
+            raise ConfigError(f"{folder} has no run {run!r}: {nearest(run, names)}")
+        found = named
+    if len(found) > 1:
+        names = ", ".join(repr(description["name"]) for _, description in found)
+        raise ConfigError(f"{folder} holds several runs: {names}; choose one by its name (run=..., --run)")
+    return found[0]
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    description = read_object(path)
+    if (found := description.get("format")) != FORMAT or type(found) is not int:
+        raise ConfigError(
+            f"{path} has format {found!r}, but this version of grpo-jax reads format {FORMAT}: it is damaged, or of "
+            f"another version ({description.get('versions')}); use that one, or train the policy again"
+        )
+    check_fields(path, description, _FIELDS, optional=("environment", "score", "versions"))
+    return description
+
+
+def policy_arrays(policy: Any) -> dict[str, Any]:
+    """The arrays that a policy consists of, by path; they are fields of a `TrainState` and of a `TrainedPolicy`."""
+    return by_path({"params": policy.params, "normalizer": policy.normalizer, "hyperparams": policy.hyperparams})
+
+
+class RecentReturns:
+    """`scores`, `[R]`: the mean return of the last 100 or more training episodes of each row; NaN if none ended."""
+
+    def __init__(self, num_rows: int, past: Chunk | None = None):
+        self._returns, self._counts = np.zeros((2, 0, num_rows))
+        self.scores = np.full(num_rows, np.nan)
+        if past is not None and len(past.steps):
+            self.add(past)
+
+    def add(self, chunk: Chunk) -> None:
+        """Adds the episodes of the next iterations."""
+        returns, counts = (np.nan_to_num(chunk.metrics[f"episode/{name}"]) for name in ("return_mean", "count"))
+        returns, counts = np.concatenate([self._returns, returns]), np.concatenate([self._counts, counts])
+        ended_later = np.cumsum(counts[::-1], axis=0)[::-1] - counts
+        counts = np.where(ended_later < NUM_EPISODES, counts, 0.0)
+        kept = counts.any(axis=1)
+        self._returns, self._counts = returns[kept], counts[kept]
+        total = self._counts.sum(axis=0)
+        self.scores = np.divide(
+            (self._returns * self._counts).sum(axis=0), total, out=np.full(total.shape, np.nan), where=total > 0
+        )
+
+
+class PolicySaver:
+    """Keeps the best policy of each row of a run on the host, and writes it and the final one to a folder.
+
+    All processes of a run make the same calls; process 0 alone writes. With `resume`, the best policies in the folder
+    are those of this run so far.
+    """
+
+    def __init__(self, directory: Path, spec: RunSpec, *, resume: bool = False):
+        self._directory, self._spec = directory, spec
+        self._best: Arrays | None = from_process_zero(self._read_best) if resume else None
+        self._changed = False
+
+    def __enter__(self) -> "PolicySaver":
+        return self
+
+    def __exit__(self, exception_type, exception, traceback) -> None:
+        # The disk may be full: that is reported already.
+        with contextlib.suppress(*([OSError] if exception_type else [])):
+            self.save()
+
+    def check_space(self, states: TrainState) -> None:
+        """Raises ConfigError if the disk has less space than the final and the best policies need."""
+        needed = 2 * sum(leaf.nbytes for leaf in policy_arrays(states).values())
+        existing = next(path for path in (self._directory, *self._directory.parents) if path.exists())
+        if (free := shutil.disk_usage(existing).free) < needed:
+            raise ConfigError(
+                f"the final and the best policies need {needed / 1e6:,.0f} MB, but {self._directory} has "
+                f"{free / 1e6:,.0f} MB free; use fewer rows, or a folder (--out) on another disk"
+            )
+
+    def update(self, progress: Progress, scores: np.ndarray) -> None:
+        """Keeps the policies of the rows whose score `[R]` is higher than any before; none of a row with NaN."""
+        improved = scores > np.nan_to_num(self._best_scores, nan=-np.inf)  # False for NaN
+        if improved.any():
+            self._keep(_to_host(progress.states, progress.steps, scores), improved)
+
+    @property
+    def _best_scores(self) -> np.ndarray:
+        return np.full(len(self._spec.keys), np.nan) if self._best is None else self._best["score"]
+
+    def _keep(self, arrays: Arrays, rows: np.ndarray) -> None:
+        """Keeps these rows of the arrays, bool `[R]`, as the best policies; all rows, if there are none before."""
+        if self._best is None:
+            self._best = arrays
+        else:
+            for path, leaf in arrays.items():
+                self._best[path][rows] = leaf[rows]
+        self._changed = True
+
+    def save(self) -> None:
+        """Writes the best policies, if there are better ones than before."""
+        if self._changed and is_process_zero():
+            write_policies(self._directory, self._spec, {"best": self._best})
+        self._changed = False
+
+    def finish(self, states: TrainState, steps: np.ndarray, scores: np.ndarray) -> None:
+        """Writes the final policies, with their scores `[R]`. Rows without a better or any score keep them as best."""
+        final, best = _to_host(states, steps, scores), self._best_scores
+        improved = np.isnan(best) | (scores > best)
+        if improved.any():
+            self._keep(final, improved)
+        if is_process_zero():
+            write_policies(self._directory, self._spec, {"final": final})
+        self.save()
+
+    def _read_best(self) -> Arrays | None:
+        """None, with a warning, if the file is damaged or missing."""
+        try:
+            return read_checked(self._directory / FOLDER / self._spec.folder / "best.safetensors")[0]
+        except ConfigError as error:
+            _log.warning("The best policies before the interruption are lost: %s", error)
+            return None
+
+
+def _to_host(states: TrainState, steps: np.ndarray, scores: np.ndarray) -> Arrays:
+    """Copies, without padding rows."""
+    arrays = {path: whole_array(leaf)[: len(steps)] for path, leaf in policy_arrays(states).items()}
+    return arrays | {"score": np.array(scores, np.float64), "steps": np.array(steps, np.int64)}

@@ -1,0 +1,149 @@
+"""The specification of a run: its arguments, its description, and the folder for its results."""
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import logging
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from grpo_jax.config import Config
+from grpo_jax.environments import EnvParams
+from grpo_jax.environments.suites import SUITES
+from grpo_jax.errors import ConfigError
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.importing import import_custom, is_custom
+from grpo_jax.recording.files import folder_name, plain
+from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
+from grpo_jax.recording.identity import identity
+from grpo_jax.recording.metrics_file import METRICS_FILE, Settings, setting_columns, settings_of
+
+PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")  # on which a result depends
+
+_log = logging.getLogger(__name__)
+
+
+class RunSpec(NamedTuple):
+    """A run of `R` rows (seeds × hyperparameters) before it is made; after the label come arguments of `run`."""
+
+    label: str
+    config: Config
+    hyperparams: Hyperparams  # each leaf scalar or [R]
+    keys: jax.Array  # [R]
+    env_params: EnvParams = None
+
+    @property
+    def name(self) -> str:
+        """The run's name in `metrics.jsonl`, in trackers and on the console."""
+        return f"{self.label} on {self.config.env.name}"
+
+    @property
+    def folder(self) -> str:
+        """The name, in characters that a folder may have."""
+        return folder_name(self.name)
+
+    @property
+    def settings(self) -> Settings:
+        """Which rows have the same hyperparameters and env_params."""
+        columns = setting_columns(self.hyperparams, self.env_params, self.config.env.params)
+        return settings_of(columns, len(self.keys))
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
+        described = {"name": self.name, "config": describe(self.config), "hyperparams": vars(self.hyperparams)}
+        return plain(described | {"keys": jax.random.key_data(self.keys), "env_params": self.env_params})
+
+
+def describe(config: Config) -> dict[str, Any]:
+    """The fields of a config as far as two processes can compare them (`identity`), also what import paths lead to."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name, value in fields.items():
+        is_path = isinstance(value, str) and is_custom(value) and value.partition(":")[0] not in SUITES
+        found = identity(import_custom(value, name) if is_path else value)
+        fields[name] = {"path": value} | found if is_path and isinstance(found, dict) else found
+    return fields | {"env_params": identity(dict(config.env_params))}
+
+
+@dataclasses.dataclass
+class Recording:
+    """What is recorded of a run, and where; flags of the commands that train."""
+
+    out: Path | str
+    """Folder for the results, created if it does not exist. It is locked until the process ends."""
+    checkpoint_every: int = 0
+    """Iterations between two checkpoints, from which a run can be resumed; 0 for none."""
+    resume: bool = False
+    """Resume the run in the folder, or begin it if there is none. The other arguments must be the same."""
+    tensorboard: bool = False
+    """Also write TensorBoard's event files."""
+    wandb: Literal["offline", "online"] | None = None
+    """Also log to Weights & Biases."""
+    debug_nans: bool = False
+    """Stop at the first loss or gradient that is not finite, and show the operation it comes from; slow."""
+
+    def check(self) -> None:
+        """Raises ConfigError for fields that contradict each other or need a package that is not installed."""
+        if self.checkpoint_every < 0:
+            raise ConfigError(f"checkpoint_every={self.checkpoint_every} is negative; use 0 for no checkpoints")
+        if self.resume and self.checkpoint_every == 0:
+            raise ConfigError("resume=True needs checkpoints; set checkpoint_every (--checkpoint-every N), such as 100")
+        if self.wandb is not None:
+            check_installed("wandb")
+
+
+def check_installed(package: str) -> None:
+    """Raises ConfigError if a package is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{package} is not installed: pip install {package}, or do without it")
+
+
+def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, subfolder: str = "") -> None:
+    """Locks the folder of these runs, which perhaps are recorded in a subfolder; warns if packages have changed.
+
+    Raises:
+      FileExistsError: the folder contains results that cannot be resumed, or another process writes to it.
+      ConfigError: with `resume`, it contains another run.
+    """
+    checkpoints, metrics = directory / subfolder / "checkpoints", directory / METRICS_FILE
+    begun = (directory / SUMMARY_FILE).exists() or (metrics.exists() and metrics.stat().st_size > 0)
+    if resume and begun and not checkpoints.is_dir():
+        raise FileExistsError(
+            f"{directory} holds a run without checkpoints, so it cannot be resumed. Nothing was written. Choose "
+            "another folder (--out), or move the old one away."
+        )
+    lock_run_folder(directory, resume=resume)
+    if not checkpoints.is_dir():
+        return
+    from grpo_jax.recording.checkpoint import check_same_run  # only here, as orbax takes a second
+
+    folders = {spec.folder for spec in specs}
+    for folder in sorted({path.name for path in checkpoints.glob("*")} - folders):
+        raise ConfigError(
+            f"{directory} holds the run {folder!r}, which is none of {', '.join(map(repr, sorted(folders)))}; to "
+            "resume, use what it was started with, or choose another folder (--out) for a new run"
+        )
+    now, changes = versions(), {}
+    for spec in specs:
+        before = check_same_run(checkpoints / spec.folder, spec.describe()) or {}
+        changes |= {package: version for package, version in before.items() if version != now.get(package)}
+    for package, version in changes.items():
+        _log.warning(
+            "The run was made with %s %s so far, and goes on with %s: its numbers may be rounded differently.",
+            *(package, version, now.get(package)),
+        )
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that a result depends on."""
+
+    def version(name: str) -> str:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return "not installed"
+
+    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}

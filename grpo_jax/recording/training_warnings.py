@@ -1,0 +1,123 @@
+"""Host: what goes wrong in training: warnings, each given once, and the operation that a NaN comes from."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.config import Config
+from grpo_jax.environments.spaces import ActionSpace, Box, Discrete
+from grpo_jax.policies.distributions import diagonal_gaussian
+from grpo_jax.training.progress import Chunk, Progress
+from grpo_jax.training.train_step import make_train_step
+from grpo_jax.types import TrainState
+
+ENTROPY_FRACTION = 0.01
+"""An entropy has collapsed below this part of the largest one; with real actions, of the initial standard deviation."""
+KL_LIMIT = 1.0
+"""The largest KL divergence, in nats, between the policies before and after an iteration that is not a problem."""
+DEAD_ITERATIONS = 10
+"""So many iterations in a row without a difference in score in any group, and without advantages, are a problem."""
+
+MESSAGES = {
+    "skipped": "An update was skipped, as its loss or gradient was not finite, {where}. Try --debug-nans, which shows "
+    "the operation it comes from; a lower learning_rate; normalize_rewards or reward_clip, if rewards are large.",
+    "entropy": "The policy's entropy has collapsed {where}: it hardly explores. If its return could be better, try a "
+    "higher entropy_coef, or a lower learning_rate.",
+    "kl": f"An iteration moved the policy by more than {KL_LIMIT:g} nat of KL {{where}}: its later updates learn from "
+    "data that is no longer its own. Try a lower learning_rate, fewer num_epochs, or kl_limit=0.05.",
+    "dead": f"All members of each group had equal scores for {DEAD_ITERATIONS} iterations {{where}}: they teach "
+    "nothing. If their return could be better, try a larger group_size, a higher entropy_coef, or a reward that "
+    "tells failures apart.",
+}
+
+
+class TrainingWarnings:
+    """`(iteration, metrics) -> warnings` of one run; each kind of problem is reported once.
+
+    What a collapsed entropy is depends on the action space. `word` is what rows are called: "seeds", or "rows" if they
+    also differ in their settings.
+    """
+
+    def __init__(self, action_space: ActionSpace, word: str = "seeds"):
+        self._entropy_floor, self._word = _entropy_floor(action_space), word
+        self._dead: np.ndarray | int = 0  # [R] iterations in a row
+        self._reported: set[str] = set()
+
+    def __call__(self, iteration: int, metrics: Mapping[str, np.ndarray]) -> list[str]:
+        """The new warnings of a chunk: metrics `[n, R]` from an iteration on, NaN once a row has ended."""
+        warnings = []
+        for kind, problem in self._problems(metrics).items():
+            rows = np.flatnonzero(problem.any(axis=1))
+            if kind not in self._reported and len(rows):
+                self._reported.add(kind)
+                where = f"at iteration {iteration + rows[0]}"
+                if problem.shape[1] > 1:
+                    where += f" in {self._word} {list_rows(np.flatnonzero(problem[rows[0]]))}"
+                warnings.append(MESSAGES[kind].format(where=where))
+        return warnings
+
+    def _problems(self, metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """By kind, `[n, R]` bool: where it is found."""
+        problems = {}
+        if "optim/skipped_updates" in metrics:
+            problems["skipped"] = metrics["optim/skipped_updates"] > 0
+        if "policy/entropy" in metrics:
+            problems["entropy"] = metrics["policy/entropy"] < self._entropy_floor
+        if "policy/kl_behaviour" in metrics:
+            problems["kl"] = metrics["policy/kl_behaviour"] > KL_LIMIT
+        if "group/zero_variance_fraction" in metrics:
+            in_a_row = []
+            # With a baseline of states, members of equal scores may have advantages that are not 0.
+            for dead in (metrics["group/zero_variance_fraction"] == 1) & ~(metrics["advantage/abs_mean"] > 0):
+                self._dead = np.where(dead, self._dead + 1, 0)
+                in_a_row.append(self._dead)
+            problems["dead"] = np.array(in_a_row) >= DEAD_ITERATIONS
+        return problems
+
+
+def _entropy_floor(space: ActionSpace) -> float:
+    """The entropy, in nats, below which it has collapsed; for real actions, a Gaussian's."""
+    if isinstance(space, Box):
+        gaussian = diagonal_gaussian(space.low, space.high)
+        initial = float(gaussian.entropy(jnp.zeros(gaussian.num_parameters)))
+        return initial + len(space.low) * math.log(ENTROPY_FRACTION)
+    sizes = (space.num_actions,) if isinstance(space, Discrete) else space.num_actions
+    return ENTROPY_FRACTION * sum(math.log(size) for size in sizes)
+
+
+def list_rows(seeds: Sequence[int]) -> str:
+    """The first ten seeds in brackets, and how many more there are."""
+    shown = ", ".join(str(seed) for seed in seeds[:10])
+    return f"[{shown}, and {len(seeds) - 10} more]" if len(seeds) > 10 else f"[{shown}]"
+
+
+class NonFiniteFinder:
+    """Repeats the first iteration in which an update was skipped, operation by operation.
+
+    For a run in chunks of one iteration: `check` each chunk, then `remember` the states after it.
+    """
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._before: TrainState | None = None
+
+    def remember(self, progress: Progress) -> None:
+        """Keeps a copy of the states that the next chunk starts from."""
+        self._before = jax.tree.map(jnp.copy, progress.states)
+
+    def check(self, chunk: Chunk) -> None:
+        """Raises FloatingPointError, from the operation at fault, if an update of the chunk was skipped."""
+        skipped = np.nan_to_num(chunk.metrics["optim/skipped_updates"][0])
+        if not skipped.any():
+            return
+        row = int(np.argmax(skipped > 0))
+        problem = f"an update was not finite at iteration {chunk.iteration} of row {row}"
+        try:
+            with jax.disable_jit(), jax.debug_nans(True):
+                make_train_step(self._config)(jax.tree.map(lambda leaf: leaf[row], self._before))
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{problem}: {error}") from error
+        raise FloatingPointError(f"{problem}; no single operation makes a NaN or an infinity of finite numbers")

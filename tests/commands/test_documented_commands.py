@@ -1,0 +1,49 @@
+"""Every command that a page shows has the flags that it is shown with."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+from grpo_jax import Config, Hyperparams
+from grpo_jax.commands import train
+from grpo_jax.commands.harness import parsing
+from grpo_jax.errors import ConfigError
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [path for each in ("*.md", "docs/*.md", "experiments/results/*/README.md") for path in REPOSITORY.glob(each)]
+COMMAND = re.compile(r"(?:grpo-jax|python -m(?= experiments)) ((?:experiments\.)?[a-z][\w-]*)((?: [^`|]*)?)")
+RUN = {f"--{name.replace('_', '-')}" for part in (Config, Hyperparams) for name in part.__dataclass_fields__}
+
+
+def documented():
+    """The page, name and flags of each command in a block of code, or between backticks."""
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        code = [line for block in re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S) for line in block.splitlines()]
+        code += re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+        for line in code:
+            if (match := COMMAND.search(re.split(" # |  #|;", line.replace("\n", " "))[0])) and "..." not in match[2]:
+                yield path.name, match[1].replace("-", "_"), shlex.split(match[2])
+
+
+def unknown(name, flags):
+    """What is wrong with the flags of a command; None if nothing is."""
+    module = importlib.import_module(name if name.startswith("experiments.") else f"grpo_jax.commands.{name}")
+    try:
+        if name == "train":
+            train.parse(module.Arguments, flags)
+        elif name == "sweep":
+            axes = parsing.parse_known_flags(module.Arguments, flags)[1]
+            return {word for word in axes if word.startswith("--")} - RUN or None
+        else:
+            parsing.parse_flags(module.Arguments, flags)
+    except ConfigError as error:
+        return None if str(error).startswith("Missing") else error
+
+
+def test_documented_commands_have_their_flags(monkeypatch):
+    monkeypatch.setattr(parsing, "_construct", lambda unmade, given: unmade)  # which would import suites and models
+    commands = [(page, name, flags) for page, name, flags in documented() if "--help" not in flags]
+    wrong = [(page, name, flags, what) for page, name, flags in commands if (what := unknown(name, flags))]
+    assert len(commands) > 60 and not wrong, "\n".join(map(str, wrong))

@@ -1,0 +1,127 @@
+"""The command for language models: from a tiny model to a trained folder, and errors in one line."""
+
+import json
+import re
+import sys
+import types
+
+import numpy as np
+import pytest
+from language_models import make_model
+
+from grpo_jax.commands import lm, tiny_language_model
+from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.language import load_model, load_params
+
+CALLS = []
+
+
+def digits(completions, **fields):
+    """The share of digits."""
+    CALLS.append(len(completions))
+    return [sum(map(str.isdecimal, text)) / max(len(text), 1) for text in completions]
+
+
+def failing(completions, **fields):
+    """Fails in training, after two measurements on 2 held-out prompts and ten iterations."""
+    CALLS.append(len(completions))
+    return [None if len(CALLS) > 14 else 0.0 for text in completions]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A tiny model, prompts, and a module of rewards."""
+    for package in ("tokenizers", "jinja2"):
+        pytest.importorskip(package)
+    rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(5) for b in range(4)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    module = types.ModuleType("my_rewards")
+    module.digits, module.failing = digits, failing
+    monkeypatch.setitem(sys.modules, "my_rewards", module)
+    monkeypatch.chdir(tmp_path)
+    CALLS.clear()
+    return tmp_path
+
+
+def make_tiny():
+    flags = "--out tiny --prompts prompts.jsonl --num-layers 1 --width 32 --vocab-size 280"
+    tiny_language_model.main(parse_flags(tiny_language_model.Arguments, flags.split()))
+
+
+def train(flags):
+    fixed = "--model tiny --prompts prompts.jsonl --max-completion 6 --num-held-out 2 --no-compilation-cache"
+    arguments = parse_flags(lm.Arguments, f"{fixed} {flags}".split())
+    lm.main(arguments)
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_and_saved(folder):
+    make_tiny()
+    train("--reward my_rewards:digits --num-iterations 40 --learning-rate 1e-2 --out out")
+    points = json.loads((folder / "out" / "held_out.json").read_text())
+    assert [point["iteration"] for point in points] == [0, 10, 20, 30, 40]
+    before, after = (np.mean(points[i]["rewards"]["digits"]) for i in (0, -1))
+    assert before < 0.25 and after > 0.5
+    assert set(points[0]["pass_at_k"]) == {"1", "2", "4", "8"}
+    assert load_model(folder / "out" / "model").tokenizer.encode("1 +") == load_model("tiny").tokenizer.encode("1 +")
+    trained, first = load_params(folder / "out" / "model"), load_params("tiny")
+    assert not np.array_equal(trained["actor"]["embedding"], first["actor"]["embedding"])
+
+
+@pytest.mark.slow
+def test_a_schedule_ends_with_the_last_iteration(folder, capsys):
+    """Of completions of at most 200 tokens, half of which end before."""
+    make_model("tiny", context=512)
+    ends = "--max-completion 200 --num-prompts 2 --group-size 2 --num-samples 2 --temperature 100"
+    train(f"--reward my_rewards:digits --num-iterations 10 {ends} --schedule linear --learning-rate 1e-3 --out out")
+    lines = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["environment_steps"][0] < 0.9 * 10 * 4 * 200
+    rates = [line["optim/learning_rate"][0] for line in lines]
+    np.testing.assert_allclose(rates, 1e-3 * (1 - np.arange(10) / 10), rtol=1e-5)
+    printed = capsys.readouterr().out
+    assert "90%, iteration 9, " in printed and "; 100.0% of num_iterations used" in printed
+    (run,) = json.loads((folder / "out" / "summary.json").read_text())["runs"]
+    assert run["ended_by"] == ["num_iterations"] and run["budget_used"] == [1.0]
+
+
+@pytest.mark.slow
+def test_a_reward_that_fails_loses_nothing(folder, capsys):
+    make_tiny()
+    flags = "--reward my_rewards:failing --num-iterations 20 --out out --sample-every 5 --checkpoint-every 5"
+    with pytest.raises(SystemExit):
+        command(lambda: train(flags))
+    said = capsys.readouterr().err
+    assert "error: the reward 'failing' returned None for the completion" in said
+    assert "repeat the command with --resume --out out" in said and "Traceback" not in said
+    sys.modules["my_rewards"].failing = lambda completions, **fields: [0.0] * len(completions)
+    train(f"{flags} --resume")
+    iterations = [json.loads(line)["iteration"] for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert iterations == list(range(20))
+
+
+MISTAKES = {
+    "no reward": ("", "there is no reward to learn from; name a function, such as --reward my_rewards:reward"),
+    "no such reward": ("--reward my_rewards:digit", "'my_rewards' has no 'digit': did you mean 'digits'"),
+    "held out": ("--reward my_rewards:digits --held-out x", "--held-out x is neither a file nor a share"),
+    "context": ("--reward my_rewards:digits --max-completion 600", "line 1: the prompt has .* context of 512"),
+    "chunk": ("--reward my_rewards:digits --logits-chunk 0", "--logits-chunk 0 is not a whole number from 1"),
+    "no KL": (
+        "--reward my_rewards:digits --algorithm dapo --kl-coef 0.1",
+        "--kl-coef 0.1 has no effect, as --algorithm",
+    ),
+    "greedy": ("--reward my_rewards:digits --temperature 0", "temperature=0 takes the most probable token"),
+    "rate": ("--reward my_rewards:digits --learning-rate nan", "learning_rate=nan is not a number"),
+    "count": ("--reward my_rewards:digits --sample-every 0", "--sample-every 0 is not a whole number from 1"),
+}
+
+
+def test_mistakes_are_one_line_and_write_nothing(folder, capsys):
+    make_model("tiny", context=512)
+    for flags, message in MISTAKES.values():
+        with pytest.raises(SystemExit):
+            command(lambda flags=flags: train(f"{flags} --out out"))
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and said.count("\n") == 1, said
+        assert re.search(message, said), said
+    assert not (folder / "out").exists()

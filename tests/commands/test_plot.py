@@ -1,0 +1,97 @@
+"""Comparisons of runs: reading their folders, labels, tables and pictures."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grpo_jax.commands import plot
+
+
+def write_run(folder, *, returns, finals=None, label="grpo", environment="Catch-bsuite"):
+    """A run of three iterations; `returns` are `[3, num_seeds]`, None where there is none."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "metrics.jsonl").open("a") as file:
+        for i, row in enumerate(returns):
+            steps = [100 * (i + 1)] * len(row)
+            line = {"run": f"{label} on {environment}", "iteration": i, "environment_steps": steps}
+            file.write(
+                json.dumps(line | {"episode/return_mean": row, "episode/count": [2.0] * len(row), "loss/policy": row})
+                + "\n"
+            )
+    path = folder / "summary.json"
+    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    if finals is not None:
+        runs.append({"algorithm": label, "environment": environment, "final_return": {"per_seed": finals}})
+        path.write_text(json.dumps({"runs": runs}))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    write_run(one, returns=[[0.0, None], [0.5, 0.1], [0.6, 0.2]], finals=[0.5, 0.25])
+    write_run(two, returns=[[0.0, 0.0], [0.5, 0.5], [0.9, 0.9]], finals=[0.75, 0.5], label="ppo")
+    write_run(two, returns=[[0.0, 0.0], [0.5, 0.5], [0.9, 0.8]], label="rloo")
+    return one, two
+
+
+def test_runs_are_read_with_what_is_missing_and_still_being_written(folders):
+    with (folders[0] / "metrics.jsonl").open("a") as file:
+        file.write('{"run": "grpo on Catch-b')
+    (run,) = plot.read_runs(folders[0])
+    assert run.label == "grpo" and run.environment == "Catch-bsuite" and run.final_returns.tolist() == [0.5, 0.25]
+    np.testing.assert_array_equal(run.values, np.float32([[0.0, np.nan], [0.5, 0.1], [0.6, 0.2]]))
+    assert run.steps[:, 0].tolist() == [100, 200, 300]
+    labels = [run.label for run in plot.read_all(folders, "loss/policy")]
+    assert labels == ["one", "two: ppo", "two: rloo"]
+
+
+def test_folders_of_one_name_get_different_labels(tmp_path):
+    folders = [tmp_path / part for part in ("monday/grpo", "tuesday/grpo", "tuesday/ppo")]
+    for folder in folders:
+        folder.parent.mkdir(exist_ok=True)
+        write_run(folder, returns=[[0.0], [0.5], [0.6]])
+    labels = [run.label for run in plot.read_all(tuple(folders), "loss/policy")]
+    assert labels == ["monday/grpo", "tuesday/grpo", "ppo"]
+
+
+def test_a_path_with_brackets_is_printed_as_it_is(tmp_path, capsys, monkeypatch):
+    write_run(tmp_path / "[red]a", returns=[[0.0], [0.5], [0.6]])
+    write_run(tmp_path / "b", returns=[[0.0], [0.5], [0.6]], label="[/]")
+    monkeypatch.chdir(tmp_path)
+    plot.main(plot.Arguments(runs=(Path("[red]a"), Path("b")), out=Path("[bold]:smile:")))
+    printed = capsys.readouterr().out
+    assert "Results in [bold]:smile:: comparison.png" in printed and "[red]a" in printed
+    plot.main(plot.Arguments(runs=(Path("b"),)))
+    assert "[/]" in capsys.readouterr().out
+
+
+def test_evaluations_are_compared_only_with_evaluations(folders):
+    runs = plot.read_all(folders, "episode/return_mean")
+    assert plot.final_returns(runs[:2])[0] == "final return"
+    name, finals = plot.final_returns(runs)
+    assert name == "last training value"
+    np.testing.assert_array_equal(finals, np.float32([[0.6, 0.2], [0.9, 0.9], [0.9, 0.8]]))
+
+
+def test_they_are_drawn_and_tabled(folders, tmp_path, capsys):
+    write_run(folders[0], returns=[[1.0], [2.0], [3.0]], finals=[3.0], label="grpo", environment="Acrobot-v1")
+    plot.main(plot.Arguments(runs=folders, out=tmp_path / "new"))
+    assert (tmp_path / "new" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert "1.00 [1.00, 1.00]" in printed and "Acrobot-v1" in printed and "comparison.png" in printed
+
+
+def test_folders_without_a_run_are_reported(tmp_path, folders):
+    with pytest.raises(ValueError, match="no folders given"):
+        plot.main(plot.Arguments(runs=()))
+    with pytest.raises(ValueError, match=r"out.png is a file, but comparison.png needs a folder; use .*out$"):
+        plot.main(plot.Arguments(runs=folders, out=tmp_path / "out.png"))
+    with pytest.raises(ValueError, match="not the folder of a run: it has no metrics.jsonl"):
+        plot.read_runs(tmp_path)
+    with pytest.raises(ValueError, match="no metric 'return'; known: episode/count, episode/return_mean, loss/policy"):
+        plot.read_runs(folders[0], "return")
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ValueError, match="no iteration in it yet"):
+        plot.read_runs(tmp_path)

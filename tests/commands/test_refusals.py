@@ -1,0 +1,306 @@
+"""What cannot be, as a user would write it: one clear line, exit code 2, and nothing overwritten or lost."""
+
+import errno
+import fcntl
+import sys
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import serialization
+from probes import difference
+from rich.console import Console
+
+from experiments import family
+from grpo_jax import TrainState
+from grpo_jax.commands import plot, tokens, train
+from grpo_jax.commands.harness import token_runs
+from grpo_jax.commands.harness.command import command, join_processes
+from grpo_jax.errors import ConfigError
+from grpo_jax.policies import Transformer
+from grpo_jax.recording.checkpoint import Checkpoints
+from grpo_jax.recording.metrics_logger import MetricsLogger
+from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.training.imitation import WarmStart
+from grpo_jax.training.progress import Chunk, initial_progress
+
+TINY = (
+    *("--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "8"),
+    *("--num-minibatches", "2", "--num-epochs", "1", "--hidden-sizes", "4", "--total-steps", "64"),
+)
+SAVED = ("--checkpoint-every", "2")
+
+
+@pytest.fixture(scope="module")
+def saved_run(tmp_path_factory):
+    """A folder as a killed run leaves it, of a state that nobody needs to compute."""
+    out = tmp_path_factory.mktemp("saved") / "out"
+    parsed = train.parse(train.Arguments, TINY)
+    keys = jax.random.split(jax.random.split(jax.random.key(0))[0], 1)
+    plan = RunSpec("ppo", parsed.config, parsed.hyperparams, keys)
+    with Checkpoints(out / "checkpoints" / plan.folder, plan.describe(), every=1) as checkpoints:
+        checkpoints.save(initial_progress({"params": jnp.ones((1, 4))}, 1)._replace(steps=np.array([32]), iteration=1))
+    (out / "metrics.jsonl").write_text('{"run": "ppo on Catch-bsuite", "iteration": 0, "environment_steps": [32]}\n')
+    return out
+
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def refused(capsys, call):
+    with pytest.raises(SystemExit) as stopped:
+        command(call)
+    said = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert said.err.count("\n") == 1 and said.err.startswith("error: ")
+    return said.err
+
+
+def start(*flags):
+    train.main(train.parse(train.Arguments, [*TINY, *flags]))
+
+
+# One or two of each source of errors; the tests of `Config` and `Hyperparams` have theirs.
+FLAGS = {
+    "unknown flag": ("--num-env 8", "--num-envs"),
+    "unknown environment": ("--environment Catch", "did you mean 'Catch-bsuite'"),
+    "parameter without a value": ("--env-params gravity=1 gravity", "'gravity': there is no '='; write NAME=NUMBER"),
+    "words for a number": ("--learning-rate fast", "fast"),
+    "negative rate": ("--learning-rate -1", "learning_rate=-1.0 is negative"),
+    "top p that nothing reads": ("--top-p 0.9", "truncate_sampling=True (--truncate-sampling)"),
+    "budget too small": ("--total-steps 31", "does not allow one iteration"),
+    "no seeds": ("--num-seeds 0", "--num-seeds 0 is not a whole number from 1 to"),
+    "uneven minibatches": ("--num-minibatches 5", "num_minibatches=4"),
+    "episodes beyond int32": ("--evaluate-every 1 --evaluation-episodes 4294967296", "=4294967296 is more than"),
+    "checkpoints every -1": ("--checkpoint-every -1", "checkpoint_every=-1"),
+    "resume without checkpoints": ("--resume", "--checkpoint-every N"),
+    "unknown tracker mode": ("--wandb sometimes", "sometimes"),
+    "no tracker": ("--wandb offline", "pip install wandb"),
+    "drawing into no picture": ("--render x.xyz", "x.xyz is not a name for an animation; use one"),
+    "a video without ffmpeg": ("--render x.mp4", "needs imageio-ffmpeg"),
+    "drawing what cannot be": ("--environment DiscountingChain-bsuite --render x.gif", "there is no drawing"),
+}
+
+
+@pytest.mark.parametrize("flags, message", FLAGS.values(), ids=FLAGS)
+def test_flags(flags, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    monkeypatch.setenv("PATH", "")
+    said = refused(capsys, lambda: start(*flags.split(), "--out", str(tmp_path / "out")))
+    assert message in said and "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_of_nothing_named(capsys):
+    assert "name it with --out" in refused(capsys, lambda: start("--resume", *SAVED))
+
+
+@pytest.mark.parametrize("name, flags", [("metrics.jsonl", ()), ("summary.json", (*SAVED, "--resume"))])
+def test_a_folder_with_a_run_that_cannot_be_resumed(name, flags, tmp_path, capsys):
+    (tmp_path / name).write_text("precious")
+    said = refused(capsys, lambda: start(*flags, "--out", str(tmp_path)))
+    assert "--out" in said and ("already holds a run" in said or "without checkpoints" in said)
+    assert contents(tmp_path) == {name: b"precious"}
+    for path in (tmp_path / name, tmp_path / name / "out"):
+        assert "is a file" in refused(capsys, lambda path=path: start("--out", str(path)))
+    assert contents(tmp_path) == {name: b"precious"}
+
+
+DIFFERENT = {
+    "environments": ("--num-envs 8", "config.num_envs is 8 here, and 4 in the checkpoints"),
+    "rate": ("--learning-rate 0.5", "hyperparams.learning_rate is 0.5 here, and 0.0025"),
+    "number of seeds": ("--num-seeds 2", "keys is"),
+    "environment parameters": ("--env-params max_steps_in_episode=8", "config.env_params.max_steps_in_episode"),
+    "algorithm": ("--algorithm grpo --cut-episodes", "holds the run 'ppo_on_Catch-bsuite'"),
+    "a state of another version": ("", "state.params"),
+}
+
+
+@pytest.mark.parametrize("flags, message", DIFFERENT.values(), ids=DIFFERENT)
+def test_resume_of_another_run(flags, message, saved_run, capsys):
+    before = contents(saved_run)
+    said = refused(capsys, lambda: start(*SAVED, "--resume", *flags.split(), "--out", str(saved_run)))
+    assert message in said and "another folder" in said
+    assert contents(saved_run) == before
+
+
+def test_a_new_run_where_one_could_be_resumed(saved_run, capsys):
+    before = contents(saved_run)
+    assert "--resume" in refused(capsys, lambda: start(*SAVED, "--out", str(saved_run)))
+    assert contents(saved_run) == before
+
+
+def test_two_processes_in_one_folder(tmp_path, capsys):
+    with (tmp_path / ".lock").open("w") as held_by_another:
+        fcntl.flock(held_by_another, fcntl.LOCK_EX)
+        said = refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(tmp_path)))
+    assert "another process is writing" in said and contents(tmp_path) == {}
+
+
+def test_several_processes_on_a_token_task(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    said = refused(capsys, lambda: tokens.main(tokens.Arguments(out=tmp_path / "out")))
+    assert "leave --coordinator out" in said and not (tmp_path / "out").exists()
+
+
+OTHERWISE = {
+    "target": ({"target": 0.25}, "target is 0.25 here, and 0.5 in the warm start"),
+    "rate": ({"learning_rate": 1e-2}, "learning_rate is 0.01 here, and 0.001 in"),
+    "seed": ({"keys": jax.random.split(jax.random.key(1), 2)}, "keys is"),
+    "layers": ({"num_layers": 1}, "num_layers is '1' here"),
+    "other weights": ({}, "other has other params than"),
+}
+
+
+@pytest.mark.parametrize("changes, message", OTHERWISE.values(), ids=OTHERWISE)
+def test_a_warm_start_made_otherwise(changes, message, tmp_path, monkeypatch):
+    weights = iter((np.zeros((2, 3)), np.ones((2, 3))))
+    accuracy, updates = np.full(2, 0.5), np.full(2, 25)
+    monkeypatch.setattr(token_runs, "warm_start", lambda *_, **__: WarmStart(next(weights), accuracy, updates))
+
+    def start(*paths, num_layers=2, **changes):
+        task = SimpleNamespace(task=SimpleNamespace(name="sort-2"))
+        config = SimpleNamespace(env=task, network=Transformer(num_layers=num_layers))
+        arguments = {"keys": jax.random.split(jax.random.key(0), 2), "target": 0.5, "learning_rate": 1e-3} | changes
+        paths = [tmp_path / path for path in paths]
+        return token_runs.load_or_make_warm_start(config, **arguments, paths=paths, console=Console(quiet=True))
+
+    begun = start("kept", "copy")
+    assert not difference(start("copy").params, begun.params)
+    start("other")
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        start("kept", **changes) if changes else start("kept", "other")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", [b"{}", b"", serialization.msgpack_serialize({"params": 1})])
+def test_a_file_that_is_no_warm_start(content, tmp_path):
+    (tmp_path / "kept").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"kept is not a warm start .*; name another file \(--warm-start\)"):
+        token_runs._read_warm_start(tmp_path / "kept", {})
+
+
+def test_two_runs_of_one_name(tmp_path, capsys):
+    arguments = family.Arguments(algorithms=("grpo", "grpo"), out=tmp_path / "out")
+    assert "the same name" in refused(capsys, lambda: family.main(arguments))
+    assert not (tmp_path / "out").exists()
+
+
+# --- failures after the folder is claimed ----------------------------------------------------------------------------
+
+
+def exhausted(*arguments, **others):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9999 bytes")
+
+
+def failing(error):
+    def fail(*arguments, **others):
+        raise error
+
+    return fail
+
+
+FAILURES = {
+    "memory": ("grpo_jax.training.run.initial_states", exhausted, "not enough memory for 1 rows"),
+    "a tracker": ("grpo_jax.recording.recorder.TensorBoard", failing(OSError("no import")), "no import"),
+    "checkpoints": ("grpo_jax.commands.harness.study.record", failing(ConfigError("of another run")), "of another run"),
+    "the first chunk": (
+        "grpo_jax.recording.recorder.run",
+        lambda *_, callback, **__: save_and_fail(callback),
+        "not enough memory: 1",
+    ),
+}
+
+
+STATES = TrainState(**dict.fromkeys(TrainState.__dataclass_fields__) | {"params": jnp.ones((1, 4))})
+
+
+def save_and_fail(callback):
+    callback(initial_progress(STATES, 1), None)
+    raise MemoryError("not enough memory: 1")
+
+
+@pytest.mark.parametrize("what, fails, message", FAILURES.values(), ids=FAILURES)
+def test_a_failed_start_leaves_no_claimed_folder(what, fails, message, tmp_path, capsys, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes.txt").write_text("precious")
+    with monkeypatch.context() as patched:
+        patched.setattr(what, fails)
+        for out, resume in (("runs/deep/out", ()), ("there", ("--resume",))):
+            flags = (*SAVED, "--tensorboard", "--out", str(tmp_path / out), *resume)
+            assert message in refused(capsys, lambda flags=flags: start(*flags))
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"there", "there/notes.txt"}
+
+
+def test_a_start_that_fails_in_a_library_leaves_no_claimed_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_jax.recording.recorder.TensorBoard", failing(ImportError("no protobuf")))
+    for _ in range(2):  # also within one process, without `command`
+        with pytest.raises(ImportError, match="no protobuf"):
+            start("--tensorboard", "--out", str(tmp_path / "out"))
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_start_keeps_what_was_saved_before(saved_run, capsys, monkeypatch):
+    before = contents(saved_run)
+    monkeypatch.setattr("grpo_jax.commands.harness.study.record", failing(MemoryError("not enough")))
+    assert "not enough" in refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(saved_run)))
+    assert contents(saved_run) == before and (saved_run / "metrics.jsonl").exists()
+
+
+EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory allocating 399999999996 bytes."
+
+
+@pytest.mark.parametrize("error", [MemoryError(), jax.errors.JaxRuntimeError(EXHAUSTED)])
+def test_memory_that_ends_anywhere(error, capsys):
+    assert "error: not enough memory" in refused(capsys, failing(error))
+
+
+def test_an_address_without_a_port():
+    for address in ("localhost:abc", "localhost", "localhost:", "localhost:0", "localhost:99999"):
+        with pytest.raises(ConfigError, match=f"--coordinator {address} is no address; write host:port"):
+            join_processes(["--coordinator", address, "--num-processes", "2", "--process-id", "0"])
+
+
+def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
+    chunk = Chunk(
+        dict.fromkeys(["environment/steps", "episode/return_mean", "episode/count"], np.full((2, 1), 32.0)),
+        steps=np.array([[32], [64]]),
+        iteration=0,
+        seconds=1,
+    )
+
+    def run(*arguments, callback, **others):
+        progress = initial_progress(STATES, 1)
+        callback(progress, chunk)
+        monkeypatch.setattr(MetricsLogger, "_write", failing(OSError(errno.ENOSPC, "No space left on device")))
+        callback(progress, chunk._replace(iteration=2))
+
+    monkeypatch.setattr("grpo_jax.recording.recorder.run", run)
+    said = refused(capsys, lambda: start("--out", str(tmp_path / "[red]")))
+    assert "error: [Errno 28] No space left on device. What was not written yet is lost; " in said
+    assert said.count(f"{tmp_path / '[red]'} keeps 2 iterations of 'ppo on Catch-bsuite'") == 1
+    assert len((tmp_path / "[red]" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    said = refused(capsys, lambda: start("--out", "/proc/none/out"))
+    assert "error: /proc/none/out cannot be written to: " in said and "another folder (--out)" in said
+
+
+def test_a_name_that_is_too_long_for_a_folder(tmp_path, capsys):
+    said = refused(capsys, lambda: start("--out", str(tmp_path / ("x" * 300))))
+    assert said.startswith("error: ") and "File name too long" in said
+
+
+def test_a_picture_that_cannot_be_where_a_folder_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plot, "read_all", lambda *_: [])
+    monkeypatch.setattr(plot, "plot", lambda runs, metric, out: out.open("wb"))
+    (tmp_path / "comparison.png").mkdir()
+    arguments = plot.Arguments(runs=(tmp_path,), out=tmp_path)
+    assert "error: [Errno 21] Is a directory" in refused(capsys, lambda: plot.main(arguments))

@@ -1,0 +1,268 @@
+"""Sweeps: what the flags mean, what fits into memory, and that each row is the run it would be alone."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from probes import Echo
+
+from grpo_jax import Config, Hyperparams
+from grpo_jax.algorithms import name_of
+from grpo_jax.commands import sweep, train
+from grpo_jax.commands.harness import sweeps
+from grpo_jax.commands.harness.command import join_processes, mesh_sizes
+from grpo_jax.commands.harness.runs import Run
+from grpo_jax.commands.harness.study import RecordingArguments
+from grpo_jax.policies import MLP
+from grpo_jax.recording.checkpoint import Checkpoints
+from grpo_jax.recording.config_file import as_fields
+from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.training.progress import RunResult
+
+SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
+SMALL += ["--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
+
+
+def make_sweep(flags, samples=None, seed=0):
+    return sweeps.make_sweep(flags, jax.random.split(jax.random.key(0), 2), samples, seed)
+
+
+def test_traced_and_static_axes_span_a_grid():
+    flags = [*SMALL, "--learning-rate", "1e-3", "1e-2", "--num-epochs=1", "--num-minibatches", "2", "4"]
+    found = make_sweep(flags)
+    assert found.axes == ("num_minibatches", "learning_rate")
+    assert found.points == [(2, 1e-3), (2, 1e-2), (4, 1e-3), (4, 1e-2)]
+    assert [plan.config.num_minibatches for plan in found.plans] == [2, 2, 4, 4]
+    assert [plan.hyperparams.learning_rate for plan in found.plans] == [1e-3, 1e-2] * 2
+    assert {plan.config.num_epochs for plan in found.plans} == {1}
+    assert found.plans[3].label == "num_minibatches=4, learning_rate=0.01"
+    # What is not said is as grpo-jax train has it: tuned for the environment and the algorithm.
+    assert found.plans[0].config.env.max_steps == 9 and found.plans[0].hyperparams.entropy_coef == 0.01
+
+
+def test_auto_chooses_for_the_smallest_budget_of_a_sweep():
+    plans = make_sweep(["--algorithm", "auto", "--total-steps", "1e6", "1e5"]).plans
+    assert [name_of(plan.config.algorithm) for plan in plans] == ["ppo", "ppo"]
+    assert [plan.hyperparams.total_steps for plan in plans] == [1e6, 1e5]
+
+
+def test_samples_are_drawn_log_uniformly():
+    found = make_sweep([*SMALL, "--learning-rate", "1e-5", "1e-1", "--clip-high", "0.1", "0.4"], samples=200, seed=1)
+    rates, clips = np.array(found.points).T
+    assert len(found.plans) == 200 and 1e-5 <= rates.min() < 1e-4 < 1e-2 < rates.max() <= 1e-1
+    assert abs(np.log10(rates).mean() + 3) < 0.3 and 0.1 <= clips.min() < clips.max() <= 0.4
+    assert all(plan.hyperparams.clip_high == clip for plan, clip in zip(found.plans, clips, strict=True))
+
+
+def test_labels_are_exact_and_say_no_more_than_they_must():
+    found = make_sweep([*SMALL, "--discount", "0.9999999", "1", "0.123456789", "1e-3"])
+    values = [0.9999999, 1, 0.123456789, 0.001]
+    assert [plan.label for plan in found.plans] == [f"discount={value}" for value in values]
+    assert [float(plan.label.removeprefix("discount=")) for plan in found.plans] == values
+    # In a range so narrow that four digits are too few.
+    drawn = make_sweep([*SMALL, "--learning-rate", "0.1", "0.1001"], samples=50)
+    assert len({plan.label for plan in drawn.plans}) == 50
+
+
+MISTAKES = [
+    (["--learning-rate", "1e-3"], None, "nothing to sweep: give a flag several values"),
+    (["--learning-rate", "1e-3", "fast"], None, "--learning-rate 1e-3 fast: not all of them are numbers"),
+    (["--learning-rate", "1e-3", "0.001"], None, "has a value twice: learning_rate=0.001 and .* are the same run"),
+    (["--discount", "1", "0.99999999"], None, "has a value twice: discount=1 and discount=0.99999999 are the same"),
+    (["--algorithm", "grpo", "GRPO"], None, "has a value twice: algorithm=grpo and algorithm=GRPO are the same"),
+    (["--environment", "CartPole-v1", "Catch-bsuite"], None, "use one --environment"),
+    (["1e-3", "--learning-rate", "1e-3"], None, "'1e-3' follows no flag"),
+    (["--entropy-coef", "0", "1e-2"], 4, "no range to draw from.*0 < low < high"),
+    (["--num-envs", "8", "16"], 4, "a range to draw from, such as --learning-rate"),
+]
+
+
+@pytest.mark.parametrize("flags, samples, message", MISTAKES)
+def test_mistakes_in_the_flags_are_reported(flags, samples, message):
+    with pytest.raises(ValueError, match=message):
+        make_sweep(flags, samples)
+
+
+def test_as_many_configurations_as_fit(monkeypatch):
+    asked = []
+
+    def needed(plan, num_rows, mesh):
+        asked.append(num_rows)
+        return 100 + 10 * num_rows  # a fixed part, so that a mere share of the whole would promise too much
+
+    monkeypatch.setattr(sweeps, "_bytes_needed", needed)
+    plan = RunSpec("four seeds", None, None, jax.random.split(jax.random.key(0), 4))
+    assert sweeps.plans_at_once(plan, 8, None, available=1000) == 8 and asked == [32]
+    count = sweeps.plans_at_once(plan, 8, None, available=260)
+    assert 100 + 10 * 4 * count <= 260 < 100 + 10 * 4 * (count + 2)
+    with pytest.raises(ValueError, match="4 seeds of one configuration need .* use --num-seeds 2"):
+        sweeps.plans_at_once(plan, 8, None, available=100)
+
+
+def test_a_sweep_that_is_resumed_keeps_its_split(tmp_path, monkeypatch):
+    found = make_sweep([*SMALL, "--learning-rate", "1", "2", "3", "4", "5"])
+    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 2)
+    before = sweeps.make_programs(found, None)
+    labels = [[plan.label for plan in plans] for _, plans in before]
+    assert labels == [[f"learning_rate={i}" for i in part] for part in ([1, 4], [2, 5], [3])]
+    (tmp_path / sweeps.PROGRAMS).mkdir()
+    (tmp_path / sweeps.SPLIT_FILE).write_text(json.dumps(labels))
+    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 5)
+    after = sweeps.make_programs(found, None, resumed=tmp_path)
+    assert [program.describe() for program, _ in after] == [program.describe() for program, _ in before]
+    other = make_sweep([*SMALL, "--learning-rate", "1", "2", "3"])
+    assert len(sweeps.make_programs(other, None, resumed=tmp_path)) == 1, "of another sweep it says nothing"
+
+
+def finished(label, learning_rate, final_returns):
+    result = RunResult(None, {}, np.full((1, len(final_returns)), 64), 1.0, 1.0, None, None, None)
+    hyperparams = Hyperparams(learning_rate=learning_rate)
+    config = Config(environment=Echo(), num_envs=8, num_minibatches=1)
+    return Run(label, config, hyperparams, result, final_returns, 2.0, 1.0)
+
+
+@pytest.mark.parametrize("axes", [("learning_rate",), ("clip_high", "learning_rate")])
+def test_pictures_of_one_axis_and_of_two(tmp_path, axes):
+    runs = [finished(str(i), rate, np.full(4, float(i))) for i, rate in enumerate([1e-3, 1e-2] * len(axes))]
+    points = [(0.1 * (1 + i // 2), 1e-3 * 10 ** (i % 2))[-len(axes) :] for i in range(len(runs))]
+    sweep.plot(axes, points, runs, tmp_path / "sweep.png")
+    sweep.plot(("group_size",), [("None",), (8.0,)], runs[:2], tmp_path / "words.png")
+    for name in ("sweep.png", "words.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    table = sweep.ranking(axes, points, runs)
+    assert table.row_count == len(runs) and table.columns[len(axes) + 1]._cells[1] == "1 [1, 1]"
+
+
+# --- files of fields -------------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_fields_is_read_back(tmp_path):
+    base = train.parse(train.Settings, [*SMALL, "--hidden-sizes", "8", "4", "--learning-rate", "0.0123"])
+    path = tmp_path / "best.json"
+    path.write_text(json.dumps(as_fields(base.config, base.hyperparams)))
+    again = train.parse(train.Settings, ["--config", str(path)])
+    assert again.config == base.config and again.hyperparams == base.hyperparams
+    other = train.parse(train.Settings, [f"--config={path}", "--clip_high", "0.3", "--num-epochs", "1"])
+    assert other.hyperparams == base.hyperparams.replace(clip_high=0.3) and other.config.num_epochs == 1
+    path.write_text('{"env_params": {"gravity": 9}}')
+    merged = train.parse(train.Settings, [f"--config={path}", "--env_params", "length=1"])
+    assert dict(merged.config.env_params) == {"gravity": 9, "length": 1}
+
+
+INVALID = {
+    '{"learning_rat": 1e-3}': "'learning_rat' is no field .*did you mean 'learning_rate'",
+    "[1]": "holds no object in JSON",
+    "{": "cannot be read",
+    '{"num_envs": "8"}': 'num_envs="8" must be a whole number',
+    '{"network": {"name": "mlp", "shared_critic": "no"}}': 'shared_critic="no" must be true or false',
+    '{"total_steps": null}': "total_steps=null must be a number",
+}
+
+
+def test_an_invalid_file_is_reported(tmp_path):
+    path = tmp_path / "best.json"
+    with pytest.raises(ValueError, match="cannot be read: .*No such file"):
+        train.parse(train.Settings, ["--config", str(path)])
+    for text, message in INVALID.items():
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            train.parse(train.Settings, ["--config", str(path)])
+
+
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_mesh_from_flags():
+    assert mesh_sizes(("seeds=2", "envs=4"), "--mesh") == {"seeds": 2, "envs": 4}
+    for sizes in (("rows=2",), ("seeds",), ("seeds=two",), ("envs=0",), ("seeds=1", "seeds=2")):
+        with pytest.raises(ValueError, match="is no layout of devices; use seeds=4"):
+            mesh_sizes(sizes, "--mesh")
+
+
+def test_an_incomplete_coordinator_is_reported():
+    for flags in ("--coordinator host:1", "--num-processes 2", "--coordinator=host:1 --num-processes=2 --process-id=2"):
+        with pytest.raises(ValueError, match="is incomplete: use all three"):
+            join_processes([*flags.split(), "--learning-rate", "1e-3", "1e-2"])
+
+
+def test_no_scheduler_is_reported(monkeypatch):
+    def initialize():
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(ValueError, match="--coordinator auto finds no scheduler.*use host:port"):
+        join_processes(["--coordinator", "auto"])
+
+
+# --- end to end ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkeypatch):
+    flags = [*SMALL, "--learning-rate", "1e-3", "1e-2", "--clip-high", "0.1", "0.3"]
+    sweep.main(sweep.Arguments(num_seeds=3, out=tmp_path / "whole"), flags)
+    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 3)
+    sweep.main(sweep.Arguments(num_seeds=3, out=tmp_path / "parts"), flags)
+    alone = train.parse(train.Settings, [*SMALL, "--learning-rate", "1e-2", "--clip-high", "0.3"])
+    train.main(train.Arguments(config=alone.config, hyperparams=alone.hyperparams, num_seeds=3, out=tmp_path / "one"))
+    runs = {}
+    for name in ("whole", "parts", "one"):
+        assert {"metrics.jsonl", "summary.json"} <= {path.name for path in (tmp_path / name).iterdir()}
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        runs[name] = {run["algorithm"]: run["final_return"]["per_seed"] for run in summary["runs"]}
+    assert len(runs["whole"]) == 4 and runs["whole"] == runs["parts"]
+    assert runs["one"]["ppo"] == runs["whole"]["learning_rate=0.01, clip_high=0.3"]
+    best = train.parse(train.Settings, ["--config", str(tmp_path / "whole" / "best.json")])
+    means = {label: np.sort(scores)[0:3].mean() for label, scores in runs["whole"].items()}
+    assert f"learning_rate={best.hyperparams.learning_rate}, clip_high={best.hyperparams.clip_high}" in means
+    printed = capsys.readouterr().out
+    assert "program 1: 4 × 3 seeds" in printed and "program 2: 2 × 3 seeds" in printed
+    assert (tmp_path / "whole" / "sweep.png").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    flags = [*SMALL, "--total-steps", "640", "--learning-rate", "1e-3", "1e-2", "--num-epochs", "1", "2"]
+    arguments = sweep.Arguments(num_seeds=3, recording=RecordingArguments(checkpoint_every=1), out=tmp_path / "whole")
+    sweep.main(arguments, flags)
+
+    class Killed(Exception):
+        pass
+
+    update, saves = Checkpoints.update, []
+
+    def killed(self, progress, value):
+        update(self, progress, value)
+        saves.append(progress.iteration)
+        if len(saves) == 15:  # in the second of the two programs
+            raise Killed
+
+    resumed = dataclasses.replace(arguments, out=tmp_path / "resumed")
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "update", killed)
+        with pytest.raises(Killed):
+            sweep.main(resumed, flags)
+    assert 0 < saves[-1] < 10
+    with pytest.raises(ValueError, match="which is none of"):
+        sweep.main(
+            dataclasses.replace(resumed, recording=RecordingArguments(checkpoint_every=1, resume=True)),
+            [*flags[:-2], "3"],
+        )
+    # By the memory that it would now have, each configuration would be a program of its own.
+    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 1)
+    sweep.main(dataclasses.replace(resumed, recording=RecordingArguments(checkpoint_every=1, resume=True)), flags)
+    for name in ("metrics.jsonl", "programs/metrics.jsonl"):
+        assert (tmp_path / "whole" / name).read_text() == (tmp_path / "resumed" / name).read_text()
+    whole, again = (json.loads((tmp_path / out / "summary.json").read_text())["runs"] for out in ("whole", "resumed"))
+    assert [run["final_return"] for run in whole] == [run["final_return"] for run in again]
+
+
+@pytest.mark.slow
+def test_memory_is_analysed():
+    config = Config(environment=Echo(), algorithm="ppo", num_envs=4, num_steps=1, num_minibatches=1, network=MLP((8,)))
+    plan = RunSpec("eight seeds", config, Hyperparams(), jax.random.split(jax.random.key(0), 8))
+    few, many = (sweeps._bytes_needed(plan, rows, None) for rows in (8, 800))
+    assert 0 < few < many
+    assert sweeps.plans_at_once(plan, 100, None, available=(few + many) / 2) in range(20, 90)

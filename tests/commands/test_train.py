@@ -1,0 +1,168 @@
+"""The command train, and the defaults of its flags: what it writes, draws and refuses."""
+
+import dataclasses
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import Config, Hyperparams
+from grpo_jax.algorithms import name_of
+from grpo_jax.commands import train
+from grpo_jax.commands.harness.figures import solved_after
+from grpo_jax.commands.harness.runs import Run, summarise
+from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings
+from grpo_jax.policies import CNN, MLP, Transformer
+from grpo_jax.recording.files import write_json
+from grpo_jax.training.progress import RunResult
+
+
+def test_train_writes_its_results(tmp_path, capsys):
+    sizes = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "network": MLP((4,))}
+    arguments = train.Arguments(
+        config=Config(environment="Catch-bsuite", algorithm="ppo", **sizes),
+        hyperparams=Hyperparams(total_steps=200.0),
+        num_seeds=2,
+        out=tmp_path / "out",
+    )
+    train.main(arguments)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    (run,) = summary["runs"]
+    assert run["algorithm"] == "ppo" and run["environment_steps"] == [192, 192]
+    assert run["environment"] == "Catch-bsuite" and run["config"]["network"]["hidden_sizes"] == [4]
+    assert run["num_seeds"] == len(run["final_return"]["per_seed"]) == 2
+    low, high = run["final_return"]["ci95"]
+    assert -1 <= low <= run["final_return"]["iqm"] <= high <= 1
+    assert run["steps_per_second"] > 0 and run["wall_seconds"] > run["compile_seconds"] > 0
+    assert {"jax", "gymnax", "python"} <= summary["versions"].keys() and summary["hardware"]
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert {line["run"] for line in lines} == {"ppo on Catch-bsuite"} and len(lines[0]["episode/return_mean"]) == 2
+    assert (tmp_path / "out" / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "final return" in capsys.readouterr().out
+    # A mistake is found before the folder is made.
+    with pytest.raises(FileExistsError, match="--out"):
+        train.main(arguments)
+    with pytest.raises(ValueError, match="does not allow one iteration"):
+        few = Hyperparams(total_steps=10.0)
+        train.main(dataclasses.replace(arguments, hyperparams=few, out=tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_train_draws_an_episode(tmp_path):
+    sizes = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "network": MLP((4,))}
+    config = Config(environment="Catch-bsuite", algorithm="ppo", **sizes)
+    picture = tmp_path / "episode.gif"
+    train.main(
+        train.Arguments(config=config, hyperparams=Hyperparams(total_steps=64), out=tmp_path / "out", render=picture)
+    )
+    assert picture.read_bytes().startswith(b"GIF8")
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300
+    )
+
+
+def test_train_has_every_field_as_a_flag_with_help():
+    done = run_command("grpo_jax.commands.train", "--help")
+    assert done.returncode == 0
+    kinds = Config, CNN, Transformer, Hyperparams
+    for field in {"num_seeds", "seed", "out", "render"}.union(*(kind.__dataclass_fields__ for kind in kinds)):
+        assert f"--{field.replace('_', '-')}" in done.stdout, field
+    assert "Parallel environments." in done.stdout and "0.0025" in done.stdout
+    assert done.stdout.startswith("usage: grpo-jax train ")
+
+
+def test_a_mistake_is_one_line_and_exit_code_2():
+    """All others, and that nothing is lost: tests/commands/test_refusals.py."""
+    done = run_command("grpo_jax.commands.train", "--num-envs", "10", "--group-size", "4")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert "use num_envs=8 or 12" in done.stderr
+
+
+def test_tuned_settings_are_defaults_however_flags_are_written():
+    def config(*flags):
+        return train.parse(train.Arguments, list(flags)).config
+
+    for flags in (["--algorithm", "dapo"], ["--algorithm=DAPO"], ["--algorithm", "ppo", "--algorithm=dapo"]):
+        tuned = train.parse(train.Arguments, flags)
+        assert (tuned.config.num_envs, tuned.config.num_minibatches, tuned.hyperparams.clip_high) == (128, 16, 0.28)
+    assert config().group_size == 16 and config("--num_envs", "8").group_size == 8, "chosen once the flags are known"
+    assert config("--num-envs=8").num_minibatches == 16
+    overridden = config("--env-params", "max_steps_in_episode=50", "gravity=1")
+    assert overridden.env.max_steps == 50 and dict(overridden.env_params)["gravity"] == 1.0
+    # Parameters of the environment are merged one by one.
+    for environment in (["--environment", "MemoryChain-bsuite"], ["--environment=MemoryChain-bsuite"]):
+        for override in (["--env-params", "memory_length=3"], ["--env_params", "memory_length=3"]):
+            merged = config(*environment, *override)
+            assert dict(merged.env_params) == {"memory_length": 3, "max_steps_in_episode": 12}
+    assert config("--environment", "Catch-bsuite").env.max_steps == 9
+
+
+@pytest.mark.slow
+def test_a_flag_for_one_budget_replaces_the_other(tmp_path):
+    def budget(fields, *flags):
+        file = tmp_path / "fields.json"
+        file.write_text(json.dumps(fields))
+        hyperparams = train.parse(train.Settings, ["--config", str(file), *flags]).hyperparams
+        return hyperparams.total_steps, hyperparams.num_iterations
+
+    assert budget({"total_steps": 9e4}, "--num-iterations", "7") == (Hyperparams.total_steps, 7)
+    assert budget({"num_iterations": 7}, "--total-steps", "9e4") == (9e4, None)
+    assert budget({"num_iterations": 7}) == (Hyperparams.total_steps, 7)
+
+
+def test_auto_is_resolved_before_the_tuned_settings(tmp_path, capsys):
+    def parse(*flags):
+        config = train.parse(train.Arguments, ["--algorithm", "auto", *flags]).config
+        return name_of(config.algorithm), config.num_envs
+
+    assert parse() == ("grpo", 128)
+    assert capsys.readouterr().out == "--algorithm auto is grpo: whole episodes are cheap: at most 500 steps\n"
+    assert parse("--total-steps", "100000") == ("ppo", 32), "tuned for PPO"
+    short = "--environment", "Freeway-MinAtar", "--env-params", "max_steps_in_episode=100"
+    assert parse(*short) == ("grpo", 16)
+    file = tmp_path / "fields.json"
+    fields = {"algorithm": "auto", "environment": "CartPole-v1", "total_steps": 1e5, "num_envs": 8}
+    file.write_text(json.dumps(fields | {"num_minibatches": 1}))
+    config = train.parse(train.Arguments, ["--config", str(file)]).config
+    assert name_of(config.algorithm) == "ppo", "the budget allows fewer than 500 episodes"
+    assert parse("--config", str(file), "--total-steps", "1e6") == ("grpo", 8)
+    assert parse("--config", str(file), "--total-steps", "1e6", "--environment", "Freeway-MinAtar") == ("ppo", 8)
+
+
+def test_settings_are_by_suite_and_exceptions_by_environment(monkeypatch):
+    exception = {"any": {"discount": 0.9}, "ppo": {"num_envs": 48}}
+    monkeypatch.setitem(ENVIRONMENT_SETTINGS, "brax:walker", exception)
+    common, special = settings("brax:runner", "kernel_gae"), settings("brax:walker", "kernel_gae")
+    assert common["normalize_observations"] and common["num_steps"] == 64 and common["group_size"] == 8
+    assert special == common | {"discount": 0.9, "num_envs": 48}
+    assert "num_steps" not in settings("brax:runner", "grpo"), "one-episode groups play to the limit"
+
+
+def test_runs_are_written_as_strict_json(tmp_path):
+    config = Config(environment="Catch-bsuite", algorithm="ppo", num_envs=4, num_steps=16, num_minibatches=2)
+    config = dataclasses.replace(config, schedule=functools.partial(jnp.power, 0.5))
+    names = ("episode/count", "episode/return_mean", "optim/skipped_updates")
+    steps = 64 * np.arange(1, 101)[:, None]
+    metrics, ended_by = {name: np.ones((100, 1)) for name in names}, np.array(["max_episodes"])
+    result = RunResult(None, metrics, steps, 1.0, 1.0, None, ended_by, np.ones(1))
+    run = Run("ppo", config, Hyperparams(total_steps=np.inf), result, np.ones(1), 2.0, 1.0)
+    write_json(tmp_path / "summary.json", summarise(run))
+    summary = (tmp_path / "summary.json").read_text()
+    assert json.loads(summary)["hyperparams"]["total_steps"] == "inf" and "Infinity" not in summary
+    assert json.loads(summary)["ended_by"] == ["max_episodes"] and json.loads(summary)["budget_used"] == [1.0]
+    assert json.loads(summary)["config"]["schedule"] == {
+        "partial": {"import": "jax.numpy:power"},
+        "arguments": [0.5],
+        "options": {},
+    }
+    assert solved_after(run) == 128, "of two iterations, 2% of those made"

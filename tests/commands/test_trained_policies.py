@@ -1,0 +1,178 @@
+"""The commands that use trained policies: evaluate, play and export."""
+
+import dataclasses
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+from saved_policies import save_policies
+
+from grpo_jax import Config, Hyperparams, load
+from grpo_jax.commands import evaluate, export, play
+from grpo_jax.commands.harness.command import command
+from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
+from grpo_jax.rendering.animation import CAPTION_HEIGHT
+
+SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
+CARTPOLE = Config(environment="CartPole-v1", env_params={"max_steps_in_episode": 20}, **SIZES)
+EXPORTED = {
+    "mlp": CARTPOLE,
+    "gaussian": Config(environment="Pendulum-v1", normalize_observations=True, **SIZES),
+    "gru": dataclasses.replace(CARTPOLE, network=MLP((4,), recurrent="gru", recurrent_size=3)),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("cartpole")
+    save_policies(directory, CARTPOLE, hyperparams=Hyperparams())
+    return directory
+
+
+@pytest.mark.slow
+def test_episodes_of_all_rows_are_evaluated(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluate, "EPISODES_AT_ONCE", 8)
+    out = tmp_path / "new" / "evaluation.json"
+    evaluate.main(
+        evaluate.Arguments(folder, num_episodes=10, out=out, env_params=("max_steps_in_episode=7", "gravity=1"))
+    )
+    assert "run on CartPole-v1" in (printed := capsys.readouterr().out) and "IQM" in printed
+    written = json.loads(out.read_text())
+    assert np.shape(written["returns"]) == np.shape(written["lengths"]) == (2, 10)
+    assert written["returns"] == written["lengths"] and np.max(written["lengths"]) <= 7
+    assert written["return"]["per_seed"] == np.mean(written["returns"], axis=1).tolist()
+    assert written["env_params"] == {"max_steps_in_episode": 7, "gravity": 1}
+
+
+@pytest.mark.slow
+def test_episodes_are_drawn(tmp_path, capsys):
+    config = Config(environment="Catch-bsuite", num_envs=2, group_size=2, num_minibatches=1, network=MLP(()))
+    save_policies(tmp_path, config)
+    out = tmp_path / "episode.gif"
+    play.main(play.Arguments(tmp_path, out=out, row=0, num_episodes=2, env_params=("max_steps_in_episode=4",)))
+    printed = capsys.readouterr().out
+    assert "episode 1: return 0, 4 steps" in printed and str(out) in printed
+    with Image.open(out) as gif:
+        assert gif.n_frames == 5 and gif.size == (2 * 120, 240 + CAPTION_HEIGHT)
+    with pytest.raises(ConfigError, match="no parameter 'gravity'"):
+        play.main(play.Arguments(tmp_path, out=out, env_params=("gravity=1",)))
+
+
+SCRIPT = """
+import sys
+
+sys.modules["grpo_jax"] = None  # an import of it raises an error
+import jax.export
+import numpy as np
+
+for folder in sys.argv[1:]:
+    given = np.load(folder + "/given.npz")
+    carry = (tuple(given[name] for name in given if name.startswith("carry")),) if "carry0" in given else ()
+    for name, seed in (("act", ()), ("act_sampled", (np.uint32(7),))):
+        program = jax.export.deserialize(bytearray(open(f"{folder}/{name}.jax_export", "rb").read()))
+        leaves = jax.tree.leaves(program.call(given["observation"], *carry, *seed))
+        np.savez(f"{folder}/{name}.npz", *leaves)
+"""
+
+
+@pytest.mark.slow
+def test_exported_programs_choose_the_same_actions_without_this_package(tmp_path):
+    pytest.importorskip("flatbuffers")
+    expected, outs = {}, []
+    for name, config in EXPORTED.items():
+        save_policies(tmp_path / name, config)
+        outs.append(out := tmp_path / "exported" / name)
+        export.main(export.Arguments(folder=tmp_path / name, out=out, row=0))
+        policy = load(tmp_path / name, row=0)
+        observation = np.random.default_rng(0).normal(size=(1000, *config.env.observation.shape)).astype(np.float32)
+        carry = jax.tree.map(lambda leaf: leaf + 0.1, policy.initial_carry(1000))
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(carry)]
+        np.savez(out / "given.npz", observation=observation, **{f"carry{i}": leaf for i, leaf in enumerate(leaves)})
+        for program, key in (("act", None), ("act_sampled", jax.random.key(7))):
+            acted = policy.act(observation, key, carry=carry if leaves else None)
+            expected[out / f"{program}.npz"] = jax.tree.leaves(acted)
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", SCRIPT, *map(str, outs)], check=True, env=environment, cwd=tmp_path)
+    for path, leaves in expected.items():
+        for name, leaf in zip(found := np.load(path), leaves, strict=True):
+            np.testing.assert_allclose(found[name], leaf, rtol=1e-5, atol=1e-6, err_msg=f"{path} {name}")
+        assert len(np.unique(leaves[0])) > 1
+    with pytest.raises(ConfigError, match=r"action, carry = policy\.act"):
+        policy.act(observation)
+    readme = (outs[2] / "README.md").read_text()
+    assert "actions, carry = act.call(observation, carry)" in readme
+    assert json.loads((outs[0] / "manifest.json").read_text())["programs"]["act"]["platforms"] == ["cpu", "cuda", "tpu"]
+
+
+def test_arrays_are_exported_with_the_same_names(folder, tmp_path):
+    from safetensors.numpy import load_file
+
+    policy = load(folder)
+    export.save_arrays(policy, tmp_path)
+    arrays, numpy_arrays = load_file(tmp_path / "policy.safetensors"), np.load(tmp_path / "policy.npz")
+    assert arrays.keys() == set(numpy_arrays) and all((arrays[name] == numpy_arrays[name]).all() for name in arrays)
+    assert (arrays["params/actor/Dense_1/kernel"] == policy.params["actor"]["Dense_1"]["kernel"]).all()
+    with pytest.raises(ConfigError, match="exists already"):
+        export.main(export.Arguments(folder=folder, out=tmp_path))
+
+
+def test_numpy_reads_exported_bfloat16(folder, tmp_path, monkeypatch):
+    from safetensors.numpy import load_file
+
+    exact = jnp.linspace(-3, 3, 7, dtype=jnp.bfloat16)
+    arrays = {"half": np.asarray(exact), "single": np.float32([0.1]), "count": np.int32([3])}
+    monkeypatch.setattr(export, "policy_arrays", lambda policy: arrays)
+    export.save_arrays(load(folder), tmp_path)
+    saved = np.load(tmp_path / "policy.npz")
+    assert {name: saved[name].dtype for name in saved} == {"half": "float32", "single": "float32", "count": "int32"}
+    assert (saved["half"] == np.float32(exact)).all() and saved["half"][1] == np.float32(exact[1])
+    assert load_file(tmp_path / "policy.safetensors")["half"].dtype == jnp.bfloat16
+
+
+def test_a_full_disk_leaves_nothing_of_an_export(folder, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("flatbuffers")
+    monkeypatch.setattr(export, "PLATFORMS", ("cpu",))
+    out = tmp_path / "exported"
+
+    def start():
+        export.main(export.Arguments(folder=folder, out=out))
+
+    def full(*arguments, **others):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(export, "write_arrays", full)  # after policy.npz
+        with pytest.raises(SystemExit):
+            command(start)
+    said = capsys.readouterr().err
+    assert said.startswith("error: [Errno 28] No space left on device") and said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+    start()
+    names = "README.md act.jax_export act_sampled.jax_export manifest.json policy.npz policy.safetensors"
+    assert " ".join(sorted(path.name for path in out.iterdir())) == names
+
+
+def test_numpy_acts_like_the_policy_with_the_exported_arrays(tmp_path):
+    config = Config(environment="Catch-bsuite", algorithm="ppo", normalize_observations=True, network="mlp", num_envs=4)
+    save_policies(tmp_path, config, scores=(1.0,))
+    policy = load(tmp_path)
+    export.save_arrays(policy, tmp_path)
+    arrays = {name: array.astype(np.float64) for name, array in np.load(tmp_path / "policy.npz").items()}
+    origin, mean, variance = (arrays[f"normalizer/observation/{name}"] for name in ("origin", "mean", "variance"))
+    observations = np.random.default_rng(0).uniform(-3, 3, size=(1000, 10, 5))
+    clip = arrays["hyperparams/observation_clip"]
+    x = np.clip((observations - origin - mean) / np.sqrt(variance + 1e-8), -clip, clip).reshape(1000, -1)
+    for i in range(3):
+        x = (np.tanh(x) if i else x) @ arrays[f"params/actor/Dense_{i}/kernel"] + arrays[f"params/actor/Dense_{i}/bias"]
+    best = np.sort(x)
+    clear = best[:, -1] - best[:, -2] > 1e-4
+    assert clear.mean() > 0.9 and len(set(x.argmax(axis=1).tolist())) > 1
+    assert np.array_equal(np.asarray(policy.act(observations))[clear], x.argmax(axis=1)[clear])

@@ -1,0 +1,77 @@
+"""Compiled programs are kept for each type of CPU, and nothing of JAX's settings is left changed."""
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from probes import Probe
+
+from grpo_jax import Config, Hyperparams, run
+from grpo_jax.devices import compilation_cache
+from grpo_jax.devices.compilation_cache import cache_folder, kept_programs
+from grpo_jax.policies import MLP
+
+CONFIG = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=1, network=MLP((4,)))
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty home, and JAX without a cache of its own, as in a new process."""
+    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    reset_cache()
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before[0])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
+    reset_cache()
+
+
+def kept():
+    return len([*cache_folder().glob("*-cache")])
+
+
+def test_a_run_keeps_its_programs_unless_told_not_to(home):
+    arguments = CONFIG, Hyperparams(total_steps=64.0), jax.random.split(jax.random.key(0), 1)
+    stop = {"callback": lambda progress, chunk: progress._replace(stopped=np.array(True))}  # only `init` is compiled
+    run(*arguments, **stop, compilation_cache=False)
+    assert not [*home.iterdir()]
+    run(*arguments, **stop)
+    assert kept() > 0 and jax.config.jax_compilation_cache_dir is None
+    before = kept()
+    jax.jit(lambda x: x * 3 + 1)(np.ones(7)).block_until_ready()
+    assert kept() == before, "what the user compiles afterwards is not kept"
+
+
+def test_the_users_settings_come_first(home):
+    for name, value in (("jax_compilation_cache_dir", str(home / "own")), ("jax_enable_compilation_cache", False)):
+        before = getattr(jax.config, name)
+        jax.config.update(name, value)
+        with kept_programs():
+            assert getattr(jax.config, name) == value
+            assert jax.config.jax_compilation_cache_dir in (None, str(home / "own"))
+        jax.config.update(name, before)
+    assert not cache_folder().exists()
+
+
+def test_programs_that_call_the_host_are_not_kept(home):
+    def program(x):
+        return jax.pure_callback(lambda x: np.asarray(x) + 1, jax.ShapeDtypeStruct((3,), np.float32), x)
+
+    with kept_programs():
+        jax.jit(program)(np.ones(3, np.float32)).block_until_ready()
+    assert not [*cache_folder().glob("jit_program*")]
+
+
+def test_without_a_folder_to_write_to_nothing_is_kept(home, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    with kept_programs():
+        assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_each_type_of_cpu_has_a_folder_of_its_own(home, monkeypatch):
+    here = cache_folder()
+    assert cache_folder() == here
+    monkeypatch.setattr(compilation_cache.platform, "machine", lambda: "another")
+    assert cache_folder() != here
