@@ -167,7 +167,7 @@ def make_update(config: Config) -> Callable:
         rates = learning_rates(config.schedule, hyperparams, jnp.float32(0))
         optimizer = make_optimizer(config.optimizer, hyperparams, rates)
         learner, metrics = update_epochs(config, config.policy, optimizer, state, batch, hyperparams, key_update)
-        return (state.replace(params=learner.params, optimizer=learner.optimizer), key), metrics
+        return (state.replace(params=learner.params, opt_state=learner.opt_state), key), metrics
 
     return update
 
