@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from grpo_jax.config import Config
 
 MAX_SAMPLES = 2**26
-"""Samples of a batch. With more, fewer than five random bits would be left beside the index: see `updates.shuffle`."""
+"""Samples of a batch. With more, fewer than five random bits would be left beside the index: see `shuffled_order`."""
 
 MAX_STEPS = 2**30
 """The most environment steps of an iteration, so that int32 holds two iterations' (see `types.StepCount`)."""

@@ -111,7 +111,8 @@ class Trajectory(NamedTuple):
         return self.terminated | self.truncated
 
 
-class Batch(NamedTuple):
+@struct.dataclass
+class Batch:
     """The samples of an update, `[S, N]`: `S` is 1 for single steps and `T` for whole sequences."""
 
     observation: PyTree  # each leaf [S, N, ...]
@@ -130,10 +131,15 @@ class Batch(NamedTuple):
     reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
     # [S, N, F] input of the reference policy's head, with logits_chunk and exact_kl_to_reference; else None
     reference_features: jax.Array | None = None
-    # What a slot may compare, since the update does not split it: "whole_sequences", "whole_minibatches". The keys of a
-    # dict are no arrays, and so known while tracing.
-    together: dict[str, tuple[()]] = {}
     extras: dict[str, jax.Array] | None = None  # each [S, N, ...], of the trajectory
+    # What a slot may compare, as the update does not split it. No arrays, and so known while tracing.
+    whole_sequences: bool = struct.field(pytree_node=False, default=False)
+    whole_minibatches: bool = struct.field(pytree_node=False, default=False)
+
+    if TYPE_CHECKING:
+
+        def replace(self, **changes: Any) -> Self:
+            """A copy with other values of these fields."""
 
 
 class Prediction(NamedTuple):
@@ -187,7 +193,7 @@ class TrainState:
 
     params: PyTree
     reference_params: PyTree  # the trained ones; None for an algorithm without a reference policy
-    optimizer: PyTree  # of the parameters that are trained
+    opt_state: PyTree  # of the optimiser, for the trained parameters
     rollout: RolloutState
     normalizer: PyTree  # statistics of observations and returns; None where they are not normalised
     baseline: PyTree  # state of the baseline; no leaves without one, or for one that keeps nothing

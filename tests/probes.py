@@ -321,10 +321,10 @@ known_policy = Policy(
 """Acts on constant logits, values linearly, and remembers how many steps it has made since its memory was reset."""
 
 
-def acted(params, *, reference_params=None, baseline=(), optimizer=None):
+def acted(params, *, reference_params=None, baseline=(), opt_state=None):
     """What `make_batch` and `update_epochs` read of a train state."""
     return types.SimpleNamespace(
-        params=params, reference_params=reference_params, baseline=baseline, optimizer=optimizer
+        params=params, reference_params=reference_params, baseline=baseline, opt_state=opt_state
     )
 
 

@@ -32,8 +32,6 @@ class ExecutionPlan:
     """The loss and its metrics are one reduction of a stack of arrays: fewer launches."""
     fused_layers: bool
     """Dense layers with few inputs or outputs are sums that XLA fuses with their neighbours: fewer bytes."""
-    max_flat_parameters: int
-    """Clipping, Adam and the check for finite numbers run on one vector of all parameters, up to this many."""
     steps_per_check: int = 0
     """Rollouts of one episode each stop when all have ended: the most steps between two checks; 0: they do not stop."""
 
@@ -55,7 +53,6 @@ CPU = ExecutionPlan(
     skips_empty_parts=True,
     stacked_sums=False,
     fused_layers=False,
-    max_flat_parameters=0,
 )
 
 GPU = ExecutionPlan(
@@ -67,7 +64,6 @@ GPU = ExecutionPlan(
     skips_empty_parts=False,
     stacked_sums=True,
     fused_layers=True,
-    max_flat_parameters=2**20,
 )
 
 TPU = GPU

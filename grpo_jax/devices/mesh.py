@@ -151,7 +151,7 @@ def state_shardings(mesh: Mesh, states: TrainState) -> TrainState:
             return by_row
         return NamedSharding(mesh, PartitionSpec(ROWS, *(None,) * (axis - 1), MODEL))
 
-    weights = {name: getattr(states, name) for name in ("params", "reference_params", "optimizer")}
+    weights = {name: getattr(states, name) for name in ("params", "reference_params", "opt_state")}
     return layout.replace(**jax.tree_util.tree_map_with_path(weight_sharding, weights))
 
 
@@ -191,11 +191,6 @@ def envs_are_split() -> bool:
 def num_env_devices() -> int:
     """Over how many devices the environments of a row are sharded."""
     return jax.sharding.get_abstract_mesh().shape[ENVS] if envs_are_split() else 1
-
-
-def model_is_split() -> bool:
-    """Whether the weights of a policy are sharded."""
-    return MODEL in jax.sharding.get_abstract_mesh().axis_names
 
 
 def _constrained(tree: PyTree, spec: PartitionSpec) -> PyTree:

@@ -67,7 +67,7 @@ def geometric_mean_log_ratio(
 
 def check_together(batch: Batch, field: str, slot: str, what: str) -> None:
     """Raises ValueError unless the update keeps together what a slot compares."""
-    if field not in batch.together:
+    if not getattr(batch, field):
         raise ValueError(f"{slot} compares {what}, but the update splits them; set {field}=True in the algorithm")
 
 

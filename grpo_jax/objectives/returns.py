@@ -1,5 +1,7 @@
 """Returns-to-go, and advantages relative to the values of states."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -99,9 +101,13 @@ def _accumulate(terms: jax.Array, ended: jax.Array, decay: float) -> jax.Array:
         total = term + decay * jnp.where(end, 0.0, later)
         return total, total
 
-    zeros = jnp.zeros(terms.shape[1:], jnp.result_type(terms, decay))
-    # Unrolled, as an accelerator spends more on the loop than on its few operations.
-    return jax.lax.scan(step, zeros, (terms, ended), reverse=True, unroll=16)[1]
+    def loop(*xs, unroll):
+        zeros = jnp.zeros(terms.shape[1:], jnp.result_type(terms, decay))
+        return jax.lax.scan(step, zeros, xs, reverse=True, unroll=unroll)[1]
+
+    # An accelerator spends more on the loop than on its few operations; a CPU would only compile longer.
+    loops = {"cpu": functools.partial(loop, unroll=1), "default": functools.partial(loop, unroll=16)}
+    return jax.lax.platform_dependent(terms, ended, **loops)
 
 
 def bootstrapped_returns(
@@ -122,7 +128,7 @@ def bootstrapped_returns(
     """
     after_window = jnp.broadcast_to(final_values[-1], rewards.shape)
     bootstraps = next_values(after_window, final_values, truncated)
-    bootstraps = jnp.where(truncated.at[-1].set(True), bootstraps, 0.0)
+    bootstraps = jnp.where(jnp.asarray(truncated).at[-1].set(True), bootstraps, 0.0)
     return gae(rewards, jnp.zeros_like(rewards), bootstraps, terminated, truncated, discount=discount, gae_lambda=1.0)
 
 

@@ -35,7 +35,7 @@ class WarmStart(NamedTuple):
 
 class _Learner(NamedTuple):
     params: PyTree
-    optimizer: Any
+    opt_state: Any
     key: jax.Array
     accuracy: jax.Array
     updates: jax.Array
@@ -112,9 +112,9 @@ def imitate(
         key, key_batch = jax.random.split(learner.key)
         trained, frozen = partition(config.policy, learner.params)
         gradient = jax.grad(lambda trained: loss(combine(trained, frozen), key_batch))(trained)
-        steps, state = optimizer.update(gradient, learner.optimizer)
+        steps, state = optimizer.update(gradient, learner.opt_state)
         params = combine(optax.apply_updates(trained, steps), frozen)
-        return learner._replace(params=params, optimizer=state, key=key, updates=learner.updates + 1), None
+        return learner._replace(params=params, opt_state=state, key=key, updates=learner.updates + 1), None
 
     def unfinished(learner: _Learner) -> jax.Array:
         return (learner.accuracy < target) & (learner.updates < max_updates)

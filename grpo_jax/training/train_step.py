@@ -49,7 +49,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         metrics = rollout_metrics(config, trajectory, batch) | metrics | rates.metrics()
         state = state.replace(
             params=learner.params,
-            optimizer=learner.optimizer,
+            opt_state=learner.opt_state,
             rollout=rollout,
             normalizer=normalizer,
             baseline=baseline,
@@ -111,7 +111,7 @@ def initial_state(
     state = TrainState(
         params=params,
         reference_params=None if config.algorithm.reference is None else jax.tree.map(jnp.copy, trained),
-        optimizer=jax.tree.map(jnp.copy, optimizer.init(trained)),
+        opt_state=jax.tree.map(jnp.copy, optimizer.init(trained)),
         rollout=config.algorithm.start.keep(rollout, rollout),
         normalizer=initial_normalizer(
             rollout.observation, observations=config.normalize_observations, rewards=config.normalize_rewards

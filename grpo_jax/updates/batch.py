@@ -70,7 +70,6 @@ def make_batch(
     if trajectory.enumerated is not None:
         # Each action was given to one member, but the policy takes it with its probability.
         weight *= group_size * jnp.exp(trajectory.log_prob)
-    together = {"whole_sequences": config.keeps_sequences, "whole_minibatches": algorithm.whole_minibatches}
     batch = Batch(
         observation=trajectory.observation,
         action=trajectory.action,
@@ -88,7 +87,8 @@ def make_batch(
         is_first=trajectory.is_first,
         carry=trajectory.carry,
         extras=trajectory.extras,
-        together={field: () for field, is_whole in together.items() if is_whole},
+        whole_sequences=config.keeps_sequences,
+        whole_minibatches=algorithm.whole_minibatches,
     )
     if not config.keeps_sequences:
         batch = jax.tree.map(lambda leaf: _single_steps(leaf, config.shuffle_blocks), batch)

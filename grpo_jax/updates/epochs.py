@@ -13,17 +13,16 @@ from grpo_jax.objectives.reductions import mean_or_missing
 from grpo_jax.policies import Policy, bind_frozen, combine, partition
 from grpo_jax.policies.scoring import bind_reference
 from grpo_jax.types import Batch, Metrics, PyTree, TrainState
-from grpo_jax.updates.flattening import make_flattening
 from grpo_jax.updates.loss import RATIO_MAX
-from grpo_jax.updates.minibatches import make_gradient, make_minibatches, minibatch_order
-from grpo_jax.updates.scalars import Scalars
+from grpo_jax.updates.minibatches import StackedMetrics, make_gradient, make_minibatches, minibatch_order
+from grpo_jax.updates.opt_state import make_flattening
 
 
 class Learner(NamedTuple):
     """The values that a gradient step changes."""
 
     params: PyTree  # also the frozen ones
-    optimizer: Any  # of those that are trained
+    opt_state: Any  # of those that are trained
 
 
 def update_epochs(
@@ -53,36 +52,36 @@ def update_epochs(
     """
     trained, frozen = partition(policy, state.params)
     policy = bind_reference(bind_frozen(policy, frozen), state.reference_params)
-    learner = Learner(trained, state.optimizer)
-    flatten, unflatten = make_flattening(optimizer, learner.params, config.plan)
+    flatten, unflatten = make_flattening(optimizer, trained)
     # Blocks stay where they were played if each device has whole ones. Otherwise minibatches mix all environments, and
     # these are gathered once, rather than communicated in each update.
     batch = on_every_device(batch) if config.shuffle_blocks % num_env_devices() else along_envs(batch, axis=1)
 
+    gradient_of = make_gradient(config, policy, batch, hyperparams, flatten)
+
     def update(carry, minibatch):
         learner, within_limit = carry
-        total, metrics, gradient = gradient_of(learner.params, minibatch)
-        gradient, params = flatten(gradient), flatten(learner.params)
-        grad_norm = optax.global_norm(gradient)
-        steps, optimizer_state = optimizer.update(gradient, learner.optimizer, params)
-        updated = Learner(unflatten(optax.apply_updates(params, steps)), optimizer_state)
-        finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
+        stacked, gradient = gradient_of(learner.params, minibatch)
+        metrics, grad_norm = stacked.as_dict(), optax.global_norm(gradient)
+        old = learner._replace(params=flatten(learner.params))
+        steps, opt_state = optimizer.update(gradient, old.opt_state, old.params)
+        new = Learner(optax.apply_updates(old.params, steps), opt_state)
+        finite = jnp.isfinite(metrics.pop("loss")) & jnp.isfinite(grad_norm)
         within_limit &= ~(metrics["policy/kl_behaviour"] > hyperparams.kl_limit)
         applied = finite & within_limit & (minibatch.num_valid > 0)
-        learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), updated, learner)
+        learner = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
         record = metrics | {"optim/grad_norm": grad_norm, "applied": applied, "finite": finite}
-        return (learner, within_limit), Scalars.stack(record)
+        # The loop carries no vector of the parameters, or XLA would not fuse a bias with its product.
+        return (learner._replace(params=unflatten(learner.params)), within_limit), StackedMetrics.stack(record)
 
-    gradient_of = make_gradient(config, policy, batch, hyperparams)
     keys = jax.random.split(key, config.num_epochs)
     orders = jax.lax.map(lambda key: minibatch_order(config, key, batch.mask), keys)
     minibatches = make_minibatches(config, batch, orders.reshape(-1, *orders.shape[2:]), hyperparams)
-    # Only the optimiser's state is one vector: XLA fuses a bias with its product if the loop carries the bias itself.
-    start = learner._replace(optimizer=flatten(learner.optimizer)), jnp.array(True)
+    start = Learner(trained, state.opt_state), jnp.array(True)
     (learner, _), records = jax.lax.scan(update, start, minibatches)
     metrics = records.as_dict()
     applied, finite = metrics.pop("applied") > 0, metrics.pop("finite") > 0
     summary = {name: mean_or_missing(value, applied) for name, value in metrics.items()}
     summary[RATIO_MAX] = jnp.max(metrics[RATIO_MAX], where=applied, initial=0.0)
     summary["optim/skipped_updates"] = jnp.sum(~finite).astype(jnp.float32)
-    return Learner(combine(learner.params, frozen), unflatten(learner.optimizer)), summary
+    return Learner(combine(learner.params, frozen), learner.opt_state), summary

@@ -9,7 +9,7 @@ from grpo_jax.config import Config
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.divergences import k3, k3_from_behaviour
 from grpo_jax.objectives.ratios import importance_ratio
-from grpo_jax.objectives.reductions import weighted_sum, weighted_sums
+from grpo_jax.objectives.reductions import weighted_sums
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.policies.scoring import score
@@ -20,50 +20,34 @@ RATIO_MAX = "policy/ratio_max"  # the one metric that is a maximum, not a mean
 
 
 def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
-    """The outputs of `params` for the samples; the compiler leaves out those that no slot and no metric reads."""
+    """The outputs of `params` for the samples; the compiler leaves out those that no slot and no metric reads.
+
+    With `logits_chunk`, divergences for which the batch has no features are estimates.
+    """
     carry = jax.tree.map(lambda leaf: leaf[0], batch.carry)
     inputs = params, batch.observation, carry, batch.is_first
     if policy.logits_chunk is not None:
-        return _predict_in_chunks(policy, inputs, batch)
-    distribution, value = policy.sequence(*inputs)
-    # The barrier stops XLA from repeating the loss, and its gradient, in every product of the network's last layer.
-    distribution, value = jax.lax.optimization_barrier((distribution, value))
-    distribution = mask_actions(distribution, batch.action_mask)
-    family, reference = policy.distribution, batch.reference_distribution
-    return Prediction(
-        log_prob=family.log_prob(distribution, batch.action),
-        entropy=family.entropy(distribution),
-        value=value,
-        kl_behaviour=family.kl(batch.distribution, distribution),
-        kl_reference=None if reference is None else family.kl(distribution, reference),
-        reference_log_prob=batch.reference_log_prob,
-        params=params,
-        compute_features=policy.features and functools.partial(policy.features, *inputs),
-    )
-
-
-def _predict_in_chunks(policy: Policy, inputs: tuple, batch: Batch) -> Prediction:
-    """As `predict`, with estimates of the divergences for which the batch has no features."""
-    params, reference = inputs[0], batch.reference_log_prob
-    features, value = policy.features(*inputs), None
-    if policy.value_head is not None:
-        value = policy.value_head(params, features)
-    elif policy.has_critic:
-        value = policy.sequence(*inputs)[1]
-    scores = score(policy, params, features, batch.action, batch.reference_features)
-    kl_reference = scores.kl_reference
-    if kl_reference is None and reference is not None:
-        kl_reference = k3(scores.log_prob, reference)
-    return Prediction(
-        log_prob=scores.log_prob,
-        entropy=scores.entropy,
-        value=value,
-        kl_behaviour=k3_from_behaviour(batch.log_prob, scores.log_prob),
-        kl_reference=kl_reference,
-        reference_log_prob=reference,
-        params=params,
-        compute_features=lambda: features,
-    )
+        features, value = policy.features(*inputs), None
+        if policy.value_head is not None:
+            value = policy.value_head(params, features)
+        elif policy.has_critic:
+            value = policy.sequence(*inputs)[1]
+        log_prob, entropy, kl_reference = score(policy, params, features, batch.action, batch.reference_features)
+        kl_behaviour = k3_from_behaviour(batch.log_prob, log_prob)
+        if kl_reference is None and batch.reference_log_prob is not None:
+            kl_reference = k3(log_prob, batch.reference_log_prob)
+        compute_features = lambda: features  # noqa: E731
+    else:
+        # The barrier stops XLA from repeating the loss, and its gradient, in every product of the network's last layer.
+        distribution, value = jax.lax.optimization_barrier(policy.sequence(*inputs))
+        distribution = mask_actions(distribution, batch.action_mask)
+        family, reference = policy.distribution, batch.reference_distribution
+        log_prob, entropy = family.log_prob(distribution, batch.action), family.entropy(distribution)
+        kl_behaviour = family.kl(batch.distribution, distribution)
+        kl_reference = None if reference is None else family.kl(distribution, reference)
+        compute_features = policy.features and functools.partial(policy.features, *inputs)
+    reference = batch.reference_log_prob
+    return Prediction(log_prob, entropy, value, kl_behaviour, kl_reference, reference, params, compute_features)
 
 
 def loss(
@@ -90,12 +74,10 @@ def loss(
         objective = algorithm.surrogate(log_ratio, batch.advantage, hyperparams)
         return check_shape("surrogate", objective, batch.mask), log_ratio
 
-    step_log_ratio = prediction.log_prob - batch.log_prob
-    objective, log_ratio = surrogate(step_log_ratio)
+    objective, pullback, log_ratio = jax.vjp(surrogate, prediction.log_prob - batch.log_prob, has_aux=True)
     penalties = [penalty(prediction, batch, hyperparams) for penalty in algorithm.penalties]
     penalties = [check_shape("penalties", penalty, batch.mask) for penalty in penalties]
-    slope = jax.grad(lambda x: weighted_sum(-surrogate(x)[0], batch.weight))(jax.lax.stop_gradient(step_log_ratio))
-    clipped = (slope == 0) & (batch.weight != 0)  # by any slot, in any way
+    clipped = (jax.lax.stop_gradient(pullback(batch.weight)[0]) == 0) & (batch.weight != 0)  # by any slot, in any way
 
     means = {
         "policy/entropy": prediction.entropy,

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.lax import broadcast_to_rank
+import numpy as np
+from flax import struct
 
 from grpo_jax.config import Config
 from grpo_jax.devices.mesh import along_envs
@@ -13,9 +14,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.slots import bound
 from grpo_jax.policies import Policy
 from grpo_jax.types import Batch, Metrics, PyTree
-from grpo_jax.updates.gathering import make_gather
 from grpo_jax.updates.loss import RATIO_MAX, loss
-from grpo_jax.updates.shuffle import shuffled_order
 
 
 class Minibatch(NamedTuple):
@@ -26,6 +25,39 @@ class Minibatch(NamedTuple):
     mask: jax.Array  # [S, K, n] bool
     weight: jax.Array  # [S, K, n], which sums to the weight of the whole batch
     num_valid: jax.Array  # number of valid samples, float
+
+
+@struct.dataclass
+class StackedMetrics:
+    """Metrics by name in one array, which a device adds and writes at once."""
+
+    values: jax.Array  # [..., M] float
+    names: tuple[str, ...] = struct.field(pytree_node=False)
+
+    @classmethod
+    def stack(cls, metrics: Metrics) -> "StackedMetrics":
+        """One array of these scalars."""
+        return cls(jnp.stack([value.astype(float) for value in metrics.values()]), tuple(metrics))
+
+    def as_dict(self) -> Metrics:
+        """Each array `[...]` by its name."""
+        return dict(zip(self.names, jnp.moveaxis(self.values, -1, 0), strict=True))
+
+
+def shuffled_order(key: jax.Array, valid: jax.Array) -> jax.Array:
+    """`[n]` int32: the indices 0 … n-1 in random order, those of valid samples before the others.
+
+    One uint32 for each sample is sorted: a bit for "not valid", then random bits, then the index. That takes an eighth
+    of the time of `jax.random.permutation`. Samples whose random bits coincide keep their order.
+
+    Args:
+      key: of the order.
+      valid: `[n]` bool; n at most `config_checks.MAX_SAMPLES`, so that five random bits are left.
+    """
+    index_mask = jnp.uint32(2 ** max(len(valid) - 1, 1).bit_length() - 1)
+    random = jnp.where(valid, jnp.uint32(0), jnp.uint32(2**31)) | jax.random.bits(key, valid.shape, jnp.uint32) >> 1
+    packed = jnp.sort((random & ~index_mask) | jnp.arange(len(valid), dtype=jnp.uint32))
+    return (packed & index_mask).astype(jnp.int32)
 
 
 def minibatch_order(config: Config, key: jax.Array, mask: jax.Array) -> jax.Array:
@@ -39,29 +71,41 @@ def minibatch_order(config: Config, key: jax.Array, mask: jax.Array) -> jax.Arra
     num_blocks, members, num_minibatches = config.shuffle_blocks, config.members_per_carry, config.num_minibatches
     filled = jnp.any(mask.reshape(mask.shape[0], num_blocks, -1, members), axis=(0, 3))
     keys = jax.random.split(key, num_blocks) if num_blocks > 1 else key[None]
-    units = jax.vmap(shuffled_order)(keys, filled)
-    places = broadcast_to_rank(jnp.arange(members), 4)
-    sequences = units.reshape(num_blocks, -1, num_minibatches, 1) * members + places
+    units = jax.vmap(shuffled_order)(keys, filled).reshape(num_blocks, -1, num_minibatches, 1)
+    sequences = units * members + jnp.arange(members)
     return jnp.moveaxis(sequences, 2, 0).reshape(num_minibatches, num_blocks, -1)
 
 
+def _take(tree: PyTree, indices: jax.Array) -> PyTree:
+    """The samples at `indices [K, n]` within each of `K` equal blocks: each leaf `[S, N, ...]` as `[S, K * n, ...]`."""
+
+    def rows(leaf, indices):
+        return leaf.at[:, indices].get(mode="promise_in_bounds")
+
+    def take(leaf):
+        if len(indices) == 1:  # the mapped gather below takes twice the memory on a TPU
+            return rows(leaf, indices[0])
+        # Mapped over the blocks: a partitioner then knows that each block's samples stay on its device.
+        blocks = leaf.reshape(leaf.shape[0], len(indices), -1, *leaf.shape[2:])
+        return jax.vmap(rows, (1, 0), 1)(blocks, indices).reshape(leaf.shape[0], -1, *leaf.shape[2:])
+
+    return jax.tree.map(take, tree)
+
+
 def make_minibatches(config: Config, batch: Batch, orders: jax.Array, hyperparams: Hyperparams) -> Minibatch:
-    """The minibatches of all updates at once.
+    """The minibatches of all updates at once, each leaf `[U, ...]`.
 
     Args:
       config: the slot `normalize` of its algorithm is called for each minibatch.
       batch: `[S, N]`.
       orders: `[U, K, n]` indices of the sequences of each minibatch, within each of the `K` blocks of the batch.
       hyperparams: every coefficient.
-
-    Returns:
-      Each leaf `[U, ...]`.
     """
-    take = make_gather((batch.advantage, batch.mask, batch.weight), config.shuffle_blocks)
 
     def make(indices):
         # The barrier stops XLA from gathering again for each of the sums that a normalisation needs.
-        advantage, mask, weight = jax.lax.optimization_barrier(take(indices))
+        samples = jax.lax.optimization_barrier(_take((batch.advantage, batch.mask, batch.weight), indices))
+        advantage, mask, weight = samples
         if config.algorithm.normalize is not None:
             advantage = bound(config.algorithm.normalize, hyperparams)(advantage, mask)
         weight *= batch.mask.shape[1] / indices.size
@@ -92,51 +136,57 @@ def minibatch_gradient(
     """Loss, metrics and gradient over the samples at `indices`, `[n]` or `[K, n]`: see `make_gradient`."""
     minibatches = make_minibatches(config, batch, indices.reshape(1, config.shuffle_blocks, -1), hyperparams)
     minibatch = jax.tree.map(lambda leaf: leaf[0], minibatches)
-    return make_gradient(config, policy, batch, hyperparams)(params, minibatch)
+    stacked, gradient = make_gradient(config, policy, batch, hyperparams)(params, minibatch)
+    metrics = stacked.as_dict()
+    return metrics.pop("loss"), metrics, gradient
 
 
 def make_gradient(
-    config: Config, policy: Policy, batch: Batch, hyperparams: Hyperparams
-) -> Callable[[PyTree, Minibatch], tuple[jax.Array, Metrics, PyTree]]:
-    """`gradient(params, minibatch) -> loss, metrics, gradient`, accumulated over parts of equal size.
+    config: Config,
+    policy: Policy,
+    batch: Batch,
+    hyperparams: Hyperparams,
+    flatten: Callable[[PyTree], PyTree] = lambda gradient: gradient,
+) -> Callable[[PyTree, Minibatch], tuple[StackedMetrics, PyTree]]:
+    """`gradient(params, minibatch) -> metrics with "loss", gradient`, accumulated over parts of equal size.
 
     The parts bound the memory of the backward pass; up to rounding, their sum is the gradient of the whole. Without
     `num_microbatches` it is chosen by size (`default_microbatches`). Valid samples come first, so a plan may skip the
-    parts without any: steps after the end of a one-episode member then cost nothing.
+    parts without any: steps after the end of a one-episode member then cost nothing. `flatten` may make one vector of
+    the gradient.
     """
     members, num_blocks = config.members_per_carry, config.shuffle_blocks
-    take = make_gather(batch._replace(carry=None, advantage=None, mask=None, weight=None), num_blocks)
-    take_carry = make_gather(batch.carry, num_blocks)
+    batch = jax.lax.stop_gradient(batch.replace(advantage=None, mask=None, weight=None))
 
     def part(params, minibatch):
         advantage, mask, weight = (leaf.reshape(leaf.shape[0], -1) for leaf in minibatch[1:4])
-        carry = take_carry(minibatch.indices[:, ::members] // members)
-        samples = take(minibatch.indices)._replace(advantage=advantage, mask=mask, weight=weight, carry=carry)
-        samples = along_envs(samples, axis=1)
+        samples = _take(batch.replace(carry=None), minibatch.indices)
+        carry = _take(batch.carry, minibatch.indices[:, ::members] // members)
+        samples = along_envs(samples.replace(advantage=advantage, mask=mask, weight=weight, carry=carry), axis=1)
         samples = jax.lax.optimization_barrier(samples)  # or XLA repeats the gather wherever a sample is used
         per_step = mask / jnp.maximum(minibatch.num_valid, 1.0)
         (total, metrics), gradient = jax.value_and_grad(loss, argnums=2, has_aux=True)(
             config, policy, params, samples, per_step, hyperparams
         )
-        return total, metrics, gradient
+        return StackedMetrics.stack(metrics | {"loss": total}), flatten(gradient)
 
     def gradient(params, minibatch):
         num_steps, _, num_sequences = minibatch.mask.shape
-        number = config.num_microbatches
-        if number is None:
-            number = default_microbatches(config, num_steps * num_blocks, num_sequences)
-        if number == 1:
+        num_parts = config.num_microbatches
+        if num_parts is None:
+            num_parts = default_microbatches(config, num_steps * num_blocks, num_sequences)
+        if num_parts == 1:
             return part(params, minibatch)
-        size = num_sequences // number
+        size = num_sequences // num_parts
 
         def accumulate(i, sums):
             here = [jax.lax.dynamic_slice_in_dim(leaf, i * size, size, axis=-1) for leaf in minibatch[:-1]]
-            (total, metrics, gradient), new = sums, part(params, Minibatch(*here, minibatch.num_valid))
-            ratio_max = jnp.maximum(metrics[RATIO_MAX], new[1][RATIO_MAX])
-            total, metrics, gradient = jax.tree.map(jnp.add, (total, metrics, gradient), new)
-            return total, metrics | {RATIO_MAX: ratio_max}, gradient
+            new = part(params, Minibatch(*here, minibatch.num_valid))
+            metrics, gradient = jax.tree.map(jnp.add, sums, new)
+            is_max = np.array([name == RATIO_MAX for name in metrics.names])
+            largest = jnp.maximum(sums[0].values, new[0].values)
+            return metrics.replace(values=jnp.where(is_max, largest, metrics.values)), gradient
 
-        num_parts = number
         if config.plan.skips_empty_parts:
             # Neighbours that share a carry stay together, and those with a valid sample come first in each block.
             filled = jnp.any(minibatch.mask.reshape(num_steps, num_blocks, -1, members), axis=(0, 3))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,7 @@ from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_fu
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.types import PyTree, by_path
-from grpo_jax.updates.flattening import Elementwise
-from grpo_jax.updates.half_precision import half_precision
+from grpo_jax.updates.opt_state import bfloat16_moments, on_one_vector
 from grpo_jax.updates.schedules import LearningRates
 
 CRITIC = "critic"
@@ -31,7 +30,11 @@ def adam(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTr
 def adamw(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
     """Adam with decoupled weight decay of matrices (https://arxiv.org/abs/1711.05101)."""
     options = _adam_betas(hyperparams) | _set(weight_decay=hyperparams.weight_decay)
-    return optax.adamw(learning_rate, eps=hyperparams.adam_eps, mask=_matrices, **options)
+
+    def decays(params):  # no biases, scales or free parameters
+        return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+    return optax.adamw(learning_rate, eps=hyperparams.adam_eps, mask=decays, **options)
 
 
 def sgd(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTransformation:
@@ -49,54 +52,17 @@ def muon(hyperparams: Hyperparams, learning_rate: jax.Array) -> optax.GradientTr
     """Momentum orthogonalised by Newton-Schulz for matrices (https://arxiv.org/abs/2502.16982), Adam for the rest."""
     options = _set(beta=hyperparams.beta1, weight_decay=hyperparams.weight_decay)
     options |= {f"adam_{name}": value for name, value in _adam_betas(hyperparams).items()}
-    transformation = optax.contrib.muon(learning_rate, eps=hyperparams.adam_eps, **options)
-
-    def init(params):
-        shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
-        if not any(len(shape) == 2 for shape in shapes):
-            raise ConfigError(
-                f"optimizer='muon' is for matrices, but the policy's parameters have the shapes {shapes}; use 'adam'"
-            )
-        return transformation.init(params)
-
-    return transformation._replace(init=init)
+    return optax.contrib.muon(learning_rate, eps=hyperparams.adam_eps, **options)
 
 
-class _Named(NamedTuple):
-    make: Callable
-    reads: tuple[str, ...]  # of `_OPTIONAL`
-    is_elementwise: bool = True
-
-
-_OPTIONAL = ("weight_decay", "beta1", "beta2")
-_NAMED = {
-    "adam": _Named(adam, ("beta1", "beta2")),
-    "adamw": _Named(adamw, _OPTIONAL, is_elementwise=False),  # its decay depends on the number of dimensions
-    "sgd": _Named(sgd, ("beta1",)),
-    "rmsprop": _Named(rmsprop, ("beta2",)),
-    "muon": _Named(muon, _OPTIONAL, is_elementwise=False),
-}
-OPTIMIZERS = {name: named.make for name, named in _NAMED.items()}
+OPTIMIZERS = {"adam": adam, "adamw": adamw, "sgd": sgd, "rmsprop": rmsprop, "muon": muon}
 """The optimisers by name."""
-
-
-def find_optimizer(optimizer: str | Callable) -> Callable:
-    """A function `(hyperparams, learning_rate) -> optax.GradientTransformation`.
-
-    Args:
-      optimizer: a name in `OPTIMIZERS`, an import path "package.module:name" of such a function, or the function.
-
-    Raises:
-      ConfigError: for an unknown name, or a value that is not a function.
-    """
-    check_name("optimizer", optimizer)
-    found = import_custom(optimizer, "optimizer") if is_custom(optimizer) else OPTIMIZERS[optimizer]
-    if not callable(found):
-        raise ConfigError(
-            f"optimizer is a {type(found).__name__}, but the learning rate changes during training; use a function "
-            "such as lambda hyperparams, learning_rate: optax.adam(learning_rate)"
-        )
-    return found
+_READS = {
+    "weight_decay": ("adamw", "muon"),
+    "beta1": ("adam", "adamw", "sgd", "muon"),
+    "beta2": ("adam", "adamw", "rmsprop", "muon"),
+}
+_ELEMENTWISE = ("adam", "sgd", "rmsprop")  # the decay of adamw depends on the number of dimensions
 
 
 def make_optimizer(
@@ -105,30 +71,34 @@ def make_optimizer(
     """An optimiser behind a limit on the gradient's global norm. Rebuilt in each step, as its settings are traced.
 
     Args:
-      optimizer: as in `find_optimizer`.
+      optimizer: a name in `OPTIMIZERS`, an import path "package.module:name" of such a function, or the function.
       hyperparams: `max_grad_norm`, where inf is no limit, and what the optimiser reads.
       rates: with a critic's rate, the parameters under a key "critic" have a separate optimiser.
-      moments_dtype: "float32", or "bfloat16" as in `half_precision`.
+      moments_dtype: "float32", or "bfloat16" as in `bfloat16_moments`.
 
     Raises:
-      ConfigError: a hyperparameter is set that the optimiser of this name does not read, or a function gives something
-        else. In `init`, if the critic has a rate, but the parameters have no such key. In `init` and `update` of a
-        custom optimiser, if it fails, or changes structures, shapes or dtypes.
+      ConfigError: an unknown name or no function, a hyperparameter is set that the optimiser of this name does not
+        read, or a function gives something else. In `init`, if the critic has a rate, but the parameters have no such
+        key. In `init` and `update` of a custom one, if it fails or changes structures, shapes or dtypes.
     """
-    make, named = find_optimizer(optimizer), _NAMED.get(optimizer) if isinstance(optimizer, str) else None
-    if named is not None:
-        _check_reads(optimizer, named, hyperparams)
+    check_name("optimizer", optimizer)
+    if is_custom(optimizer):
+        make = functools.partial(
+            _make_custom, import_custom(optimizer, "optimizer"), describe_function("optimizer", optimizer)
+        )
     else:
-        make = functools.partial(_make_own, make, describe_function("optimizer", optimizer))
+        _check_reads(optimizer, hyperparams)
+        make = OPTIMIZERS[optimizer]
     transformation = make(hyperparams, rates.default)
     if rates.critic is not None:
         parts = {CRITIC: make(hyperparams, rates.critic), "others": transformation}
         transformation = optax.partition(parts, _label_critic)
     clipped = optax.chain(_clip_by_global_norm(hyperparams.max_grad_norm), transformation)
     if moments_dtype == "bfloat16":
-        return half_precision(clipped)
-    is_elementwise = named is not None and named.is_elementwise and rates.critic is None
-    return Elementwise(*clipped) if is_elementwise else clipped
+        return bfloat16_moments(clipped)
+    if not is_custom(optimizer) and optimizer in _ELEMENTWISE and rates.critic is None:
+        return on_one_vector(clipped)
+    return clipped
 
 
 def _clip_by_global_norm(max_norm: jax.Array) -> optax.GradientTransformation:
@@ -147,10 +117,15 @@ def _clip_by_global_norm(max_norm: jax.Array) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _make_own(
+def _make_custom(
     make: Callable, what: str, hyperparams: Hyperparams, learning_rate: jax.Array
 ) -> optax.GradientTransformation:
     """A custom transformation that raises ConfigError wherever it does not fit the parameters."""
+    if not callable(make):
+        raise ConfigError(
+            f"optimizer is a {type(make).__name__}, but the learning rate changes during training; use a function "
+            "such as lambda hyperparams, learning_rate: optax.adam(learning_rate)"
+        )
     transformation = _call(what, make, hyperparams, learning_rate)
     if not isinstance(transformation, optax.GradientTransformation):
         raise ConfigError(
@@ -169,14 +144,13 @@ def _make_own(
         return state
 
     def update(gradient, state, params=None):
-        steps, after = _call(what, transformation.update, gradient, state, params)
-        for part, before, result in (("steps", gradient, steps), ("a state", state, after)):
-            if not are_alike(before, result):
-                raise ConfigError(
-                    f"{what} gives {part} of {describe_arrays(result)}, but an update must keep the structure, shapes "
-                    f"and dtypes {describe_arrays(before)}"
-                )
-        return steps, after
+        results = _call(what, transformation.update, gradient, state, params)
+        if not are_alike((gradient, state), results):
+            raise ConfigError(
+                f"{what} gives {describe_arrays(results)} as steps and state, but an update must keep the structure, "
+                f"shapes and dtypes {describe_arrays((gradient, state))}"
+            )
+        return results
 
     return optax.GradientTransformation(init, update)
 
@@ -196,18 +170,19 @@ def _call(what: str, function: Callable, *arguments: PyTree) -> Any:
         ) from error
 
 
-def _check_reads(name: str, named: _Named, hyperparams: Hyperparams) -> None:
-    for field in _OPTIONAL:
-        if getattr(hyperparams, field) is not None and field not in named.reads:
-            readers = " or ".join(repr(other) for other, (_, reads, _) in _NAMED.items() if field in reads)
-            raise ConfigError(f"{field} has no effect with optimizer={name!r}; leave it out, or use {readers}")
+def _check_reads(name: str, hyperparams: Hyperparams) -> None:
+    for field, readers in _READS.items():
+        if getattr(hyperparams, field) is not None and name not in readers:
+            raise ConfigError(
+                f"{field} has no effect with optimizer={name!r}; leave it out, or use {' or '.join(map(repr, readers))}"
+            )
 
 
 def _label_critic(params: PyTree) -> PyTree:
     """ "critic" for each parameter under that key, and "others" for the rest."""
 
     def label(path, _):
-        return CRITIC if CRITIC in _keys(path) else "others"
+        return CRITIC if CRITIC in [jax.tree_util.keystr((key,), simple=True) for key in path] else "others"
 
     labels = jax.tree_util.tree_map_with_path(label, params)
     if CRITIC not in jax.tree.leaves(labels):
@@ -219,15 +194,6 @@ def _label_critic(params: PyTree) -> PyTree:
             f"the critic's part the name {CRITIC!r}"
         )
     return labels
-
-
-def _keys(path: tuple) -> list[str]:
-    return [jax.tree_util.keystr((key,), simple=True) for key in path]
-
-
-def _matrices(params: PyTree) -> PyTree:
-    """Which parameters have weight decay: matrices and larger ones, so no biases, scales or free parameters."""
-    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
 
 
 def _adam_betas(hyperparams: Hyperparams) -> dict[str, jax.Array]:

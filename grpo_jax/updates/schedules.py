@@ -14,11 +14,11 @@ from grpo_jax.importing import import_custom
 from grpo_jax.types import Metrics
 
 DECAYS = {
-    "constant": jnp.zeros_like,
-    "linear": lambda progress: progress,
-    "cosine": lambda progress: (1 - jnp.cos(jnp.pi * progress)) / 2,
+    "constant": jnp.ones_like,
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: (1 + jnp.cos(jnp.pi * progress)) / 2,
 }
-"""The schedules with a name: the share of the way from `learning_rate` to `final_learning_rate` at a progress."""
+"""The schedules with a name: from 1 at `learning_rate` to 0 at `final_learning_rate`, as functions of progress."""
 
 
 class LearningRates(NamedTuple):
@@ -33,8 +33,8 @@ class LearningRates(NamedTuple):
         return {name: rate for name, rate in rates.items() if rate is not None}
 
 
-def find_schedule(schedule: str | Callable) -> str | Callable:
-    """The name of a schedule, or a function of progress.
+def find_schedule(schedule: str | Callable) -> Callable:
+    """The schedule as a function of progress.
 
     Args:
       schedule: a name in `DECAYS`, an import path "package.module:name" of a function, or the function.
@@ -44,7 +44,8 @@ def find_schedule(schedule: str | Callable) -> str | Callable:
     """
     check_name("schedule", schedule)
     found = import_custom(schedule, "schedule")
-    if callable(found) or (isinstance(found, str) and found in DECAYS):
+    found = DECAYS.get(found, found) if isinstance(found, str) else found
+    if callable(found):
         return found
     raise ConfigError(f"schedule={found!r} is not a function of progress; use one, or {', '.join(map(repr, DECAYS))}")
 
@@ -75,14 +76,12 @@ def learning_rates(schedule: str | Callable, hyperparams: Hyperparams, progress:
 
     With `start` and `end` for `learning_rate` and `final_learning_rate`, and p for the progress after warm-up:
 
-        constant  start
-        linear    start + (end - start) p
-        cosine    start + (end - start) (1 - cos(pi p)) / 2
-        function  end + (start - end) function(p)
+        end + (start - end) f(p),  where f(p) is  constant: 1,  linear: 1 - p,  cosine: (1 + cos(pi p)) / 2
 
-    so a function is a factor of `learning_rate`, as long as `final_learning_rate` is 0. During warm-up the rate rises
-    linearly from 0 to `start`; p is then the share of the rest, (progress - warmup) / (1 - warmup). The critic's rate
-    is the default one times `critic_learning_rate / learning_rate`; if `learning_rate` is 0, its `end` is 0.
+    or a function, which is thus a factor of `learning_rate` as long as `final_learning_rate` is 0. During warm-up the
+    rate rises linearly from 0 to `start`; p is then the share of the rest, (progress - warmup) / (1 - warmup). The
+    critic's rate is the default one times `critic_learning_rate / learning_rate`; if `learning_rate` is 0, its `end`
+    is 0.
 
     Args:
       schedule: as in `find_schedule`.
@@ -96,10 +95,7 @@ def learning_rates(schedule: str | Callable, hyperparams: Hyperparams, progress:
         warmed = jnp.maximum(progress - warmup, 0.0) / (1.0 - warmup)
 
     def rate(start, end):
-        if callable(schedule):
-            decayed = end + (start - end) * jnp.asarray(schedule(warmed), jnp.float32)
-        else:
-            decayed = start + (end - start) * DECAYS[schedule](warmed)
+        decayed = end + (start - end) * jnp.asarray(schedule(warmed), jnp.float32)
         return decayed if warmup is None else jnp.where(progress < warmup, start * progress / warmup, decayed)
 
     critic = hyperparams.critic_learning_rate

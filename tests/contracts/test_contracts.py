@@ -181,7 +181,7 @@ def test_masked_steps_change_nothing(cell, end):
 
 def test_the_order_of_environments_changes_nothing(cell):
     one, other = (cell.play(cell.starts, 1, order, False) for order in (UNCHANGED[0], ORDER))
-    close((one.params, one.optimizer), (other.params, other.optimizer))
+    close((one.params, one.opt_state), (other.params, other.opt_state))
     assert bits(one.rollout) == bits(other.rollout)
 
 

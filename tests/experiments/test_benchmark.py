@@ -39,7 +39,7 @@ def test_ours_and_the_reference_make_the_same_number_of_gradient_steps():
         config = workloads.make_config("CartPole-v1", 8, critic)
         assert config.num_epochs * config.num_minibatches == reference.NUM_EPOCHS * reference.NUM_MINIBATCHES
         state, metrics = jax.jit(workloads.ours(config).step)(workloads.ours(config).init(jax.random.key(0)))
-        count = [leaf for leaf in jax.tree.leaves(state.optimizer) if jnp.issubdtype(leaf.dtype, jnp.integer)]
+        count = [leaf for leaf in jax.tree.leaves(state.opt_state) if jnp.issubdtype(leaf.dtype, jnp.integer)]
         assert [int(leaf) for leaf in count] == [16]
         assert float(metrics["environment/steps"]) == 8 * reference.NUM_STEPS
 

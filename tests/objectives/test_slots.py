@@ -21,8 +21,7 @@ from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.loss import predict
-from grpo_jax.updates.minibatches import minibatch_gradient
-from grpo_jax.updates.shuffle import shuffled_order
+from grpo_jax.updates.minibatches import minibatch_gradient, shuffled_order
 
 SMALL = {"num_envs": 8, "group_size": 4, "env_params": {"max_steps_in_episode": 16}, "network": MLP((8,))}
 
@@ -99,7 +98,7 @@ def test_parts_without_valid_samples_are_skipped():
     # Samples that are not valid stand last; were their part computed, its NaN observations would spoil the sum.
     config, state, _, batch = rolled_out(GRPO)
     order = np.argsort(~np.asarray(batch.mask[0]), kind="stable")
-    poisoned = batch._replace(observation=np.where(batch.mask[..., None], batch.observation, np.nan))
+    poisoned = batch.replace(observation=np.where(batch.mask[..., None], batch.observation, np.nan))
     assert batch.mask.sum() < batch.mask.size
     gradient = jax.jit(functools.partial(gradient_of, config, batch.mask.size))
     loss, _, gradients = gradient(state.params, poisoned, order, state.hyperparams)

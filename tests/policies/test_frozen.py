@@ -84,7 +84,7 @@ def test_training_is_that_of_a_policy_with_the_frozen_part_as_a_constant(algorit
     np.testing.assert_array_equal(state.params["network"]["torso"], torso)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, without_torso(state.params), expected.params)
-    parts = (state.optimizer, state.reference_params), (expected.optimizer, expected.reference_params)
+    parts = (state.opt_state, state.reference_params), (expected.opt_state, expected.reference_params)
     assert [x.shape for x in jax.tree.leaves(parts[0])] == [x.shape for x in jax.tree.leaves(parts[1])]
     jax.tree.map(close, *(jax.tree.leaves(part) for part in parts))
     jax.tree.map(close, metrics, expected_metrics)

@@ -104,7 +104,7 @@ def test_a_train_step_has_state_for_adapters_only_and_changes_nothing_else():
     qkv = BASE.width + (sizes.heads + 2 * sizes.kv_heads) * sizes.head
     num_trained = rank * (qkv + sizes.feedforward + BASE.width)
     assert size(start.reference_params) == num_trained
-    assert size(start.optimizer) == 2 * num_trained + 1  # Adam's moments and its counter
+    assert size(start.opt_state) == 2 * num_trained + 1  # Adam's moments and its counter
     before, after = flatten_dict(start.params), flatten_dict(state.params)
     changed = {path[-1] for path in before if bits(before[path]) != bits(after[path])}
     assert changed == {"lora_a", "lora_b"}

@@ -109,7 +109,7 @@ def test_the_first_gradient_is_on_policy_and_that_of_its_parts(continued):
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(accumulated), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
         assert a.any()
-    (_, shifted, _), _ = gradients(batch._replace(is_first=jnp.roll(batch.is_first, 1, axis=0)))
+    (_, shifted, _), _ = gradients(batch.replace(is_first=jnp.roll(batch.is_first, 1, axis=0)))
     assert shifted["policy/ratio_max"] > 1.01
     # The reference starts the window with the initial carry, so it differs until the first episode ends.
     kl = config.policy.distribution.kl(batch.distribution, batch.reference_distribution)

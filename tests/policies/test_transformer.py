@@ -130,7 +130,7 @@ def gradient(rollout):
     def of(trajectory, share_prompts=False):
         sharing = dataclasses.replace(config, share_prompts=share_prompts)
         batch = make_batch(sharing, policy, state, trajectory, state.hyperparams)[0]
-        batch = batch._replace(advantage=jnp.where(batch.mask, jnp.arange(8.0) - 3.0, 0.0))
+        batch = batch.replace(advantage=jnp.where(batch.mask, jnp.arange(8.0) - 3.0, 0.0))
         return minibatch_gradient(sharing, policy, state.params, batch, jnp.arange(8), state.hyperparams)[1:]
 
     return of
@@ -165,7 +165,7 @@ def test_no_part_with_a_valid_member_is_skipped(rollout):
         batch = make_batch(sharing, policy, state, trajectory, state.hyperparams)[0]
         mask = batch.mask & (jnp.arange(8) % 4 == 3)  # one member of each group
         # The real advantages may be 0, which would make both gradients 0.
-        batch = batch._replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.0, 0.0))
+        batch = batch.replace(mask=mask, advantage=jnp.where(mask, jnp.arange(8.0) - 2.0, 0.0))
         order = jnp.arange(8)
         return minibatch_gradient(sharing, policy, state.params, batch, order, state.hyperparams)[2]
 

@@ -108,7 +108,7 @@ def test_a_plan_is_found_by_name_or_backend_and_checked():
     with pytest.raises(ConfigError, match="unknown execution_plan {'value_passes': 1}: known: auto, cpu"):
         Config(execution_plan={"value_passes": 1})
     fields = {field.name: getattr(GPU, field.name) for field in dataclasses.fields(GPU)}
-    for field in ("steps_per_loop", "samples_per_part", "value_passes", "num_reset_draws", "max_flat_parameters"):
+    for field in ("steps_per_loop", "samples_per_part", "value_passes", "num_reset_draws"):
         with pytest.raises(ConfigError, match=field):
             ExecutionPlan(**fields | {field: -1})
 

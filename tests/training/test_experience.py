@@ -315,7 +315,7 @@ def mean_of_others(trajectory, policy, params, hyperparams, group_size):
 
 def test_groups_are_kept_by_how_much_their_members_differ():
     sizes = {"num_envs": 16, "group_size": 4, "num_kept_groups": 2, "num_steps": 20}
-    kept_of = jax.jit(functools.partial(kept_groups, Config(algorithm=GRPO_RETURN_TO_GO, **CARTPOLE | sizes)))
+    kept_of = jax.jit(functools.partial(kept_groups, Config(algorithm=ANCHORED_GRPO, **CARTPOLE | sizes)))
 
     def kept(scores):
         reward = np.zeros((20, 16), np.float32)
@@ -368,9 +368,9 @@ def test_without_a_live_group_the_parameters_stay_bitwise(live_groups_only):
     state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(kl_coef=1.0))
     moved = jax.tree.map(lambda leaf: leaf + 0.1, state.params)
     momentum = jax.tree.map(
-        lambda leaf: leaf + 0.1 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, state.optimizer
+        lambda leaf: leaf + 0.1 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, state.opt_state
     )
-    after, metrics = step(state.replace(params=moved, optimizer=momentum))
+    after, metrics = step(state.replace(params=moved, opt_state=momentum))
     assert metrics["group/zero_variance_fraction"] == 1
     assert (bits(after.params) == bits(moved)) is live_groups_only
 

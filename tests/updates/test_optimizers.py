@@ -100,7 +100,7 @@ def batch():
     zeros = play(jax.random.key(0))
     shape = zeros.advantage.shape
     wave = np.sin(np.arange(12.0, dtype=np.float32)).reshape(shape)
-    return zeros._replace(
+    return zeros.replace(
         advantage=wave, target=wave + 1, mask=np.ones(shape, bool), weight=np.ones(shape, np.float32) / 12,
         observation=np.cos(np.arange(24.0, dtype=np.float32)).reshape(*shape, 2),
     )  # fmt: skip
@@ -121,7 +121,7 @@ def test_three_updates_are_those_of_the_formula_with_every_plan(name, batch):
 
     @jax.jit
     def learn(params):
-        state = acted(params, optimizer=optimizer.init(params))
+        state = acted(params, opt_state=optimizer.init(params))
 
         def update(config):
             return update_epochs(config, CONFIG.policy, optimizer, state, batch, Hyperparams(), jax.random.key(0))[0]
@@ -307,7 +307,7 @@ REFUSED = {
     ),
     "other state": (
         {"optimizer": stateful(jnp.zeros(()), jnp.zeros(3))},
-        r"gives a state of .*float32\[3\].*must keep",
+        r"gives .*float32\[3\].* as steps and state.*must keep",
     ),
     "unknown schedule": ({"schedule": "cosin"}, "unknown schedule 'cosin': did you mean 'cosine'"),
     "no schedule": ({"schedule": 0.5}, "schedule=0.5 is not a function of progress"),

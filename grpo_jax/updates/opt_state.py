@@ -1,23 +1,67 @@
-"""The state of an optimiser in bfloat16."""
+"""How the state of an optimiser is kept: for one vector of all parameters, or in bfloat16."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.types import PyTree
 
+MAX_FLAT_PARAMETERS = 2**20
+"""The most parameters of one dtype that are copied into one vector."""
 
-class HalfState(NamedTuple):
+
+class OnOneVector(optax.GradientTransformation):
+    """An optimiser whose state is for one vector of all parameters. It updates trees, or the vectors themselves."""
+
+
+def on_one_vector(optimizer: optax.GradientTransformation) -> OnOneVector:
+    """The optimiser, which must be the same function of each element and of norms of all, on one vector.
+
+    Several dtypes, or more than `MAX_FLAT_PARAMETERS`, stay a tree.
+    """
+
+    def update(gradient, state, params=None):
+        if not _fits(gradient):
+            return optimizer.update(gradient, state, params)
+        vector, unflatten = ravel_pytree(gradient)
+        steps, state = optimizer.update(vector, state, _flatten(params))
+        return unflatten(steps), state
+
+    return OnOneVector(lambda params: optimizer.init(_flatten(params)), update)
+
+
+def make_flattening(optimizer: optax.GradientTransformation, params: PyTree) -> tuple[Callable, Callable]:
+    """`flatten` makes one vector of parameters or gradients, if the state is for one; `unflatten` is its inverse.
+
+    All of an update is then a few kernels, instead of a few for each array.
+    """
+    if isinstance(optimizer, OnOneVector) and _fits(params):
+        return _flatten, ravel_pytree(params)[1]
+    return (lambda tree: tree), (lambda tree: tree)
+
+
+def _flatten(tree: PyTree) -> PyTree:
+    return ravel_pytree(tree)[0] if _fits(tree) else tree
+
+
+def _fits(tree: PyTree) -> bool:
+    leaves = jax.tree.leaves(tree)
+    return sum(leaf.size for leaf in leaves) <= MAX_FLAT_PARAMETERS and len({leaf.dtype for leaf in leaves}) == 1
+
+
+class Bfloat16State(NamedTuple):
     """The state of the optimiser, and its number of updates, from which the rounding draws."""
 
     count: jax.Array  # int32
     state: Any  # bfloat16 instead of float32 arrays
 
 
-def half_precision(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+def bfloat16_moments(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """The optimiser with its moments kept in bfloat16, and computed in float32.
 
     Moments are rounded stochastically, up or down with probabilities that make the mean exact. Rounded to the nearest,
@@ -28,26 +72,26 @@ def half_precision(optimizer: optax.GradientTransformation) -> optax.GradientTra
       ConfigError: in `init`, if the optimiser keeps no moments.
     """
 
-    def init(params: PyTree) -> HalfState:
+    def init(params: PyTree) -> Bfloat16State:
         count = jnp.zeros((), jnp.int32)
-        state = _to_half(optimizer.init(params), count)
+        state = _to_bfloat16(optimizer.init(params), count)
         if not any(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(state)):
             raise ConfigError(
                 "moments_dtype='bfloat16' has no effect on an optimizer without moments; leave it out, or use 'adam', "
                 "'adamw', 'rmsprop', 'muon', or 'sgd' with beta1"
             )
-        return HalfState(count, state)
+        return Bfloat16State(count, state)
 
-    def update(gradient: PyTree, state: HalfState, params: PyTree = None) -> tuple[PyTree, HalfState]:
+    def update(gradient: PyTree, state: Bfloat16State, params: PyTree = None) -> tuple[PyTree, Bfloat16State]:
         full = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf, state.state)
         steps, full = optimizer.update(gradient, full, params)
         count = optax.safe_increment(state.count)
-        return steps, HalfState(count, _to_half(full, count))
+        return steps, Bfloat16State(count, _to_bfloat16(full, count))
 
     return optax.GradientTransformation(init, update)
 
 
-def _to_half(tree: PyTree, count: jax.Array) -> PyTree:
+def _to_bfloat16(tree: PyTree, count: jax.Array) -> PyTree:
     """The float32 arrays of a tree in bfloat16; scalars are unchanged."""
     leaves, structure = jax.tree.flatten(tree)
     key = jax.random.fold_in(jax.random.key(0), count)

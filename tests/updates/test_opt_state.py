@@ -1,4 +1,4 @@
-"""Moments in bfloat16: rounding without a bias, and steps close to those of float32."""
+"""One vector is as good as many arrays; bfloat16 rounds without a bias, and its steps are close to those of float32."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,28 @@ import pytest
 
 from grpo_jax import Config, Hyperparams, make_init
 from grpo_jax.errors import ConfigError
-from grpo_jax.updates.half_precision import half_precision, stochastically_rounded
+from grpo_jax.updates.opt_state import (
+    MAX_FLAT_PARAMETERS,
+    bfloat16_moments,
+    make_flattening,
+    on_one_vector,
+    stochastically_rounded,
+)
+
+
+def test_small_parameters_of_one_dtype_are_one_vector():
+    adam = on_one_vector(optax.adam(0.1))
+    params = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.array(7.0)}
+    flatten, unflatten = make_flattening(adam, params)
+    assert flatten(params).tolist() == [0, 1, 2, 3, 4, 5, 7]
+    assert jax.tree.map(jnp.array_equal, unflatten(flatten(params)), params) == {"a": True, "b": True}
+    assert adam.init(params)[0].mu.shape == (7,)
+    large = {"a": jax.ShapeDtypeStruct((MAX_FLAT_PARAMETERS,), jnp.float32), "b": params["b"]}
+    mixed = params | {"b": jnp.array(7, jnp.bfloat16)}
+    for optimizer, tree in ((adam, large), (adam, mixed), (optax.adam(0.1), params)):
+        flatten, unflatten = make_flattening(optimizer, tree)
+        assert flatten(tree) is tree and unflatten(tree) is tree
+        assert jax.tree.structure(jax.eval_shape(optimizer.init, tree)[0].mu) == jax.tree.structure(tree)
 
 
 def test_rounding_gives_neighbours_whose_mean_is_the_number():
@@ -23,11 +44,11 @@ def test_rounding_gives_neighbours_whose_mean_is_the_number():
 
 def test_an_optimizer_without_moments_is_refused():
     with pytest.raises(ConfigError, match="moments_dtype='bfloat16' has no effect .* 'sgd' with beta1"):
-        half_precision(optax.sgd(0.1)).init(jnp.zeros(3))
-    assert half_precision(optax.sgd(0.1, momentum=0.9)).init(jnp.zeros(3)).state[0].trace.dtype == jnp.bfloat16
+        bfloat16_moments(optax.sgd(0.1)).init(jnp.zeros(3))
+    assert bfloat16_moments(optax.sgd(0.1, momentum=0.9)).init(jnp.zeros(3)).state[0].trace.dtype == jnp.bfloat16
 
 
-def test_adam_in_half_precision_follows_adam():
+def test_adam_in_bfloat16_follows_adam():
     """The gradient's scale falls to a tenth, which a second moment that is rounded to the nearest would not notice."""
     params, num_updates = jnp.zeros(2000), 600
     scale = jnp.where(jnp.arange(num_updates) < 100, 1.0, 0.1)
@@ -44,19 +65,19 @@ def test_adam_in_half_precision_follows_adam():
 
     adam = optax.adam(0.01, b2=0.999)
     full, steps = jax.jit(lambda: descend(adam))()
-    half, half_steps = jax.jit(lambda: descend(half_precision(adam)))()
+    half, half_steps = jax.jit(lambda: descend(bfloat16_moments(adam)))()
     assert {leaf.dtype for leaf in jax.tree.leaves((half.state[0].mu, half.state[0].nu))} == {jnp.dtype("bfloat16")}
     np.testing.assert_allclose(jnp.mean(half.state[0].nu.astype(float)), jnp.mean(full[0].nu), rtol=5e-3)
     np.testing.assert_allclose(half.state[0].nu.astype(float), full[0].nu, rtol=0.25)
     np.testing.assert_allclose(half_steps.mean(axis=1), steps.mean(axis=1), rtol=5e-3, atol=1e-5)
 
 
-def test_a_config_keeps_the_moments_of_every_optimiser_in_half_precision():
+def test_a_config_keeps_the_moments_of_every_optimiser_in_bfloat16_moments():
     small = {"algorithm": "ppo", "num_envs": 4, "num_steps": 4, "num_minibatches": 2}
     for optimizer in ("adam", "muon"):
         config = Config(**small, optimizer=optimizer, moments_dtype="bfloat16")
         state = jax.eval_shape(make_init(config), jax.random.key(0), Hyperparams())
-        assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.optimizer) if leaf.ndim} == {"bfloat16"}
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim} == {"bfloat16"}
         assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.params)} == {"float32"}
     with pytest.raises(ConfigError, match="moments_dtype='float16'; use one of float32, bfloat16"):
         Config(**small, moments_dtype="float16")
