@@ -68,7 +68,7 @@ def run(
     stays bitwise unchanged while others continue. Rows are split over devices, and so may be the environments of each.
 
     Args:
-      config: what to run.
+      config: what to run. Another run of the same `Config`, on as many rows, traces nothing again.
       hyperparams: leaves are scalars, for all rows, or `[R]`, one for each.
       keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its own arguments only.
       env_params: parameters of the environment by name, instead of the config's: one value for all rows, or an array
