@@ -20,6 +20,7 @@ T, N, G, F, E, A = 6, 8, 2, 3, 2, 5  # steps, rollouts, groups, final states, el
 RNG = np.random.default_rng(0)
 KEY = jax.random.key(0)
 MASK, TERMINATED, TRUNCATED = np.arange(T)[:, None] < RNG.integers(1, T + 1, N), *(RNG.random((2, T, N)) < 0.15)
+MASK, TERMINATED, TRUNCATED = (jnp.asarray(x) for x in (MASK, TERMINATED, TRUNCATED))
 CLIP = {"clip_low": 0.2, "clip_high": 3e-4}
 TRACE = {"discount": 0.9, "gae_lambda": 0.8}
 STEPS, FINALS, GROUPS, PARTS = (T, N), (F, N), (G, N // G), (3, G, N // G)
@@ -171,7 +172,7 @@ def numbers(name, dtype, scale=1.0):
             error.add_note(f"in {name} of {jnp.dtype(dtype)}")
             raise
 
-    return named, [(x > 0 if dtype == jnp.bool_ else x).astype(dtype) for x in drawn]
+    return named, [jnp.asarray((x > 0 if dtype == jnp.bool_ else x).astype(dtype)) for x in drawn]
 
 
 def takes_arrays(function):

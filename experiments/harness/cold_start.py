@@ -24,11 +24,11 @@ PROGRAMS = ("fusions", "HLO", "StableHLO")
 IMPORTS = {"rejax PPO": ("gymnax", "rejax"), "plain PPO": ("gymnax", "flax.linen", "optax")}
 
 
-def measure(names: Sequence[str], num_seeds: int, track: Callable = lambda items, total: items) -> list[dict]:
+def measure(names: Sequence[str], num_seeds: int, track: Callable = iter) -> list[dict]:
     """A row for each implementation and cache: medians over seeds of the seconds since the process began."""
     runs = {(name, cache): [] for cache in ("empty", "warm") for name in names}
     turns = [(seed, name) for seed in range(num_seeds) for name in names]
-    for seed, name in track(turns, len(turns)):
+    for seed, name in track(turns):
         with tempfile.TemporaryDirectory() as folder:
             cache = {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
             for state in ("empty", "warm"):

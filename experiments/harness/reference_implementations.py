@@ -161,38 +161,15 @@ def plain_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
             key=key,
         ), transition
 
-    def advantages(trajectory, last_value):
-        def backwards(carry, step):
-            advantage, next_value = carry
-            going_on = 1.0 - step.done
-            delta = step.reward + DISCOUNT * next_value * going_on - step.value
-            advantage = delta + DISCOUNT * GAE_LAMBDA * going_on * advantage
-            return (advantage, step.value), advantage
-
-        start = (jnp.zeros_like(last_value), last_value)
-        return jax.lax.scan(backwards, start, trajectory, reverse=True)[1]
-
-    def loss(params, minibatch):
-        step, advantage, target = minibatch
-        logits, value = network.apply(params, step.observation)
-        clipped_value = step.value + jnp.clip(value - step.value, -CLIP, CLIP)
-        value_loss = 0.5 * jnp.maximum((value - target) ** 2, (clipped_value - target) ** 2).mean()
-        ratio = jnp.exp(_log_prob(logits, step.action) - step.log_prob)
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        policy_loss = -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage).mean()
-        log_probs = jax.nn.log_softmax(logits)
-        entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1).mean()
-        return policy_loss + VALUE_COEF * value_loss - ENTROPY_COEF * entropy
-
     def update(carry, minibatch):
         params, optimizer_state = carry
-        gradient = jax.grad(loss)(params, minibatch)
+        gradient = jax.grad(_loss)(params, minibatch, network)
         steps, optimizer_state = optimizer.update(gradient, optimizer_state)
         return (optax.apply_updates(params, steps), optimizer_state), None
 
     def step(state):
         state, trajectory = jax.lax.scan(environment_step, state, length=NUM_STEPS)
-        advantage = advantages(trajectory, network.apply(state.params, state.observation)[1])
+        advantage = _advantages(trajectory, network.apply(state.params, state.observation)[1])
         batch = (trajectory, advantage, advantage + trajectory.value)
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
@@ -210,6 +187,31 @@ def plain_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
         return state, {"episode/return_mean": returns}
 
     return Implementation(init, step)
+
+
+def _advantages(trajectory, last_value):
+    def backwards(carry, step):
+        advantage, next_value = carry
+        going_on = 1.0 - step.done
+        delta = step.reward + DISCOUNT * next_value * going_on - step.value
+        advantage = delta + DISCOUNT * GAE_LAMBDA * going_on * advantage
+        return (advantage, step.value), advantage
+
+    start = (jnp.zeros_like(last_value), last_value)
+    return jax.lax.scan(backwards, start, trajectory, reverse=True)[1]
+
+
+def _loss(params, minibatch, network):
+    step, advantage, target = minibatch
+    logits, value = network.apply(params, step.observation)
+    clipped_value = step.value + jnp.clip(value - step.value, -CLIP, CLIP)
+    value_loss = 0.5 * jnp.maximum((value - target) ** 2, (clipped_value - target) ** 2).mean()
+    ratio = jnp.exp(_log_prob(logits, step.action) - step.log_prob)
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    policy_loss = -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage).mean()
+    log_probs = jax.nn.log_softmax(logits)
+    entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1).mean()
+    return policy_loss + VALUE_COEF * value_loss - ENTROPY_COEF * entropy
 
 
 def _log_prob(logits, action):

@@ -1,5 +1,6 @@
 """What the benchmarks measure: train steps of every implementation, parts of ours, and matrix products."""
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -127,15 +128,11 @@ def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case
     )
 
     def rollout(policy, carry, params):
-        rollout_state, key = carry
+        state, key = carry
         key, key_rollout = jax.random.split(key)
-        simulator = Simulator(
-            config.env, policy, params, plan=config.plan, starts_per_rollout=config.starts_per_rollout
-        )
-        rollout_state, trajectory = simulator.unroll(
-            rollout_state, key_rollout, num_steps=config.num_steps, auto_reset=True
-        )
-        return (rollout_state, key), trajectory
+        simulator = Simulator(config.env, policy, params, plan=config.plan)
+        state, trajectory = simulator.unroll(state, key_rollout, num_steps=config.num_steps, auto_reset=True)
+        return (state, key), trajectory
 
     def random_actions(carry, params):
         carry, trajectory = rollout(random, carry, params)
@@ -216,15 +213,11 @@ def final_returns(implementation: Implementation, num_seeds: int, num_iterations
     return np.nanmean(jax.jit(over_rows(train, make_row_mesh(num_seeds)))(states), axis=1)
 
 
-def _layers(config: Config) -> list[tuple[int, int]]:
+def forward_flops(config: Config) -> float:
     num_inputs = int(np.prod(config.env.observation.shape))
     heads = [config.policy.distribution.num_parameters] + [1] * config.policy.has_critic
-    widths = [(num_inputs, *config.network.hidden_sizes, head) for head in heads]
-    return [pair for sizes in widths for pair in zip(sizes[:-1], sizes[1:], strict=True)]
-
-
-def forward_flops(config: Config) -> float:
-    return float(sum(2 * inputs * outputs for inputs, outputs in _layers(config)))
+    networks = [(num_inputs, *config.network.hidden_sizes, head) for head in heads]
+    return 2.0 * sum(inputs * outputs for sizes in networks for inputs, outputs in itertools.pairwise(sizes))
 
 
 def gradient_flops(config: Config) -> float:
@@ -242,34 +235,30 @@ def strong(leaf: jax.Array) -> jax.Array:
 
 def measure(cases: list[Case], repeats: int, seconds: float) -> list[dict]:
     """Times every case, and matrix products, once in each round; returns a row for each case."""
-    cases = [*cases, matmul()]
-    num_steps = []
+    cases, num_steps = [*cases, matmul()], []
     for case in cases:
         _time(case, 1)
         num_steps.append(max(1, round(seconds / _time(case, 1))))
     rounds = [[_time(case, n) / n for case, n in zip(cases, num_steps, strict=True)] for _ in range(repeats)]
-    times = np.array(rounds).T
-    medians = np.median(times, axis=1)
+    medians = np.median(rounds, axis=0)
     peak = cases[-1].flops / medians[-1]
-    rows = []
-    for case, series, median in zip(cases[:-1], times, medians, strict=False):
-        rows.append(
-            {
-                "implementation": case.name,
-                "steps_per_second": case.num_samples / median,
-                "steps_per_second_low": case.num_samples / series.max(),
-                "steps_per_second_high": case.num_samples / series.min(),
-                "ratio": medians[0] / median if case.name in IMPLEMENTATIONS else np.nan,
-                "ratio_to": cases[0].name,
-                "flops_per_second": case.flops / median,
-                "matmul_flops_per_second": peak,
-                "roofline_fraction": case.flops / median / peak,
-                "memory_bytes": case.memory,
-                "compile_seconds": case.compile_seconds,
-                "seconds_per_train_step": series,
-            }
-        )
-    return rows
+    return [
+        {
+            "implementation": case.name,
+            "steps_per_second": case.num_samples / median,
+            "steps_per_second_low": case.num_samples / series.max(),
+            "steps_per_second_high": case.num_samples / series.min(),
+            "ratio": medians[0] / median if case.name in IMPLEMENTATIONS else np.nan,
+            "ratio_to": cases[0].name,
+            "flops_per_second": case.flops / median,
+            "matmul_flops_per_second": peak,
+            "roofline_fraction": case.flops / median / peak,
+            "memory_bytes": case.memory,
+            "compile_seconds": case.compile_seconds,
+            "seconds_per_train_step": series,
+        }
+        for case, series, median in zip(cases[:-1], np.transpose(rounds), medians, strict=False)
+    ]
 
 
 def _time(case: Case, num_steps: int) -> float:

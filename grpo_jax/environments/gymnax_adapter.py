@@ -122,7 +122,10 @@ def overridden_params(env: Any, overrides: Mapping[str, Any]) -> Any:
     for field in overrides:
         if field not in fields:
             raise ConfigError(f"environment {env_name(env)!r} has no parameter {field!r}: {nearest(field, fields)}")
-    return dataclasses.replace(params, **{k: cast_parameter(v, getattr(params, k), k) for k, v in overrides.items()})
+    with jax.ensure_compile_time_eval():  # a cached environment must hold no tracer
+        return dataclasses.replace(
+            params, **{k: cast_parameter(v, getattr(params, k), k) for k, v in overrides.items()}
+        )
 
 
 def _traceable(play: Callable, defaults: Any) -> dict[str, np.ndarray]:

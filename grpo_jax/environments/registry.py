@@ -49,9 +49,8 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
 @functools.lru_cache
 def _of_gymnax(name: str, params: tuple[tuple[str, Any], ...], wide: bool) -> Environment:
     """The environment of a name in gymnax, traced once; `wide`: with dtypes of 64 bits."""
-    with jax.ensure_compile_time_eval():  # a cached value must hold no tracer
-        # The requested name; gymnax's own differs, for example for DiscountingChain-bsuite.
-        return from_gymnax(registered(name), dict(params))._replace(name=name)
+    # The requested name; gymnax's own differs, for example for DiscountingChain-bsuite.
+    return from_gymnax(environment_object(name), dict(params))._replace(name=name)
 
 
 def environment_object(environment: str | Any) -> Any:

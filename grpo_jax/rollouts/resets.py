@@ -45,18 +45,18 @@ def make_start_states(
       The states and observations that `take` gives environments whose episode has not ended have no meaning.
     """
 
-    def draw(episode):
-        return jax.vmap(environment.reset)(jax.vmap(jax.random.fold_in)(keys, episode), start.environment_params)
+    def draw(key, params, episode):
+        return environment.reset(jax.random.fold_in(key, episode), params)
 
     def draw_many(first, number):
-        return jax.vmap(draw, in_axes=1, out_axes=1)(first[:, None] + jnp.arange(number))
+        one = jax.vmap(draw, in_axes=(None, None, 0))
+        return jax.vmap(one)(keys, start.environment_params, first[:, None] + jnp.arange(number))
 
     if num_starts is None and (not num_draws or envs_are_split()):
-        return StartStates(lambda ahead, ended, episode: (ahead, draw(episode)))
+        return StartStates(
+            lambda ahead, ended, episode: (ahead, jax.vmap(draw)(keys, start.environment_params, episode))
+        )
     zeros = jnp.zeros(start.num_envs, jnp.int32)
-    if num_starts == 1:
-        drawn = draw(zeros)
-        return StartStates(lambda ahead, ended, episode: (ahead, drawn))
     if num_starts is not None:
         drawn = draw_many(zeros, num_starts)
         return StartStates(lambda ahead, ended, episode: (ahead, _at(drawn, episode % num_starts)))
@@ -75,6 +75,8 @@ def make_start_states(
 
 def _at(drawn: PyTree, index: jax.Array) -> PyTree:
     """`[B, D, ...]` to `[B, ...]`, by an index `[B]`."""
+    if jax.tree.leaves(drawn)[0].shape[1] == 1:
+        return jax.tree.map(lambda leaf: leaf[:, 0], drawn)
     return jax.vmap(lambda x, n: jax.tree.map(lambda leaf: leaf.at[n].get(mode="clip"), x))(drawn, index)
 
 

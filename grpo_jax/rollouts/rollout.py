@@ -84,14 +84,9 @@ class Simulator(NamedTuple):
     ) -> tuple[RolloutState, Trajectory]:
         """Acts for `num_steps` in every environment and records what happens.
 
-        With `auto_reset` an environment whose episode ends starts another. Start states have the environment's own
-        distribution and are independent of each other, but with `starts_per_rollout` an environment reuses its own.
-        Truncation is exact: `next_value` is the critic's value of the true next observation, which may be a final one.
-
         Without `auto_reset` an environment whose episode ends stays in its final state: later steps are not `valid`,
         have reward 0 and change nothing but the policy's carry, which is not read again. If the environment has an
-        `outcome`, it is evaluated on the final states and added to the rewards of the steps: see `add_outcome`. With
-        `steps_per_check` in the plan the rollout stops when every episode has ended, with the results of all steps.
+        `outcome`, it is added to the rewards: see `add_outcome`.
 
         Where the environment itself acts (`forced_action`), its action replaces the policy's, also a greedy one or
         `first_action`. `log_prob` is then the policy's for that action, without any mask.
@@ -100,10 +95,9 @@ class Simulator(NamedTuple):
           state: the state of `B` environments.
           key: of all randomness in this rollout.
           num_steps: `T`.
-          auto_reset: whether another episode follows the end of one.
-          from_reset: whether `state` is one of `reset`, so that step `t` of the rollout is step `t` of each episode. A
-            transformer then attends to the part of its cache that can be filled by `t`, in stages of static length;
-            results are the same up to rounding.
+          auto_reset: whether another episode follows the end of one, from a start state of its own.
+          from_reset: whether `state` is one of `reset`: by step `t` a transformer has filled `t` places of its cache,
+            and attends to little more, in stages of static length; results are the same up to rounding.
           greedy: take the distribution's mode instead of a sample, in all environments, or where true in `[B]`.
           first_action: `[B]` int32, taken at the first step instead of the policy's own.
 
@@ -126,7 +120,7 @@ class Simulator(NamedTuple):
         )
         draw = functools.partial(self._random_numbers, num_envs=num_envs)
         # The states that `keep_states` stacks must have one shape.
-        has_stages = from_reset and self.policy.resize is not None and not self.keep_states
+        has_stages = from_reset and not auto_reset and self.policy.resize is not None and not self.keep_states
         stops = not auto_reset and 0 < plan.steps_per_check < num_steps
         carry, trajectory = scan_in_blocks(
             *(step, carry, key_steps, num_steps, draw, plan),
@@ -136,11 +130,6 @@ class Simulator(NamedTuple):
         )
         if greedy is not False:
             trajectory = trajectory._replace(greedy=jnp.broadcast_to(greedy, (num_steps, num_envs)))
-        if first_action is not None:
-            is_first = jnp.arange(num_steps)[:, None] == 0
-            trajectory = trajectory._replace(enumerated=jnp.broadcast_to(is_first, (num_steps, num_envs)))
-        if self._num_passes:
-            trajectory = with_values(self.policy, self.params, trajectory, start.policy_carry, self._num_passes)
         return self._complete(state, carry, trajectory, auto_reset)
 
     @property
@@ -291,8 +280,13 @@ class Simulator(NamedTuple):
           trajectory: the records of the steps, `[T, B]`.
           auto_reset: as of `unroll`.
         """
+        shape = trajectory.reward.shape
         if auto_reset:
-            trajectory = trajectory._replace(valid=jnp.ones(trajectory.reward.shape, bool))
+            trajectory = trajectory._replace(valid=jnp.ones(shape, bool))
+        if carry.first_action is not None:
+            trajectory = trajectory._replace(enumerated=jnp.broadcast_to(jnp.arange(shape[0])[:, None] == 0, shape))
+        if self._num_passes:
+            trajectory = with_values(self.policy, self.params, trajectory, state.policy_carry, self._num_passes)
         policy_carry = self.policy.sequence_carry(state.policy_carry)
         trajectory = trajectory._replace(carry=jax.tree.map(lambda leaf: leaf[None], policy_carry))
         finals = final_observations(carry.truncations, carry.state)

@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from grpo_jax.config import Config
+from grpo_jax.devices.mesh import ENVS, ROWS
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function
 from grpo_jax.hyperparams import Hyperparams
@@ -23,6 +25,32 @@ def check_run(config: Config, hyperparams: Hyperparams) -> None:
     """Raises ConfigError for hyperparameters or a budget that are invalid, and for a config whose parts do not fit."""
     check_budget(config, hyperparams)
     try_on_shapes(config, hyperparams)
+
+
+def check_keys(keys: jax.Array) -> None:
+    """Raises ConfigError unless `keys` are `[R]` keys of one row or more."""
+    if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
+        raise ConfigError(
+            "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
+        )
+    if keys.shape[0] == 0:
+        raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
+
+
+def check_mesh(config: Config, mesh: Mesh) -> None:
+    """Raises ConfigError if the mesh does not divide `num_envs`, or splits rows and environments that call the host."""
+    num_devices = mesh.shape.get(ENVS, 1)
+    if config.env.on_host and mesh.size > mesh.shape[ROWS] > 1:
+        raise ConfigError(
+            f"{config.env.name!r} calls the host, but JAX has no such calls where a mesh splits rows and also their "
+            f"environments or policy, as {dict(mesh.shape)} does; use make_mesh(seeds={mesh.size}), or seeds=1"
+        )
+    if config.num_envs % num_devices:
+        above = -(-config.num_envs // num_devices) * num_devices
+        raise ConfigError(
+            f"num_envs={config.num_envs} environments cannot be split evenly over {ENVS}={num_devices} devices; use "
+            f"num_envs={above} (best a multiple of group_size on each device)"
+        )
 
 
 def try_on_shapes(config: Config, hyperparams: Hyperparams) -> Metrics:

@@ -11,23 +11,21 @@ from grpo_jax.types import Batch, Metrics, Trajectory
 
 def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Metrics:
     """Scalars that summarise a rollout. An episode counts in the iteration in which it ends; NaN where none did."""
+    episodes = jnp.stack([trajectory.episode_return, trajectory.episode_length.astype(jnp.float32)])
     ended = trajectory.ended
     count = jnp.sum(ended)
 
-    def summary(name, values):
-        return {
-            f"{name}_mean": mean_or_missing(values, ended),
-            f"{name}_min": jnp.where(count > 0, jnp.min(values, where=ended, initial=jnp.inf), missing()),
-            f"{name}_max": jnp.where(count > 0, jnp.max(values, where=ended, initial=-jnp.inf), missing()),
-        }
+    totals = jnp.sum(episodes, axis=(1, 2), where=ended)
+    extremes = jnp.max(jnp.concatenate([episodes, -episodes]), axis=(1, 2), where=ended, initial=-jnp.inf)
 
     metrics = {
         "environment/steps": config.trunk_steps + jnp.sum(trajectory.valid, dtype=jnp.int32),
         "episode/count": count.astype(jnp.float32),
-        **summary("episode/return", trajectory.episode_return),
-        **summary("episode/length", trajectory.episode_length.astype(jnp.float32)),
         "advantage/abs_mean": mean_or_missing(jnp.abs(batch.advantage), batch.mask),
     }
+    for i, name in enumerate(("episode/return", "episode/length")):
+        values = {"mean": totals[i] / jnp.maximum(count, 1), "min": -extremes[2 + i], "max": extremes[i]}
+        metrics |= {f"{name}_{key}": jnp.where(count > 0, value, missing()) for key, value in values.items()}
     if trajectory.branch_steps is not None:
         metrics["environment/steps"] += jnp.sum(trajectory.branch_steps, dtype=jnp.int32)
     if config.group_size > 1:

@@ -13,23 +13,14 @@ from jax.sharding import Mesh
 from grpo_jax.config import Config
 from grpo_jax.devices.compilation_cache import kept_programs
 from grpo_jax.devices.memory import Memory, explain_out_of_memory
-from grpo_jax.devices.mesh import (
-    ENVS,
-    ROWS,
-    make_row_mesh,
-    over_rows,
-    pad_rows,
-    replicated,
-    shard_states,
-    state_shardings,
-)
-from grpo_jax.environments import EnvParams, row_parameters
+from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated, shard_states, state_shardings
+from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.training import budget
-from grpo_jax.training.checks import check_run, kept_with, try_on_shapes
+from grpo_jax.training.checks import check_keys, check_mesh, check_run, kept_with, try_on_shapes
 from grpo_jax.training.evaluations import Evaluate, make_evaluation
 from grpo_jax.training.progress import (
     Callback,
@@ -45,7 +36,7 @@ from grpo_jax.training.progress import (
     with_returns,
     without_padding,
 )
-from grpo_jax.training.train import make_init
+from grpo_jax.training.train import initial_states
 from grpo_jax.training.train_step import make_train_step
 from grpo_jax.types import PyTree, TrainState
 
@@ -54,39 +45,6 @@ NUM_CHUNKS = 50
 
 MAX_CHUNK = 1000
 """The most iterations of a chunk of a run that only `max_episodes` limits."""
-
-
-def check_mesh(config: Config, mesh: Mesh) -> None:
-    """Raises ConfigError if the mesh does not divide `num_envs`, or splits rows and environments that call the host."""
-    num_devices = mesh.shape.get(ENVS, 1)
-    if config.env.on_host and mesh.size > mesh.shape[ROWS] > 1:
-        raise ConfigError(
-            f"{config.env.name!r} calls the host, but JAX has no such calls where a mesh splits rows and also their "
-            f"environments or policy, as {dict(mesh.shape)} does; use make_mesh(seeds={mesh.size}), or seeds=1"
-        )
-    if config.num_envs % num_devices:
-        above = -(-config.num_envs // num_devices) * num_devices
-        raise ConfigError(
-            f"num_envs={config.num_envs} environments cannot be split evenly over {ENVS}={num_devices} devices; use "
-            f"num_envs={above} (best a multiple of group_size on each device)"
-        )
-
-
-def initial_states(
-    config: Config,
-    hyperparams: Hyperparams,
-    keys: jax.Array,
-    env_params: EnvParams = None,
-    params: PyTree = None,
-    *,
-    mesh: Mesh | None = None,
-) -> TrainState:
-    """The states that `run` starts from, `[R, ...]`: one row for each key, padded to what the mesh divides. Pure."""
-    num_rows, init = keys.shape[0], make_init(config)
-    rows = keys, hyperparams.broadcast(num_rows), row_parameters(config.env, env_params, num_rows), params
-    if mesh is None:
-        return jax.vmap(init)(*rows)
-    return over_rows(lambda row: init(*row), mesh)(pad_rows(rows, mesh))
 
 
 def run(
@@ -110,7 +68,7 @@ def run(
     stays bitwise unchanged while others continue. Rows are split over devices, and so may be the environments of each.
 
     Args:
-      config: what to run.
+      config: what to run. Another run of the same `Config`, on as many rows, traces nothing again.
       hyperparams: leaves are scalars, for all rows, or `[R]`, one for each.
       keys: `[R]` keys, as from `jax.random.split(key, R)`; a row is a function of its own arguments only.
       env_params: parameters of the environment by name, instead of the config's: one value for all rows, or an array
@@ -249,16 +207,6 @@ def _chunk_length(config: Config, hyperparams: Hyperparams, chunk_length: int | 
     if evaluate is not None and not isinstance(evaluate, Evaluate):
         raise ConfigError(f"evaluate={evaluate!r} does not say when to evaluate; use Evaluate(every=10)")
     return length if evaluate is None else min(length, evaluate.every)
-
-
-def check_keys(keys: jax.Array) -> None:
-    """Raises ConfigError unless `keys` are `[R]` keys of one row or more."""
-    if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
-        raise ConfigError(
-            "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
-        )
-    if keys.shape[0] == 0:
-        raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
 
 
 def _use_of_budget(states: TrainState, limit: budget.Budget) -> tuple:

@@ -1,12 +1,14 @@
-"""What starts a run and trains it in one program: `init`, and `train`, which scans the train step."""
+"""What starts a run, and trains it in one program: `init`, of one row or of all, and `train`."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from grpo_jax.config import Config
-from grpo_jax.environments import EnvParams
+from grpo_jax.devices.mesh import over_rows, pad_rows
+from grpo_jax.environments import EnvParams, row_parameters
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.training.checks import try_on_shapes
@@ -54,3 +56,20 @@ def make_train(config: Config, num_iterations: int) -> Callable[..., tuple[Train
         return jax.lax.scan(lambda state, _: train_step(state), state, length=length)
 
     return train
+
+
+def initial_states(
+    config: Config,
+    hyperparams: Hyperparams,
+    keys: jax.Array,
+    env_params: EnvParams = None,
+    params: PyTree = None,
+    *,
+    mesh: Mesh | None = None,
+) -> TrainState:
+    """The states that `run` starts from, `[R, ...]`: one row for each key, padded to what the mesh divides. Pure."""
+    num_rows, init = keys.shape[0], make_init(config)
+    rows = keys, hyperparams.broadcast(num_rows), row_parameters(config.env, env_params, num_rows), params
+    if mesh is None:
+        return jax.vmap(init)(*rows)
+    return over_rows(lambda row: init(*row), mesh)(pad_rows(rows, mesh))

@@ -11,8 +11,6 @@ from grpo_jax.devices import compilation_cache
 from grpo_jax.devices.compilation_cache import cache_folder, kept_programs
 from grpo_jax.policies import MLP
 
-CONFIG = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=8, num_minibatches=1, network=MLP((4,)))
-
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
@@ -33,11 +31,16 @@ def kept():
 
 
 def test_a_run_keeps_its_programs_unless_told_not_to(home):
-    arguments = CONFIG, Hyperparams(total_steps=64.0), jax.random.split(jax.random.key(0), 1)
-    stop = {"callback": lambda progress, chunk: progress._replace(stopped=np.array(True))}  # only `init` is compiled
-    run(*arguments, **stop, compilation_cache=False)
+    def begin(width, **options):
+        """Only `init` is compiled; anew, as no other test has this width."""
+        sizes = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((width,))}
+        config = Config(environment=Probe(), algorithm="ppo", **sizes)
+        stop = {"callback": lambda progress, chunk: progress._replace(stopped=np.array(True))}
+        run(config, Hyperparams(total_steps=64.0), jax.random.split(jax.random.key(0), 1), **stop, **options)
+
+    begin(13, compilation_cache=False)
     assert not [*home.iterdir()]
-    run(*arguments, **stop)
+    begin(17)
     assert kept() > 0 and jax.config.jax_compilation_cache_dir is None
     before = kept()
     jax.jit(lambda x: x * 3 + 1)(np.ones(7)).block_until_ready()

@@ -98,10 +98,10 @@ def test_a_gymnax_environment_is_truncated_at_its_limit_alone(played):
     assert not (trajectory.terminated & trajectory.truncated).any(), "both at once is a termination"
 
 
-def test_every_number_of_gymnax_is_traced():
-    for name in NAMES:
-        env, (_, params) = make_environment(name), gymnax.make(name)
-        assert set(env.params) == set(vars(params)) - {"max_steps_in_episode"}, name
+def test_every_number_of_gymnax_is_traced(played):
+    env, _, _ = played
+    _, params = gymnax.make(env.name)
+    assert set(env.params) == set(vars(params)) - {"max_steps_in_episode"}
 
 
 def test_deep_sea_terminates_where_its_limit_is_reached():

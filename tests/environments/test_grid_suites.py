@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_suites import import_suite
+from test_other_suites import import_suite
 
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Discrete

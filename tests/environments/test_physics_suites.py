@@ -5,7 +5,7 @@ import subprocess
 import jax
 import jax.numpy as jnp
 import pytest
-from test_suites import BROKEN_IN_BRAX
+from test_other_suites import BROKEN_IN_BRAX
 
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Box

@@ -191,3 +191,13 @@ assert make_environment("Mine-v0").max_steps == one.max_steps
 
 def test_a_name_imports_its_own_module_of_gymnax_only():
     subprocess.run([sys.executable, "-c", ONE_MODULE], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_a_parameter_given_while_tracing_is_no_tracer():
+    """The second call gets the environment that the first has made."""
+
+    def torque(x):
+        params = {"available_torque": (-2.0, 0.0, 2.0)}
+        return x * make_environment("Acrobot-v1", params).params["available_torque"]
+
+    assert [jax.jit(torque)(x).tolist() for x in (1.0, jnp.ones(3))] == [[-2.0, 0.0, 2.0]] * 2

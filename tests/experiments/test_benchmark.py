@@ -1,6 +1,7 @@
 """The benchmark's structure on its smallest run; no time is asserted."""
 
 import json
+import subprocess
 import time
 
 import jax
@@ -84,3 +85,24 @@ def test_a_cold_start_has_its_stages_in_order(monkeypatch):
     seconds = [run[stage] for stage in cold_start.STAGES]
     assert seconds == sorted(seconds) and seconds[0] > 0
     assert 100 < run["fusions"] < run["StableHLO"] < run["HLO"]
+
+
+def test_cold_starts_are_medians_of_processes_in_turns(tmp_path, monkeypatch):
+    """Each process is replaced by one that ends at once; the n-th of a kind takes n seconds."""
+    ran, out, others = [], tmp_path / "cold.json", subprocess.run
+
+    def run(command, *, env=None, **options):
+        if env is None:
+            return others(command, **options)
+        ran.append((command[3], env["JAX_COMPILATION_CACHE_DIR"]))
+        seconds = 1 + int(command[4]) + ran.count(ran[-1])
+        result = dict.fromkeys(cold_start.STAGES, seconds) | dict.fromkeys(cold_start.PROGRAMS, 300)
+        return subprocess.CompletedProcess(command, 0, f"{json.dumps(result)}\n", "")
+
+    monkeypatch.setattr(cold_start.subprocess, "run", run)
+    benchmark.main(benchmark.Arguments(implementations=("plain PPO", "GRPO"), cold=True, out=out))
+    assert [name for name, _ in ran] == ["plain PPO", "plain PPO", "GRPO", "GRPO"] * 5
+    assert all(folder == other for (_, folder), (_, other) in zip(ran[::2], ran[1::2], strict=True))
+    assert len({folder for _, folder in ran}) == 10, "each pair of processes begins with an empty cache"
+    rows = {(row["implementation"], row["cache"]): row["to 475"] for row in json.loads(out.read_text())["results"]}
+    assert rows["GRPO", "empty"] == 4 and rows["GRPO", "warm"] == 5

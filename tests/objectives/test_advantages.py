@@ -46,7 +46,7 @@ def test_groups_of_equal_scores_give_exactly_zero(estimator, group_size):
     constant = np.broadcast_to(np.asarray(MAGNITUDES, np.float32)[:, None], (4, group_size))
     scores = np.concatenate([constant, SCORES.reshape(-1)[None, :group_size]])
     with jax.debug_nans(True):
-        result = np.asarray(estimator(jnp.asarray(scores)))
+        result = np.asarray(jax.jit(estimator)(scores))
     np.testing.assert_array_equal(result[:4], 0.0)
     assert np.any(result[4] != 0)
 
@@ -64,7 +64,8 @@ def test_normalisation_is_free_of_scale(magnitude):
 def test_nan_stays_in_its_group(estimator):
     scores = SCORES.copy()
     scores[1, 2] = np.nan
-    result, clean = np.asarray(estimator(jnp.asarray(scores))), np.asarray(estimator(jnp.asarray(SCORES)))
+    estimate = jax.jit(estimator)
+    result, clean = np.asarray(estimate(scores)), np.asarray(estimate(SCORES))
     np.testing.assert_array_equal(np.delete(result, 1, axis=0), np.delete(clean, 1, axis=0))
     assert np.isnan(result[1]).any()
 
@@ -280,11 +281,11 @@ def test_weighted_rewards():
 
 
 def test_process_supervision_with_rewards_on_some_steps_only():
-    rewards = jnp.array([[9.0, 9.0], [1.0, 3.0], [9.0, 9.0], [2.0, 2.0]])
-    judged = jnp.array([[0, 0], [1, 1], [0, 0], [1, 1]], bool)
-    mask = jnp.ones((4, 2), bool).at[3, 1].set(False)
+    rewards = np.float32([[9, 9], [1, 3], [9, 9], [2, 2]])
+    judged, mask = np.array([[0, 0], [1, 1], [0, 0], [1, 1]], bool), np.ones((4, 2), bool)
+    mask[3, 1] = False
     # Judged and valid: 1, 3 and 2; mean 2, standard deviation sqrt(2/3).
     unit = 1 / np.sqrt(2 / 3)
     expected = [[-unit, unit], [-unit, unit], [0, 0], [0, 0]]
-    actual = objectives.process_supervised(rewards, mask, 2, judged=judged)
+    actual = jax.jit(objectives.process_supervised, static_argnums=2)(rewards, mask, 2, judged=judged)
     np.testing.assert_allclose(actual, expected, atol=1e-5)

@@ -93,7 +93,7 @@ def test_the_first_gradient_is_on_policy_and_that_of_its_parts(continued):
     config, state, (_, trajectory) = continued
     params = state.params
     batch = make_batch(config, config.policy, acted(params, reference_params=params), trajectory, state.hyperparams)[0]
-    assert batch.mask.shape == (7, 6) and batch.carry["actor"].shape == (1, 6, 4)
+    assert batch.mask.shape == (7, 6) and batch.carry["actor"][0].shape == (1, 6, 4)
 
     @jax.jit
     def gradients(batch):

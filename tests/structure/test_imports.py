@@ -157,3 +157,9 @@ def test_the_package_itself_has_no_logic():
         is_public = isinstance(node, ast.Assign) and node.targets[0].id in ("__all__", "__version__")
         is_public |= isinstance(node, ast.FunctionDef) and node.name == "__dir__"
         assert is_public or isinstance(node, ast.ImportFrom), ast.unparse(node)
+
+
+def test_no_two_files_of_tests_have_the_same_name():
+    """Which pytest would collect as one module."""
+    names = [path.name for path in (REPOSITORY / "tests").rglob("*.py")]
+    assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)

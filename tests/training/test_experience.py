@@ -315,7 +315,7 @@ def mean_of_others(trajectory, policy, params, hyperparams, group_size):
 
 def test_groups_are_kept_by_how_much_their_members_differ():
     sizes = {"num_envs": 16, "group_size": 4, "num_kept_groups": 2, "num_steps": 20}
-    kept_of = jax.jit(functools.partial(kept_groups, Config(algorithm=GRPO_RETURN_TO_GO, **CARTPOLE | sizes)))
+    kept_of = jax.jit(functools.partial(kept_groups, Config(algorithm=ANCHORED_GRPO, **CARTPOLE | sizes)))
 
     def kept(scores):
         reward = np.zeros((20, 16), np.float32)

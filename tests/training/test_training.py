@@ -254,23 +254,6 @@ def test_a_stopped_row_stays_bitwise_whatever_the_others_do(grpo, driven):
     assert bits(first[0]) == bits(first[1])
 
 
-@pytest.mark.slow
-def test_a_row_that_diverges_leaves_its_neighbours_as_they_are(grpo, driven):
-    rates = jnp.array([grpo.hyperparams.learning_rate, 1e38, grpo.hyperparams.learning_rate])
-    hyperparams = grpo.hyperparams.replace(
-        max_episodes=MAX_EPISODES, total_steps=jnp.asarray(BUDGETS), learning_rate=rates
-    )
-    result = run(grpo.config, hyperparams, KEYS, chunk_length=2)
-    skipped = np.nansum(result.metrics["optim/skipped_updates"], axis=0)
-    assert skipped[1] > 0 and skipped[0] == skipped[2] == 0
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.states.params))
-    for row in (0, 2):
-        undisturbed, beside = (
-            jax.tree.map(lambda leaf, row=row: leaf[row], whole.states) for whole in (driven[0], result)
-        )
-        assert bits(undisturbed) == bits(beside)
-
-
 def test_progress_is_reported_in_order(driven):
     result, chunks = driven
     assert len(chunks) > 2
@@ -337,7 +320,7 @@ def test_a_run_bound_by_episodes_reports_early():
 def test_what_nothing_ends_is_refused(grpo):
     with pytest.raises(ValueError, match="total_steps=inf, and there is no max_episodes, so nothing ends the run"):
         run(grpo.config, Hyperparams(total_steps=jnp.array([4000.0, np.inf, 4000.0])), KEYS)
-    with pytest.raises(ValueError, match="is more than 2.31 iterations; use fewer, or inf beside max_episodes"):
+    with pytest.raises(ValueError, match="total_steps=1e.30 may take more than 2.31 iterations; use fewer"):
         run(grpo.config, Hyperparams(total_steps=1e30, max_episodes=100), KEYS)
     cut = dataclasses.replace(grpo.config, num_steps=8, cut_episodes=True)
     with pytest.raises(ValueError, match="total_steps=inf, and episodes that are cut off need never end"):

@@ -53,26 +53,11 @@ def learn(rollout, key, algorithm=GRPO, num_minibatches=4, num_microbatches=2, s
     return update_epochs(config, known_policy, optimizer, state, batch, HYPERPARAMS, key)
 
 
-def test_what_is_masked_leaves_no_trace(rollout):
-    def poison(leaf):
-        mask = rollout.valid.reshape(rollout.valid.shape + (1,) * (leaf.ndim - 2))
-        garbage = 1 - leaf if leaf.dtype == rollout.action.dtype else 3.7 * leaf + 41.0
-        return jnp.where(mask, leaf, garbage.astype(leaf.dtype))
-
-    fields = ("observation", "action", "reward", "log_prob", "distribution", "value", "next_value")
-    poisoned = rollout._replace(**{name: poison(getattr(rollout, name)) for name in fields})
-    assert (~rollout.valid).mean() > 0.5
-    assert all(bits(getattr(poisoned, name)) != bits(getattr(rollout, name)) for name in fields)
-    for seed in range(3):
-        clean, spoilt = (learn(r, jax.random.key(seed)) for r in (rollout, poisoned))
-        assert bits(clean) == bits(spoilt)
-        assert bits(clean[0].params) != bits(PARAMS)
-
-
-def test_an_update_that_is_not_finite_is_skipped_and_counted(rollout):
-    scale = jnp.ones((8, 8)).at[0, 1].set(jnp.nan)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(rollout, value):
+    scale = jnp.ones((8, 8)).at[0, 1].set(value)
     learner, metrics = learn(rollout, jax.random.key(0), scale=scale)
-    # The NaN is in one of the four minibatches of each of the two epochs.
+    # It is in one of the four minibatches of each of the two epochs.
     assert metrics["optim/skipped_updates"] == 2
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((learner, metrics)))
     assert learner.opt_state[1][0].count == 6
@@ -87,13 +72,6 @@ def test_updates_that_are_all_skipped_change_nothing_and_have_no_metrics(rollout
     assert bits(learner.params) == bits(PARAMS)
     assert not any(leaf.any() for leaf in jax.tree.leaves(learner.opt_state))
     assert all(jnp.isnan(value) for value in metrics.values())
-
-
-def test_infinite_advantages_are_skipped_too(rollout):
-    scale = jnp.ones((8, 8)).at[0, 1].set(jnp.inf)
-    learner, metrics = learn(rollout, jax.random.key(0), scale=scale)
-    assert metrics["optim/skipped_updates"] == 2
-    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(learner))
 
 
 def test_an_epoch_uses_every_valid_sample_once(rollout):
