@@ -107,7 +107,8 @@ def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
         **{"num_key_value_heads": num_heads, "head_dim": published["hidden_size"] // num_heads},
         **{"rope_theta": rope.get("rope_theta", 10_000.0), "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
     }
-    fields = {field: published.get(name) or defaults.get(name) for name, field in _FIELDS.items()}
+    given = {name: value for name, value in published.items() if value is not None}
+    fields = {field: (defaults | given)[name] for name, field in _FIELDS.items()}
     try:
         return Transformer(**fields | MODEL_TYPES[model_type] | changes)
     except ConfigError as error:

@@ -50,7 +50,7 @@ def make_start_states(
 
     def draw_many(first, number):
         one = jax.vmap(draw, in_axes=(None, None, 0))
-        return jax.vmap(one)(keys, start.environment_params, first[:, None] + jnp.arange(number))
+        return jax.vmap(one)(keys, start.environment_params, first[:, None] + jnp.arange(number)[None])
 
     if num_starts is None and (not num_draws or envs_are_split()):
         return StartStates(

@@ -72,7 +72,7 @@ def minibatch_order(config: Config, key: jax.Array, mask: jax.Array) -> jax.Arra
     filled = jnp.any(mask.reshape(mask.shape[0], num_blocks, -1, members), axis=(0, 3))
     keys = jax.random.split(key, num_blocks) if num_blocks > 1 else key[None]
     units = jax.vmap(shuffled_order)(keys, filled).reshape(num_blocks, -1, num_minibatches, 1)
-    sequences = units * members + jnp.arange(members)
+    sequences = units * members + jnp.arange(members).reshape(1, 1, 1, -1)
     return jnp.moveaxis(sequences, 2, 0).reshape(num_minibatches, num_blocks, -1)
 
 
