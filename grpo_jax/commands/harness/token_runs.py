@@ -46,7 +46,7 @@ EXACT_MATCH = Score(_exact_match, f"exact match of greedy answers to {NUM_FINAL}
 def load_or_make_warm_start(
     config: Config, keys: jax.Array, *, target: float, learning_rate: float, paths: Sequence[Path], console: Console
 ) -> WarmStart:
-    """The warm start in those of the files that exist, or a new one, which is then written to the others.
+    """The warm start in the files, as far as they exist; the others get it, or all a new one.
 
     Raises ConfigError if a file has a warm start of other settings, two files differ, or the target was not reached.
     """
