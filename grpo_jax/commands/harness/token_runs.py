@@ -101,7 +101,7 @@ def _read_warm_start(path: Path, description: Mapping[str, Any]) -> WarmStart:
 
 
 def prompted(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with rollouts that begin with a prompt; a KL penalty is that to the policy before training.
+    """The algorithm with rollouts that begin with a prompt; a KL penalty is to the policy before training.
 
     Algorithms that have no KL penalty by design, such as DAPO, get none; those with values of states do.
     """
