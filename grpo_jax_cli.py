@@ -45,7 +45,7 @@ def main() -> None:
             print(f"error: unknown command {name!r}: {advice}", file=sys.stderr)
             sys.exit(2)
         sys.argv[1:] = flags
-        # As `python -m` does, for modules of the user's own such as my_networks:network. But commands may be given in a
+        # As `python -m` does, for custom modules such as my_networks:network. But commands may be given in a
         # downloaded folder, and a module in it must not stand in for a package that is not installed.
         names_own = {flag.partition("=")[0] for flag in flags} & {"--trust", "--environment"}
         if command not in COMMANDS["trained policies"] or names_own:

@@ -66,9 +66,7 @@ class Algorithm(NamedTuple):
     """
 
     start: Start  # where rollouts begin, and whether episodes follow each other
-    advantage: (
-        Callable  # (trajectory, hp, group_size) -> [T, B], how much better a step was than others; 0 if not valid
-    )
+    advantage: Callable  # (trajectory, hp, group_size) -> [T, B], how good a step was beside others; 0 if not valid
     normalize: Callable | None  # (advantage [S, N], mask [S, N]) -> [S, N]; None leaves the advantages unchanged
     ratio: Callable  # (log-ratio [S, N], batch, hp) -> log-ratio [S, N]: of each step, of its sequence, ...
     surrogate: Callable  # (log-ratio [S, N], advantage [S, N], hp) -> [S, N], to be maximised

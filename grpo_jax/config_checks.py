@@ -85,14 +85,14 @@ def _environment(config: Config) -> Rules:
         f"{env.name!r} rewards whole episodes (it has an outcome), but rollouts of this algorithm begin or end in "
         "mid-episode; use one-episode groups, such as algorithm=PPO._replace(start=FRESH)",
     )
-    imposes = f"{env.name!r} acts itself at some steps (it has forced_action), but"
+    acts = f"{env.name!r} acts itself at some steps (it has forced_action), but"
     yield (
         env.forced_action is not None and not isinstance(env.action_space, Discrete),
-        f"{imposes} its actions are in {env.action_space}; use Discrete actions, of which -1 is none",
+        f"{acts} its actions are in {env.action_space}; use Discrete actions, of which -1 is none",
     )
     yield (
         env.forced_action is not None and start.all_actions,
-        f"{imposes} all_actions compares the policy's own first actions; use forked(trunk_steps) without it",
+        f"{acts} all_actions compares the policy's own first actions; use forked(trunk_steps) without it",
     )
 
 

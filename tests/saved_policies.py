@@ -6,7 +6,7 @@ import numpy as np
 from grpo_jax import Hyperparams
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.policy_saver import PolicySaver
-from grpo_jax.training.run import initial_states
+from grpo_jax.training.train import initial_states
 
 
 def save_policies(directory, config, *, scores=(1.0, 2.0), label="run", env_params=None, hyperparams=None):

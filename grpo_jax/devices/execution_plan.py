@@ -23,7 +23,7 @@ class ExecutionPlan:
     steps_per_loop: int
     """Steps in one iteration of the loops of rollouts and of recurrent layers (unrolling)."""
     num_reset_draws: int
-    """Start states drawn before a rollout for each environment, later ones behind a branch; 0: one at every step."""
+    """Start states of each environment drawn at once, behind a branch, when none is left; 0: one at every step."""
     samples_per_part: int
     """The most samples of a minibatch whose gradient is computed at once."""
     skips_empty_parts: bool

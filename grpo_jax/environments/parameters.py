@@ -101,9 +101,8 @@ def as_dtype(name: str, value: Any, dtype: Any) -> jax.Array:
     """A parameter's value as an array. It is a copy, since the train state that gets it may be donated.
 
     Raises:
-      ConfigError: for a value that is not an array of numbers, or a real number where the parameter is an integer, as
-      the
-        conversion would truncate it.
+      ConfigError: for a value that is not an array of numbers, or a real number where the parameter is an integer,
+        as the conversion would truncate it.
     """
     try:
         value = jnp.asarray(value)

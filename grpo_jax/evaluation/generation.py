@@ -10,7 +10,7 @@ from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import with_temperature, with_top_k_top_p
 from grpo_jax.rollouts.rollout import Simulator
@@ -56,12 +56,13 @@ def generate(
       plan: the layout of the rollout; one with `steps_per_check` stops when all completions have ended.
 
     Raises:
-      ConfigError: the policy reads no prompts, or its cache holds fewer tokens.
+      ConfigError: the policy reads no prompts, its cache holds fewer tokens, or a number is not a positive integer.
     """
     if policy.max_steps is None:
         raise ConfigError("generate needs a policy that reads prompts: a transformer, Config(network='transformer')")
     sampling = Sampling() if sampling is None else sampling
-    num_samples, num_steps = sampling.num_samples, sampling.num_steps or policy.max_steps
+    num_samples = as_count("num_samples", sampling.num_samples)
+    num_steps = policy.max_steps if sampling.num_steps is None else as_count("num_steps", sampling.num_steps)
     if num_steps > policy.max_steps:
         raise ConfigError(
             f"num_steps={num_steps}, but the policy's cache holds max_steps={policy.max_steps}; use fewer, or make a "

@@ -65,10 +65,6 @@ def impala(x: jax.Array, *, channels: int, activation: Callable, scale: float) -
     return activation(x)
 
 
-CONVOLUTIONS = {"cnn": (convolution, 3), "nature_cnn": (nature_cnn, 36), "impala": (impala, 3)}
-"""By the name of the network: its convolutions, and the smallest height and width of an image."""
-
-
 def is_image(shape: tuple[int, ...], least: int = 3) -> bool:
     """Whether observations of this shape have a height and a width of at least this many pixels."""
     return len(shape) >= 2 and min(shape[:2]) >= least

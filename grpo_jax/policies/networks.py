@@ -208,8 +208,8 @@ NETWORKS = {"mlp": MLP, "cnn": CNN, "nature_cnn": NatureCNN, "impala": Impala, "
 
 
 def name_of(network: MLP | Transformer) -> str:
-    """The name of the network's class in `NETWORKS`."""
-    return next(name for name, each in NETWORKS.items() if type(network) is each)
+    """The name of the network's class in `NETWORKS`, or of a class derived from one."""
+    return next((name for name, each in NETWORKS.items() if type(network) is each), type(network).__name__)
 
 
 def resolve_network(network: str | Callable, observation: PyTree, has_prompt: bool) -> str | Callable:

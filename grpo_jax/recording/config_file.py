@@ -132,7 +132,7 @@ def config_fields(config: Config) -> tuple[dict[str, Any], list[str]]:
     fields = {field: getattr(config, field) for field in Config.__dataclass_fields__}
     fields |= {"algorithm": config.algorithm if known == "custom" else known}
     fields |= {"env_params": dict(config.env_params)}
-    if not config.has_custom_network:
+    if type(config.network) in NETWORKS.values():
         fields["network"] = {"name": network_name(config.network), **vars(config.network)}
     found, missing = {}, []
     for field, value in fields.items():

@@ -14,6 +14,9 @@ from typing import NamedTuple, TextIO
 from grpo_jax.recording.metrics_file import METRICS_FILE, read_lines
 
 SUMMARY_FILE = "summary.json"
+# What runs and commands write before the first iteration, and can write again; a warm start is not among it.
+_BEGUN = {".lock", METRICS_FILE, "checkpoints", "policies", "programs", "tensorboard", "wandb"}
+_BEGUN |= {"accuracy.json", "held_out.json"}
 
 
 class _Lock(NamedTuple):
@@ -80,21 +83,21 @@ def _lock(path: Path) -> TextIO:
 
 @contextlib.contextmanager
 def clean_up_on_error(directory: Path = Path("/")) -> Iterator[None]:
-    """If the block fails before an iteration is recorded, removes what is new in the locked folders in `directory`.
+    """If the block fails before an iteration is recorded, removes what runs began in locked folders in `directory`.
 
-    A SystemExit is not a failure: a run that a signal ended is saved.
+    Files with other names stay. A SystemExit is not a failure: a run that a signal ended is saved.
     """
     try:
         yield
     except SystemExit:
         raise
     except BaseException:
-        for path in [path for path in _locks if path.is_relative_to(directory.resolve())]:
+        for path in sorted((path for path in _locks if path.is_relative_to(directory.resolve())), reverse=True):
             lock = _locks[path]
             new = {*path.iterdir()} - lock.before
             metrics = path / METRICS_FILE, *(part / METRICS_FILE for part in new)
             if not any(file.is_file() and file.stat().st_size for file in metrics):
-                for part in new:
+                for part in (part for part in new if part.name in _BEGUN):
                     shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
                 for folder in reversed(lock.made):
                     with contextlib.suppress(OSError):  # it is not empty

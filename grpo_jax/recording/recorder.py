@@ -24,10 +24,11 @@ from grpo_jax.recording.run_spec import Recording, RunSpec, prepare_folder, vers
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.recording.training_warnings import NonFiniteFinder
 from grpo_jax.training.budget import most_steps
-from grpo_jax.training.checks import check_run
+from grpo_jax.training.checks import check_keys, check_run
 from grpo_jax.training.evaluations import Evaluate, Evaluations
 from grpo_jax.training.progress import Callback, Chunk, Progress, RunResult, apply_callback, describe_ends, joined
-from grpo_jax.training.run import NUM_CHUNKS, check_keys, initial_states, run
+from grpo_jax.training.run import NUM_CHUNKS, run
+from grpo_jax.training.train import initial_states
 from grpo_jax.types import PyTree
 
 NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0, seconds=0.0)

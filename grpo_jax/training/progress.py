@@ -162,7 +162,7 @@ def _as_rows(what: str, value: np.ndarray | bool, num_rows: int) -> np.ndarray:
 
 
 def with_evaluation(progress: Progress, returns: np.ndarray, stop_when: Callable | None) -> Progress:
-    """The progress after an evaluation with `returns` `[R, 2]`, sampled and greedy; `stop_when`: see `run`."""
+    """The progress after an evaluation with `returns` `[R, 2]`, sampled and greedy; `stop_when`: see `Evaluate`."""
     evaluations = progress.evaluations.append(progress.iteration, progress.steps, *returns.T)
     stopped = progress.stopped
     if stop_when is not None:

@@ -135,6 +135,11 @@ def test_pictures_of_one_axis_and_of_two(tmp_path, axes):
     assert table.row_count == len(runs) and table.columns[len(axes) + 1]._cells[1] == "1 [1, 1]"
 
 
+def test_flags_with_several_values_by_nature_are_no_axes():
+    found = make_sweep([*SMALL, "--critic-hidden-sizes", "8", "4", "--learning-rate", "1e-3", "1e-2"])
+    assert found.axes == ("learning_rate",) and found.plans[0].config.network.critic_hidden_sizes == (8, 4)
+
+
 # --- files of fields -------------------------------------------------------------------------------------------------
 
 

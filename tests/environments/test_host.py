@@ -13,7 +13,7 @@ from grpo_jax import GRPO, PPO, Config, Hyperparams, forked, make_mesh, run
 from grpo_jax.environments import Discrete, HostEnvironment, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
-from grpo_jax.training.run import check_mesh
+from grpo_jax.training.checks import check_mesh
 
 gymnasium = pytest.importorskip("gymnasium")
 spaces = gymnasium.spaces

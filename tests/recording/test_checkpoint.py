@@ -24,7 +24,7 @@ from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
 from grpo_jax.recording.identity import check_same
 from grpo_jax.recording.run_spec import describe
 from grpo_jax.training.progress import initial_progress
-from grpo_jax.training.run import initial_states
+from grpo_jax.training.train import initial_states
 
 # Nothing that reads or writes goes on behind a test's back.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

@@ -121,9 +121,21 @@ def test_an_error_removes_what_is_new_unless_an_iteration_is_recorded(tmp_path):
             lock_run_folder(tmp_path / out)
             (tmp_path / out / "checkpoints").mkdir()
             (tmp_path / out / "metrics.jsonl").write_text(metrics)
+            (tmp_path / out / "new.txt").write_text("written meanwhile")
             raise KeyError
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.name != ".lock"}
-    assert left == {"there", "there/notes.txt", "kept", "kept/checkpoints", "kept/metrics.jsonl"}
+    kept = {"kept", "kept/checkpoints", "kept/metrics.jsonl", "kept/new.txt"}
+    assert left == kept | {"there", "there/notes.txt", "there/new.txt", "a", "a/new", "a/new/new.txt"}
+
+
+def test_an_error_leaves_the_run_of_another_process(tmp_path):
+    with pytest.raises(KeyError), clean_up_on_error(tmp_path):
+        lock_run_folder(tmp_path / "runs")
+        (tmp_path / "runs" / "theirs").mkdir()
+        (tmp_path / "runs" / "theirs" / ".lock").touch()
+        (tmp_path / "runs" / "checkpoints").mkdir()
+        raise KeyError
+    assert {path.name for path in (tmp_path / "runs").iterdir()} - {".lock"} == {"theirs"}
 
 
 # --- read-only folders -----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from grpo_jax.recording.files import read_checked, write_checked, write_json
 from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
 from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.training.progress import Chunk, initial_progress
-from grpo_jax.training.run import initial_states
+from grpo_jax.training.train import initial_states
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
 CATCH = Config(environment="Catch-bsuite", algorithm="ppo", normalize_observations=True, **SIZES)
@@ -186,6 +186,20 @@ def test_configs_are_read_back_from_json(config, tmp_path):
     assert not missing
     fields = json.loads(json.dumps(fields))
     assert Config(**from_json(tmp_path, fields, FIELDS, "Config")) == config
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledMLP(MLP):
+    scale: float = 1.0
+
+
+def test_a_network_derived_from_another_is_read_back(tmp_path):
+    config = dataclasses.replace(CATCH, network=ScaledMLP((4,), scale=2.0))
+    fields, missing = config_fields(config)
+    assert not missing
+    assert Config(**from_json(tmp_path, json.loads(json.dumps(fields)), FIELDS, "Config", trust=True)) == config
+    with pytest.raises(ConfigError, match="network is .*ScaledMLP.*trust=True"):
+        from_json(tmp_path, fields, FIELDS, "Config")
 
 
 def power(base, progress):

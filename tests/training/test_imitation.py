@@ -16,7 +16,7 @@ from grpo_jax.evaluation.answers import answer
 from grpo_jax.policies import Transformer
 from grpo_jax.recording.statistics import pass_at_k
 from grpo_jax.training.imitation import imitation_loss, warm_start
-from grpo_jax.training.run import initial_states
+from grpo_jax.training.train import initial_states
 from grpo_jax.types import RewardParts
 
 SMALL = {"num_envs": 8, "group_size": 4, "num_minibatches": 1}

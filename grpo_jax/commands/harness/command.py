@@ -1,4 +1,4 @@
-"""Experiments as commands: errors, devices, the console, and the hardware and versions they ran on."""
+"""What every command needs: errors, devices, the console, and the hardware and versions they ran on."""
 
 import dataclasses
 import datetime

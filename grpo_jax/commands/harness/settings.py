@@ -131,7 +131,7 @@ SOLVED_AT = {
 def settings(environment: str, algorithm: str) -> dict[str, Any]:
     """The settings for an environment and an algorithm, by the names of the fields.
 
-    Later ones override earlier ones: those of the algorithm, of the environment's suite, of the environment.
+    The environment's override its suite's, and these the algorithm's.
     """
     kind = "ppo" if algorithm in ALGORITHMS and ALGORITHMS[algorithm].start.auto_reset else "grpo"
     suite = environment.partition(":")[0]
@@ -143,7 +143,7 @@ def settings(environment: str, algorithm: str) -> dict[str, Any]:
 
 
 def split_fields(environment: Any, fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of `Config`, with those of the network in its value, and those of `Hyperparams`."""
+    """The fields of `Config`, with a network that has the network's fields, and the fields of `Hyperparams`."""
     static = {name: value for name, value in fields.items() if name in Config.__dataclass_fields__}
     own = {name: value for name, value in fields.items() if name in NetworkFields.__dataclass_fields__}
     if own:

@@ -1,4 +1,4 @@
-"""The steps that all experiments share: train, evaluate, record and compare runs."""
+"""The steps that commands and studies share: train, evaluate, record and compare runs."""
 
 import dataclasses
 import functools
@@ -27,10 +27,9 @@ from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.recorder import record
 from grpo_jax.recording.run_spec import Recording, RunSpec, prepare_folder, versions
-from grpo_jax.training.checks import check_run
+from grpo_jax.training.checks import check_mesh, check_run
 from grpo_jax.training.evaluations import Evaluate, no_progress, reached_return
 from grpo_jax.training.progress import Chunk, Progress
-from grpo_jax.training.run import check_mesh
 from grpo_jax.types import PyTree
 
 

@@ -24,9 +24,10 @@ from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import read_checked
 from grpo_jax.recording.metrics_file import format_value
 from grpo_jax.recording.policy_saver import FOLDER, write_policies
-from grpo_jax.training.run import initial_states
+from grpo_jax.training.train import initial_states
 
-LIST_FIELDS = ("hidden_sizes", "env_params")  # fields with several values, which are hence no axis
+# Fields with several values, which are hence no axis.
+LIST_FIELDS = ("hidden_sizes", "critic_hidden_sizes", "actor_observation", "lora_layers", "extras", "env_params")
 SPLIT_FILE = Path(PROGRAMS) / "split.json"  # in the folder of a sweep
 
 
@@ -184,7 +185,7 @@ def _split(sweep: Sweep, mesh: Mesh | None, memory_gib: float | None) -> list[li
 
 
 def _saved_split(sweep: Sweep, folder: Path | None) -> list[list[RunSpec]]:
-    """Empty if the split in the folder is not of these plans; `claim` then says what differs."""
+    """Empty if the split in the folder is not of these plans; `prepare_folder` then says what differs."""
     if folder is None:
         return []
     path = folder / SPLIT_FILE

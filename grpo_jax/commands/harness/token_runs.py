@@ -46,7 +46,7 @@ EXACT_MATCH = Score(_exact_match, f"exact match of greedy answers to {NUM_FINAL}
 def load_or_make_warm_start(
     config: Config, keys: jax.Array, *, target: float, learning_rate: float, paths: Sequence[Path], console: Console
 ) -> WarmStart:
-    """The warm start in those of the files that exist, or a new one, which is then written to the others.
+    """The warm start in the files, as far as they exist; the others get it, or all a new one.
 
     Raises ConfigError if a file has a warm start of other settings, two files differ, or the target was not reached.
     """
@@ -101,7 +101,7 @@ def _read_warm_start(path: Path, description: Mapping[str, Any]) -> WarmStart:
 
 
 def prompted(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with rollouts that begin with a prompt; a KL penalty is that to the policy before training.
+    """The algorithm with rollouts that begin with a prompt; a KL penalty is to the policy before training.
 
     Algorithms that have no KL penalty by design, such as DAPO, get none; those with values of states do.
     """
