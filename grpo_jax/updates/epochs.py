@@ -74,9 +74,7 @@ def update_epochs(
         # The loop carries no vector of the parameters, or XLA would not fuse a bias with its product.
         return (learner._replace(params=unflatten(learner.params)), within_limit), StackedMetrics.stack(record)
 
-    keys = jax.random.split(key, config.num_epochs)
-    orders = jax.lax.map(lambda key: minibatch_order(config, key, batch.mask), keys)
-    minibatches = make_minibatches(config, batch, orders.reshape(-1, *orders.shape[2:]), hyperparams)
+    minibatches = make_minibatches(config, batch, minibatch_order(config, key, batch.mask), hyperparams)
     start = Learner(trained, state.opt_state), jnp.array(True)
     (learner, _), records = jax.lax.scan(update, start, minibatches)
     metrics = records.as_dict()

@@ -45,35 +45,34 @@ class StackedMetrics:
 
 
 def shuffled_order(key: jax.Array, valid: jax.Array) -> jax.Array:
-    """`[n]` int32: the indices 0 … n-1 in random order, those of valid samples before the others.
+    """`[..., n]` int32: the indices 0 … n-1 in random orders, those of valid samples before the others.
 
     One uint32 for each sample is sorted: a bit for "not valid", then random bits, then the index. That takes an eighth
     of the time of `jax.random.permutation`. Samples whose random bits coincide keep their order.
 
     Args:
-      key: of the order.
-      valid: `[n]` bool; n at most `config_checks.MAX_SAMPLES`, so that five random bits are left.
+      key: of the orders.
+      valid: `[..., n]` bool; n at most `config_checks.MAX_SAMPLES`, so that five random bits are left.
     """
-    index_mask = jnp.uint32(2 ** max(len(valid) - 1, 1).bit_length() - 1)
+    index = jnp.arange(valid.shape[-1], dtype=jnp.uint32)
+    index_mask = jnp.uint32(2 ** max(len(index) - 1, 1).bit_length() - 1)
     random = jnp.where(valid, jnp.uint32(0), jnp.uint32(2**31)) | jax.random.bits(key, valid.shape, jnp.uint32) >> 1
-    packed = jnp.sort((random & ~index_mask) | jnp.arange(len(valid), dtype=jnp.uint32))
-    return (packed & index_mask).astype(jnp.int32)
+    return (jnp.sort((random & ~index_mask) | index) & index_mask).astype(jnp.int32)
 
 
 def minibatch_order(config: Config, key: jax.Array, mask: jax.Array) -> jax.Array:
-    """`[num_minibatches, K, n]`: the sequences of a batch, dealt out in random order, `n` of each of its `K` blocks.
+    """`[U, K, n]`: the sequences of a batch, dealt out in another random order each epoch, `n` of each of `K` blocks.
 
     Args:
-      config: the number of minibatches and of blocks, and of neighbouring members that stay together.
-      key: of the order.
+      config: the numbers of epochs, minibatches and blocks, and of neighbouring members that stay together.
+      key: of the orders.
       mask: `[S, N]` bool; sequences with a valid sample are dealt out first, and evenly.
     """
-    num_blocks, members, num_minibatches = config.shuffle_blocks, config.members_per_carry, config.num_minibatches
+    num_epochs, num_blocks, members = config.num_epochs, config.shuffle_blocks, config.members_per_carry
     filled = jnp.any(mask.reshape(mask.shape[0], num_blocks, -1, members), axis=(0, 3))
-    keys = jax.random.split(key, num_blocks) if num_blocks > 1 else key[None]
-    units = jax.vmap(shuffled_order)(keys, filled).reshape(num_blocks, -1, num_minibatches, 1)
-    sequences = units * members + jnp.arange(members).reshape(1, 1, 1, -1)
-    return jnp.moveaxis(sequences, 2, 0).reshape(num_minibatches, num_blocks, -1)
+    units = shuffled_order(key, jnp.broadcast_to(filled, (num_epochs, *filled.shape)))
+    sequences = units.reshape(num_epochs, num_blocks, -1, config.num_minibatches, 1) * members + jnp.arange(members)
+    return jnp.moveaxis(sequences, 3, 1).reshape(num_epochs * config.num_minibatches, num_blocks, -1)
 
 
 def _take(tree: PyTree, indices: jax.Array) -> PyTree:

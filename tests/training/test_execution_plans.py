@@ -116,7 +116,7 @@ def test_a_plan_is_found_by_name_or_backend_and_checked():
 def test_every_minibatch_has_an_equal_share_of_each_block():
     mask = jnp.ones((2, 24), bool).at[:, 4:12].set(False)  # of the first block only one group of four is valid
     tokens = {"environment": copy_task(), "num_envs": 24, "group_size": 4, "share_prompts": True}
-    config = Config(**tokens, shuffle_blocks=2, num_minibatches=3)
+    config = Config(**tokens, shuffle_blocks=2, num_minibatches=3, num_epochs=1)
     order = jax.jit(lambda key: minibatch_order(config, key, mask))(jax.random.key(0))
     assert order.shape == (3, 2, 4)
     for block in np.swapaxes(order, 0, 1):
