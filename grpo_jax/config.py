@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name
-from grpo_jax.config_checks import check_config, check_counts, check_function
+from grpo_jax.config_checks import check_config, check_counts, check_extras, check_function
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment, make_environment, stack_frames
 from grpo_jax.environments.parameters import static_parameters
@@ -116,6 +116,7 @@ class Config(KnownFields):
         resolve = functools.partial(object.__setattr__, self)
         check_counts(self)
         resolve("env_params", static_parameters(self.env_params))
+        check_extras(self.extras)
         resolve("extras", tuple(self.extras))
         check_function("network", self.network)
         resolve("network", resolve_network(self.network, self.env.observation, self.env.prompt is not None))

@@ -45,6 +45,8 @@ def check_counts(config: Config) -> None:
     """Makes counts Python integers, before anything is computed from them; None stands for a field left out."""
     for field in _COUNTS:
         value = getattr(config, field)
+        if value is None and type(config).__dataclass_fields__[field].default is not None:
+            raise ConfigError(f"{field}=None has no meaning; leave it out for its default")
         if value is not None:
             object.__setattr__(config, field, as_count(field, value))
 
@@ -57,6 +59,12 @@ def check_function(field: str, value: Any) -> None:
         hash(value)
     except TypeError as error:
         raise ConfigError(f"{field}={value!r} cannot be hashed; use a function or a frozen dataclass") from error
+
+
+def check_extras(extras: Any) -> None:
+    """Raises ConfigError unless `extras` is a sequence of names."""
+    if not isinstance(extras, tuple | list) or not all(isinstance(name, str) for name in extras):
+        raise ConfigError(f"extras={extras!r} must be a tuple of names, such as ('discount',)")
 
 
 def check_name(field: str, value: Any) -> None:

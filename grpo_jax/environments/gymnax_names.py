@@ -60,6 +60,8 @@ class _Deferred(types.ModuleType):
     """A package whose `__init__` runs once a name is missing that is no module, such as `gymnax.make`."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of Python's own, such as those that tools ask every module for
+            raise AttributeError(name)
         if importlib.util.find_spec(f"{self.__name__}.{name}"):
             return importlib.import_module(f"{self.__name__}.{name}")
         self.__class__ = types.ModuleType

@@ -14,6 +14,7 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.config import Config
 from grpo_jax.devices.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.environments import EnvParams
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.figures import plot_run
 from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, deferred_signals
@@ -32,6 +33,9 @@ from grpo_jax.training.train import initial_states
 from grpo_jax.types import PyTree
 
 NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0, seconds=0.0)
+
+OPTIONS = {"evaluate", "callback", "params", "mesh", "compilation_cache"}
+"""The arguments of `run` that `recorded_run` passes on."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +91,12 @@ def recorded_run(
       StopSignal: a SystemExit, after SIGTERM or Ctrl-C; the run was saved.
       MemoryError, OSError: there is too little memory, or the folder cannot be written to.
     """
+    if not isinstance(recording, Recording | str | Path):
+        raise ConfigError(f"recording={recording!r} must be a folder or a Recording(folder, ...)")
+    for name in options.keys() - OPTIONS:
+        if name in Recording.__dataclass_fields__:
+            raise ConfigError(f"{name} is a field of the recording: Recording(folder, {name}={options[name]!r})")
+        raise ConfigError(f"unknown argument {name!r} of recorded_run: {nearest(name, sorted(OPTIONS))}")
     recording = recording if isinstance(recording, Recording) else Recording(recording)
     recording.check()
     check_run(config, hyperparams)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from grpo_jax.config import Config
@@ -29,7 +30,9 @@ def check_run(config: Config, hyperparams: Hyperparams) -> None:
 
 def check_keys(keys: jax.Array) -> None:
     """Raises ConfigError unless `keys` are `[R]` keys of one row or more."""
-    if keys.ndim != (1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2):
+    if not isinstance(keys, jax.Array | np.ndarray) or keys.ndim != (
+        1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2
+    ):
         raise ConfigError(
             "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
         )

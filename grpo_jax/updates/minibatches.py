@@ -54,8 +54,8 @@ def shuffled_order(key: jax.Array, valid: jax.Array) -> jax.Array:
       key: of the orders.
       valid: `[..., n]` bool; n at most `config_checks.MAX_SAMPLES`, so that five random bits are left.
     """
-    index = jnp.arange(valid.shape[-1], dtype=jnp.uint32)
-    index_mask = jnp.uint32(2 ** max(len(index) - 1, 1).bit_length() - 1)
+    index = jax.lax.broadcasted_iota(jnp.uint32, valid.shape, valid.ndim - 1)
+    index_mask = jnp.uint32(2 ** max(valid.shape[-1] - 1, 1).bit_length() - 1)
     random = jnp.where(valid, jnp.uint32(0), jnp.uint32(2**31)) | jax.random.bits(key, valid.shape, jnp.uint32) >> 1
     return (jnp.sort((random & ~index_mask) | index) & index_mask).astype(jnp.int32)
 
@@ -71,7 +71,8 @@ def minibatch_order(config: Config, key: jax.Array, mask: jax.Array) -> jax.Arra
     num_epochs, num_blocks, members = config.num_epochs, config.shuffle_blocks, config.members_per_carry
     filled = jnp.any(mask.reshape(mask.shape[0], num_blocks, -1, members), axis=(0, 3))
     units = shuffled_order(key, jnp.broadcast_to(filled, (num_epochs, *filled.shape)))
-    sequences = units.reshape(num_epochs, num_blocks, -1, config.num_minibatches, 1) * members + jnp.arange(members)
+    units = units.reshape(num_epochs, num_blocks, -1, config.num_minibatches, 1)
+    sequences = units * members + jnp.arange(members).reshape(1, 1, 1, 1, -1)
     return jnp.moveaxis(sequences, 3, 1).reshape(num_epochs * config.num_minibatches, num_blocks, -1)
 
 

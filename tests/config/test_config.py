@@ -231,3 +231,15 @@ def test_a_config_alone_traces_nothing():
 )
 def test_what_fits_together_is_accepted(arguments):
     check(Config(**arguments))
+
+
+def test_a_count_of_none_is_refused_where_none_is_chosen():
+    for field in ("num_envs", "num_epochs", "num_minibatches", "frame_stack", "shuffle_blocks"):
+        with pytest.raises(ConfigError, match=f"{field}=None"):
+            Config(**{field: None})
+
+
+def test_extras_are_names():
+    for extras in ("discount", 3, (1,)):
+        with pytest.raises(ConfigError, match="must be a tuple of names"):
+            Config(extras=extras)

@@ -221,3 +221,16 @@ def test_a_script_that_is_killed_goes_on_bitwise(tmp_path, request):
 def num_recorded(directory):
     metrics = directory / "metrics.jsonl"
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def test_arguments_that_are_elsewhere_are_refused(tmp_path):
+    arguments = CONFIG, Hyperparams(), jax.random.split(jax.random.key(0), 1)
+    with pytest.raises(ConfigError, match=r"Recording\(folder, checkpoint_every=3\)"):
+        recorded_run(*arguments, tmp_path / "out", checkpoint_every=3)
+    with pytest.raises(ConfigError, match="unknown argument 'evaluations'.*evaluate"):
+        recorded_run(*arguments, tmp_path / "out", evaluations=3)
+    with pytest.raises(ConfigError, match="must be a folder"):
+        recorded_run(*arguments, None)
+    with pytest.raises(ConfigError, match="keys must be an array"):
+        recorded_run(*arguments[:2], list(arguments[2]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -158,6 +158,8 @@ class Study:
         self._arguments, self._score = arguments, score
         if arguments.compilation_cache:
             keep_programs()
+        else:  # also for a warm start, before the run
+            jax.config.update("jax_enable_compilation_cache", False)
 
     def run_all(
         self,
