@@ -53,8 +53,7 @@ def as_prompts(rows: Sequence[dict[str, Any]], sources: Sequence[str] | None = N
 
     Args:
       rows: one or more, with `prompt`, a text or a list of messages, or with `messages`. Rewards get all further
-      fields,
-        by their names.
+        fields, by their names.
       sources: where each row comes from, for errors.
 
     Raises:
