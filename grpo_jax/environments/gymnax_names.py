@@ -21,7 +21,7 @@ def registered(name: str) -> Any:
     known = classes or gymnax.registered_envs
     if name not in known:
         raise ConfigError(
-            f"unknown environment {name!r}: {nearest(name, known)} (for your own, write 'package.module:Name')"
+            f"unknown environment {name!r}: {nearest(name, known)} (for a custom one, write 'package.module:Name')"
         )
     try:
         return _import_class(*classes[name])() if classes else gymnax.make(name)[0]

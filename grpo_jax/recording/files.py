@@ -138,19 +138,19 @@ def write_checked(path: Path, arrays: Mapping[str, np.ndarray], fields: Mapping[
     write_arrays(path, arrays, {_HEADER: json.dumps(fields)})
 
 
-def read_checked(path: Path, *, only_fields: bool = False) -> tuple[Arrays, dict[str, Any]]:
+def read_checked(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """The arrays and the fields that `write_checked` wrote; ConfigError if the file is missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
             fields = json.loads((file.metadata() or {}).get(_HEADER, "null"))
-            arrays = {} if only_fields else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     fields = without_checksum(f"the header of {path}", fields)
     checksums = fields.pop(CHECKSUMS)
-    for name in () if only_fields else {**checksums, **arrays}:
+    for name in {**checksums, **arrays}:
         if name not in arrays or _crc(arrays[name]) != checksums.get(name):
             raise ConfigError(f"{path} is damaged: {name} has changed since it was written")
     return arrays, fields

@@ -14,7 +14,6 @@ from flax import struct
 from jax.custom_batching import custom_vmap
 
 from grpo_jax.devices.execution_plan import ExecutionPlan
-from grpo_jax.devices.words import from_words, has_words, to_words
 from grpo_jax.types import PyTree
 
 MAX_BLOCK = 128
@@ -170,7 +169,7 @@ class Packed:
                 leaves.append(next(others))
                 continue
             end = start + leaf.size // leaf.shape[0]
-            rows = from_words(self.rows[..., start:end, :], leaf.dtype)
+            rows = _from_bits(self.rows[..., start:end, :], leaf.dtype)
             leaves.append(jnp.moveaxis(rows, -1, len(lead)).reshape(*lead, *leaf.shape))
             start = end
         return self.structure.unflatten(leaves)
@@ -180,7 +179,7 @@ def pack(tree: PyTree) -> Packed:
     """Packs a tree of leaves `[B, ...]`."""
     leaves, structure = jax.tree.flatten(tree)
     num_envs = leaves[0].shape[0]
-    rows = [to_words(x.reshape(num_envs, -1).T) for x in leaves if _is_packed(x)]
+    rows = [_to_bits(x.reshape(num_envs, -1).T) for x in leaves if _is_packed(x)]
     return Packed(
         rows=jnp.concatenate([jnp.zeros((0, num_envs), jnp.int32), *rows]),
         others=[x for x in leaves if not _is_packed(x)],
@@ -190,4 +189,18 @@ def pack(tree: PyTree) -> Packed:
 
 
 def _is_packed(leaf: jax.Array) -> bool:
-    return has_words(leaf.dtype) and leaf.size <= MAX_ROWS * leaf.shape[0]
+    is_number = jnp.issubdtype(leaf.dtype, jnp.number) and leaf.dtype.itemsize == 4
+    return (is_number or leaf.dtype == jnp.bool_) and leaf.size <= MAX_ROWS * leaf.shape[0]
+
+
+def _to_bits(x: jax.Array) -> jax.Array:
+    """int32 of the same shape: the bits of numbers of 4 bytes, or 0 and 1 for booleans.
+
+    Signed, as XLA's Triton kernels on a mesh do not convert unsigned ones.
+    """
+    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, jnp.int32)
+
+
+def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
+    """The inverse of `_to_bits`."""
+    return bits != 0 if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(bits, dtype)

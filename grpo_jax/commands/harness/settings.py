@@ -154,8 +154,11 @@ def split_fields(environment: Any, fields: dict[str, Any]) -> tuple[dict[str, An
 
 def make_network(network: str, fields: Mapping[str, Any], environment: Any, env_params: Mapping[str, Any]) -> Any:
     """The network that a name stands for in this environment, with these fields."""
-    env = make_environment(environment, dict(env_params))
-    return dataclasses.replace(resolve_network(network, env.observation, env.prompt is not None), **fields)
+    shown = None, False
+    if network == "auto":  # only then is the environment asked, which may take seconds to make
+        env = make_environment(environment, dict(env_params))
+        shown = env.observation, env.prompt is not None
+    return dataclasses.replace(resolve_network(network, *shown), **fields)
 
 
 class TokenTask(NamedTuple):
