@@ -26,11 +26,11 @@ from grpo_jax import Hyperparams, run
 from grpo_jax.commands.harness.command import command, make_console, new_folder, num_cores, provenance
 from grpo_jax.commands.harness.limits import Count, NotNegative, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.runs import score_summary
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.recorder import record
 from grpo_jax.recording.run_spec import Recording, RunSpec
+from grpo_jax.sweeps.runs import score_summary
 
 from .harness import cold_start
 from .harness import reference_implementations as reference

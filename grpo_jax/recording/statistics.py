@@ -80,6 +80,17 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def too_few_seeds(num_seeds: int) -> str:
+    """What to say of an interval over so few seeds, or nothing for six and more.
+
+    The median of a distribution is outside the range of n draws with probability `2^(1 - n)`, and a bootstrap interval
+    is inside it: with five seeds, none holds the median with 95%.
+    """
+    if num_seeds == 1:
+        return "a single seed shows no spread: train 6 or more"
+    return "" if num_seeds >= 6 else f"intervals over fewer than 6 seeds are too narrow, and there are {num_seeds}"
+
+
 def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
     """Chance that at least one of `k` answers is right, estimated from `n >= k` of them.
 

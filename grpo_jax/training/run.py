@@ -36,6 +36,7 @@ from grpo_jax.training.progress import (
     with_returns,
     without_padding,
 )
+from grpo_jax.training.settings import setting_columns, settings_of
 from grpo_jax.training.train import initial_states
 from grpo_jax.training.train_step import make_train_step
 from grpo_jax.types import PyTree, TrainState
@@ -105,7 +106,8 @@ def run(
     metrics, steps = joined(chunks, len(keys))
     seconds = compile_seconds, time.perf_counter() - started
     ends = progress.evaluations, progress.ended_by, progress.used
-    return RunResult(without_padding(progress).states, metrics, steps, *seconds, *ends)
+    settings = settings_of(setting_columns(hyperparams, env_params, config.env.params), len(keys))
+    return RunResult(without_padding(progress).states, metrics, steps, *seconds, *ends, settings)
 
 
 class _Rows:

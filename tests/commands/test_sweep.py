@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from grpo_jax.commands.harness.runs import Run
 from probes import Echo
 
 from grpo_jax import Config, Hyperparams
@@ -13,7 +14,6 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.commands import sweep, train
 from grpo_jax.commands.harness import sweeps
 from grpo_jax.commands.harness.command import join_processes, mesh_sizes
-from grpo_jax.commands.harness.runs import Run
 from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints

@@ -17,10 +17,11 @@ from grpo_jax.devices.memory import Memory
 from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import deferred_signals
-from grpo_jax.recording.metrics_file import read_metrics, settings_of, truncate_metrics
+from grpo_jax.recording.metrics_file import read_metrics, truncate_metrics
 from grpo_jax.recording.run_spec import Recording
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases, log_table, over_seeds
 from grpo_jax.recording.training_warnings import DEAD_ITERATIONS, TrainingWarnings
+from grpo_jax.training.settings import settings_of
 
 
 def watched(space, **columns):
