@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from grpo_jax.config import Config
+from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.compilation_cache import kept_programs
 from grpo_jax.devices.memory import Memory, explain_out_of_memory
 from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated, shard_states, state_shardings
@@ -20,7 +20,7 @@ from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.training import budget
-from grpo_jax.training.checks import check_keys, check_mesh, check_run, kept_with, try_on_shapes
+from grpo_jax.training.checks import check_keys, check_mesh, check_run, try_on_shapes
 from grpo_jax.training.evaluations import Evaluate, make_evaluation
 from grpo_jax.training.progress import (
     Callback,
