@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo_jax.errors import ConfigError, nearest
-from grpo_jax.recording.statistics import Curve, learning_curve, too_few_seeds
+from grpo_jax.recording.statistics import Curve, describe_seeds, learning_curve
 from grpo_jax.training.curves import Block
 from grpo_jax.training.evaluations import SAMPLED
 from grpo_jax.training.progress import RunResult
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NUM_DRAWN = 10
 """The best settings, whose curves are drawn; a sweep keeps their policies."""
+MOST_TOGETHER = 4
+"""Curves that can be told apart in one panel."""
 RETURN = "episode/return_mean"
 MEANS_OVER_EPISODES = (RETURN, "episode/length_mean")
 SOLVED_AT = {
@@ -94,7 +96,8 @@ def panels(
 ) -> Iterator[tuple[Any, list[Any]]]:
     """A picture of `count` panels of a size in inches, in rows of at most `columns`, saved when the block ends.
 
-    With None for the path it is not saved. Yields matplotlib's figure and the panels' axes. `options` are passed to its `subplots`.
+    With None for the path it is not saved. Yields matplotlib's figure and the panels' axes. `options` are passed to its
+    `subplots`.
     """
     from matplotlib.figure import Figure  # not pyplot, which a user's program may have set up
 
@@ -114,6 +117,8 @@ def panels(
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes.flat[count:]:
         axis.set_visible(False)
+    for axis in axes.flat[max(count - columns, 0) : count]:  # a shared axis is labelled in the last row alone
+        axis.tick_params(labelbottom=True)
     yield figure, list(axes.flat[:count])
     figure.suptitle(title, fontsize="small", color="0.4")
     if path is not None:
@@ -151,18 +156,35 @@ def draw_curves(
     *,
     what: str = "return of training episodes",
 ) -> "Figure":
-    """A panel for each environment, with its curves by label, and a line at the return that solves it."""
+    """A panel for each environment, with its curves by label, and a line at the return that solves it.
+
+    If there is one environment with more curves than can be told apart, each has a panel, with the others in grey.
+    """
     labels = list(dict.fromkeys(label for by_label in curves.values() for label in by_label))
-    size = (6.4, 4.2) if len(curves) < 4 else (4.8, 3.2)
-    note = too_few_seeds(num_seeds)
-    title = f"IQM of {num_seeds} seeds, 95% bootstrap interval" + (f"; {note}" if note else "")
-    with panels(path, len(curves), size=size, title=title) as (figure, axes):
-        for (environment, by_label), axis in zip(curves.items(), axes, strict=True):
-            for label, curve in by_label.items():
-                draw_curve(axis, curve, f"C{labels.index(label)}", label)
+    title = describe_seeds(num_seeds)
+    one_each = len(curves) == 1 and len(labels) > MOST_TOGETHER
+    drawn = [(environment, [label]) for environment in curves for label in labels] if one_each else curves.items()
+    options = {"size": (6.4, 4.2) if len(curves) < 4 else (4.8, 3.2)}
+    if one_each:
+        title = f"{next(iter(curves))}; grey: the others; {title}"
+        options = {"size": (3.2, 2.4), "columns": 4, "sharex": True, "sharey": True}
+    with panels(path, len(drawn), title=title, **options) as (figure, axes):
+        for (environment, own), axis in zip(drawn, axes, strict=True):
+            for label, curve in curves[environment].items():
+                if label in own:
+                    draw_curve(axis, curve, f"C{labels.index(label)}", label)
+                else:
+                    axis.plot(curve.steps, curve.mean, color="0.8", linewidth=0.8, zorder=1)
             solved = SOLVED_AT.get(environment.partition(",")[0])
             if solved is not None and what.startswith("return"):
                 axis.axhline(solved, color="0.6", linestyle="--", linewidth=0.8, zorder=0)
-            axis.set(title=environment, xlabel=f"{over} (each seed)", ylabel=what)
-        legend_below(figure, axes)
+            if one_each:
+                axis.set_title(own[0].replace(", ", "\n"), fontsize="small")
+            else:
+                axis.set(title=environment, xlabel=f"{over} (each seed)", ylabel=what)
+        if one_each:
+            figure.supxlabel(f"{over} (each seed)", fontsize="medium")
+            figure.supylabel(what, fontsize="medium")
+        else:
+            legend_below(figure, axes)
     return figure

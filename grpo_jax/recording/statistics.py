@@ -80,15 +80,16 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def too_few_seeds(num_seeds: int) -> str:
-    """What to say of an interval over so few seeds, or nothing for six and more.
+def describe_seeds(num_seeds: int) -> str:
+    """What is shown of so many seeds, for the title of a picture: also that they are too few.
 
     The median of a distribution is outside the range of n draws with probability `2^(1 - n)`, and a bootstrap interval
     is inside it: with five seeds, none holds the median with 95%.
     """
     if num_seeds == 1:
-        return "a single seed shows no spread: train 6 or more"
-    return "" if num_seeds >= 6 else f"intervals over fewer than 6 seeds are too narrow, and there are {num_seeds}"
+        return "1 seed: too few to know the spread"
+    note = "" if num_seeds >= 6 else "\ntoo few seeds: with fewer than 6, intervals are too narrow"
+    return f"IQM of {num_seeds} seeds, 95% interval{note}"
 
 
 def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:

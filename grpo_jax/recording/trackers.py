@@ -78,7 +78,7 @@ class WeightsAndBiases:
         settings, described, directory = spec.settings, spec.describe(), directory.resolve()
         self._runs = []
         for label, rows in settings.rows.items():
-            name = spec.labels and label or " ".join(filter(None, (spec.name, label)))
+            name = label if spec.labels else " ".join(filter(None, (spec.name, label)))
             identity = hashlib.sha1(f"{directory}\n{spec.name}{label}".encode()).hexdigest()[:16]
             options = {"project": "grpo_jax", "name": name, "id": identity, "resume": "allow", "mode": mode}
             options |= {"group": group} if group else {}

@@ -15,7 +15,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.training.settings import format_value
 
-Value = float | str
+Value = int | float | str
 CONFIG = "config"
 """The axis of several configs, by their names."""
 
@@ -126,7 +126,7 @@ def _shown(value: Any) -> Value:
     if isinstance(value, bool | str) or value is None:
         return str(value)
     if isinstance(value, int | float | np.number):
-        return float(value)
+        return value
     return getattr(value, "__qualname__", repr(value))
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grpo_jax.recording.figures import panels, plot_settings, ranked_settings
-from grpo_jax.recording.statistics import too_few_seeds
+from grpo_jax.recording.figures import legend_below, panels, plot_settings, ranked_settings
+from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.sweeps.grid import Value
 from grpo_jax.sweeps.result import SweepResult
 from grpo_jax.training.progress import RunResult
@@ -53,25 +53,28 @@ def plot_axes(result: SweepResult, path: Path) -> None:
     settings = [ranking[run.label] for run in result.runs]
     means = np.array([setting.mean for setting in settings])
     intervals = np.array([(setting.low, setting.high) for setting in settings])
-    num_seeds = len(settings[0].final_returns)
-    note = too_few_seeds(num_seeds)
-    title = f"{result.runs[0].environment}, {num_seeds} seeds" + (f"; {note}" if note else "")
+    title = f"{result.runs[0].environment}: {describe_seeds(len(settings[0].final_returns))}"
     columns = [_comparable(column) for column in zip(*result.points, strict=True)]
     if len(columns) == 2 and len(settings) == len(set(columns[0])) * len(set(columns[1])):
         _draw_heat_map(result.axes, columns, means, intervals, path, title)
         return
+    # The values of the first axis have colours.
+    several = len(columns) > 1 and len(set(columns[0])) <= MOST_TICKS
+    colors = [f"{result.axes[0]}={value}" if several else "" for value in columns[0]]
     with panels(path, len(columns), size=(4.8, 3.6), columns=4, title=title, sharey=True) as (figure, axes):
         for name, column, axis in zip(result.axes, columns, axes, strict=True):
-            _draw_axis(axis, column, means, intervals)
+            _draw_axis(axis, column, means, intervals, colors)
             axis.set(xlabel=name)
-        figure.supylabel("final return (IQM, 95% interval)", fontsize="medium")
+        figure.supylabel("final return", fontsize="medium")
+        if len(columns) > 1:
+            legend_below(figure, axes)
 
 
 def _draw_heat_map(
     names: Sequence[str], columns: Sequence[tuple], means: np.ndarray, intervals: np.ndarray, path: Path, title: str
 ) -> None:
     values = [sorted(set(column)) for column in columns]
-    size = (2.2 + 1.1 * len(values[1]), 1.6 + 0.6 * len(values[0]))
+    size = (2.4 + 1.1 * len(values[1]), 1.7 + 0.6 * len(values[0]))
     with panels(path, 1, size=size, title=title) as (figure, (axis,)):
         grid, texts = np.full([len(each) for each in values], np.nan), {}
         for y, x, mean, (low, high) in zip(*columns, means, intervals, strict=True):
@@ -85,11 +88,13 @@ def _draw_heat_map(
         axis.set(ylabel=names[0], xlabel=names[1])
         axis.set_yticks(range(len(values[0])), map(format_value, values[0]))
         axis.set_xticks(range(len(values[1])), map(format_value, values[1]))
-        figure.colorbar(image, label="final return (IQM)")
+        figure.colorbar(image, label="final return")
 
 
-def _draw_axis(axis: Any, column: tuple[Value, ...], means: np.ndarray, intervals: np.ndarray) -> None:
-    """The settings over one axis, those of the same value side by side, and the mean of these in front."""
+def _draw_axis(
+    axis: Any, column: tuple[Value, ...], means: np.ndarray, intervals: np.ndarray, colors: Sequence[str]
+) -> None:
+    """The settings over one axis: those of the same value side by side, and their mean."""
     values = sorted(set(column))
     are_words = isinstance(values[0], str)
     is_log = not are_words and values[0] > 0 and values[-1] >= 10 * values[0]
@@ -98,21 +103,23 @@ def _draw_axis(axis: Any, column: tuple[Value, ...], means: np.ndarray, interval
     order = np.array([np.sum(where[:i] == place) for i, place in enumerate(where)])  # among those of the same value
     most = order.max() + 1
     gap = np.diff(places).min() if len(places) > 1 else 1.0
-    x = places[where] + 0.6 * gap * ((order + 0.5) / most - 0.5)
-    errors = abs(intervals.T - means)
-    axis.errorbar(x, means, errors, fmt="o", color="C0", markersize=4, elinewidth=0.8, capsize=2, alpha=0.8)
+    x, errors = places[where] + 0.4 * gap * ((order + 0.5) / most - 0.5), abs(intervals.T - means)
+    for i, color in enumerate(dict.fromkeys(colors)):
+        those = np.array([each == color for each in colors])
+        style = {"color": f"C{i}", "markersize": 4, "elinewidth": 0.8, "capsize": 2}
+        axis.errorbar(x[those], means[those], errors[:, those], fmt="o", label=color or None, **style)
     if most > 1:
-        of_value = [
-            np.nanmean(means[where == i]) if np.isfinite(means[where == i]).any() else np.nan
-            for i in range(len(values))
-        ]
-        axis.plot(places, of_value, "s-", color="C1", markersize=5, linewidth=1.2, label="mean over the other axes")
-        axis.legend(frameon=False, fontsize="small")
+        of_value = [means[where == i][np.isfinite(means[where == i])] for i in range(len(values))]
+        of_value = [each.mean() if len(each) else np.nan for each in of_value]
+        axis.plot(places, of_value, "_-", color="0.3", markersize=14, linewidth=0.8, label="mean over the other axes")
     if len(values) <= MOST_TICKS:
         axis.set_xticks(places, map(format_value, values), rotation=30 if len(values) > 6 else 0)
     elif is_log:
-        ticks = np.arange(np.floor(places[0]), np.ceil(places[-1]) + 1)
-        axis.set_xticks(ticks, [f"{10.0**tick:g}" for tick in ticks])
+        decades = np.arange(np.floor(places[0]), np.ceil(places[-1]))
+        ticks = [tick for tick in np.sort([*decades, *(decades + np.log10(3))]) if places[0] <= tick <= places[-1]]
+        axis.set_xticks(ticks, [f"{10.0**tick:.1g}" for tick in ticks])
+    margin = max(0.5 * gap, 0.05 * np.ptp(places))
+    axis.set_xlim(places.min() - margin, places.max() + margin)
 
 
 def _comparable(column: tuple[Value, ...]) -> tuple[Value, ...]:

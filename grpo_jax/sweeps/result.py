@@ -8,7 +8,7 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.recording import TrainedPolicy, bootstrap_interval, iqm, load
-from grpo_jax.recording.statistics import too_few_seeds
+from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.sweeps.grid import Value
 from grpo_jax.sweeps.runs import Run
 from grpo_jax.training.curves import Block, as_dataframe, stacked
@@ -114,9 +114,7 @@ class SweepResult:
 
     def __repr__(self) -> str:
         num_seeds = len(self.runs[0].final_returns)
-        note = too_few_seeds(num_seeds)
-        title = f"{self.runs[0].environment}, {num_seeds} seeds: interquartile mean of the final return, 95% interval"
-        lines = [f"{title} ({note})" if note else title]
+        lines = [f"{self.runs[0].environment}, final return: {describe_seeds(num_seeds)}"]
         width = max(len(run.label) for run in self.runs)
         for rank, (label, _, mean, low, high, _) in enumerate(self.ranking, start=1):
             lines.append(f"{rank:>3}  {label:<{width}}  {mean:.4g} [{low:.4g}, {high:.4g}]")

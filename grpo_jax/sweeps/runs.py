@@ -51,6 +51,7 @@ class Run(NamedTuple):
 
     @property
     def environment(self) -> str:
+        """The environment's name."""
         return self.config.env.name
 
     @property

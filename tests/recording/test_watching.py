@@ -122,7 +122,7 @@ def test_tensorboard_gets_every_iteration_and_forgets_what_is_made_again(tmp_pat
 
 def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
     calls, settings = [], settings_of({}, 1)
-    spec = types.SimpleNamespace(name="grpo", settings=settings, describe=lambda: {"a": 1})
+    spec = types.SimpleNamespace(name="grpo", labels=(), settings=settings, describe=lambda: {"a": 1})
 
     class Run:
         def log(self, scalars, step):
