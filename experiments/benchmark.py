@@ -115,7 +115,7 @@ def main(arguments: Arguments) -> None:
     if arguments.overhead:
         results["overhead"] = overhead(arguments.repeats)
         write_json(out, results)
-        wall, cores = (results["overhead"][f"share_of_{name}_seconds"] for name in ("wall", "core"))
+        wall, cores = (results["overhead"][f"fraction_of_{name}_seconds"] for name in ("wall", "core"))
         console.print(f"Recording a run adds {wall:.1%} to its time, {cores:.1%} to that of all cores", soft_wrap=True)
     if arguments.plot is not None:
         plot(results["results"], arguments.plot)
@@ -158,7 +158,7 @@ def overhead(repeats: int) -> dict:
 
     times = np.array([[seconds(is_recorded) for is_recorded in (False, True)] for _ in range(repeats)])
     wall, cores = np.median(times[:, 1], axis=0) / np.median(times[:, 0], axis=0) - 1
-    return {"share_of_wall_seconds": wall, "share_of_core_seconds": cores, "seconds": times}
+    return {"fraction_of_wall_seconds": wall, "fraction_of_core_seconds": cores, "seconds": times}
 
 
 def table(title: str, rows: list[dict]) -> Table:
