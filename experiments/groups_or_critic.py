@@ -21,10 +21,10 @@ from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.figures import with_interval
 from grpo_jax.commands.harness.limits import Seed, Seeds, Steps
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
-from grpo_jax.commands.harness.runs import score_summary
 from grpo_jax.groups import ANCHORED
 from grpo_jax.policies import MLP
 from grpo_jax.recording.figures import panels
+from grpo_jax.sweeps.runs import score_summary
 
 from .harness.summaries import TABLE, read_results, write_results
 
