@@ -26,11 +26,11 @@ from grpo_jax import Hyperparams, run
 from grpo_jax.commands.harness.command import command, make_console, new_folder, num_cores, provenance
 from grpo_jax.commands.harness.limits import Count, NotNegative, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.runs import score_summary
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.recorder import record
 from grpo_jax.recording.run_spec import Recording, RunSpec
+from grpo_jax.sweeps.runs import score_summary
 
 from .harness import cold_start
 from .harness import reference_implementations as reference
@@ -115,7 +115,7 @@ def main(arguments: Arguments) -> None:
     if arguments.overhead:
         results["overhead"] = overhead(arguments.repeats)
         write_json(out, results)
-        wall, cores = (results["overhead"][f"share_of_{name}_seconds"] for name in ("wall", "core"))
+        wall, cores = (results["overhead"][f"fraction_of_{name}_seconds"] for name in ("wall", "core"))
         console.print(f"Recording a run adds {wall:.1%} to its time, {cores:.1%} to that of all cores", soft_wrap=True)
     if arguments.plot is not None:
         plot(results["results"], arguments.plot)
@@ -158,7 +158,7 @@ def overhead(repeats: int) -> dict:
 
     times = np.array([[seconds(is_recorded) for is_recorded in (False, True)] for _ in range(repeats)])
     wall, cores = np.median(times[:, 1], axis=0) / np.median(times[:, 0], axis=0) - 1
-    return {"share_of_wall_seconds": wall, "share_of_core_seconds": cores, "seconds": times}
+    return {"fraction_of_wall_seconds": wall, "fraction_of_core_seconds": cores, "seconds": times}
 
 
 def table(title: str, rows: list[dict]) -> Table:

@@ -9,11 +9,11 @@ from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.runs import Run, make_plan
-from grpo_jax.commands.harness.settings import SOLVED_AT
+from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.commands.harness.study import Study, StudyArguments
 from grpo_jax.recording import learning_curve
-from grpo_jax.recording.figures import draw_curve, panels
+from grpo_jax.recording.figures import SOLVED_AT, draw_curve, panels
+from grpo_jax.sweeps.runs import Run
 
 WHY_NOT = {
     "grpo_process": "cannot learn here: CartPole pays 1 at every step, so rewards normalised over a group are all 0",

@@ -5,7 +5,7 @@ import dataclasses
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Steps
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.runs import make_plan
+from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.commands.harness.study import Study, StudyArguments
 
 

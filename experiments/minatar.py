@@ -13,12 +13,12 @@ from grpo_jax.baselines import kernel_baseline, policy_features
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds, Steps
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
-from grpo_jax.commands.harness.runs import make_plan, sampled_return
-from grpo_jax.commands.harness.settings import ON_RELATIVE_POSITIONS
+from grpo_jax.commands.harness.settings import ON_RELATIVE_POSITIONS, make_plan
 from grpo_jax.commands.harness.study import Study, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import CONTINUE
 from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.sweeps.runs import sampled_return
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
 

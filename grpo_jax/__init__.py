@@ -11,6 +11,7 @@ from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, forked
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives import grpo_loss, ppo_loss
 from grpo_jax.recording import Recording, TrainedPolicy, load, recorded_run
+from grpo_jax.sweeps import plot, sweep
 from grpo_jax.training.evaluations import Evaluate, no_progress, reached_return
 from grpo_jax.training.imitation import warm_start
 from grpo_jax.training.run import run
@@ -50,12 +51,14 @@ __all__ = [
     "make_train_step",
     "no_progress",
     "objectives",
+    "plot",
     "policies",
     "ppo_loss",
     "reached_return",
     "recorded_run",
     "recording",
     "run",
+    "sweep",
     "warm_start",
     "with_reference",
 ]

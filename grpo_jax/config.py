@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name
 from grpo_jax.config_checks import check_config, check_counts, check_extras, check_function
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
@@ -243,3 +245,15 @@ def behaviour_policy(config: Config, normalizer: Normalizer, hyperparams: Hyperp
     if config.truncate_sampling:
         policy = with_top_k_top_p(policy, hyperparams.top_k, hyperparams.top_p)
     return policy
+
+
+def kept_with(config: Config, key: tuple, make: Callable[[], Any]) -> Any:
+    """What `make` returned at the first call with this key, kept with the config as its environment and policy are.
+
+    The key includes JAX's settings that change what is traced although JAX would use an older trace.
+    """
+    key = key, jax.config.jax_debug_nans, jax.config.jax_default_prng_impl
+    kept = vars(config).setdefault("_kept", {})
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]

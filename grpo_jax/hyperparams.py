@@ -144,7 +144,7 @@ class Hyperparams:
                 self._check_range(name, np.min(values[name]), np.max(values[name]))
         endless = np.isinf(values.get("total_steps", 0)) & (self.num_iterations is None and self.max_episodes is None)
         if np.any((values.get("warmup", 0) > 0) & endless):
-            raise ConfigError("warmup is a share of training, but total_steps=inf, so it would not end; leave it out")
+            raise ConfigError("warmup is a fraction of training, but total_steps=inf: it would not end; leave it out")
 
     def _check_range(self, name: str, low: float, high: float) -> None:
         if name in Hyperparams.__dataclass_fields__ and name not in _MAY_BE_INFINITE and np.isinf([low, high]).any():

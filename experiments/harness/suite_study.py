@@ -10,15 +10,15 @@ from numpy.typing import ArrayLike
 
 from grpo_jax import Config
 from grpo_jax.algorithms import name_of
-from grpo_jax.commands.harness.command import hardware
 from grpo_jax.commands.harness.limits import Between, Seeds
 from grpo_jax.commands.harness.parsing import chosen
-from grpo_jax.commands.harness.runs import Run, Score, make_plan, sampled_return, score_summary
+from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.commands.harness.study import Study, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
-from grpo_jax.recording.run_spec import RunSpec, folder_name
+from grpo_jax.recording.run_spec import RunSpec, folder_name, hardware
+from grpo_jax.sweeps.runs import Run, Score, sampled_return, score_summary
 
 from .summaries import SUMMARY, TABLE, read_results, write_results
 

@@ -58,20 +58,8 @@ def kernel_values(
     features = jnp.where(comparable[..., None], features, 0)
     final_features = jnp.where(finally_comparable[..., None], final_features, 0)
     mask = mask.astype(bool) & comparable
-    origin = at_least_float32(features[0, 0])  # differences of integers stay exact
-    scale = 1.0
-    if relative or standardize:
-        differences = at_least_float32(features) - broadcast_to_rank(origin, 3)
-        variance = jnp.var(differences, axis=(0, 1), where=mask[..., None])
-        if standardize:
-            scale = jnp.where(variance > 0, jax.lax.rsqrt(variance), 0.0)
-        if relative:
-            bandwidth = bandwidth * 2.0 * jnp.sum(variance * scale**2)
-    bandwidth = jnp.maximum(bandwidth, CLOSEST)
-
-    def embed(x):
-        shift, factor = (broadcast_to_rank(each, x.ndim) for each in (origin, scale))
-        return ((at_least_float32(x) - shift) * factor).reshape(-1, x.shape[-1])
+    embed, unit_bandwidth = _embedding(features, mask, relative, standardize)
+    bandwidth = jnp.maximum(bandwidth * unit_bandwidth, CLOSEST)
 
     # return = constant + factor · final_value: compute both parts once.
     unit = jnp.broadcast_to(jnp.eye(num_finals)[..., None], (num_finals, num_finals, num_envs))
@@ -81,14 +69,9 @@ def kernel_values(
     counted = mask & jnp.isfinite(own_part)
     terms = jnp.where(counted[..., None], jnp.stack([own_part, *factors], axis=-1), 0.0)  # [T, N, 1 + F]
 
-    half = max(num_steps // 2, 1)
-    log_weights, means = _rollout_means(embed(final_features), embed, features, terms, counted, bandwidth, half)
-    weights = _softmax(log_weights, ~jnp.tile(jnp.eye(num_envs, dtype=bool), (num_finals, 1)))
-    final_values = jnp.zeros((num_finals, num_envs))
-    for _ in range(2):
-        returns = means[..., 0] + jnp.sum(means[..., 1:] * final_values.T[None], axis=-1)
-        final_values = jnp.sum(weights * returns, axis=1).reshape(num_finals, num_envs)
-        final_values = jnp.where(finally_comparable, final_values, 0.0)
+    queries, first_half = embed(final_features), max(num_steps // 2, 1)
+    log_weights, means = _rollout_means(queries, embed, features, terms, counted, bandwidth, first_half)
+    final_values = _final_values(log_weights, means, finally_comparable)
     returns = terms[..., 0] + jnp.sum(terms[..., 1:] * final_values.T[None], axis=-1)
 
     padded = [jnp.pad(x, ((reach, reach), *((0, 0),) * (x.ndim - 1))) for x in (features, returns, counted)]
@@ -104,6 +87,36 @@ def kernel_values(
 
     values = jax.lax.map(value, (jnp.arange(num_steps), features))
     return jnp.where(comparable, values, 0.0), final_values
+
+
+def _embedding(features, mask, relative, standardize):
+    """The function from states to points `[K, E]` whose distances count, and the unit of the bandwidth."""
+    origin = at_least_float32(features[0, 0])  # differences of integers stay exact
+    scale, unit = 1.0, 1.0
+    if relative or standardize:
+        differences = at_least_float32(features) - broadcast_to_rank(origin, 3)
+        variance = jnp.var(differences, axis=(0, 1), where=mask[..., None])
+        if standardize:
+            scale = jnp.where(variance > 0, jax.lax.rsqrt(variance), 0.0)
+        if relative:
+            unit = 2.0 * jnp.sum(variance * scale**2)
+
+    def embed(x):
+        shift, factor = (broadcast_to_rank(each, x.ndim) for each in (origin, scale))
+        return ((at_least_float32(x) - shift) * factor).reshape(-1, x.shape[-1])
+
+    return embed, unit
+
+
+def _final_values(log_weights, means, comparable):
+    """Values `[F, N]` of final states, from the others' mean returns, which are bootstrapped with values as these."""
+    num_finals, num_envs = comparable.shape
+    weights = _softmax(log_weights, ~jnp.tile(jnp.eye(num_envs, dtype=bool), (num_finals, 1)))
+    values = jnp.zeros((num_finals, num_envs))
+    for _ in range(2):
+        returns = means[..., 0] + jnp.sum(means[..., 1:] * values.T[None], axis=-1)
+        values = jnp.where(comparable, jnp.sum(weights * returns, axis=1).reshape(num_finals, num_envs), 0.0)
+    return values
 
 
 def _rollout_means(queries, embed, features, terms, counted, bandwidth, num_steps):

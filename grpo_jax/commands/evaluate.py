@@ -14,10 +14,10 @@ from grpo_jax.commands.harness.command import command, make_console, provenance
 from grpo_jax.commands.harness.figures import with_interval
 from grpo_jax.commands.harness.limits import Count, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.runs import score_summary
 from grpo_jax.commands.harness.trained import EpisodeArguments
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.recording.files import write_json
+from grpo_jax.sweeps.runs import score_summary
 
 EPISODES_AT_ONCE = 4096  # of all rows together
 

@@ -15,13 +15,12 @@ from grpo_jax.commands.harness.figures import with_interval
 from grpo_jax.commands.harness.parsing import invocation, parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import learning_curve, performance_profile, probability_of_improvement
-from grpo_jax.recording.figures import draw_curve, last_known, panels
+from grpo_jax.recording.figures import MEANS_OVER_EPISODES, RETURN, draw_curve, last_known, legend_below, panels
 from grpo_jax.recording.folder_lock import SUMMARY_FILE
 from grpo_jax.recording.metrics_file import METRICS_FILE, read_metrics, read_settings
+from grpo_jax.recording.statistics import describe_seeds
 
 PICTURE = "comparison.png"
-RETURN = "episode/return_mean"
-MEANS_OVER_EPISODES = (RETURN, "episode/length_mean")
 
 
 @dataclasses.dataclass
@@ -115,25 +114,29 @@ def plot(runs: list[SavedRun], metric: str, path: Path) -> None:
     environments = list(dict.fromkeys(run.environment for run in runs))
     labels = list(dict.fromkeys(run.label for run in runs))
     colors = {label: f"C{i % 10}" for i, label in enumerate(labels)}
-    with panels(path, 3 * len(environments), size=(5, 4), columns=3) as (_, axes):
+    fewest = min(run.values.shape[1] for run in runs)
+    with panels(path, 3 * len(environments), size=(5, 4), columns=3, title=describe_seeds(fewest)) as (figure, axes):
         for i, environment in enumerate(environments):
             here = [run for run in runs if run.environment == environment]
             name, finals = final_returns(here)
             draw_learning_curves(axes[3 * i], here, colors, metric)
             draw_profiles(axes[3 * i + 1], here, colors, name, finals)
             draw_improvements(axes[3 * i + 2], here, colors, name, finals)
+        legend_below(figure, axes)
 
 
 def draw_learning_curves(axis: Any, runs: list[SavedRun], colors: dict[str, str], metric: str) -> None:
     for run in runs:
         if not np.isnan(run.values).all():
             draw_curve(axis, learning_curve(run.steps, run.values, run.counts), colors[run.label], run.label)
-    axis.set(title=runs[0].environment, xlabel="environment steps (each seed)", ylabel=f"{metric} (IQM, 95% interval)")
-    axis.legend(frameon=False, fontsize="small")
+    axis.set(title=runs[0].environment, xlabel="environment steps (each seed)", ylabel=metric)
 
 
 def draw_profiles(axis: Any, runs: list[SavedRun], colors: dict[str, str], name: str, finals: list[np.ndarray]) -> None:
     """The performance profile of each run's final returns, of that name."""
+    axis.set(title="performance profile")
+    if say_too_few(axis, finals):
+        return
     low, high = np.nanquantile(np.concatenate(finals), [0, 1])
     margin = 0.05 * (high - low or 1.0)
     thresholds = np.linspace(low - margin, high + margin, 201)
@@ -141,21 +144,36 @@ def draw_profiles(axis: Any, runs: list[SavedRun], colors: dict[str, str], name:
         share, below, above = performance_profile(final, thresholds)
         axis.plot(thresholds, share, color=colors[run.label])
         axis.fill_between(thresholds, below, above, color=colors[run.label], alpha=0.2, linewidth=0)
-    axis.set(title="performance profile", xlabel=f"{name} τ", ylabel="share of seeds above τ", ylim=(-0.02, 1.02))
+    axis.set(xlabel=f"{name} τ", ylabel="share of seeds above τ", ylim=(-0.02, 1.02))
 
 
 def draw_improvements(
     axis: Any, runs: list[SavedRun], colors: dict[str, str], name: str, finals: list[np.ndarray]
 ) -> None:
     """The probability that each run's final return exceeds the first run's."""
+    axis.set(title=f"P({name} > that of {runs[0].label})")
+    axis.set_visible(len(runs) > 1)
+    if len(runs) == 1 or say_too_few(axis, finals):
+        return
     rows = range(len(runs) - 1)
     for row, run, final in zip(rows, runs[1:], finals[1:], strict=True):
         chance, below, above = probability_of_improvement(final, finals[0])
         error = [[chance - below], [above - chance]]
         axis.errorbar(chance, row, xerr=error, fmt="o", color=colors[run.label], capsize=3)
     axis.axvline(0.5, color="0.6", linestyle="--", linewidth=0.8, zorder=0)
-    axis.set_yticks(rows, [run.label for run in runs[1:]])
-    axis.set(xlim=(-0.02, 1.02), ylim=(max(len(rows), 1) - 0.5, -0.5), title=f"P({name} > that of {runs[0].label})")
+    axis.set_yticks([])  # their colours are in the legend
+    axis.set(xlim=(-0.02, 1.02), ylim=(max(len(rows), 1) - 0.5, -0.5))
+
+
+def say_too_few(axis: Any, finals: list[np.ndarray]) -> bool:
+    """Whether a run has a single seed, which the panel then says in place of its picture."""
+    is_single = min(map(len, finals)) == 1
+    if is_single:
+        axis.text(
+            0.5, 0.5, "needs several seeds of each run,\nbest 6 or more (--num-seeds 6)", ha="center", va="center"
+        )
+        axis.set_axis_off()
+    return is_single
 
 
 def table(runs: list[SavedRun]) -> Table:
@@ -183,6 +201,7 @@ def main(arguments: Arguments) -> None:
     plot(runs, arguments.metric, out / PICTURE)
     console = make_console()
     console.print(table(runs))
+    console.print(f"Returns: {describe_seeds(min(run.values.shape[1] for run in runs))}", soft_wrap=True)
     console.print(f"Results in {out}: {PICTURE}", soft_wrap=True)
 
 

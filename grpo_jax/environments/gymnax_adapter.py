@@ -46,8 +46,7 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         raise ConfigError(f"{LIMIT}={max_steps} of {name!r} leaves no step; write env_params={{'{LIMIT}': 100}}, say")
     action_space, to_gymnax = gymnax_actions(env.action_space(defaults), name)
     encode = _encoder(env, defaults)
-    mask = getattr(env, "action_mask", None)
-    if mask is not None and not isinstance(action_space, Discrete):
+    if hasattr(env, "action_mask") and not isinstance(action_space, Discrete):
         raise ConfigError(f"{name!r} has an action_mask, which only Discrete actions can have")
 
     def full(params):
@@ -64,17 +63,17 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         truncated = env.is_truncated(after, params)
         return transition(after, encode(observation), reward, terminated, truncated)._replace(info=_numbers(info))
 
-    def action_mask(state, params):
-        return jnp.asarray(mask(state, full(params)), bool)
-
     def optional(part):
         function = getattr(env, part, None)
         return None if function is None else lambda state, params: function(state, full(params))
 
+    mask = optional("action_mask")
+    action_mask = mask and (lambda state, params: jnp.asarray(mask(state, params), bool))
+
     def play(params):
         state, observation = reset(jax.random.key(0), params)
         step(jax.random.key(0), state, some_action(action_space), params)
-        if mask is not None:
+        if action_mask:
             action_mask(state, params)
         return observation
 
@@ -87,7 +86,7 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         params=params,
         observation=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), observation),
         action_space=action_space,
-        action_mask=None if mask is None else action_mask,
+        action_mask=action_mask,
         max_steps=max_steps,
         limit_terminates=getattr(env, "limit_terminates", False),
         on_host=getattr(env, "on_host", False),

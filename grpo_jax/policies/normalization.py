@@ -15,9 +15,9 @@ EPS = 1e-8  # added to variances
 class RunningStatistics(NamedTuple):
     """Elementwise mean and variance of all values of x so far, in float32.
 
-    The mean is of x - origin, where origin is one value of x, so that float32 resolves the spread of x even if x
-    is far from 0. The count is in rollouts, and a rollout counts as the share of it that is valid: a float32 count of
-    steps would soon be too large to grow.
+    The mean is of x - origin, where origin is one value of x, so that float32 resolves its spread even if x
+    is far from 0. The count is in rollouts, each as the fraction of it that is valid: a float32 count of steps would
+    soon be too large to grow.
     """
 
     origin: jax.Array  # [...] fixed
@@ -65,9 +65,9 @@ def merge(statistics: RunningStatistics, x: jax.Array, valid: jax.Array) -> Runn
 
     new_mean = mean(x)
     new_variance = mean((x - broadcast_to_rank(new_mean, x.ndim)) ** 2)
-    share = num_valid / valid.size
-    count = statistics.count + share
-    weight = share / jnp.where(count > 0, count, 1.0)
+    fraction = num_valid / valid.size
+    count = statistics.count + fraction
+    weight = fraction / jnp.where(count > 0, count, 1.0)
     difference = new_mean - statistics.mean
     merged = RunningStatistics(
         origin=statistics.origin,

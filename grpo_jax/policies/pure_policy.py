@@ -1,5 +1,6 @@
 """Policies from two pure functions, `init` and `apply`, of any neural network library."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -74,29 +75,14 @@ def make_pure_policy(
             outputs, value = apply(params["network"], observation)
         return distribution.join_free(outputs, params), value if critic else None, carry
 
+    def also(function, params, observation, carry):
+        return function(params["network"], observation, *([carry] if has_carry else []))
+
     def features_step(params, observation, carry):
-        if has_carry:
-            return features(params["network"], observation, carry), step(params, observation, carry)[2]
-        return features(params["network"], observation), carry
+        after = step(params, observation, carry)[2] if has_carry else carry
+        return also(features, params, observation, carry), after
 
-    def extras_step(params, observation, carry):
-        return extras(params["network"], observation, *([carry] if has_carry else []))
-
-    def over_sequence(function, params, observations, carry, is_first):
-        """The outputs of a step, all but the carry, for a sequence `[S, N, ...]`."""
-        if not has_carry:
-            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
-            *outputs, _ = function(params, flat, carry)
-            return jax.tree.map(lambda leaf: leaf.reshape(*is_first.shape, *leaf.shape[1:]), outputs)
-        fresh = initial(params, is_first.shape[1])
-
-        def body(carry, now):
-            observation, first = now
-            *outputs, carry = function(params, observation, _reset(carry, fresh, first))
-            return carry, outputs
-
-        return jax.lax.scan(body, carry, (observations, is_first))[1]
-
+    over_sequence = functools.partial(_over_sequence, initial if has_carry else None)
     return Policy(
         init=init_all,
         initial_carry=initial,
@@ -105,10 +91,33 @@ def make_pure_policy(
         distribution=distribution,
         has_critic=critic,
         has_carry=has_carry,
-        extras=extras and extras_step,
+        extras=extras and functools.partial(also, extras),
         features=features and (lambda *arguments: over_sequence(features_step, *arguments)[0]),
         trainable=trainable,
     )
+
+
+def _over_sequence(
+    initial: Callable | None,
+    step: Callable,
+    params: PyTree,
+    observations: PyTree,
+    carry: PyTree,
+    is_first: jax.Array,
+) -> list[PyTree]:
+    """The outputs of a step, all but the carry, for a sequence `[S, N, ...]`; `initial` is None without a carry."""
+    if initial is None:
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
+        *outputs, _ = step(params, flat, carry)
+        return jax.tree.map(lambda leaf: leaf.reshape(*is_first.shape, *leaf.shape[1:]), outputs)
+    fresh = initial(params, is_first.shape[1])
+
+    def body(carry, now):
+        observation, first = now
+        *outputs, carry = step(params, observation, _reset(carry, fresh, first))
+        return carry, outputs
+
+    return jax.lax.scan(body, carry, (observations, is_first))[1]
 
 
 def _reset(carry: PyTree, fresh: PyTree, is_first: jax.Array) -> PyTree:

@@ -1,7 +1,7 @@
 """Runs that are kept and watched (host): metrics, checkpoints, trackers, warnings, statistics over seeds."""
 
 from grpo_jax.recording.folder_lock import StopSignal
-from grpo_jax.recording.metrics_file import Settings, read_metrics, settings_of
+from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_loading import load
 from grpo_jax.recording.recorder import recorded_run
@@ -19,6 +19,7 @@ from grpo_jax.recording.statistics import (
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.recording.training_warnings import TrainingWarnings
+from grpo_jax.training.settings import Settings, settings_of
 
 __all__ = [
     "Curve",

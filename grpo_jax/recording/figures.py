@@ -1,40 +1,87 @@
 """Host: pictures of learning curves."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grpo_jax.recording.metrics_file import Settings
-from grpo_jax.recording.statistics import Curve, learning_curve
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.recording.statistics import Curve, describe_seeds, learning_curve
+from grpo_jax.training.curves import Block
 from grpo_jax.training.evaluations import SAMPLED
 from grpo_jax.training.progress import RunResult
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 NUM_DRAWN = 10
 """The best settings, whose curves are drawn; a sweep keeps their policies."""
+MOST_TOGETHER = 4
+"""Curves that can be told apart in one panel."""
+RETURN = "episode/return_mean"
+MEANS_OVER_EPISODES = (RETURN, "episode/length_mean")
+SOLVED_AT = {
+    "CartPole-v1": 475.0,
+    "Acrobot-v1": -100.0,
+    "MountainCar-v0": -110.0,
+    "MountainCarContinuous-v0": 90.0,
+    "Pendulum-v1": -250.0,
+    "Catch-bsuite": 0.95,
+    "DeepSea-bsuite": 0.95,
+    "MemoryChain-bsuite": 0.95,
+}
+"""The mean return at which an environment counts as solved."""
 
 
-def plot_run(environment: str, settings: Settings, result: RunResult, path: Path) -> None:
-    """Draws the learning curve of a run, or one for each of its best settings if rows differ in them.
+def plot_settings(
+    environment: str, blocks: Mapping[str, Block], path: Path | None, metric: str | None = None
+) -> "Figure":
+    """Draws the learning curve of each of the first settings, with its 95% interval over seeds.
 
-    Returns come from the evaluations while training, if there are any.
+    Args:
+      environment: the title; may be empty.
+      blocks: the settings by their labels, the best first.
+      path: of the picture; None writes none.
+      metric: by default the return of the evaluations while training, if there are any, or else of training episodes.
+
+    Raises:
+      ConfigError: a setting lacks the metric.
     """
-    metrics, evaluated = result.metrics, SAMPLED in result.metrics
-    returns = metrics[SAMPLED if evaluated else "episode/return_mean"]
-    counts = None if evaluated else np.nan_to_num(metrics["episode/count"])
-    drawn = settings.ranked(last_known(returns))[:NUM_DRAWN]
-    curves = {}
-    for label in drawn:
-        rows = np.s_[:, settings.rows[label]]
-        if not np.isnan(returns[rows]).all():
-            curves[label] = learning_curve(result.steps[rows], returns[rows], None if counts is None else counts[rows])
-    title = environment
-    if len(settings.rows) > NUM_DRAWN:
-        title += f", the best {NUM_DRAWN} of {len(settings.rows)} settings"
-    kind = "evaluation" if evaluated else "training"
-    draw_curves({title: curves}, path, "environment steps", len(settings.rows[drawn[0]]), of=kind)
+    evaluated = all(SAMPLED in block.metrics for block in blocks.values())
+    name = metric or (SAMPLED if evaluated else RETURN)
+    drawn, curves = dict([*blocks.items()][:NUM_DRAWN]), {}
+    for label, block in zip(differing([*drawn]), drawn.values(), strict=True):
+        if name not in block.metrics:
+            raise ConfigError(f"there is no metric {name!r}: {nearest(name, block.metrics)}")
+        counts = np.nan_to_num(block.metrics["episode/count"]) if name in MEANS_OVER_EPISODES else None
+        if not np.isnan(block.metrics[name]).all():
+            curves[label] = learning_curve(block.steps, block.metrics[name], counts)
+    if len(blocks) > NUM_DRAWN:
+        environment += f", the best {NUM_DRAWN} of {len(blocks)} settings"
+    what = metric or f"return of {'evaluation' if evaluated else 'training'} episodes"
+    num_seeds = min(block.steps.shape[1] for block in drawn.values())
+    return draw_curves({environment: curves}, path, "environment steps", num_seeds, what=what)
+
+
+def differing(labels: Sequence[str]) -> list[str]:
+    """Labels such as "discount=1, clip_high=0.2" without the parts that all of them have."""
+    parts = [label.split(", ") for label in labels]
+    shared = set.intersection(*map(set, parts)) if len(labels) > 1 else set()
+    return [", ".join(part for part in label if part not in shared) or ", ".join(label) for label in parts]
+
+
+def ranked_settings(result: RunResult) -> dict[str, Block]:
+    """The settings of a run by the mean of their seeds' last returns, the best first."""
+    blocks, settings = result.by_setting, result.settings
+    if settings is None:
+        return blocks
+    return {
+        label: blocks[label]
+        for label in settings.ranked(last_known(result.metrics.get(SAMPLED, result.metrics[RETURN])))
+    }
 
 
 def last_known(values: np.ndarray) -> np.ndarray:
@@ -45,26 +92,38 @@ def last_known(values: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def panels(
-    path: Path, count: int, *, size: tuple[float, float], columns: int = 5, title: str = "", **options: Any
+    path: Path | None, count: int, *, size: tuple[float, float], columns: int = 5, title: str = "", **options: Any
 ) -> Iterator[tuple[Any, list[Any]]]:
     """A picture of `count` panels of a size in inches, in rows of at most `columns`, saved when the block ends.
 
-    Yields matplotlib's figure and the panels' axes. `options` are passed to its `subplots`.
+    With None for the path it is not saved. Yields matplotlib's figure and the panels' axes. `options` are passed to its
+    `subplots`.
     """
     from matplotlib.figure import Figure  # not pyplot, which a user's program may have set up
 
+    class Picture(Figure):
+        """A figure that a notebook shows, also where pyplot is not used."""
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, dpi=100)
+            return file.getvalue()
+
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    figure = Picture(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes.flat[count:]:
         axis.set_visible(False)
+    for axis in axes.flat[max(count - columns, 0) : count]:  # a shared axis is labelled in the last row alone
+        axis.tick_params(labelbottom=True)
     yield figure, list(axes.flat[:count])
     figure.suptitle(title, fontsize="small", color="0.4")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
 
 
 def draw_curve(axis: Any, curve: Curve, color: str, label: str | None = None) -> None:
@@ -76,27 +135,56 @@ def draw_curve(axis: Any, curve: Curve, color: str, label: str | None = None) ->
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
+def legend_below(figure: Any, axes: Sequence[Any]) -> None:
+    """One legend for all panels, below them, in as many columns as fit; the figure becomes higher by its lines."""
+    entries = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if not entries:
+        return
+    width, height = figure.get_size_inches()
+    fitting = int(width / (0.085 * max(map(len, entries)) + 0.6))
+    columns = min(max(fitting, 1), len(entries))
+    figure.set_size_inches(width, height + 0.1 + 0.2 * -(-len(entries) // columns))
+    options = {"ncols": columns, "frameon": False, "fontsize": "small"}
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", **options)
+
+
 def draw_curves(
     curves: Mapping[str, Mapping[str, Curve]],
-    path: Path,
+    path: Path | None,
     over: str,
     num_seeds: int,
     *,
-    of: str = "training",
-    solved_at: Mapping[str, float] | None = None,
-) -> None:
-    """A panel for each environment, with its curves by label, and a line at the return that solves it."""
+    what: str = "return of training episodes",
+) -> "Figure":
+    """A panel for each environment, with its curves by label, and a line at the return that solves it.
+
+    If there is one environment with more curves than can be told apart, each has a panel, with the others in grey.
+    """
     labels = list(dict.fromkeys(label for by_label in curves.values() for label in by_label))
-    size = (6.4, 4.2) if len(curves) < 4 else (4.8, 3.2)
-    title = f"IQM of {num_seeds} seeds, 95% bootstrap interval"
-    with panels(path, len(curves), size=size, title=title) as (_, axes):
-        for (environment, by_label), axis in zip(curves.items(), axes, strict=True):
-            for label, curve in by_label.items():
-                draw_curve(axis, curve, f"C{labels.index(label)}", label)
-            if environment in (solved_at or {}):
-                axis.axhline(solved_at[environment], color="0.6", linestyle="--", linewidth=0.8, zorder=0)
-            axis.set(title=environment, xlabel=f"{over} (each seed)", ylabel=f"return of {of} episodes")
-            if len(by_label) > 6:  # too many for a legend inside
-                axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-            elif any(by_label):
-                axis.legend(frameon=False, loc="lower right")
+    title = describe_seeds(num_seeds)
+    one_each = len(curves) == 1 and len(labels) > MOST_TOGETHER
+    drawn = [(environment, [label]) for environment in curves for label in labels] if one_each else curves.items()
+    options = {"size": (6.4, 4.2) if len(curves) < 4 else (4.8, 3.2)}
+    if one_each:
+        title = f"{next(iter(curves))}; grey: the others; {title}"
+        options = {"size": (3.2, 2.4), "columns": 4, "sharex": True, "sharey": True}
+    with panels(path, len(drawn), title=title, **options) as (figure, axes):
+        for (environment, own), axis in zip(drawn, axes, strict=True):
+            for label, curve in curves[environment].items():
+                if label in own:
+                    draw_curve(axis, curve, f"C{labels.index(label)}", label)
+                else:
+                    axis.plot(curve.steps, curve.mean, color="0.8", linewidth=0.8, zorder=1)
+            solved = SOLVED_AT.get(environment.partition(",")[0])
+            if solved is not None and what.startswith("return"):
+                axis.axhline(solved, color="0.6", linestyle="--", linewidth=0.8, zorder=0)
+            if one_each:
+                axis.set_title(own[0].replace(", ", "\n"), fontsize="small")
+            else:
+                axis.set(title=environment, xlabel=f"{over} (each seed)", ylabel=what)
+        if one_each:
+            figure.supxlabel(f"{over} (each seed)", fontsize="medium")
+            figure.supylabel(what, fontsize="medium")
+        else:
+            legend_below(figure, axes)
+    return figure

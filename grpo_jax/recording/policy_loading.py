@@ -42,7 +42,8 @@ def load(
 
     Args:
       folder: of the results, such as `--out` of a command.
-      run: its name, such as "PPO on CartPole-v1" or "PPO"; needed if the folder holds several runs.
+      run: its name, such as "PPO on CartPole-v1" or "PPO"; needed if the folder holds several runs. Of a
+        sweep, None is the best setting.
       which: "final", after all training, or "best", when the score was highest.
       row: number of the seed, or of the seed × hyperparameters; "best" is the seed with the highest score, where rows
         differ in their settings among those of the setting with the highest mean score; "all" gives all rows, as

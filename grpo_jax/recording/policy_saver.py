@@ -27,6 +27,7 @@ from grpo_jax.recording.files import (
     write_checked,
     write_json,
 )
+from grpo_jax.recording.folder_lock import SUMMARY_FILE
 from grpo_jax.recording.run_spec import RunSpec, versions
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import TrainState, by_path
@@ -70,7 +71,7 @@ def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays])
 
 
 def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]]:
-    """The folder of a run's policies, and the contents of its policy.json.
+    """The folder of a run's policies, and the contents of its policy.json; of a sweep, those of the best setting.
 
     Raises:
       ConfigError: there is no such folder or run, or there are several and `run` is None.
@@ -89,6 +90,9 @@ def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]
             names = [description["name"] for _, description in found]
             raise ConfigError(f"{folder} has no run {run!r}: {nearest(run, names)}")
         found = named
+    if len(found) > 1 and (folder / SUMMARY_FILE).exists():  # of a sweep: the best setting
+        best = read_object(folder / SUMMARY_FILE).get("best")
+        found = [each for each in found if each[1]["label"] == best] or found
     if len(found) > 1:
         names = ", ".join(repr(description["name"]) for _, description in found)
         raise ConfigError(f"{folder} holds several runs: {names}; choose one by its name (run=..., --run)")

@@ -16,7 +16,7 @@ from grpo_jax.devices.processes import from_every_process, from_process_zero, is
 from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.recording.figures import plot_run
+from grpo_jax.recording.figures import plot_settings, ranked_settings
 from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, deferred_signals
 from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.recording.metrics_logger import MetricsLogger
@@ -91,13 +91,11 @@ def recorded_run(
       StopSignal: a SystemExit, after SIGTERM or Ctrl-C; the run was saved.
       MemoryError, OSError: there is too little memory, or the folder cannot be written to.
     """
-    if not isinstance(recording, Recording | str | Path):
-        raise ConfigError(f"recording={recording!r} must be a folder or a Recording(folder, ...)")
+    recording = as_recording(recording)
     for name in options.keys() - OPTIONS:
         if name in Recording.__dataclass_fields__:
             raise ConfigError(f"{name} is a field of the recording: Recording(folder, {name}={options[name]!r})")
         raise ConfigError(f"unknown argument {name!r} of recorded_run: {nearest(name, sorted(OPTIONS))}")
-    recording = recording if isinstance(recording, Recording) else Recording(recording)
     recording.check()
     check_run(config, hyperparams)
     check_keys(keys)
@@ -111,8 +109,15 @@ def recorded_run(
                 _log.warning("%s: saved in %s; resume it with Recording(..., resume=True)", stop.name, out)
             raise
     if is_process_zero() and len(result.steps):
-        plot_run(config.env.name, spec.settings, result, out / "learning_curves.png")
+        plot_settings(config.env.name, ranked_settings(result), out / "learning_curves.png")
     return result
+
+
+def as_recording(recording: Recording | str | Path) -> Recording:
+    """The recording, of a folder alone too; raises ConfigError for anything else."""
+    if not isinstance(recording, Recording | str | Path):
+        raise ConfigError(f"recording={recording!r} must be a folder or a Recording(folder, ...)")
+    return recording if isinstance(recording, Recording) else Recording(recording)
 
 
 def record(
@@ -218,7 +223,8 @@ class Recorder:
             steps = None if self.start is None else self.start.steps
             trackers.append(TensorBoard(out / "tensorboard" / spec.folder, spec.settings, steps))
         if recording.wandb is not None:
-            trackers.append(WeightsAndBiases(out, spec, mode=recording.wandb))
+            group = recording.wandb_group or (out.resolve().name if len(spec.settings.rows) > 1 else None)
+            trackers.append(WeightsAndBiases(out, spec, mode=recording.wandb, group=group))
         return MetricsLogger(out, spec, console=self._console, past=self._past, trackers=trackers)
 
     def _scores(self, evaluations: Evaluations) -> np.ndarray:

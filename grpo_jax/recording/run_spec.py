@@ -4,6 +4,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import logging
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from grpo_jax.importing import import_custom, is_custom
 from grpo_jax.recording.files import folder_name, plain
 from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
 from grpo_jax.recording.identity import identity
-from grpo_jax.recording.metrics_file import METRICS_FILE, Settings, setting_columns, settings_of
+from grpo_jax.recording.metrics_file import METRICS_FILE
+from grpo_jax.training.settings import Settings, setting_columns, settings_of
 
 PACKAGES = ("grpo-jax", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")  # on which a result depends
 
@@ -35,6 +37,7 @@ class RunSpec(NamedTuple):
     hyperparams: Hyperparams  # each leaf scalar or [R]
     keys: jax.Array  # [R]
     env_params: EnvParams = None
+    labels: Sequence[str] = ()  # of the settings of the rows; by default what differs between them
 
     @property
     def name(self) -> str:
@@ -50,7 +53,10 @@ class RunSpec(NamedTuple):
     def settings(self) -> Settings:
         """Which rows have the same hyperparameters and env_params."""
         columns = setting_columns(self.hyperparams, self.env_params, self.config.env.params)
-        return settings_of(columns, len(self.keys))
+        settings = settings_of(columns, len(self.keys))
+        if not self.labels:
+            return settings
+        return settings._replace(rows=dict(zip(self.labels, settings.rows.values(), strict=True)))
 
     def describe(self) -> dict[str, Any]:
         """Everything that the run's numbers depend on, in JSON's types; a run is resumed only if this is the same."""
@@ -81,7 +87,9 @@ class Recording:
     tensorboard: bool = False
     """Also write TensorBoard's event files."""
     wandb: Literal["offline", "online"] | None = None
-    """Also log to Weights & Biases."""
+    """Also log to Weights & Biases, a run for each setting."""
+    wandb_group: str | None = None
+    """Name of the group of these runs in Weights & Biases; by default, of several settings, the name of the folder."""
     debug_nans: bool = False
     """Stop at the first loss or gradient that is not finite, and show the operation it comes from; slow."""
 
@@ -147,3 +155,13 @@ def versions() -> dict[str, str]:
             return "not installed"
 
     return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+
+
+def hardware() -> str:
+    """The devices, and the CPU of the host."""
+    devices = jax.devices()
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
+    return f"{len(devices)} × {devices[0].device_kind}; host {cpu}, {os.cpu_count()} cores"

@@ -56,7 +56,7 @@ def bootstrap_interval(
       scores: `[num_runs]` or `[num_runs, num_tasks]`, one score a run.
       statistic: called once as `statistic(samples, axis=-1)` on `[num_resamples, num_runs * num_tasks]`; `np.mean` and
         `np.median` fit as they are.
-      confidence: the share of resamples inside the interval, between 0 and 1.
+      confidence: the fraction of resamples inside the interval, between 0 and 1.
       num_resamples: how often the runs are redrawn.
       seed: of the redrawing; the same seed gives the same interval.
 
@@ -78,6 +78,18 @@ def bootstrap_interval(
     samples = np.take_along_axis(scores[None], drawn, axis=1).reshape(num_resamples, -1)
     low, high = _percentiles(statistic(samples, axis=-1), confidence)
     return float(low), float(high)
+
+
+def describe_seeds(num_seeds: int) -> str:
+    """What is shown of so many seeds, for the title of a picture: also that they are too few.
+
+    The median of a distribution is outside the range of n draws with probability `2^(1 - n)`, and a bootstrap interval
+    is inside it: with five seeds, none holds the median with 95%.
+    """
+    if num_seeds == 1:
+        return "1 seed: too few to know the spread"
+    note = "" if num_seeds >= 6 else "\ntoo few seeds: with fewer than 6, intervals are too narrow"
+    return f"IQM of {num_seeds} seeds, 95% interval{note}"
 
 
 def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
@@ -208,7 +220,7 @@ def probability_of_improvement(
 def performance_profile(
     scores: ArrayLike, thresholds: ArrayLike, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The share of runs whose score is above each threshold, with its pointwise bootstrap interval (section 4.2).
+    """The fraction of runs whose score is above each threshold, with its pointwise bootstrap interval (section 4.2).
 
     Args:
       scores: `[num_runs]`.
@@ -216,7 +228,7 @@ def performance_profile(
       confidence, num_resamples, seed: as for `bootstrap_interval`.
 
     Returns:
-      `(share, low, high)`, each `[num_points]`; a NaN score is above nothing.
+      `(fraction, low, high)`, each `[num_points]`; a NaN score is above nothing.
     """
     scores = np.asarray(scores, np.float64).reshape(-1)
     if scores.size == 0:
@@ -228,7 +240,7 @@ def performance_profile(
 
 
 def _percentiles(statistics: np.ndarray, confidence: float, axis: int | None = None) -> np.ndarray:
-    """The two ends of the central `confidence` share of `statistics`."""
+    """The two ends of the central `confidence` fraction of `statistics`."""
     return np.quantile(statistics, [(1 - confidence) / 2, (1 + confidence) / 2], axis=axis)
 
 

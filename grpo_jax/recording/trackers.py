@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from grpo_jax.recording.files import folder_name
-from grpo_jax.recording.metrics_file import Settings
 from grpo_jax.recording.run_spec import RunSpec, check_installed
+from grpo_jax.training.settings import Settings
 
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
 """The quantile of each suffix of a metric's name."""
@@ -62,36 +62,42 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, which a resumed run continues.
+    """A run of Weights & Biases for each setting, in one group; a resumed run continues them.
 
     Args:
       directory: of the results; in offline mode, the data is kept there.
-      spec: the run. With several settings, the label of each and "/" are before its keys.
+      spec: the run.
       mode: "online" or "offline".
+      group: the name of their group.
     """
 
-    def __init__(self, directory: Path, spec: RunSpec, *, mode: str):
+    def __init__(self, directory: Path, spec: RunSpec, *, mode: str, group: str | None = None):
         check_installed("wandb")
         import wandb
 
-        self._rows, directory = spec.settings.rows, directory.resolve()
-        identity = hashlib.sha1(f"{directory}\n{spec.name}".encode()).hexdigest()[:16]
-        options = {"project": "grpo_jax", "name": spec.name, "id": identity, "resume": "allow", "mode": mode}
-        self._run = wandb.init(**options, dir=directory, config=spec.describe())
+        settings, described, directory = spec.settings, spec.describe(), directory.resolve()
+        self._runs = []
+        for label, rows in settings.rows.items():
+            name = label if spec.labels else " ".join(filter(None, (spec.name, label)))
+            identity = hashlib.sha1(f"{directory}\n{spec.name}{label}".encode()).hexdigest()[:16]
+            options = {"project": "grpo_jax", "name": name, "id": identity, "resume": "allow", "mode": mode}
+            options |= {"group": group} if group else {}
+            # One of several at a time is not `wandb.run`.
+            options |= {"reinit": "create_new"} if len(settings.rows) > 1 else {}
+            values = {field.rpartition("/")[2]: float(str(each[rows[0]])) for field, each in settings.values.items()}
+            config = described | ({"hyperparams": described["hyperparams"] | values} if values else {})
+            self._runs.append((rows, wandb.init(**options, dir=directory, config=config)))
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
-        """One call an iteration."""
-        scalars: list[dict[str, float]] = [{} for _ in steps]
-        for label, rows in self._rows.items():
-            prefix = f"{label}/" if label else ""
+        """One call an iteration and setting."""
+        for rows, run in self._runs:
             for i, (step, values) in enumerate(over_seeds(steps, metrics, rows)):
-                scalars[i] |= {prefix + name: value for name, value in (values | {"environment_steps": step}).items()}
-        for i, values in enumerate(scalars):
-            self._run.log(values, step=iteration + i)
+                run.log(values | {"environment_steps": step}, step=iteration + i)
 
     def close(self) -> None:
         """Sends the rest, in online mode."""
-        self._run.finish()
+        for _, run in self._runs:
+            run.finish()
 
 
 def log_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, iteration: int) -> None:

@@ -1,7 +1,6 @@
 """Checks before anything is compiled: the budget of a run, and one iteration on shapes."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from grpo_jax.config import Config
+from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import ENVS, ROWS
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function
@@ -74,18 +73,6 @@ def try_on_shapes(config: Config, hyperparams: Hyperparams) -> Metrics:
     return kept_with(
         config, ("shapes", structure, jax.config.jax_enable_x64), lambda: _try_on_shapes(config, structure)
     )
-
-
-def kept_with(config: Config, key: tuple, make: Callable[[], Any]) -> Any:
-    """What `make` returned at the first call with this key, kept with the config as its environment and policy are.
-
-    The key includes JAX's settings that change what is traced although JAX would use an older trace.
-    """
-    key = key, jax.config.jax_debug_nans, jax.config.jax_default_prng_impl
-    kept = vars(config).setdefault("_kept", {})
-    if key not in kept:
-        kept[key] = make()
-    return kept[key]
 
 
 def _try_on_shapes(config: Config, structure: Any) -> Metrics:

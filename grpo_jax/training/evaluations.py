@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from grpo_jax.config import Config
+from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import make_rows_function
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.evaluation.episodes import evaluate
-from grpo_jax.training.checks import kept_with
 from grpo_jax.types import TrainState
 
 SAMPLED, GREEDY = "evaluation/return_sampled", "evaluation/return_greedy"

@@ -29,7 +29,7 @@ class WarmStart(NamedTuple):
     """The result of supervised learning, one for each of `R` rows."""
 
     params: PyTree  # each leaf [R, ...], on the host
-    accuracy: np.ndarray  # [R] share of sampled completions that are correct, on training prompts
+    accuracy: np.ndarray  # [R] fraction of sampled completions that are correct, on training prompts
     updates: np.ndarray  # [R] gradient steps
 
 
@@ -97,7 +97,7 @@ def imitate(
       ConfigError: the target is not in (0, 1], or the learning rate is not positive.
     """
     if not 0 < target <= 1:
-        raise ConfigError(f"target={target} is not a share of right answers; use a number such as 0.5")
+        raise ConfigError(f"target={target} is not a fraction of right answers; use a number such as 0.5")
     if not 0 < learning_rate < math.inf:
         raise ConfigError(f"learning_rate={learning_rate} must be a positive number; the default is 2e-3")
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate))

@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -11,8 +11,13 @@ import numpy as np
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.training.budget import Budget
+from grpo_jax.training.curves import Block, as_dataframe, stacked
 from grpo_jax.training.evaluations import GREEDY, SAMPLED, Evaluations, no_evaluations
+from grpo_jax.training.settings import Settings
 from grpo_jax.types import Metrics, TrainState, first_difference
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Chunk(NamedTuple):
@@ -92,6 +97,33 @@ class RunResult(NamedTuple):
     # `stop_when` or the callback
     ended_by: np.ndarray
     used: np.ndarray  # float64 [R] fraction that it used of this limit, or of the budget, if it was stopped
+    settings: Settings | None = None  # which rows have the same hyperparameters and env_params; None: all
+
+    @property
+    def by_setting(self) -> dict[str, Block]:
+        """The values, steps and metrics of each setting, whose columns are its seeds, by its label."""
+        settings = self.settings or Settings({}, {"": np.arange(self.steps.shape[1])})
+        blocks = {}
+        for label, rows in settings.rows.items():
+            values = {name.rpartition("/")[2]: value[rows[0]] for name, value in settings.values.items()}
+            metrics = {name: value[:, rows] for name, value in self.metrics.items()}
+            blocks[label] = Block(values, self.steps[:, rows], metrics)
+        return blocks
+
+    def curves(self) -> dict[str, np.ndarray]:
+        """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`.
+
+        Rows with the same hyperparameters and env_params are seeds of one setting. NaN where there is no value.
+        """
+        return stacked([*self.by_setting.values()])
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """A table of pandas, with a line for each iteration of each row.
+
+        Its columns are the hyperparameters and env_params in which rows differ, `seed`, `iteration`,
+        `environment_steps` and the metrics. Raises ConfigError if pandas is not installed.
+        """
+        return as_dataframe([*self.by_setting.values()])
 
 
 def to_host(metrics: Metrics, before: Progress, started: float) -> Chunk:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from grpo_jax.config import Config
+from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.compilation_cache import kept_programs
 from grpo_jax.devices.memory import Memory, explain_out_of_memory
 from grpo_jax.devices.mesh import make_row_mesh, over_rows, pad_rows, replicated, shard_states, state_shardings
@@ -20,7 +20,7 @@ from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.training import budget
-from grpo_jax.training.checks import check_keys, check_mesh, check_run, kept_with, try_on_shapes
+from grpo_jax.training.checks import check_keys, check_mesh, check_run, try_on_shapes
 from grpo_jax.training.evaluations import Evaluate, make_evaluation
 from grpo_jax.training.progress import (
     Callback,
@@ -36,6 +36,7 @@ from grpo_jax.training.progress import (
     with_returns,
     without_padding,
 )
+from grpo_jax.training.settings import setting_columns, settings_of
 from grpo_jax.training.train import initial_states
 from grpo_jax.training.train_step import make_train_step
 from grpo_jax.types import PyTree, TrainState
@@ -105,7 +106,8 @@ def run(
     metrics, steps = joined(chunks, len(keys))
     seconds = compile_seconds, time.perf_counter() - started
     ends = progress.evaluations, progress.ended_by, progress.used
-    return RunResult(without_padding(progress).states, metrics, steps, *seconds, *ends)
+    settings = settings_of(setting_columns(hyperparams, env_params, config.env.params), len(keys))
+    return RunResult(without_padding(progress).states, metrics, steps, *seconds, *ends, settings)
 
 
 class _Rows:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.baselines.baseline import no_state
-from grpo_jax.config import Config, behaviour_policy
+from grpo_jax.config import Config, behaviour_policy, kept_with
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import Policy, partition
@@ -23,7 +23,10 @@ from grpo_jax.updates.schedules import learning_rates
 
 
 def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
-    """`train_step(state) -> (state, metrics)`: one iteration, pure. Compose it with `jit`, `vmap` and `lax.scan`."""
+    """`train_step(state) -> (state, metrics)`: one iteration, pure. Compose it with `jit`, `vmap` and `lax.scan`.
+
+    The same function for the same config, traced once: the checks' trace is the one that is compiled.
+    """
 
     def train_step(state: TrainState) -> tuple[TrainState, Metrics]:
         hyperparams = _adapted(config, state)
@@ -61,7 +64,7 @@ def make_train_step(config: Config) -> Callable[[TrainState], tuple[TrainState, 
         )
         return _adapt(config, policy, state, metrics)
 
-    return train_step
+    return kept_with(config, ("train step",), lambda: jax.jit(train_step, inline=True))
 
 
 def _simulator(config: Config, policy: Policy, state: TrainState) -> Simulator:

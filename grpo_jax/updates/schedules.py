@@ -1,4 +1,4 @@
-"""Schedules: the learning rates as functions of the share of training that is done."""
+"""Schedules: the learning rates as functions of the fraction of training that is done."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -79,14 +79,14 @@ def learning_rates(schedule: str | Callable, hyperparams: Hyperparams, progress:
         end + (start - end) f(p),  where f(p) is  constant: 1,  linear: 1 - p,  cosine: (1 + cos(pi p)) / 2
 
     or a function, which is thus a factor of `learning_rate` as long as `final_learning_rate` is 0. During warm-up the
-    rate rises linearly from 0 to `start`; p is then the share of the rest, (progress - warmup) / (1 - warmup). The
+    rate rises linearly from 0 to `start`; p is then the fraction of the rest, (progress - warmup) / (1 - warmup). The
     critic's rate is the default one times `critic_learning_rate / learning_rate`; if `learning_rate` is 0, its `end`
     is 0.
 
     Args:
       schedule: as in `find_schedule`.
       hyperparams: `learning_rate`, `final_learning_rate`, `critic_learning_rate` and `warmup`.
-      progress: share of training that is done.
+      progress: fraction of training that is done.
     """
     schedule, warmup = find_schedule(schedule), hyperparams.warmup
     start, end = hyperparams.learning_rate, hyperparams.final_learning_rate

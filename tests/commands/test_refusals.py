@@ -209,7 +209,7 @@ def failing(error):
 FAILURES = {
     "memory": ("grpo_jax.training.run.initial_states", exhausted, "not enough memory for 1 rows"),
     "a tracker": ("grpo_jax.recording.recorder.TensorBoard", failing(OSError("no import")), "no import"),
-    "checkpoints": ("grpo_jax.commands.harness.study.record", failing(ConfigError("of another run")), "of another run"),
+    "checkpoints": ("grpo_jax.sweeps.study.record", failing(ConfigError("of another run")), "of another run"),
     "the first chunk": (
         "grpo_jax.recording.recorder.run",
         lambda *_, callback, **__: save_and_fail(callback),
@@ -248,7 +248,7 @@ def test_a_start_that_fails_in_a_library_leaves_no_claimed_folder(tmp_path, monk
 
 def test_a_failed_start_keeps_what_was_saved_before(saved_run, capsys, monkeypatch):
     before = contents(saved_run)
-    monkeypatch.setattr("grpo_jax.commands.harness.study.record", failing(MemoryError("not enough")))
+    monkeypatch.setattr("grpo_jax.sweeps.study.record", failing(MemoryError("not enough")))
     assert "not enough" in refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(saved_run)))
     assert contents(saved_run) == before and (saved_run / "metrics.jsonl").exists()
 

@@ -11,27 +11,25 @@ from probes import Echo
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import sweep, train
-from grpo_jax.commands.harness import sweeps
 from grpo_jax.commands.harness.command import join_processes, mesh_sizes
-from grpo_jax.commands.harness.runs import Run
 from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.run_spec import RunSpec
-from grpo_jax.training.progress import RunResult
+from grpo_jax.sweeps import programs
 
 SMALL = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
 SMALL += ["--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
 
 
-def make_sweep(flags, samples=None, seed=0):
-    return sweeps.make_sweep(flags, jax.random.split(jax.random.key(0), 2), samples, seed)
+def make_grid(flags, samples=None, seed=0):
+    return sweep.grid_of_flags(flags, jax.random.split(jax.random.key(0), 2), samples, seed)
 
 
 def test_traced_and_static_axes_span_a_grid():
     flags = [*SMALL, "--learning-rate", "1e-3", "1e-2", "--num-epochs=1", "--num-minibatches", "2", "4"]
-    found = make_sweep(flags)
+    found = make_grid(flags)
     assert found.axes == ("num_minibatches", "learning_rate")
     assert found.points == [(2, 1e-3), (2, 1e-2), (4, 1e-3), (4, 1e-2)]
     assert [plan.config.num_minibatches for plan in found.plans] == [2, 2, 4, 4]
@@ -43,13 +41,13 @@ def test_traced_and_static_axes_span_a_grid():
 
 
 def test_auto_chooses_for_the_smallest_budget_of_a_sweep():
-    plans = make_sweep(["--algorithm", "auto", "--total-steps", "1e6", "1e5"]).plans
+    plans = make_grid(["--algorithm", "auto", "--total-steps", "1e6", "1e5"]).plans
     assert [name_of(plan.config.algorithm) for plan in plans] == ["ppo", "ppo"]
     assert [plan.hyperparams.total_steps for plan in plans] == [1e6, 1e5]
 
 
 def test_samples_are_drawn_log_uniformly():
-    found = make_sweep([*SMALL, "--learning-rate", "1e-5", "1e-1", "--clip-high", "0.1", "0.4"], samples=200, seed=1)
+    found = make_grid([*SMALL, "--learning-rate", "1e-5", "1e-1", "--clip-high", "0.1", "0.4"], samples=200, seed=1)
     rates, clips = np.array(found.points).T
     assert len(found.plans) == 200 and 1e-5 <= rates.min() < 1e-4 < 1e-2 < rates.max() <= 1e-1
     assert abs(np.log10(rates).mean() + 3) < 0.3 and 0.1 <= clips.min() < clips.max() <= 0.4
@@ -57,32 +55,32 @@ def test_samples_are_drawn_log_uniformly():
 
 
 def test_labels_are_exact_and_say_no_more_than_they_must():
-    found = make_sweep([*SMALL, "--discount", "0.9999999", "1", "0.123456789", "1e-3"])
+    found = make_grid([*SMALL, "--discount", "0.9999999", "1", "0.123456789", "1e-3"])
     values = [0.9999999, 1, 0.123456789, 0.001]
     assert [plan.label for plan in found.plans] == [f"discount={value}" for value in values]
     assert [float(plan.label.removeprefix("discount=")) for plan in found.plans] == values
     # In a range so narrow that four digits are too few.
-    drawn = make_sweep([*SMALL, "--learning-rate", "0.1", "0.1001"], samples=50)
+    drawn = make_grid([*SMALL, "--learning-rate", "0.1", "0.1001"], samples=50)
     assert len({plan.label for plan in drawn.plans}) == 50
 
 
 MISTAKES = [
-    (["--learning-rate", "1e-3"], None, "nothing to sweep: give a flag several values"),
-    (["--learning-rate", "1e-3", "fast"], None, "--learning-rate 1e-3 fast: not all of them are numbers"),
+    (["--learning-rate", "1e-3"], None, "nothing to sweep: give a field several values"),
+    (["--learning-rate", "1e-3", "fast"], None, "learning_rate 1e-3 fast: not all of them are numbers"),
     (["--learning-rate", "1e-3", "0.001"], None, "has a value twice: learning_rate=0.001 and .* are the same run"),
     (["--discount", "1", "0.99999999"], None, "has a value twice: discount=1 and discount=0.99999999 are the same"),
     (["--algorithm", "grpo", "GRPO"], None, "has a value twice: algorithm=grpo and algorithm=GRPO are the same"),
     (["--environment", "CartPole-v1", "Catch-bsuite"], None, "use one --environment"),
     (["1e-3", "--learning-rate", "1e-3"], None, "'1e-3' follows no flag"),
     (["--entropy-coef", "0", "1e-2"], 4, "no range to draw from.*0 < low < high"),
-    (["--num-envs", "8", "16"], 4, "a range to draw from, such as --learning-rate"),
+    (["--num-envs", "8", "16"], 4, "a range to draw from, such as learning_rate"),
 ]
 
 
 @pytest.mark.parametrize("flags, samples, message", MISTAKES)
 def test_mistakes_in_the_flags_are_reported(flags, samples, message):
     with pytest.raises(ValueError, match=message):
-        make_sweep(flags, samples)
+        make_grid(flags, samples)
 
 
 def test_as_many_configurations_as_fit(monkeypatch):
@@ -92,51 +90,32 @@ def test_as_many_configurations_as_fit(monkeypatch):
         asked.append(num_rows)
         return 100 + 10 * num_rows  # a fixed part, so that a mere share of the whole would promise too much
 
-    monkeypatch.setattr(sweeps, "_bytes_needed", needed)
+    monkeypatch.setattr(programs, "_bytes_needed", needed)
     plan = RunSpec("four seeds", None, None, jax.random.split(jax.random.key(0), 4))
-    assert sweeps.plans_at_once(plan, 8, None, available=1000) == 8 and asked == [32]
-    count = sweeps.plans_at_once(plan, 8, None, available=260)
+    assert programs.plans_at_once(plan, 8, None, available=1000) == 8 and asked == [32]
+    count = programs.plans_at_once(plan, 8, None, available=260)
     assert 100 + 10 * 4 * count <= 260 < 100 + 10 * 4 * (count + 2)
     with pytest.raises(ValueError, match="4 seeds of one configuration need .* use --num-seeds 2"):
-        sweeps.plans_at_once(plan, 8, None, available=100)
+        programs.plans_at_once(plan, 8, None, available=100)
 
 
 def test_a_sweep_that_is_resumed_keeps_its_split(tmp_path, monkeypatch):
-    found = make_sweep([*SMALL, "--learning-rate", "1", "2", "3", "4", "5"])
-    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 2)
-    before = sweeps.make_programs(found, None)
+    found = make_grid([*SMALL, "--learning-rate", "1", "2", "3", "4", "5"])
+    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 2)
+    before = programs.make_programs(found.plans, None)
     labels = [[plan.label for plan in plans] for _, plans in before]
     assert labels == [[f"learning_rate={i}" for i in part] for part in ([1, 4], [2, 5], [3])]
-    (tmp_path / sweeps.PROGRAMS).mkdir()
-    (tmp_path / sweeps.SPLIT_FILE).write_text(json.dumps(labels))
-    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 5)
-    after = sweeps.make_programs(found, None, resumed=tmp_path)
+    (tmp_path / programs.PROGRAMS).mkdir()
+    (tmp_path / programs.SPLIT_FILE).write_text(json.dumps(labels))
+    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 5)
+    after = programs.make_programs(found.plans, None, resumed=tmp_path)
     assert [program.describe() for program, _ in after] == [program.describe() for program, _ in before]
-    other = make_sweep([*SMALL, "--learning-rate", "1", "2", "3"])
-    assert len(sweeps.make_programs(other, None, resumed=tmp_path)) == 1, "of another sweep it says nothing"
-
-
-def finished(label, learning_rate, final_returns):
-    result = RunResult(None, {}, np.full((1, len(final_returns)), 64), 1.0, 1.0, None, None, None)
-    hyperparams = Hyperparams(learning_rate=learning_rate)
-    config = Config(environment=Echo(), num_envs=8, num_minibatches=1)
-    return Run(label, config, hyperparams, result, final_returns, 2.0, 1.0)
-
-
-@pytest.mark.parametrize("axes", [("learning_rate",), ("clip_high", "learning_rate")])
-def test_pictures_of_one_axis_and_of_two(tmp_path, axes):
-    runs = [finished(str(i), rate, np.full(4, float(i))) for i, rate in enumerate([1e-3, 1e-2] * len(axes))]
-    points = [(0.1 * (1 + i // 2), 1e-3 * 10 ** (i % 2))[-len(axes) :] for i in range(len(runs))]
-    sweep.plot(axes, points, runs, tmp_path / "sweep.png")
-    sweep.plot(("group_size",), [("None",), (8.0,)], runs[:2], tmp_path / "words.png")
-    for name in ("sweep.png", "words.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    table = sweep.ranking(axes, points, runs)
-    assert table.row_count == len(runs) and table.columns[len(axes) + 1]._cells[1] == "1 [1, 1]"
+    other = make_grid([*SMALL, "--learning-rate", "1", "2", "3"])
+    assert len(programs.make_programs(other.plans, None, resumed=tmp_path)) == 1, "of another sweep it says nothing"
 
 
 def test_flags_with_several_values_by_nature_are_no_axes():
-    found = make_sweep([*SMALL, "--critic-hidden-sizes", "8", "4", "--learning-rate", "1e-3", "1e-2"])
+    found = make_grid([*SMALL, "--critic-hidden-sizes", "8", "4", "--learning-rate", "1e-3", "1e-2"])
     assert found.axes == ("learning_rate",) and found.plans[0].config.network.critic_hidden_sizes == (8, 4)
 
 
@@ -208,7 +187,7 @@ def test_no_scheduler_is_reported(monkeypatch):
 def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkeypatch):
     flags = [*SMALL, "--learning-rate", "1e-3", "1e-2", "--clip-high", "0.1", "0.3"]
     sweep.main(sweep.Arguments(num_seeds=3, out=tmp_path / "whole"), flags)
-    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 3)
+    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 3)
     sweep.main(sweep.Arguments(num_seeds=3, out=tmp_path / "parts"), flags)
     alone = train.parse(train.Settings, [*SMALL, "--learning-rate", "1e-2", "--clip-high", "0.3"])
     train.main(train.Arguments(config=alone.config, hyperparams=alone.hyperparams, num_seeds=3, out=tmp_path / "one"))
@@ -256,7 +235,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
             [*flags[:-2], "3"],
         )
     # By the memory that it would now have, each configuration would be a program of its own.
-    monkeypatch.setattr(sweeps, "plans_at_once", lambda *arguments: 1)
+    monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 1)
     sweep.main(dataclasses.replace(resumed, recording=RecordingArguments(checkpoint_every=1, resume=True)), flags)
     for name in ("metrics.jsonl", "programs/metrics.jsonl"):
         assert (tmp_path / "whole" / name).read_text() == (tmp_path / "resumed" / name).read_text()
@@ -268,6 +247,6 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
 def test_memory_is_analysed():
     config = Config(environment=Echo(), algorithm="ppo", num_envs=4, num_steps=1, num_minibatches=1, network=MLP((8,)))
     plan = RunSpec("eight seeds", config, Hyperparams(), jax.random.split(jax.random.key(0), 8))
-    few, many = (sweeps._bytes_needed(plan, rows, None) for rows in (8, 800))
+    few, many = (programs._bytes_needed(plan, rows, None) for rows in (8, 800))
     assert 0 < few < many
-    assert sweeps.plans_at_once(plan, 100, None, available=(few + many) / 2) in range(20, 90)
+    assert programs.plans_at_once(plan, 100, None, available=(few + many) / 2) in range(20, 90)

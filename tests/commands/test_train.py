@@ -15,10 +15,10 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import train
 from grpo_jax.commands.harness.figures import solved_after
-from grpo_jax.commands.harness.runs import Run, summarise
 from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings
 from grpo_jax.policies import CNN, MLP, Transformer
 from grpo_jax.recording.files import write_json
+from grpo_jax.sweeps.runs import Run, summarise
 from grpo_jax.training.progress import RunResult
 
 

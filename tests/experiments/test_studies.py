@@ -9,7 +9,7 @@ import pytest
 
 from experiments import family, grpo_vs_ppo, published_cartpole
 from grpo_jax.commands import train
-from grpo_jax.commands.harness.runs import Run
+from grpo_jax.sweeps.runs import Run
 from grpo_jax.training.progress import RunResult
 
 

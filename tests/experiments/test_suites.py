@@ -11,9 +11,10 @@ from experiments.harness import suite_study
 from experiments.harness.suite_study import run_suite, write_comparison
 from experiments.harness.summaries import read_results
 from grpo_jax import Hyperparams
-from grpo_jax.commands.harness.runs import Run, make_plan
+from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
+from grpo_jax.sweeps.runs import Run
 from grpo_jax.training.progress import RunResult
 
 HEADER, CELLS, CATCH = gymnax_suite.HEADER, gymnax_suite.cells, "Catch-bsuite"

@@ -7,8 +7,8 @@ import pytest
 
 from experiments.published_cartpole import CONFIG_FIELDS, HYPERPARAM_FIELDS, last_episodes
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
-from grpo_jax.commands.harness.runs import Run
 from grpo_jax.objectives import episode_scores, group_normalized
+from grpo_jax.sweeps.runs import Run
 
 pytestmark = pytest.mark.slow
 

@@ -121,7 +121,7 @@ def test_it_draws_a_learning_curve_for_each_setting(whole, tmp_path, monkeypatch
     }
     drawn = []
     monkeypatch.setattr(figures, "draw_curves", lambda *arguments, **options: drawn.append(arguments))
-    figures.plot_run("Probe", settings, result, tmp_path / "file.png")
+    figures.plot_settings("Probe", figures.ranked_settings(result), tmp_path / "file.png")
     assert {*drawn[0][0]["Probe"]} == {*settings.rows}
 
 

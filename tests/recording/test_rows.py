@@ -1,7 +1,10 @@
 """A sweep made by hand: rows that differ in hyperparameters are settings, those of one setting are its seeds."""
 
+import importlib
 import io
 import json
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +19,13 @@ import grpo_jax
 from grpo_jax import Config, Hyperparams
 from grpo_jax.commands import evaluate, plot
 from grpo_jax.policies import MLP
-from grpo_jax.recording.metrics_file import format_value, read_metrics, read_settings, setting_columns, settings_of
+from grpo_jax.recording.metrics_file import read_metrics, read_settings
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.recording.trackers import TensorBoard, WeightsAndBiases
 from grpo_jax.recording.training_warnings import TrainingWarnings
 from grpo_jax.training.progress import Chunk
+from grpo_jax.training.settings import format_value, setting_columns, settings_of
 
 SIZES = {"num_envs": 4, "num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": MLP((4,))}
 CONFIG = Config(environment=Probe(), algorithm="ppo", **SIZES)
@@ -134,14 +138,28 @@ def test_trackers_show_each_setting(tmp_path, monkeypatch):
     assert shown["learning_rate_0.001_kl_limit_0.05", "loss/policy"] == 45
     assert shown["learning_rate_0.01_kl_limit_inf", "loss/policy_q75"] == 45.25
 
-    logged = []
-    tracker = WeightsAndBiases.__new__(WeightsAndBiases)
-    tracker._rows, tracker._run = (
-        SETTINGS.rows,
-        type("Run", (), {"log": lambda _, values, step: logged.append(values)})(),
-    )
-    tracker.record(0, np.full((1, 4), 32), metrics)
-    assert logged[0][f"{GOOD}/loss/policy"] == 45 and logged[0][f"{BAD}/environment_steps"] == 32
+
+def test_each_setting_is_a_run_of_weights_and_biases(tmp_path, monkeypatch):
+    begun = []
+
+    def init(**arguments):
+        logged = []
+        begun.append((arguments, logged))
+        return types.SimpleNamespace(log=lambda values, step: logged.append((step, values)), finish=logged.clear)
+
+    fake = types.ModuleType("wandb")
+    fake.__spec__, fake.init = importlib.machinery.ModuleSpec("wandb", None), init
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    spec = RunSpec("ppo", CONFIG, RATES, jax.random.split(jax.random.key(0), 4))
+    tracker = WeightsAndBiases(tmp_path, spec, mode="offline", group="sweep")
+    tracker.record(3, np.full((1, 4), 32), {"loss/policy": RETURNS[None]})
+    (good, first), (bad, second) = begun
+    assert (good["name"], bad["name"]) == (f"ppo on Probe {GOOD}", f"ppo on Probe {BAD}") and good["id"] != bad["id"]
+    assert {each["group"] for each in (good, bad)} == {"sweep"} and bad["reinit"] == "create_new"
+    assert bad["config"]["hyperparams"]["learning_rate"] == 0.01 and good["config"]["hyperparams"]["kl_limit"] == 0.05
+    assert first[0][0] == 3 and first[0][1]["loss/policy"] == 45 and second[0][1]["loss/policy_q75"] == 45.25
+    WeightsAndBiases(tmp_path, spec._replace(labels=["a", "b"]), mode="offline", group="sweep")
+    assert [arguments["name"] for arguments, _ in begun[2:]] == ["a", "b"], "of a sweep, the names of its settings"
 
 
 def test_plots_and_tables_have_a_run_for_each_setting(folder, tmp_path, capsys):

@@ -11,13 +11,24 @@ REPOSITORY = PACKAGE.parent
 
 # From the top: a folder, or a module of the package itself, imports only from what stands below it.
 ORDER = (
-    *("commands", "language", "recording", "rendering", "training", "evaluation", "rollouts", "updates", "config"),
+    *(
+        "commands",
+        "language",
+        "sweeps",
+        "recording",
+        "rendering",
+        "training",
+        "evaluation",
+        "rollouts",
+        "updates",
+        "config",
+    ),
     *("config_checks", "algorithms", "baselines", "policies", "objectives", "environments", "devices"),
     *("groups", "host_calls", "observations", "precision", "types"),
     *("hyperparams", "importing", "errors"),
 )
 STRANGERS = ({"objectives", "environments", "devices"}, {"rollouts", "updates"})  # which do not know each other
-HOST = {"commands", "recording", "language", "rendering"}
+HOST = {"commands", "sweeps", "recording", "language", "rendering"}
 # Rewards that cannot be traced, and simulators that are not JAX programs. Both are pure functions of their arguments.
 CALLS_THE_HOST = "grpo_jax.host_calls"
 HOST_LIBRARIES = {

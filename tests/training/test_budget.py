@@ -60,7 +60,7 @@ REFUSED = {
         {"num_iterations": 30, "total_steps": 1000.0},
         "total_steps=1000 and num_iterations=30 are two budgets; leave out one",
     ),
-    "endless warm-up": ({"total_steps": np.inf, "warmup": 0.1}, "warmup is a share of training, but total_steps=inf"),
+    "endless warm-up": ({"total_steps": np.inf, "warmup": 0.1}, "warmup is a fraction of training, but total_steps"),
 }
 
 

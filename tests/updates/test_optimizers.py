@@ -332,7 +332,7 @@ UNFIT = {
     "negative beta": ({}, {"beta2": jnp.array([0.9, -0.1])}, "beta2=-0.1.* must be at least 0 and less than 1"),
     "negative decay": ({"optimizer": "adamw"}, {"weight_decay": -1.0}, "weight_decay=-1.0 is negative"),
     "negative rate": ({}, {"critic_learning_rate": -1.0}, "critic_learning_rate=-1.0 is negative"),
-    "endless warm-up": ({}, {"warmup": 0.1, "total_steps": np.inf}, "warmup is a share of training, but total_s"),
+    "endless warm-up": ({}, {"warmup": 0.1, "total_steps": np.inf}, "warmup is a fraction of training, but total_s"),
     "decay": ({}, {"weight_decay": 0.1}, "weight_decay has no effect with optimizer='adam'; .* 'adamw' or 'muon'"),
     "beta2": ({"optimizer": "sgd"}, {"beta2": 0.9}, "beta2 has no effect with optimizer='sgd'"),
     "no critic": (

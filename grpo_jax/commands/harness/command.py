@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import errno
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from grpo_jax.commands.harness.parsing import one_line_errors
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import clean_up_on_error, describe_locked
-from grpo_jax.recording.run_spec import versions
+from grpo_jax.recording.run_spec import hardware, versions
 
 # None: raised by this library. The last three: the name cannot be that of a file.
 DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -101,15 +100,6 @@ def make_console(*, width: int = 120, quiet: bool = False) -> Console:
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def hardware() -> str:
-    devices = jax.devices()
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
-    return f"{len(devices)} × {devices[0].device_kind}; host {cpu}, {os.cpu_count()} cores"
 
 
 def commit() -> str | None:

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 from rich.table import Column, Table
 
-from grpo_jax.commands.harness.runs import Run
-from grpo_jax.commands.harness.settings import SOLVED_AT
 from grpo_jax.recording import Curve, bootstrap_interval, iqm, learning_curve, steps_to_reach
-from grpo_jax.recording.figures import draw_curves
+from grpo_jax.recording.figures import SOLVED_AT, draw_curves
+from grpo_jax.sweeps.runs import Run
 from grpo_jax.training.evaluations import SAMPLED
 
 
@@ -68,7 +67,7 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
             x = run.result.steps if over == "environment steps" else run.episodes
             curves[run.environment][run.label] = learning_curve(x, returns, counts)
     kind = "evaluation" if evaluated else "training"
-    draw_curves(curves, path, over, len(runs[0].final_returns), of=kind, solved_at=SOLVED_AT)
+    draw_curves(curves, path, over, len(runs[0].final_returns), what=f"return of {kind} episodes")
 
 
 def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

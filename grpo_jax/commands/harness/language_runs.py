@@ -14,12 +14,12 @@ from rich.table import Table
 
 from grpo_jax import Config, TrainState, evaluate
 from grpo_jax.commands.harness.figures import with_interval, write_markdown
-from grpo_jax.commands.harness.runs import Score
 from grpo_jax.language import LanguageTask, sample_completions
 from grpo_jax.recording import Curve, RunSpec, bootstrap_interval, iqm, pass_at_k
 from grpo_jax.recording.figures import draw_curve, panels
 from grpo_jax.recording.files import write_json
 from grpo_jax.recording.trackers import log_table
+from grpo_jax.sweeps.runs import Score
 from grpo_jax.training.progress import Chunk, Progress
 
 NUM_FINAL, NUM_SHOWN = 128, 4

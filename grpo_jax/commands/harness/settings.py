@@ -1,4 +1,4 @@
-"""Settings found to work, by algorithm and by environment, and the returns at which environments count as solved.
+"""Settings found to work, by algorithm and by environment.
 
 Each is a field of `Config`, of its network or of `Hyperparams`, and the default of a flag, but for a baseline.
 """
@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from grpo_jax import Config
+import jax
+
+from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.baselines import recursive_lstd_baseline, relative_positions
 from grpo_jax.commands.harness.suite_settings import BY_ENVIRONMENT, BY_SUITE
@@ -15,6 +17,7 @@ from grpo_jax.environments import make_environment
 from grpo_jax.groups import ANCHORED
 from grpo_jax.policies import CNN, Transformer
 from grpo_jax.policies.networks import resolve_network
+from grpo_jax.recording import RunSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,18 +118,6 @@ ENVIRONMENT_SETTINGS = BY_ENVIRONMENT | {
 """ "any" is for all algorithms, "ppo" for those whose environments continue across rollouts, "grpo" for the others, and
 the name of an algorithm for that one."""
 
-SOLVED_AT = {
-    "CartPole-v1": 475.0,
-    "Acrobot-v1": -100.0,
-    "MountainCar-v0": -110.0,
-    "MountainCarContinuous-v0": 90.0,
-    "Pendulum-v1": -250.0,
-    "Catch-bsuite": 0.95,
-    "DeepSea-bsuite": 0.95,
-    "MemoryChain-bsuite": 0.95,
-}
-"""The mean return at which an environment counts as solved."""
-
 
 def settings(environment: str, algorithm: str) -> dict[str, Any]:
     """The settings for an environment and an algorithm, by the names of the fields.
@@ -150,6 +141,13 @@ def split_fields(environment: Any, fields: dict[str, Any]) -> tuple[dict[str, An
         network = static.get("network", Config.network)
         static["network"] = make_network(network, own, environment, static.get("env_params", {}))
     return static, {name: value for name, value in fields.items() if name not in static.keys() | own.keys()}
+
+
+def make_plan(environment: str, algorithm: str, keys: jax.Array, *, label: str | None = None, **fields) -> RunSpec:
+    """A run with the tuned settings of this environment and this algorithm, except for the fields that are given."""
+    static, traced = split_fields(environment, settings(environment, algorithm) | fields)
+    config = Config(environment=environment, algorithm=algorithm, **static)
+    return RunSpec(label or algorithm, config, Hyperparams(**traced), keys)
 
 
 def make_network(network: str, fields: Mapping[str, Any], environment: Any, env_params: Mapping[str, Any]) -> Any:

@@ -2,31 +2,28 @@
 
 import dataclasses
 import functools
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import tyro
 from jax.sharding import Mesh
+from rich.console import Console
 
 from grpo_jax import Config, TrainState
-from grpo_jax.commands.harness.command import DeviceArguments, hardware, make_console, mesh_sizes, new_folder
+from grpo_jax.commands.harness.command import DeviceArguments, make_console, mesh_sizes, new_folder
 from grpo_jax.commands.harness.figures import plot_curves, table
 from grpo_jax.commands.harness.limits import Seed, Seeds
-from grpo_jax.commands.harness.runs import PROGRAMS, SAMPLED_RETURN, Run, Score, summarise
 from grpo_jax.devices.compilation_cache import keep_programs
-from grpo_jax.devices.mesh import make_mesh, make_row_mesh, make_rows_function
-from grpo_jax.devices.processes import from_process_zero, is_process_zero
+from grpo_jax.devices.mesh import make_mesh
+from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import write_json
-from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
-from grpo_jax.recording.recorder import record
-from grpo_jax.recording.run_spec import Recording, RunSpec, prepare_folder, versions
+from grpo_jax.recording.run_spec import Recording, RunSpec
+from grpo_jax.sweeps import study
+from grpo_jax.sweeps.runs import SAMPLED_RETURN, Score, run_keys
 from grpo_jax.training.checks import check_mesh, check_run
 from grpo_jax.training.evaluations import Evaluate, no_progress, reached_return
 from grpo_jax.training.progress import Chunk, Progress
@@ -93,12 +90,12 @@ class StudyArguments:
     @property
     def training_keys(self) -> jax.Array:
         """`[num_seeds]`."""
-        return jax.random.split(jax.random.split(jax.random.key(self.seed))[0], self.num_seeds)
+        return run_keys(self.seed, self.num_seeds)[0]
 
     @property
     def evaluation_keys(self) -> jax.Array:
         """`[num_seeds]`."""
-        return jax.random.split(jax.random.split(jax.random.key(self.seed))[1], self.num_seeds)
+        return run_keys(self.seed, self.num_seeds)[1]
 
 
 def check_plans(plans: list[RunSpec], arguments: StudyArguments) -> Mesh | None:
@@ -116,8 +113,8 @@ def check_plans(plans: list[RunSpec], arguments: StudyArguments) -> Mesh | None:
     return mesh
 
 
-class Study:
-    """The runs of one experiment and the folder of their results.
+class Study(study.Study):
+    """The runs of one command.
 
     All plans are checked before the folder is created, so that a mistake costs nothing.
 
@@ -126,40 +123,11 @@ class Study:
       plans: the runs.
       arguments: flags of the command line.
       score: the score of trained policies.
-      programs: the runs that are trained and recorded, in the folder `PROGRAMS`, if several plans share a program.
     """
 
-    def __init__(
-        self,
-        name: str,
-        plans: list[RunSpec],
-        arguments: StudyArguments,
-        *,
-        score: Score = SAMPLED_RETURN,
-        programs: list[RunSpec] | None = None,
-    ):
-        self.mesh = check_plans(plans, arguments)
-        trained = programs or plans
-        if len({plan.folder for plan in trained}) < len(trained):
-            raise ConfigError("two runs have the same name, so their records would be mixed up; leave one out")
-        self.out = arguments.out or new_folder(name)
-        self.console = make_console(quiet=not is_process_zero())
-        self._subfolder = PROGRAMS if programs else ""
-        with clean_up_on_error(self.out):
-            from_process_zero(
-                lambda: prepare_folder(self.out, trained, resume=arguments.recording.resume, subfolder=self._subfolder)
-            )
-        if not is_process_zero():  # the files of the other processes are not kept
-            self._temporary = tempfile.TemporaryDirectory()
-            self.out = Path(self._temporary.name)
-            (self.out / self._subfolder).mkdir(exist_ok=True)
-        self.plans = plans
-        self.runs: list[Run] = []
-        self._arguments, self._score = arguments, score
-        if arguments.compilation_cache:
-            keep_programs()
-        else:  # also for a warm start, before the run
-            jax.config.update("jax_enable_compilation_cache", False)
+    def __init__(self, name: str, plans: list[RunSpec], arguments: StudyArguments, *, score: Score = SAMPLED_RETURN):
+        self._arguments = arguments
+        super().__init__(plans, **study_options(name, plans, arguments), score=score)
 
     def run_all(
         self,
@@ -183,57 +151,6 @@ class Study:
             self.add(run._replace(result=run.result._replace(states=None)))
         return trained
 
-    def train(
-        self,
-        plan: RunSpec,
-        evaluation_keys: jax.Array,
-        *,
-        params: PyTree = None,
-        callback: Callable[[Progress, Chunk | None], None] | None = None,
-    ) -> Run:
-        """Makes a run of all rows of a plan, or the rest of it, and evaluates each row with one of the keys."""
-        started, core_started = time.perf_counter(), time.process_time()
-        folder = self.out / self._subfolder
-        try:
-            with clean_up_on_error(self.out):
-                result, warnings = record(
-                    plan,
-                    dataclasses.replace(self._arguments.recording, out=folder),
-                    evaluate=self._arguments.evaluation.make(),
-                    callback=callback,
-                    console=self.console,
-                    params=params,
-                    mesh=self.mesh,
-                    compilation_cache=self._arguments.compilation_cache,
-                )
-        except StopSignal as stop:
-            if is_process_zero():
-                message = f"{stop.name}: saved. To go on, repeat the command with --resume --out {self.out}"
-                print(message, file=sys.stderr)
-            raise
-        mesh = make_row_mesh(len(evaluation_keys)) if self.mesh is None else self.mesh
-        scores = make_rows_function(functools.partial(self._score.function, plan.config), mesh)
-        with self.console.status(f"{plan.name}: evaluating"):
-            final_returns = scores(result.states, evaluation_keys).astype(np.float64)
-        return Run(
-            plan.label,
-            plan.config,
-            plan.hyperparams,
-            result,
-            final_returns,
-            wall_seconds=time.perf_counter() - started,
-            core_seconds=time.process_time() - core_started,
-            warnings=warnings,
-        )
-
-    def add(self, *runs: Run) -> None:
-        """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them."""
-        self.runs += runs
-        write_json(
-            self.out / "summary.json",
-            {"runs": [summarise(run) for run in self.runs], "versions": versions(), "hardware": hardware()},
-        )
-
     def finish(self, *, over: str = "environment steps", notes: Mapping[str, str] | None = None) -> None:
         """Draws learning_curves.png (over "environment steps" or "episodes") and prints the tables.
 
@@ -244,10 +161,27 @@ class Study:
             self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
         seeds = f"IQM and 95% interval over {self._arguments.num_seeds} seeds, {self._score.caption}"
         self.console.print(f"Final return: {seeds}.", soft_wrap=True)
-        self.print_files("summary.json", "metrics.jsonl", "learning_curves.png")
+        print_files(self.console, self.out, "summary.json", "metrics.jsonl", "learning_curves.png")
 
-    def print_files(self, *names: str) -> None:
-        """Prints the names of the files of results, and the size of the policies."""
-        size = sum(path.stat().st_size for path in (self.out / POLICIES).rglob("*.safetensors"))
-        files = ", ".join([*names, f"policies ({size / 1e6:.1f} MB)"])
-        self.console.print(f"Results in {self.out}: {files}", soft_wrap=True)
+
+def study_options(name: str, plans: Sequence[RunSpec], arguments: StudyArguments) -> dict[str, Any]:
+    """The arguments of `study.Study` from the flags; raises ConfigError if a plan cannot be run."""
+    mesh = check_plans(plans, arguments)
+    if arguments.compilation_cache:
+        keep_programs()
+    else:  # also for a warm start, before the run
+        jax.config.update("jax_enable_compilation_cache", False)
+    return {
+        "recording": dataclasses.replace(arguments.recording, out=arguments.out or new_folder(name)),
+        "evaluate": arguments.evaluation.make(),
+        "mesh": mesh,
+        "console": make_console(quiet=not is_process_zero()),
+        "compilation_cache": arguments.compilation_cache,
+    }
+
+
+def print_files(console: Console, out: Path, *names: str) -> None:
+    """Prints the names of the files of results, and the size of the policies."""
+    size = sum(path.stat().st_size for path in (out / POLICIES).rglob("*.safetensors"))
+    files = ", ".join([*names, f"policies ({size / 1e6:.1f} MB)"])
+    console.print(f"Results in {out}: {files}", soft_wrap=True)

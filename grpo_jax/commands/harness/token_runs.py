@@ -13,7 +13,6 @@ from flax import serialization
 from rich.console import Console
 
 from grpo_jax import Algorithm, Config, TrainState, with_reference
-from grpo_jax.commands.harness.runs import Score
 from grpo_jax.environments.tokens import ASK, text
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
@@ -23,6 +22,7 @@ from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.figures import panels
 from grpo_jax.recording.files import replacement, write_json
+from grpo_jax.sweeps.runs import Score
 from grpo_jax.training.imitation import WarmStart, warm_start
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import PyTree

@@ -1,4 +1,4 @@
-"""Runs of an experiment: planned with tuned settings, and finished with their final returns."""
+"""Finished runs, with their final returns."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -7,14 +7,20 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from grpo_jax import Config, Hyperparams, TrainState, evaluate
 from grpo_jax.algorithms import name_of
-from grpo_jax.commands.harness.settings import settings, split_fields
-from grpo_jax.recording import RunSpec, bootstrap_interval, iqm
+from grpo_jax.config import Config
+from grpo_jax.evaluation.episodes import evaluate
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.recording import bootstrap_interval, iqm
 from grpo_jax.recording.config_file import config_fields
 from grpo_jax.training.progress import RunResult
+from grpo_jax.types import TrainState
 
-PROGRAMS = "programs"
+
+def run_keys(seed: int, num_seeds: int) -> tuple[jax.Array, jax.Array]:
+    """The keys of the seeds of a run, `[num_seeds]`, and those of their final evaluations."""
+    training, evaluation = jax.random.split(jax.random.key(seed))
+    return jax.random.split(training, num_seeds), jax.random.split(evaluation, num_seeds)
 
 
 class Run(NamedTuple):
@@ -38,12 +44,14 @@ class Run(NamedTuple):
             evaluations=self.result.evaluations.of_rows(np.s_[:, rows]),
             ended_by=self.result.ended_by[rows],
             used=self.result.used[rows],
+            settings=None,
         )
         final_returns = self.final_returns[rows]
         return self._replace(label=label, hyperparams=hyperparams, result=result, final_returns=final_returns)
 
     @property
     def environment(self) -> str:
+        """The environment's name."""
         return self.config.env.name
 
     @property
@@ -53,6 +61,7 @@ class Run(NamedTuple):
 
     @property
     def counts(self) -> np.ndarray:
+        """`[num_iterations, num_seeds]` training episodes that ended."""
         return np.nan_to_num(self.result.metrics["episode/count"])
 
     @property
@@ -64,13 +73,6 @@ class Run(NamedTuple):
     def steps_per_second(self) -> float:
         """Environment steps of all seeds per second of training, without compilation."""
         return float(self.result.steps[-1].sum()) / self.result.train_seconds
-
-
-def make_plan(environment: str, algorithm: str, keys: jax.Array, *, label: str | None = None, **fields) -> RunSpec:
-    """A run with the tuned settings of this environment and this algorithm, except for the fields that are given."""
-    static, traced = split_fields(environment, settings(environment, algorithm) | fields)
-    config = Config(environment=environment, algorithm=algorithm, **static)
-    return RunSpec(label or algorithm, config, Hyperparams(**traced), keys)
 
 
 class Score(NamedTuple):
@@ -96,6 +98,7 @@ SAMPLED_RETURN = sampled_return(128)
 
 
 def summarise(run: Run) -> dict:
+    """What summary.json says of a run."""
     names = {"environment": run.environment, "algorithm": name_of(run.config.algorithm)}
     return {
         "algorithm": run.label,

@@ -1,0 +1,157 @@
+"""The settings of a sweep: every combination of the values of its axes, or random draws between two values of each."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from grpo_jax.config import Config
+from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.training.settings import format_value
+
+Value = int | float | str
+CONFIG = "config"
+"""The axis of several configs, by their names."""
+
+
+class Grid(NamedTuple):
+    """The planned runs, and where each lies on the axes."""
+
+    axes: tuple[str, ...]  # names of the fields that vary
+    points: list[tuple[Value, ...]]  # for each plan, a value for each axis
+    plans: list[RunSpec]
+
+
+class Base(NamedTuple):
+    """What the settings of one compiled program share."""
+
+    point: Mapping[str, Value]  # on the axes that need a program each
+    config: Config
+    hyperparams: Hyperparams
+
+
+def make_grid(
+    bases: Sequence[Base],
+    traced: Mapping[str, Iterable[Any]],
+    keys: jax.Array,
+    samples: int | None = None,
+    seed: int = 0,
+) -> Grid:
+    """The runs of each base with each combination of the values of hyperparameters, `traced`, and all keys.
+
+    Of each base, `samples` points are drawn log-uniformly between two values of each axis; with None, it is the grid.
+
+    Raises:
+      ConfigError: nothing varies, a value is not a number or comes twice, the ends of a range are not 0 < low < high,
+        or the environments differ.
+    """
+    ranges = {name: _numbers(name, values) for name, values in traced.items()}
+    axes = (*bases[0].point, *ranges)
+    if not axes:
+        raise ConfigError("nothing to sweep: give a field several values, such as learning_rate 1e-4, 1e-3 and 1e-2")
+    if len({base.config.env.name for base in bases}) > 1:
+        raise ConfigError("returns of different environments cannot be ranked: sweep each environment by itself")
+    settings = list(itertools.product(*ranges.values())) if samples is None else _draws(ranges, samples, seed)
+    grid, labels = Grid(axes, [], []), {}
+    for base, setting in itertools.product(bases, settings):
+        point = (*base.point.values(), *setting)
+        words = [
+            value if name == CONFIG else f"{name}={format_value(value)}"
+            for name, value in zip(axes, point, strict=True)
+        ]
+        label = ", ".join(words)
+        run = base.config, *map(np.float32, setting)
+        if run in labels:  # their values are equal in float32
+            raise ConfigError(
+                f"the sweep has a value twice: {labels[run]} and {label} are the same run; leave one of them out"
+            )
+        labels[run] = label
+        hyperparams = base.hyperparams.replace(**dict(zip(ranges, setting, strict=True)))
+        grid.points.append(point)
+        grid.plans.append(RunSpec(label, base.config, hyperparams, keys))
+    return grid
+
+
+def make_bases(
+    configs: Config | Mapping[str, Config], values: Mapping[str, Any], hyperparams: Hyperparams
+) -> tuple[list[Base], dict[str, Sequence[Any]]]:
+    """The bases of configs and of the values of their fields, and the values of hyperparameters that vary.
+
+    A field with a single value is no axis.
+
+    Raises:
+      ConfigError: a field is unknown, or is one that others depend on.
+    """
+    if not isinstance(configs, Config | Mapping):
+        raise ConfigError(
+            'several configs need names: sweep({"ppo": Config(algorithm="ppo"), "grpo": Config(algorithm="grpo")}, ...)'
+        )
+    named = configs if isinstance(configs, Mapping) else {"": configs}
+    static, traced = {}, {}
+    for name, given in values.items():
+        is_list = isinstance(given, list | range | np.ndarray | jax.Array) and np.ndim(given)
+        # A tuple is one value of a config's field, such as extras=("distance",).
+        is_list |= isinstance(given, tuple) and name in hyperparams.__dataclass_fields__
+        several = list(given) if is_list else [given]
+        if not several:
+            raise ConfigError(f"{name} has no values; give one or several in a list")
+        if name in ("environment", "algorithm", "env_params"):  # from which a Config has chosen other fields
+            raise ConfigError(f"{name} is swept by a config for each: sweep({{name: Config({name}=...), ...}}, ...)")
+        if name in hyperparams.__dataclass_fields__:
+            traced[name] = several
+        elif name in Config.__dataclass_fields__:
+            static[name] = several
+        else:
+            known = {*Config.__dataclass_fields__, *hyperparams.__dataclass_fields__}
+            raise ConfigError(f"{name!r} is no field of Config or {type(hyperparams).__name__}: {nearest(name, known)}")
+    hyperparams = hyperparams.replace(**{name: each[0] for name, each in traced.items() if len(each) == 1})
+    bases = []
+    for name, config in named.items():
+        for combination in itertools.product(*static.values()):
+            chosen = dict(zip(static, combination, strict=True))
+            point = {CONFIG: name} if len(named) > 1 else {}
+            point |= {field: _shown(value) for field, value in chosen.items() if len(static[field]) > 1}
+            bases.append(Base(point, dataclasses.replace(config, **chosen) if chosen else config, hyperparams))
+    return bases, {name: each for name, each in traced.items() if len(each) > 1}
+
+
+def _shown(value: Any) -> Value:
+    """A value of a field in the name of a setting."""
+    if isinstance(value, bool | str) or value is None:
+        return str(value)
+    if isinstance(value, int | float | np.number):
+        return value
+    return getattr(value, "__qualname__", repr(value))
+
+
+def _numbers(name: str, values: Iterable[Any]) -> list[float]:
+    try:
+        return [float(str(value)) for value in values]  # a float32 as it is written
+    except ValueError as error:
+        words = " ".join(map(str, values))
+        raise ConfigError(f"{name} {words}: not all of them are numbers, but it is a hyperparameter") from error
+
+
+def _draws(ranges: Mapping[str, list[float]], samples: int, seed: int) -> list[tuple[float, ...]]:
+    """Distinct points drawn log-uniformly, rounded to four digits if that keeps them distinct."""
+    for name, ends in ranges.items():
+        if len(ends) != 2 or not 0 < ends[0] < ends[1] < math.inf:
+            raise ConfigError(
+                f"{name} {' '.join(map(format_value, ends))} is no range to draw from on a logarithmic scale; "
+                "use two values, 0 < low < high"
+            )
+    if not ranges:
+        raise ConfigError("samples need a range to draw from, such as learning_rate 1e-4 1e-2")
+    low, high = np.log(np.array(list(ranges.values()))).T
+    drawn = np.exp(np.random.default_rng(seed).uniform(low, high, size=(samples, len(ranges))))
+    for digits in range(4, 10):  # with nine, any two numbers of float32 differ
+        points = [tuple(float(f"{value:.{digits}g}") for value in row) for row in drawn]
+        if len(set(points)) == samples:
+            break
+    return points

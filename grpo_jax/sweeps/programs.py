@@ -1,0 +1,117 @@
+"""The programs that train a sweep: the rows of many settings at once, as many as fit into memory."""
+
+import functools
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from grpo_jax.devices.memory import Memory, device_memory
+from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_shardings
+from grpo_jax.devices.processes import from_every_process, from_process_zero
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording.files import read_checked
+from grpo_jax.recording.policy_saver import FOLDER, write_policies
+from grpo_jax.recording.run_spec import RunSpec
+from grpo_jax.sweeps.study import PROGRAMS
+from grpo_jax.training.train import initial_states
+from grpo_jax.training.train_step import make_train_step
+
+SPLIT_FILE = Path(PROGRAMS) / "split.json"  # in the folder of a sweep
+
+
+def make_programs(
+    plans: Sequence[RunSpec], mesh: Mesh | None, *, memory_gib: float | None = None, resumed: Path | None = None
+) -> list[tuple[RunSpec, list[RunSpec]]]:
+    """The runs that train the sweep, with a row for each seed of each plan, and the plans in each of them.
+
+    `memory_gib` may be used on each device; 80% of what there is by default. A sweep that goes on, in the folder
+    `resumed`, stays split as it was, whatever the memory and the devices now are.
+    """
+    keys, programs = plans[0].keys, []
+    for part in _saved_split(plans, resumed) or _split(plans, mesh, memory_gib):
+        # The settings vary fastest, so that each device has rows of all of them.
+        hyperparams = jax.tree.map(
+            lambda *values: np.tile(np.array(values, np.float32), len(keys)), *(plan.hyperparams for plan in part)
+        )
+        label, labels = f"program {len(programs) + 1}: {len(part)} × {len(keys)} seeds", [plan.label for plan in part]
+        program = RunSpec(label, part[0].config, hyperparams, jnp.repeat(keys, len(part)), labels=labels)
+        programs.append((program, part))
+    return programs
+
+
+def split_policies(out: Path, programs: Sequence[tuple[RunSpec, list[RunSpec]]], labels: set[str]) -> None:
+    """Copies the rows of the plans with these labels from the policies of their programs to folders of their own."""
+    for program, plans in programs:
+        folder = out / PROGRAMS / FOLDER / program.folder
+        settings = zip(plans, program.settings.rows.values(), strict=True)
+        chosen = [(plan, setting) for plan, setting in settings if plan.label in labels]
+        saved = {which: read_checked(folder / f"{which}.safetensors")[0] for which in ("final", "best") if chosen}
+        for plan, setting in chosen:
+            rows = {which: {path: leaf[setting] for path, leaf in saved[which].items()} for which in saved}
+            write_policies(out, plan, rows)
+
+
+def _split(plans: Sequence[RunSpec], mesh: Mesh | None, memory_gib: float | None) -> list[list[RunSpec]]:
+    available = 0.8 * (device_memory() or math.inf) if memory_gib is None else memory_gib * 2**30
+    available = from_every_process(available).min()
+    parts = []
+    for _, group in itertools.groupby(plans, key=lambda plan: plan.config):
+        together = list(group)
+        num_parts = -(-len(together) // plans_at_once(together[0], len(together), mesh, available))
+        parts += [together[i::num_parts] for i in range(num_parts)]
+    return parts
+
+
+def _saved_split(plans: Sequence[RunSpec], folder: Path | None) -> list[list[RunSpec]]:
+    """Empty if the split in the folder is not of these plans; `prepare_folder` then says what differs."""
+    if folder is None:
+        return []
+    path = folder / SPLIT_FILE
+    labels = from_process_zero(lambda: json.loads(path.read_text(encoding="utf-8")) if path.exists() else [])
+    known = {plan.label: plan for plan in plans}
+    if sorted(itertools.chain(*labels)) != sorted(known):
+        return []
+    return [[known[label] for label in part] for part in labels]
+
+
+def plans_at_once(plan: RunSpec, num_plans: int, mesh: Mesh | None, available: float) -> int:
+    """How many plans, with all seeds, fit into `available` bytes on each device, by XLA's analysis of the program.
+
+    All plans have the config and the number of seeds of this one. Raises ConfigError if a single one does not fit.
+    """
+    count, num_seeds = num_plans, len(plan.keys)
+    # The largest need of any process, so that all make the same choice.
+    while (needed := from_every_process(_bytes_needed(plan, count * num_seeds, mesh)).max()) > available:
+        if count == 1:
+            raise ConfigError(
+                f"the {num_seeds} seeds of one configuration need {needed / 2**30:.3g} GiB on a device, and there are "
+                f"{available / 2**30:.3g}; use --num-seeds {max(1, int(num_seeds * available / needed))} or fewer "
+                "environments or steps"
+            )
+        count = min(count - 1, max(1, int(count * available / needed)))
+    return count
+
+
+def _bytes_needed(plan: RunSpec, num_rows: int, mesh: Mesh | None) -> int:
+    """The memory that a train step of so many rows needs on each device."""
+    mesh = make_row_mesh(num_rows) if mesh is None else mesh
+    keys = jax.random.split(jax.random.key(0), num_rows)
+    init = functools.partial(initial_states, plan.config, mesh=mesh)
+    states = jax.eval_shape(init, plan.hyperparams.broadcast(num_rows), keys)
+    layout = state_shardings(mesh, states)
+    step = jax.jit(
+        over_rows(make_train_step(plan.config), mesh),
+        in_shardings=(layout,),
+        out_shardings=(layout, replicated(mesh)),
+        donate_argnums=0,
+    )
+    memory = Memory(num_rows)
+    memory.measure(step.lower(states).compile())
+    return memory.needed

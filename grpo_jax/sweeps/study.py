@@ -1,0 +1,119 @@
+"""Runs in one folder: each is trained, evaluated, recorded, and summed up in summary.json."""
+
+import dataclasses
+import functools
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+
+from grpo_jax.devices.compilation_cache import kept_programs
+from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
+from grpo_jax.devices.processes import from_process_zero, is_process_zero
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording.files import write_json
+from grpo_jax.recording.folder_lock import SUMMARY_FILE, StopSignal, clean_up_on_error
+from grpo_jax.recording.recorder import record
+from grpo_jax.recording.run_spec import Recording, RunSpec, hardware, prepare_folder, versions
+from grpo_jax.sweeps.runs import SAMPLED_RETURN, Run, Score, summarise
+from grpo_jax.training.evaluations import Evaluate
+
+PROGRAMS = "programs"
+"""The folder of the runs that are trained, where several plans share a program."""
+
+
+class Study:
+    """The runs of one experiment and the folder of their results, which is made and locked here.
+
+    Args:
+      plans: the runs.
+      recording: what is recorded of each, and the folder.
+      evaluate: evaluations while training.
+      score: the score of trained policies.
+      mesh: of each run.
+      console: shows the progress.
+      compilation_cache: as in `run`.
+      programs: the runs that are trained and recorded, in the folder `PROGRAMS`, if several plans share a program.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[RunSpec],
+        recording: Recording,
+        *,
+        evaluate: Evaluate | None = None,
+        score: Score = SAMPLED_RETURN,
+        mesh: Mesh | None = None,
+        console: Console,
+        compilation_cache: bool = True,
+        programs: Sequence[RunSpec] | None = None,
+    ):
+        trained = programs or plans
+        if len({plan.folder for plan in trained}) < len(trained):
+            raise ConfigError("two runs have the same name, so their records would be mixed up; leave one out")
+        self.plans, self.out, self.console, self.runs = plans, Path(recording.out), console, []
+        self._recording, self._evaluate, self._score, self.mesh = recording, evaluate, score, mesh
+        self._compilation_cache, self._subfolder = compilation_cache, PROGRAMS if programs else ""
+        with clean_up_on_error(self.out):
+            from_process_zero(
+                lambda: prepare_folder(self.out, trained, resume=recording.resume, subfolder=self._subfolder)
+            )
+        if not is_process_zero():  # the files of the other processes are not kept
+            self._temporary = tempfile.TemporaryDirectory()
+            self.out = Path(self._temporary.name)
+            (self.out / self._subfolder).mkdir(exist_ok=True)
+
+    def train(self, plan: RunSpec, evaluation_keys: jax.Array, **options: Any) -> Run:
+        """Makes a run of all rows of a plan, or the rest of it, and evaluates each row with one of the keys.
+
+        `options` are `params` and `callback` of `run`.
+        """
+        started, core_started = time.perf_counter(), time.process_time()
+        group = self._recording.wandb_group or (self.out.resolve().name if self._subfolder else None)
+        try:
+            with clean_up_on_error(self.out):
+                result, warnings = record(
+                    plan,
+                    dataclasses.replace(self._recording, out=self.out / self._subfolder, wandb_group=group),
+                    evaluate=self._evaluate,
+                    console=self.console,
+                    mesh=self.mesh,
+                    compilation_cache=self._compilation_cache,
+                    **options,
+                )
+        except StopSignal as stop:
+            if is_process_zero():
+                message = f"{stop.name}: saved. To go on, repeat the command with --resume --out {self.out}"
+                print(message, file=sys.stderr)
+            raise
+        mesh = make_row_mesh(len(evaluation_keys)) if self.mesh is None else self.mesh
+        scores = make_rows_function(functools.partial(self._score.function, plan.config), mesh)
+        with kept_programs(self._compilation_cache), self.console.status(f"{plan.name}: evaluating"):
+            final_returns = scores(result.states, evaluation_keys).astype(np.float64)
+        return Run(
+            plan.label,
+            plan.config,
+            plan.hyperparams,
+            result,
+            final_returns,
+            wall_seconds=time.perf_counter() - started,
+            core_seconds=time.process_time() - core_started,
+            warnings=warnings,
+        )
+
+    def add(self, *runs: Run) -> None:
+        """Adds finished runs to the study and to summary.json, so that an interrupted study keeps them."""
+        self.runs += runs
+        self.write_summary()
+
+    def write_summary(self, **more: Any) -> None:
+        """Writes summary.json, with `more` before the runs."""
+        runs = [summarise(run) for run in self.runs]
+        write_json(self.out / SUMMARY_FILE, {**more, "runs": runs, "versions": versions(), "hardware": hardware()})

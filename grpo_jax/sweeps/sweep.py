@@ -1,0 +1,144 @@
+"""`sweep`: trains every setting of a grid with the same seeds, and ranks the settings."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from rich.console import Console
+
+from grpo_jax.config import Config
+from grpo_jax.devices.processes import is_process_zero
+from grpo_jax.errors import as_count
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.recording.config_file import as_fields
+from grpo_jax.recording.figures import NUM_DRAWN
+from grpo_jax.recording.files import write_json
+from grpo_jax.recording.metrics_logger import MetricsLogger
+from grpo_jax.recording.policy_saver import FOLDER as POLICIES
+from grpo_jax.recording.recorder import NO_ITERATIONS, as_recording
+from grpo_jax.recording.run_spec import Recording, RunSpec
+from grpo_jax.sweeps.grid import Grid, make_bases, make_grid
+from grpo_jax.sweeps.pictures import plot, plot_axes
+from grpo_jax.sweeps.programs import SPLIT_FILE, make_programs, split_policies
+from grpo_jax.sweeps.result import SweepResult
+from grpo_jax.sweeps.runs import run_keys
+from grpo_jax.sweeps.study import PROGRAMS, Study
+from grpo_jax.training.checks import check_mesh, check_run
+from grpo_jax.training.progress import Chunk
+
+
+def sweep(
+    configs: Config | Mapping[str, Config],
+    values: Mapping[str, Any] | None = None,
+    *,
+    out: Recording | str | Path,
+    num_seeds: int = 8,
+    hyperparams: Hyperparams | None = None,
+    total_steps: float | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> SweepResult:
+    """Trains every combination of values with the same seeds, and ranks the settings by their means over seeds.
+
+    ```python
+    from grpo_jax import Config, plot, sweep
+
+    values = {"learning_rate": [3e-4, 1e-3], "gae_lambda": [0.9, 0.95]}
+    result = sweep(Config("CartPole-v1", algorithm="ppo"), values, total_steps=100_000, out="runs/my_sweep")
+    print(result)  # the ranking
+    policy = result.load()  # of the best setting, all seeds
+    plot(result, "curves.png")
+    ```
+
+    Values of `Hyperparams` are rows of one compiled program; those of fields of `Config` need a program each, one after
+    another. Rows that do not fit into memory together are split. It is what `grpo-jax sweep` does, except that the
+    command starts from tuned settings. The folder is described in docs/many_devices.md; the policies of the best ten
+    settings are kept.
+
+    Args:
+      configs: one, or several by their names: `{"ppo": Config(algorithm="ppo"), "grpo": Config(algorithm="grpo")}`.
+      values: for a field of `Hyperparams` or `Config`, a list of values, or one value for all settings.
+      out: folder of the results, or `Recording(folder, ...)`, with which a sweep is resumed.
+      num_seeds: of each setting.
+      hyperparams: those that do not vary; by default `Hyperparams()`.
+      total_steps: environment steps of each seed, in place of those of `hyperparams`.
+      samples: draw so many settings, log-uniformly between the two values of each hyperparameter, instead of a grid.
+      seed: of all randomness.
+      options: `evaluate`, `mesh` and `compilation_cache` of `run`, `console` of `recorded_run`, and `memory_gib`, which
+        rows may use on each device; by default 80% of what there is.
+
+    Raises:
+      ConfigError: nothing varies, a field is unknown, a value comes twice or does not fit the others.
+      FileExistsError, StopSignal, MemoryError, OSError: as `recorded_run`.
+    """
+    hyperparams = Hyperparams() if hyperparams is None else hyperparams
+    if total_steps is not None:
+        hyperparams = hyperparams.replace(total_steps=total_steps)
+    bases, traced = make_bases(configs, values or {}, hyperparams)
+    keys, evaluation_keys = run_keys(seed, as_count("num_seeds", num_seeds))
+    return train_grid(make_grid(bases, traced, keys, samples, seed), as_recording(out), evaluation_keys, **options)
+
+
+def train_grid(
+    grid: Grid,
+    recording: Recording,
+    evaluation_keys: jax.Array,
+    *,
+    mesh: Mesh | None = None,
+    memory_gib: float | None = None,
+    console: bool | Console = True,
+    **options: Any,
+) -> SweepResult:
+    """Trains the settings of a grid, records each as a run of its own, and writes the ranking and its pictures.
+
+    `options` are `evaluate` and `compilation_cache` of `run`; for the others see `sweep`.
+    """
+    recording.check()
+    for plan in grid.plans:
+        check_run(plan.config, plan.hyperparams)
+        if mesh is not None:
+            check_mesh(plan.config, mesh)
+    out = Path(recording.out)
+    programs = make_programs(grid.plans, mesh, memory_gib=memory_gib, resumed=out if recording.resume else None)
+    if isinstance(console, bool):
+        console = Console(quiet=not (console and is_process_zero()))
+    trained = [program for program, _ in programs]
+    study = Study(grid.plans, recording, mesh=mesh, console=console, programs=trained, **options)
+    write_json(study.out / SPLIT_FILE, [[plan.label for plan in plans] for _, plans in programs])
+    for program, plans in programs:
+        _train_program(study, program, plans, evaluation_keys, resume=recording.resume)
+    points = {plan.label: point for plan, point in zip(grid.plans, grid.points, strict=True)}
+    result = SweepResult(out, grid.axes, study.runs, [points[run.label] for run in study.runs])
+    best = result.ranked_runs[0]
+    study.write_summary(best=best.label)
+    write_json(study.out / "best.json", as_fields(best.config, best.hyperparams))
+    plot_axes(result, study.out / "sweep.png")
+    plot(result, study.out / "learning_curves.png")
+    if is_process_zero():
+        split_policies(study.out, programs, {run.label for run in result.ranked_runs[:NUM_DRAWN]})
+        if not recording.checkpoint_every:  # else a sweep that is resumed needs them
+            shutil.rmtree(study.out / PROGRAMS / POLICIES)
+    return result
+
+
+def _train_program(
+    study: Study, program: RunSpec, plans: list[RunSpec], evaluation_keys: jax.Array, *, resume: bool
+) -> None:
+    """Trains the rows of several plans at once, and records each plan as a separate run.
+
+    They share the time of their program: the steps per second of each are a part of the program's.
+    """
+    together = study.train(program, jnp.repeat(evaluation_keys, len(plans)))
+    runs = []
+    for plan, rows in zip(plans, program.settings.rows.values(), strict=True):
+        run = together.of_rows(rows, plan.label, plan.hyperparams)
+        past = NO_ITERATIONS if resume else None  # what an interrupted sweep has written is replaced
+        with MetricsLogger(study.out, plan, console=False, past=past) as logger:
+            logger.record(Chunk(run.result.metrics, run.result.steps, iteration=0, seconds=run.result.train_seconds))
+        runs.append(run)
+    study.add(*runs)

@@ -1,0 +1,174 @@
+"""A sweep in Python: settings and seeds kept apart in its ranking, curves, tables, pictures and policies."""
+
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import grpo_jax
+from grpo_jax import Config, Hyperparams, plot, run, sweep
+from grpo_jax.commands import sweep as command
+from grpo_jax.commands.harness.flags import Settings, parse
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording.figures import differing
+from grpo_jax.recording.statistics import describe_seeds
+from grpo_jax.sweeps import SweepResult
+from grpo_jax.sweeps.pictures import plot_axes
+from grpo_jax.sweeps.runs import Run, run_keys
+from grpo_jax.training.progress import RunResult
+
+FLAGS = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
+FLAGS += ["--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
+BASE = parse(Settings, FLAGS)
+RATES = [1e-3, 1e-2]
+RETURN = "episode/return_mean"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    out = tmp_path_factory.mktemp("sweep") / "here"
+    values = {"learning_rate": RATES, "clip_high": 0.3}
+    return sweep(BASE.config, values, num_seeds=3, hyperparams=BASE.hyperparams, out=out, console=False)
+
+
+def finished(label, final_returns, metrics=None):
+    """A run of one iteration."""
+    num_seeds = len(final_returns)
+    metrics = metrics or {RETURN: np.array([final_returns]), "episode/count": np.ones((1, num_seeds))}
+    result = RunResult(None, metrics, np.full((1, num_seeds), 64), 1.0, 1.0, None, None, None)
+    return Run(label, BASE.config, Hyperparams(), result, np.array(final_returns, float), 2.0, 1.0)
+
+
+def made(axes, finals):
+    """The result of a sweep with these final returns, by the point."""
+    labels = [", ".join(f"{a}={x}" for a, x in zip(axes, point, strict=True)) for point in finals]
+    runs = [finished(label, each) for label, each in zip(labels, finals.values(), strict=True)]
+    return SweepResult("runs/made", axes, runs, [*finals])
+
+
+def test_each_setting_is_the_run_it_would_be_alone(found):
+    alone = BASE.hyperparams.replace(learning_rate=1e-2, clip_high=0.3)
+    result = run(BASE.config, alone, run_keys(0, 3)[0])
+    assert found.runs[1].label == "learning_rate=0.01" and found.runs[1].hyperparams.clip_high == 0.3
+    np.testing.assert_array_equal(found.runs[1].result.steps, result.steps)
+    for name in (RETURN, "policy/entropy", "loss/value"):
+        np.testing.assert_allclose(found.runs[1].result.metrics[name], result.metrics[name], rtol=1e-4, atol=1e-5)
+
+
+def test_settings_are_ranked_by_their_means():
+    result = made(("discount",), {(0.9,): [0, 0, 0, 100], (1.0,): [10, 10, 10, 10], (0.5,): [np.nan] * 4})
+    ranking = result.ranking
+    assert [setting.values["discount"] for setting in ranking] == [1.0, 0.9, 0.5], "not by the luckiest seed"
+    assert ranking[1].mean == 0 and (ranking[1].low, ranking[1].high) == (0, 100) and ranking[0].low == 10
+    lines = repr(result).splitlines()
+    assert "IQM of 4 seeds" in lines[0] and "fewer than 6" in lines[1] and lines[2] == "  1  discount=1.0  10 [10, 10]"
+
+
+def test_policies_are_those_of_the_best_setting(found):
+    best = found.ranking[0]
+    policies = found.load()
+    assert len(policies) == 3 and np.all(policies.hyperparams.learning_rate == np.float32(best.values["learning_rate"]))
+    assert found.load(seed=1).row == 1 and found.load("learning_rate=0.001").hyperparams.learning_rate[0] == 1e-3
+    policy = grpo_jax.load(found.out)
+    assert policy.name == f"{best.label} on Catch-bsuite" and policy.score == policies.score.max()
+    with pytest.raises(ConfigError, match="no setting 'learning_rate=0.1': did you mean 'learning_rate=0.01'"):
+        found.load("learning_rate=0.1")
+
+
+def test_curves_are_settings_by_seeds_by_iterations(found):
+    curves = found.curves()
+    assert curves[RETURN].shape == curves["environment_steps"].shape == (2, 3, 3)
+    assert curves["environment_steps"][0, 0].tolist() == [64, 128, 192]
+    np.testing.assert_array_equal(curves[RETURN][1, 2], found.runs[1].result.metrics[RETURN][:, 2])
+
+
+def test_a_table_has_a_line_for_each_iteration(found):
+    pytest.importorskip("pandas")
+    table = found.to_dataframe()
+    assert [*table.columns[:4]] == ["learning_rate", "seed", "iteration", "environment_steps"] and len(table) == 18
+    line = table[(table.learning_rate == 0.01) & (table.seed == 2) & (table.iteration == 1)].iloc[0]
+    assert line.environment_steps == 128
+    np.testing.assert_equal(line[RETURN], found.runs[1].result.metrics[RETURN][1, 2])
+
+
+def test_results_of_runs_keep_settings_apart_too(monkeypatch):
+    rates = Hyperparams(learning_rate=np.float32([1e-3, 1e-2, 1e-3]), num_iterations=np.float32([1, 2, 1]))
+    result = run(BASE.config, rates, jax.random.split(jax.random.key(0), 3))
+    np.testing.assert_array_equal(result.curves()["environment_steps"][:, :, 0], [[64, 64], [64, np.nan]])
+    table = pytest.importorskip("pandas") and result.to_dataframe()
+    seeds = [(1e-3, 0, 0), (1e-3, 1, 0), (1e-2, 0, 0), (1e-2, 0, 1)]
+    lines = zip(table.learning_rate, table.seed, table.iteration, strict=True)
+    assert [*lines] == [(np.float32(rate), seed, i) for rate, seed, i in seeds], "no line after the end of a seed"
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="needs pandas, .*: pip install pandas; or use curves"):
+        result.to_dataframe()
+
+
+def test_the_command_leaves_the_same_folder(found, tmp_path):
+    flags = [*FLAGS, "--clip-high", "0.3", "--learning-rate", *map(str, RATES)]
+    command.main(command.Arguments(num_seeds=3, out=tmp_path / "shell"), flags)
+    names = [{path.relative_to(out) for path in out.rglob("*")} for out in (found.out, tmp_path / "shell")]
+    assert names[0] == names[1]
+    for name in ("metrics.jsonl", "programs/metrics.jsonl", "programs/split.json", "best.json"):
+        assert (found.out / name).read_text() == (tmp_path / "shell" / name).read_text(), name
+    here, there = (json.loads((out / "summary.json").read_text()) for out in (found.out, tmp_path / "shell"))
+    assert here["best"] == there["best"] == found.ranking[0].label
+    assert [run["final_return"] for run in here["runs"]] == [run["final_return"] for run in there["runs"]]
+
+
+def test_pictures_are_drawn(found, tmp_path):
+    plot(found, tmp_path / "curves.png", "policy/entropy")
+    plot({"one": found.runs[0].result, "other": found.runs[1].result}, tmp_path / "two.png")
+    finals = {(a, b, i): [a, i, 2.0] for a in (0.1, 0.2) for b in ("relu", "tanh") for i in (1, 20)}
+    plot_axes(made(("discount", "activation", "num_epochs"), finals), tmp_path / "panels.png")
+    grid = made(("discount", "num_epochs"), {(a, i): [np.nan] for a in (0.1, 0.2) for i in (1, 2)})
+    plot_axes(grid, tmp_path / "heat.png")
+    many = plot(made(("discount",), {(i,): [float(i)] for i in range(12)}))
+    titles = [axis.get_title() for axis in many.axes if axis.get_visible()]
+    assert titles == [f"discount={i}" for i in range(11, 1, -1)], "a panel for each of the best ten"
+    assert "the best 10 of 12 settings" in many.get_suptitle() and "1 seed: too few" in many.get_suptitle()
+    pictures = [path.read_bytes() for path in tmp_path.iterdir()]
+    assert {picture[:4] for picture in [*pictures, many._repr_png_()]} == {b"\x89PNG"}
+    with pytest.raises(ConfigError, match="no metric 'return'"):
+        plot(found, metric="return")
+
+
+def test_names_are_of_what_differs_only():
+    assert differing(["algorithm=ppo, discount=1", "algorithm=ppo, discount=0.9"]) == ["discount=1", "discount=0.9"]
+    assert differing(["discount=1"]) == ["discount=1"]
+    assert describe_seeds(6) == "IQM of 6 seeds, 95% interval"
+
+
+CONFIG = BASE.config
+MISTAKES = {
+    "nothing": (CONFIG, {"learning_rate": [1e-3]}, "nothing to sweep"),
+    "an unknown field": (CONFIG, {"learning_rat": [1e-3, 1e-2]}, "'learning_rat' is no field .*'learning_rate'"),
+    "a word": (CONFIG, {"learning_rate": [1e-3, "fast"]}, "learning_rate 0.001 fast: not all of them are numbers"),
+    "the same": (CONFIG, {"discount": [1, 0.99999999]}, "value twice: discount=1 and discount=0.99999999 are the same"),
+    "no values": (CONFIG, {"discount": []}, "discount has no values"),
+    "algorithms": (CONFIG, {"algorithm": ["ppo", "grpo"]}, r"a config for each: sweep\({name: Config\(algorithm="),
+    "a list of configs": ([CONFIG], {"discount": [0.9, 1]}, "several configs need names"),
+    "environments": ({"a": CONFIG, "b": Config("CartPole-v1")}, {}, "different environments cannot be ranked"),
+    "a size": (CONFIG, {"num_minibatches": [2, 7]}, "num_minibatches"),
+}
+
+
+@pytest.mark.parametrize("configs, values, message", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_reported_before_a_folder_is_made(configs, values, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        sweep(configs, values, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_configs_and_their_fields_are_axes():
+    from grpo_jax.sweeps.grid import make_bases, make_grid
+
+    configs = {"small": CONFIG, "large": parse(Settings, [*FLAGS, "--hidden-sizes", "16"]).config}
+    values = {"num_epochs": [1, 2], "learning_rate": np.float32([1e-3, 3e-4]), "discount": (0.5,)}
+    bases, traced = make_bases(configs, values, Hyperparams())
+    grid = make_grid(bases, traced, run_keys(0, 2)[0])
+    assert grid.axes == ("config", "num_epochs", "learning_rate") and len(grid.plans) == 8
+    assert grid.points[-1] == ("large", 2, 3e-4) and grid.plans[-1].label == "large, num_epochs=2, learning_rate=0.0003"
+    assert grid.plans[-1].config.num_epochs == 2 and grid.plans[-1].hyperparams.discount == 0.5
