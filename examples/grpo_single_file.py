@@ -2,8 +2,8 @@
 
     python examples/grpo_single_file.py
 
-trains four seeds on CartPole-v1 in one compiled program. There is no critic: GRPO plays the same start several times and
-compares the returns. Read it from top to bottom, then copy it and change it. `grpo_jax.run` does the same for any
+trains four seeds on CartPole-v1 in one compiled program. There is no critic: GRPO plays the same start several times
+and compares the returns. Read it from top to bottom, then copy it and change it. `grpo_jax.run` does the same for any
 environment, network and algorithm.
 
 Shapes: B = NUM_GROUPS * GROUP_SIZE episodes of at most T steps are `[T, B]`; a minibatch of N steps is `[N]`.
