@@ -94,7 +94,7 @@ class TrainingArguments(StudyArguments):
     hyperparams: Hyperparams = dataclasses.field(
         default_factory=lambda: Hyperparams(learning_rate=1e-5, num_iterations=100, discount=1.0, gae_lambda=1.0)
     )
-    recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(checkpoint_every=10))
+    recording: RecordingArguments = dataclasses.field(default_factory=RecordingArguments)
 
 
 @dataclasses.dataclass(kw_only=True)

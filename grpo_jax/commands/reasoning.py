@@ -86,7 +86,7 @@ class Arguments(lm.TrainingArguments):
             learning_rate=3e-4, kl_coef=0.001, num_iterations=200, discount=1.0, gae_lambda=1.0
         )
     )
-    recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(checkpoint_every=20))
+    recording: RecordingArguments = dataclasses.field(default_factory=RecordingArguments)
 
 
 def write_problems(out: Path, arguments: Arguments) -> None:

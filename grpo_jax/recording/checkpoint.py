@@ -29,6 +29,8 @@ KEPT = 2
 
 _NO_SCORE = -float(np.finfo(np.float32).max)
 _log = logging.getLogger(__name__)
+# Arrays are saved as NumPy's: see `_OneByOne`.
+logging.getLogger("absl").addFilter(lambda record: "No jax.Array in TypeHandlerRegistry" not in record.getMessage())
 
 
 class Checkpoints:
@@ -45,7 +47,7 @@ class Checkpoints:
     Args:
       directory: for this run alone; created if it does not exist.
       description: of the run, in JSON's types. It is saved with each checkpoint: see `check_same_run`.
-      every: iterations between two checkpoints, which are made at the ends of chunks.
+      every: iterations between two checkpoints, which are made at the ends of chunks; None: only `save` makes them.
       notes: saved as well, but may change when the run is resumed: versions of packages, for example.
 
     Raises:
@@ -53,7 +55,12 @@ class Checkpoints:
     """
 
     def __init__(
-        self, directory: Path, description: Mapping[str, Any], *, every: int, notes: Mapping[str, Any] | None = None
+        self,
+        directory: Path,
+        description: Mapping[str, Any],
+        *,
+        every: int | None,
+        notes: Mapping[str, Any] | None = None,
     ):
         if pattern := {*"[]\\"} & {*str(directory.resolve())}:
             raise ConfigError(
@@ -78,7 +85,8 @@ class Checkpoints:
 
     def is_due(self, progress: Progress) -> bool:
         """Whether `update` would save."""
-        return self._saved < 0 or progress.iteration // self._every > self._saved // self._every
+        every = self._every
+        return every is not None and (self._saved < 0 or progress.iteration // every > self._saved // every)
 
     def update(self, progress: Progress, score: float = np.nan) -> None:
         """Saves if a checkpoint is due; the best checkpoint has the highest `score`, a return."""

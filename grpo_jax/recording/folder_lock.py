@@ -4,8 +4,10 @@ import collections
 import contextlib
 import fcntl
 import os
+import select
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,20 +121,57 @@ def describe_locked() -> str:
     return "; ".join(lines)
 
 
-class StopSignal(SystemExit):
-    """A signal ended a run between two chunks, and all of it is saved. Exits with the code that shells expect."""
+SIGNALS = {bytes([number]) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    def __init__(self, number: int):
+
+class StopSignal(SystemExit):
+    """A signal ended a run between two chunks, and all of it is saved. Exits with the code that shells expect.
+
+    Attributes:
+      name: of the signal.
+      folder: with the run's results.
+    """
+
+    def __init__(self, number: int, folder: Path = Path()):
         super().__init__(128 + number)
-        self.name = signal.Signals(number).name
+        self.name, self.folder = signal.Signals(number).name, folder
+
+
+@contextlib.contextmanager
+def _answered() -> Iterator[None]:
+    """Answers signals from a thread, since Python's handlers wait until a compiled program has ended.
+
+    A second SIGINT ends the process after five seconds, if Python has not been interrupted by then: not in a notebook.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def answer():
+        if (number := os.read(reader, 1)) in SIGNALS:
+            name = signal.Signals(number[0]).name
+            os.write(2, f"\n{name}: stopping after this chunk of iterations; press Ctrl-C again to stop now\n".encode())
+        if os.read(reader, 1) and not select.select([reader], [], [], 5)[0] and "ipykernel" not in sys.modules:
+            os._exit(128 + signal.SIGINT)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)  # which ends the thread
+        thread.join()
+        os.close(reader)
 
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[list[int]]:
     """Defers SIGTERM and SIGINT (Ctrl-C) to the end of the block; yields the list of those received so far.
 
-    A second SIGINT interrupts at once. If an exception ends the block, the deferred signals are dropped. Only the main
-    thread receives signals: in another one, nothing is deferred.
+    The first one is answered with a line at once, also while a compiled program runs; a second SIGINT interrupts
+    Python. If an exception ends the block, the deferred signals are dropped. Only the main thread receives signals: in
+    another one, nothing is deferred.
     """
     received: list[int] = []
 
@@ -144,11 +183,12 @@ def deferred_signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    handlers = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield received
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+    with _answered():
+        handlers = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield received
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler or signal.SIG_DFL)
     if received:
         signal.raise_signal(received[0])

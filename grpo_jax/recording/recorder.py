@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ from grpo_jax.training.train import initial_states
 from grpo_jax.types import PyTree
 
 NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0, seconds=0.0)
+
+SECONDS = 60.0
+"""Between two checkpoints, if no number of iterations is given."""
 
 OPTIONS = {"evaluate", "callback", "params", "mesh", "compilation_cache"}
 """The arguments of `run` that `recorded_run` passes on."""
@@ -69,9 +73,9 @@ def recorded_run(
     differ in their hyperparameters or `env_params` are different settings in all of these, others are seeds.
 
     A run that is interrupted and then resumed on the same devices ends bitwise as one without the interruption, if a
-    callback depends only on the progress and the chunk. With checkpoints, SIGTERM and Ctrl-C end the process after the
-    current chunk of iterations, which is saved; a second Ctrl-C ends it at once. All processes of a run on several
-    hosts make the same call; process 0 writes and prints.
+    callback depends only on the progress and the chunk. Unless `checkpoint_every` is 0, SIGTERM and Ctrl-C end the
+    process after the current chunk of iterations, which is saved; a second Ctrl-C ends it at once. All processes of a
+    run on several hosts make the same call; process 0 writes and prints.
 
     Args:
       config, hyperparams, keys, env_params: see `run`.
@@ -106,7 +110,7 @@ def recorded_run(
             result, _ = record(spec, recording, console=console, **options)
         except StopSignal as stop:
             if is_process_zero():
-                _log.warning("%s: saved in %s; resume it with Recording(..., resume=True)", stop.name, out)
+                _log.warning("%s: saved in %s; resume it with Recording(..., resume=True)", stop.name, stop.folder)
             raise
     if is_process_zero() and len(result.steps):
         plot_settings(config.env.name, ranked_settings(result), out / "learning_curves.png")
@@ -172,7 +176,8 @@ class Recorder:
         self._spec, self._recording, self._is_evaluated, self._callback = spec, recording, is_evaluated, callback
         self._console, self._params = console, params
         self._finder = NonFiniteFinder(spec.config) if recording.debug_nans else None
-        self._checkpoints, self._received, self._num_evaluations = None, [], 0
+        self._checkpoints, self._received, self._num_evaluations = None, None, 0
+        self._saved_at = time.monotonic()
         self.start: Progress | None = None
         self.chunk_length: int | None = 1 if recording.debug_nans else None
 
@@ -184,12 +189,10 @@ class Recorder:
                 num_iterations = most_steps(spec.config, spec.hyperparams) // spec.config.steps_per_iteration
                 length = min(recording.checkpoint_every, -(-num_iterations // NUM_CHUNKS))
                 self.chunk_length = self.chunk_length or length
+            if recording.checkpoint_every != 0:
                 self._received = stack.enter_context(deferred_signals())
-                from grpo_jax.recording.checkpoint import Checkpoints  # only here, as orbax takes a second
-
-                folder, every = out / "checkpoints" / spec.folder, recording.checkpoint_every
-                self._checkpoints = Checkpoints(folder, spec.describe(), notes=versions(), every=every)
-                stack.enter_context(self._checkpoints)
+            if recording.checkpoint_every or recording.resume:
+                self._open_checkpoints(stack)
             if recording.resume:
                 self.start, self._past = self._resume(out)
             is_begun = self.start is not None and self.start.iteration > 0
@@ -201,6 +204,13 @@ class Recorder:
 
     def __exit__(self, *exception) -> None:
         self._closing.__exit__(*exception)
+
+    def _open_checkpoints(self, stack: contextlib.ExitStack) -> None:
+        from grpo_jax.recording.checkpoint import Checkpoints  # only here, as orbax takes a second
+
+        folder = Path(self._recording.out) / "checkpoints" / self._spec.folder
+        every, description = self._recording.checkpoint_every, self._spec.describe()
+        self._checkpoints = stack.enter_context(Checkpoints(folder, description, notes=versions(), every=every))
 
     def _resume(self, out: Path) -> tuple[Progress | None, Chunk]:
         """The checkpoint to go on from, None for the beginning, and the recorded iterations before it."""
@@ -247,16 +257,28 @@ class Recorder:
         changed = apply_callback(self._callback, progress, chunk)
         if self._finder is not None:
             self._finder.remember(changed)
-        if self._checkpoints is not None:
-            if self._checkpoints.is_due(changed):
-                self._policies.save()  # first: a run that goes on from the checkpoint needs the best ones before it
-            self._checkpoints.update(changed, self.logger.typical_return)
+        if self._received is not None:
             # All processes stop together, whichever of them received the signal.
-            if number := from_every_process(self._received[0] if self._received else 0).max():
-                self._policies.save()
-                self._checkpoints.save(changed, self.logger.typical_return)
-                raise StopSignal(int(number))
+            signal = int(from_every_process(self._received[0] if self._received else 0).max())
+            self._checkpoint(changed, is_last=signal > 0)
+            if signal:
+                raise StopSignal(signal, Path(self._recording.out))
         return None if changed is progress else changed
+
+    def _checkpoint(self, progress: Progress, *, is_last: bool) -> None:
+        """Saves the states if a checkpoint is due, or this is the last chance."""
+        if self._recording.checkpoint_every is None:
+            is_due = from_process_zero(lambda: time.monotonic() - self._saved_at >= SECONDS)
+        else:
+            is_due = self._checkpoints.is_due(progress)
+        if is_due or is_last:
+            self._policies.save()  # first: a run that goes on from the checkpoint needs the best ones before it
+            if self._checkpoints is None:
+                self._open_checkpoints(self._closing)
+            self._checkpoints.save(progress, self.logger.typical_return)
+            self._saved_at = time.monotonic()
+        if self._checkpoints is not None:
+            self._checkpoints.update(progress, self.logger.typical_return)
 
     def finish(self, result: RunResult) -> RunResult:
         """Writes what belongs to the end of a run; returns the result with the iterations before an interruption."""

@@ -80,8 +80,8 @@ class Recording:
 
     out: Path | str
     """Folder for the results, created if it does not exist. It is locked until the process ends."""
-    checkpoint_every: int = 0
-    """Iterations between two checkpoints, from which a run can be resumed; 0 for none."""
+    checkpoint_every: int | None = None
+    """Iterations between two checkpoints, from which a run can be resumed; 0 for none. By default one each minute."""
     resume: bool = False
     """Resume the run in the folder, or begin it if there is none. The other arguments must be the same."""
     tensorboard: bool = False
@@ -95,10 +95,10 @@ class Recording:
 
     def check(self) -> None:
         """Raises ConfigError for fields that contradict each other or need a package that is not installed."""
-        if self.checkpoint_every < 0:
+        if (self.checkpoint_every or 0) < 0:
             raise ConfigError(f"checkpoint_every={self.checkpoint_every} is negative; use 0 for no checkpoints")
         if self.resume and self.checkpoint_every == 0:
-            raise ConfigError("resume=True needs checkpoints; set checkpoint_every (--checkpoint-every N), such as 100")
+            raise ConfigError("resume=True needs checkpoints, and checkpoint_every=0 makes none; leave one of them out")
         if self.wandb is not None:
             check_installed("wandb")
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -89,9 +88,7 @@ class Study:
                     **options,
                 )
         except StopSignal as stop:
-            if is_process_zero():
-                message = f"{stop.name}: saved. To go on, repeat the command with --resume --out {self.out}"
-                print(message, file=sys.stderr)
+            stop.folder = self.out
             raise
         mesh = make_row_mesh(len(evaluation_keys)) if self.mesh is None else self.mesh
         scores = make_rows_function(functools.partial(self._score.function, plan.config), mesh)

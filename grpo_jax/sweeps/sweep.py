@@ -121,7 +121,7 @@ def train_grid(
     plot(result, study.out / "learning_curves.png")
     if is_process_zero():
         split_policies(study.out, programs, {run.label for run in result.ranked_runs[:NUM_DRAWN]})
-        if not recording.checkpoint_every:  # else a sweep that is resumed needs them
+        if not (study.out / PROGRAMS / "checkpoints").exists():  # else a sweep that is resumed needs them
             shutil.rmtree(study.out / PROGRAMS / POLICIES)
     return result
 

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,10 +18,11 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from grpo_jax.commands.harness.parsing import one_line_errors
+from grpo_jax.commands.harness.parsing import invocation, one_line_errors
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
+from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.folder_lock import clean_up_on_error, describe_locked
+from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, describe_locked
 from grpo_jax.recording.run_spec import hardware, versions
 
 # None: raised by this library. The last three: the name cannot be that of a file.
@@ -47,6 +49,10 @@ def command(main: Callable[[], None]) -> None:
         join_processes()
         with clean_up_on_error():
             main()
+    except StopSignal as stop:
+        if is_process_zero():
+            print(f"{stop.name}: saved. To go on:\n{resuming_command(stop.folder)}", file=sys.stderr)
+        raise
     except (ConfigError, FileExistsError, MemoryError) as error:
         print(f"error: {str(error) or 'not enough memory; use smaller numbers'}", file=sys.stderr)
         sys.exit(2)
@@ -65,7 +71,20 @@ def command(main: Callable[[], None]) -> None:
         print(f"error: {error}" + (f". What was not written yet is lost; {kept}" if kept else ""), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
+        kept = describe_locked()
+        print("interrupted" + (f": {kept}" if kept else ""), file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def resuming_command(out: Path) -> str:
+    """The command line of this process, with which it goes on from a folder."""
+    words, given = invocation().split(), iter(sys.argv[1:])
+    for word in given:
+        if word == "--out":
+            next(given, None)
+        elif word != "--resume" and not word.startswith("--out="):
+            words.append(word)
+    return shlex.join([*words, "--out", str(out), "--resume"])
 
 
 def new_folder(name: str) -> Path:
