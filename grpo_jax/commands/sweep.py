@@ -19,6 +19,7 @@ from grpo_jax.commands.harness.parsing import invocation, parse_known_flags
 from grpo_jax.commands.harness.study import StudyArguments, print_files, study_options
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import NUM_DRAWN
+from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.sweeps import SweepResult
 from grpo_jax.sweeps.grid import Base, Grid, make_grid
 from grpo_jax.sweeps.sweep import train_grid
@@ -49,8 +50,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     result = train_grid(grid, evaluation_keys=arguments.evaluation_keys, memory_gib=arguments.memory_gib, **options)
     console, out = options["console"], result.out
     console.print(ranking(result))
-    num_seeds = len(result.runs[0].final_returns)
-    console.print(f"Final return: IQM and 95% interval over {num_seeds} seeds.", soft_wrap=True)
+    console.print(f"Final return: {describe_seeds(len(result.runs[0].final_returns))}.", soft_wrap=True)
     pictures = "sweep.png", f"learning_curves.png (best {NUM_DRAWN})"
     print_files(console, out, "summary.json", "metrics.jsonl", "best.json", *pictures)
     console.print(f"The best again: {invocation('train')} --config {out / 'best.json'}", soft_wrap=True)
