@@ -50,7 +50,7 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     result = train_grid(grid, evaluation_keys=arguments.evaluation_keys, memory_gib=arguments.memory_gib, **options)
     console, out = options["console"], result.out
     console.print(ranking(result))
-    console.print(f"Final return: {describe_seeds(len(result.runs[0].final_returns))}.", soft_wrap=True)
+    console.print(f"Final return: {describe_seeds(result.num_seeds)}.", soft_wrap=True)
     pictures = "sweep.png", f"learning_curves.png (best {NUM_DRAWN})"
     print_files(console, out, "summary.json", "metrics.jsonl", "best.json", *pictures)
     console.print(f"The best again: {invocation('train')} --config {out / 'best.json'}", soft_wrap=True)
@@ -106,11 +106,11 @@ def _number(word: str) -> float | str:
 
 
 def ranking(result: SweepResult) -> Table:
-    runs, environment = result.ranked_runs, result.runs[0].environment
-    title = environment + (f", the best {NUM_SHOWN} of {len(runs)}" if len(runs) > NUM_SHOWN else "")
-    rendered = Table("", *result.axes, *return_columns(environment), title=title)
-    for rank, (setting, run) in enumerate(zip(result.ranking[:NUM_SHOWN], runs, strict=False), start=1):
-        rendered.add_row(str(rank), *map(format_value, setting.values.values()), *return_cells(run))
+    title, settings = result.environment, result.ranking
+    title += f", the best {NUM_SHOWN} of {len(settings)}" if len(settings) > NUM_SHOWN else ""
+    rendered = Table("", *settings[0].values, *return_columns(result.environment), title=title)
+    for rank, setting in enumerate(settings[:NUM_SHOWN], start=1):
+        rendered.add_row(str(rank), *map(format_value, setting.values.values()), *return_cells(setting.run))
     return rendered
 
 
