@@ -80,6 +80,7 @@ def test_train_has_every_field_as_a_flag_with_help():
     assert done.stdout.startswith("usage: grpo-jax train ")
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_line_and_exit_code_2():
     """All others, and that nothing is lost: tests/commands/test_refusals.py."""
     done = run_command("grpo_jax.commands.train", "--num-envs", "10", "--group-size", "4")
