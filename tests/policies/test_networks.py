@@ -25,10 +25,16 @@ TYPES = {
     **{"mlp": {}, "cnn": {"shape": IMAGE}, "gru": GRU, "cnn and gru": {"shape": IMAGE} | GRU},
     **{"lstm": {"recurrent": "lstm"}, "mingru and norm": {"recurrent": "mingru", "layer_norm": True}},
 }
-# The last covers the two before it.
+# The light ones cover the others.
+LIGHT = {("mlp", False), ("cnn and gru", False), ("mingru and norm", True)}
 each_type = pytest.mark.parametrize(
-    "settings",
-    [pytest.param(TYPES[name], id=name, marks=[pytest.mark.slow] * (name in ("cnn", "gru", "lstm"))) for name in TYPES],
+    "settings, shared_critic",
+    [
+        pytest.param(TYPES[name], shared, id=f"{name}, shared" * shared or name, marks=[pytest.mark.slow] * is_slow)
+        for name in TYPES
+        for shared in (False, True)
+        for is_slow in [(name, shared) not in LIGHT]
+    ],
 )
 
 
@@ -126,7 +132,6 @@ IS_FIRST = np.array([[1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 
 
 
 @each_type
-@pytest.mark.parametrize("shared_critic", [False, True], ids=["separate", "shared"])
 def test_a_sequence_is_its_steps(settings, shared_critic):
     policy = make(**settings, shared_critic=shared_critic)
     params = policy.init(jax.random.key(0))
