@@ -345,7 +345,6 @@ def test_features_of_an_image_are_joined_with_vectors():
         CNN()({"left": parts["image"], "right": parts["image"]}, categorical(3), True)
 
 
-@pytest.mark.slow
 def test_an_actor_sees_its_part_and_the_critic_all():
     parts = {name: jax.ShapeDtypeStruct((2,), jnp.float32) for name in ("position", "velocity", "privileged")}
     network = MLP((16,), recurrent="gru", recurrent_size=6, actor_observation=("velocity", "position"))

@@ -156,7 +156,6 @@ def test_a_prompt_shared_by_its_group_has_the_same_gradient(rollout, gradient):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-5), alone, together)
 
 
-@pytest.mark.slow
 def test_no_part_with_a_valid_member_is_skipped(rollout):
     config, state, policy, trajectory = rollout
 
