@@ -153,6 +153,7 @@ def test_a_sequence_is_its_steps(settings, shared_critic):
         assert min(jnp.max(jnp.abs(shifted - values)), jnp.max(jnp.abs(late - values))) > 0.05
 
 
+@pytest.mark.slow
 def test_an_output_depends_on_its_own_episode_alone():
     policy = make(recurrent="gru")
     params = policy.init(jax.random.key(0))
@@ -349,7 +350,8 @@ def test_an_actor_sees_its_part_and_the_critic_all():
     parts = {name: jax.ShapeDtypeStruct((2,), jnp.float32) for name in ("position", "velocity", "privileged")}
     network = MLP((16,), recurrent="gru", recurrent_size=6, actor_observation=("velocity", "position"))
     policy = network(parts, categorical(3), True)
-    params = policy.init(jax.random.key(0))
+    policy, init = policy._replace(sequence=jax.jit(policy.sequence)), jax.jit(policy.init)
+    params = init(jax.random.key(0))
     assert [params[name]["Dense_0"]["kernel"].shape[0] for name in ("actor", "critic")] == [4, 6]
     seen = {name: jnp.ones((1, 2, 2)) for name in parts}
     other = seen | {"privileged": jnp.zeros((1, 2, 2))}
