@@ -1,4 +1,4 @@
-"""Flags: their groups in the help, and their mistakes in one line."""
+"""Flags, and their mistakes in one line."""
 
 import dataclasses
 from typing import Annotated
@@ -6,7 +6,6 @@ from typing import Annotated
 import pytest
 import tyro
 
-from grpo_jax.commands import train
 from grpo_jax.commands.harness.parsing import parse_flags, parse_known_flags
 from grpo_jax.errors import ConfigError
 
@@ -47,11 +46,3 @@ def test_flags_fill_a_dataclass_and_the_dataclasses_in_it():
 def test_a_mistake_is_one_line(flags, message):
     with pytest.raises(ConfigError, match=message):
         parse_flags(Arguments, flags.split())
-
-
-def test_help_has_a_group_for_each_part_of_a_run(capsys):
-    with pytest.raises(SystemExit):
-        train.parse(train.Arguments, ["--help"])
-    lines = capsys.readouterr().out.splitlines()
-    titles = [line.strip("─╭╮ ").removesuffix(" options") for line in lines if " options" in line and "--" not in line]
-    assert titles == "options config layers hyperparams recording evaluation devices".split()
