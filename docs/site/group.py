@@ -46,7 +46,8 @@ def draw(trunk, futures, advantages) -> None:
         steps = NUM_STEPS + jnp.arange(len(angle))
         colour = GOOD if advantages[member] > 0 else BAD
         axis.plot(steps, angle, color=colour, alpha=0.8)
-        axis.annotate(f"{advantages[member]:+.1f}".replace("-0.0", "0.0"), (steps[-1] + 1, angle[-1]), color=colour, fontsize=8)
+        label = f"{advantages[member]:+.1f}".replace("-0.0", "0.0")
+        axis.annotate(label, (steps[-1] + 1, angle[-1]), color=colour, fontsize=8)
     axis.plot(NUM_STEPS, futures.observation[0, 0, 2] * degrees, "o", color="black", zorder=3)
     axis.set_xlabel("environment step")
     axis.set_ylabel("angle of the pole (degrees)")
