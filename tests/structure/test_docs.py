@@ -234,7 +234,7 @@ def test_links_lead_somewhere():
 
 
 def test_files_and_commands_that_are_named_exist():
-    files = named(r"`((?:grpo_jax|experiments|tests|docs|\.ci)/[\w./-]*)`")
+    files = named(r"`((?:grpo_jax|examples|experiments|tests|docs|\.ci)/[\w./-]*)`")
     files += [(path, f"{name.replace('.', '/')}.py") for path, name in named(r"python -m (experiments\.\w+)")]
     commands, known = named(r"^(?:.*[`/ ])?grpo-jax ([a-z][a-z-]*)[ `]"), set().union(*COMMANDS.values())
     offenders = [f"{path}: {name}" for path, name in files if not (REPOSITORY / name).exists()]
