@@ -11,6 +11,7 @@ COMMANDS = {
         "train": "Any algorithm on any environment",
         "sweep": "Grids and random samples of settings",
         "plot": "Runs side by side, from their folders",
+        "docs": "Pages of the documentation, also without a clone",
     },
     "trained policies": {
         "evaluate": "Episodes of the trained policies in a folder",

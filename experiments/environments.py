@@ -15,6 +15,7 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.environments import Box, Environment, MultiDiscrete, group_parameters, make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.importing import pip_install
 
 from .harness.summaries import SUMMARY, TABLE, read_results, write_results
 
@@ -65,7 +66,7 @@ def all_names(suites: tuple[str, ...]) -> list[str]:
             names += [f"{suite}:{name}" for name in SUITES[suite].names()]
         except ImportError as error:
             if suites:
-                raise ConfigError(f"{suite} is not installed: pip install 'grpo-jax[{suite}]' ({error})") from error
+                raise ConfigError(f"{suite} is not installed: {pip_install(suite)} ({error})") from error
             print(f"{suite} is not installed, so it is left out")
     return names
 

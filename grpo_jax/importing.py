@@ -1,6 +1,7 @@
 """Python objects by import path, "package.module:name", which stand for environments, networks and the like."""
 
 import importlib
+import importlib.metadata
 import inspect
 from typing import Any
 
@@ -33,6 +34,17 @@ def import_object(path: str, what: str, *, alternative: str = "") -> Any:
         known = [public for public in vars(found) if not public.startswith("_")]
         raise ConfigError(f"{where}: {module!r} has no {name!r}: {nearest(name, known)}")
     return getattr(found, name)
+
+
+def pip_install(extra: str) -> str:
+    """The command that installs what an extra of this package needs: by its packages, as ours is on no index."""
+    try:
+        requirements = importlib.metadata.requires("grpo-jax") or []
+    except importlib.metadata.PackageNotFoundError:  # a clone that is on Python's path, but not installed
+        requirements = []
+    parts = (each.replace('"', "'").split("; extra == ") for each in requirements)
+    packages = [f"'{name}'" for name, *when in parts if when == [f"'{extra}'"]]
+    return f"pip install {' '.join(packages)}" if packages else f"pip install '.[{extra}]' in a clone"
 
 
 def is_custom(value: Any) -> bool:

@@ -113,7 +113,7 @@ def overridden_params(env: Any, overrides: Mapping[str, Any]) -> Any:
     if missing:
         raise ConfigError(
             f"environment={env!r} does not have gymnax's interface: it lacks {', '.join(missing)}; use a name such as "
-            "'CartPole-v1', or an object with the interface in docs/environments.md"
+            "'CartPole-v1', or an object with the interface that `grpo-jax docs environments` describes"
         )
     params = env.default_params
     fields = {field.name for field in dataclasses.fields(params)} if dataclasses.is_dataclass(params) else set()

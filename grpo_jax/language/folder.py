@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 from grpo_jax.errors import ConfigError
+from grpo_jax.importing import pip_install
 
 
 def need(package: str) -> ModuleType:
@@ -12,7 +13,7 @@ def need(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ConfigError(f"language models need {package}: pip install 'grpo-jax[lm]' ({error})") from error
+        raise ConfigError(f"language models need {package}: {pip_install('lm')} ({error})") from error
 
 
 def file_in(folder: str | Path, name: str) -> Path:

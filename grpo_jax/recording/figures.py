@@ -176,7 +176,8 @@ def draw_curves(
                 else:
                     axis.plot(curve.steps, curve.mean, color="0.8", linewidth=0.8, zorder=1)
             solved = SOLVED_AT.get(environment.partition(",")[0])
-            if solved is not None and what.startswith("return"):
+            low, high = axis.get_ylim()
+            if solved is not None and what.startswith("return") and solved < high + 0.5 * (high - low):
                 axis.axhline(solved, color="0.6", linestyle="--", linewidth=0.8, zorder=0)
             if one_each:
                 axis.set_title(own[0].replace(", ", "\n"), fontsize="small")

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from grpo_jax.errors import ConfigError
+from grpo_jax.importing import pip_install
 
 CAPTION_HEIGHT = 20
 """Pixels above a picture for its caption."""
@@ -33,8 +34,7 @@ def check_animation_path(path: Path) -> None:
             imageio_ffmpeg.get_ffmpeg_exe()
         except (ImportError, RuntimeError) as error:
             raise ConfigError(
-                f"writing {path} needs imageio-ffmpeg: pip install 'grpo-jax[render]'; or use "
-                f"{path.with_suffix('.gif')}"
+                f"writing {path} needs imageio-ffmpeg: {pip_install('render')}; or use {path.with_suffix('.gif')}"
             ) from error
 
 

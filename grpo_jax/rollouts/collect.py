@@ -94,7 +94,7 @@ def kept_groups(config: Config, trajectory: Trajectory) -> Trajectory:
     scores = episode_scores(trajectory, config.group_size)
     spread = jnp.std(scores - scores[:, :1], axis=1)  # less the first, so that it is exactly 0 for equal scores
     _, kept = jax.lax.top_k(jnp.where(jnp.isfinite(spread), spread, -1.0), config.num_kept_groups)
-    members = (kept[:, None] * config.group_size + jnp.arange(config.group_size)).reshape(-1)
+    members = (kept[:, None] * config.group_size + jnp.arange(config.group_size)[None]).reshape(-1)
     return jax.tree.map(lambda leaf: leaf[:, members], trajectory)
 
 

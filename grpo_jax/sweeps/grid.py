@@ -88,11 +88,12 @@ def make_bases(
     Raises:
       ConfigError: a field is unknown, or is one that others depend on.
     """
-    if not isinstance(configs, Config | Mapping):
+    named = {"": configs} if isinstance(configs, Config) else configs
+    if not isinstance(named, Mapping) or not named or not all(isinstance(each, Config) for each in named.values()):
         raise ConfigError(
-            'several configs need names: sweep({"ppo": Config(algorithm="ppo"), "grpo": Config(algorithm="grpo")}, ...)'
+            "sweep takes a Config, or several by their names: "
+            'sweep({"ppo": Config(algorithm="ppo"), "grpo": Config(algorithm="grpo")}, ...)'
         )
-    named = configs if isinstance(configs, Mapping) else {"": configs}
     static, traced = {}, {}
     for name, given in values.items():
         is_list = isinstance(given, list | range | np.ndarray | jax.Array) and np.ndim(given)
@@ -109,7 +110,10 @@ def make_bases(
             static[name] = several
         else:
             known = {*Config.__dataclass_fields__, *hyperparams.__dataclass_fields__}
-            raise ConfigError(f"{name!r} is no field of Config or {type(hyperparams).__name__}: {nearest(name, known)}")
+            raise ConfigError(
+                f"{name!r} is no field of Config or {type(hyperparams).__name__}, and fields of networks are swept by "
+                f'several networks, {{"network": [MLP((64,)), MLP((128,))]}}: {nearest(name, known)}'
+            )
     hyperparams = hyperparams.replace(**{name: each[0] for name, each in traced.items() if len(each) == 1})
     bases = []
     for name, config in named.items():

@@ -57,8 +57,8 @@ def sweep(
 
     Values of `Hyperparams` are rows of one compiled program; those of fields of `Config` need a program each, one after
     another. Rows that do not fit into memory together are split. It is what `grpo-jax sweep` does, except that the
-    command starts from tuned settings. The folder is described in docs/many_devices.md; the policies of the best ten
-    settings are kept.
+    command starts from tuned settings. The folder gets pictures (`sweep.png`, `learning_curves.png`), `metrics.jsonl`,
+    `summary.json`, `best.json` and the policies of the best ten settings.
 
     Args:
       configs: one, or several by their names: `{"ppo": Config(algorithm="ppo"), "grpo": Config(algorithm="grpo")}`.

@@ -14,19 +14,19 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.language import load_model, load_params
 
-CALLS = []
+JUDGE = types.SimpleNamespace()
+"""Gives so many `answers`, and then fails."""
 
 
 def digits(completions, **fields):
     """The share of digits."""
-    CALLS.append(len(completions))
     return [sum(map(str.isdecimal, text)) / max(len(text), 1) for text in completions]
 
 
 def failing(completions, **fields):
-    """Fails in training, after two measurements on 2 held-out prompts and ten iterations."""
-    CALLS.append(len(completions))
-    return [None if len(CALLS) > 14 else 0.0 for text in completions]
+    """Of a judge that may fail."""
+    JUDGE.answers -= 1
+    return [None if JUDGE.answers < 0 else 0.0 for text in completions]
 
 
 @pytest.fixture
@@ -40,7 +40,6 @@ def folder(tmp_path, monkeypatch):
     module.digits, module.failing = digits, failing
     monkeypatch.setitem(sys.modules, "my_rewards", module)
     monkeypatch.chdir(tmp_path)
-    CALLS.clear()
     return tmp_path
 
 
@@ -88,13 +87,14 @@ def test_a_schedule_ends_with_the_last_iteration(folder, capsys):
 @pytest.mark.slow
 def test_a_reward_that_fails_loses_nothing(folder, capsys):
     make_tiny()
+    JUDGE.answers = 14  # two measurements on 2 held-out prompts, and ten iterations
     flags = "--reward my_rewards:failing --num-iterations 20 --out out --sample-every 5 --checkpoint-every 5"
     with pytest.raises(SystemExit):
         command(lambda: train(flags))
     said = capsys.readouterr().err
     assert "error: the reward 'failing' returned None for the completion" in said
     assert "repeat the command with --resume --out out" in said and "Traceback" not in said
-    sys.modules["my_rewards"].failing = lambda completions, **fields: [0.0] * len(completions)
+    JUDGE.answers = 1000
     train(f"{flags} --resume")
     iterations = [json.loads(line)["iteration"] for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     assert iterations == list(range(20))

@@ -14,14 +14,19 @@ from grpo_jax.environments.spaces import Box, Discrete, MultiDiscrete
 
 def test_cartpole_is_gymnax_cartpole_bitwise():
     env, (original, params) = make_environment("CartPole-v1"), gymnax.make("CartPole-v1")
+    both = jax.jit(
+        lambda key, ours, theirs, action: (
+            env.step(key, ours, action, env.params),
+            original.step_env(key, theirs, action, params),
+        )
+    )
     key = jax.random.key(3)
     state, observation = env.reset(key, env.params)
     expected_observation, expected = original.reset_env(key, params)
     assert np.array_equal(observation, expected_observation)
     for t in range(60):
         key, action = jax.random.key(t), t % 3 // 2
-        moved = env.step(key, state, action, env.params)
-        expected_observation, expected, reward, terminated, _ = original.step_env(key, expected, action, params)
+        moved, (expected_observation, expected, reward, terminated, _) = both(key, state, expected, action)
         assert np.array_equal(moved.observation, expected_observation)
         assert np.array_equal(jax.tree.leaves(moved.state), jax.tree.leaves(expected))
         assert (float(moved.reward), bool(moved.terminated)) == (float(reward), bool(terminated))
@@ -63,7 +68,7 @@ def test_an_object_with_gymnax_interface_is_an_environment():
 
 LIMIT, NUM_ENVS, NUM_STEPS = 7, 4, 20
 NAMES = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]  # which downloads its images
-LIGHT = {"CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite", "UmbrellaChain-bsuite", "FourRooms-misc"}
+LIGHT = {"Pendulum-v1", "Breakout-MinAtar", "UmbrellaChain-bsuite"}
 
 
 @pytest.fixture(
@@ -157,12 +162,6 @@ def test_an_action_arrives_in_the_shape_of_its_space(space, expected, action):
     state, _ = env.reset(jax.random.key(0), env.params)
     moved = env.step(jax.random.key(0), state, jnp.array(action), env.params)
     assert moved.observation[0] == sum(action)
-
-
-def test_reset_is_a_function_of_its_key():
-    env = make_environment("CartPole-v1")
-    assert not difference(env.reset(jax.random.key(1), env.params), env.reset(jax.random.key(1), env.params))
-    assert difference(env.reset(jax.random.key(1), env.params), env.reset(jax.random.key(2), env.params))
 
 
 def test_minatar_observations_are_bytes_without_loss():

@@ -61,7 +61,7 @@ def test_a_suite_that_is_not_installed_is_left_out_or_named(monkeypatch, capsys)
     monkeypatch.setattr(environments, "LISTED", ("some",))
     assert environments.all_names(()) == []
     assert "some is not installed, so it is left out" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"some is not installed: pip install 'grpo-jax\[some\]'"):
+    with pytest.raises(ValueError, match=r"some is not installed: pip install '.\[some\]' in a clone"):
         environments.all_names(("some",))
     with pytest.raises(ValueError, match="unknown suite 'sone': did you mean 'some'"):
         environments.all_names(("sone",))

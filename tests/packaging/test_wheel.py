@@ -16,6 +16,7 @@ COMMANDS = {
     "grpo-jax --version": "grpo-jax ",
     "grpo-jax --help": "Any algorithm on any environment",
     "grpo-jax train --help": "usage: grpo-jax train ",
+    "grpo-jax docs sharp_bits": "TF32",
     "grpo-jax train --environment CartPole-v1 --algorithm ppo --num-seeds 2 --total-steps 20000 --out runs/ppo": (
         "Results in runs/ppo"
     ),

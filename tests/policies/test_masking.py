@@ -40,7 +40,10 @@ def config(environment, algorithm, **settings):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm, settings", [(with_reference(GRPO), {"group_size": 4}), ("ppo", {"num_steps": 9})])
+@pytest.mark.parametrize(
+    "algorithm, settings",
+    [(with_reference(GRPO), {"group_size": 4}), pytest.param("ppo", {"num_steps": 9}, marks=pytest.mark.slow)],
+)
 def test_rollout_and_update_mask_alike(algorithm, settings):
     settings = config(Forbidding(), algorithm, **settings)
     state = jax.jit(make_init(settings))(jax.random.key(0), Hyperparams(learning_rate=0.03, entropy_coef=0.01))

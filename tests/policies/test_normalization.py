@@ -159,6 +159,7 @@ for one, row, parts in zip(*map(jax.tree.leaves, (single, rows, sharded)), stric
 """
 
 
+@pytest.mark.slow
 def test_single_vmapped_and_sharded_are_the_same():
     path = os.pathsep.join([os.getcwd(), "tests", "tests/policies"])
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}

@@ -8,14 +8,14 @@ import pkgutil
 import pytest
 
 import grpo_jax
-from grpo_jax import Config, Hyperparams, baselines, environments, language, objectives, policies, recording
+from grpo_jax import Config, Hyperparams, baselines, environments, language, objectives, policies, recording, sweeps
 from grpo_jax.policies import MLP, Transformer
 
 PROMISED = {
     *("Config", "Hyperparams", "Algorithm", "GRPO", "PPO", "TrainState", "make_init", "make_train_step", "run"),
     *("evaluate", "generate", "grpo_loss", "ppo_loss", "objectives", "policies", "environments", "recording"),
     *("ANCHORED", "CONTINUE", "FRESH", "forked", "with_reference", "make_mesh", "recorded_run", "answer", "warm_start"),
-    *("TrainedPolicy", "load", "reached_return", "no_progress", "baselines", "__version__"),
+    *("TrainedPolicy", "load", "reached_return", "no_progress", "baselines", "__version__", "sweep", "plot"),
 }
 NAMES = [module.name for module in pkgutil.walk_packages(grpo_jax.__path__, "grpo_jax.")]
 MODULES = [importlib.import_module(name) for name in NAMES if not name.startswith("grpo_jax.commands")]
@@ -55,7 +55,7 @@ def test_signatures_have_the_promised_arguments(name):
 
 def test_public_functions_are_annotated():
     offenders = []
-    for module in (grpo_jax, baselines, objectives, policies, environments, language, recording):
+    for module in (grpo_jax, baselines, objectives, policies, environments, language, recording, sweeps):
         for name in module.__all__:
             if inspect.isfunction(function := getattr(module, name)):
                 signature = inspect.signature(function)

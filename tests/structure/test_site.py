@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import grpo_jax
-from grpo_jax import baselines, environments, language, objectives, policies, recording, rendering
+from grpo_jax import baselines, environments, language, objectives, policies, recording, rendering, sweeps
 from grpo_jax.environments import tokens
 
 REPOSITORY = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def test_the_reference_has_every_public_name():
     for path in re.findall(r"^::: (\S+)$", REFERENCE, flags=re.MULTILINE):
         value = pkgutil.resolve_name(path)
         shown |= {*path.split(".")} | (public_names(value) if inspect.ismodule(value) else set())
-    packages = (grpo_jax, baselines, environments, language, objectives, policies, recording, rendering, tokens)
+    packages = (grpo_jax, baselines, environments, language, objectives, policies, recording, rendering, sweeps, tokens)
     offenders = [f"{package.__name__}.{name}" for package in packages for name in {*package.__all__} - shown]
     assert not offenders, "\n".join(offenders)
 

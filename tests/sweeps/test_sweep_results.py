@@ -3,7 +3,6 @@
 import json
 import sys
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,6 +17,7 @@ from grpo_jax.sweeps import SweepResult
 from grpo_jax.sweeps.pictures import plot_axes
 from grpo_jax.sweeps.runs import Run, run_keys
 from grpo_jax.training.progress import RunResult
+from grpo_jax.training.settings import settings_of
 
 FLAGS = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
 FLAGS += ["--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
@@ -53,6 +53,7 @@ def test_each_setting_is_the_run_it_would_be_alone(found):
     result = run(BASE.config, alone, run_keys(0, 3)[0])
     assert found.runs[1].label == "learning_rate=0.01" and found.runs[1].hyperparams.clip_high == 0.3
     np.testing.assert_array_equal(found.runs[1].result.steps, result.steps)
+    assert result.curves()[RETURN].shape == (1, 3, 3) and [*result.settings.rows] == [""]
     for name in (RETURN, "policy/entropy", "loss/value"):
         np.testing.assert_allclose(found.runs[1].result.metrics[name], result.metrics[name], rtol=1e-4, atol=1e-5)
 
@@ -94,13 +95,16 @@ def test_a_table_has_a_line_for_each_iteration(found):
 
 
 def test_results_of_runs_keep_settings_apart_too(monkeypatch):
-    rates = Hyperparams(learning_rate=np.float32([1e-3, 1e-2, 1e-3]), num_iterations=np.float32([1, 2, 1]))
-    result = run(BASE.config, rates, jax.random.split(jax.random.key(0), 3))
-    np.testing.assert_array_equal(result.curves()["environment_steps"][:, :, 0], [[64, 64], [64, np.nan]])
+    metrics = {"environment/steps": np.array([[64, 64, 64], [0, 64, 0]]), "loss/policy": np.arange(6.0).reshape(2, 3)}
+    settings = settings_of({"hyperparams/discount": np.array([0.5, 1.0, 0.5])}, 3)
+    steps = np.array([[64, 64, 64], [64, 128, 64]])
+    result = RunResult(None, metrics, steps, 1.0, 1.0, None, None, None, settings)
+    curves = result.curves()["loss/policy"]
+    np.testing.assert_array_equal(curves, [[[0, 3], [2, 5]], [[1, 4], [np.nan, np.nan]]])
     table = pytest.importorskip("pandas") and result.to_dataframe()
-    seeds = [(1e-3, 0, 0), (1e-3, 1, 0), (1e-2, 0, 0), (1e-2, 0, 1)]
-    lines = zip(table.learning_rate, table.seed, table.iteration, strict=True)
-    assert [*lines] == [(np.float32(rate), seed, i) for rate, seed, i in seeds], "no line after the end of a seed"
+    lines = zip(table.discount, table.seed, table.iteration, table.environment_steps, table["loss/policy"], strict=True)
+    expected = [(0.5, 0, 0, 64, 0), (0.5, 1, 0, 64, 2), (1.0, 0, 0, 64, 1), (1.0, 0, 1, 128, 4)]
+    assert [*lines] == expected, "no line after the end of a seed"
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ConfigError, match="needs pandas, .*: pip install pandas; or use curves"):
         result.to_dataframe()
@@ -149,7 +153,7 @@ MISTAKES = {
     "the same": (CONFIG, {"discount": [1, 0.99999999]}, "value twice: discount=1 and discount=0.99999999 are the same"),
     "no values": (CONFIG, {"discount": []}, "discount has no values"),
     "algorithms": (CONFIG, {"algorithm": ["ppo", "grpo"]}, r"a config for each: sweep\({name: Config\(algorithm="),
-    "a list of configs": ([CONFIG], {"discount": [0.9, 1]}, "several configs need names"),
+    "a list of configs": ([CONFIG], {"discount": [0.9, 1]}, "or several by their names"),
     "environments": ({"a": CONFIG, "b": Config("CartPole-v1")}, {}, "different environments cannot be ranked"),
     "a size": (CONFIG, {"num_minibatches": [2, 7]}, "num_minibatches"),
 }

@@ -129,6 +129,7 @@ def test_a_run_that_never_begins_is_evaluated():
     assert np.isfinite(result.evaluations.sampled).all() and result.used.tolist() == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_callback_may_let_a_stopped_run_go_on(plain):
     seen = []
     run(CONFIG, HYPERPARAMS, KEYS, chunk_length=2, callback=lambda *now: seen.append(stop_at(6)(*now)) or seen[-1])

@@ -68,6 +68,7 @@ def test_metrics_that_do_not_exist_are_no_nan_to_debug(name):
         assert metrics["episode/return_mean"] == -np.inf, "no episode has ended"
 
 
+@pytest.mark.slow
 def test_a_run_to_debug_has_the_metrics_of_any_other():
     config, keys = Config(**ONE, algorithm="ppo"), jax.random.split(jax.random.key(0), 2)
     hyperparams = Hyperparams(total_steps=jnp.array([8.0, 24.0]))  # one row stops before the other

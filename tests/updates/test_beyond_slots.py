@@ -1,6 +1,7 @@
 """Losses beyond the slots: features and parameters in penalties, and more numbers kept at each step."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -155,31 +156,28 @@ TUNED = {
 }
 
 
-@pytest.fixture(scope="module")
-def played():
-    """The state at the start, and one rollout's trajectory, which no tuned slot changes."""
-    return rolled_out(environment=Probe(), env_params={"bonus": 1.0}, algorithm=GRPO)[1:3]
+def test_any_slot_may_be_tuned():
+    """Power is 3: with it as a constant, loss and gradient are the same. A rollout is the same whatever is tuned."""
+    _, state, trajectory, _ = rolled_out(environment=Probe(), env_params={"bonus": 1.0}, algorithm=GRPO)
 
-
-@pytest.mark.parametrize("slot", TUNED)
-def test_any_slot_may_be_tuned(slot, played):
-    """Power is 3: with it as a constant, loss and gradient are the same."""
-    state, trajectory = played
+    def gradient(params, slot, function):
+        algorithm = GRPO._replace(**{slot: (function,) if slot == "penalties" else function})
+        config = Config(environment=Probe(), env_params={"bonus": 1.0}, algorithm=algorithm, **SMALL)
+        batch, _ = make_batch(config, config.policy, state, trajectory, state.hyperparams)
+        whole = batch, jnp.arange(batch.mask.shape[1]), state.hyperparams
+        return minibatch_gradient(config, config.policy, params, *whole)[::2]
 
     @jax.jit
     def gradients(params):
-        results = []
-        for function in (tuned(TUNED[slot], "power"), constant(slot, TUNED[slot])):
-            algorithm = GRPO._replace(**{slot: (function,) if slot == "penalties" else function})
-            config = Config(environment=Probe(), env_params={"bonus": 1.0}, algorithm=algorithm, **SMALL)
-            batch, _ = make_batch(config, config.policy, state, trajectory, state.hyperparams)
-            whole = batch, jnp.arange(batch.mask.shape[1]), state.hyperparams
-            results.append(minibatch_gradient(config, config.policy, params, *whole)[::2])
-        return results
+        return {
+            slot: [gradient(params, slot, f) for f in (tuned(function, "power"), constant(slot, function))]
+            for slot, function in TUNED.items()
+        }
 
-    results = gradients(jax.tree.map(lambda leaf: leaf + 0.1, state.params))
-    assert any(leaf.any() for leaf in jax.tree.leaves(results[0][1]))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), *results)
+    for slot, results in gradients(jax.tree.map(lambda leaf: leaf + 0.1, state.params)).items():
+        assert any(leaf.any() for leaf in jax.tree.leaves(results[0][1])), slot
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7, err_msg=slot)
+        jax.tree.map(close, *results)
 
 
 def constant(slot, function):

@@ -94,11 +94,6 @@ def test_an_epoch_uses_every_valid_sample_once(rollout):
         np.testing.assert_allclose(moved, 4 * np.sum(2.0**ages), rtol=1e-6)
 
 
-def test_the_order_is_the_keys(rollout):
-    one, same, other = (learn(rollout, jax.random.key(seed))[0].params for seed in (0, 0, 1))
-    assert bits(one) == bits(same) != bits(other)
-
-
 # --- NaN rewards through whole train steps ---------------------------------------------------------------------------
 
 

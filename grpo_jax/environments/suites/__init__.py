@@ -9,6 +9,7 @@ from grpo_jax.environments.suites.pgx import Pgx
 from grpo_jax.environments.suites.physics import Brax, Playground
 from grpo_jax.environments.tokens import make_task
 from grpo_jax.errors import ConfigError
+from grpo_jax.importing import pip_install
 
 SUITES = {
     "brax": Brax,
@@ -37,4 +38,4 @@ def from_suite(suite: str, name: str) -> Any:
     try:
         return SUITES[suite](name)
     except ImportError as error:
-        raise ConfigError(f"'{suite}:{name}' needs {suite}: pip install 'grpo-jax[{suite}]' ({error})") from error
+        raise ConfigError(f"'{suite}:{name}' needs {suite}: {pip_install(suite)} ({error})") from error

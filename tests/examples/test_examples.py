@@ -1,0 +1,95 @@
+"""The examples: they compute what the library computes, and learn."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from gymnax.environments.classic_control.cartpole import CartPole
+
+from grpo_jax import GRPO, PPO, Config, Hyperparams, make_init, make_train_step, with_reference
+from grpo_jax.policies.distributions.discrete import categorical
+from grpo_jax.updates import epochs
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = {"NUM_EPOCHS": 2, "NUM_MINIBATCHES": 2, "LEARNING_RATE": 0.01}
+
+
+class SameStart(CartPole):
+    """Every episode starts at one state: the library's start states have other keys than those of gymnax's `step`."""
+
+    def reset_env(self, key, params):
+        return super().reset_env(jax.random.key(0), params)
+
+
+def load(name, **constants):
+    """A copy of an example with other constants, and a fixed step size."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    spec.loader.exec_module(example := importlib.util.module_from_spec(spec))
+    vars(example).update(constants)
+    if "LEARNING_RATE" in constants:
+        example.OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(example.LEARNING_RATE, eps=1e-5))
+    return example
+
+
+def from_gumbel(space):
+    """Samples of the library from the noise of the examples."""
+    return categorical(space.num_actions)._replace(
+        noise=lambda key, shape: jax.random.gumbel(key, (*shape, space.num_actions)),
+        from_noise=lambda logits, noise: jnp.argmax(logits + noise, axis=-1),
+    )
+
+
+def assert_equal_to_the_library(example, monkeypatch, hyperparams, **fields):
+    """Two iterations of both, from the same parameters, with the same noise and the same minibatches."""
+    gumbel = jax.random.gumbel
+    monkeypatch.setattr(jax.random, "gumbel", lambda key, shape: gumbel(jax.random.key(1), shape))
+    monkeypatch.setattr(
+        epochs, "minibatch_order", lambda config, key, mask: example.minibatch_order(key, mask.size)[:, None]
+    )
+    config = Config(num_epochs=2, num_minibatches=2, action_distribution=from_gumbel, **fields)
+    rates = {"learning_rate": 0.01, "final_learning_rate": 0.01}
+    state = example.init(jax.random.key(0))
+    library_state = make_init(config)(jax.random.key(0), Hyperparams(**rates, **hyperparams), params=state.params)
+    train_step, library_step = jax.jit(example.train_step), jax.jit(make_train_step(config))
+    before = state.params
+    for _ in range(2):
+        state, metrics = train_step(state)
+        library_state, library_metrics = library_step(library_state)
+        assert jnp.allclose(metrics["episode/return_mean"], library_metrics["episode/return_mean"], rtol=1e-6)
+        for ours, theirs in zip(*map(jax.tree.leaves, (library_state.params, state.params)), strict=True):
+            assert jnp.allclose(ours, theirs, rtol=0, atol=1e-6)
+    changes = jax.tree.map(lambda new, old: jnp.abs(new - old).max(), state.params, before)
+    assert max(jax.tree.leaves(changes)) > 0.01
+
+
+def test_the_ppo_example_equals_the_library(monkeypatch):
+    env, limit = SameStart(), 12
+    params = env.default_params.replace(max_steps_in_episode=limit)
+    example = load("ppo_single_file", ENV=env, ENV_PARAMS=params, NUM_ENVS=8, NUM_STEPS=20, **SMALL)
+    assert_equal_to_the_library(
+        *(example, monkeypatch, {"value_clip": jnp.inf, "entropy_coef": 0.01}),
+        **{"environment": env, "algorithm": PPO, "env_params": {"max_steps_in_episode": limit}},
+        **{"num_envs": 8, "num_steps": 20},
+    )
+
+
+def test_the_grpo_example_equals_the_library(monkeypatch):
+    env = CartPole()
+    params = env.default_params.replace(max_steps_in_episode=20)
+    example = load("grpo_single_file", ENV_PARAMS=params, NUM_GROUPS=2, GROUP_SIZE=4, KL_COEF=0.1, **SMALL)
+    assert_equal_to_the_library(
+        *(example, monkeypatch, {"kl_coef": 0.1}),
+        **{"algorithm": with_reference(GRPO), "env_params": {"max_steps_in_episode": 20}},
+        **{"num_envs": 8, "group_size": 4},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo_single_file", "grpo_single_file"])
+def test_an_example_learns_to_balance_the_pole(name):
+    example = load(name)
+    _, metrics = jax.jit(jax.vmap(example.train))(jax.random.split(jax.random.key(1), 4))
+    assert metrics["episode/return_mean"][:, -5:].mean() > 450
