@@ -22,7 +22,8 @@ from grpo_jax.types import PyTree
 class RigidBodies(Timed):
     """Base class of tasks with brax's interface: `inner.reset`, `inner.step`, `inner.action_size` and `inner.dt`.
 
-    Subclasses define `step_env` and `model_field`; for drawings `mj_model` and `joints`.
+    Subclasses define `step_env` and `model_field`; for drawings `mj_model`, the model of the task in MuJoCo, and
+    `joints(state)`, positions and velocities of all joints in MuJoCo's order.
     """
 
     can_diverge = True
@@ -42,15 +43,6 @@ class RigidBodies(Timed):
     def dt(self) -> float:
         """Seconds of a step."""
         return self.inner.dt
-
-    @property
-    def mj_model(self) -> Any:
-        """The model of the task in MuJoCo."""
-        raise NotImplementedError
-
-    def joints(self, state: TimedState) -> tuple[jax.Array, jax.Array]:
-        """Positions and velocities of all joints, in MuJoCo's order."""
-        raise NotImplementedError
 
     def action_space(self, params):
         """Actions in [-1, 1], as in the packages' own training."""
