@@ -1,6 +1,7 @@
 """Environments whose states become NaN: the step is discarded, what came before is right, and the run goes on."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -94,14 +95,8 @@ def test_training_goes_on_past_states_that_are_nan(algorithm):
 def test_a_diverged_member_does_not_move_its_group():
     rewards = jnp.array([[1.0, 2.0, 6.0, 50.0], [4.0, 4.0, 4.0, 9.0], [7.0] * 4]).reshape(1, -1)
     diverged = jnp.array([[0, 0, 0, 1], [0, 0, 0, 1], [1] * 4], bool).reshape(1, -1)
-    env = make_environment(Bursting())
-    start = Simulator(env, known_policy, known_params(ONLY_ACTION_1)).reset(
-        {name: jnp.full(12, value) for name, value in env.params.items()}, jax.random.key(0), 12
-    )
-    steps = Simulator(env, known_policy, known_params(ONLY_ACTION_1)).unroll(
-        start, jax.random.key(0), num_steps=1, auto_reset=False
-    )[1]
-    scores = objectives.episode_scores(steps._replace(reward=rewards, diverged=diverged), 4)
+    steps = types.SimpleNamespace(reward=rewards, valid=rewards > 0, diverged=diverged)
+    scores = objectives.episode_scores(steps, 4)
     assert scores.tolist() == [[1.0, 2.0, 6.0, 3.0], [4.0] * 4, [0.0] * 4]
     np.testing.assert_allclose(objectives.group_centered(scores)[0], [-2, -1, 3, 0], atol=1e-6)
 
