@@ -71,7 +71,7 @@ def run_command(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_train_has_every_field_as_a_flag_with_help():
-    done = run_command("grpo_jax.commands.train", "--help")
+    done = run_command("grpo_jax_cli", "train", "--help-all")
     assert done.returncode == 0
     kinds = Config, CNN, Transformer, Hyperparams
     for field in {"num_seeds", "seed", "out", "render"}.union(*(kind.__dataclass_fields__ for kind in kinds)):
