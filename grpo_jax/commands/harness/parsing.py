@@ -50,6 +50,8 @@ def _parse(arguments, flags, default=None, registry=None, complete=lambda values
     elif {"-h", "--help"} & {*flags} and len(found := flat_fields(arguments, default)) > FEW:
         print_short_help(arguments, found)
         sys.exit(0)
+    if not allow_unknown:
+        check_flags(flags, arguments, default)
     registry = ConstructorRegistry() if registry is None else registry
     registry.struct_rule(_of_dataclass)
     with one_line_errors():
@@ -66,6 +68,17 @@ def _parse(arguments, flags, default=None, registry=None, complete=lambda values
     unmade, unknown = parsed if allow_unknown else (parsed, [])
     complete(unmade.keywords)
     return _construct(unmade, {word.replace("_", "-") for word in flags}), unknown
+
+
+def check_flags(flags: Sequence[str], arguments: type, default: Any) -> None:
+    """Raises ConfigError for an unknown flag where others are needed, as tyro names only those that are missing."""
+    fields = flat_fields(arguments, default)
+    needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+    given = {word.partition("=")[0][2:].replace("-", "_") for word in flags if word.startswith("--")}
+    unknown = sorted(given - {*fields, *(f"no_{name}" for name in fields), "help"})
+    if needed and unknown:
+        flag, *known = (f"--{name.replace('_', '-')}" for name in (unknown[0], *fields))
+        raise ConfigError(f"unknown flag {flag}: {nearest(flag, known)}")
 
 
 class _Unmade(functools.partial):
