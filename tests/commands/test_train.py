@@ -72,7 +72,7 @@ def run_command(*arguments: str) -> subprocess.CompletedProcess:
 
 def test_train_has_every_field_as_a_flag_with_help(capsys):
     with pytest.raises(SystemExit):
-        train.parse(train.Arguments, ["--help"])
+        train.parse(train.Arguments, ["--help-all"])
     said = capsys.readouterr().out
     lines = said.splitlines()
     titles = [line.strip("─╭╮ ").removesuffix(" options") for line in lines if " options" in line and "--" not in line]
