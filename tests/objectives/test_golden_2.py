@@ -174,6 +174,9 @@ def gradient_of(kind, settings):
             if beta:
                 estimate = {"kl": o.k1, "mse_kl": o.k2}.get(s.get("kl_loss_mode"), o.k3)
                 kl = estimate(p, x["ref_log_prob"])
+                if estimate is o.k2:  # on purpose: ours clamps the log-ratio, which passes 20 in one step of one case
+                    far = p - x["ref_log_prob"]
+                    kl += 0.5 * (jnp.square(far) - jnp.square(jnp.clip(far, -20, 20)))
                 if "kl_clamp_value" in s:
                     kl = jnp.clip(kl, -s["kl_clamp_value"], s["kl_clamp_value"])
                 ratio = o.importance_ratio(leveled(d, mask, s)) if s.get("use_bias_correction_kl") else 1.0
