@@ -11,6 +11,7 @@ COMMANDS = {
         "train": "Any algorithm on any environment",
         "sweep": "Grids and random samples of settings",
         "plot": "Runs side by side, from their folders",
+        "list": "The names that flags take",
         "docs": "Pages of the documentation, also without a clone",
     },
     "trained policies": {
@@ -70,3 +71,7 @@ def print_help() -> None:
             grid.add_row(name, line)
         console.print(Panel(grid, title=title, title_align="left", border_style="dim"))
     console.print("The options of a command: grpo-jax COMMAND --help")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from grpo_jax.baselines import (
     Baseline,
+    gigpo_advantage,
     kernel_baseline,
     lstd_baseline,
     recursive_lstd_baseline,
@@ -19,10 +20,12 @@ from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import ANCHORED, CONTINUE, FRESH, Start
 from grpo_jax.objectives import (
     KL_PENALTIES,
+    batch_normalized,
     cispo_surrogate,
     clipped_surrogate,
     covariance_clipped_ratio,
     covariance_kl,
+    decoupled_normalized,
     entropy_bonus,
     episode_lengths,
     episode_scores,
@@ -33,12 +36,21 @@ from grpo_jax.objectives import (
     greedy_scores,
     group_centered,
     group_normalized,
+    k2_to_behaviour,
+    keep_high_entropy,
+    keep_near_behaviour,
+    keep_on_policy_sequences,
+    keep_within_kl,
+    keep_within_total_variation,
     kl_to_behaviour,
     kl_to_reference,
     leave_one_out,
     length_weighted,
+    max_rl,
     mean_of_sequence_means,
+    mean_of_sequence_sums,
     mean_over_steps,
+    optimal_token_baseline_advantage,
     outcome,
     pass_at_k,
     policy_gradient_surrogate,
@@ -46,14 +58,20 @@ from grpo_jax.objectives import (
     return_minus_value_advantage,
     return_to_go_advantage,
     returns_to_go,
+    reward_part_scores,
+    reward_part_weights,
     sapo_surrogate,
     scale_by_rms,
     sequence_ratio,
+    sequence_token_ratio,
     step_ratio,
     sum_over_horizon,
+    truncated_surrogate,
     tuned,
+    unbiased_kl_to_reference,
     unclipped_surrogate,
     value_loss,
+    vespo_ratio,
     whiten,
     whitened,
 )
@@ -73,6 +91,8 @@ class Algorithm(NamedTuple):
     penalties: tuple[Callable, ...]  # each (prediction, batch, hp) -> [S, N], a cost times its coefficient
     reduce: Callable  # (mask of valid steps [T, B]) -> weights [T, B]; the loss is the weighted sum
     critic: Callable | None  # (values, targets, behaviour_values, hp) -> loss, each [S, N]; None: no critic exists
+    # (prediction, batch, hp) -> [S, N] bool, the steps whose surrogate counts; None: all
+    keep: Callable | None = None
     baseline: Baseline | None = None  # values that advantages are relative to; None: the critic's, if it exists
     # (reference parameters, parameters, iteration from 1, hp) -> the next reference's; None: no reference exists
     reference: Callable | None = None
@@ -146,6 +166,30 @@ KL_COV = GRPO._replace(
     whole_minibatches=True,
 )
 
+GRPO_PER_SEQUENCE = GRPO._replace(reduce=mean_of_sequence_means)
+"""As first published: each sequence counts the same, however long."""
+GDPO = GRPO._replace(advantage=whitened(outcome(decoupled_normalized, reward_part_scores, reward_part_weights)))
+"""For token tasks, whose rewards have parts."""
+GSPO_TOKEN = GSPO._replace(ratio=sequence_token_ratio)
+LUSPO = GSPO._replace(reduce=mean_of_sequence_sums)
+LITE_PPO = GRPO._replace(advantage=outcome(batch_normalized))
+TWO_SIDED_CLIP = GRPO._replace(surrogate=tuned(clipped_surrogate, "clip_low", "clip_high", "dual_clip"))
+GIGPO = GRPO._replace(advantage=gigpo_advantage())
+MAX_RL = GRPO._replace(advantage=outcome(max_rl))
+OPTIMAL_TOKEN_BASELINE = GRPO._replace(advantage=optimal_token_baseline_advantage)
+IPO = GRPO._replace(
+    surrogate=tuned(unclipped_surrogate), penalties=(k2_to_behaviour, entropy_bonus), keep=keep_near_behaviour
+)
+"""prime-rl's: `clip_low` is the largest change of a probability."""
+DPPO_TV = GRPO._replace(surrogate=tuned(truncated_surrogate), keep=keep_within_total_variation)
+DPPO_KL = DPPO_TV._replace(keep=keep_within_kl)
+VESPO = GRPO._replace(ratio=vespo_ratio, surrogate=tuned(unclipped_surrogate), whole_sequences=True)
+DRO = GRPO._replace(surrogate=tuned(policy_gradient_surrogate), penalties=(k2_to_behaviour, entropy_bonus))
+HIGH_ENTROPY = GRPO._replace(keep=keep_high_entropy, whole_minibatches=True)
+OFF_POLICY_MASK = with_reference(
+    GRPO._replace(keep=keep_on_policy_sequences, whole_sequences=True), kl=unbiased_kl_to_reference
+)
+
 PPO = GRPO._replace(
     start=CONTINUE,
     advantage=gae_advantage,
@@ -187,6 +231,22 @@ _TABLE = {
     "sapo": (SAPO, "2511.20347"),
     "clip_cov": (CLIP_COV, "2505.22617"),
     "kl_cov": (KL_COV, "2505.22617"),
+    "grpo_per_sequence": (GRPO_PER_SEQUENCE, "2402.03300"),
+    "gdpo": (GDPO, "2601.05242"),
+    "gspo_token": (GSPO_TOKEN, "2507.18071"),
+    "luspo": (LUSPO, "2602.05261"),
+    "lite_ppo": (LITE_PPO, "2508.08221"),
+    "two_sided_clip": (TWO_SIDED_CLIP, "2505.07291"),
+    "gigpo": (GIGPO, "2505.10978"),
+    "max_rl": (MAX_RL, "2602.02710"),
+    "optimal_token_baseline": (OPTIMAL_TOKEN_BASELINE, "2602.07078"),
+    "ipo": (IPO, "2602.04879"),
+    "dppo_tv": (DPPO_TV, "2602.04879"),
+    "dppo_kl": (DPPO_KL, "2602.04879"),
+    "vespo": (VESPO, "2602.10693"),
+    "dro": (DRO, "2405.19107"),
+    "high_entropy": (HIGH_ENTROPY, "2506.01939"),
+    "off_policy_mask": (OFF_POLICY_MASK, "2512.02556"),
     "ppo": (PPO, "1707.06347"),
     "kernel_gae": (KERNEL_GAE, "2604.28005"),
     "lstd_gae": (LSTD_GAE, "1705.07461"),

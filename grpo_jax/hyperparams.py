@@ -102,6 +102,8 @@ class Hyperparams:
     """Share of the steps that Clip-Cov and KL-Cov select."""
     covariance_kl_coef: float = 1.0
     """Weight of KL-Cov's penalty on the steps it selects."""
+    step_advantage_coef: float = 1.0
+    """Weight of GiGPO's comparison of steps in the same state, beside that of whole rollouts."""
     temperature: float = 1.0
     """Divides a transformer's logits, in rollouts and in updates; 0 takes the most probable token."""
     top_k: float = math.inf

@@ -73,7 +73,8 @@ class Trajectory(NamedTuple):
     reward: jax.Array  # [T, B]; 0 where not valid
     terminated: jax.Array  # [T, B] bool: the step led to a terminal state
     truncated: jax.Array  # [T, B] bool: the time limit ended the episode at a state that is not terminal
-    valid: jax.Array  # [T, B] bool: False after the end of the episode, where no other follows in this rollout
+    # [T, B] bool: False after the end of the episode, where no other follows in this rollout, and once it has diverged
+    valid: jax.Array
     log_prob: jax.Array  # [T, B] of the action, under the behaviour policy
     distribution: PyTree  # [T, B, ...] parameters of the behaviour policy's action distribution; None with logits_chunk
     value: jax.Array | None  # [T, B] critic's value of the observation; None without a critic
@@ -91,6 +92,7 @@ class Trajectory(NamedTuple):
     greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None: all are sampled
     enumerated: jax.Array | None = None  # [T, B] bool: one of all actions in turn, not sampled; None: all are sampled
     forced: jax.Array | None = None  # [T, B] bool: the environment itself took the action; None: it never does
+    diverged: jax.Array | None = None  # [T, B] bool: the step led to NaN or inf; None: the environment cannot diverge
     state: RolloutState | None = None  # before each step, each leaf [T, B, ...]; None without keep_states
     branch_steps: jax.Array | None = None  # [T, B] int32: steps of the branches that valued this state; None: no branch
     extras: dict[str, jax.Array] | None = None  # each [T, B, ...]: see `Config.extras`; None: no more is kept

@@ -20,6 +20,7 @@ from grpo_jax.baselines.features import (
     relative_positions,
     scaling_of,
 )
+from grpo_jax.baselines.gigpo import gigpo_advantage, same_state_advantage
 from grpo_jax.baselines.kernel import kernel_baseline, kernel_values
 from grpo_jax.baselines.lstd import lstd_baseline, lstd_values
 from grpo_jax.baselines.recursive_lstd import (
@@ -38,6 +39,7 @@ __all__ = [
     "Window",
     "boosted",
     "channel_correlations",
+    "gigpo_advantage",
     "kernel_baseline",
     "kernel_values",
     "lstd_baseline",
@@ -48,6 +50,7 @@ __all__ = [
     "recursive_lstd_baseline",
     "recursive_lstd_values",
     "relative_positions",
+    "same_state_advantage",
     "same_step_baseline",
     "scaling_of",
     "state_hash_baseline",

@@ -44,8 +44,7 @@ def state_hash_values(
     everything = jax.tree.map(lambda *parts: jnp.concatenate(parts), observation, final_observation)
     shape = leading_shape(everything, 2)
     env = jnp.broadcast_to(jnp.arange(num_envs), shape).reshape(-1)
-    words = [_words(leaf.reshape(env.size, -1)) for leaf in jax.tree.leaves(everything)]
-    states, visitors = _same(*_hashes(jnp.concatenate(words, axis=1)), env)
+    states, visitors = state_numbers(everything, env)
     counted = mask.astype(bool) & jnp.isfinite(returns)
     centre = jnp.mean(returns, where=counted)
     centre = jnp.where(jnp.isfinite(centre), centre, 0.0)  # sums over many visits are then of small numbers
@@ -66,6 +65,17 @@ def state_hash_values(
     first_half = jnp.arange(num_steps)[:, None] < max(num_steps // 2, 1)
     found_finally, final_values = (x[num_steps:] for x in mean_of_others(counted & first_half))
     return jnp.where(found, values, fallback), jnp.where(found_finally, final_values, 0.0)
+
+
+def state_numbers(state: PyTree, env: jax.Array) -> list[jax.Array]:
+    """Numbers that are equal for the same state, and for the same state in the same environment, each `[M]`, below `M`.
+
+    Args:
+      state: each leaf `[T, N, ...]`, of `M = T * N` states; two are the same if 64 bits of hash are.
+      env: `M` environments.
+    """
+    words = [_words(leaf.reshape(env.size, -1)) for leaf in jax.tree.leaves(state)]
+    return _same(*_hashes(jnp.concatenate(words, axis=1)), env.reshape(-1))
 
 
 def _words(x):

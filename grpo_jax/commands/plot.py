@@ -151,7 +151,8 @@ def draw_improvements(
     axis: Any, runs: list[SavedRun], colors: dict[str, str], name: str, finals: list[np.ndarray]
 ) -> None:
     """The probability that each run's final return exceeds the first run's."""
-    axis.set(title=f"P({name} > that of {runs[0].label})")
+    axis.set(title=f"P({name} > the first run's)")
+    axis.set_xlabel(f"the first: {runs[0].label}", fontsize="small")
     axis.set_visible(len(runs) > 1)
     if len(runs) == 1 or say_too_few(axis, finals):
         return

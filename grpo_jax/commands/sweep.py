@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import jax
 from rich.table import Table
 
-from grpo_jax import Hyperparams
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.figures import return_cells, return_columns
-from grpo_jax.commands.harness.flags import Settings, parse
+from grpo_jax.commands.harness.flags import Settings, hyperparams_class, parse
 from grpo_jax.commands.harness.limits import Count, Positive
 from grpo_jax.commands.harness.parsing import invocation, parse_known_flags
 from grpo_jax.commands.harness.study import StudyArguments, print_files, study_options
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import NUM_DRAWN
+from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.sweeps import SweepResult
 from grpo_jax.sweeps.grid import Base, Grid, make_grid
 from grpo_jax.sweeps.sweep import train_grid
@@ -49,11 +49,11 @@ def main(arguments: Arguments, flags: Sequence[str]) -> None:
     result = train_grid(grid, evaluation_keys=arguments.evaluation_keys, memory_gib=arguments.memory_gib, **options)
     console, out = options["console"], result.out
     console.print(ranking(result))
-    num_seeds = len(result.runs[0].final_returns)
-    console.print(f"Final return: IQM and 95% interval over {num_seeds} seeds.", soft_wrap=True)
+    console.print(f"Final return: {describe_seeds(result.num_seeds)}.", soft_wrap=True)
     pictures = "sweep.png", f"learning_curves.png (best {NUM_DRAWN})"
     print_files(console, out, "summary.json", "metrics.jsonl", "best.json", *pictures)
-    console.print(f"The best again: {invocation('train')} --config {out / 'best.json'}", soft_wrap=True)
+    own = [f" --hyperparams {path}" for path in _parse_values(flags).get("hyperparams", ())]
+    console.print(f"The best again: {invocation('train')} --config {out / 'best.json'}{''.join(own)}", soft_wrap=True)
 
 
 def grid_of_flags(flags: Sequence[str], keys: jax.Array, samples: int | None = None, seed: int = 0) -> Grid:
@@ -66,7 +66,8 @@ def grid_of_flags(flags: Sequence[str], keys: jax.Array, samples: int | None = N
     fixed = [word for name, words in values.items() if name not in axes for word in (flag(name), *words)]
     if "environment" in axes or "config" in axes:
         raise ConfigError("returns of different environments cannot be ranked: use one --environment, or one --config")
-    static = {name: words for name, words in axes.items() if name not in Hyperparams.__dataclass_fields__}
+    known = hyperparams_class((values.get("hyperparams") or [None])[-1]).__dataclass_fields__
+    static = {name: words for name, words in axes.items() if name not in known}
     traced = {name: words for name, words in axes.items() if name not in static}
     # All budgets are rows of one program, so "auto" chooses an algorithm for the smallest.
     for name in ("total_steps", "num_iterations"):
@@ -106,11 +107,11 @@ def _number(word: str) -> float | str:
 
 
 def ranking(result: SweepResult) -> Table:
-    runs, environment = result.ranked_runs, result.runs[0].environment
-    title = environment + (f", the best {NUM_SHOWN} of {len(runs)}" if len(runs) > NUM_SHOWN else "")
-    rendered = Table("", *result.axes, *return_columns(environment), title=title)
-    for rank, (setting, run) in enumerate(zip(result.ranking[:NUM_SHOWN], runs, strict=False), start=1):
-        rendered.add_row(str(rank), *map(format_value, setting.values.values()), *return_cells(run))
+    title, settings = result.environment, result.ranking
+    title += f", the best {NUM_SHOWN} of {len(settings)}" if len(settings) > NUM_SHOWN else ""
+    rendered = Table("", *settings[0].values, *return_columns(result.environment), title=title)
+    for rank, setting in enumerate(settings[:NUM_SHOWN], start=1):
+        rendered.add_row(str(rank), *map(format_value, setting.values.values()), *return_cells(setting.run))
     return rendered
 
 

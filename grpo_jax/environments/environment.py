@@ -46,6 +46,20 @@ class Environment(NamedTuple):
     # (state, params) -> int32: the action that the environment itself takes at this step; -1: the policy acts
     forced_action: Callable | None = None
     extras: tuple[str, ...] = ()  # the entries of the info that rollouts keep
+    # A step can make NaN or inf of a finite state (physics do): rollouts discard such steps, see `Simulator.unroll`.
+    can_diverge: bool = False
+
+
+def diverged(before: Any, transition: Transition) -> jax.Array:
+    """Whether a step made NaN or inf of a number of the state that was finite, of the observation or of the reward."""
+
+    def finite(x):
+        return jnp.isfinite(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.ones(x.shape, bool)
+
+    states = map(jnp.asarray, jax.tree.leaves(before)), map(jnp.asarray, jax.tree.leaves(transition.state))
+    broken = [jnp.any(finite(old) & ~finite(new)) for old, new in zip(*states, strict=True)]
+    seen = jax.tree.leaves((transition.observation, transition.reward))
+    return jnp.any(jnp.stack([*broken, *(jnp.any(~finite(x)) for x in seen)]))
 
 
 def threefry(key: jax.Array) -> jax.Array:

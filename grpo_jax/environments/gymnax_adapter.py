@@ -31,8 +31,8 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         an `ActionSpace`; `reset_env(key, params) -> observation, state`; `is_truncated(state, params)`; and
         `step_env(key, state, action, params) -> observation, state, reward, terminated, info`, which neither resets
         nor checks the time limit. Optional: `action_mask(state, params) -> bool [num_actions]`, the legal actions;
-        `outcome(states, params)`, `forced_action(state, params)` and `limit_terminates`, as in `Environment`; and
-        `on_host`, whether any of them calls the host.
+        `outcome(states, params)`, `forced_action(state, params)`, `limit_terminates` and `can_diverge`, as in
+        `Environment`; and `on_host`, whether any of them calls the host.
       overrides: new default values for fields of the parameters.
 
     Raises:
@@ -92,6 +92,7 @@ def from_gymnax(env: Any, overrides: Mapping[str, Any]) -> Environment:
         on_host=getattr(env, "on_host", False),
         outcome=optional("outcome"),
         forced_action=optional("forced_action"),
+        can_diverge=getattr(env, "can_diverge", False),
     )
 
 

@@ -16,17 +16,21 @@ def registered(name: str) -> Any:
     """The environment that gymnax registers under a name."""
     # Whoever registers an environment has imported all of gymnax.
     classes = {} if "gymnax.registration" in sys.modules else _classes()
-    if not classes:
-        import gymnax
-    known = classes or gymnax.registered_envs
+    known = names()
     if name not in known:
         raise ConfigError(
             f"unknown environment {name!r}: {nearest(name, known)} (for a custom one, write 'package.module:Name')"
         )
     try:
-        return _import_class(*classes[name])() if classes else gymnax.make(name)[0]
+        return _import_class(*classes[name])() if classes else importlib.import_module("gymnax").make(name)[0]
     except OSError as error:  # MNISTBandit's images
         raise ConfigError(f"{name!r} needs data that could not be downloaded: {error}") from error
+
+
+def names() -> list[str]:
+    """The names that gymnax registers."""
+    classes = {} if "gymnax.registration" in sys.modules else _classes()
+    return list(classes or importlib.import_module("gymnax").registered_envs)
 
 
 @functools.cache

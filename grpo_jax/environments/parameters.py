@@ -139,5 +139,6 @@ def _check_names(environment: Environment, env_params: Mapping[str, Any]) -> Non
         if name not in environment.params:
             raise ConfigError(
                 f"{environment.name!r} has no traced parameter {name!r}: {nearest(name, environment.params)}; the time "
-                "limit, and parameters that decide shapes or branches, are static: Config(env_params=...)"
+                "limit, and parameters that decide shapes or branches, are static: Config(env_params=...), which also "
+                f"names the fields of a physics model that are traced, such as env_params={{{name!r}: None}}"
             )

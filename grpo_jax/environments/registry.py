@@ -12,6 +12,7 @@ from grpo_jax.environments.gymnax_adapter import from_gymnax
 from grpo_jax.environments.gymnax_names import registered
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES, from_suite
+from grpo_jax.environments.suites.physics import RigidBodies, with_model_parameters
 from grpo_jax.environments.time_limits import warn_of_termination_at_limit
 from grpo_jax.environments.tokens import Task, token_environment
 from grpo_jax.errors import ConfigError
@@ -38,6 +39,8 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
     found = environment_object(environment)
     if isinstance(found, Task):
         made = token_environment(found, params)
+    elif isinstance(found, RigidBodies):
+        made = with_model_parameters(found, params)
     else:
         made = from_gymnax(found, params)
         is_custom = not isinstance(environment, str) or environment.partition(":")[0] not in SUITES

@@ -40,7 +40,8 @@ def evaluate(
 ) -> Evaluation:
     """Plays `num_episodes` whole episodes from independent resets. Pure: `jit` it, `vmap` it over states and keys.
 
-    If environments have different parameters, each gets the same number of episodes.
+    If environments have different parameters, each gets the same number of episodes. An episode that diverges ends at
+    its last finite state.
 
     Args:
       config: the config of the run that `state` comes from.
@@ -104,7 +105,8 @@ def record_episodes(
             steps = Steps(
                 unstacked_state(state.environment), state.observation, state.episode_return, state.episode_length
             )
-            return (advance_where(alive, state, next_state), alive & ~trajectory.ended[0]), (steps, alive)
+            goes_on = alive & trajectory.valid[0] & ~trajectory.ended[0]
+            return (advance_where(alive, state, next_state), goes_on), (steps, alive)
 
         carry, (steps, alive) = jax.lax.scan(step, start, keys)
         if config.env.outcome is not None:

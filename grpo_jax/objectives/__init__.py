@@ -4,6 +4,7 @@
 |---|---|
 | `advantage` | `advantages`, `returns`, by `outcome` and `whitened` of `slots` |
 | `normalize` | `whitening` |
+| `keep` | `masks` |
 | `ratio` | `ratios`, `covariance` |
 | `surrogate` | `surrogates`, by `tuned` of `slots` |
 | `penalties`, `reference`, `reward`, `kl_controller` | `penalties`, with the estimates of `divergences` |
@@ -18,6 +19,7 @@ from grpo_jax.objectives import (
     covariance,
     divergences,
     losses,
+    masks,
     penalties,
     ratios,
     reductions,
@@ -30,6 +32,7 @@ from grpo_jax.objectives.advantages import *  # noqa: F403
 from grpo_jax.objectives.covariance import *  # noqa: F403
 from grpo_jax.objectives.divergences import *  # noqa: F403
 from grpo_jax.objectives.losses import *  # noqa: F403
+from grpo_jax.objectives.masks import *  # noqa: F403
 from grpo_jax.objectives.penalties import *  # noqa: F403
 from grpo_jax.objectives.ratios import *  # noqa: F403
 from grpo_jax.objectives.reductions import *  # noqa: F403
@@ -43,6 +46,7 @@ __all__ += advantages.__all__
 __all__ += covariance.__all__
 __all__ += divergences.__all__
 __all__ += losses.__all__
+__all__ += masks.__all__
 __all__ += penalties.__all__
 __all__ += ratios.__all__
 __all__ += reductions.__all__

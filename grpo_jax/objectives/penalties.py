@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.divergences import k3
+from grpo_jax.objectives.divergences import k2, k3
+from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction, PyTree, Trajectory
 
 __all__ = ["KL_PENALTIES", "adaptive_coefficient", "averaged_reference", "doubling_coefficient", "entropy_bonus"]
 __all__ += ["exact_kl_to_reference", "frozen_reference", "kl_penalized_reward", "kl_to_behaviour", "kl_to_reference"]
-__all__ += ["penalized_rewards", "refreshed_reference"]
+__all__ += ["adaptive_entropy_coefficient", "k2_to_behaviour", "penalized_rewards", "refreshed_reference"]
+__all__ += ["unbiased_kl_to_reference"]
 
 
 def penalized_rewards(rewards: jax.Array, kl: jax.Array, mask: jax.Array | None = None, *, kl_coef: float) -> jax.Array:
@@ -75,6 +77,27 @@ def doubling_coefficient(
     return _if_finite(kl, coefficient * step, coefficient)
 
 
+def adaptive_entropy_coefficient(
+    coefficient: jax.Array,
+    entropy: jax.Array,
+    *,
+    target: float,
+    step: float = 0.005,
+    low: float = 0.0,
+    high: float = 1.0,
+) -> jax.Array:
+    """One step of the controller that holds the entropy above a target: up by `step` where it is at most the target.
+
+        coefficient' = clip(coefficient + (step if entropy <= target else -step), low, high)
+
+    Skywork-OR1 (https://arxiv.org/abs/2505.22312), which applies the bonus only where the last entropy is at most the
+    target. Entropy and target in nats; the old coefficient where the entropy is not finite.
+    """
+    coefficient, entropy = at_least_float32(coefficient), at_least_float32(entropy)
+    moved = coefficient + jnp.where(entropy <= target, step, -step)
+    return _if_finite(entropy, jnp.clip(moved, low, high), coefficient)
+
+
 def _if_finite(kl: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(kl) & jnp.isfinite(new), new, old)
 
@@ -104,7 +127,24 @@ def exact_kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyp
     return hyperparams.kl_coef * prediction.kl_reference
 
 
-KL_PENALTIES = (kl_to_behaviour, kl_to_reference, exact_kl_to_reference)
+def unbiased_kl_to_reference(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """k3 times the step's ratio, unbiased also off-policy (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556).
+
+    exp(log p - log b) k3(log p, log q), b the behaviour policy; the gradient flows through both factors
+    """
+    ratio = importance_ratio(prediction.log_prob - batch.log_prob)
+    return ratio * kl_to_reference(prediction, batch, hyperparams)
+
+
+def k2_to_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """Half the squared log-ratio to the behaviour policy: the regulariser of DRO and IPO."""
+    return hyperparams.kl_coef * k2(prediction.log_prob, batch.log_prob)
+
+
+KL_PENALTIES = (
+    *(kl_to_behaviour, kl_to_reference, exact_kl_to_reference),
+    *(unbiased_kl_to_reference, k2_to_behaviour),
+)
 """The KL penalties: an algorithm has at most one of them."""
 
 

@@ -12,7 +12,8 @@ from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch
 
 __all__ = ["geometric_mean_log_ratio", "geometric_mean_ratio", "importance_ratio", "sequence_log_ratio"]
-__all__ += ["sequence_ratio", "sequence_token_log_ratio", "sequence_token_ratio", "step_ratio"]
+__all__ += ["sequence_ratio", "sequence_token_log_ratio", "sequence_token_ratio", "step_ratio", "vespo_log_weight"]
+__all__ += ["vespo_ratio"]
 
 
 def importance_ratio(log_ratio: jax.Array) -> jax.Array:
@@ -65,6 +66,30 @@ def geometric_mean_log_ratio(
     return sequence_log_ratio(clipped, mask)
 
 
+def vespo_log_weight(
+    log_ratio: jax.Array,
+    advantages: jax.Array,
+    mask: jax.Array,
+    *,
+    positive: tuple[float, float] = (2.0, 3.0),
+    negative: tuple[float, float] = (3.0, 2.0),
+) -> jax.Array:
+    """VESPO's log-weight of a sequence, with the gradient of each step's log-ratio.
+
+        log w_i = lambda + k S_i - lambda exp(S_i),  S_i = clip(sum_t log_ratio_it, log 1e-8, 20)
+
+    https://arxiv.org/abs/2602.10693: a soft gate of the whole sequence's ratio, not length-normalised. Its objective is
+    `exp(.) * advantage`. `positive` is (k, lambda) where the advantage is at least 0, `negative` elsewhere.
+    """
+    valid = mask.astype(bool)
+    step = jnp.where(valid, jnp.clip(at_least_float32(log_ratio), -MAX_LOG_RATIO, MAX_LOG_RATIO), 0.0)
+    total = jnp.clip(jnp.sum(step, axis=0, keepdims=True), jnp.log(1e-8), MAX_LOG_RATIO)
+    k, scale = (jnp.where(advantages >= 0, a, b) for a, b in zip(positive, negative, strict=True))
+    scale = jnp.maximum(scale, 1e-4)
+    weight = jnp.broadcast_to(scale + k * total - scale * jnp.exp(total), log_ratio.shape)
+    return log_ratio + jax.lax.stop_gradient(jnp.maximum(weight, -100.0) - log_ratio)
+
+
 def check_together(batch: Batch, field: str, slot: str, what: str) -> None:
     """Raises ValueError unless the update keeps together what a slot compares."""
     if not getattr(batch, field):
@@ -94,3 +119,9 @@ def geometric_mean_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperp
     return geometric_mean_log_ratio(
         log_ratio, batch.advantage, batch.mask, clip_low=hyperparams.clip_low, clip_high=hyperparams.clip_high
     )
+
+
+def vespo_ratio(log_ratio: jax.Array, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """VESPO's weight of the whole sequence, with the gradient of each step's log-ratio."""
+    check_together(batch, "whole_sequences", "vespo_ratio", "the steps of a sequence")
+    return vespo_log_weight(log_ratio, batch.advantage, batch.mask)

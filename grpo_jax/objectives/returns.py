@@ -7,12 +7,18 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
-from grpo_jax.objectives.advantages import same_step_leave_one_out
+from grpo_jax.objectives.advantages import optimal_token_baseline, same_step_leave_one_out
 from grpo_jax.precision import at_least_float32, nan_where
 from grpo_jax.types import Trajectory
 
 __all__ = ["all_actions_advantage", "bootstrapped_returns", "discounted_returns", "gae", "gae_advantage"]
-__all__ += ["next_values", "return_minus_value_advantage", "return_to_go_advantage", "returns_to_go"]
+__all__ += [
+    "next_values",
+    "optimal_token_baseline_advantage",
+    "return_minus_value_advantage",
+    "return_to_go_advantage",
+    "returns_to_go",
+]
 
 
 def gae(
@@ -142,6 +148,23 @@ def return_to_go_advantage(trajectory: Trajectory, hyperparams: Hyperparams, gro
     returns = returns_to_go(trajectory, hyperparams, group_size)
     others = same_step_leave_one_out(returns, trajectory.valid, group_size)
     return jnp.where(trajectory.valid, returns - others, 0.0)
+
+
+def optimal_token_baseline_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """Discounted return-to-go minus `optimal_token_baseline`, of the steps in which the policy acted.
+
+    Raises:
+      ValueError: the policy's probabilities of all actions are not known.
+    """
+    logits = trajectory.distribution
+    if logits is None or not jnp.issubdtype(trajectory.action.dtype, jnp.integer):
+        raise ValueError(
+            "optimal_token_baseline_advantage needs the probabilities of all actions, which real actions and "
+            "logits_chunk do not keep; use return_to_go_advantage"
+        )
+    sum_squares = jnp.sum(jnp.square(jax.nn.softmax(logits)), axis=-1)
+    returns = returns_to_go(trajectory, hyperparams, group_size)
+    return optimal_token_baseline(returns, trajectory.log_prob, sum_squares, trajectory.acted, group_size)
 
 
 def all_actions_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:

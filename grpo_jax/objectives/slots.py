@@ -22,8 +22,18 @@ __all__ += ["reward_part_weights", "tuned", "whitened"]
 
 
 def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
-    """`[num_groups, group_size]`: the undiscounted return of each rollout."""
-    return jnp.sum(trajectory.reward, axis=0, where=trajectory.valid).reshape(-1, group_size)
+    """`[num_groups, group_size]`: the undiscounted return of each rollout.
+
+    One that diverged gets the mean of the group's others, which it thus does not move; 0 if all of them diverged.
+    """
+    scores = jnp.sum(trajectory.reward, axis=0, where=trajectory.valid).reshape(-1, group_size)
+    if trajectory.diverged is None:
+        return scores
+    whole = ~jnp.any(trajectory.diverged, axis=0).reshape(-1, group_size)
+    first = jnp.take_along_axis(scores, jnp.argmax(whole, axis=1)[:, None], axis=1)
+    excess = jnp.sum(scores - first, axis=1, where=whole, keepdims=True)  # exactly 0 for equal scores
+    mean = first + excess / jnp.maximum(jnp.sum(whole, axis=1, keepdims=True), 1)
+    return jnp.where(whole, scores, jnp.where(jnp.any(whole, axis=1, keepdims=True), mean, 0.0))
 
 
 def episode_lengths(trajectory: Trajectory, group_size: int) -> jax.Array:

@@ -20,7 +20,7 @@ from grpo_jax.objectives.ratios import importance_ratio
 from grpo_jax.precision import at_least_float32
 
 __all__ = ["cispo_surrogate", "clip_fractions", "clipped_surrogate", "policy_gradient_surrogate", "sapo_surrogate"]
-__all__ += ["unclipped_surrogate"]
+__all__ += ["truncated_surrogate", "unclipped_surrogate"]
 
 
 def clipped_surrogate(
@@ -96,6 +96,18 @@ def cispo_surrogate(
     """
     weight = jnp.clip(importance_ratio(jax.lax.stop_gradient(log_ratio)), 1.0 - clip_low, 1.0 + clip_high)
     return weight * policy_gradient_surrogate(log_ratio, advantages, log_prob=log_prob)
+
+
+def truncated_surrogate(
+    log_ratio: jax.Array, advantages: jax.Array, *, limit: float = 20.0, log_prob: jax.Array | None = None
+) -> jax.Array:
+    """The policy gradient weighted by the ratio up to a limit; a mask (`keep`) is then the trust region.
+
+        sg(min(ratio, limit)) A log pi
+
+    DPPO (https://arxiv.org/abs/2602.04879). `log_prob`: see `policy_gradient_surrogate`.
+    """
+    return cispo_surrogate(log_ratio, advantages, clip_low=1.0, clip_high=limit - 1.0, log_prob=log_prob)
 
 
 def sapo_surrogate(

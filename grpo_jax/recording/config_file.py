@@ -43,13 +43,14 @@ _ARITHMETIC = (
 )
 
 
-def read_fields(path: Path) -> dict[str, Any]:
-    """The fields of `Config` and `Hyperparams` in a JSON file; ConfigError if it cannot be read, or is damaged."""
+def read_fields(path: Path, hyperparams: type[Hyperparams] = Hyperparams) -> dict[str, Any]:
+    """The fields of `Config` and of the hyperparameters in a JSON file; ConfigError if it cannot be read."""
     try:
         fields = read_object(path)
     except ConfigError as error:
         raise ConfigError(f"--config {error}; use a file such as a sweep's best.json") from error
-    return from_json(path, fields, FIELDS, "Config or Hyperparams", trust=True)
+    kinds = FIELDS | get_type_hints(hyperparams)
+    return from_json(path, fields, kinds, f"Config or {hyperparams.__name__}", trust=True)
 
 
 def from_json(

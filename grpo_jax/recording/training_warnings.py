@@ -24,6 +24,8 @@ DEAD_ITERATIONS = 10
 MESSAGES = {
     "skipped": "An update was skipped, as its loss or gradient was not finite, {where}. Try --debug-nans, which shows "
     "the operation it comes from; a lower learning_rate; normalize_rewards or reward_clip, if rewards are large.",
+    "diverged": "The state of an environment became NaN or inf {where}: it is reset, and such steps are discarded and "
+    "counted in environment/invalid_resets. If they are many, look at the environment's time step or its actions.",
     "entropy": "The policy's entropy has collapsed {where}: it hardly explores. If its return could be better, try a "
     "higher entropy_coef, or a lower learning_rate.",
     "kl": f"An iteration moved the policy by more than {KL_LIMIT:g} nat of KL {{where}}: its later updates learn from "
@@ -64,6 +66,8 @@ class TrainingWarnings:
         problems = {}
         if "optim/skipped_updates" in metrics:
             problems["skipped"] = metrics["optim/skipped_updates"] > 0
+        if "environment/invalid_resets" in metrics:
+            problems["diverged"] = metrics["environment/invalid_resets"] > 0
         if "policy/entropy" in metrics:
             problems["entropy"] = metrics["policy/entropy"] < self._entropy_floor
         if "policy/kl_behaviour" in metrics:

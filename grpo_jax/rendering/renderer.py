@@ -62,12 +62,12 @@ def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = Non
     if isinstance(env, Task):
         raise ConfigError("a token task has no picture; grpo_jax.evaluation.answers shows its prompts and completions")
     if not isinstance(env, Environment):
+        if isinstance(env, RigidBodies):
+            return Renderer(one_by_one(suites.rigid_bodies_drawing(env)), 1 / env.dt)
         env_params = overridden_params(env, params or {})
         if (drawing := _drawing(env)) is not None:
             render, fps = drawing
             return Renderer(one_by_one(lambda state: render(state, env_params)), fps)
-        if isinstance(env, RigidBodies):
-            return Renderer(one_by_one(suites.rigid_bodies_drawing(env)), 1 / env.dt)
         if isinstance(env, Craftax):
             return Renderer(suites.craftax_drawing(env), 10)
         if isinstance(env, Pgx) and env.inner.id == "2048":

@@ -83,7 +83,12 @@ def kept_groups(config: Config, trajectory: Trajectory) -> Trajectory:
 
     DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476), which samples until enough groups have some variance, in
     the fixed shapes of one compiled program. Groups with a score that is not finite come last.
+
+    A member that diverged is left out of its group, from the first step of the window: nobody knows its return. Without
+    groups the steps before are kept, as values bootstrap them.
     """
+    if trajectory.diverged is not None and config.algorithm.start.grouped:
+        trajectory = trajectory._replace(valid=trajectory.valid & ~jnp.any(trajectory.diverged, axis=0))
     if config.num_kept_groups is None:
         return trajectory
     scores = episode_scores(trajectory, config.group_size)

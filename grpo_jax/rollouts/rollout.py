@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment
-from grpo_jax.environments.environment import threefry
+from grpo_jax.environments.environment import diverged, threefry
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, nearest
 from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
@@ -17,7 +17,13 @@ from grpo_jax.policies.sampling import apply_sampling_mask
 from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.resets import StartStates, advance_where, make_start_states, new_episodes, select, shared_keys
 from grpo_jax.rollouts.scan import any_in_all_rows, scan_in_blocks
-from grpo_jax.rollouts.values import Truncations, final_observations, with_final_values, with_values
+from grpo_jax.rollouts.values import (
+    Truncations,
+    cut_at_divergence,
+    final_observations,
+    with_final_values,
+    with_values,
+)
 from grpo_jax.types import PyTree, RolloutState, Trajectory
 
 
@@ -87,6 +93,11 @@ class Simulator(NamedTuple):
         Without `auto_reset` an environment whose episode ends stays in its final state: later steps are not `valid`,
         have reward 0 and change nothing but the policy's carry, which is not read again. If the environment has an
         `outcome`, it is added to the rewards: see `add_outcome`.
+
+        Where an environment diverges (`can_diverge`), the step is discarded: the episode is truncated at the last
+        finite state, whose value bootstraps it. With `auto_reset` a new episode follows, which this rollout plays but
+        does not show: all steps after the first divergence are not `valid`, so that one more final observation for
+        each environment is enough.
 
         Where the environment itself acts (`forced_action`), its action replaces the policy's, also a greedy one or
         `first_action`. `log_prob` is then the policy's for that action, without any mask.
@@ -178,8 +189,11 @@ class Simulator(NamedTuple):
         alive = jnp.ones(state.num_envs, bool) if take_start else carry.num_done == 0
         choose = functools.partial(self._choose, noise, greedy, carry.first_action)
         next_state, record = self._transition(state, environment_params, alive, keys, choose)
-        ended, ahead = record.ended, carry.ahead
-        truncations = carry.truncations and carry.truncations.add(record.truncated, next_state)
+        ended, cut, ahead = record.ended, record.truncated, carry.ahead
+        if record.diverged is not None:
+            next_state = select(record.diverged, state, next_state)
+            ended, cut = ended | record.diverged, cut | record.diverged
+        truncations = carry.truncations and carry.truncations.add(cut, next_state)
         if self._num_passes:
             record = record._replace(log_prob=None, value=None)
         if self.keep_states:
@@ -216,6 +230,10 @@ class Simulator(NamedTuple):
         transition = jax.vmap(environment.step)(
             keys, state.environment, family.to_environment(action), environment_params
         )
+        is_diverged = None
+        if environment.can_diverge:
+            is_diverged = alive & jax.vmap(diverged)(state.environment, transition)
+            alive &= ~is_diverged
         reward = jnp.where(alive, transition.reward, 0.0)
         next_state = state._replace(
             environment=transition.state,
@@ -243,6 +261,7 @@ class Simulator(NamedTuple):
             action_mask=action_mask,
             reward_parts=transition.reward_parts,
             forced=forced,
+            diverged=is_diverged,
             extras=self._extras(state, transition.info),
         )
 
@@ -261,7 +280,8 @@ class Simulator(NamedTuple):
         """Slots for all episodes that can be truncated in `num_steps`; None where nothing reads them."""
         if not (self.policy.has_critic or self.keep_final):
             return None
-        return Truncations.none(-(-num_steps // self.environment.max_steps), state)
+        num_slots = -(-num_steps // self.environment.max_steps) + self.environment.can_diverge
+        return Truncations.none(num_slots, state)
 
     def _resize(self, carry: LoopCarry, num_steps: int) -> LoopCarry:
         """The carry of the loop, with space in the policy's carry for `num_steps` of each episode."""
@@ -283,6 +303,8 @@ class Simulator(NamedTuple):
         shape = trajectory.reward.shape
         if auto_reset:
             trajectory = trajectory._replace(valid=jnp.ones(shape, bool))
+        if trajectory.diverged is not None:
+            trajectory = cut_at_divergence(trajectory)
         if carry.first_action is not None:
             trajectory = trajectory._replace(enumerated=jnp.broadcast_to(jnp.arange(shape[0])[:, None] == 0, shape))
         if self._num_passes:

@@ -50,6 +50,23 @@ def final_observations(truncations: Truncations | None, state: RolloutState) -> 
     return jax.tree.map(lambda slots, x: jnp.concatenate([jnp.swapaxes(slots, 0, 1), x]), truncations.slots, last)
 
 
+def cut_at_divergence(trajectory: Trajectory) -> Trajectory:
+    """A rollout `[T, B]` in which an environment's steps end before it diverges, with a truncation if it had begun.
+
+    The next value of the last valid step is then that of the last finite state, in which the discarded step began.
+    """
+    diverged = trajectory.diverged
+    before = jnp.cumsum(diverged, axis=0) == 0
+    last = diverged & (trajectory.episode_length > 0)  # the episode has earlier steps
+    last = jnp.concatenate([last[1:], jnp.zeros_like(last[:1])])
+    return trajectory._replace(
+        reward=jnp.where(before, trajectory.reward, 0.0),
+        terminated=trajectory.terminated & before,
+        truncated=(trajectory.truncated | last) & before,
+        valid=trajectory.valid & before,
+    )
+
+
 def with_values(policy: Policy, params: PyTree, trajectory: Trajectory, carry: PyTree, num_passes: int) -> Trajectory:
     """Adds log-probabilities and, with a critic, its values.
 

@@ -9,7 +9,7 @@ import numpy as np
 from grpo_jax.recording.figures import legend_below, panels, plot_settings, ranked_settings
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.sweeps.grid import Value
-from grpo_jax.sweeps.result import SweepResult
+from grpo_jax.sweeps.result import SweepResult, SweptSetting
 from grpo_jax.training.progress import RunResult
 from grpo_jax.training.settings import format_value
 
@@ -39,8 +39,8 @@ def plot(
     environment, blocks = "", {}
     for name, each in (result if isinstance(result, Mapping) else {"": result}).items():
         if isinstance(each, SweepResult):
-            environment = each.runs[0].environment
-            ranked = {run.label: each.by_setting[run.label] for run in each.ranked_runs}
+            environment, own = each.environment, each.by_setting
+            ranked = {setting.label: own[setting.label] for setting in each.ranking}
         else:
             ranked = ranked_settings(each)
         blocks |= {", ".join(filter(None, (name, label))): block for label, block in ranked.items()}
@@ -49,21 +49,18 @@ def plot(
 
 def plot_axes(result: SweepResult, path: Path) -> None:
     """A heat map of the means where there are two axes in a grid; else a panel for each axis, with 95% intervals."""
-    ranking = {setting.label: setting for setting in result.ranking}
-    settings = [ranking[run.label] for run in result.runs]
-    means = np.array([setting.mean for setting in settings])
-    intervals = np.array([(setting.low, setting.high) for setting in settings])
-    title = f"{result.runs[0].environment}: {describe_seeds(len(settings[0].final_returns))}"
-    columns = [_comparable(column) for column in zip(*result.points, strict=True)]
+    settings, names = result.settings, [*result.settings[0].values]
+    title = f"{result.environment}: {describe_seeds(result.num_seeds)}"
+    columns = [_comparable([setting.values[name] for setting in settings]) for name in names]
     if len(columns) == 2 and len(settings) == len(set(columns[0])) * len(set(columns[1])):
-        _draw_heat_map(result.axes, columns, means, intervals, path, title)
+        _draw_heat_map(settings, names, columns, path, title)
         return
     # The values of the first axis have colours.
     several = len(columns) > 1 and len(set(columns[0])) <= MOST_TICKS
-    colors = [f"{result.axes[0]}={value}" if several else "" for value in columns[0]]
+    colors = [f"{names[0]}={value}" if several else "" for value in columns[0]]
     with panels(path, len(columns), size=(4.8, 3.6), columns=4, title=title, sharey=True) as (figure, axes):
-        for name, column, axis in zip(result.axes, columns, axes, strict=True):
-            _draw_axis(axis, column, means, intervals, colors)
+        for name, column, axis in zip(names, columns, axes, strict=True):
+            _draw_axis(axis, settings, column, colors)
             axis.set(xlabel=name)
         figure.supylabel("final return", fontsize="medium")
         if len(columns) > 1:
@@ -71,15 +68,15 @@ def plot_axes(result: SweepResult, path: Path) -> None:
 
 
 def _draw_heat_map(
-    names: Sequence[str], columns: Sequence[tuple], means: np.ndarray, intervals: np.ndarray, path: Path, title: str
+    settings: Sequence[SweptSetting], names: Sequence[str], columns: Sequence[list[Value]], path: Path, title: str
 ) -> None:
     values = [sorted(set(column)) for column in columns]
     size = (2.4 + 1.1 * len(values[1]), 1.7 + 0.6 * len(values[0]))
     with panels(path, 1, size=size, title=title) as (figure, (axis,)):
         grid, texts = np.full([len(each) for each in values], np.nan), {}
-        for y, x, mean, (low, high) in zip(*columns, means, intervals, strict=True):
+        for y, x, setting in zip(*columns, settings, strict=True):
             place = values[0].index(y), values[1].index(x)
-            grid[place], texts[place] = mean, f"[{low:.3g}, {high:.3g}]"
+            grid[place], texts[place] = setting.mean, f"[{setting.low:.3g}, {setting.high:.3g}]"
         image = axis.imshow(grid, origin="lower", aspect="auto")
         for (y, x), text in texts.items():
             color = {"color": "k" if image.norm(grid[y, x]) > 0.6 else "w", "ha": "center"}
@@ -91,10 +88,10 @@ def _draw_heat_map(
         figure.colorbar(image, label="final return")
 
 
-def _draw_axis(
-    axis: Any, column: tuple[Value, ...], means: np.ndarray, intervals: np.ndarray, colors: Sequence[str]
-) -> None:
+def _draw_axis(axis: Any, settings: Sequence[SweptSetting], column: list[Value], colors: Sequence[str]) -> None:
     """The settings over one axis: those of the same value side by side, and their mean."""
+    means = np.array([setting.mean for setting in settings])
+    errors = abs(np.array([(setting.low, setting.high) for setting in settings]).T - means)
     values = sorted(set(column))
     are_words = isinstance(values[0], str)
     is_log = not are_words and values[0] > 0 and values[-1] >= 10 * values[0]
@@ -103,7 +100,7 @@ def _draw_axis(
     order = np.array([np.sum(where[:i] == place) for i, place in enumerate(where)])  # among those of the same value
     most = order.max() + 1
     gap = np.diff(places).min() if len(places) > 1 else 1.0
-    x, errors = places[where] + 0.4 * gap * ((order + 0.5) / most - 0.5), abs(intervals.T - means)
+    x = places[where] + 0.4 * gap * ((order + 0.5) / most - 0.5)
     for i, color in enumerate(dict.fromkeys(colors)):
         those = np.array([each == color for each in colors])
         style = {"color": f"C{i}", "markersize": 4, "elinewidth": 0.8, "capsize": 2}
@@ -122,6 +119,6 @@ def _draw_axis(
     axis.set_xlim(places.min() - margin, places.max() + margin)
 
 
-def _comparable(column: tuple[Value, ...]) -> tuple[Value, ...]:
+def _comparable(column: Sequence[Value]) -> list[Value]:
     """The values of an axis; all of them as words if one is a word, such as None."""
-    return tuple(map(format_value, column)) if any(isinstance(value, str) for value in column) else column
+    return [*map(format_value, column)] if any(isinstance(value, str) for value in column) else [*column]

@@ -17,15 +17,24 @@ if TYPE_CHECKING:
     import pandas
 
 
-class RankedSetting(NamedTuple):
+class SweptSetting(NamedTuple):
     """A setting of a sweep, and how well it did over its seeds."""
 
-    label: str  # such as "learning_rate=0.001, gae_lambda=0.95"
     values: dict[str, Value]  # on each axis of the sweep
+    run: Run  # its seeds: `run.final_returns` are [num_seeds], `run.result.metrics` [n, num_seeds]
     mean: float  # interquartile mean over seeds of the final return
     low: float  # its 95% interval: bootstrap over seeds
     high: float
-    final_returns: np.ndarray  # [num_seeds]
+
+    @property
+    def label(self) -> str:
+        """Its name, such as "learning_rate=0.001, gae_lambda=0.95"."""
+        return self.run.label
+
+
+def swept(values: dict[str, Value], run: Run) -> SweptSetting:
+    """The setting of a finished run."""
+    return SweptSetting(values, run, float(iqm(run.final_returns)), *bootstrap_interval(run.final_returns))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -34,49 +43,34 @@ class SweepResult:
 
     Attributes:
       out: the folder.
-      axes: names of the fields that vary.
-      runs: a finished run for each setting, in the order of the grid: `run.result.metrics` are `[n, num_seeds]`.
-      points: the value of each setting on each axis.
+      settings: in the order of the grid.
     """
 
     out: Path
-    axes: tuple[str, ...]
-    runs: list[Run]
-    points: list[tuple[Value, ...]]
+    settings: list[SweptSetting]
 
     @property
-    def ranking(self) -> list[RankedSetting]:
+    def ranking(self) -> list[SweptSetting]:
         """The settings by their interquartile mean of the final return, the best first; NaN comes last."""
-        settings = [
-            RankedSetting(
-                run.label,
-                dict(zip(self.axes, point, strict=True)),
-                float(iqm(run.final_returns)),
-                *bootstrap_interval(run.final_returns),
-                run.final_returns,
-            )
-            for run, point in zip(self.runs, self.points, strict=True)
-        ]
-        return sorted(settings, key=lambda setting: -np.nan_to_num(setting.mean, nan=-np.inf))
+        return sorted(self.settings, key=lambda setting: -np.nan_to_num(setting.mean, nan=-np.inf))
 
     @property
-    def ranked_runs(self) -> list[Run]:
-        """The runs in the order of the ranking."""
-        runs = {run.label: run for run in self.runs}
-        return [runs[setting.label] for setting in self.ranking]
+    def environment(self) -> str:
+        """The environment's name."""
+        return self.settings[0].run.environment
+
+    @property
+    def num_seeds(self) -> int:
+        """Of each setting."""
+        return len(self.settings[0].run.final_returns)
 
     @property
     def by_setting(self) -> dict[str, Block]:
         """The values, steps and metrics of each setting, whose columns are its seeds, by its label."""
-        points = [dict(zip(self.axes, point, strict=True)) for point in self.points]
-        runs = zip(self.runs, points, strict=True)
-        return {run.label: Block(point, run.result.steps, run.result.metrics) for run, point in runs}
+        return {run.label: Block(values, run.result.steps, run.result.metrics) for values, run, *_ in self.settings}
 
     def curves(self) -> dict[str, np.ndarray]:
-        """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`, NaN-padded.
-
-        Settings are in the order of `runs`.
-        """
+        """Each metric, and the `environment_steps` made so far, as `[settings, seeds, iterations]`, NaN-padded."""
         return stacked([*self.by_setting.values()])
 
     def to_dataframe(self) -> "pandas.DataFrame":
@@ -105,17 +99,16 @@ class SweepResult:
           ConfigError: there is no such setting or seed, or the setting's policies were not kept: those of the best ten
             are.
         """
-        ranked = [each.label for each in self.ranking]
-        label = ranked[0] if setting is None else setting
-        if label not in ranked:
-            raise ConfigError(f"the sweep has no setting {label!r}: {nearest(label, ranked)}")
-        config = self.ranked_runs[ranked.index(label)].config
-        return load(self.out, label, row=seed, which=which, config=config)
+        known = {each.label: each.run for each in self.ranking}
+        label = self.ranking[0].label if setting is None else setting
+        if label not in known:
+            raise ConfigError(f"the sweep has no setting {label!r}: {nearest(label, known)}")
+        return load(self.out, label, row=seed, which=which, config=known[label].config)
 
     def __repr__(self) -> str:
-        num_seeds = len(self.runs[0].final_returns)
-        lines = [f"{self.runs[0].environment}, final return: {describe_seeds(num_seeds)}"]
-        width = max(len(run.label) for run in self.runs)
-        for rank, (label, _, mean, low, high, _) in enumerate(self.ranking, start=1):
-            lines.append(f"{rank:>3}  {label:<{width}}  {mean:.4g} [{low:.4g}, {high:.4g}]")
+        lines = [f"{self.environment}, final return: {describe_seeds(self.num_seeds)}"]
+        width = max(len(setting.label) for setting in self.settings)
+        for rank, setting in enumerate(self.ranking, start=1):
+            interval = f"{setting.mean:.4g} [{setting.low:.4g}, {setting.high:.4g}]"
+            lines.append(f"{rank:>3}  {setting.label:<{width}}  {interval}")
         return "\n".join([*lines, f"in {self.out}"])

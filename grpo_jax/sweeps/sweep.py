@@ -24,7 +24,7 @@ from grpo_jax.recording.run_spec import Recording, RunSpec
 from grpo_jax.sweeps.grid import Grid, make_bases, make_grid
 from grpo_jax.sweeps.pictures import plot, plot_axes
 from grpo_jax.sweeps.programs import SPLIT_FILE, make_programs, split_policies
-from grpo_jax.sweeps.result import SweepResult
+from grpo_jax.sweeps.result import SweepResult, swept
 from grpo_jax.sweeps.runs import run_keys
 from grpo_jax.sweeps.study import PROGRAMS, Study
 from grpo_jax.training.checks import check_mesh, check_run
@@ -112,15 +112,16 @@ def train_grid(
     write_json(study.out / SPLIT_FILE, [[plan.label for plan in plans] for _, plans in programs])
     for program, plans in programs:
         _train_program(study, program, plans, evaluation_keys, resume=recording.resume)
-    points = {plan.label: point for plan, point in zip(grid.plans, grid.points, strict=True)}
-    result = SweepResult(out, grid.axes, study.runs, [points[run.label] for run in study.runs])
-    best = result.ranked_runs[0]
+    runs = {run.label: run for run in study.runs}  # in the order of the programs
+    points = [dict(zip(grid.axes, point, strict=True)) for point in grid.points]
+    result = SweepResult(out, [swept(point, runs[plan.label]) for point, plan in zip(points, grid.plans, strict=True)])
+    best = result.ranking[0].run
     study.write_summary(best=best.label)
     write_json(study.out / "best.json", as_fields(best.config, best.hyperparams))
     plot_axes(result, study.out / "sweep.png")
     plot(result, study.out / "learning_curves.png")
     if is_process_zero():
-        split_policies(study.out, programs, {run.label for run in result.ranked_runs[:NUM_DRAWN]})
+        split_policies(study.out, programs, {setting.label for setting in result.ranking[:NUM_DRAWN]})
         if not (study.out / PROGRAMS / "checkpoints").exists():  # else a sweep that is resumed needs them
             shutil.rmtree(study.out / PROGRAMS / POLICIES)
     return result

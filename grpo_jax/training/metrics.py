@@ -26,6 +26,10 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
     for i, name in enumerate(("episode/return", "episode/length")):
         values = {"mean": totals[i] / jnp.maximum(count, 1), "min": -extremes[2 + i], "max": extremes[i]}
         metrics |= {f"{name}_{key}": jnp.where(count > 0, value, missing()) for key, value in values.items()}
+    if trajectory.diverged is not None:
+        made = trajectory.valid | trajectory.diverged | config.algorithm.start.auto_reset
+        metrics["environment/steps"] = config.trunk_steps + jnp.sum(made, dtype=jnp.int32)
+        metrics["environment/invalid_resets"] = jnp.sum(trajectory.diverged).astype(jnp.float32)
     if trajectory.branch_steps is not None:
         metrics["environment/steps"] += jnp.sum(trajectory.branch_steps, dtype=jnp.int32)
     if config.group_size > 1:

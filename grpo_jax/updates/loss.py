@@ -72,7 +72,11 @@ def loss(
     def surrogate(step_log_ratio):
         log_ratio = check_shape("ratio", algorithm.ratio(step_log_ratio, batch, hyperparams), batch.mask)
         objective = algorithm.surrogate(log_ratio, batch.advantage, hyperparams)
-        return check_shape("surrogate", objective, batch.mask), log_ratio
+        objective = check_shape("surrogate", objective, batch.mask)
+        if algorithm.keep is not None:
+            kept = check_shape("keep", algorithm.keep(prediction, batch, hyperparams), batch.mask)
+            objective = jnp.where(jax.lax.stop_gradient(kept), objective, 0.0)
+        return objective, log_ratio
 
     objective, pullback, log_ratio = jax.vjp(surrogate, prediction.log_prob - batch.log_prob, has_aux=True)
     penalties = [penalty(prediction, batch, hyperparams) for penalty in algorithm.penalties]

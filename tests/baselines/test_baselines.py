@@ -469,7 +469,7 @@ BY_STATES = lstd_baseline(features=observed)
     "baseline, num_envs, group_size",
     [
         (boosted(same_step_baseline(), BY_STATES), 96, 16),
-        (boosted(BY_STATES, same_step_baseline()), 40, 4),
+        pytest.param(boosted(BY_STATES, same_step_baseline()), 40, 4, marks=pytest.mark.slow),
     ],
     ids=["same step, lstd, large groups", "lstd, same step"],
 )

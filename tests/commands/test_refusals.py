@@ -77,7 +77,7 @@ FLAGS = {
     "uneven minibatches": ("--num-minibatches 5", "num_minibatches=4"),
     "episodes beyond int32": ("--evaluate-every 1 --evaluation-episodes 4294967296", "=4294967296 is more than"),
     "checkpoints every -1": ("--checkpoint-every -1", "checkpoint_every=-1"),
-    "resume without checkpoints": ("--resume", "--checkpoint-every N"),
+    "resume without checkpoints": ("--checkpoint-every 0 --resume", "checkpoint_every=0 makes none"),
     "unknown tracker mode": ("--wandb sometimes", "sometimes"),
     "no tracker": ("--wandb offline", "pip install wandb"),
     "drawing into no picture": ("--render x.xyz", "x.xyz is not a name for an animation; use one"),
@@ -232,7 +232,7 @@ def test_a_failed_start_leaves_no_claimed_folder(what, fails, message, tmp_path,
     (tmp_path / "there" / "notes.txt").write_text("precious")
     with monkeypatch.context() as patched:
         patched.setattr(what, fails)
-        for out, resume in (("runs/deep/out", ()), ("there", ("--resume",))):
+        for out, resume in (("new", ()), ("there", ("--resume",))):
             flags = (*SAVED, "--tensorboard", "--out", str(tmp_path / out), *resume)
             assert message in refused(capsys, lambda flags=flags: start(*flags))
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"there", "there/notes.txt"}
@@ -289,8 +289,13 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, capsys):
-    said = refused(capsys, lambda: start("--out", "/proc/none/out"))
-    assert "error: /proc/none/out cannot be written to: " in said and "another folder (--out)" in said
+    said = refused(capsys, lambda: start("--out", "/proc/out"))
+    assert "error: /proc/out cannot be written to: " in said and "another folder (--out)" in said
+
+
+def test_only_the_last_folder_of_out_is_made(tmp_path, capsys):
+    said = refused(capsys, lambda: start("--out", str(tmp_path / "mistyped" / "out")))
+    assert f"there is no folder {tmp_path / 'mistyped'}" in said and not list(tmp_path.iterdir())
 
 
 def test_a_name_that_is_too_long_for_a_folder(tmp_path, capsys):

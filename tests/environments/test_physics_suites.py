@@ -1,15 +1,20 @@
 """Suites of rigid bodies, if they are installed: the same interface, the same guarantees."""
 
 import subprocess
+import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import struct
+from small import small_config
 from test_other_suites import BROKEN_IN_BRAX
 
+from grpo_jax import Hyperparams, make_init, make_train_step
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Box
-from grpo_jax.environments.suites.physics import Playground
+from grpo_jax.environments.suites.physics import Playground, RigidBodies
 from grpo_jax.errors import ConfigError
 
 
@@ -87,3 +92,77 @@ def test_robots_that_cannot_be_downloaded_are_an_error(monkeypatch):
     monkeypatch.setattr(registry, "load", fail)
     with pytest.raises(ConfigError, match="'playground:Go1Getup' needs the robots of mujoco_menagerie"):
         make_environment("playground:Go1Getup")
+
+
+# --- domain randomisation --------------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class Model:
+    gravity: jax.Array
+    masses: jax.Array
+    num_bodies: int = 2
+
+    def tree_replace(self, values):
+        return self.replace(**values)
+
+
+class Falling(RigidBodies):
+    """Two bodies that fall at the speed of the model's gravity; pays the mean height."""
+
+    name, model_field = "falling", "model"
+
+    def __init__(self):
+        super().__init__(types.SimpleNamespace(action_size=1, model=Model(jnp.float32(-1.0), jnp.ones(2))), 3)
+
+    def reset_env(self, key, params):
+        return jnp.zeros(2), jnp.zeros(3)
+
+    def is_truncated(self, state, params):
+        return state[2] >= params.max_steps_in_episode
+
+    def step_env(self, key, state, action, params):
+        state = state + jnp.append(self.inner.model.gravity * jnp.ones(2), 1.0)
+        return state[:2], state, jnp.mean(state[:2]), False, {}
+
+
+def test_each_group_falls_under_its_own_gravity():
+    fields = {"num_envs": 6, "group_size": 2, "env_params": {"gravity": None, "masses": 2.0}}
+    config = small_config("grpo", Falling(), **fields)
+    assert {name: value.tolist() for name, value in config.env.params.items()} == {"gravity": -1, "masses": [2, 2]}
+    step = jax.jit(make_train_step(config))
+    for gravity in ([-1.0, -2.0, 3.0], [0.5, 0.5, 0.5]):
+        state = make_init(config)(jax.random.key(0), Hyperparams(), {"gravity": jnp.array(gravity)})
+        state, metrics = step(state)  # heights after 1, 2 and 3 steps: gravity times 6 in all
+        np.testing.assert_allclose(metrics["episode/return_mean"], 6 * np.mean(gravity), rtol=1e-6)
+        assert metrics["group/zero_variance_fraction"] == 1
+    assert step._cache_size() == 1
+    assert make_environment(Falling()).params == {} and float(config.environment.inner.model.gravity) == -1.0
+
+
+@pytest.mark.parametrize(
+    "env_params, message",
+    [
+        ({"gravit": None}, "the model of 'falling' has no real numbers 'gravit': did you mean 'gravity'"),
+        ({"masses": [1.0, 2.0, 3.0]}, r"masses has shape \(2,\), but was given shape \(3,\)"),
+    ],
+)
+def test_fields_that_a_model_does_not_have_are_errors(env_params, message):
+    with pytest.raises(ConfigError, match=message):
+        make_environment(Falling(), env_params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, mass", [("brax:inverted_pendulum", "link.inertia.mass"), ("playground:CartpoleBalance", "body_mass")]
+)
+def test_a_heavier_model_moves_less(name, mass):
+    pytest.importorskip({"brax": "brax"}.get(name.partition(":")[0], "mujoco_playground"))
+    plain, env = make_environment(name), make_environment(name, {mass: None})
+    state, start = env.reset(jax.random.key(0), env.params)
+    moved = jax.jit(
+        lambda scale: env.step(None, state, jnp.ones(1), {mass: scale * env.params[mass]}).observation - start
+    )
+    usual = plain.step(None, state, jnp.ones(1), {}).observation - start
+    np.testing.assert_allclose(moved(1.0), usual, atol=1e-6)
+    assert np.linalg.norm(moved(3.0)) < 0.8 * np.linalg.norm(usual)

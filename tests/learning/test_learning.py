@@ -8,6 +8,7 @@ import pytest
 from experiments.published_cartpole import CONFIG_FIELDS, HYPERPARAM_FIELDS, last_episodes
 from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
 from grpo_jax.objectives import episode_scores, group_normalized
+from grpo_jax.policies import MLP
 from grpo_jax.sweeps.runs import Run
 
 pytestmark = pytest.mark.slow
@@ -74,3 +75,15 @@ def test_real_groups_solve_cartpole_within_1000_episodes():
     done = Run(label, config, hyperparams, result, np.zeros(10), 0.0, 0.0)
     assert done.episodes[-1].tolist() == [1000.0] * 10
     assert np.sum(last_episodes(done, 100) >= 475) >= 8
+
+
+NEW_NAMES = ("grpo_per_sequence", "gspo_token", "luspo", "lite_ppo", "two_sided_clip", "gigpo", "max_rl", "ipo")
+NEW_NAMES += ("optimal_token_baseline", "dppo_tv", "dppo_kl", "vespo", "dro", "high_entropy", "off_policy_mask")
+
+
+@pytest.mark.parametrize("name", NEW_NAMES)
+def test_each_of_these_algorithms_learns_a_short_cartpole(name):
+    sizes = {"num_envs": 64, "group_size": 8, "num_minibatches": 4, "network": MLP((32,))}
+    config = Config(environment="CartPole-v1", algorithm=name, env_params={"max_steps_in_episode": 60}, **sizes)
+    result = run(config, Hyperparams(total_steps=50_000.0), jax.random.split(jax.random.key(0), 1))
+    assert result.metrics["episode/return_mean"][-1, 0] > 35  # about 20 before

@@ -170,17 +170,18 @@ NEEDS = [
 
 
 def wrapped(function):
+    """Known by what it does, not by its name."""
     return lambda *arguments: function(*arguments)
 
 
 @pytest.mark.parametrize("slot, function, need, message", NEEDS)
 def test_what_a_slot_needs_is_named_before_training(slot, function, need, message):
     size = {"num_minibatches": 1} | ({"group_size": 2} if "start" in need else {})
-    for given in (function, wrapped(function)):
-        algorithm = GRPO._replace(**{"penalties": (), slot: (given,) if slot == "penalties" else given})
-        with pytest.raises(ConfigError, match=message):
-            check(Config(algorithm=algorithm, **SMALL | size))
-        check(Config(algorithm=algorithm._replace(**need), **SMALL | size))
+    given = wrapped(function)
+    algorithm = GRPO._replace(**{"penalties": (), slot: (given,) if slot == "penalties" else given})
+    with pytest.raises(ConfigError, match=message):
+        check(Config(algorithm=algorithm, **SMALL | size))
+    check(Config(algorithm=algorithm._replace(**need), **SMALL | size))
 
 
 def test_an_error_in_a_custom_slot_is_raised_before_training():

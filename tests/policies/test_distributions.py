@@ -63,17 +63,20 @@ def test_an_impossible_action_never_occurs(logits):
     assert not np.isneginf(np.array(logits)[draws(logits, 200_000)]).any()
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24], ids=["smallest", "middle", "largest"])
-@pytest.mark.parametrize("num_actions", [2, 3, 8, 17, 256])
-def test_not_even_at_the_ends_of_the_unit_interval(uniform, num_actions):
+@pytest.mark.parametrize("num_actions", [2, 3, 17, 256])
+def test_not_even_at_the_ends_of_the_unit_interval(num_actions):
     logits = RNG.normal(0, 2, (2000, num_actions)).astype(np.float32)
     for column in (0, num_actions // 2, num_actions - 1):
         masked = logits.copy()
         masked[:, column] = -INF
-        assert not (categorical.from_noise(jnp.asarray(masked), jnp.full(2000, uniform, jnp.float32)) == column).any()
+        for uniform in (0.0, 0.5, 1 - 2**-24):
+            actions = np.asarray(categorical.from_noise(masked, np.full(2000, uniform, np.float32)))
+            assert not (actions == column).any(), uniform
 
 
-@pytest.mark.parametrize("num_actions, share", [(362, 0.1), (1000, 0.1), (4672, 0.02), (50_000, 0.01)])
+@pytest.mark.parametrize(
+    "num_actions, share", [(362, 0.1), (4672, 0.02), pytest.param(50_000, 0.01, marks=pytest.mark.slow)]
+)
 def test_nor_where_sums_of_many_probabilities_round(num_actions, share):
     """Draws at the ends of actions: a parallel sum over runs of zeros falls and rises there by some ulp."""
     rng = np.random.default_rng(3)

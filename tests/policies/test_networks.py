@@ -25,10 +25,16 @@ TYPES = {
     **{"mlp": {}, "cnn": {"shape": IMAGE}, "gru": GRU, "cnn and gru": {"shape": IMAGE} | GRU},
     **{"lstm": {"recurrent": "lstm"}, "mingru and norm": {"recurrent": "mingru", "layer_norm": True}},
 }
-# The last covers the two before it.
+# The light ones cover the others.
+LIGHT = {("mlp", False), ("cnn and gru", False), ("mingru and norm", True)}
 each_type = pytest.mark.parametrize(
-    "settings",
-    [pytest.param(TYPES[name], id=name, marks=[pytest.mark.slow] * (name in ("cnn", "gru", "lstm"))) for name in TYPES],
+    "settings, shared_critic",
+    [
+        pytest.param(TYPES[name], shared, id=f"{name}, shared" * shared or name, marks=[pytest.mark.slow] * is_slow)
+        for name in TYPES
+        for shared in (False, True)
+        for is_slow in [(name, shared) not in LIGHT]
+    ],
 )
 
 
@@ -126,7 +132,6 @@ IS_FIRST = np.array([[1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 
 
 
 @each_type
-@pytest.mark.parametrize("shared_critic", [False, True], ids=["separate", "shared"])
 def test_a_sequence_is_its_steps(settings, shared_critic):
     policy = make(**settings, shared_critic=shared_critic)
     params = policy.init(jax.random.key(0))
@@ -148,6 +153,7 @@ def test_a_sequence_is_its_steps(settings, shared_critic):
         assert min(jnp.max(jnp.abs(shifted - values)), jnp.max(jnp.abs(late - values))) > 0.05
 
 
+@pytest.mark.slow
 def test_an_output_depends_on_its_own_episode_alone():
     policy = make(recurrent="gru")
     params = policy.init(jax.random.key(0))
@@ -340,12 +346,12 @@ def test_features_of_an_image_are_joined_with_vectors():
         CNN()({"left": parts["image"], "right": parts["image"]}, categorical(3), True)
 
 
-@pytest.mark.slow
 def test_an_actor_sees_its_part_and_the_critic_all():
     parts = {name: jax.ShapeDtypeStruct((2,), jnp.float32) for name in ("position", "velocity", "privileged")}
     network = MLP((16,), recurrent="gru", recurrent_size=6, actor_observation=("velocity", "position"))
     policy = network(parts, categorical(3), True)
-    params = policy.init(jax.random.key(0))
+    policy, init = policy._replace(sequence=jax.jit(policy.sequence)), jax.jit(policy.init)
+    params = init(jax.random.key(0))
     assert [params[name]["Dense_0"]["kernel"].shape[0] for name in ("actor", "critic")] == [4, 6]
     seen = {name: jnp.ones((1, 2, 2)) for name in parts}
     other = seen | {"privileged": jnp.zeros((1, 2, 2))}

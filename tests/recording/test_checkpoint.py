@@ -262,32 +262,6 @@ def test_a_coefficient_that_adapts_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_bitwise_where_it_was_saved(tmp_path):
-    """As tests/recording/test_resume.py, in one process: the program is the same, the states are read."""
-    config, hyperparams, keys = small_run(normalize_observations=True, normalize_rewards=True)
-    middle = []
-
-    def save(progress, chunk):
-        checkpoints.update(progress)
-        middle.append(progress.iteration)
-
-    with Checkpoints(tmp_path, DESCRIPTION, every=4) as checkpoints:
-        whole = run(config, hyperparams, keys, callback=save, chunk_length=2)
-    assert middle == [0, 2, 4, 6, 8, 10]
-    with Checkpoints(tmp_path, DESCRIPTION, every=4) as checkpoints:
-        like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)
-        start = checkpoints.restore(like, at_most=9)
-    assert start.iteration == 8
-    rest = run(config, hyperparams, keys, resume_from=start, chunk_length=2)
-    assert bits(rest.states) == bits(whole.states)
-    assert bits(rest.metrics) == bits({name: values[8:] for name, values in whole.metrics.items()})
-    assert np.array_equal(rest.steps, whole.steps[8:])
-    end = start._replace(states=rest.states, steps=rest.steps[-1], iteration=10)
-    done = run(config, hyperparams, keys, resume_from=end)
-    assert bits(done.states) == bits(whole.states) and len(done.steps) == 0 and done.compile_seconds == 0
-
-
-@pytest.mark.slow
 def test_a_run_goes_on_with_other_devices(tmp_path):
     config, hyperparams, keys = small_run()
     like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, keys)

@@ -125,7 +125,7 @@ def test_what_is_no_observation_is_refused(saved):
 
 
 @pytest.mark.parametrize(
-    "recurrent", ["gru", *(pytest.param(each, marks=pytest.mark.slow) for each in ("lstm", "mingru"))]
+    "recurrent", ["lstm", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gru", "mingru"))]
 )
 def test_a_carry_is_for_as_many_as_there_are(recurrent):
     config = Config(environment=Probe(), **SIZES | {"network": MLP((4,), recurrent=recurrent, recurrent_size=6)})

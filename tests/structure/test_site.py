@@ -68,4 +68,4 @@ def test_the_notebook_is_the_tour():
     written = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
     assert written == tour, "docs/site/notebook.py makes the notebook anew"
     first = next(text for kind, text in tour if kind == "code")
-    assert first == "%pip install -q grpo-jax", "a hosted notebook has no packages of ours"
+    assert first == "%pip install -q -e .", "a hosted notebook has no packages of ours"

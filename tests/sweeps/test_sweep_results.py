@@ -15,6 +15,7 @@ from grpo_jax.recording.figures import differing
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.sweeps import SweepResult
 from grpo_jax.sweeps.pictures import plot_axes
+from grpo_jax.sweeps.result import swept
 from grpo_jax.sweeps.runs import Run, run_keys
 from grpo_jax.training.progress import RunResult
 from grpo_jax.training.settings import settings_of
@@ -43,19 +44,22 @@ def finished(label, final_returns, metrics=None):
 
 def made(axes, finals):
     """The result of a sweep with these final returns, by the point."""
-    labels = [", ".join(f"{a}={x}" for a, x in zip(axes, point, strict=True)) for point in finals]
+    points = [dict(zip(axes, point, strict=True)) for point in finals]
+    labels = [", ".join(f"{axis}={value}" for axis, value in point.items()) for point in points]
     runs = [finished(label, each) for label, each in zip(labels, finals.values(), strict=True)]
-    return SweepResult("runs/made", axes, runs, [*finals])
+    return SweepResult("runs/made", [swept(point, run) for point, run in zip(points, runs, strict=True)])
 
 
 def test_each_setting_is_the_run_it_would_be_alone(found):
     alone = BASE.hyperparams.replace(learning_rate=1e-2, clip_high=0.3)
     result = run(BASE.config, alone, run_keys(0, 3)[0])
-    assert found.runs[1].label == "learning_rate=0.01" and found.runs[1].hyperparams.clip_high == 0.3
-    np.testing.assert_array_equal(found.runs[1].result.steps, result.steps)
+    assert found.settings[1].label == "learning_rate=0.01" and found.settings[1].run.hyperparams.clip_high == 0.3
+    np.testing.assert_array_equal(found.settings[1].run.result.steps, result.steps)
     assert result.curves()[RETURN].shape == (1, 3, 3) and [*result.settings.rows] == [""]
     for name in (RETURN, "policy/entropy", "loss/value"):
-        np.testing.assert_allclose(found.runs[1].result.metrics[name], result.metrics[name], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            found.settings[1].run.result.metrics[name], result.metrics[name], rtol=1e-4, atol=1e-5
+        )
 
 
 def test_settings_are_ranked_by_their_means():
@@ -82,7 +86,7 @@ def test_curves_are_settings_by_seeds_by_iterations(found):
     curves = found.curves()
     assert curves[RETURN].shape == curves["environment_steps"].shape == (2, 3, 3)
     assert curves["environment_steps"][0, 0].tolist() == [64, 128, 192]
-    np.testing.assert_array_equal(curves[RETURN][1, 2], found.runs[1].result.metrics[RETURN][:, 2])
+    np.testing.assert_array_equal(curves[RETURN][1, 2], found.settings[1].run.result.metrics[RETURN][:, 2])
 
 
 def test_a_table_has_a_line_for_each_iteration(found):
@@ -91,7 +95,7 @@ def test_a_table_has_a_line_for_each_iteration(found):
     assert [*table.columns[:4]] == ["learning_rate", "seed", "iteration", "environment_steps"] and len(table) == 18
     line = table[(table.learning_rate == 0.01) & (table.seed == 2) & (table.iteration == 1)].iloc[0]
     assert line.environment_steps == 128
-    np.testing.assert_equal(line[RETURN], found.runs[1].result.metrics[RETURN][1, 2])
+    np.testing.assert_equal(line[RETURN], found.settings[1].run.result.metrics[RETURN][1, 2])
 
 
 def test_results_of_runs_keep_settings_apart_too(monkeypatch):
@@ -124,7 +128,7 @@ def test_the_command_leaves_the_same_folder(found, tmp_path):
 
 def test_pictures_are_drawn(found, tmp_path):
     plot(found, tmp_path / "curves.png", "policy/entropy")
-    plot({"one": found.runs[0].result, "other": found.runs[1].result}, tmp_path / "two.png")
+    plot({"one": found.settings[0].run.result, "other": found.settings[1].run.result}, tmp_path / "two.png")
     finals = {(a, b, i): [a, i, 2.0] for a in (0.1, 0.2) for b in ("relu", "tanh") for i in (1, 20)}
     plot_axes(made(("discount", "activation", "num_epochs"), finals), tmp_path / "panels.png")
     grid = made(("discount", "num_epochs"), {(a, i): [np.nan] for a in (0.1, 0.2) for i in (1, 2)})

@@ -9,7 +9,7 @@ import pytest
 from probes import Probe, bits, counted
 from small import small_config
 
-from grpo_jax import Hyperparams, run
+from grpo_jax import Hyperparams, make_train, run
 from grpo_jax.errors import ConfigError
 from grpo_jax.training import budget
 from grpo_jax.training.progress import describe_ends
@@ -169,3 +169,16 @@ def test_the_end_of_rows_is_described():
     assert described == "stopped at 50.0% of the budget in 1 of 3 seeds, 98.0% of total_steps used in 2 of 3 seeds"
     assert describe_ends(ended_by, np.ones(3), "rows").endswith("in 2 of 3 rows")
     assert describe_ends(ended_by[:1], np.array([1.004])) == "100.4% of total_steps used"
+
+
+def test_a_billion_steps_take_the_memory_of_a_million():
+    """An iteration leaves a number for each metric, and nothing else."""
+    sizes = []
+    for steps in (10**6, 10**9):
+        train = jax.jit(make_train(SMALL, steps // SMALL.steps_per_iteration))
+        memory = train.lower(jax.random.key(0), Hyperparams(total_steps=steps)).compile().memory_analysis()
+        sizes.append((memory.temp_size_in_bytes, memory.output_size_in_bytes))
+    (temporary, output), (long_temporary, long_output) = sizes
+    metrics = jax.eval_shape(train, jax.random.key(0), Hyperparams())[1]
+    assert long_temporary < temporary + 10_000
+    assert long_output < output + 4 * sum(leaf.size for leaf in metrics.values())

@@ -142,12 +142,14 @@ def test_a_callback_knows_the_last_call_and_what_is_used():
     seen = []
     run(
         *(CONFIG, HYPERPARAMS, KEYS),
-        chunk_length=4,
+        chunk_length=2,
         callback=lambda progress, chunk: seen.append((progress.ended.tolist(), progress.used.round(3).tolist())),
     )
     assert seen == [
         ([False, False, False], [0, 0, 0]),
+        ([False, False, False], [0.2, 0.286, 0.2]),
         ([False, False, False], [0.4, 0.571, 0.4]),
+        ([False, False, False], [0.6, 0.857, 0.6]),
         ([False, True, False], [0.8, 1, 0.8]),
         ([True, True, True], [1, 1, 1]),
     ]

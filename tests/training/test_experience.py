@@ -339,6 +339,7 @@ def test_kept_groups_differ_in_the_rewards_of_training():
     assert metrics["episode/return_max"] > 3 and metrics["advantage/abs_mean"] > 0
 
 
+@pytest.mark.slow
 def test_dynamic_sampling_counts_all_steps_and_learns_from_some():
     fields = {"num_envs": 32, "group_size": 4, "num_kept_groups": 3, "num_minibatches": 3, "num_steps": 20}
     config = Config(algorithm=DAPO._replace(start=forked(5)), **CARTPOLE | fields)

@@ -101,7 +101,8 @@ def test_pass_at_k_counts_choices():
 
 
 @pytest.mark.parametrize(
-    "environment, target, message", [("tokens:sort-2", 40, "a share"), ("Catch-bsuite", 0.4, "such as tokens:sort-5")]
+    "environment, target, message",
+    [("tokens:sort-2", 40, "a fraction"), ("Catch-bsuite", 0.4, "such as tokens:sort-5")],
 )
 def test_mistakes_are_told(environment, target, message):
     with pytest.raises(ConfigError, match=message):

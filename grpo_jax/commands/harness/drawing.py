@@ -37,10 +37,13 @@ class Drawing:
         return Evaluation(returns=last.returns[-1], lengths=last.lengths[-1])
 
     def _frames(self, steps: Steps) -> np.ndarray:
-        """`[N, B, H, W, 3]`, with the number of steps and the return in a line above each picture."""
+        """`[N, B, H, W, 3]`, with the episode, the number of steps and the return in a line above each picture."""
         frames = self._renderer.frames(steps.states, steps.observations)
         captions = [
-            [f"step {length}   return {value:.5g}" for length, value in zip(*row, strict=True)]
+            [
+                (f"episode {index}   " if len(row[0]) > 1 else "") + f"step {length}   return {value:.5g}"
+                for index, (length, value) in enumerate(zip(*row, strict=True))
+            ]
             for row in zip(steps.lengths, steps.returns, strict=True)
         ]
         return captioned(frames, captions)

@@ -17,7 +17,7 @@ from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
-from grpo_jax.importing import is_custom
+from grpo_jax.importing import import_object, is_custom
 from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.policies.networks import name_of as network_name
 from grpo_jax.recording.config_file import FIELDS, read_fields
@@ -38,6 +38,12 @@ class Settings:
             "them.",
         ),
     ] = None
+    hyperparams_class: Annotated[
+        str | None,
+        tyro.conf.arg(
+            name="hyperparams", help="package.module:Class, a subclass of Hyperparams; its fields are flags."
+        ),
+    ] = None
 
 
 @dataclasses.dataclass
@@ -45,6 +51,7 @@ class Chosen:
     """The flags on which the defaults of all others depend."""
 
     config: Path | None = None
+    hyperparams: str | None = None
     environment: str | None = None
     algorithm: str | None = None
     network: str = Config.network
@@ -62,7 +69,8 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     """
     with one_line_errors():
         chosen, _ = tyro.cli(Chosen, args=flags, return_unknown_args=True, add_help=False)
-    from_file = {} if chosen.config is None else read_fields(chosen.config)
+    kind = hyperparams_class(chosen.hyperparams)
+    from_file = {} if chosen.config is None else read_fields(chosen.config, kind)
     environment = chosen.environment or from_file.get("environment", Config.environment)
     algorithm = chosen.algorithm or from_file.get("algorithm", Config.algorithm)
     if algorithm == "auto":
@@ -70,14 +78,14 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
         if is_process_zero():
             print(f"--algorithm auto is {name}: {reason}")
         return parse(arguments, [*flags, "--algorithm", name])
-    fields = settings(environment, name_of(by_name(algorithm))) if chosen.config is None else from_file
+    fields = settings(environment, _tuned_as(_find_algorithm(algorithm))) if chosen.config is None else from_file
     if type(fields.get("network")) in NETWORKS.values():
         fields = fields | vars(fields["network"]) | {"network": network_name(fields["network"])}
     if is_custom(chosen.network) or chosen.network == "transformer":  # the tuned settings are those of other networks
         fields = {name: value for name, value in fields.items() if name not in NetworkFields.__dataclass_fields__}
     static, layers, traced = (
         {name: value for name, value in fields.items() if name in kind.__dataclass_fields__}
-        for kind in (Config, NetworkFields, Hyperparams)
+        for kind in (Config, NetworkFields, kind)
     )
     if chosen.total_steps is not None or chosen.num_iterations is not None:  # in place of either
         traced = {name: value for name, value in traced.items() if name not in ("total_steps", "num_iterations")}
@@ -87,21 +95,54 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     return parse_flags(
         arguments,
         flags,
-        default=arguments(config=config, layers=NetworkFields(**layers), hyperparams=Hyperparams(**traced)),
+        default=arguments(config=config, layers=NetworkFields(**layers), hyperparams=kind(**traced)),
         registry=_constructors(dict(fields.get("env_params", ()))),
         complete=_complete,
     )
 
 
 def _complete(values: dict[str, Any]) -> None:
-    """Makes the network of the flags of its fields, where these are not its defaults."""
+    """Imports the algorithm, and makes the network of the flags of its fields, where these are not its defaults."""
     config, layers = values["config"].keywords, values["layers"].keywords
+    if isinstance(config["algorithm"], str) and is_custom(config["algorithm"]):
+        config["algorithm"] = _find_algorithm(config["algorithm"])
     fields = {name: value for name, value in layers.items() if value != getattr(NetworkFields, name)}
     if fields and is_custom(config["network"]):
         name = next(iter(fields))
         raise ConfigError(f"{name}={fields[name]!r} has no effect on a custom network; leave it out, and set it there")
     if fields:
         config["network"] = make_network(config["network"], fields, config["environment"], config["env_params"])
+
+
+def hyperparams_class(path: str | None) -> type[Hyperparams]:
+    """The subclass of `Hyperparams` at an import path; raises ConfigError for anything else."""
+    found = Hyperparams if path is None else import_object(path, "hyperparams")
+    if not (isinstance(found, type) and issubclass(found, Hyperparams)):
+        raise ConfigError(f"--hyperparams {path} is no subclass of Hyperparams; write package.module:Class of one")
+    return found
+
+
+def _find_algorithm(algorithm: str | Algorithm) -> Algorithm:
+    """The algorithm of a name or an import path."""
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    if not is_custom(algorithm):
+        return by_name(algorithm)
+    found = import_object(algorithm, "algorithm")
+    if not isinstance(found, Algorithm):
+        raise ConfigError(
+            f"--algorithm {algorithm} is {type(found).__name__}, not an Algorithm; write one such as "
+            "MINE = GRPO._replace(surrogate=...)"
+        )
+    return found
+
+
+def _tuned_as(algorithm: Algorithm) -> str:
+    """The name whose tuned settings it has: its own, or for a custom one those of its kind of rollout."""
+    if (name := name_of(algorithm)) != "custom":
+        return name
+    start = algorithm.start
+    return "kernel_gae" if start.grouped and start.auto_reset else "ppo" if start.auto_reset else "grpo"
 
 
 def _choose_algorithm(environment: str, fields: Mapping[str, Any], chosen: Chosen) -> Choice:

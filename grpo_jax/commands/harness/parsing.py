@@ -14,17 +14,12 @@ import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from grpo_jax.commands.harness import limits
+from grpo_jax.commands.harness.short_help import FEW, field_words, flat_fields, invocation, print_short_help
 from grpo_jax.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
-
-def invocation(command: str | None = None) -> str:
-    """How the user starts a command; without a name, the program that runs."""
-    module = getattr(sys.modules["__main__"].__spec__, "name", "")
-    if command is None and module.startswith("experiments."):
-        return f"python -m {module}"
-    return f"grpo-jax {command or module.rpartition('.')[2]}".replace("_", "-").rstrip()
+KINDS = {"FLOAT": "a number, such as 0.5 or 1e6", "INT": "a whole number, such as 64"}
 
 
 def parse_flags(
@@ -49,6 +44,14 @@ def parse_known_flags(arguments: type[T], flags: Sequence[str] | None = None) ->
 
 
 def _parse(arguments, flags, default=None, registry=None, complete=lambda values: None, allow_unknown=False):
+    flags = sys.argv[1:] if flags is None else list(flags)
+    if "--help-all" in flags:
+        flags = ["--help"]
+    elif {"-h", "--help"} & {*flags} and len(found := flat_fields(arguments, default)) > FEW:
+        print_short_help(arguments, found)
+        sys.exit(0)
+    if not allow_unknown:
+        check_flags(flags, arguments, default)
     registry = ConstructorRegistry() if registry is None else registry
     registry.struct_rule(_of_dataclass)
     with one_line_errors():
@@ -64,7 +67,18 @@ def _parse(arguments, flags, default=None, registry=None, complete=lambda values
         )
     unmade, unknown = parsed if allow_unknown else (parsed, [])
     complete(unmade.keywords)
-    return _construct(unmade, {word.replace("_", "-") for word in (sys.argv[1:] if flags is None else flags)}), unknown
+    return _construct(unmade, {word.replace("_", "-") for word in flags}), unknown
+
+
+def check_flags(flags: Sequence[str], arguments: type, default: Any) -> None:
+    """Raises ConfigError for an unknown flag where others are needed, as tyro names only those that are missing."""
+    fields = flat_fields(arguments, default)
+    needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+    given = {word.partition("=")[0][2:].replace("-", "_") for word in flags if word.startswith("--")}
+    unknown = sorted(given - {*fields, *(f"no_{name}" for name in fields), "help"})
+    if needed and unknown:
+        flag, *known = (f"--{name.replace('_', '-')}" for name in (unknown[0], *fields))
+        raise ConfigError(f"unknown flag {flag}: {nearest(flag, known)}")
 
 
 class _Unmade(functools.partial):
@@ -84,22 +98,9 @@ def _of_dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
     for field in dataclasses.fields(info.type):
         made = tyro.MISSING if field.default is dataclasses.MISSING else field.default
         made = made if field.default_factory is dataclasses.MISSING else field.default_factory()
-        words = functools.partial(_words, info.type, field.name)
+        words = functools.partial(field_words, info.type, field.name)
         fields.append(StructFieldSpec(field.name, hints[field.name], getattr(info.default, field.name, made), words))
     return StructConstructorSpec(unmade, tuple(fields))
-
-
-def _words(arguments: type, name: str) -> str | None:
-    """The help of a field: the string below it."""
-    return _field_docs(arguments).get(name)
-
-
-@functools.cache
-def _field_docs(arguments: type) -> dict[str, str]:
-    from docstring_parser import parse_from_object  # as tyro does
-
-    parsed = (parse_from_object(base).params for base in reversed(arguments.__mro__[:-1]))
-    return {field.arg_name: " ".join((field.description or "").split()) for fields in parsed for field in fields}
 
 
 def _construct(unmade: _Unmade, given: set[str]) -> Any:
@@ -144,4 +145,23 @@ def one_line_errors() -> Iterator[None]:
             if line.startswith("--") and heading.startswith(("Perhaps you meant", "Arguments similar"))
         ]
         advice = f"did you mean {' or '.join(similar)}?" if similar else f"see {invocation()} --help"
-        raise ConfigError(f"{' '.join(message)}; {advice}") from None
+        raise ConfigError(_in_plain_words(" ".join(message)) or f"{' '.join(message)}; {advice}") from None
+
+
+def _in_plain_words(message: str) -> str | None:
+    """What to write where a value does not parse, or a flag has several; None for any other mistake."""
+    if found := re.match(r"Unrecognized options: ([^-\s].*)", message):
+        return (
+            f"{found[1]!r} follows a flag that has its value, or no flag; for several values of a setting use grpo-jax "
+            "sweep, such as grpo-jax sweep --learning-rate 1e-3 1e-2"
+        )
+    if found := re.match(r"Error parsing (--\S+): .*?\['(.*)'\]\.?$", message):
+        flag, value = found[1], found[2].replace("', '", " ")
+        if "," in value:
+            return f"{flag} {value}: values are separated by spaces; write {flag} {' '.join(value.split(','))}"
+        if kind := next((words for name, words in KINDS.items() if name in message), None):
+            return f"{flag} {value}: {value!r} is not {kind}"
+    if found := re.match(r"Error parsing (--\S+): (invalid literal for int|could not convert).*: '(.*)'", message):
+        kind = KINDS["INT" if found[2].endswith("int") else "FLOAT"]
+        return f"{found[1]} {found[3]}: {found[3]!r} is not {kind}"
+    return None

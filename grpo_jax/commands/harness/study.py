@@ -102,6 +102,9 @@ def check_plans(plans: list[RunSpec], arguments: StudyArguments) -> Mesh | None:
     """The mesh of the flags; raises ConfigError if a plan cannot be run, before anything is written."""
     if arguments.recording.resume and arguments.out is None:
         raise ConfigError("--resume needs the folder of the run; name it with --out")
+    out = arguments.out
+    if out is not None and not (out.parent.exists() or out.parent == new_folder("").parent):
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}; correct the path, or make that folder first")
     arguments.recording.check()
     arguments.evaluation.make()
     sizes = arguments.devices.mesh

@@ -1,0 +1,105 @@
+"""Masks: steps whose surrogate counts, for the slot `keep`; the surrogate of the others is 0, and so is its gradient.
+
+Log-probabilities are in nats and `[T, N]`, with a sequence along `T`. No gradient flows through a mask.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.ratios import check_together
+from grpo_jax.precision import at_least_float32
+from grpo_jax.types import Batch, Prediction
+
+__all__ = ["high_entropy", "keep_high_entropy", "keep_near_behaviour", "keep_on_policy_sequences", "keep_within_kl"]
+__all__ += ["keep_within_total_variation", "near_behaviour", "on_policy_sequences", "within_kl"]
+__all__ += ["within_total_variation"]
+
+
+def near_behaviour(log_prob: jax.Array, behaviour_log_prob: jax.Array, *, limit: float) -> jax.Array:
+    """Steps whose probability changed by at most `limit`, whatever the sign of the advantage: prime-rl's IPO.
+
+    |p - b| <= limit
+    """
+    return jnp.abs(jnp.exp(log_prob) - jnp.exp(behaviour_log_prob)) <= limit
+
+
+def within_total_variation(
+    log_prob: jax.Array, behaviour_log_prob: jax.Array, advantages: jax.Array, *, low: float, high: float
+) -> jax.Array:
+    """Steps that did not leave the trust region in the direction of their advantage, by total variation.
+
+        p - b <= high if A > 0, else p - b >= -low
+
+    DPPO (https://arxiv.org/abs/2602.04879): unlike a clip of the ratio, rare actions may change by large factors.
+    """
+    change = jnp.exp(log_prob) - jnp.exp(behaviour_log_prob)
+    return jnp.where(advantages > 0, change <= high, change >= -low)
+
+
+def within_kl(
+    log_prob: jax.Array, behaviour_log_prob: jax.Array, advantages: jax.Array, *, low: float, high: float
+) -> jax.Array:
+    """As `within_total_variation`, by the KL of two outcomes: the action, and any other.
+
+    KL = b log(b/p) + (1 - b) log((1 - b)/(1 - p)) <= high if A > 0 (low else), or the change is against the advantage
+    """
+    log_prob, behaviour_log_prob = at_least_float32(log_prob), at_least_float32(behaviour_log_prob)
+    p, b = jnp.exp(log_prob), jnp.exp(behaviour_log_prob)
+    kl = b * (behaviour_log_prob - log_prob) + (1 - b) * jnp.log((1 - b + 1e-8) / (1 - p + 1e-8))
+    return jnp.where(advantages > 0, (kl <= high) | (p <= b), (kl <= low) | (p >= b))
+
+
+def high_entropy(entropy: jax.Array, mask: jax.Array, *, fraction: float = 0.2) -> jax.Array:
+    """The valid steps of highest entropy: those at or above the `1 - fraction` quantile (interpolated).
+
+    The 80/20 rule (https://arxiv.org/abs/2506.01939): few steps are forks, and learning from them is enough.
+    """
+    valid = mask.astype(bool)
+    entropy = jax.lax.stop_gradient(at_least_float32(entropy))
+    return valid & (entropy >= jnp.nanquantile(jnp.where(valid, entropy, jnp.nan), 1.0 - fraction))
+
+
+def on_policy_sequences(
+    log_prob: jax.Array, behaviour_log_prob: jax.Array, advantages: jax.Array, mask: jax.Array, *, limit: float
+) -> jax.Array:
+    """All steps but those of bad sequences that the policy has moved away from.
+
+        A >= 0, or mean_t (log b - log p) <= limit
+
+    DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556).
+    """
+    valid = mask.astype(bool)
+    away = jnp.sum(behaviour_log_prob - log_prob, axis=0, keepdims=True, where=valid)
+    return (advantages >= 0) | (away / jnp.maximum(jnp.sum(valid, axis=0, keepdims=True), 1) <= limit)
+
+
+def keep_near_behaviour(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """`near_behaviour`, within `clip_low` of the probability."""
+    return near_behaviour(prediction.log_prob, batch.log_prob, limit=hyperparams.clip_low)
+
+
+def keep_within_total_variation(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """`within_total_variation`, of widths `clip_low` and `clip_high`."""
+    limits = {"low": hyperparams.clip_low, "high": hyperparams.clip_high}
+    return within_total_variation(prediction.log_prob, batch.log_prob, batch.advantage, **limits)
+
+
+def keep_within_kl(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """`within_kl`, of widths `clip_low` and `clip_high` in nats (the paper's are near 0.05)."""
+    limits = {"low": hyperparams.clip_low, "high": hyperparams.clip_high}
+    return within_kl(prediction.log_prob, batch.log_prob, batch.advantage, **limits)
+
+
+def keep_high_entropy(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """`high_entropy`: a fifth of the minibatch."""
+    check_together(batch, "whole_minibatches", "keep_high_entropy", "the samples of a minibatch")
+    return high_entropy(prediction.entropy, batch.mask)
+
+
+def keep_on_policy_sequences(prediction: Prediction, batch: Batch, hyperparams: Hyperparams) -> jax.Array:
+    """`on_policy_sequences`, of limit `kl_target`."""
+    check_together(batch, "whole_sequences", "keep_on_policy_sequences", "the steps of a sequence")
+    return on_policy_sequences(
+        prediction.log_prob, batch.log_prob, batch.advantage, batch.mask, limit=hyperparams.kl_target
+    )

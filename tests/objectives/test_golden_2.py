@@ -1,0 +1,399 @@
+"""All golden cases of five newer trainers, through the public functions. See `golden/README.md`."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import objectives as o
+from grpo_jax.baselines import same_state_advantage
+
+GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "golden_2.npz")
+CASES = sorted({name.rsplit("/", 1)[0] for name in GOLDEN.files})
+
+SAMPLER = "the sampler is another program there; here the policy that acts is the one that is trained"
+NO_MEANING = {
+    **dict.fromkeys(("trl/sampler_ratio", "trl/loss_sampler_correction", "trl/loss_vespo_sampler"), SAMPLER),
+    **dict.fromkeys(("verl/rejection_mask", "verl/loss_gspo_rollout_weights"), SAMPLER),
+    **dict.fromkeys(("verl/loss_geo_mean_rollout_weights",), SAMPLER),
+    **{f"verl/loss_bypass_{k}": SAMPLER for k in range(6)},
+    "trl/loss_luspo/token": "masked steps enter that loss, which they never do here",
+    "prime_rl/grpo_length_penalty": "no length penalty of this form in the library",
+    "prime_rl/rae": "no roles of self-play in the library",
+    "verl/kl_low_var_kl+": "no straight-through form of k3 in the library",
+    "verl/kl_k3+": "no straight-through form of k3 in the library",
+}
+
+
+def load(case):
+    """The arrays of a case, time-major where they are matrices, and its settings."""
+    arrays = {name.rsplit("/", 1)[1]: GOLDEN[name] for name in GOLDEN.files if name.startswith(case + "/")}
+    settings = json.loads(str(arrays.pop("settings")))
+    return {name: value.T for name, value in arrays.items()}, settings
+
+
+def reason_to_skip(case):
+    return next((why for name, why in NO_MEANING.items() if case.startswith(name + "/")), None)
+
+
+def cases(prefixes):
+    found = [c for c in CASES if c.startswith(prefixes)]
+    return [
+        pytest.param(c, marks=pytest.mark.skip(reason=reason_to_skip(c)) if reason_to_skip(c) else ()) for c in found
+    ]
+
+
+def assert_close(actual, expected, tolerance=2e-6):
+    scale = max(1.0, np.abs(np.asarray(expected, float)).max(initial=0.0))
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * scale)
+
+
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+
+def all_rows(mask):
+    """TRL's row mean counts rows without a valid step."""
+    steps = mask.astype(float)
+    return steps / jnp.maximum(steps.sum(0, keepdims=True), 1.0) / mask.shape[1]
+
+
+def weights(kind, mask, s):
+    """The weights of a published aggregation: those of a reduction, or a given count in the place of its own."""
+    steps, mode = mask.astype(float), s.get("loss_agg_mode", s.get("loss_type"))
+    if "scale" in s:
+        return steps / s["scale"]
+    if kind == "verl/loss_vanilla_global":
+        per = s["batch_num_tokens"] if mode == "token-mean" else s["global_batch_size"] * (
+            s["loss_scale_factor"] or mask.shape[0]
+        )  # fmt: skip
+        return steps * s["dp_size"] / per
+    match mode:
+        case "dapo" | "cispo" | "vespo":
+            return steps / max(s["num_items_in_batch"], 1)
+        case "token-mean" | "bnpo":
+            return o.mean_over_steps(mask)
+        case "dr_grpo":
+            return o.sum_over_horizon(mask, horizon=s["max_completion_length"])
+        case "luspo":  # row means times lengths: sums; here too rows without a valid step count
+            return steps / mask.shape[1]
+        case "grpo" | "sapo" | "gmpo":
+            return all_rows(mask)
+        case "seq-mean-token-mean" | "sequence-mean-token-mean":
+            return o.mean_of_sequence_means(mask)
+        case "seq-mean-token-sum":
+            return o.mean_of_sequence_sums(mask)
+        case "sequence-mean-token-scale":
+            return o.mean_of_sequence_sums(mask) / mask.shape[0]
+        case "sequence-mean-token-sum-norm":
+            return o.sum_over_horizon(mask, horizon=1.0)
+        case "token-sum":
+            return steps
+    raise KeyError(mode)
+
+
+def clip_of(s):
+    low = s.get("clip_ratio_low") or s.get("clip_ratio", s.get("epsilon"))
+    high = s.get("clip_ratio_high") or s.get("epsilon_high") or s.get("clip_ratio", s.get("epsilon"))
+    return {"clip_low": low, "clip_high": high}
+
+
+def leveled(d, mask, s):
+    level = s.get("importance_sampling_level", "sequence_token" if s.get("loss_algo") == "gspo-token" else "token")
+    levels = {"sequence": o.sequence_log_ratio, "sequence_token": o.sequence_token_log_ratio}
+    return levels[level](d, mask) if level in levels else d
+
+
+def objective(kind, p, a, x, mask, s):
+    """The published objective before the penalties, composed from the public functions."""
+    d, b = p - x["old_log_prob"], x["old_log_prob"]
+    sign = {"low": clip_of(s)["clip_low"], "high": clip_of(s)["clip_high"]} if "scale" not in s else {}
+    match "loss_sapo" if s.get("loss_type") == "sapo" else kind.split("/")[1]:
+        case "loss_ipo":
+            return o.unclipped_surrogate(d, s["adv_tau"] * a) * o.near_behaviour(p, b, limit=s["ipo_threshold"])
+        case "loss_dppo_kl" if "dppo_mask_low" in s:
+            keep = o.within_total_variation(p, b, a, low=s["dppo_mask_low"], high=s["dppo_mask_high"])
+            return o.unclipped_surrogate(d, s["adv_tau"] * a) * keep
+        case "loss_ref_kl":
+            a = jax.lax.stop_gradient(x["ref_log_prob"] - p)
+            return o.unclipped_surrogate(d, a) * o.within_total_variation(p, b, -jnp.abs(a), low=0.2, high=0.0)
+        case "loss_dppo_tv" | "loss_dppo_kl":
+            keep = (o.within_total_variation if "tv" in kind else o.within_kl)(p, b, a, **sign)
+            return o.truncated_surrogate(d, a, limit=s.get("clip_ratio_c", 20.0), log_prob=p) * keep
+        case "loss_dro":
+            return o.policy_gradient_surrogate(d, a, log_prob=p) - s["dro_beta"] * o.k2(p, b)
+        case "loss_clip_cov":
+            dropped = o.random_covariant_steps(
+                p, a, mask, jax.random.key(0), fraction=1.0, low=s["clip_cov_lb"], high=s["clip_cov_ub"],
+                excluded=jnp.logical_or(*o.clip_fractions(d, a, **clip_of(s))),
+            )  # fmt: skip
+            return jnp.where(dropped, 0.0, o.clipped_surrogate(d, a, **clip_of(s)))
+        case "loss_kl_cov":
+            chosen = o.most_covariant_steps(p, a, mask, fraction=s["kl_cov_ratio"])
+            return o.unclipped_surrogate(d, a) - s["ppo_kl_coef"] * chosen * o.abs_k1(p, b)
+        case "loss_sapo":
+            tau = [s.get("tau_pos", s.get("sapo_temperature_pos")), s.get("tau_neg", s.get("sapo_temperature_neg"))]
+            return o.sapo_surrogate(d, a, tau_positive=tau[0], tau_negative=tau[1])
+        case "loss_cispo":
+            return o.cispo_surrogate(d, a, clip_low=1.0, clip_high=s["epsilon_high"] - 1.0, log_prob=p)
+        case "loss_vespo":
+            pairs = {"positive": (s["vespo_k_pos"], s["vespo_lambda_pos"])}
+            pairs["negative"] = s["vespo_k_neg"], s["vespo_lambda_neg"]
+            weight = jax.lax.stop_gradient(jnp.exp(o.vespo_log_weight(d, a, mask, **pairs)))
+            return weight * o.policy_gradient_surrogate(d, a, log_prob=p)
+        case "loss_gmpo":
+            if "entropies" in x:
+                mask = o.high_entropy(x["entropies"], mask, fraction=s["top_entropy_quantile"])
+            return o.unclipped_surrogate(o.geometric_mean_log_ratio(d, a, mask, **clip_of(s)), a)
+    if s.get("loss_algo") == "gspo-token":  # on purpose: theirs clamps each step too, ours only the ratio
+        d = d + jax.lax.stop_gradient(jnp.clip(d, -20, 20) - d)
+    dual = s.get("delta") or s.get("epsilon_c") or (s.get("clip_ratio_c") if "vanilla" in kind else None)
+    return o.clipped_surrogate(leveled(d, mask, s), a, dual_clip=dual, **clip_of(s))
+
+
+@functools.cache
+def gradient_of(kind, settings):
+    s = json.loads(settings)
+
+    @jax.jit
+    def value_and_grads(x):
+        mask = x["response_mask"].astype(bool)
+        a = jnp.broadcast_to(x.get("advantages", 0.0), mask.shape)
+
+        def loss(p, entropy):
+            d, each = p - x["old_log_prob"], objective(kind, p, a, x, mask, s)
+            if s.get("top_entropy_quantile", 1) < 1 and "gmpo" not in kind:
+                each = each * o.high_entropy(entropy, mask, fraction=s["top_entropy_quantile"])
+            if "off_policy_mask_threshold" in s:
+                limit = s["off_policy_mask_threshold"]
+                each = each * o.on_policy_sequences(p, x["sampling_log_prob"], a, mask, limit=limit)
+            cost, beta = -each, s.get("beta") or 0.0
+            if beta:
+                estimate = {"kl": o.k1, "mse_kl": o.k2}.get(s.get("kl_loss_mode"), o.k3)
+                kl = estimate(p, x["ref_log_prob"])
+                if estimate is o.k2:  # on purpose: ours clamps the log-ratio, which passes 20 in one step of one case
+                    far = p - x["ref_log_prob"]
+                    kl += 0.5 * (jnp.square(far) - jnp.square(jnp.clip(far, -20, 20)))
+                if "kl_clamp_value" in s:
+                    kl = jnp.clip(kl, -s["kl_clamp_value"], s["kl_clamp_value"])
+                ratio = o.importance_ratio(leveled(d, mask, s)) if s.get("use_bias_correction_kl") else 1.0
+                cost += beta * kl * ratio
+            if "scale" in s:
+                cost += s.get("kl_tau", 1e-3) * 2 * o.k2(p, x["old_log_prob"])
+            total = o.weighted_sum(cost, weights(kind, mask, s))
+            if "gmpo" in kind:  # on purpose: rows without a valid step have ratio 1 there and no weight here
+                total -= jnp.sum(jnp.where(mask.any(0), 0.0, a[0])) / mask.shape[1]
+            if "entropy_coef" in s:
+                count = s.get("num_items_in_batch")
+                per = mask / count if count else o.mean_over_steps(mask)
+                if s.get("top_entropy_quantile", 1) < 1:
+                    per = o.mean_over_steps(o.high_entropy(entropy, mask, fraction=s["top_entropy_quantile"]))
+                total -= s["entropy_coef"] * o.weighted_sum(entropy, per)
+            return total
+
+        return jax.value_and_grad(loss, argnums=(0, 1))(x["log_prob"], x.get("entropies", jnp.zeros(mask.shape)))
+
+    return value_and_grads
+
+
+@pytest.mark.parametrize("case", cases(("trl/loss_", "verl/loss_", "prime_rl/loss_", "tunix/loss_")))
+def test_losses(case):
+    x, settings = load(case)
+    if {"rollout_is_weights", "sampler_is_weights", "importance_sampling_ratio"} & x.keys():
+        pytest.skip(SAMPLER)
+    if "loss_weights" in x:
+        pytest.skip("no weight of single tokens in the library")
+    if x.get("advantages", np.zeros(())).ndim == 2 and x["advantages"].shape != x["log_prob"].shape:
+        x["advantages"] = x["advantages"].T
+    run = gradient_of("/".join(case.split("/")[:2]), json.dumps(settings, sort_keys=True))
+    value, (gradient, entropy_gradient) = run(x)
+    assert_close(value, x["loss"], 3e-6)
+    assert_close(gradient, x["grad_log_prob"], 1e-5)
+    if "grad_entropies" in x:
+        assert_close(entropy_gradient, x["grad_entropies"], 1e-5)
+
+
+# --- advantages, masks and coefficients ------------------------------------------------------------------------------
+
+
+def grouped(x, index):
+    """`[..., num_groups, group_size]` of `[..., B]`, for groups of one size."""
+    return np.asarray(x).reshape(*np.shape(x)[:-1], len(np.unique(index)), -1)
+
+
+def of_groups(formula):
+    def result(x, s):
+        scores = x["scores"] if "scores" in x else x["token_level_rewards"].sum(0)
+        parts = [np.asarray(formula(scores[x["index"] == g][None], s)).ravel() for g in np.unique(x["index"])]
+        return np.concatenate(parts) * x.get("response_mask", np.ones(()))
+
+    return result
+
+
+def alone_or(formula, alone):
+    """A group of one is compared with nothing: an error here, a convention there."""
+    return of_groups(lambda r, s: formula(r, s) if r.size > 1 else alone(r, s))
+
+
+def trl_scaled(x, s):
+    rewards = x["rewards_per_func"]
+    if np.isnan(rewards).any():
+        pytest.skip("a reward that does not apply is 0 here, not NaN")
+    scores = grouped((np.asarray(s["reward_weights"])[:, None] * rewards).sum(0), x["index"])
+    match s["scale_rewards"]:
+        case "group":
+            return o.group_normalized(scores, eps=1e-4, ddof=1).ravel()
+        case "none":
+            return o.group_centered(scores).ravel()
+    # Theirs divides by the spread of the scores, ours (Lite PPO's) by that of the centred ones.
+    return (o.group_centered(scores) / (scores.std(ddof=1) + 1e-4)).ravel()
+
+
+def gdpo(x, s, part_eps, **white):
+    name = "rewards_per_func" if "rewards_per_func" in x else "rewards_per_objective"
+    if np.isnan(x[name]).any() or len(set(np.unique(x["index"], return_counts=True)[1])) > 1:
+        pytest.skip("a reward that does not apply is 0 here, not NaN, and groups have one size")
+    if s.get("norm_adv_by_std_in_grpo") is False:
+        pytest.skip("parts of the reward are always normalised here")
+    w = jnp.asarray(s["reward_weights"] or np.ones(len(x[name])), jnp.float32)
+    summed = o.decoupled_normalized(jnp.asarray(grouped(x[name], x["index"])), w, eps=part_eps, ddof=1).reshape(1, -1)
+    mask = x.get("response_mask", np.ones((1, summed.size)))
+    return o.whiten(jnp.broadcast_to(summed, mask.shape), jnp.asarray(mask), ddof=1, **white)
+
+
+def optimal_token(x, s):
+    if s["use_rollout_is_weights"]:
+        pytest.skip(SAMPLER)
+    mask, rewards = x["response_mask"], x["token_level_rewards"] * x["response_mask"]
+    returns = rewards[::-1].cumsum(0)[::-1]
+    out = np.zeros_like(returns)
+    for g in np.unique(x["index"]):
+        rows = x["index"] == g
+        if rows.sum() > 1:
+            arrays = (jnp.asarray(v[:, rows]) for v in (returns, x["old_log_prob"], x["sum_pi_squared"], mask))
+            out[:, rows] = o.optimal_token_baseline(*arrays, int(rows.sum()), lone_baseline=not s["handle_zero_tail"])
+        else:
+            out[:, rows] = (returns * mask)[:, rows]
+    return out
+
+
+def gigpo(x, s):
+    """Rows are steps: laid out as [T, N], the rollouts of a group side by side, the missing ones invalid."""
+    trajectories = list(dict.fromkeys(x["trajectory"]))
+    group_of = {t: x["index"][x["trajectory"] == t][0] for t in trajectories}
+    groups = sorted(set(group_of.values()))
+    size = max(sum(group_of[t] == g for t in trajectories) for g in groups)
+    column, seen = {}, dict.fromkeys(groups, 0)
+    for t in trajectories:
+        g = group_of[t]
+        column[t] = groups.index(g) * size + seen[g]
+        seen[g] += 1
+    at = x["env_step"].astype(int), np.array([column[t] for t in x["trajectory"]])
+    shape = int(x["env_step"].max()) + 1, size * len(groups)
+    valid, returns, state = np.zeros(shape, bool), np.zeros(shape, np.float32), np.zeros(shape, np.int32)
+    valid[at], returns[at], state[at] = True, x["step_returns"], x["anchor_state"]
+    rewards, ended = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    rewards[at] = x["env_rewards"]
+    ended[valid.sum(0) - 1, np.arange(shape[1])] = True
+    assert_close(o.discounted_returns(jnp.asarray(rewards), jnp.asarray(ended), discount=s["gamma"])[at], returns[at])
+    normalize = s["mode"] == "mean_std_norm"
+    step = same_state_advantage(jnp.asarray(returns), jnp.asarray(state), valid, size, normalize=normalize, ddof=1)
+    score = {t: x["token_level_rewards"][:, x["trajectory"] == t].sum(0)[0] for t in trajectories}
+    episode = {}
+    for g in groups:
+        members = [t for t in trajectories if group_of[t] == g]
+        r = jnp.asarray([[score[t] for t in members]])
+        if len(members) > 1:
+            r = o.group_normalized(r, ddof=1) if normalize else o.group_centered(r)
+        elif normalize:
+            r = r / (1 + 1e-6)
+        episode |= dict(zip(members, np.asarray(r)[0], strict=True))
+    total = np.array([episode[t] for t in x["trajectory"]]) + s["step_advantage_w"] * np.asarray(step)[at]
+    return total * x["response_mask"]
+
+
+def gpg(x, s):
+    rewards = x["token_level_rewards"].sum(0)
+    alpha = rewards.size / max((rewards != 0).sum(), 1)  # theirs; ours leaves the scale to the learning rate
+    return alpha / s["f_norm"] * alone_or(lambda r, s: o.group_centered(r), lambda r, s: r)(x, s)
+
+
+ADVANTAGES = {
+    "trl/scale_rewards": trl_scaled,
+    "trl/gdpo_normalize_then_sum": lambda x, s: np.ravel(gdpo(x, s, 1e-4, eps=1e-4)),
+    "verl/gdpo": lambda x, s: gdpo(x, s, 1e-6),
+    "verl/optimal_token_baseline": optimal_token,
+    "verl/tir_optimal_token_baseline": optimal_token,
+    "verl/grpo_vectorized": alone_or(
+        lambda r, s: o.group_normalized(r, ddof=1) if s["norm_adv_by_std_in_grpo"] else o.group_centered(r),
+        lambda r, s: r / (1 + 1e-6) if s["norm_adv_by_std_in_grpo"] else r,
+    ),
+    "verl/rloo_vectorized": alone_or(lambda r, s: o.leave_one_out(r), lambda r, s: 0 * r),
+    "verl/gpg": gpg,
+    "tunix/grpo": of_groups(lambda r, s: o.group_normalized(r, ddof=1)),
+    "tunix/rloo": of_groups(lambda r, s: o.leave_one_out(r)),
+    "tunix/drgrpo": of_groups(lambda r, s: o.group_centered(r)),
+    "prime_rl/max_rl": alone_or(lambda r, s: o.max_rl(r), lambda r, s: 0 * r),
+    "prime_rl/grpo_length_penalty": None,
+    "prime_rl/rae": None,
+    "verl_agent/gigpo": gigpo,
+}
+
+
+@pytest.mark.parametrize("case", cases(tuple(name + "/" for name in ADVANTAGES)))
+def test_advantages(case):
+    x, settings = load(case)
+    result = ADVANTAGES["/".join(case.split("/")[:2])](x, settings)
+    assert_close(np.asarray(result), x["advantages"], 1e-5)
+
+
+def adaptive_entropy(x, s):
+    n, coefficient, after, window = s["micro_batches_per_update"], s["entropy_coef"], [], []
+    entropy, mask = (np.moveaxis(x[name].T, 0, 0) for name in ("entropies", "response_mask"))
+    for k in range(len(mask)):
+        window.append(k)
+        if len(window) == n:
+            mean = (entropy[window] * mask[window]).sum() / mask[window].sum()
+            coefficient = o.adaptive_entropy_coefficient(
+                coefficient, mean, target=s["entropy_target"], step=s["entropy_coef_delta"],
+                low=s["entropy_coef_min"], high=s["entropy_coef_max"],
+            )  # fmt: skip
+            window = []
+        after.append(float(coefficient))
+    return after
+
+
+OTHERS = {
+    "trl/high_entropy_mask": ("keep", lambda x, s: o.high_entropy(
+        x["entropies"], x["response_mask"], fraction=s["top_entropy_quantile"])),
+    "trl/off_policy_mask": ("keep", lambda x, s: o.on_policy_sequences(
+        x["log_prob"], x["sampling_log_prob"], x["advantages"], x["response_mask"],
+        limit=s["off_policy_mask_threshold"])[0]),
+    "trl/vespo_weights": ("weight", lambda x, s: jnp.exp(o.vespo_log_weight(
+        x["log_ratio"], x["advantages"], x["response_mask"],
+        positive=(s["k_pos"], s["lambda_pos"]), negative=(s["k_neg"], s["lambda_neg"])))[0]),
+    "trl/adaptive_entropy": ("entropy_coef_after", adaptive_entropy),
+    "verl/kl_k1+": ("kl", lambda x, s: o.k2_straight_through(x["log_prob"], x["ref_log_prob"])),
+    "verl/kl_k3+": None,
+    "verl/kl_low_var_kl+": None,
+    "verl/rejection_mask": None,
+    "trl/sampler_ratio": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", cases(tuple(name + "/" for name in OTHERS)))
+def test_masks_weights_and_coefficients(case):
+    x, settings = load(case)
+    name, function = OTHERS["/".join(case.split("/")[:2])]
+    assert_close(np.asarray(function(x, settings)), x[name], 1e-5)
+    if "grad_of_masked_sum" in x:
+        gradient = jax.grad(lambda p: jnp.sum(function(x | {"log_prob": p}, settings) * x["response_mask"]))
+        assert_close(gradient(x["log_prob"]), x["grad_of_masked_sum"], 1e-5)
+
+
+def test_every_case_is_covered():
+    prefixes = "trl/loss_", "verl/loss_", "prime_rl/loss_", "tunix/loss_", *(f"{k}/" for k in (ADVANTAGES | OTHERS))
+    assert len(CASES) == 292 and all(case.startswith(prefixes) for case in CASES)
