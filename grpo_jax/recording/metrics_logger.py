@@ -1,6 +1,7 @@
 """Host: the metrics of a run in `metrics.jsonl` and trackers, and its progress on the console."""
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,9 @@ from grpo_jax.training.budget import most_steps
 from grpo_jax.training.evaluations import GREEDY, SAMPLED
 from grpo_jax.training.progress import Chunk
 
+LONGEST_SILENCE = 10.0
+"""Seconds between two lines, at most, where there is no terminal."""
+
 
 class MetricsLogger:
     """Writes the metrics of a run to a folder, and shows its progress in one line of the console.
@@ -28,7 +32,8 @@ class MetricsLogger:
             logger.record(chunk)
     ```
 
-    On a terminal the progress line is redrawn twice a second; elsewhere a plain line is printed about every 10%. The
+    On a terminal the progress line is redrawn twice a second; elsewhere a plain line is printed at the start, every 10%
+    and, if these take longer, every ten seconds, where a chunk ends. The
     last line, which is printed after an error as well, says how many updates were skipped.
 
     Args:
@@ -63,6 +68,7 @@ class MetricsLogger:
         self._seconds, self._tenths = 0.0, 0
         self._recent: deque[tuple[float, int, float]] = deque(maxlen=10)  # (seconds, steps of all rows, share done)
         self._last_line = 0  # its length
+        self._printed_at = time.monotonic()
         self._past, self._trackers = past, trackers
         self._watch = TrainingWarnings(spec.config.env.action_space, self._settings.word)
         self.skipped_updates = np.zeros(len(spec.keys), np.int64)
@@ -98,6 +104,8 @@ class MetricsLogger:
             )
             self._task = self._progress.add_task(self._run, total=1.0, status="compiling")
             self._progress.start()
+        else:
+            self._print(f"{self._run}: compiling; what is compiled for the first time takes up to a minute")
         if self._past is not None and len(self._past.steps):
             self._update(self._past, _active(self._past))
         return self
@@ -183,7 +191,7 @@ class MetricsLogger:
         tenths = int(10 * done + 1e-4)  # shares are float32
         if self._progress is not None:  # a narrow terminal cuts off the end of the status
             self._progress.update(self._task, completed=done, status=status)
-        elif self._tenths < tenths < 10:
+        elif self._tenths < tenths < 10 or time.monotonic() - self._printed_at >= LONGEST_SILENCE:
             self._tenths = tenths
             self._print(f"{self._run}: {int(100 * done + 1e-3)}%, {status}")
 
@@ -212,6 +220,7 @@ class MetricsLogger:
         return text if num_settings == 1 else f"{text} of {label}, the best of {num_settings} settings"
 
     def _print(self, line: str) -> None:
+        self._printed_at = time.monotonic()
         self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 

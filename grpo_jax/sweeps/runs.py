@@ -110,6 +110,7 @@ def summarise(run: Run) -> dict:
         "final_return": score_summary(run.final_returns),
         "steps_per_second": run.steps_per_second,
         "compile_seconds": run.result.compile_seconds,
+        "train_seconds": run.result.train_seconds,
         "wall_seconds": run.wall_seconds,
         "core_seconds": run.core_seconds,
         "warnings": run.warnings,

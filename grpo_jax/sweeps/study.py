@@ -92,6 +92,8 @@ class Study:
             raise
         mesh = make_row_mesh(len(evaluation_keys)) if self.mesh is None else self.mesh
         scores = make_rows_function(functools.partial(self._score.function, plan.config), mesh)
+        if not self.console.is_terminal:
+            self.console.print(f"{plan.name}: evaluating")
         with kept_programs(self._compilation_cache), self.console.status(f"{plan.name}: evaluating"):
             final_returns = scores(result.states, evaluation_keys).astype(np.float64)
         return Run(

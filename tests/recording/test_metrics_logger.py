@@ -121,11 +121,23 @@ def test_without_a_terminal_about_one_plain_line_a_tenth():
     with make_logger(None, "ppo [x]", 1000, 3, console) as logger:
         for i in range(100):
             logger.record(make_chunk([[1.0, 5.0, np.nan]], iteration=i, before=10 * i, seconds=2.0 + i))
-    *lines, summary = console.file.getvalue().splitlines()
+    first, *lines, summary = console.file.getvalue().splitlines()
+    assert first.startswith("ppo [x]: compiling;")
     assert [line.split(",")[0] for line in lines] == [f"ppo [x]: {percent}%" for percent in range(10, 100, 10)]
     # 3 seeds make 30 steps a second; the first chunk's 2 seconds, compile included, no longer count at 10%.
     assert lines[0] == "ppo [x]: 10%, iteration 10, return 3 (1..5), 1:30 left, 30 steps/s"
     assert summary == "ppo [x]: 3,000 environment steps in 1:41 (30 steps/s), return 3 (1..5)"
+
+
+def test_without_a_terminal_no_silence_lasts_longer_than_ten_seconds(monkeypatch):
+    console, now = make_console(), [0.0]
+    monkeypatch.setattr("grpo_jax.recording.metrics_logger.time.monotonic", lambda: now[0])
+    with make_logger(None, "a", 1000, 1, console) as logger:
+        for i in range(9):
+            now[0] += 4
+            logger.record(make_chunk([[1.0]], iteration=i, before=10 * i))
+    lines = console.file.getvalue().splitlines()[1:-1]
+    assert [line.split(",")[1] for line in lines] == [" iteration 3", " iteration 6", " iteration 9"]
 
 
 def test_a_seed_keeps_its_last_known_return():
@@ -152,9 +164,8 @@ def test_without_records_and_after_an_error_the_summary_stands():
     console = make_console()
     with pytest.raises(RuntimeError), make_logger(None, "a", 100, 1, console):
         raise RuntimeError
-    assert console.file.getvalue() == (
-        "a: 0 environment steps in 0:00 (0 steps/s), no return yet; stopped early by RuntimeError\n"
-    )
+    summary = "a: 0 environment steps in 0:00 (0 steps/s), no return yet; stopped early by RuntimeError\n"
+    assert console.file.getvalue().endswith(summary)
 
 
 @pytest.mark.parametrize(
