@@ -1,6 +1,7 @@
 """Host: the metrics of a run in TensorBoard or Weights & Biases, of many seeds as quantiles."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,6 +65,9 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of Weights & Biases for each setting, in one group; a resumed run continues them.
 
+    Its variables hold: WANDB_PROJECT (by default "grpo_jax"), WANDB_ENTITY, WANDB_TAGS, and WANDB_NAME for one setting.
+    Its charts are over environment steps.
+
     Args:
       directory: of the results; in offline mode, the data is kept there.
       spec: the run.
@@ -80,13 +84,17 @@ class WeightsAndBiases:
         for label, rows in settings.rows.items():
             name = label if spec.labels else " ".join(filter(None, (spec.name, label)))
             identity = hashlib.sha1(f"{directory}\n{spec.name}{label}".encode()).hexdigest()[:16]
-            options = {"project": "grpo_jax", "name": name, "id": identity, "resume": "allow", "mode": mode}
+            if len(settings.rows) == 1:
+                name = os.environ.get("WANDB_NAME", name)
+            project = os.environ.get("WANDB_PROJECT", "grpo_jax")
+            options = {"project": project, "name": name, "id": identity, "resume": "allow", "mode": mode}
             options |= {"group": group} if group else {}
             # One of several at a time is not `wandb.run`.
             options |= {"reinit": "create_new"} if len(settings.rows) > 1 else {}
             values = {field.rpartition("/")[2]: float(str(each[rows[0]])) for field, each in settings.values.items()}
             config = described | ({"hyperparams": described["hyperparams"] | values} if values else {})
             self._runs.append((rows, wandb.init(**options, dir=directory, config=config)))
+            self._runs[-1][1].define_metric("*", step_metric="environment_steps")
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
         """One call an iteration and setting."""

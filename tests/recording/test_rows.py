@@ -145,7 +145,11 @@ def test_each_setting_is_a_run_of_weights_and_biases(tmp_path, monkeypatch):
     def init(**arguments):
         logged = []
         begun.append((arguments, logged))
-        return types.SimpleNamespace(log=lambda values, step: logged.append((step, values)), finish=logged.clear)
+        return types.SimpleNamespace(
+            log=lambda values, step: logged.append((step, values)),
+            finish=logged.clear,
+            define_metric=lambda *names, **options: None,
+        )
 
     fake = types.ModuleType("wandb")
     fake.__spec__, fake.init = importlib.machinery.ModuleSpec("wandb", None), init

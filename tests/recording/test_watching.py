@@ -125,6 +125,9 @@ def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
     spec = types.SimpleNamespace(name="grpo", labels=(), settings=settings, describe=lambda: {"a": 1})
 
     class Run:
+        def define_metric(self, names, step_metric):
+            assert (names, step_metric) == ("*", "environment_steps")
+
         def log(self, scalars, step):
             calls.append((step, scalars))
 
@@ -135,12 +138,14 @@ def test_weights_and_biases_goes_on_with_its_run(tmp_path, monkeypatch):
     fake.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
     fake.init = lambda **arguments: calls.append(arguments) or Run()
     monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
     for iteration in (0, 1):
         tracker = WeightsAndBiases(tmp_path, spec, mode="offline")
         tracker.record(iteration, np.array([[5]]), {"loss/policy": np.array([[0.5]])})
         tracker.close()
     first, second = calls[0], calls[3]
     assert first == second and first["mode"] == "offline" and first["resume"] == "allow" and first["config"] == {"a": 1}
+    assert first["project"] == "mine"
     assert calls[1] == (0, {"loss/policy": 0.5, "environment_steps": 5}) and calls[4][0] == 1 and calls[5] == "finished"
 
 
