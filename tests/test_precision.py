@@ -22,6 +22,7 @@ KEY = jax.random.key(0)
 MASK, TERMINATED, TRUNCATED = np.arange(T)[:, None] < RNG.integers(1, T + 1, N), *(RNG.random((2, T, N)) < 0.15)
 MASK, TERMINATED, TRUNCATED = (jnp.asarray(x) for x in (MASK, TERMINATED, TRUNCATED))
 CLIP = {"clip_low": 0.2, "clip_high": 3e-4}
+WIDTHS = {"low": 0.2, "high": 0.3}
 TRACE = {"discount": 0.9, "gae_lambda": 0.8}
 STEPS, FINALS, GROUPS, PARTS = (T, N), (F, N), (G, N // G), (3, G, N // G)
 
@@ -54,6 +55,20 @@ FUNCTIONS = {
     "pass_at_k, not normalised": (bound(objectives.pass_at_k, ..., normalize=False), GROUPS),
     "process_supervised": (bound(objectives.process_supervised, ..., MASK, N // G), STEPS),
     "decoupled_normalized": (bound(objectives.decoupled_normalized, ..., ...), PARTS, (3,)),
+    "max_rl": (bound(objectives.max_rl, ...), GROUPS),
+    "optimal_token_baseline": (
+        lambda returns, x, squares: objectives.optimal_token_baseline(returns, -jnp.abs(x), squares, MASK, N // G),
+        *(STEPS,) * 3,
+    ),
+    "same_state_advantage": (bound(baselines.same_state_advantage, ..., ..., MASK, N // G), STEPS, (T, N, E)),
+    "near_behaviour": (bound(objectives.near_behaviour, ..., ..., limit=0.1), STEPS, STEPS),
+    "within_total_variation": (bound(objectives.within_total_variation, ..., ..., ..., **WIDTHS), *(STEPS,) * 3),
+    "within_kl": (bound(objectives.within_kl, ..., ..., ..., **WIDTHS), *(STEPS,) * 3),
+    "high_entropy": (bound(objectives.high_entropy, ..., MASK), STEPS),
+    "on_policy_sequences": (bound(objectives.on_policy_sequences, ..., ..., ..., MASK, limit=0.1), *(STEPS,) * 3),
+    "truncated_surrogate": (bound(objectives.truncated_surrogate, ..., ...), STEPS, STEPS),
+    "vespo_log_weight": (bound(objectives.vespo_log_weight, ..., ..., MASK), STEPS, STEPS),
+    "adaptive_entropy_coefficient": (bound(objectives.adaptive_entropy_coefficient, ..., ..., target=0.1), (), ()),
     "whiten": (bound(objectives.whiten, ...), STEPS),
     "scale_by_rms": (bound(objectives.scale_by_rms, ...), STEPS),
     "gae": (bound(objectives.gae, ..., ..., ..., TERMINATED, TRUNCATED, **TRACE), STEPS, STEPS, STEPS),
@@ -152,6 +167,8 @@ EXEMPT = {
     # By those that they are the parts of.
     *("centred", "std", "is_usable", "with_constant", "lstd_steps", "lstd_weights"),
     *("missing", "mean_or_missing"),  # of metrics, which are of the default type
+    "gigpo_advantage",  # makes a slot
+    "state_numbers",  # hashes bits
     "on_host",  # gives its arguments to the caller's function as they are
     "mask_actions",  # chooses, and does not compute: logits of a large vocabulary stay as small as they are
     *("change_logits", "with_temperature", "with_top_k_top_p", "apply_sampling_mask"),  # take a policy

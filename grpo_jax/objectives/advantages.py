@@ -122,7 +122,7 @@ def optimal_token_baseline(
     valid = mask.astype(bool)
     order = jnp.argsort(~valid, axis=0)  # stable: the valid steps first, in their order
     returns, log_prob, sum_squares, early = (
-        jnp.take_along_axis(x, order, axis=0) for x in (at_least_float32(returns), log_prob, sum_squares, valid)
+        jnp.take_along_axis(x, order, axis=0) for x in (*map(at_least_float32, (returns, log_prob, sum_squares)), valid)
     )
     weights = jnp.cumsum(jnp.where(early, 1.0 - 2.0 * jnp.exp(log_prob) + sum_squares, 0.0), axis=0)
     weights, returns = (_by_group(jnp.where(early, x, 0.0), group_size) for x in (weights, returns))

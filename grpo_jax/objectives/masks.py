@@ -21,7 +21,11 @@ def near_behaviour(log_prob: jax.Array, behaviour_log_prob: jax.Array, *, limit:
 
     |p - b| <= limit
     """
-    return jnp.abs(jnp.exp(log_prob) - jnp.exp(behaviour_log_prob)) <= limit
+    return jnp.abs(_change(log_prob, behaviour_log_prob)) <= limit
+
+
+def _change(log_prob: jax.Array, behaviour_log_prob: jax.Array) -> jax.Array:
+    return jnp.exp(at_least_float32(log_prob)) - jnp.exp(at_least_float32(behaviour_log_prob))
 
 
 def within_total_variation(
@@ -33,7 +37,7 @@ def within_total_variation(
 
     DPPO (https://arxiv.org/abs/2602.04879): unlike a clip of the ratio, rare actions may change by large factors.
     """
-    change = jnp.exp(log_prob) - jnp.exp(behaviour_log_prob)
+    change = _change(log_prob, behaviour_log_prob)
     return jnp.where(advantages > 0, change <= high, change >= -low)
 
 
@@ -70,7 +74,8 @@ def on_policy_sequences(
     DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556).
     """
     valid = mask.astype(bool)
-    away = jnp.sum(behaviour_log_prob - log_prob, axis=0, keepdims=True, where=valid)
+    away = at_least_float32(behaviour_log_prob) - at_least_float32(log_prob)
+    away = jnp.sum(away, axis=0, keepdims=True, where=valid)
     return (advantages >= 0) | (away / jnp.maximum(jnp.sum(valid, axis=0, keepdims=True), 1) <= limit)
 
 
