@@ -57,7 +57,9 @@ FUNCTIONS = {
     "decoupled_normalized": (bound(objectives.decoupled_normalized, ..., ...), PARTS, (3,)),
     "max_rl": (bound(objectives.max_rl, ...), GROUPS),
     "optimal_token_baseline": (
-        lambda returns, x, squares: objectives.optimal_token_baseline(returns, -jnp.abs(x), squares, MASK, N // G),
+        lambda returns, x, squares: objectives.optimal_token_baseline(
+            returns, -jnp.abs(x.astype(float)), squares, MASK, N // G
+        ),
         *(STEPS,) * 3,
     ),
     "same_state_advantage": (bound(baselines.same_state_advantage, ..., ..., MASK, N // G), STEPS, (T, N, E)),
