@@ -4,10 +4,11 @@ import importlib
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from experiments import family, grpo_vs_ppo, published_cartpole
+from experiments import family, groups_or_critic, grpo_vs_ppo, published_cartpole
 from grpo_jax.commands import train
 from grpo_jax.sweeps.runs import Run
 from grpo_jax.training.progress import RunResult
@@ -60,3 +61,39 @@ def test_the_family_runs(tmp_path, capsys):
     assert len(json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]) == 2
     assert (tmp_path / "out" / "family.png").exists()
     assert "grpo_process: cannot learn" in capsys.readouterr().out
+
+
+def played(kind, spread, num_steps=30):
+    """The hidden number and the rewards of an episode of alternating actions."""
+    from experiments.harness.hidden import HiddenCartPole
+
+    environment = HiddenCartPole(kind)
+    params = environment.default_params.replace(spread=spread, max_steps_in_episode=num_steps)
+    _, state = environment.reset_env(jax.random.key(3), params)
+    step, rewards = jax.jit(environment.step_env), []
+    for i in range(num_steps):
+        _, state, reward, terminated, _ = step(jax.random.key(i), state, i % 2, params)
+        rewards.append(float(reward))
+        assert not terminated
+    return float(state.hidden), rewards
+
+
+def test_a_hidden_number_changes_the_rewards_as_it_says():
+    hidden, scaled = played("scale", 2.0)
+    np.testing.assert_allclose(scaled, np.exp(2 * hidden), rtol=1e-6)
+    _, paid = played("bonus", 100.0)
+    np.testing.assert_allclose(paid, [1.0] * 29 + [1 + 100 * hidden], rtol=1e-5)
+    _, delayed = played("delay", np.log(64.0))
+    period = int(64 ** ((hidden + 1) / 2))
+    assert period > 1 and sum(delayed) == 30 and delayed[: 2 * period] == ([0.0] * (period - 1) + [float(period)]) * 2
+
+
+@pytest.mark.slow
+def test_groups_and_critics_are_compared_where_a_number_is_hidden(tmp_path):
+    small = {"total_steps": 65_000, "num_seeds": 2, "tuning_seeds": 1, "out": tmp_path / "out"}
+    for methods in (("PPO, critic told",), ("GRPO",)):
+        groups_or_critic.main(groups_or_critic.Arguments(kinds=("bonus",), methods=methods, **small))
+    results = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert list(results) == ["bonus ±10", "bonus ±100", "bonus ±1000"]
+    assert all(len(results[row][method]["per_seed"]) == 2 for row in results for method in ("PPO, critic told", "GRPO"))
+    assert (tmp_path / "out" / "groups_or_critic.png").exists()
