@@ -69,7 +69,7 @@ def played(kind, spread, num_steps=30):
 
     environment = HiddenCartPole(kind)
     params = environment.default_params.replace(spread=spread, max_steps_in_episode=num_steps)
-    _, state = environment.reset_env(jax.random.key(3), params)
+    _, state = environment.reset_env(jax.random.key(6), params)
     step, rewards = jax.jit(environment.step_env), []
     for i in range(num_steps):
         _, state, reward, terminated, _ = step(jax.random.key(i), state, i % 2, params)
