@@ -151,6 +151,7 @@ def test_names_are_of_what_differs_only():
 
 
 CONFIG = BASE.config
+OTHER = dataclasses.replace(CONFIG, num_epochs=9)
 MISTAKES = {
     "nothing": (CONFIG, {"learning_rate": [1e-3]}, "nothing to sweep"),
     "an unknown field": (CONFIG, {"learning_rat": [1e-3, 1e-2]}, "'learning_rat' is no field .*'learning_rate'"),
@@ -161,7 +162,7 @@ MISTAKES = {
     "a list of configs": ([CONFIG], {"discount": [0.9, 1]}, "or several by their names"),
     "environments": ({"a": CONFIG, "b": Config("CartPole-v1")}, {}, "different environments cannot be ranked"),
     "one folder": (
-        {"a/b": CONFIG, "A b": dataclasses.replace(CONFIG, num_epochs=9)},
+        {"a/b": CONFIG, "A b": OTHER},
         {"discount": [0.9, 1]},
         "one folder: a/b, .* and A b, ",
     ),
