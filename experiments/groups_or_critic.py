@@ -45,7 +45,6 @@ METHODS = {
     "PPO": CRITIC,
     "PPO, rewards normalised": CRITIC | {"normalize_rewards": True},
     "PPO, critic told": CRITIC | {"network": MLP(actor_observation=("pole",))},
-    "PPO, recurrent": CRITIC | {"network": MLP(recurrent="gru"), "num_minibatches": 4},
     "GRPO": {"algorithm": "grpo"} | GROUPS,
     "RLOO": {"algorithm": "rloo"} | GROUPS,
     "GRPO, anchored": {"algorithm": GRPO_RETURN_TO_GO._replace(start=ANCHORED), "num_steps": 128, "regroup_every": 32}

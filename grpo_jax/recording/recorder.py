@@ -119,7 +119,7 @@ def recorded_run(
 
 def as_recording(recording: Recording | str | Path) -> Recording:
     """The recording, of a folder alone too; raises ConfigError for anything else."""
-    if not isinstance(recording, Recording | str | Path):
+    if not isinstance(recording, Recording | str | Path) or recording == "":
         raise ConfigError(f"recording={recording!r} must be a folder or a Recording(folder, ...)")
     return recording if isinstance(recording, Recording) else Recording(recording)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -58,7 +58,7 @@ def make_grid(
     if len({base.config.env.name for base in bases}) > 1:
         raise ConfigError("returns of different environments cannot be ranked: sweep each environment by itself")
     settings = list(itertools.product(*ranges.values())) if samples is None else _draws(ranges, samples, seed)
-    grid, labels = Grid(axes, [], []), {}
+    grid, labels, folders = Grid(axes, [], []), {}, {}
     for base, setting in itertools.product(bases, settings):
         point = (*base.point.values(), *setting)
         words = [
@@ -66,15 +66,23 @@ def make_grid(
             for name, value in zip(axes, point, strict=True)
         ]
         label = ", ".join(words)
-        run = base.config, *map(np.float32, setting)
+        with np.errstate(over="ignore"):  # Hyperparams refuses what is too large
+            run = base.config, *map(np.float32, setting)
         if run in labels:  # their values are equal in float32
             raise ConfigError(
                 f"the sweep has a value twice: {labels[run]} and {label} are the same run; leave one of them out"
             )
         labels[run] = label
         hyperparams = base.hyperparams.replace(**dict(zip(ranges, setting, strict=True)))
+        plan = RunSpec(label, base.config, hyperparams, keys)
+        same = folders.setdefault(plan.folder.casefold(), label)
+        if same is not label:
+            raise ConfigError(
+                f"two settings would have one folder: {same} and {label}; give them names that differ in letters or "
+                "digits: sweep({name: Config(...), ...}, ...)"
+            )
         grid.points.append(point)
-        grid.plans.append(RunSpec(label, base.config, hyperparams, keys))
+        grid.plans.append(plan)
     return grid
 
 
@@ -94,8 +102,14 @@ def make_bases(
             "sweep takes a Config, or several by their names: "
             'sweep({"ppo": Config(algorithm="ppo"), "grpo": Config(algorithm="grpo")}, ...)'
         )
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise ConfigError(f'values={values!r} must be lists by their names, such as {{"learning_rate": [1e-3, 3e-4]}}')
+    for name in (name for name, value in vars(hyperparams).items() if np.ndim(value)):
+        raise ConfigError(f"the hyperparams have several values of {name}; move them into the values of the sweep")
     static, traced = {}, {}
     for name, given in values.items():
+        if isinstance(given, set | dict) or isinstance(given, Iterator):
+            raise ConfigError(f"{name}={given!r} must be a list, whose order is that of the axis")
         is_list = isinstance(given, list | range | np.ndarray | jax.Array) and np.ndim(given)
         # A tuple is one value of a config's field, such as extras=("distance",).
         is_list |= isinstance(given, tuple) and name in hyperparams.__dataclass_fields__

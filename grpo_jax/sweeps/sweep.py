@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
 from grpo_jax.config import Config
 from grpo_jax.devices.processes import is_process_zero
-from grpo_jax.errors import as_count
+from grpo_jax.errors import ConfigError, as_count, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.figures import NUM_DRAWN
@@ -29,6 +30,8 @@ from grpo_jax.sweeps.runs import run_keys
 from grpo_jax.sweeps.study import PROGRAMS, Study
 from grpo_jax.training.checks import check_mesh, check_run
 from grpo_jax.training.progress import Chunk
+
+OPTIONS = {"evaluate", "mesh", "compilation_cache", "console", "memory_gib"}
 
 
 def sweep(
@@ -80,7 +83,12 @@ def sweep(
     if total_steps is not None:
         hyperparams = hyperparams.replace(total_steps=total_steps)
     bases, traced = make_bases(configs, values or {}, hyperparams)
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise ConfigError(f"seed={seed!r} must be a whole number from 0")
     keys, evaluation_keys = run_keys(seed, as_count("num_seeds", num_seeds))
+    samples = None if samples is None else as_count("samples", samples)
+    for name in options.keys() - OPTIONS:
+        raise ConfigError(f"unknown argument {name!r} of sweep: {nearest(name, sorted(OPTIONS))}")
     return train_grid(make_grid(bases, traced, keys, samples, seed), as_recording(out), evaluation_keys, **options)
 
 
@@ -99,6 +107,8 @@ def train_grid(
     `options` are `evaluate` and `compilation_cache` of `run`; for the others see `sweep`.
     """
     recording.check()
+    if memory_gib is not None and not memory_gib > 0:
+        raise ConfigError(f"memory_gib={memory_gib} must be above 0")
     for plan in grid.plans:
         check_run(plan.config, plan.hyperparams)
         if mesh is not None:

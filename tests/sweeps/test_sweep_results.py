@@ -1,5 +1,6 @@
 """A sweep in Python: settings and seeds kept apart in its ranking, curves, tables, pictures and policies."""
 
+import dataclasses
 import json
 import sys
 
@@ -150,6 +151,7 @@ def test_names_are_of_what_differs_only():
 
 
 CONFIG = BASE.config
+OTHER = dataclasses.replace(CONFIG, num_epochs=9)
 MISTAKES = {
     "nothing": (CONFIG, {"learning_rate": [1e-3]}, "nothing to sweep"),
     "an unknown field": (CONFIG, {"learning_rat": [1e-3, 1e-2]}, "'learning_rat' is no field .*'learning_rate'"),
@@ -159,6 +161,13 @@ MISTAKES = {
     "algorithms": (CONFIG, {"algorithm": ["ppo", "grpo"]}, r"a config for each: sweep\({name: Config\(algorithm="),
     "a list of configs": ([CONFIG], {"discount": [0.9, 1]}, "or several by their names"),
     "environments": ({"a": CONFIG, "b": Config("CartPole-v1")}, {}, "different environments cannot be ranked"),
+    "one folder": (
+        {"a/b": CONFIG, "A b": OTHER},
+        {"discount": [0.9, 1]},
+        "one folder: a/b, .* and A b, ",
+    ),
+    "a set": (CONFIG, {"discount": {0.9, 1.0}}, "must be a list, whose order"),
+    "a list of values": (CONFIG, [0.9, 1.0], "must be lists by their names"),
     "a size": (CONFIG, {"num_minibatches": [2, 7]}, "num_minibatches"),
 }
 
