@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -61,6 +62,8 @@ class TrainingArguments(StudyArguments):
     """Passes over the completions of an iteration."""
     num_minibatches: Count = 1
     """Gradient steps of each pass."""
+    num_microbatches: Count | None = None
+    """Parts over which each gradient is accumulated, for less memory; None: chosen by size."""
     schedule: str = "constant"
     """Learning rate over training: constant, linear or cosine."""
     optimizer: str = "adam"
@@ -78,7 +81,8 @@ class TrainingArguments(StudyArguments):
     checkpoint_layers: bool = False
     """Gradients compute each block's activations again instead of keeping them: less memory, a third more time."""
     logits_chunk: Count | None = None
-    """Tokens whose logits an update computes at once; by default all for small vocabularies, else 256."""
+    """Tokens whose logits an update computes at once; by default all for small vocabularies, --top-k and --top-p, else
+    256."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the saved weights."""
     num_seeds: Seeds = 1
@@ -161,7 +165,8 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
 def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
-    large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
+    truncated = arguments.hyperparams.top_k < math.inf or arguments.hyperparams.top_p < 1
+    large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY and not truncated else None
     algorithm = make_algorithm(arguments)
     config = Config(
         environment=language_environment(task),
@@ -170,6 +175,8 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
         group_size=arguments.group_size,
         num_epochs=arguments.num_epochs,
         num_minibatches=arguments.num_minibatches,
+        num_microbatches=arguments.num_microbatches,
+        truncate_sampling=truncated,
         optimizer=arguments.optimizer,
         moments_dtype=arguments.moments_dtype,
         schedule=arguments.schedule,

@@ -12,6 +12,7 @@ from language_models import make_model
 from grpo_jax.commands import lm, tiny_language_model
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.errors import ConfigError
 from grpo_jax.language import load_model, load_params
 
 JUDGE = types.SimpleNamespace()
@@ -66,6 +67,17 @@ def test_a_model_is_trained_and_saved(folder):
     assert load_model(folder / "out" / "model").tokenizer.encode("1 +") == load_model("tiny").tokenizer.encode("1 +")
     trained, first = load_params(folder / "out" / "model"), load_params("tiny")
     assert not np.array_equal(trained["actor"]["embedding"], first["actor"]["embedding"])
+
+
+@pytest.mark.slow
+def test_only_the_most_probable_tokens_of_a_large_vocabulary_are_sampled(folder, monkeypatch):
+    monkeypatch.setattr(lm, "SMALL_VOCABULARY", 100)
+    make_model("tiny", context=512)
+    train("--reward my_rewards:digits --num-iterations 2 --top-k 1 --num-microbatches 2 --out out")
+    lines = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["policy/entropy"] for line in lines] == [[0.0], [0.0]]
+    with pytest.raises(ConfigError, match="logits_chunk keeps only log-probabilities of sampled tokens"):
+        train("--reward my_rewards:digits --top-p 0.9 --logits-chunk 8 --out other")
 
 
 @pytest.mark.slow
