@@ -21,6 +21,7 @@ COMMANDS = {
     },
     "language models": {
         "lm": "GRPO on a language model: prompts from a file, rewards in Python",
+        "from-gguf": "A model folder from a file of llama.cpp (GGUF)",
         "reasoning": "The recipe of reasoning models on arithmetic, from nothing to a saved model",
         "tiny-language-model": "A tiny language model with random weights, as a folder",
     },

@@ -136,6 +136,10 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     try:
         published = read_object(path)
     except ConfigError as error:
+        files = [Path(folder), *Path(folder).glob("*.gguf")]
+        if gguf := next((file for file in files if file.suffix == ".gguf"), None):
+            advice = f"make one: grpo-jax from-gguf {gguf} --out model"
+            raise ConfigError(f"{gguf} is not a model folder; {advice}") from error
         raise ConfigError(f"{error}; name the folder of a model, with its config.json") from error
     for field, kind in _KINDS.items():
         if not fits(published.get(field), kind | None):

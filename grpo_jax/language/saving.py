@@ -30,7 +30,7 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
       ConfigError: for another dtype, or params of another architecture.
     """
     description = read_config(model.folder)
-    with _model_files(Path(folder)) as new:
+    with model_files(Path(folder)) as new:
         for name in FILES:
             source = file_in(model.folder, name)
             if source.exists():
@@ -75,7 +75,7 @@ def save_model(
     about |= {"model_max_length": context, "clean_up_tokenization_spaces": False}
     if chat_template is not None:
         about["chat_template"] = chat_template
-    with _model_files(Path(folder)) as new:
+    with model_files(Path(folder)) as new:
         (new / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         write_json(new / "tokenizer_config.json", about)
         write_json(new / "generation_config.json", {"eos_token_id": number, "pad_token_id": number})
@@ -83,7 +83,7 @@ def save_model(
 
 
 @contextlib.contextmanager
-def _model_files(folder: Path) -> Iterator[Path]:
+def model_files(folder: Path) -> Iterator[Path]:
     """As `new_files`; then removes the index of other weights, if the folder had one."""
     with new_files(folder) as new:
         yield new

@@ -32,7 +32,7 @@ HOST = {"commands", "sweeps", "recording", "language", "rendering"}
 # Rewards that cannot be traced, and simulators that are not JAX programs. Both are pure functions of their arguments.
 CALLS_THE_HOST = "grpo_jax.host_calls"
 HOST_LIBRARIES = {
-    "jinja2", "json", "matplotlib", "optparse", "PIL", "rich", "safetensors", "sys", "tensorboardX",
+    "gguf", "jinja2", "json", "matplotlib", "optparse", "PIL", "rich", "safetensors", "sys", "tensorboardX",
     "tokenizers", "tqdm", "tyro", "wandb",
 }  # fmt: skip
 
