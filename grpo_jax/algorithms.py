@@ -109,6 +109,22 @@ class Algorithm(NamedTuple):
     whole_minibatches: bool = False  # compute the gradient of a minibatch in one piece: a slot compares its samples
 
 
+SLOT_CALLS = {
+    "advantage": "f(trajectory, hyperparams, group_size); for a function of the scores of groups write outcome(f)",
+    "normalize": "f(advantage, mask)",
+    "ratio": "f(log_ratio, batch, hyperparams)",
+    "surrogate": 'f(log_ratio, advantage, hyperparams); tuned(f, "clip_low") passes hyperparameters by name',
+    "penalties": "f(prediction, batch, hyperparams), each in a tuple",
+    "keep": "f(prediction, batch, hyperparams)",
+    "reduce": "f(mask)",
+    "critic": 'f(values, targets, behaviour_values, hyperparams); tuned(f, clip="value_clip") passes hyperparameters',
+    "reference": "f(reference_params, params, iteration, hyperparams)",
+    "reward": "f(trajectory, kl, hyperparams)",
+    "kl_controller": 'f(coefficient, kl, hyperparams); tuned(f, target="kl_target") passes hyperparameters by name',
+}
+"""How each slot is called, and the nearest way to write what fills it."""
+
+
 def with_reference(
     algorithm: Algorithm,
     reference: Callable = frozen_reference,

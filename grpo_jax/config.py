@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name
+from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name, name_of
 from grpo_jax.config_checks import check_config, check_counts, check_extras, check_function
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment, make_environment, stack_frames
@@ -23,7 +23,7 @@ from grpo_jax.policies.normalization import Normalizer, normalized
 from grpo_jax.policies.sampling import with_temperature, with_top_k_top_p
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Config(KnownFields):
     """What a run is: environment, algorithm, rollout, update and policy. Floats that are traced are in `Hyperparams`.
 
@@ -232,9 +232,12 @@ class Config(KnownFields):
         for network in NETWORKS.values():
             if name in network.__dataclass_fields__:
                 return f"{name} is a field of the network: Config(network={network.__name__}({name}={value!r}))"
-        if name in Hyperparams.__dataclass_fields__:
-            return f"{name} is a field of Hyperparams: Hyperparams({name}={value!r})"
         return super()._unknown_field(name, value)
+
+    def _changed(self) -> dict[str, Any]:
+        name = name_of(self.algorithm)
+        shown = {"environment": self.environment} | super()._changed()
+        return shown | ({} if name == "custom" else {"algorithm": name})
 
 
 def behaviour_policy(config: Config, normalizer: Normalizer, hyperparams: Hyperparams) -> Policy:

@@ -3,7 +3,7 @@
 import difflib
 import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -45,19 +45,102 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return "did you mean " + " or ".join(repr(folded[name]) for name in close) + "?"
 
 
+# The words of purejaxrl, CleanRL, Stable-Baselines3, rejax, brax, TRL and verl.
+OTHER_WORDS = {
+    "clip": "clip_high",
+    "lr": "learning_rate",
+    "actor_learning_rate": "learning_rate",
+    "lr_schedule": "schedule",
+    "anneal_lr": "final_learning_rate",
+    "lr_scheduler_type": "schedule",
+    "warmup_ratio": "warmup",
+    "gamma": "discount",
+    "discounting": "discount",
+    "lam": "gae_lambda",
+    "lambda_": "gae_lambda",
+    "clip_eps": "clip_high",
+    "clip_coef": "clip_high",
+    "clip_range": "clip_high",
+    "clip_ratio": "clip_high",
+    "clipping_epsilon": "clip_high",
+    "epsilon": "clip_high",
+    "epsilon_high": "clip_high",
+    "epsilon_low": "clip_low",
+    "clip_range_vf": "value_clip",
+    "ent_coef": "entropy_coef",
+    "entropy_cost": "entropy_coef",
+    "vf_coef": "value_coef",
+    "vf_loss_coefficient": "value_coef",
+    "beta": "kl_coef",
+    "kl_penalty": "kl_coef",
+    "target_kl": "kl_limit",
+    "desired_kl": "kl_limit",
+    "ref_model_mixup_alpha": "reference_decay",
+    "total_timesteps": "total_steps",
+    "num_timesteps": "total_steps",
+    "max_steps": "num_iterations",
+    "n_envs": "num_envs",
+    "num_environments": "num_envs",
+    "n_steps": "num_steps",
+    "unroll_length": "num_steps",
+    "rollout_length": "num_steps",
+    "n_epochs": "num_epochs",
+    "update_epochs": "num_epochs",
+    "num_updates_per_batch": "num_epochs",
+    "ppo_epochs": "num_epochs",
+    "n_minibatch": "num_minibatches",
+    "num_generations": "group_size",
+    "gradient_accumulation_steps": "num_microbatches",
+    "env": "environment",
+    "env_id": "environment",
+    "env_name": "environment",
+    "env_kwargs": "env_params",
+    "algo": "algorithm",
+    "policy_kwargs": "network",
+    "hidden_layer_sizes": "hidden_sizes",
+    "net_arch": "hidden_sizes",
+    "normalize_reward": "normalize_rewards",
+    "normalize_obs": "normalize_observations",
+}
+"""What other libraries call a field."""
+
+
 class KnownFields:
-    """A dataclass whose constructor names the nearest field for one that it does not have."""
+    """A dataclass whose constructor says what to write for a field that it does not have."""
+
+    _classes: ClassVar[list[type]] = []  # all of these, in which a field is looked for
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        KnownFields._classes.append(cls)
 
     def __new__(cls, *arguments: Any, **fields: Any) -> Any:
         """Raises ConfigError for an unknown field."""
-        for name, value in fields.items():
-            if name not in cls.__dataclass_fields__:
-                raise ConfigError(cls._unknown_field(name, value))
+        for name in fields.keys() - cls.__dataclass_fields__.keys():
+            raise ConfigError(cls._unknown_field(name, fields[name]))
         return super().__new__(cls)
 
     @classmethod
     def _unknown_field(cls, name: str, value: Any) -> str:
+        if name in cls.__annotations__ and name not in cls.__dataclass_fields__:
+            return f"{cls.__name__} lacks a decorator: write @flax.struct.dataclass above the class"
+        field = OTHER_WORDS.get(name.lower(), name)
+        same = f"{name} is {field} here, " if field != name else f"{name} is "
+        if field in cls.__dataclass_fields__:
+            return f"{cls.__name__} has no field {name!r}: {same.removesuffix(', ')}; write {field}={value!r}"
+        for owner in KnownFields._classes:
+            if field in getattr(owner, "__dataclass_fields__", ()):
+                return f"{same}a field of {owner.__name__}: {owner.__name__}({field}={value!r})"
         return f"{cls.__name__} has no field {name!r}: {nearest(name, cls.__dataclass_fields__)}"
+
+    def _changed(self) -> dict[str, Any]:
+        """The fields that are not the defaults."""
+        shown = {name: (getattr(self, name), field.default) for name, field in self.__dataclass_fields__.items()}
+        return {name: value for name, (value, default) in shown.items() if value != default}
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self._changed().items())
+        return f"{type(self).__name__}({fields})"
 
 
 def describe_function(field: str, value: Any) -> str:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, KnownFields
 
 _BETWEEN_0_AND_1 = ("discount", "gae_lambda", "value_decay", "reference_decay", "covariance_fraction", "top_p")
 _NOT_NEGATIVE = (
@@ -36,7 +36,7 @@ _FLOAT32 = np.finfo(np.float32)
 
 
 @struct.dataclass
-class Hyperparams:
+class Hyperparams(KnownFields):
     """The float settings of an algorithm, each a traced leaf: sweep any of them under `vmap` without recompiling.
 
     A hyperparameter that no slot of the algorithm reads has no effect (`value_coef` without a critic, for example).
@@ -124,6 +124,12 @@ class Hyperparams:
     """Decay of the average of squared gradients; None: 0.999, with rmsprop 0.9."""
     weight_decay: float | None = None
     """A step subtracts this times the learning rate from each weight (adamw, muon; no biases); None: 1e-4, muon 0."""
+
+    def __post_init__(self):
+        """Makes arrays of lists of numbers."""
+        for name, value in vars(self).items():
+            if isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
+                object.__setattr__(self, name, np.array(value, np.float32))
 
     if TYPE_CHECKING:  # flax's decorator defines it, which type checkers do not see
 

@@ -63,6 +63,10 @@ def environment_object(environment: str | Any) -> Any:
       environment: a name in gymnax, such as "CartPole-v1"; a name in another suite, such as "brax:ant"; a path
         "package.module:Name" of an object, or of a class or function that makes one without arguments; or the object.
     """
+    if isinstance(environment, type):
+        raise ConfigError(f"environment={environment.__name__} is a class; write {environment.__name__}()")
+    if type(environment).__module__.partition(".")[0] == "gymnasium":
+        raise ConfigError("a gymnasium environment is made by its name: environment='gymnasium:CartPole-v1', say")
     if not isinstance(environment, str):
         return environment
     source, colon, name = environment.partition(":")

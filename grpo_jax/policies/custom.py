@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -11,6 +12,7 @@ from grpo_jax.importing import import_custom
 from grpo_jax.observations import leading_shape
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
+from grpo_jax.policies.pure_policy import make_pure_policy
 from grpo_jax.types import PyTree
 
 
@@ -20,7 +22,8 @@ def make_custom_policy(
     """The policy of a custom network, whose functions check their outputs.
 
     Args:
-      network: a function `(observation, distribution, critic) -> Policy`, or its path "package.module:name".
+      network: a function `(observation, distribution, critic) -> Policy`, its path "package.module:name", or a module
+        of flax linen that gives outputs and a value, or its class, which is called with the number of outputs.
       observation, distribution, critic: its arguments.
 
     Raises:
@@ -28,7 +31,13 @@ def make_custom_policy(
         not floating-point, for outputs, values or features of the wrong shape or dtype, and for a carry that changes.
     """
     name = describe_function("network", network)
-    policy = _call(name, lambda: import_custom(network, "network")(observation, distribution, critic))
+    network = import_custom(network, "network")
+    if isinstance(network, type) and issubclass(network, nn.Module):
+        network = network(distribution.num_outputs)
+    if isinstance(network, nn.Module):
+        policy = make_pure_policy(network.init, network.apply, observation, distribution, critic)
+    else:
+        policy = _call(name, lambda: network(observation, distribution, critic))
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"{name} gives {type(policy).__name__}, but must give a Policy; write a function "

@@ -20,10 +20,11 @@ from grpo_jax.policies.recurrent import RECURRENT
 from grpo_jax.policies.transformer import Transformer
 from grpo_jax.types import PyTree
 
-_ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", "softplus")
+_ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "swish", "elu", "selu", "celu", "leaky_relu", "relu6", "sigmoid")
+_ACTIVATIONS += ("softplus", "soft_sign", "hard_tanh")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class MLP(KnownFields):
     """Dense layers, an optional recurrent layer, and a head each for the actor and the critic.
 
@@ -69,8 +70,8 @@ class MLP(KnownFields):
             if not isinstance(gain, int | float) or not 0 <= gain < math.inf:
                 raise ConfigError(f"{name}={gain!r} is not a gain of initial weights: use a number such as 1.0, or 0")
         for name in ("activation", "critic_activation"):
-            found = getattr(nn, str(activation := getattr(self, name)), None)
-            if (activation or name == "activation") and (not callable(found) or isinstance(found, type)):
+            activation = getattr(self, name)
+            if (activation or name == "activation") and activation not in _ACTIVATIONS:
                 raise ConfigError(f"unknown {name} {activation!r}: {nearest(str(activation), _ACTIVATIONS)}")
         if self.recurrent != "none" and self.recurrent not in RECURRENT:
             names = ("none", *RECURRENT)
@@ -152,7 +153,7 @@ class MLP(KnownFields):
             raise ConfigError(f"{problem} with shared_critic=True one network sees all; use shared_critic=False")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class CNN(MLP):
     """A 3×3 convolution (`convolutions.convolution`) before the layers of an `MLP`.
 
@@ -226,6 +227,13 @@ def resolve_network(network: str | Callable, observation: PyTree, has_prompt: bo
     """
     if network in NETWORKS.values():
         return network()
+    if type(network).__module__.startswith("equinox") or any(
+        each.__module__.startswith(("flax.nnx", "equinox")) for each in type(network).__mro__
+    ):
+        raise ConfigError(
+            f"network={type(network).__name__}(...) holds its parameters; write a function (observation, distribution, "
+            "critic) -> make_pure_policy(init, apply, ...), as `grpo-jax docs networks` shows for nnx and equinox"
+        )
     if not isinstance(network, str) or ":" in network:
         return network
     if network == "auto":

@@ -19,7 +19,7 @@ _COUNTS = (
 _LORA_OPTIONS = ("lora_alpha", "lora_layers", "frozen_dtype")  # fields that have no effect without lora_rank
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Transformer(KnownFields):
     """A decoder in the layout of Llama and Qwen: pre-norm, rotary positions, gated feed-forward layers.
 

@@ -20,7 +20,7 @@ from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, TrainState
 
 
-@struct.dataclass
+@functools.partial(struct.dataclass, repr=False)
 class TrainedPolicy:
     """A trained policy, or the policies of all rows of a run: a pytree, whose leaves then have a leading axis `[R]`.
 
@@ -40,6 +40,10 @@ class TrainedPolicy:
     score: jax.Array  # mean return of an evaluation, or else of recent training episodes; NaN if none had ended
     steps: jax.Array  # environment steps it was trained for
     row: jax.Array  # its number in the run, from 0
+
+    def __repr__(self) -> str:
+        rows = f"{len(self)} rows" if np.ndim(self.row) else f"row {self.row}"
+        return f"TrainedPolicy({self.name!r}, {rows}, score={np.round(self.score, 2)})"
 
     def __len__(self) -> int:
         """Number of rows; TypeError for a single policy."""

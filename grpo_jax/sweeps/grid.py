@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from grpo_jax.config import Config
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import OTHER_WORDS, ConfigError, nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.training.settings import format_value
@@ -124,6 +124,8 @@ def make_bases(
             static[name] = several
         else:
             known = {*Config.__dataclass_fields__, *hyperparams.__dataclass_fields__}
+            if name in OTHER_WORDS:
+                raise ConfigError(f"{name} is {OTHER_WORDS[name]} here")
             raise ConfigError(
                 f"{name!r} is no field of Config or {type(hyperparams).__name__}, and fields of networks are swept by "
                 f'several networks, {{"network": [MLP((64,)), MLP((128,))]}}: {nearest(name, known)}'

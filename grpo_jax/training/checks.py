@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from grpo_jax.algorithms import SLOT_CALLS
 from grpo_jax.config import Config, kept_with
 from grpo_jax.devices.mesh import ENVS, ROWS
 from grpo_jax.environments.spaces import Discrete
-from grpo_jax.errors import ConfigError, are_alike, describe_arrays, describe_function
+from grpo_jax.errors import OTHER_WORDS, ConfigError, are_alike, describe_arrays, describe_function
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.training.budget import check_budget
 from grpo_jax.training.train_step import initial_state, make_train_step
-from grpo_jax.types import Metrics, first_difference
+from grpo_jax.types import Metrics, PyTree, first_difference
 from grpo_jax.updates.schedules import check_schedule
 
 _NUM_ENVS = 3
@@ -23,20 +24,37 @@ _NUM_ENVS = 3
 
 def check_run(config: Config, hyperparams: Hyperparams) -> None:
     """Raises ConfigError for hyperparameters or a budget that are invalid, and for a config whose parts do not fit."""
+    if not isinstance(config, Config):
+        raise ConfigError(f"config={config!r} must be a Config, such as Config('CartPole-v1')")
+    if not isinstance(hyperparams, Hyperparams):
+        raise ConfigError(f"hyperparams={hyperparams!r} must be Hyperparams, such as Hyperparams(learning_rate=1e-3)")
     check_budget(config, hyperparams)
     try_on_shapes(config, hyperparams)
 
 
-def check_keys(keys: jax.Array) -> None:
-    """Raises ConfigError unless `keys` are `[R]` keys of one row or more."""
+def check_rows(hyperparams: Hyperparams, keys: jax.Array) -> None:
+    """Raises ConfigError unless `keys` are `[R]` keys of one row or more, and hyperparameters are scalars or `[R]`."""
     if not isinstance(keys, jax.Array | np.ndarray) or keys.ndim != (
         1 if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) else 2
     ):
         raise ConfigError(
-            "keys must be an array of keys, one for each row, as from jax.random.split(jax.random.key(0), num_rows)"
+            "keys must be an array of keys, one for each row; for four seeds: jax.random.split(jax.random.key(0), 4)"
         )
     if keys.shape[0] == 0:
         raise ConfigError("keys is empty, and one row is trained for each key; use jax.random.split(key, 1) or more")
+    for name, value in vars(hyperparams).items():
+        if value is not None and np.shape(value) not in ((), keys.shape[:1]):
+            raise ConfigError(
+                f"{name} has shape {list(np.shape(value))}, but there are {keys.shape[0]} keys; give one value for all "
+                "rows, or one for each key"
+            )
+
+
+def check_params(config: Config, params: PyTree) -> None:
+    """Raises ConfigError unless parameters to start from have the structure of the policy's."""
+    expected, given = jax.eval_shape(config.policy.init, jax.random.key(0)), jax.tree.structure(params)
+    if given != jax.tree.structure(expected):
+        raise ConfigError(f"params have the structure {given}, but the policy's is {jax.tree.structure(expected)}")
 
 
 def check_mesh(config: Config, mesh: Mesh) -> None:
@@ -89,7 +107,8 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     except ConfigError:
         raise
     except Exception as error:  # of a custom slot, or other code of the user
-        raise ConfigError(f"the algorithm and this configuration do not fit: {error}") from error
+        advice = _advice(config, hyperparams, error)
+        raise ConfigError(f"the algorithm and this configuration do not fit: {error}{advice}") from error
     if difference := first_difference(state, after):
         path, before, changed = difference
         raise ConfigError(
@@ -97,6 +116,29 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
             "structure, shapes and dtypes"
         )
     return metrics
+
+
+def _advice(config: Config, hyperparams: Hyperparams, error: Exception) -> str:
+    """What to write instead, if the error came from a function in a slot of the algorithm, or from calling it."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, Hyperparams):
+        if error.name in OTHER_WORDS:
+            return f"; {error.name} is {OTHER_WORDS[error.name]} here"
+        owner = type(hyperparams).__name__
+        return (
+            f"; write @flax.struct.dataclass class Mine({owner}): {error.name}: float = 0.1, and train with Mine() in "
+            f"place of {owner}()"
+        )
+    frames, trace = set(), error.__traceback__
+    while trace is not None:
+        frames.add(trace.tb_frame.f_code)
+        trace = trace.tb_next
+    for slot, call in SLOT_CALLS.items():
+        for function in jax.tree.leaves(getattr(config.algorithm, slot), is_leaf=callable):
+            code = getattr(function, "__code__", None)
+            name = getattr(function, "__qualname__", "")
+            if code is not None and (code in frames or (name and f"{name}()" in str(error))):
+                return f"; {name} fills the slot {slot}, which is called as {call}"
+    return ""
 
 
 def _check_distribution(config: Config) -> None:

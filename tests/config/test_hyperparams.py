@@ -32,7 +32,7 @@ CONFIG = Config(
 
 
 def test_every_value_is_a_number_that_means_something():
-    offenders = [math.nan, math.inf, -math.inf, 1e39, -1e39, 1e-50, None, "0.1", [0.1, 0.2], (0.1,), {}, 1j]
+    offenders = [math.nan, math.inf, -math.inf, 1e39, -1e39, 1e-50, None, "0.1", ["0.1"], (0.1,), {}, 1j]
     offenders += [np.array(value) for value in offenders if isinstance(value, float)]
     accepted = []
     for name in FIELDS:
@@ -47,7 +47,7 @@ def test_every_value_is_a_number_that_means_something():
     assert all(value == math.inf for _, value in accepted if value is not None)
 
 
-@pytest.mark.parametrize("value", [1e-50, [0.1, 0.2], None, "0.1"])
+@pytest.mark.parametrize("value", [1e-50, ["0.1"], None, "0.1"])
 def test_invalid_values_stop_a_run_before_anything_else(value):
     hyperparams = Hyperparams(total_steps=1e3, adam_eps=value)
     with pytest.raises(ConfigError, match="adam_eps="):

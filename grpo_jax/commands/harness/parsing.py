@@ -15,7 +15,7 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 
 from grpo_jax.commands.harness import limits
 from grpo_jax.commands.harness.short_help import FEW, field_words, flat_fields, invocation, print_short_help
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import OTHER_WORDS, ConfigError, nearest
 
 T = TypeVar("T")
 
@@ -150,6 +150,10 @@ def one_line_errors() -> Iterator[None]:
 
 def _in_plain_words(message: str) -> str | None:
     """What to write where a value does not parse, or a flag has several; None for any other mistake."""
+    if (found := re.match(r"Unrecognized options: --([\w-]+)", message)) and (
+        field := OTHER_WORDS.get(found[1].replace("-", "_"))
+    ):
+        return f"--{found[1]} is --{field.replace('_', '-')} here"
     if found := re.match(r"Unrecognized options: ([^-\s].*)", message):
         return (
             f"{found[1]!r} follows a flag that has its value, or no flag; for several values of a setting use grpo-jax "
