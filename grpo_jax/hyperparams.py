@@ -129,7 +129,7 @@ class Hyperparams(KnownFields):
         """Makes arrays of lists of numbers."""
         for name, value in vars(self).items():
             if isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
-                object.__setattr__(self, name, np.array(value, np.float32))
+                object.__setattr__(self, name, np.array(value))
 
     if TYPE_CHECKING:  # flax's decorator defines it, which type checkers do not see
 

@@ -26,7 +26,7 @@ from grpo_jax.recording.run_spec import Recording, RunSpec, prepare_folder, vers
 from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.recording.training_warnings import NonFiniteFinder
 from grpo_jax.training.budget import most_steps
-from grpo_jax.training.checks import check_rows, check_run
+from grpo_jax.training.checks import check_options, check_rows, check_run
 from grpo_jax.training.evaluations import Evaluate, Evaluations
 from grpo_jax.training.progress import Callback, Chunk, Progress, RunResult, apply_callback, describe_ends, joined
 from grpo_jax.training.run import NUM_CHUNKS, run
@@ -103,6 +103,7 @@ def recorded_run(
     recording.check()
     check_run(config, hyperparams)
     check_rows(hyperparams, keys)
+    check_options(config, **{name: options.get(name) for name in ("params", "callback", "mesh")})
     spec, out = RunSpec(name_of(config.algorithm), config, hyperparams, keys, env_params), Path(recording.out)
     with clean_up_on_error(out):
         from_process_zero(lambda: prepare_folder(out, [spec], resume=recording.resume))

@@ -50,8 +50,14 @@ def check_rows(hyperparams: Hyperparams, keys: jax.Array) -> None:
             )
 
 
-def check_params(config: Config, params: PyTree) -> None:
-    """Raises ConfigError unless parameters to start from have the structure of the policy's."""
+def check_options(config: Config, params: PyTree = None, callback: Any = None, mesh: Any = None) -> None:
+    """Raises ConfigError for options of `run` that are something else, or parameters of another policy."""
+    if callback is not None and not callable(callback):
+        raise ConfigError(f"callback={callback!r} must be a function (progress, chunk)")
+    if not isinstance(mesh, Mesh | None):
+        raise ConfigError(f"mesh={mesh!r} must be a mesh, such as grpo_jax.make_mesh(seeds=2)")
+    if params is None:
+        return
     expected, given = jax.eval_shape(config.policy.init, jax.random.key(0)), jax.tree.structure(params)
     if given != jax.tree.structure(expected):
         raise ConfigError(f"params have the structure {given}, but the policy's is {jax.tree.structure(expected)}")

@@ -20,7 +20,7 @@ from grpo_jax.host_calls import finished
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.reductions import missing
 from grpo_jax.training import budget
-from grpo_jax.training.checks import check_mesh, check_params, check_rows, check_run, try_on_shapes
+from grpo_jax.training.checks import check_mesh, check_options, check_rows, check_run, try_on_shapes
 from grpo_jax.training.evaluations import Evaluate, make_evaluation
 from grpo_jax.training.progress import (
     Callback,
@@ -92,12 +92,7 @@ def run(
     """
     check_run(config, hyperparams)
     check_rows(hyperparams, keys)
-    if callback is not None and not callable(callback):
-        raise ConfigError(f"callback={callback!r} must be a function (progress, chunk)")
-    if params is not None:
-        check_params(config, params)
-    if not isinstance(mesh, Mesh | None):
-        raise ConfigError(f"mesh={mesh!r} must be a mesh, such as grpo_jax.make_mesh(seeds=2)")
+    check_options(config, params, callback, mesh)
     rows = _Rows(config, hyperparams, keys, make_row_mesh(len(keys)) if mesh is None else mesh)
     chunk_length = _chunk_length(config, hyperparams, chunk_length, evaluate)
     with kept_programs(compilation_cache), explain_out_of_memory(len(keys)) as memory:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import GRPO, Config, Hyperparams, make_init, run
+from grpo_jax import GRPO, Config, Hyperparams, make_init, recorded_run, run
 from grpo_jax.errors import OTHER_WORDS, ConfigError, KnownFields
 from grpo_jax.policies import MLP, Transformer
 
@@ -42,6 +42,10 @@ ANSWERS = {
     "three rates": (lambda: run(CONFIG, Hyperparams(learning_rate=jnp.ones(3)), KEYS), r"shape \[3\].* 4 keys"),
     "no parameters": (lambda: run(CONFIG, Hyperparams(), KEYS, params={}), "params have the structure"),
     "no callback": (lambda: run(CONFIG, Hyperparams(), KEYS, callback=3), "callback=3 must be a function"),
+    "no callback, recorded": (
+        lambda: recorded_run(CONFIG, Hyperparams(), KEYS, "never", callback=3),
+        "callback=3 must be a function",
+    ),
     "no mesh": (lambda: run(CONFIG, Hyperparams(), KEYS, mesh=3), "mesh=3 must be a mesh"),
     "yes": (lambda: Config(normalize_rewards="yes"), "'yes' must be True or False"),
     "activation": (lambda: MLP(activation="jit"), "unknown activation 'jit': .*tanh"),
@@ -75,7 +79,7 @@ def test_words_of_other_libraries_lead_to_the_fields_of_their_page():
 
 def test_lists_are_arrays_and_what_is_printed_is_what_was_written():
     rates = Hyperparams(learning_rate=[1e-3, 3e-4]).learning_rate
-    np.testing.assert_array_equal(rates, np.float32([1e-3, 3e-4]))
+    np.testing.assert_array_equal(rates, [1e-3, 3e-4])
     assert repr(CONFIG).startswith("Config(environment='Catch-bsuite', algorithm='ppo', num_envs=4, ")
     assert "network=CNN()" in repr(CONFIG) or "network=MLP()" in repr(CONFIG)
 
