@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name, name_of
-from grpo_jax.config_checks import check_config, check_counts, check_extras, check_function
+from grpo_jax.config_checks import check_config, check_counts, check_extras, check_function, check_switches
 from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment, make_environment, stack_frames
 from grpo_jax.environments.parameters import static_parameters
@@ -117,6 +117,7 @@ class Config(KnownFields):
         """Chooses the fields that were left out, and checks all of them."""
         resolve = functools.partial(object.__setattr__, self)
         check_counts(self)
+        check_switches(self)
         resolve("env_params", static_parameters(self.env_params))
         check_extras(self.extras)
         resolve("extras", tuple(self.extras))

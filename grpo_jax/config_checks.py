@@ -42,16 +42,17 @@ Rules = Iterator[tuple[Any, str]]
 
 
 def check_counts(config: Config) -> None:
-    """Makes counts Python integers, before anything is computed from them; None stands for a field left out.
-
-    Raises ConfigError also for a switch that is neither True nor False.
-    """
+    """Makes counts Python integers, before anything is computed from them; None stands for a field left out."""
     for field in _COUNTS:
         value = getattr(config, field)
         if value is None and type(config).__dataclass_fields__[field].default is not None:
             raise ConfigError(f"{field}=None has no meaning; leave it out for its default")
         if value is not None:
             object.__setattr__(config, field, as_count(field, value))
+
+
+def check_switches(config: Config) -> None:
+    """Raises ConfigError for a switch that is neither True nor False."""
     for name, field in type(config).__dataclass_fields__.items():
         if isinstance(field.default, bool) and not isinstance(getattr(config, name), bool):
             raise ConfigError(f"{name}={getattr(config, name)!r} must be True or False")

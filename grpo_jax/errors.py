@@ -45,6 +45,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return "did you mean " + " or ".join(repr(folded[name]) for name in close) + "?"
 
 
+def check_arguments(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ConfigError for the first argument of a function that it does not have, with the nearest one."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"unknown argument {name!r} of {function}: {nearest(name, known)}")
+
+
 # The words of purejaxrl, CleanRL, Stable-Baselines3, rejax, brax, TRL and verl.
 OTHER_WORDS = {
     "clip": "clip_high",
@@ -116,13 +123,14 @@ class KnownFields:
 
     def __new__(cls, *arguments: Any, **fields: Any) -> Any:
         """Raises ConfigError for an unknown field."""
-        for name in fields.keys() - cls.__dataclass_fields__.keys():
-            raise ConfigError(cls._unknown_field(name, fields[name]))
+        for name, value in fields.items():
+            if name not in cls.__dataclass_fields__:
+                raise ConfigError(cls._unknown_field(name, value))
         return super().__new__(cls)
 
     @classmethod
     def _unknown_field(cls, name: str, value: Any) -> str:
-        if name in cls.__annotations__ and name not in cls.__dataclass_fields__:
+        if name in cls.__annotations__:
             return f"{cls.__name__} lacks a decorator: write @flax.struct.dataclass above the class"
         field = OTHER_WORDS.get(name.lower(), name)
         same = f"{name} is {field} here, " if field != name else f"{name} is "

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from flax import struct
 from gymnax.environments.classic_control.cartpole import EnvParams
 
-KINDS = ("scale", "bonus", "delay", "level")
-
 
 @struct.dataclass
 class Params(EnvParams):

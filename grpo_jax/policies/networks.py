@@ -227,9 +227,7 @@ def resolve_network(network: str | Callable, observation: PyTree, has_prompt: bo
     """
     if network in NETWORKS.values():
         return network()
-    if type(network).__module__.startswith("equinox") or any(
-        each.__module__.startswith(("flax.nnx", "equinox")) for each in type(network).__mro__
-    ):
+    if any(each.__module__.startswith(("flax.nnx", "equinox")) for each in type(network).__mro__):
         raise ConfigError(
             f"network={type(network).__name__}(...) holds its parameters; write a function (observation, distribution, "
             "critic) -> make_pure_policy(init, apply, ...), as `grpo-jax docs networks` shows for nnx and equinox"

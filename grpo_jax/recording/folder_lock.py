@@ -121,7 +121,7 @@ def describe_locked() -> str:
     return "; ".join(lines)
 
 
-SIGNALS = {bytes([number]) for number in (signal.SIGTERM, signal.SIGINT)}
+SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
 class StopSignal(SystemExit):
@@ -147,7 +147,7 @@ def _answered() -> Iterator[None]:
     os.set_blocking(writer, False)
 
     def answer():
-        if (number := os.read(reader, 1)) in SIGNALS:
+        if (number := os.read(reader, 1)) and number[0] in SIGNALS:
             name = signal.Signals(number[0]).name
             os.write(2, f"\n{name}: stopping after this chunk of iterations; press Ctrl-C again to stop now\n".encode())
         if os.read(reader, 1) and not select.select([reader], [], [], 5)[0] and "ipykernel" not in sys.modules:
@@ -184,7 +184,7 @@ def deferred_signals() -> Iterator[list[int]]:
         yield received
         return
     with _answered():
-        handlers = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        handlers = {number: signal.signal(number, handle) for number in SIGNALS}
         try:
             yield received
         finally:

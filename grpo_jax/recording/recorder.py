@@ -15,7 +15,7 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.config import Config
 from grpo_jax.devices.processes import from_every_process, from_process_zero, is_process_zero
 from grpo_jax.environments import EnvParams
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError, check_arguments
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.figures import plot_settings, ranked_settings
 from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, deferred_signals
@@ -99,7 +99,7 @@ def recorded_run(
     for name in options.keys() - OPTIONS:
         if name in Recording.__dataclass_fields__:
             raise ConfigError(f"{name} is a field of the recording: Recording(folder, {name}={options[name]!r})")
-        raise ConfigError(f"unknown argument {name!r} of recorded_run: {nearest(name, sorted(OPTIONS))}")
+    check_arguments("recorded_run", options, OPTIONS)
     recording.check()
     check_run(config, hyperparams)
     check_rows(hyperparams, keys)

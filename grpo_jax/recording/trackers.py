@@ -93,8 +93,9 @@ class WeightsAndBiases:
             options |= {"reinit": "create_new"} if len(settings.rows) > 1 else {}
             values = {field.rpartition("/")[2]: float(str(each[rows[0]])) for field, each in settings.values.items()}
             config = described | ({"hyperparams": described["hyperparams"] | values} if values else {})
-            self._runs.append((rows, wandb.init(**options, dir=directory, config=config)))
-            self._runs[-1][1].define_metric("*", step_metric="environment_steps")
+            run = wandb.init(**options, dir=directory, config=config)
+            run.define_metric("*", step_metric="environment_steps")
+            self._runs.append((rows, run))
 
     def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
         """One call an iteration and setting."""

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from grpo_jax.config import Config
 from grpo_jax.devices.processes import is_process_zero
-from grpo_jax.errors import ConfigError, as_count, nearest
+from grpo_jax.errors import ConfigError, as_count, check_arguments
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.figures import NUM_DRAWN
@@ -87,8 +87,7 @@ def sweep(
         raise ConfigError(f"seed={seed!r} must be a whole number from 0")
     keys, evaluation_keys = run_keys(seed, as_count("num_seeds", num_seeds))
     samples = None if samples is None else as_count("samples", samples)
-    for name in options.keys() - OPTIONS:
-        raise ConfigError(f"unknown argument {name!r} of sweep: {nearest(name, sorted(OPTIONS))}")
+    check_arguments("sweep", options, OPTIONS)
     return train_grid(make_grid(bases, traced, keys, samples, seed), as_recording(out), evaluation_keys, **options)
 
 
