@@ -1,6 +1,7 @@
 """Dense layers: initial weights, and gradients that are fast on CPUs and accelerators."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -154,6 +155,7 @@ def _sum_of_stack(narrow, x):
     return jnp.sum(jnp.stack([narrow[:, i : i + 1] * x for i in range(narrow.shape[1])], axis=1), axis=0)
 
 
+@functools.cache
 def orthogonal(scale: float) -> Callable:
     """Orthogonal matrices, uniformly distributed, times `scale` (https://arxiv.org/abs/1312.6120).
 
@@ -166,6 +168,7 @@ def orthogonal(scale: float) -> Callable:
       orthogonal vectors of length `scale`.
     """
 
+    @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
     def init(key, shape, dtype=jnp.float32):
         tall = jax.random.normal(key, (max(shape), min(shape)), dtype)
 
