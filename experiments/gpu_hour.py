@@ -72,12 +72,14 @@ def language(dtype: str, precision: str) -> Measurement:
 
 
 PIECES: dict[str, dict[str, Measurement]] = {
-    "agreement": {
-        "tests": Measurement(
+    "tests": {
+        "all": Measurement(
             "pytest -q -n 0 -p no:cacheprovider --junitxml {out}/tests.xml tests/training/test_execution_plans.py "
             "tests/environments/test_lean.py tests/objectives/test_golden.py tests/objectives/test_golden_2.py".split(),
             "-k test_a_plan_is_found_by_name",
-        ),
+        )
+    },
+    "agreement": {
         "devices": Measurement(["experiments.device_agreement", "--out", "{out}/agreement.json"]),
     },
     "programs": {
@@ -116,7 +118,7 @@ class Arguments:
     """Measures everything that is to be measured on one GPU; given again, it goes on where it stopped."""
 
     pieces: tuple[str, ...] = ()
-    """What to measure; by default all, in this order: agreement, programs, settings, shapes, brax, language."""
+    """What to measure; by default all, in this order: tests, agreement, programs, settings, shapes, brax, language."""
     minutes: Positive | None = None
     """No measurement begins that might not be over by then; by default all are made."""
     smoke: bool = False
@@ -146,7 +148,7 @@ def main(arguments: Arguments) -> None:
         console.print(f"{name} ({i + 1} of {len(waiting)})")
         if problem := measure(measurement, out / name, target, arguments.smoke):
             console.print(f"  failed: {problem}", soft_wrap=True)
-    write_page(out, device)
+    write_page(out, device, arguments.smoke)
     console.print(f"Results in {out}", soft_wrap=True)
 
 
@@ -160,11 +162,11 @@ def measure(measurement: Measurement, out: Path, target: str, smoke: bool) -> st
     """Runs a measurement and notes that it is done; returns the last line of an error, and then nothing is noted."""
     out.mkdir(parents=True, exist_ok=True)
     words = [*measurement.flags, *(measurement.smaller.split() if smoke else ())]
-    words = ["-m", *(word.replace("{out}", str(out)).replace("{device}", target) for word in words)]
+    words = ["-m", *(word.replace("{device}", target) for word in words)]
     began = time.monotonic()
     try:
         done = subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, *(word.replace("{out}", str(out)) for word in words)],
             env=os.environ | measurement.variables,
             capture_output=True,
             text=True,
@@ -175,7 +177,8 @@ def measure(measurement: Measurement, out: Path, target: str, smoke: bool) -> st
     (out / "output.txt").write_text(done.stdout + done.stderr)
     if done.returncode:
         return (done.stderr or done.stdout).strip().rpartition("\n")[2]
-    shown = shlex.join([*(f"{name}={value}" for name, value in measurement.variables.items()), "python", *words])
+    variables = [f"{name}={value}" for name, value in measurement.variables.items()]
+    shown = shlex.join([*variables, "python", *words]).replace("{out}", "DIR")
     write_json(out / DONE, {"command": shown, "seconds": time.monotonic() - began})
     return ""
 

@@ -17,15 +17,16 @@ DONE = "measured.json"
 PICTURE = "seconds.png"
 
 
-def write_page(out: Path, device: str) -> None:
+def write_page(out: Path, device: str, smoke: bool) -> None:
     """Writes what the folder has; without any result, nothing."""
-    sections = [f"## {title}\n\n{text}" for title, section in SECTIONS.items() if (text := section(out))]
+    sections = [f"## {title}\n\n{text.strip()}" for title, section in SECTIONS.items() if (text := section(out))]
     if not sections:
         return
     measured = [json.loads(path.read_text()) for path in sorted(out.glob(f"*/*/{DONE}"))]
     commands = "\n".join(f"{each['seconds']:5.0f} s  {each['command']}" for each in measured)
     minutes = sum(each["seconds"] for each in measured) / 60
-    head = f"# Measured on {device}\n\n`python -m experiments.gpu_hour --out DIR`, {minutes:.0f} minutes in all."
+    title = "A smoke test: nothing is a measurement, as all sizes are tiny" if smoke else f"Measured on {device}"
+    head = f"# {title}\n\n`python -m experiments.gpu_hour --out DIR`, {minutes:.0f} minutes in all."
     write_text(out / "README.md", "\n\n".join([head, *sections, f"## Commands\n\n```\n{commands}\n```"]) + "\n")
 
 
@@ -40,7 +41,7 @@ def results(out: Path, pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def agreement(out: Path) -> str:
     """Passed tests, and how far train steps are from the CPU's."""
     lines = []
-    for path in out.glob("agreement/*/tests.xml"):
+    for path in out.glob("tests/*/tests.xml"):
         counts = ET.parse(path).getroot().find("testsuite").attrib
         lines.append(
             "Tests on the device: {tests}, of which {failures} failed and {skipped} were skipped.\n".format(**counts)
@@ -69,7 +70,11 @@ def programs(out: Path) -> str:
         for row in result["programs"]
         if "error" not in row
     ]
-    return markdown_table(["", "environments", "", "launches", "model ms", "measured ms"], rows) if rows else ""
+    return (
+        markdown_table(["program", "environments", "implementation", "launches", "model ms", "measured ms"], rows)
+        if rows
+        else ""
+    )
 
 
 def settings(out: Path) -> str:
@@ -79,7 +84,7 @@ def settings(out: Path) -> str:
         for name, result in results(out, "settings/*/speed.json")
         for row in result["results"]
     ]
-    return markdown_table(["", "", "steps/s", "seconds to compile"], rows) if rows else ""
+    return markdown_table(["settings", "implementation", "steps/s", "seconds to compile"], rows) if rows else ""
 
 
 def shapes(out: Path) -> str:
@@ -106,7 +111,7 @@ def shapes(out: Path) -> str:
     if not rows:
         return ""
     draw(drawn, out / PICTURE)
-    header = ["training", "", "seconds + compiling", "steps/s", "published: seconds"]
+    header = ["training", "implementation", "seconds + compiling", "steps/s", "published: seconds"]
     note = "Seconds of a whole training: its environment steps by the measured steps per second; nothing is evaluated."
     return f"{note}\n\n![Seconds of trainings, measured and published]({PICTURE})\n\n{markdown_table(header, rows)}"
 
@@ -133,7 +138,7 @@ def brax(out: Path) -> str:
         for row in result["results"]
     ]
     note = "brax's notebook shows 33 s of compiling and 156 s for 50 million steps of ant (Colab, a GPU not named)."
-    return f"{note}\n\n{markdown_table(['task', '', 'steps/s'], rows)}" if rows else ""
+    return f"{note}\n\n{markdown_table(['task', 'implementation', 'steps/s'], rows)}" if rows else ""
 
 
 def language(out: Path) -> str:
@@ -144,7 +149,7 @@ def language(out: Path) -> str:
         for row in result["sizes"]
     ]
     return (
-        markdown_table(["numbers, precision of products", "", "tokens/s", "of the rate of products"], rows)
+        markdown_table(["numbers, precision of products", "part", "tokens/s", "of the rate of products"], rows)
         if rows
         else ""
     )

@@ -54,10 +54,10 @@ def test_the_page_has_a_whole_training_beside_the_published_one(tmp_path):
     folder.mkdir(parents=True)
     row = {"implementation": "PPO", "num_seeds": 2048, "steps_per_second": 51_200_000.0, "compile_seconds": 9.0}
     (folder / "speed.json").write_text(json.dumps({"results": [row]}))
-    write_page(tmp_path, "H100")
+    write_page(tmp_path, "H100", smoke=False)
     assert not (tmp_path / "README.md").exists(), "an unfinished measurement is not on the page"
     (folder / "measured.json").write_text(json.dumps({"command": "python -m experiments.benchmark", "seconds": 120.0}))
-    write_page(tmp_path, "H100")
+    write_page(tmp_path, "H100", smoke=False)
     page = (tmp_path / "README.md").read_text()
     assert page.startswith("# Measured on H100") and "2 minutes in all" in page
     # 500,000 steps of 2,048 seeds at 51.2 million a second
@@ -71,5 +71,8 @@ def test_every_piece_runs_small(tmp_path, capsys):
     failed = [line for line in capsys.readouterr().out.splitlines() if "failed:" in line]
     assert all("pip install" in line for line in failed), failed
     page = (tmp_path / "README.md").read_text()
+    assert page.startswith("# A smoke test")
     assert all(f"## {title}" in page for title in ("Published trainings", "Settings", "Language models"))
+    agreement = json.loads((tmp_path / "agreement" / "devices" / "agreement.json").read_text())["results"]
+    assert len(agreement) == 5 and all(row["parameters"] == 0 < row["step"] for row in agreement)
     assert "Tests on the device: 1, of which 0 failed" in page
