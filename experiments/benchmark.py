@@ -1,11 +1,11 @@
 """Training steps per second of rejax, of PPO in its common formulation, and of ours: `python -m experiments.benchmark`.
 
-Every implementation does the same work: rollouts of 128 steps in each environment, 4 epochs of 4 minibatches, tanh
-networks of equal sizes. One process measures all of them in turn, several times, so that a slow moment of the machine
-affects all of them. Compilation is timed separately, and the compilation cache is not used.
+Every implementation does the same work: rollouts of equal length in as many environments, the same epochs and
+minibatches, tanh networks of equal sizes. One process measures all of them in turn, several times, so that a slow
+moment of the machine affects all of them. Compilation is timed separately, and the compilation cache is not used.
 
 GRPO has no critic here, and its environments continue from window to window as PPO's do, so that both train on
-num_envs × 128 valid samples; the return of a window is compared over 8 environments. This is only a workload to
+num_envs × num_steps valid samples; the return of a window is compared over 8 environments. This is only a workload to
 measure: to learn, groups have to start from the same state.
 """
 
@@ -34,6 +34,7 @@ from grpo_jax.sweeps.runs import score_summary
 
 from .harness import cold_start
 from .harness import reference_implementations as reference
+from .harness.reference_implementations import Size
 from .harness.workloads import IMPLEMENTATIONS, final_returns, make_cases, make_config, measure, ours
 
 DEFAULT_NUM_ENVS = {"CartPole-v1": (64, 512, 2048)}
@@ -51,7 +52,13 @@ class Arguments:
     """What to measure; ratios are to the first."""
     num_seeds: tuple[Count, ...] = (1,)
     """Independent runs in one program (vmap), one measurement each."""
-    hidden_sizes: tuple[Count, ...] = reference.HIDDEN_SIZES
+    num_steps: Count = Size._field_defaults["num_steps"]
+    """Steps of each environment in one rollout."""
+    num_epochs: Count = Size._field_defaults["num_epochs"]
+    """Passes over a rollout."""
+    num_minibatches: Count = Size._field_defaults["num_minibatches"]
+    """Gradient steps in each pass."""
+    hidden_sizes: tuple[Count, ...] = Size._field_defaults["hidden_sizes"]
     """Of the policy, and of the critic beside it."""
     repeats: Count = 7
     """Rounds; the table shows medians over them."""
@@ -92,18 +99,20 @@ def main(arguments: Arguments) -> None:
         write_json(out, results)
         console.print(cold_table(results["results"]), f"Results in {out}", soft_wrap=True)
         return
-    sizes = [
+    measurements = [
         (environment, num_envs, num_seeds)
         for environment in arguments.environments
         for num_envs in arguments.num_envs or DEFAULT_NUM_ENVS.get(environment, (512,))
         for num_seeds in arguments.num_seeds
     ]
-    for environment, num_envs, num_seeds in sizes:
-        parts = arguments.parts and num_seeds == 1
-        cases = make_cases(names, environment, num_envs, num_seeds, hidden_sizes=arguments.hidden_sizes, parts=parts)
+    for environment, num_envs, num_seeds in measurements:
+        size = Size(
+            num_envs, arguments.num_steps, arguments.num_epochs, arguments.num_minibatches, arguments.hidden_sizes
+        )
+        cases = make_cases(names, environment, size, num_seeds, parts=arguments.parts and num_seeds == 1)
         rows = measure(cases, arguments.repeats, arguments.seconds)
-        size = {"environment": environment, "num_envs": num_envs, "num_seeds": num_seeds}
-        results["results"] += [size | row for row in rows]
+        measured = {"environment": environment, "num_envs": num_envs, "num_seeds": num_seeds}
+        results["results"] += [measured | row for row in rows]
         console.print(table(f"{environment}, {num_envs} envs, {num_seeds} seeds", rows))
         write_json(out, results)  # after each measurement, so that an interruption keeps them
     if arguments.learning:
@@ -124,11 +133,11 @@ def main(arguments: Arguments) -> None:
 
 def compare_learning() -> dict[str, dict]:
     """Final returns of our PPO and of plain PPO after equal steps: IQM and 95% interval of 16 seeds."""
-    environment, num_envs, num_seeds, total_steps = "CartPole-v1", 64, 16, 500_000
-    config = make_config(environment, num_envs, critic=True)
+    environment, size, num_seeds, total_steps = "CartPole-v1", Size(64), 16, 500_000
+    config = make_config(environment, size, critic=True)
     results = {}
-    for name, implementation in {"plain PPO": reference.plain_ppo(environment, num_envs), "PPO": ours(config)}.items():
-        returns = final_returns(implementation, num_seeds, total_steps // (num_envs * reference.NUM_STEPS))
+    for name, implementation in {"plain PPO": reference.plain_ppo(environment, size), "PPO": ours(config)}.items():
+        returns = final_returns(implementation, num_seeds, total_steps // size.num_samples)
         results[name] = score_summary(returns)
     return results
 
@@ -138,7 +147,7 @@ def overhead(repeats: int) -> dict:
 
     Of 100 iterations of 512 environments in chunks of two, with three checkpoints; from the end of the first chunk.
     """
-    config = make_config("CartPole-v1", 512, critic=True)
+    config = make_config("CartPole-v1", Size(512), critic=True)
     hyperparams = Hyperparams(total_steps=100.0 * config.steps_per_iteration)
     plan = RunSpec("PPO", config, hyperparams, jax.random.split(jax.random.key(0), 1))
 

@@ -10,38 +10,38 @@ from grpo_jax.commands.harness.settings import ON_RELATIVE_POSITIONS
 from grpo_jax.policies import MLP, Transformer
 
 from ..harness import reference_implementations as reference
-from ..harness.reference_implementations import Implementation
+from ..harness.reference_implementations import Implementation, Size
 from ..harness.workloads import GROUP_SIZE, make_config, ours
 
 TOKENS = "tokens:addition-2"
 """The environment of "GRPO, tokens"."""
 
-REFERENCES: dict[str, Callable[[str, int], Implementation]] = {
+REFERENCES: dict[str, Callable[[str, Size], Implementation]] = {
     "plain PPO": reference.plain_ppo,
     "rejax PPO": reference.rejax_ppo,
 }
 
 
-def ppo_with(**fields) -> Callable[[str, int], Config]:
-    return lambda environment, num_envs: dataclasses.replace(make_config(environment, num_envs, critic=True), **fields)
+def ppo_with(**fields) -> Callable[[str, Size], Config]:
+    return lambda environment, size: dataclasses.replace(make_config(environment, size, critic=True), **fields)
 
 
-OURS: dict[str, Callable[[str, int], Config]] = {
+OURS: dict[str, Callable[[str, Size], Config]] = {
     "PPO": ppo_with(),
-    "GRPO": lambda environment, num_envs: make_config(environment, num_envs, critic=False),
-    "PPO, one network": ppo_with(network=MLP(reference.HIDDEN_SIZES, shared_critic=True)),
+    "GRPO": lambda environment, size: make_config(environment, size, critic=False),
+    "PPO, one network": ppo_with(network=MLP(Size(1).hidden_sizes, shared_critic=True)),
     "kernel_gae": ppo_with(algorithm="kernel_gae", group_size=GROUP_SIZE),
     "lstd_gae": ppo_with(algorithm="lstd_gae"),
     "recursive_lstd_gae": ppo_with(algorithm="recursive_lstd_gae"),
     "relative positions": ppo_with(algorithm=RECURSIVE_LSTD_GAE._replace(baseline=ON_RELATIVE_POSITIONS)),
-    "PPO, GRU": ppo_with(network=MLP(reference.HIDDEN_SIZES, recurrent="gru")),
-    "GRPO, tokens": lambda environment, num_envs: Config(
+    "PPO, GRU": ppo_with(network=MLP(Size(1).hidden_sizes, recurrent="gru")),
+    "GRPO, tokens": lambda environment, size: Config(
         environment=environment,
         algorithm="grpo",
-        num_envs=num_envs,
+        num_envs=size.num_envs,
         group_size=GROUP_SIZE,
-        num_epochs=reference.NUM_EPOCHS,
-        num_minibatches=reference.NUM_MINIBATCHES,
+        num_epochs=size.num_epochs,
+        num_minibatches=size.num_minibatches,
         network=Transformer(width=64, num_layers=2, num_heads=4),
     ),
 }
@@ -57,14 +57,15 @@ class Workload(NamedTuple):
 
 def make_workload(name: str, environment: str, num_envs: int, execution_plan: str, shuffle_blocks: int = 1) -> Workload:
     """The implementation of this name; the execution plan and the blocks are those of ours, the others have none."""
+    size = Size(num_envs)
     if name in REFERENCES:
-        implementation, num_steps = REFERENCES[name](environment, num_envs), reference.NUM_STEPS
+        implementation, num_steps = REFERENCES[name](environment, size), size.num_steps
     else:
         config = dataclasses.replace(
-            OURS[name](environment, num_envs), execution_plan=execution_plan, shuffle_blocks=shuffle_blocks
+            OURS[name](environment, size), execution_plan=execution_plan, shuffle_blocks=shuffle_blocks
         )
         implementation, num_steps = ours(config), config.num_steps
-    return Workload(implementation, num_steps, reference.NUM_EPOCHS * reference.NUM_MINIBATCHES)
+    return Workload(implementation, num_steps, size.num_gradient_steps)
 
 
 def by_environment(names: Sequence[str], environments: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-SOLVED, LEARNING_RATE, NUM_ENVS, MOST_PROGRAMS = 475.0, 1e-3, 64, 25
+SOLVED, LEARNING_RATE, MOST_PROGRAMS = 475.0, 1e-3, 25
 STAGES = ("import", "build", "trace", "compile", "first metrics", "to 475")
 PROGRAMS = ("fusions", "HLO", "StableHLO")
 IMPORTS = {"rejax PPO": ("gymnax", "rejax"), "plain PPO": ("gymnax", "flax.linen", "optax")}
@@ -63,13 +63,13 @@ def one_run(name: str, seed: int, began: float) -> dict[str, float]:
     from . import workloads
 
     began += time.time() - paused
-    reference.LEARNING_RATE, num_iterations = LEARNING_RATE, 10
+    reference.LEARNING_RATE, num_iterations, size = LEARNING_RATE, 10, reference.Size(num_envs=64)
     if name == "rejax PPO":
-        init, step = reference.rejax_ppo("CartPole-v1", NUM_ENVS, logged=True)
+        init, step = reference.rejax_ppo("CartPole-v1", size, logged=True)
     elif name == "plain PPO":
-        init, step = reference.plain_ppo("CartPole-v1", NUM_ENVS)
+        init, step = reference.plain_ppo("CartPole-v1", size)
     elif name == "PPO":
-        init, step = workloads.ours(workloads.make_config("CartPole-v1", NUM_ENVS, critic=True))
+        init, step = workloads.ours(workloads.make_config("CartPole-v1", size, critic=True))
     else:
         from grpo_jax import Config, Hyperparams, make_init, make_train_step
 

@@ -15,9 +15,27 @@ import optax
 
 from grpo_jax.errors import ConfigError
 
-NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES, HIDDEN_SIZES = 128, 4, 4, (64, 64)
 LEARNING_RATE, DISCOUNT, GAE_LAMBDA, CLIP, VALUE_COEF, ENTROPY_COEF = 2.5e-4, 0.99, 0.95, 0.2, 0.5, 0.01
 MAX_GRAD_NORM, ADAM_EPS = 0.5, 1e-5
+
+
+class Size(NamedTuple):
+    """What every implementation does in a train step: rollouts, then passes over their samples in minibatches."""
+
+    num_envs: int
+    num_steps: int = 128
+    num_epochs: int = 4
+    num_minibatches: int = 4
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of the policy, and of the critic beside it
+
+    @property
+    def num_samples(self) -> int:
+        """Environment steps in a train step."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_gradient_steps(self) -> int:
+        return self.num_epochs * self.num_minibatches
 
 
 class Implementation(NamedTuple):
@@ -42,9 +60,7 @@ def installed(names: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def rejax_ppo(
-    environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = HIDDEN_SIZES, *, logged: bool = False
-) -> Implementation:
+def rejax_ppo(environment: str, size: Size, *, logged: bool = False) -> Implementation:
     """rejax's own PPO, unchanged, on gymnax's environment behind `LegacyStepAPIWrapper`.
 
     It has no metrics; with `logged` one, the mean return of the last episode of each environment.
@@ -61,11 +77,11 @@ def rejax_ppo(
     algorithm = get_algo("ppo").create(
         env=Legacy(LogWrapper(env) if logged else env),
         env_params=env_params,
-        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": hidden_sizes},
-        num_envs=num_envs,
-        num_steps=NUM_STEPS,
-        num_epochs=NUM_EPOCHS,
-        num_minibatches=NUM_MINIBATCHES,
+        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": size.hidden_sizes},
+        num_envs=size.num_envs,
+        num_steps=size.num_steps,
+        num_epochs=size.num_epochs,
+        num_minibatches=size.num_minibatches,
         learning_rate=LEARNING_RATE,
         gamma=DISCOUNT,
         gae_lambda=GAE_LAMBDA,
@@ -120,7 +136,7 @@ class PlainActorCritic(nn.Module):
         return outputs[0], outputs[1][:, 0]
 
 
-def plain_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = HIDDEN_SIZES) -> Implementation:
+def plain_ppo(environment: str, size: Size) -> Implementation:
     """PPO in its common formulation, as in purejaxrl.
 
     An environment's step draws a reset each time and selects; each epoch permutes all samples with
@@ -134,14 +150,16 @@ def plain_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
         raise ConfigError(
             f"plain PPO needs discrete actions, which {environment} lacks; use --implementations 'rejax PPO' PPO GRPO"
         )
-    network = PlainActorCritic(space.n, hidden_sizes)
+    network = PlainActorCritic(space.n, size.hidden_sizes)
     optimizer = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(LEARNING_RATE, eps=ADAM_EPS))
 
     def init(key):
         key, key_params, key_reset = jax.random.split(key, 3)
-        observation, state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(key_reset, num_envs), env_params)
+        observation, state = jax.vmap(env.reset, in_axes=(0, None))(
+            jax.random.split(key_reset, size.num_envs), env_params
+        )
         params = network.init(key_params, observation)
-        return PlainState(params, optimizer.init(params), state, observation, jnp.zeros(num_envs), key)
+        return PlainState(params, optimizer.init(params), state, observation, jnp.zeros(size.num_envs), key)
 
     def environment_step(state, _):
         key, key_action, key_step = jax.random.split(state.key, 3)
@@ -149,7 +167,7 @@ def plain_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
         action = jax.random.categorical(key_action, logits)
         log_prob = _log_prob(logits, action)
         observation, environment_state, reward, terminated, truncated, _ = jax.vmap(env.step, in_axes=(0, 0, 0, None))(
-            jax.random.split(key_step, num_envs), state.environment, action, env_params
+            jax.random.split(key_step, size.num_envs), state.environment, action, env_params
         )
         done = terminated | truncated
         episode_return = state.episode_return + reward
@@ -168,20 +186,20 @@ def plain_ppo(environment: str, num_envs: int, hidden_sizes: tuple[int, ...] = H
         return (optax.apply_updates(params, steps), optimizer_state), None
 
     def step(state):
-        state, trajectory = jax.lax.scan(environment_step, state, length=NUM_STEPS)
+        state, trajectory = jax.lax.scan(environment_step, state, length=size.num_steps)
         advantage = _advantages(trajectory, network.apply(state.params, state.observation)[1])
         batch = (trajectory, advantage, advantage + trajectory.value)
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, NUM_STEPS * num_envs)
+            order = jax.random.permutation(key, size.num_samples)
             shuffled = jax.tree.map(lambda leaf: jnp.take(leaf, order, axis=0), flat)
-            minibatches = jax.tree.map(lambda leaf: leaf.reshape(NUM_MINIBATCHES, -1, *leaf.shape[1:]), shuffled)
+            minibatches = jax.tree.map(lambda leaf: leaf.reshape(size.num_minibatches, -1, *leaf.shape[1:]), shuffled)
             return jax.lax.scan(update, carry, minibatches)
 
         key, key_epochs = jax.random.split(state.key)
         carry = (state.params, state.optimizer)
-        (params, optimizer_state), _ = jax.lax.scan(epoch, carry, jax.random.split(key_epochs, NUM_EPOCHS))
+        (params, optimizer_state), _ = jax.lax.scan(epoch, carry, jax.random.split(key_epochs, size.num_epochs))
         returns = jnp.mean(trajectory.episode_return, where=trajectory.done)
         state = state._replace(params=params, optimizer=optimizer_state, key=key)
         return state, {"episode/return_mean": returns}

@@ -21,7 +21,7 @@ from grpo_jax.updates.optimizers import make_optimizer
 from grpo_jax.updates.schedules import learning_rates
 
 from . import reference_implementations as reference
-from .reference_implementations import Implementation
+from .reference_implementations import Implementation, Size
 
 WINDOWED_GRPO = GRPO._replace(start=CONTINUE)
 GROUP_SIZE = 8
@@ -61,44 +61,36 @@ def ours(config: Config) -> Implementation:
     return Implementation(lambda key: init(key, hyperparams), make_train_step(config))
 
 
-def make_config(
-    environment: str, num_envs: int, critic: bool, hidden_sizes: tuple[int, ...] = reference.HIDDEN_SIZES
-) -> Config:
+def make_config(environment: str, size: Size, critic: bool) -> Config:
     """PPO, or GRPO on windows; everything else the same."""
     return Config(
         environment=environment,
         algorithm=PPO if critic else WINDOWED_GRPO,
-        num_envs=num_envs,
-        group_size=None if critic else min(GROUP_SIZE, num_envs),
-        num_steps=reference.NUM_STEPS,
-        num_epochs=reference.NUM_EPOCHS,
-        num_minibatches=reference.NUM_MINIBATCHES,
-        network=MLP(hidden_sizes),
+        num_envs=size.num_envs,
+        group_size=None if critic else min(GROUP_SIZE, size.num_envs),
+        num_steps=size.num_steps,
+        num_epochs=size.num_epochs,
+        num_minibatches=size.num_minibatches,
+        network=MLP(size.hidden_sizes),
     )
 
 
 def make_cases(
-    names: Sequence[str],
-    environment: str,
-    num_envs: int,
-    num_seeds: int,
-    *,
-    hidden_sizes: tuple[int, ...] = reference.HIDDEN_SIZES,
-    parts: bool = False,
+    names: Sequence[str], environment: str, size: Size, num_seeds: int, *, parts: bool = False
 ) -> list[Case]:
     """The implementations of these names (of `IMPLEMENTATIONS`) on one environment at one size, compiled."""
-    ppo, grpo = (make_config(environment, num_envs, critic, hidden_sizes) for critic in (True, False))
-    num_samples = num_seeds * num_envs * reference.NUM_STEPS
+    ppo, grpo = (make_config(environment, size, critic) for critic in (True, False))
+    num_samples = num_seeds * size.num_samples
     cases = []
     for name in names:
         config = grpo if name == "GRPO" else ppo
         other = {"rejax PPO": reference.rejax_ppo, "plain PPO": reference.plain_ppo}.get(name)
-        init, step = ours(config) if other is None else other(environment, num_envs, hidden_sizes)
+        init, step = ours(config) if other is None else other(environment, size)
         if num_seeds > 1:
             # Ours in the layout of `run`; the others with all seeds in one vmap, as their authors do.
             init, step = jax.vmap(init), over_rows(step, make_row_mesh(num_seeds)) if other is None else jax.vmap(step)
         key = jax.random.key(0) if num_seeds == 1 else jax.random.split(jax.random.key(0), num_seeds)
-        flops = num_samples * (forward_flops(config) + reference.NUM_EPOCHS * gradient_flops(config))
+        flops = num_samples * (forward_flops(config) + size.num_epochs * gradient_flops(config))
         cases.append(make_case(name, Implementation(init, step), key, num_samples, flops))
     if parts:
         state = jax.jit(ours(ppo).init)(jax.random.key(0))
@@ -148,7 +140,7 @@ def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case
 
     acting, learning = (state.rollout, state.key), (state, state.key)
     forward = num_samples * forward_flops(config)
-    gradient = num_samples * reference.NUM_EPOCHS * gradient_flops(config)
+    gradient = num_samples * config.num_epochs * gradient_flops(config)
     fixed = first_batch(state), state.hyperparams
     return [
         compiled("PPO, random actions", random_actions, acting, state.params, num_samples, np.nan),

@@ -14,8 +14,19 @@ from test_other_suites import BROKEN_IN_BRAX
 from grpo_jax import Hyperparams, make_init, make_train_step
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.spaces import Box
-from grpo_jax.environments.suites.physics import Playground, RigidBodies
+from grpo_jax.environments.suites.physics import Playground, RigidBodies, in_float32
 from grpo_jax.errors import ConfigError
+
+
+def test_physics_multiplies_in_float32_unless_told_otherwise():
+    product = in_float32(jnp.matmul)
+
+    def precision():
+        return jax.make_jaxpr(lambda x: product(x, x))(jnp.ones((2, 2))).eqns[0].params["precision"]
+
+    assert precision() == (jax.lax.Precision.HIGHEST,) * 2
+    with jax.default_matmul_precision("tensorfloat32"):
+        assert precision() == (jax.lax.Precision.HIGH,) * 2
 
 
 @pytest.mark.slow

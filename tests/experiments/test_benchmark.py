@@ -12,18 +12,19 @@ import pytest
 from experiments import benchmark
 from experiments.harness import cold_start, workloads
 from experiments.harness import reference_implementations as reference
+from experiments.harness.reference_implementations import Size
 
 
 def test_flops_of_the_matrix_products():
     """By hand: 4480 weights of the actor, 4416 of the critic, thrice for a gradient less the first layer."""
     for environment, critic, whole in (("CartPole-v1", True, 227_200), ("CartPole-v1", False, 114_432)):
-        config = workloads.make_config(environment, 8, critic)
+        config = workloads.make_config(environment, Size(8), critic)
         assert workloads.forward_flops(config) + 4 * workloads.gradient_flops(config) == whole
 
 
 @pytest.mark.slow
 def test_plain_reference_takes_finite_steps():
-    init, step = reference.plain_ppo("CartPole-v1", 4)
+    init, step = reference.plain_ppo("CartPole-v1", Size(4))
     state = jax.jit(init)(jax.random.key(0))
     after, metrics = jax.jit(step)(state)
     assert jax.tree.structure(after) == jax.tree.structure(state)
@@ -36,12 +37,11 @@ def test_plain_reference_takes_finite_steps():
 @pytest.mark.slow
 def test_ours_and_the_reference_make_the_same_number_of_gradient_steps():
     for critic in (True, False):
-        config = workloads.make_config("CartPole-v1", 8, critic)
-        assert config.num_epochs * config.num_minibatches == reference.NUM_EPOCHS * reference.NUM_MINIBATCHES
+        config = workloads.make_config("CartPole-v1", size := Size(8, num_epochs=2), critic)
         state, metrics = jax.jit(workloads.ours(config).step)(workloads.ours(config).init(jax.random.key(0)))
         count = [leaf for leaf in jax.tree.leaves(state.opt_state) if jnp.issubdtype(leaf.dtype, jnp.integer)]
-        assert [int(leaf) for leaf in count] == [16]
-        assert float(metrics["environment/steps"]) == 8 * reference.NUM_STEPS
+        assert [int(leaf) for leaf in count] == [size.num_gradient_steps] == [8]
+        assert float(metrics["environment/steps"]) == size.num_samples == 8 * 128
 
 
 def test_a_mistake_costs_nothing(tmp_path):

@@ -70,6 +70,10 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
     draw_curves(curves, path, over, len(runs[0].final_returns), what=f"return of {kind} episodes")
 
 
-def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    path.write_text("\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n")
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    path.write_text(markdown_table(header, rows))

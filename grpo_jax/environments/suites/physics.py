@@ -1,9 +1,10 @@
 """Rigid bodies: tasks of brax and of MuJoCo Playground (DeepMind's control suite, legged robots, hands) on MJX."""
 
 import contextlib
+import functools
 import subprocess
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +18,21 @@ from grpo_jax.environments.spaces import Box
 from grpo_jax.environments.suites.common import Timed, TimedState, check_known
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.types import PyTree
+
+
+def in_float32(function: Callable) -> Callable:
+    """The function with matrix products in float32, unless `jax_default_matmul_precision` is set.
+
+    GPUs from the A100 on round the inputs of products to TF32 by default, and physics then gives other returns
+    (github.com/google-deepmind/mujoco_playground/issues/86).
+    """
+
+    @functools.wraps(function)
+    def call(*arguments):
+        with jax.default_matmul_precision(jax.config.jax_default_matmul_precision or "float32"):
+            return function(*arguments)
+
+    return call
 
 
 class RigidBodies(Timed):
@@ -49,6 +65,7 @@ class RigidBodies(Timed):
         size = self.inner.action_size
         return Box((-1.0,) * size, (1.0,) * size)
 
+    @in_float32
     def reset_env(self, key, params):
         inner = self.inner.reset(key)
         return inner.obs, TimedState(inner, 0)
@@ -87,6 +104,7 @@ class Brax(RigidBodies):
     def joints(self, state: TimedState) -> tuple[jax.Array, jax.Array]:
         return state.inner.pipeline_state.q, state.inner.pipeline_state.qd
 
+    @in_float32
     def step_env(self, key, state, action, params):
         """As in gymnax; brax's dynamics are deterministic."""
         before = jax.tree.map(lambda leaf: leaf, state.inner)  # a copy, as brax modifies dictionaries of the state
@@ -141,6 +159,7 @@ class Playground(RigidBodies):
     def joints(self, state: TimedState) -> tuple[jax.Array, jax.Array]:
         return state.inner.data.qpos, state.inner.data.qvel
 
+    @in_float32
     def step_env(self, key, state, action, params):
         """As in gymnax; Playground's dynamics are deterministic."""
 

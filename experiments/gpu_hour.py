@@ -1,0 +1,187 @@
+"""Everything that is to be measured on one GPU, in about an hour: `python -m experiments.gpu_hour`.
+
+Each measurement is a command of its own, in a process of its own, which takes a few minutes at most. What the folder
+has is not measured again, so the command can be stopped at any time, and given again. README.md and a picture in the
+folder are made from the results: training times beside those that others published, launches and seconds of train steps
+beside the model's, execution plans and settings of XLA against each other, and whether the GPU trains as a CPU does.
+"""
+
+import dataclasses
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from grpo_jax.commands.harness.command import command, make_console, new_folder
+from grpo_jax.commands.harness.limits import Positive
+from grpo_jax.commands.harness.parsing import chosen, parse_flags
+from grpo_jax.recording.files import write_json
+
+from .compiled_programs.targets import TARGETS
+from .harness.gpu_page import DONE, write_page
+from .harness.published_speeds import SHAPES, Shape
+
+LONGEST = 240
+"""Seconds after which a measurement is ended."""
+SMALL = "--num-envs 8 --num-steps 8 --num-minibatches 2 --num-seeds 1 --hidden-sizes 8 --repeats 1 --seconds 0"
+GRAPHS = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL --xla_gpu_command_buffer_unroll_loops=true"
+
+
+class Measurement(NamedTuple):
+    flags: Sequence[str]  # of python -m; "{out}" is the measurement's folder, "{device}" the accelerator
+    smaller: str = ""  # flags of a smoke test, which win over the others
+    variables: Mapping[str, str] = {}  # for the environment of the process
+
+
+def of_shape(shape: Shape) -> Measurement:
+    """All implementations at a published shape, in turns."""
+    flags = ["experiments.benchmark", "--environments", shape.environment, "--no-parts", "--out", "{out}/speed.json"]
+    for name, value in (shape.size._asdict() | {"num_seeds": tuple(shape.published)}).items():
+        flags += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
+    return Measurement([*flags, "--implementations", *shape.implementations], f"{SMALL} --implementations PPO")
+
+
+def programs(environment: str, num_envs: str, *flags: str) -> Measurement:
+    """Launches, the model's seconds, and measured ones."""
+    words = f"experiments.accelerators --targets {{device}} --environments {environment} --num-envs {num_envs}".split()
+    smaller = "--num-envs 8 --implementations PPO --repeats 1 --seconds 0"
+    return Measurement([*words, "--out", "{out}/programs", *flags], smaller)
+
+
+def settings(environment: str, num_envs: int, **variables: str) -> Measurement:
+    """The speed of ours with settings of XLA or JAX from the environment."""
+    words = (
+        f"experiments.benchmark --environments {environment} --num-envs {num_envs} --no-parts --out {{out}}/speed.json"
+    )
+    return Measurement(
+        [*words.split(), "--implementations", "plain PPO", "PPO", "GRPO"], f"{SMALL} --implementations PPO", variables
+    )
+
+
+def language(dtype: str, precision: str) -> Measurement:
+    """Generation and train steps of a transformer of SmolLM2-135M's size, in tokens per second."""
+    words = f"experiments.token_speed --sizes 30x576:64:49152 --num-heads 9 --num-envs 64 --compute-dtype {dtype}"
+    smaller = "--sizes 1x8:4:16 --num-heads 1 --num-envs 16 --repeats 1 --seconds 0"
+    return Measurement(
+        [*words.split(), "--out", "{out}/tokens.json"], smaller, {"JAX_DEFAULT_MATMUL_PRECISION": precision}
+    )
+
+
+PIECES: dict[str, dict[str, Measurement]] = {
+    "tests": {
+        "all": Measurement(
+            "pytest -q -n 0 -p no:cacheprovider --junitxml {out}/tests.xml tests/training/test_execution_plans.py "
+            "tests/environments/test_lean.py tests/objectives/test_golden.py tests/objectives/test_golden_2.py".split(),
+            "-k test_a_plan_is_found_by_name",
+        )
+    },
+    "agreement": {
+        "devices": Measurement(["experiments.device_agreement", "--out", "{out}/agreement.json"]),
+    },
+    "programs": {
+        "cartpole": programs("CartPole-v1", "1024 4096 65536"),
+        "breakout": programs("Breakout-MinAtar", "4096"),
+        "asterix": programs("Asterix-MinAtar", "2048", "--implementations", "PPO", "GRPO"),
+        "games": programs("Freeway-MinAtar SpaceInvaders-MinAtar", "2048", "--implementations", "PPO"),
+        "cpu-plan": programs("CartPole-v1", "4096", "--execution-plan", "cpu", "--implementations", "PPO", "GRPO"),
+    },
+    "settings": {
+        f"{name}-{short}": settings(environment, 4096, **variables)
+        for short, environment in (("cartpole", "CartPole-v1"), ("breakout", "Breakout-MinAtar"))
+        for name, variables in (
+            ("defaults", {}),
+            ("float32", {"JAX_DEFAULT_MATMUL_PRECISION": "float32"}),
+            ("graphs", {"XLA_FLAGS": GRAPHS}),
+        )
+    },
+    "shapes": {name: of_shape(shape) for name, shape in SHAPES.items()},
+    "brax": {
+        "ant": Measurement(
+            "experiments.brax_speed --task ant --num-envs 4096 --num-steps 80 --num-epochs 4 --num-minibatches 32 "
+            "--hidden-sizes 256 256 --iterations 2 --repeats 3 --out {out}/brax.json".split(),
+            "--task fast --num-envs 8 --num-steps 8 --num-minibatches 2 --hidden-sizes 8 --repeats 1",
+        )
+    },
+    "language": {
+        f"{dtype}-{precision}": language(dtype, precision)
+        for dtype, precision in (("float32", "float32"), ("float32", "default"), ("bfloat16", "default"))
+    },
+}
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Measures everything that is to be measured on one GPU; given again, it goes on where it stopped."""
+
+    pieces: tuple[str, ...] = ()
+    """What to measure; by default all, in this order: tests, agreement, programs, settings, shapes, brax, language."""
+    minutes: Positive | None = None
+    """No measurement begins that might not be over by then; by default all are made."""
+    smoke: bool = False
+    """Everything as small as it goes and once, also without a GPU; the first measurement of each piece."""
+    out: Path | None = None
+    """Folder for the results; a new one under runs/ if left out."""
+
+
+def main(arguments: Arguments) -> None:
+    console, began = make_console(), time.monotonic()
+    pieces = chosen(PIECES, arguments.pieces, "piece")
+    out = arguments.out or new_folder("gpu_hour")
+    device = attached_device()
+    target = next((name for name in TARGETS if name in device.lower()), "h100")
+    waiting = {
+        f"{piece}/{name}": measurement
+        for piece, measurements in pieces.items()
+        for name, measurement in list(measurements.items())[: 1 if arguments.smoke else None]
+        if not (out / piece / name / DONE).exists()
+    }
+    for i, (name, measurement) in enumerate(waiting.items()):
+        if arguments.minutes is not None and time.monotonic() - began + LONGEST > 60 * arguments.minutes:
+            console.print(
+                f"{len(waiting) - i} measurements are left; give the command again with --out {out}", soft_wrap=True
+            )
+            break
+        console.print(f"{name} ({i + 1} of {len(waiting)})")
+        if problem := measure(measurement, out / name, target, arguments.smoke):
+            console.print(f"  failed: {problem}", soft_wrap=True)
+    write_page(out, device, arguments.smoke)
+    console.print(f"Results in {out}", soft_wrap=True)
+
+
+def attached_device() -> str:
+    """Its kind, by a process that is over before the first measurement: JAX takes a GPU's memory for itself."""
+    words = [sys.executable, "-c", "import jax; print(jax.devices()[0].device_kind)"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+
+
+def measure(measurement: Measurement, out: Path, target: str, smoke: bool) -> str:
+    """Runs a measurement and notes that it is done; returns the last line of an error, and then nothing is noted."""
+    out.mkdir(parents=True, exist_ok=True)
+    words = [*measurement.flags, *(measurement.smaller.split() if smoke else ())]
+    words = ["-m", *(word.replace("{device}", target) for word in words)]
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, *(word.replace("{out}", str(out)) for word in words)],
+            env=os.environ | measurement.variables,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+        )
+    except subprocess.TimeoutExpired:
+        return f"not over after {LONGEST} s"
+    (out / "output.txt").write_text(done.stdout + done.stderr)
+    if done.returncode:
+        return (done.stderr or done.stdout).strip().rpartition("\n")[2]
+    variables = [f"{name}={value}" for name, value in measurement.variables.items()]
+    shown = shlex.join([*variables, "python", *words]).replace("{out}", "DIR")
+    write_json(out / DONE, {"command": shown, "seconds": time.monotonic() - began})
+    return ""
+
+
+if __name__ == "__main__":
+    command(lambda: main(parse_flags(Arguments)))
