@@ -34,15 +34,14 @@ def pair(name, **options):
 def play(env, params, key, num_steps):
     """Observations, states, rewards, ends and infos of random play with auto-reset.
 
-    In half of the steps one action is taken, with which Freeway's chicken crosses the road.
+    In half of the steps one action is taken: up, with which Freeway's chicken crosses the road, or in Seaquest fire.
     """
-
-    up = 2 if env.num_actions == 6 else 1
+    up_or_fire = 5 if env.name == "Seaquest-MinAtar" else 2 if env.num_actions == 6 else 1
 
     def step(state, key):
         key_action, key_step, key_reset = jax.random.split(key, 3)
         drawn = jax.random.randint(key_action, (), 0, 2 * env.num_actions)
-        action = jnp.where(drawn < env.num_actions, drawn, up)
+        action = jnp.where(drawn < env.num_actions, drawn, up_or_fire)
         observation, after, reward, terminated, info = env.step_env(key_step, state, action, params)
         done = terminated | env.is_truncated(after, params)
         fresh = env.reset_env(key_reset, params)[1]
