@@ -15,6 +15,7 @@ LEAN = {
     "Asterix-MinAtar": "asterix",
     "Breakout-MinAtar": "breakout",
     "Freeway-MinAtar": "freeway",
+    "Seaquest-MinAtar": "seaquest",
     "SpaceInvaders-MinAtar": "space_invaders",
 }
 """The module here that has the class `Lean` for a name of gymnax."""
