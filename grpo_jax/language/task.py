@@ -87,6 +87,10 @@ class LanguageTask:
         """int32 `[N, P]`: the tokens of all prompts, padded with -1 on the left."""
         return self.encode(self.all_prompts)
 
+    def tokens_of(self, prompt: np.ndarray) -> np.ndarray:
+        """The tokens of prompts by their indices, int `[...]`: int32 `[..., P]`, for `call_host`."""
+        return self.tokens[np.asarray(prompt)]
+
     @functools.cached_property
     def stops(self) -> StopStrings:
         """Finds the stop strings; ConfigError if the bytes of the tokens are unknown."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params, make_tokenizer
 
-from grpo_jax import Config, Hyperparams, make_init, make_mesh, run
+from grpo_jax import Config, Hyperparams, make_init, make_mesh, make_train_step, run
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
@@ -221,7 +221,7 @@ def test_steps_are_paid_by_the_tokens_that_end_them(model):
 
 
 def test_other_prompts_need_no_other_program(model):
-    """Nor another order; completions are those of the prompts that were given."""
+    """Nor another order, to train or to complete; completions are those of the prompts that were given."""
     rows = [{"prompt": text, "answer": ""} for text in ("12", "345", "6", "78")]
 
     def completed(task):
@@ -235,11 +235,12 @@ def test_other_prompts_need_no_other_program(model):
         state = make_init(config)(jax.random.key(0), Hyperparams())
         program = jax.jit(functools.partial(sample_completions, config, task, greedy=True))
         arguments = state, jnp.asarray(task.tokens), jax.random.key(1)
-        return program.lower(*arguments).as_text(), np.asarray(program(*arguments))
+        training = jax.jit(make_train_step(config)).lower(state)
+        return {training.as_text(), program.lower(*arguments).as_text()}, np.asarray(program(*arguments))
 
-    program, completions = completed(make_task(model, rows))
-    other_program, others = completed(make_task(model, rows[::-1]))
-    assert program == other_program
+    programs, completions = completed(make_task(model, rows))
+    other_programs, others = completed(make_task(model, rows[::-1]))
+    assert len(programs | other_programs) == 2
     assert (completions == others[::-1]).all() and len(np.unique(completions, axis=0)) > 1
 
 
