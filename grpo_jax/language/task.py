@@ -14,6 +14,7 @@ from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import host_errors
 from grpo_jax.language.models import LanguageModel
+from grpo_jax.language.phase_times import PhaseTimes
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, score
 from grpo_jax.language.scorer import Scorer
@@ -24,6 +25,9 @@ from grpo_jax.language.tokenizer import Prompt, pad_left
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageTask:
     """Prompts, rewards, and a model that completes the prompts.
+
+    Attributes:
+      times: of rollouts, rewards and updates, of the programs that train on it.
 
     Raises:
       ConfigError: a prompt with its completion is longer than the model's context, a reward needs a field that the
@@ -51,6 +55,7 @@ class LanguageTask:
         """Checks the fields."""
         as_count("max_completion", self.max_completion)
         object.__setattr__(self, "_lock", threading.Lock())
+        object.__setattr__(self, "times", PhaseTimes())
         if self.held_out is not None:
             held_out, training = self.held_out, self.prompts
             if (held_out.fields.keys(), held_out.are_chats) != (training.fields.keys(), training.are_chats):
@@ -89,6 +94,7 @@ class LanguageTask:
 
     def tokens_of(self, prompt: np.ndarray) -> np.ndarray:
         """The tokens of prompts by their indices, int `[...]`: int32 `[..., P]`, for `call_host`."""
+        self.times.begin("rollouts")
         return self.tokens[np.asarray(prompt)]
 
     @functools.cached_property
@@ -192,7 +198,10 @@ class LanguageTask:
     def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """As `score`, or with process rewards `score_steps`, for `call_host`."""
         with self._lock:  # several devices may call
-            return self.score_steps(prompt, tokens) if self.process_rewards else self.score(prompt, tokens)
+            self.times.begin("rewards")
+            scores = self.score_steps(prompt, tokens) if self.process_rewards else self.score(prompt, tokens)
+            self.times.begin("updates")
+        return scores
 
     def reward_errors(self) -> contextlib.AbstractContextManager[None]:
         """For a custom loop: raises the `RewardError` of a reward instead of JAX's error, as `run` does."""

@@ -188,10 +188,13 @@ def test_what_one_watches(folder, capsys):
     for point in points:
         rewards = [each["rewards"]["digits"][:-1] for each in samples if each["iteration"] == point["iteration"]]
         np.testing.assert_allclose(np.mean(rewards), point["rewards"]["digits"][0], rtol=1e-5)
+    seconds = [set(point["seconds"].values()) for point in points]
+    assert seconds[0] == {0.0} and min(seconds[1]) > 0
     printed = capsys.readouterr().out
+    assert "tokens a seed" in printed and "Training since the last measurement: rollouts " in printed
     assert printed.index("Reading prompts from") < printed.index("Loading the weights") < printed.index("compiling")
     assert "iteration 1, reward" in printed and "iteration 2, reward" in printed and "tokens/s" in printed
-    assert "environment steps" not in printed.split("final")[0]
+    assert "steps" not in printed
 
 
 @pytest.mark.slow

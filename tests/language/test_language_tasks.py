@@ -244,6 +244,17 @@ def test_other_prompts_need_no_other_program(model):
     assert (completions == others[::-1]).all() and len(np.unique(completions, axis=0)) > 1
 
 
+def test_time_goes_to_rollouts_rewards_and_updates(model, monkeypatch):
+    task, clock = make_task(model), iter([0.0, 1.0, 3.0, 6.0, 10.0])
+    monkeypatch.setattr("grpo_jax.language.phase_times.time.perf_counter", lambda: next(clock))
+    task.tokens_of(np.array([0]))
+    task.tokens_of(np.array([0]))
+    task.score_in_callback(np.array([0]), np.array([[5, END, -1, -1]]))
+    task.times.stop()
+    assert task.times.take() == {"rollouts": 3.0, "rewards": 3.0, "updates": 4.0}
+    assert set(task.times.take().values()) == {0.0}
+
+
 def test_the_error_of_a_reward_leaves_a_compiled_program_as_it_is(model, caplog):
     task = make_task(model, rewards=(Reward("wrong", lambda completions: [0.0, None, 0.0]),))
     with pytest.raises(RewardError, match="no reward applies to the completion 'a', as wrong returned None"):

@@ -82,6 +82,10 @@ class HeldOutCurves:
     def __call__(self, plan: RunSpec, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Adds a point if it is time for one; the callback of `Study.run_all`."""
         self.states = progress.states
+        self._task.times.stop()
+        if chunk is None:
+            self._task.times.take()  # of what came before training
+            self._made = progress.steps
         if self._received and not self._settings.recording.checkpoint_every:
             raise StopSignal(self._received[0], self._path.parent)
         iteration, every = progress.iteration, self._every
@@ -108,7 +112,8 @@ class HeldOutCurves:
     def _add(self, iteration: int, steps: np.ndarray, completions: np.ndarray) -> np.ndarray:
         """Adds the point of completions `[R, N, K + 1, L]`, the last of which are greedy; returns the mean rewards."""
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
-        values = self._task.score(prompts, completions)
+        values, seconds = self._task.score(prompts, completions), self._task.times.take()
+        made, self._made = (steps - self._made).sum(), steps
         self._write_samples(iteration, completions, values)
         completions, values, greedy = completions[:, :, :-1], values[:, :, :-1], values[:, :, -1]
         rewards = self._task.rewards
@@ -120,6 +125,7 @@ class HeldOutCurves:
             {
                 "iteration": iteration,
                 "tokens": steps.tolist(),
+                "seconds": seconds,
                 "rewards": {reward.name: values[..., i].mean((1, 2)).tolist() for i, reward in enumerate(rewards)},
                 "greedy": {reward.name: greedy[..., i].mean(1).tolist() for i, reward in enumerate(rewards)},
                 "length": lengths.mean((1, 2)).tolist(),
@@ -130,6 +136,13 @@ class HeldOutCurves:
             }
         )
         write_json(self._path, self.points)
+        if made:
+            rates = (f"{name} {made / seconds[name]:,.0f} tokens/s" for name in ("rollouts", "updates"))
+            share = seconds["rewards"] / sum(seconds.values())
+            self._console.print(
+                f"Training since the last measurement: {', '.join(rates)}, rewards {share:.0%} of the time",
+                soft_wrap=True,
+            )
         self._show(iteration, completions[0, :, 0], values[0, :, 0])
         return (values @ np.array([reward.weight for reward in rewards])).mean((1, 2))
 
