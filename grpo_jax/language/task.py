@@ -65,9 +65,9 @@ class LanguageTask:
                 )
         check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
         self.tokens  # noqa: B018, checks the lengths
-        for reward in self.rewards:
-            if isinstance(reward.function, Scorer):
-                reward.function.check(self.prompts.contents[0])
+        for scorer in (reward.function for reward in self.rewards if isinstance(reward.function, Scorer)):
+            for content, source in zip(self.all_prompts.contents, self.all_prompts.sources, strict=True):
+                scorer.check(content, source)
         if isinstance(self.stop_strings, str) or not all(self.stop_strings):
             raise ConfigError(f"stop_strings={self.stop_strings!r} must be texts that are not empty, such as ('</a>',)")
         if self.stop_strings:

@@ -13,8 +13,10 @@ from language_models import make_model
 from safetensors.numpy import load_file
 
 from grpo_jax.commands import lm, tiny_language_model
+from grpo_jax.commands.harness import language_training
 from grpo_jax.commands.harness.command import command
-from grpo_jax.commands.harness.language_runs import diagnose, measurement_interval
+from grpo_jax.commands.harness.held_out_points import diagnose
+from grpo_jax.commands.harness.language_runs import measurement_interval
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import RewardError, load_model, load_params, save_trained
@@ -211,6 +213,33 @@ def test_a_run_that_is_ended_early_leaves_its_model(folder, capsys):
     assert not np.array_equal(trained["actor"]["embedding"], first["actor"]["embedding"])
 
 
+@pytest.mark.slow
+def test_a_sweep_compiles_once(folder, monkeypatch, capsys):
+    make_model("tiny", context=512)
+    compiled, counts, run = [], [], language_training._train
+
+    def counted(*arguments):
+        before, states = len(compiled), run(*arguments)
+        counts.append(len(compiled) - before)
+        return states
+
+    def listen(event, seconds, **fields):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(seconds)
+
+    monkeypatch.setattr(language_training, "_train", counted)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-final 4 --num-iterations 2"
+    train(f"--reward my_rewards:digits {small} --sweep learning-rate 0 1e-2 --out out")
+    assert counts[0] > 0 and counts[1] == 0
+    first, *trained = (load_params(path) for path in ("tiny", *sorted(folder.glob("out/learning_rate_*/model"))))
+    same = [jax.tree.all(jax.tree.map(np.array_equal, first, params)) for params in trained]
+    assert same == [True, False]
+    runs = json.loads((folder / "out" / "summary.json").read_text())["runs"]
+    assert [run["algorithm"] for run in runs] == ["learning_rate=0", "learning_rate=0.01"]
+    assert "learning_rate=0.01" in capsys.readouterr().out.split("final reward")[1]
+
+
 def test_a_collapse_is_not_sharpening():
     """Numbers of SmolLM2-135M: the larger of two numbers, and the sentiment of reviews."""
 
@@ -256,6 +285,10 @@ MISTAKES = {
     "weight of a scorer": ("--reward-model x=high", "the weight 'high' is not a number; write x=0.5"),
     "steps of no scorer": ("--reward my_rewards:digits --step-separator x", "are of reward models; name one with"),
     "greedy": ("--reward my_rewards:digits --temperature 0", "temperature=0 takes the most probable token"),
+    "sweep": (
+        "--reward my_rewards:digits --sweep learning_rat 1 2",
+        "--sweep learning_rat 1 2 is no hyperparameter with .* did you mean 'learning_rate'",
+    ),
     "rate": ("--reward my_rewards:digits --learning-rate nan", "learning_rate=nan is not a number"),
     "count": ("--reward my_rewards:digits --sample-every 0", "--sample-every 0 is not a whole number from 1"),
 }

@@ -23,6 +23,7 @@ from grpo_jax.language import (
     load_params,
     load_reward,
     load_tokenizer,
+    overlong,
     sample_completions,
     save_model,
     save_trained,
@@ -80,6 +81,8 @@ def test_rewards_may_ask_for_the_limit_of_completions(model):
     a = model.tokenizer.encode("a")[0]
     values = task.score(np.array([0, 0]), np.array([[a, END, -1, -1], [a, a, a, a]]))
     np.testing.assert_allclose(values, [[0], [-1]], rtol=1e-6)
+    with pytest.raises(ConfigError, match="overlong has buffer=-1, the width of a ramp in tokens; use 0 or more"):
+        overlong([[a]], [4], buffer=-1)
 
 
 def test_another_reward_of_the_same_name_is_another_run(tmp_path):
