@@ -80,8 +80,7 @@ class TrainingArguments(StudyArguments):
     checkpoint_layers: bool = False
     """Gradients compute each block's activations again instead of keeping them: less memory, a third more time."""
     logits_chunk: Count | None = None
-    """Tokens whose logits an update computes at once; by default all for small vocabularies, --top-k, --top-p and
-    --min-p, else 256."""
+    """Tokens whose logits an update computes at once; by default all for small vocabularies, else 256."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the saved weights."""
     sweep: tuple[str, ...] = ()
@@ -194,7 +193,7 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
     truncated = arguments.hyperparams.truncates_sampling
-    large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY and not truncated else None
+    large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
     algorithm = make_algorithm(arguments)
     config = Config(
         environment=language_environment(task),
