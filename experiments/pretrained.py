@@ -18,7 +18,7 @@ from rich.progress import track
 from grpo_jax.commands import from_gguf, lm, tiny_language_model
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.figures import write_markdown
-from grpo_jax.commands.harness.language_runs import before_and_after, draw_points
+from grpo_jax.commands.harness.held_out_points import before_and_after, draw_points
 from grpo_jax.commands.harness.limits import Count, Seed, Seeds
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
 from grpo_jax.recording.files import write_json

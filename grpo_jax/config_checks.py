@@ -156,11 +156,6 @@ def _transformer(config: Config) -> Rules:
         config.logits_chunk is not None and not is_transformer,
         "logits_chunk is for transformers with a large vocabulary; leave it out",
     )
-    yield (
-        config.logits_chunk is not None and (env.action_mask is not None or config.truncate_sampling),
-        "logits_chunk keeps only log-probabilities of sampled tokens, but a mask of tokens, of the environment or of "
-        "truncate_sampling=True, belongs to whole distributions; leave one of the two out",
-    )
 
 
 def _minibatches(config: Config) -> Rules:

@@ -83,7 +83,8 @@ class Trajectory(NamedTuple):
     episode_length: jax.Array  # [T, B] number of steps of the current episode, including this one
     discounted_return: jax.Array  # [T, B] as in RolloutState, including this step's reward
     carry: PyTree  # carry of the policy before the first step, each leaf [1, B, ...], or [1, num_groups, ...]
-    action_mask: jax.Array | None = None  # [T, B, num_actions] bool: legal actions; None: all always are
+    # [T, B, num_actions] bool: legal actions, with logits_chunk as bits (`pack_mask`); None: all always are
+    action_mask: jax.Array | None = None
     reward_parts: RewardParts | None = None  # [T, B, K]; None: the environment does not report them
     # The last observation of each truncated episode, in order, then the one after the rollout. Only baselines use them.
     final_observation: PyTree = None  # each leaf [F, B, ...]
@@ -129,7 +130,8 @@ class Batch:
     target: jax.Array | None  # [S, N] regression target of the critic: advantage plus the value it is relative to
     is_first: jax.Array  # [S, N] bool: first steps of episodes
     carry: PyTree  # carry of the behaviour policy before the first step, [1, N, ...] or [1, N / group_size, ...]
-    action_mask: jax.Array | None = None  # [S, N, num_actions] bool: legal actions; None: all always are
+    # [S, N, num_actions] bool: legal actions, with logits_chunk as bits (`pack_mask`); None: all always are
+    action_mask: jax.Array | None = None
     reference_log_prob: jax.Array | None = None  # [S, N] under the reference policy; None without one
     # [S, N, F] input of the reference policy's head, with logits_chunk and exact_kl_to_reference; else None
     reference_features: jax.Array | None = None

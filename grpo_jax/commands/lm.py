@@ -12,20 +12,18 @@ import tyro
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, by_name
+from grpo_jax.commands.harness import language_training
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
-from grpo_jax.commands.harness.language_folders import load_actors, save_models
-from grpo_jax.commands.harness.language_runs import HeldOutCurves, held_out_reward
 from grpo_jax.commands.harness.limits import Count, Finite, Seeds
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.study import RecordingArguments, Study, StudyArguments
-from grpo_jax.commands.harness.token_runs import params_from_warm_start, prompted
+from grpo_jax.commands.harness.study import RecordingArguments, StudyArguments
+from grpo_jax.commands.harness.token_runs import prompted
 from grpo_jax.devices.execution_plan import resolve_plan
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import FRESH
 from grpo_jax.language import (
     LanguageTask,
     Reward,
-    RewardError,
     language_environment,
     load_model,
     load_reward,
@@ -36,7 +34,7 @@ from grpo_jax.language.scorer import load_reward_model
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import Transformer
 from grpo_jax.recording import RunSpec
-from grpo_jax.recording.folder_lock import StopSignal, deferred_signals
+from grpo_jax.sweeps.grid import Base, make_grid
 
 SMALL_VOCABULARY = 4096
 """The most tokens for which all logits of an iteration are computed at once, and divergences exactly."""
@@ -82,10 +80,12 @@ class TrainingArguments(StudyArguments):
     checkpoint_layers: bool = False
     """Gradients compute each block's activations again instead of keeping them: less memory, a third more time."""
     logits_chunk: Count | None = None
-    """Tokens whose logits an update computes at once; by default all for small vocabularies, --top-k, --top-p and
-    --min-p, else 256."""
+    """Tokens whose logits an update computes at once; by default all for small vocabularies, else 256."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the saved weights."""
+    sweep: tuple[str, ...] = ()
+    """A hyperparameter and its values, such as learning_rate 1e-4 3e-4: a run of each, compiled once, with a folder of
+    its own."""
     num_seeds: Seeds = 1
     """Independent runs, each of which gives a model."""
     sample_every: Count | None = None
@@ -193,7 +193,7 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
     truncated = arguments.hyperparams.truncates_sampling
-    large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY and not truncated else None
+    large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
     algorithm = make_algorithm(arguments)
     config = Config(
         environment=language_environment(task),
@@ -214,37 +214,24 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
     return RunSpec(arguments.algorithm, config, arguments.hyperparams, arguments.training_keys)
 
 
-def train(arguments: TrainingArguments, task: LanguageTask, starts: Sequence[Path]) -> None:
-    """Trains models on a task, one for each seed, and writes the results and the folders of the trained models.
-
-    Args:
-      arguments: the flags.
-      task: prompts and rewards.
-      starts: the folder of each seed's model before training.
-    """
-    with deferred_signals() as received:
-        _train(arguments, task, starts, received)
-
-
-def _train(arguments: TrainingArguments, task: LanguageTask, starts: Sequence[Path], received: Sequence[int]) -> None:
+def make_plans(arguments: TrainingArguments, task: LanguageTask) -> list[RunSpec]:
+    """The run, or one for each value of --sweep, which share a config."""
     plan = make_plan(arguments, task)
-    study = Study("language_model", [plan], arguments, score=held_out_reward(arguments.num_final))
-    curves = HeldOutCurves(task, study.out, study.console, arguments, received)
-    try:
-        (states,) = study.run_all(lambda config: params_from_warm_start(config, load_actors(starts), plan.keys), curves)
-    except StopSignal:
-        save_models(arguments, task, plan.config, curves.states.params, starts, study)
-        raise
-    except RewardError as error:
-        if not (study.out / "checkpoints").is_dir():
-            raise
-        advice = f"to go on from the last checkpoint, repeat the command with --resume --out {study.out}"
-        raise RewardError(f"{error}. Nothing before is lost: {advice}") from error
-    study.finish()
-    curves.finish()
-    params, curves.states = states.params, None
-    del states  # the moments are no longer needed
-    save_models(arguments, task, plan.config, params, starts, study)
+    if not arguments.sweep:
+        return [plan]
+    name, *values = arguments.sweep
+    name = name.lstrip("-").replace("-", "_")
+    if name not in (known := type(arguments.hyperparams).__dataclass_fields__) or len(values) < 2:
+        raise ConfigError(
+            f"--sweep {' '.join(arguments.sweep)} is no hyperparameter with several values; write --sweep "
+            f"learning_rate 1e-4 3e-4. {nearest(name, known)}"
+        )
+    return make_grid([Base({}, plan.config, plan.hyperparams)], {name: values}, plan.keys).plans
+
+
+def train(arguments: TrainingArguments, task: LanguageTask, starts: Sequence[Path]) -> None:
+    """Trains a model for each seed and writes the results: see `language_training.train`."""
+    language_training.train(arguments, task, starts, make_plans(arguments, task))
 
 
 def main(arguments: Arguments) -> None:

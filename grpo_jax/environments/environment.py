@@ -51,6 +51,12 @@ class Environment(NamedTuple):
     reward_names: tuple[str, ...] = ()  # of the K parts of the outcome, for metrics
     step_word: str = "environment steps"  # what the console calls steps; each iteration gets a line if it is another
 
+    @property
+    def words(self) -> tuple[str, str]:
+        """What tables call the score of an episode, and steps: "return" and "steps", or "reward" and "tokens"."""
+        is_default = self.step_word == self._field_defaults["step_word"]
+        return ("return", "steps") if is_default else ("reward", self.step_word)
+
 
 def diverged(before: Any, transition: Transition) -> jax.Array:
     """Whether a step made NaN or inf of a number of the state that was finite, of the observation or of the reward."""

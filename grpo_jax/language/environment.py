@@ -22,16 +22,22 @@ def language_environment(task: LanguageTask) -> Environment:
     Its traced parameters are the weight of each reward, by the reward's name, and `held_out`: with 0 a reset draws from
     the prompts to train on, with 1 from the held-out ones (or from all, if none is held out). Rewards are known when a
     completion has ended: `outcome` calls the host once for all completions of a rollout.
+
+    The tokens of the prompts come from the host too, and not from the compiled program, which hence serves all prompts
+    of the same number and length.
     """
-    prompts = jnp.asarray(task.tokens)
+    row = jax.ShapeDtypeStruct(task.tokens.shape[1:], jnp.int32)
     end_tokens = jnp.array(task.model.tokenizer.end_tokens, jnp.int32)
     training = 0, task.num_training
     held_out = 0 if task.held_out is None else task.num_training, len(task.tokens)
 
+    def tokens_of(prompt):
+        return call_host(task.tokens_of, row, prompt)
+
     def reset(key, params):
         first, end = jnp.where(params["held_out"] > 0, jnp.array(held_out), jnp.array(training))
         prompt = jax.random.randint(key, (), first, end)
-        return _start(task, prompt), prompts[prompt, -1]  # the first observation is the prompt's last token
+        return _start(task, prompt), tokens_of(prompt)[-1]  # the first observation is the prompt's last token
 
     def step(key, state, action, params):
         action = jnp.asarray(action, jnp.int32)
@@ -64,7 +70,7 @@ def language_environment(task: LanguageTask) -> Environment:
         action_mask=None,
         max_steps=task.max_completion,
         limit_terminates=True,  # a completion that is cut has been rewarded
-        prompt=lambda state, params: prompts[state.problem, :-1],
+        prompt=lambda state, params: tokens_of(state.problem)[:-1],
         on_host=True,
         outcome=outcome,
         reward_names=tuple(reward.name for reward in task.rewards),

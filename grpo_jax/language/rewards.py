@@ -59,7 +59,12 @@ def overlong(completion_ids: Sequence[list], max_completion: Sequence[int], buff
       completion_ids: the tokens of each completion, up to its end.
       max_completion: the limit, in tokens, the same for all.
       buffer: width of the ramp, in tokens; None: a fifth of the limit, as in the paper.
+
+    Raises:
+      ConfigError: the buffer is negative.
     """
+    if buffer is not None and not buffer >= 0:
+        raise ConfigError(f"overlong has buffer={buffer}, the width of a ramp in tokens; use 0 or more, or None")
     width = max_completion[0] / 5 if buffer is None else buffer
     lengths = np.array([len(ids) for ids in completion_ids])
     return overlong_punishment(lengths, max_length=max_completion[0], buffer=width).tolist()

@@ -62,10 +62,18 @@ class Scorer:
         rows = zip(values, scored, strict=True)
         return [[(end, float(row[index])) for end, index in ends] for row, (_, ends) in rows]
 
-    def check(self, prompt: Prompt) -> None:
-        """Raises ConfigError for a prompt that the scorer cannot read, such as a chat without a chat template."""
-        is_text = isinstance(prompt, str)
-        self._check_length(self._tokens(prompt, "a" if is_text else [{"role": "assistant", "content": "a"}])[0])
+    def check(self, prompt: Prompt, source: str) -> None:
+        """Raises ConfigError for a prompt that the scorer cannot read, such as a chat without a chat template.
+
+        Args:
+          prompt: completed by a single character.
+          source: where it comes from, for the error.
+        """
+        completion = "a" if isinstance(prompt, str) else [{"role": "assistant", "content": "a"}]
+        try:
+            self._check_length(self._tokens(prompt, completion)[0])
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from error
 
     @property
     def identity(self) -> tuple:
@@ -177,11 +185,15 @@ def load_reward_model(path: str, *, label: str | None = None, step_separator: st
 def _label_index(folder: Path, names: dict[str, str], num_labels: int, label: str | None) -> int:
     if label is None and num_labels == 1:
         return 0
-    known = {names.get(str(index), str(index)): index for index in range(num_labels)}
+    labels = [names.get(str(index), str(index)) for index in range(num_labels)]
+    known = {name: index for index, name in enumerate(labels) if labels.count(name) == 1}
     numbers = {str(index): index for index in range(num_labels)}
+    if label in labels and label not in known:
+        twice = " and ".join(str(index) for index, name in enumerate(labels) if name == label)
+        raise ConfigError(f"the scorer {folder} has several labels {label!r}; choose one by its number: {twice}")
     if label is None or label not in numbers | known:
         found = "has several labels" if label is None else f"has no label {label!r}"
-        raise ConfigError(f"the scorer {folder} {found}; choose one of {', '.join(known)}")
+        raise ConfigError(f"the scorer {folder} {found}; choose one of {', '.join(labels)}")
     return (numbers | known)[label]
 
 

@@ -14,6 +14,7 @@ from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.host_calls import host_errors
 from grpo_jax.language.models import LanguageModel
+from grpo_jax.language.phase_times import PhaseTimes
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, score
 from grpo_jax.language.scorer import Scorer
@@ -24,6 +25,9 @@ from grpo_jax.language.tokenizer import Prompt, pad_left
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageTask:
     """Prompts, rewards, and a model that completes the prompts.
+
+    Attributes:
+      times: of rollouts, rewards and updates, of the programs that train on it.
 
     Raises:
       ConfigError: a prompt with its completion is longer than the model's context, a reward needs a field that the
@@ -51,6 +55,7 @@ class LanguageTask:
         """Checks the fields."""
         as_count("max_completion", self.max_completion)
         object.__setattr__(self, "_lock", threading.Lock())
+        object.__setattr__(self, "times", PhaseTimes())
         if self.held_out is not None:
             held_out, training = self.held_out, self.prompts
             if (held_out.fields.keys(), held_out.are_chats) != (training.fields.keys(), training.are_chats):
@@ -60,9 +65,9 @@ class LanguageTask:
                 )
         check_rewards(self.rewards, list(self.prompts.fields), self.prompts.sources[0])
         self.tokens  # noqa: B018, checks the lengths
-        for reward in self.rewards:
-            if isinstance(reward.function, Scorer):
-                reward.function.check(self.prompts.contents[0])
+        for scorer in (reward.function for reward in self.rewards if isinstance(reward.function, Scorer)):
+            for content, source in zip(self.all_prompts.contents, self.all_prompts.sources, strict=True):
+                scorer.check(content, source)
         if isinstance(self.stop_strings, str) or not all(self.stop_strings):
             raise ConfigError(f"stop_strings={self.stop_strings!r} must be texts that are not empty, such as ('</a>',)")
         if self.stop_strings:
@@ -86,6 +91,11 @@ class LanguageTask:
     def tokens(self) -> np.ndarray:
         """int32 `[N, P]`: the tokens of all prompts, padded with -1 on the left."""
         return self.encode(self.all_prompts)
+
+    def tokens_of(self, prompt: np.ndarray) -> np.ndarray:
+        """The tokens of prompts by their indices, int `[...]`: int32 `[..., P]`, for `call_host`."""
+        self.times.begin("rollouts")
+        return self.tokens[np.asarray(prompt)]
 
     @functools.cached_property
     def stops(self) -> StopStrings:
@@ -188,7 +198,10 @@ class LanguageTask:
     def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """As `score`, or with process rewards `score_steps`, for `call_host`."""
         with self._lock:  # several devices may call
-            return self.score_steps(prompt, tokens) if self.process_rewards else self.score(prompt, tokens)
+            self.times.begin("rewards")
+            scores = self.score_steps(prompt, tokens) if self.process_rewards else self.score(prompt, tokens)
+            self.times.begin("updates")
+        return scores
 
     def reward_errors(self) -> contextlib.AbstractContextManager[None]:
         """For a custom loop: raises the `RewardError` of a reward instead of JAX's error, as `run` does."""

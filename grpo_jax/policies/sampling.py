@@ -72,6 +72,17 @@ def mask_actions(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
     return jnp.where(mask | ~jnp.any(mask, axis=-1, keepdims=True), logits, -jnp.inf)
 
 
+def pack_mask(mask: jax.Array) -> jax.Array:
+    """A mask `[..., num_actions]` as bits, uint8 `[..., ceil(num_actions / 8)]`, as the update in chunks takes it."""
+    return jnp.packbits(mask, axis=-1)
+
+
+def mask_actions_by_bits(logits: jax.Array, bits: jax.Array | None) -> jax.Array:
+    """As `mask_actions`, of a mask from `pack_mask`."""
+    mask = None if bits is None else jnp.unpackbits(bits, axis=-1, count=logits.shape[-1]).astype(bool)
+    return mask_actions(logits, mask)
+
+
 def most_probable(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array | float = 0.0) -> jax.Array:
     """Top-k, then top-p (nucleus) and min-p sampling: the mask of the actions that may be sampled.
 

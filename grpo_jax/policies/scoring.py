@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.policies.policy import Policy
+from grpo_jax.policies.sampling import mask_actions_by_bits
 from grpo_jax.types import PyTree
 
 
@@ -29,6 +30,7 @@ def score(
     features: jax.Array,
     action: jax.Array,
     reference_features: jax.Array | None = None,
+    action_mask: jax.Array | None = None,
 ) -> Scores:
     """The scores of actions, from about `policy.logits_chunk` distributions at a time.
 
@@ -42,6 +44,7 @@ def score(
       features: `[S, N, F]`, the policy's.
       action: `[S, N]` or `[S, N, D]`.
       reference_features: `[S, N, F]` of the reference policy, if `bind_reference` has given its head to the policy.
+      action_mask: uint8 `[S, N, ceil(num_actions / 8)]`: the actions that might be sampled, as bits (`pack_mask`).
     """
     (num_steps, num_sequences), family = features.shape[:2], policy.distribution
     length = min(num_steps, max(1, policy.logits_chunk // num_sequences))
@@ -53,11 +56,11 @@ def score(
 
     @jax.checkpoint
     def of_chunk(chunk):
-        features, action, reference_features = chunk
-        distribution, kl = policy.head(params, features), None
+        features, action, reference_features, bits = chunk
+        distribution, kl = mask_actions_by_bits(policy.head(params, features), bits), None
         if reference_features is not None:
-            kl = family.kl(distribution, policy.reference_head(reference_features))
+            kl = family.kl(distribution, mask_actions_by_bits(policy.reference_head(reference_features), bits))
         return Scores(family.log_prob(distribution, action), family.entropy(distribution), kl)
 
-    scores = jax.lax.map(of_chunk, jax.tree.map(chunks, (features, action, reference_features)))
+    scores = jax.lax.map(of_chunk, jax.tree.map(chunks, (features, action, reference_features, action_mask)))
     return jax.tree.map(lambda leaf: leaf.reshape(-1, num_sequences)[:num_steps], scores)

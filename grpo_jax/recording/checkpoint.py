@@ -16,7 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
-from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array
+from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array, whole_view
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import plain, with_checksum, without_checksum
 from grpo_jax.recording.identity import check_same
@@ -26,6 +26,12 @@ from grpo_jax.types import TrainState, by_path
 
 KEPT = 2
 """How many of the latest checkpoints are kept, beside the best one."""
+
+LARGE = 2**28
+"""Bytes of states on a CPU from which a checkpoint is written without a copy of them, while training waits."""
+
+_FILE_SIZE = 2**26
+"""Bytes of a file of a checkpoint: orbax keeps a whole file in memory, by default of 2 GiB."""
 
 _NO_SCORE = -float(np.finfo(np.float32).max)
 _log = logging.getLogger(__name__)
@@ -99,15 +105,20 @@ class Checkpoints:
             self.save(progress, score)
 
     def save(self, progress: Progress, score: float = np.nan) -> None:
-        """Copies the states to the host, so that their buffers may be donated, and writes them in the background."""
+        """Copies the states to the host, so that their buffers may be donated, and writes them in the background.
+
+        Large states on a CPU are not copied, but written before it returns.
+        """
         if progress.iteration == self._saved:
             return
         self._saved = progress.iteration
         states, num_rows = by_path(progress.states), len(progress.steps)
         numbers = by_path(_as_numbers(progress.states))
+        waits = sum(leaf.nbytes for leaf in numbers.values()) >= LARGE and jax.default_backend() == "cpu"
+        on_host = whole_view if waits else whole_array
         arrays, checksums = {}, {}
         for path, leaf in numbers.items():
-            array = whole_array(leaf)[:num_rows]  # without padding
+            array = on_host(leaf)[:num_rows]  # without padding
             checksums[path] = zlib.crc32(array)
             if checksums[path] != self._given.get(path):
                 arrays[path] = array
@@ -127,11 +138,14 @@ class Checkpoints:
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
         arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
-        items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), run=ocp.args.JsonSave(with_checksum(run)))
+        saved = ocp.args.PyTreeSave(arrays, ocdbt_target_data_file_size=_FILE_SIZE)
+        items = ocp.args.Composite(arrays=saved, run=ocp.args.JsonSave(with_checksum(run)))
         metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
         with self._disk_errors():  # also of the previous checkpoint, which was written in the background
             self._check_space(sum(leaf.nbytes for leaf in arrays.values()))
             self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
+            if waits:
+                self._manager.wait_until_finished()
 
     def _check_space(self, needed: int) -> None:
         """Raises OSError if the disk has less space than the arrays need: orbax would fail in all of its threads."""
@@ -303,7 +317,8 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
         create=False,  # all processes would have to take part in that
     )
     Path(directory).mkdir(parents=True, exist_ok=True)
-    types = ocp.type_handlers.create_type_handler_registry((np.ndarray, _OneByOne()))
+    handler = _OneByOne(deepcopy_host_arrays=False)  # `save` makes copies, or waits
+    types = ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
     handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
     return _Manager(Path(directory).resolve(), options=options, item_handlers=handlers)

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Column
 
-from grpo_jax.environments.environment import Environment
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import METRICS_FILE, as_lines, truncate_metrics
 from grpo_jax.recording.run_spec import RunSpec
@@ -62,9 +61,8 @@ class MetricsLogger:
     ):
         self._directory, self._run, self._settings = directory, spec.name, spec.settings
         self._word = spec.config.env.step_word
-        self._is_default = self._word == Environment._field_defaults["step_word"]
-        self._reward_word = "return" if self._is_default else "reward"
-        self._rate_word = "steps/s" if self._is_default else f"{self._word}/s"
+        self._reward_word, steps = spec.config.env.words
+        self._rate_word, self._shows_each = f"{steps}/s", steps != "steps"
         self._total_steps = most_steps(spec.config, spec.hyperparams)
         self._console = Console(quiet=not console) if isinstance(console, bool) else console
         self._file = self._progress = self._task = None
@@ -152,7 +150,7 @@ class MetricsLogger:
         self._recent.append((self._seconds, int(self._steps.sum()), float(np.mean(done))))
         for tracker in self._trackers:
             tracker.record(chunk.iteration, steps, known)
-        if not self._is_default and self._progress is None:
+        if self._shows_each and self._progress is None:
             for number, returns in enumerate(known["episode/return_mean"][:-1], start=chunk.iteration + 1):
                 mean = f"{self._reward_word} {np.nanmean(returns):.4g}"
                 self._print(f"{self._run}: iteration {number}, {mean}, {self._rate():,.0f} {self._rate_word}")
@@ -208,9 +206,7 @@ class MetricsLogger:
         tenths = int(10 * done + 1e-4)  # shares are float32
         if self._progress is not None:  # a narrow terminal cuts off the end of the status
             self._progress.update(self._task, completed=done, status=status)
-        elif (
-            not self._is_default or self._tenths < tenths < 10 or time.monotonic() - self._printed_at >= LONGEST_SILENCE
-        ):
+        elif self._shows_each or self._tenths < tenths < 10 or time.monotonic() - self._printed_at >= LONGEST_SILENCE:
             self._tenths = tenths
             self._print(f"{self._run}: {int(100 * done + 1e-3)}%, {status}")
 

@@ -39,7 +39,10 @@ from grpo_jax.types import PyTree, by_path
 NO_ITERATIONS = Chunk(metrics={}, steps=np.zeros((0, 0), np.int64), iteration=0, seconds=0.0)
 
 SECONDS = 60.0
-"""Between two checkpoints, if no number of iterations is given."""
+"""Between two checkpoints, if no number of iterations is given; more if to save takes long, see `SHARE`."""
+
+SHARE = 0.05
+"""The most of the time that training waits for such checkpoints."""
 
 OPTIONS = {"evaluate", "callback", "params", "mesh", "compilation_cache"}
 """The arguments of `run` that `recorded_run` passes on."""
@@ -182,7 +185,7 @@ class Recorder:
         self._checksums: dict[str, int] = {}
         self._finder = NonFiniteFinder(spec.config) if recording.debug_nans else None
         self._checkpoints, self._policies, self._received, self._num_evaluations = None, None, None, 0
-        self._saved_at = time.monotonic()
+        self._due_at = time.monotonic() + SECONDS
         self.start: Progress | None = None
         self.chunk_length: int | None = 1 if recording.debug_nans else None
 
@@ -293,7 +296,7 @@ class Recorder:
     def _checkpoint(self, progress: Progress, *, is_last: bool) -> None:
         """Saves the states if a checkpoint is due, or this is the last chance."""
         if self._recording.checkpoint_every is None:
-            is_due = from_process_zero(lambda: time.monotonic() - self._saved_at >= SECONDS)
+            is_due = from_process_zero(lambda: time.monotonic() >= self._due_at)
         else:
             is_due = self._checkpoints.is_due(progress)
         if is_due or is_last:
@@ -301,8 +304,10 @@ class Recorder:
                 self._policies.save()  # first: a run that goes on from the checkpoint needs the best ones before it
             if self._checkpoints is None:
                 self._open_checkpoints(self._closing)
+            began = time.monotonic()
             self._checkpoints.save(progress, self.logger.typical_return)
-            self._saved_at = time.monotonic()
+            now = time.monotonic()
+            self._due_at = now + max(SECONDS, (now - began) / SHARE)
         if self._checkpoints is not None:
             self._checkpoints.update(progress, self.logger.typical_return)
 

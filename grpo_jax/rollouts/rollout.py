@@ -13,7 +13,7 @@ from grpo_jax.environments.environment import diverged, threefry
 from grpo_jax.errors import ConfigError, are_alike, describe_arrays, nearest
 from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
-from grpo_jax.policies.sampling import apply_sampling_mask
+from grpo_jax.policies.sampling import apply_sampling_mask, pack_mask
 from grpo_jax.rollouts.outcomes import add_outcome
 from grpo_jax.rollouts.resets import StartStates, advance_where, make_start_states, new_episodes, select, shared_keys
 from grpo_jax.rollouts.scan import any_in_all_rows, scan_in_blocks
@@ -243,6 +243,9 @@ class Simulator(NamedTuple):
             episode_length=state.episode_length + alive,
             discounted_return=reward + self.discount * state.discounted_return,
         )
+        in_chunks = self.policy.logits_chunk is not None
+        if in_chunks and action_mask is not None:
+            action_mask = pack_mask(action_mask)
         return next_state, Trajectory(
             observation=state.observation,
             action=action,
@@ -251,7 +254,7 @@ class Simulator(NamedTuple):
             truncated=transition.truncated & alive,
             valid=alive,
             log_prob=family.log_prob(distribution, action),
-            distribution=distribution if self.policy.logits_chunk is None else None,
+            distribution=None if in_chunks else distribution,
             value=value,
             next_value=None,  # known after the rollout
             episode_return=next_state.episode_return,

@@ -59,6 +59,7 @@ def make_grid(
         raise ConfigError("returns of different environments cannot be ranked: sweep each environment by itself")
     settings = list(itertools.product(*ranges.values())) if samples is None else _draws(ranges, samples, seed)
     grid, labels, folders = Grid(axes, [], []), {}, {}
+    configs: list[Config] = []  # a config with an environment of its own has no hash
     for base, setting in itertools.product(bases, settings):
         point = (*base.point.values(), *setting)
         words = [
@@ -66,8 +67,10 @@ def make_grid(
             for name, value in zip(axes, point, strict=True)
         ]
         label = ", ".join(words)
+        if base.config not in configs:
+            configs.append(base.config)
         with np.errstate(over="ignore"):  # Hyperparams refuses what is too large
-            run = base.config, *map(np.float32, setting)
+            run = configs.index(base.config), *map(np.float32, setting)
         if run in labels:  # their values are equal in float32
             raise ConfigError(
                 f"the sweep has a value twice: {labels[run]} and {label} are the same run; leave one of them out"

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from grpo_jax.config import kept_with
 from grpo_jax.devices.compilation_cache import kept_programs
 from grpo_jax.devices.mesh import make_row_mesh, make_rows_function
 from grpo_jax.devices.processes import from_process_zero, is_process_zero
@@ -91,7 +92,8 @@ class Study:
             stop.folder = self.out
             raise
         mesh = make_row_mesh(len(evaluation_keys)) if self.mesh is None else self.mesh
-        scores = make_rows_function(functools.partial(self._score.function, plan.config), mesh)
+        score = functools.partial(self._score.function, plan.config)
+        scores = kept_with(plan.config, (self._score, mesh), lambda: make_rows_function(score, mesh))
         if not self.console.is_terminal:
             self.console.print(f"{plan.name}: evaluating")
         with kept_programs(self._compilation_cache), self.console.status(f"{plan.name}: evaluating"):

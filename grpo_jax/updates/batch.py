@@ -115,7 +115,7 @@ def _run_reference(algorithm: Algorithm, policy: Policy, params: PyTree, traject
     inputs = params, trajectory.observation, carry, is_first
     if policy.logits_chunk is not None:
         features = policy.features(*inputs)
-        log_prob = score(policy, params, features, trajectory.action).log_prob
+        log_prob = score(policy, params, features, trajectory.action, None, trajectory.action_mask).log_prob
         return _Reference(None, log_prob, features if exact_kl_to_reference in algorithm.penalties else None)
     distribution = mask_actions(policy.sequence(*inputs)[0], trajectory.action_mask)
     return _Reference(distribution, policy.distribution.log_prob(distribution, trajectory.action))

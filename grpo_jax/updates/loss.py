@@ -32,7 +32,8 @@ def predict(policy: Policy, params: PyTree, batch: Batch) -> Prediction:
             value = policy.value_head(params, features)
         elif policy.has_critic:
             value = policy.sequence(*inputs)[1]
-        log_prob, entropy, kl_reference = score(policy, params, features, batch.action, batch.reference_features)
+        given = batch.action, batch.reference_features, batch.action_mask
+        log_prob, entropy, kl_reference = score(policy, params, features, *given)
         kl_behaviour = k3_from_behaviour(batch.log_prob, log_prob)
         if kl_reference is None and batch.reference_log_prob is not None:
             kl_reference = k3(log_prob, batch.reference_log_prob)

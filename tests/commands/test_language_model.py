@@ -13,8 +13,10 @@ from language_models import make_model
 from safetensors.numpy import load_file
 
 from grpo_jax.commands import lm, tiny_language_model
+from grpo_jax.commands.harness import language_training
 from grpo_jax.commands.harness.command import command
-from grpo_jax.commands.harness.language_runs import diagnose, measurement_interval
+from grpo_jax.commands.harness.held_out_points import diagnose
+from grpo_jax.commands.harness.language_runs import measurement_interval
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import RewardError, load_model, load_params, save_trained
@@ -100,8 +102,6 @@ def test_only_the_most_probable_tokens_of_a_large_vocabulary_are_sampled(folder,
     train("--reward my_rewards:digits --num-iterations 2 --top-k 1 --num-microbatches 2 --out out")
     lines = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["policy/entropy"] for line in lines] == [[0.0], [0.0]]
-    with pytest.raises(ConfigError, match="logits_chunk keeps only log-probabilities of sampled tokens"):
-        train("--reward my_rewards:digits --top-p 0.9 --logits-chunk 8 --out other")
 
 
 @pytest.mark.slow
@@ -188,10 +188,13 @@ def test_what_one_watches(folder, capsys):
     for point in points:
         rewards = [each["rewards"]["digits"][:-1] for each in samples if each["iteration"] == point["iteration"]]
         np.testing.assert_allclose(np.mean(rewards), point["rewards"]["digits"][0], rtol=1e-5)
+    seconds = [set(point["seconds"].values()) for point in points]
+    assert seconds[0] == {0.0} and min(seconds[1]) > 0
     printed = capsys.readouterr().out
+    assert "tokens a seed" in printed and "Training since the last measurement: rollouts " in printed
     assert printed.index("Reading prompts from") < printed.index("Loading the weights") < printed.index("compiling")
     assert "iteration 1, reward" in printed and "iteration 2, reward" in printed and "tokens/s" in printed
-    assert "environment steps" not in printed.split("final")[0]
+    assert "steps" not in printed
 
 
 @pytest.mark.slow
@@ -206,6 +209,33 @@ def test_a_run_that_is_ended_early_leaves_its_model(folder, capsys):
     assert 0 < len(lines) < 100
     trained, first = load_params(folder / "out" / "model"), load_params("tiny")
     assert not np.array_equal(trained["actor"]["embedding"], first["actor"]["embedding"])
+
+
+@pytest.mark.slow
+def test_a_sweep_compiles_once(folder, monkeypatch, capsys):
+    make_model("tiny", context=512)
+    compiled, counts, run = [], [], language_training._train
+
+    def counted(*arguments):
+        before, states = len(compiled), run(*arguments)
+        counts.append(len(compiled) - before)
+        return states
+
+    def listen(event, seconds, **fields):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(seconds)
+
+    monkeypatch.setattr(language_training, "_train", counted)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-final 4 --num-iterations 2"
+    train(f"--reward my_rewards:digits {small} --sweep learning-rate 0 1e-2 --out out")
+    assert counts[0] > 0 and counts[1] == 0
+    first, *trained = (load_params(path) for path in ("tiny", *sorted(folder.glob("out/learning_rate_*/model"))))
+    same = [jax.tree.all(jax.tree.map(np.array_equal, first, params)) for params in trained]
+    assert same == [True, False]
+    runs = json.loads((folder / "out" / "summary.json").read_text())["runs"]
+    assert [run["algorithm"] for run in runs] == ["learning_rate=0", "learning_rate=0.01"]
+    assert "learning_rate=0.01" in capsys.readouterr().out.split("final reward")[1]
 
 
 def test_a_collapse_is_not_sharpening():
@@ -253,6 +283,10 @@ MISTAKES = {
     "weight of a scorer": ("--reward-model x=high", "the weight 'high' is not a number; write x=0.5"),
     "steps of no scorer": ("--reward my_rewards:digits --step-separator x", "are of reward models; name one with"),
     "greedy": ("--reward my_rewards:digits --temperature 0", "temperature=0 takes the most probable token"),
+    "sweep": (
+        "--reward my_rewards:digits --sweep learning_rat 1 2",
+        "--sweep learning_rat 1 2 is no hyperparameter with .* did you mean 'learning_rate'",
+    ),
     "rate": ("--reward my_rewards:digits --learning-rate nan", "learning_rate=nan is not a number"),
     "count": ("--reward my_rewards:digits --sample-every 0", "--sample-every 0 is not a whole number from 1"),
 }

@@ -9,7 +9,7 @@ from language_models import make_model
 
 from grpo_jax import Hyperparams
 from grpo_jax.commands.harness.arithmetic import accuracy, demonstrate, make_problems, right_steps, well_formed
-from grpo_jax.commands.harness.language_runs import before_and_after
+from grpo_jax.commands.harness.held_out_points import before_and_after
 from grpo_jax.commands.harness.study import RecordingArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import LanguageTask, Reward, as_prompts, demonstration_tokens, load_model, load_params

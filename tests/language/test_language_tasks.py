@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params, make_tokenizer
 
-from grpo_jax import Config, Hyperparams, make_init, make_mesh, run
+from grpo_jax import Config, Hyperparams, make_init, make_mesh, make_train_step, run
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
@@ -23,6 +23,7 @@ from grpo_jax.language import (
     load_params,
     load_reward,
     load_tokenizer,
+    overlong,
     sample_completions,
     save_model,
     save_trained,
@@ -80,6 +81,8 @@ def test_rewards_may_ask_for_the_limit_of_completions(model):
     a = model.tokenizer.encode("a")[0]
     values = task.score(np.array([0, 0]), np.array([[a, END, -1, -1], [a, a, a, a]]))
     np.testing.assert_allclose(values, [[0], [-1]], rtol=1e-6)
+    with pytest.raises(ConfigError, match="overlong has buffer=-1, the width of a ramp in tokens; use 0 or more"):
+        overlong([[a]], [4], buffer=-1)
 
 
 def test_another_reward_of_the_same_name_is_another_run(tmp_path):
@@ -221,7 +224,7 @@ def test_steps_are_paid_by_the_tokens_that_end_them(model):
 
 
 def test_other_prompts_need_no_other_program(model):
-    """Nor another order; completions are those of the prompts that were given."""
+    """Nor another order, to train or to complete; completions are those of the prompts that were given."""
     rows = [{"prompt": text, "answer": ""} for text in ("12", "345", "6", "78")]
 
     def completed(task):
@@ -235,12 +238,24 @@ def test_other_prompts_need_no_other_program(model):
         state = make_init(config)(jax.random.key(0), Hyperparams())
         program = jax.jit(functools.partial(sample_completions, config, task, greedy=True))
         arguments = state, jnp.asarray(task.tokens), jax.random.key(1)
-        return program.lower(*arguments).as_text(), np.asarray(program(*arguments))
+        training = jax.jit(make_train_step(config)).lower(state)
+        return {training.as_text(), program.lower(*arguments).as_text()}, np.asarray(program(*arguments))
 
-    program, completions = completed(make_task(model, rows))
-    other_program, others = completed(make_task(model, rows[::-1]))
-    assert program == other_program
+    programs, completions = completed(make_task(model, rows))
+    other_programs, others = completed(make_task(model, rows[::-1]))
+    assert len(programs | other_programs) == 2
     assert (completions == others[::-1]).all() and len(np.unique(completions, axis=0)) > 1
+
+
+def test_time_goes_to_rollouts_rewards_and_updates(model, monkeypatch):
+    task, clock = make_task(model), iter([0.0, 1.0, 3.0, 6.0, 10.0])
+    monkeypatch.setattr("grpo_jax.language.phase_times.time.perf_counter", lambda: next(clock))
+    task.tokens_of(np.array([0]))
+    task.tokens_of(np.array([0]))
+    task.score_in_callback(np.array([0]), np.array([[5, END, -1, -1]]))
+    task.times.stop()
+    assert task.times.take() == {"rollouts": 3.0, "rewards": 3.0, "updates": 4.0}
+    assert set(task.times.take().values()) == {0.0}
 
 
 def test_the_error_of_a_reward_leaves_a_compiled_program_as_it_is(model, caplog):

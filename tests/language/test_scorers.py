@@ -220,16 +220,21 @@ def test_a_folder_that_is_no_scorer_is_refused(folder, tmp_path):
         rest = {key: tensor for key, tensor in weights.items() if key != "score.weight"}
         save_file(rest | part, tmp_path / name / "model.safetensors")
     cases += [(tmp_path / "no head", {}, "lacks 'score.weight'"), (tmp_path / "other head", {}, r"\(1, 8\) instead of")]
+    make_scorer(tmp_path / "same labels", num_labels=3)
+    change_config(tmp_path / "same labels", id2label={"0": "good", "1": "bad", "2": "bad"})
+    cases += [(tmp_path / "same labels", {"label": "bad"}, "several labels 'bad'; choose one by its number: 1 and 2")]
     for path, options, message in cases:
         with pytest.raises(ConfigError, match=message):
             load_scorer(path, **options)
+    assert load_scorer(tmp_path / "same labels", label="good") and load_scorer(tmp_path / "same labels", label="2")
 
 
 def test_prompts_that_a_scorer_cannot_read_are_refused(folder, tmp_path):
     model = load_model(make_model(tmp_path, context=512))
     reward = Reward("score", load_scorer(folder, label="0"))
-    with pytest.raises(ConfigError, match="reads at most 64 tokens .* completion has 71; shorten prompts"):
-        LanguageTask(model=model, prompts=as_prompts([{"prompt": "b" * 70}]), rewards=(reward,), max_completion=5)
+    rows = [{"prompt": "b"}, {"prompt": "b" * 70}]
+    with pytest.raises(ConfigError, match="prompt 1: .* reads at most 64 tokens .* completion has 71; shorten prompts"):
+        LanguageTask(model=model, prompts=as_prompts(rows), rewards=(reward,), max_completion=5)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     reward = Reward("score", load_scorer(folder, label="0"))
     with pytest.raises(ConfigError, match="no chat template"):

@@ -1,6 +1,8 @@
 """Folders in transformers: what is saved loads there, with the same logits, and chats are rendered as it does."""
 
 import json
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,8 @@ import numpy as np
 import pytest
 from language_models import CHAT, MODEL_TYPES, TEMPLATES, make_model
 
+from grpo_jax.commands import lm
+from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.language import load_architecture, load_model, load_params, save_trained
 from grpo_jax.policies import categorical, make_token_policy
 
@@ -16,6 +20,11 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 TEXT = "12 + 3 = 15"
+
+
+def lengths(completions):
+    """A reward."""
+    return [float(len(text)) for text in completions]
 
 
 def logits(folder, tokens):
@@ -44,6 +53,31 @@ def test_logits_agree(tmp_path, model_type, dtype):
     assert ours.std() > 0.1
     np.testing.assert_allclose(ours, published_logits(saved, tokens), atol=1e-4)
     assert (np.abs(ours - logits(folder, tokens)) > 1e-2).any(), "the trained weights, not those before"
+
+
+@pytest.mark.parametrize("flags", ["", "--lora-rank 2"])
+def test_a_trained_folder_answers_as_the_command_says(tmp_path, monkeypatch, flags):
+    """Greedy completions of held-out prompts after training, in samples.jsonl and by transformers."""
+    peft = pytest.importorskip("peft") if flags else None
+    folder = make_model(tmp_path / "first", "llama", context=512)
+    rows = [{"prompt": f"{a} + {b} ="} for a in range(4) for b in range(4)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setitem(sys.modules, "my_rewards", types.SimpleNamespace(lengths=lengths))
+    monkeypatch.chdir(tmp_path)
+    small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-final 4 --num-iterations 2 --max-completion 12"
+    files = f"--model {folder} --prompts prompts.jsonl --held-out prompts.jsonl --reward my_rewards:lengths"
+    fixed = "--learning-rate 3e-2 --num-held-out 6 --no-compilation-cache --out out"
+    lm.main(parse_flags(lm.Arguments, f"{files} {small} {fixed} {flags}".split()))
+    saved = "out/adapter" if flags else "out/model"
+    kind = peft.AutoPeftModelForCausalLM if flags else transformers.AutoModelForCausalLM
+    model, tokenizer = kind.from_pretrained(saved), transformers.AutoTokenizer.from_pretrained(saved)
+    samples = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    before, after = samples[:6], samples[6:]
+    assert [each["greedy"] for each in before] != [each["greedy"] for each in after]
+    for sample in after:
+        prompt = tokenizer(sample["prompt"], return_tensors="pt")
+        answer = model.generate(**prompt, max_new_tokens=12, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        assert tokenizer.decode(answer, skip_special_tokens=True) == sample["greedy"]
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

@@ -69,6 +69,8 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
         (EXACT, {}),
         (with_reference(GRPO), {}),
         (EXACT, {"network": Transformer(**SMALL, lora_rank=2)}),
+        (EXACT, {"truncate_sampling": True}),
+        (with_reference(GRPO), {"truncate_sampling": True}),
         (EXACT._replace(critic=PPO.critic), {}),
         (EXACT._replace(critic=PPO.critic), {"network": Transformer(**SMALL, shared_critic=True)}),
     ],
@@ -77,9 +79,10 @@ def test_scores_and_gradients_are_those_of_whole_distributions(chunk, tied):
 def test_a_train_step_in_chunks_differs_only_in_the_kl_to_the_behaviour_being_an_estimate(algorithm, fields):
     """Two iterations give the same parameters; the KL to the reference is exact if the loss has it so."""
     config, results = Config(**RUN | {"algorithm": algorithm} | fields), []
+    hyperparams = HYPERPARAMS.replace(top_p=0.8, top_k=4.0, min_p=0.1) if config.truncate_sampling else HYPERPARAMS
     for chunk in (None, 3):
         config = dataclasses.replace(config, logits_chunk=chunk)
-        state = jax.jit(make_init(config))(jax.random.key(0), HYPERPARAMS)
+        state = jax.jit(make_init(config))(jax.random.key(0), hyperparams)
         step = jax.jit(make_train_step(config))
         results.append(step(step(state)[0]))
     (whole, exact), (chunked, estimated) = results
@@ -102,14 +105,15 @@ def test_no_array_of_an_iteration_has_a_row_of_the_vocabulary_for_each_token():
         )
         params = jax.eval_shape(policy.init, jax.random.key(0))
 
-        def loss(params, reference, prompts, tokens):
+        def loss(params, reference, prompts, tokens, bits):
             carry = policy.sequence_carry(policy.initial_carry(params, num_envs, prompts))
             features, other = (policy.features(each, tokens, carry, None) for each in (params, reference))
-            scores = score(bind_reference(policy, reference), params, features, tokens, other)
+            scores = score(bind_reference(policy, reference), params, features, tokens, other, bits)
             return jnp.sum(scores.log_prob + scores.kl_reference)
 
         prompts, tokens = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((num_envs, 4), (length, num_envs)))
-        program = jax.jit(jax.grad(loss)).lower(params, params, prompts, tokens).compile()
+        bits = jax.ShapeDtypeStruct((length, num_envs, vocabulary // 8), jnp.uint8)  # of top-p
+        program = jax.jit(jax.grad(loss)).lower(params, params, prompts, tokens, bits).compile()
         return program.memory_analysis().temp_size_in_bytes
 
     a_token = (temporary_bytes(128) - temporary_bytes(64)) / (64 * num_envs)
@@ -120,7 +124,6 @@ def test_no_array_of_an_iteration_has_a_row_of_the_vocabulary_for_each_token():
     ("fields", "words"),
     [
         ({"logits_chunk": 0}, "logits_chunk=0"),
-        ({"logits_chunk": 8, "truncate_sampling": True}, "truncate_sampling=True"),
         ({"logits_chunk": 8, "environment": "CartPole-v1", "network": "mlp"}, "for transformers"),
     ],
 )

@@ -21,6 +21,7 @@ from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import adaptive_coefficient, group_normalized, outcome, tuned
 from grpo_jax.policies import MLP
+from grpo_jax.recording import checkpoint
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
 from grpo_jax.recording.identity import check_same
 from grpo_jax.recording.run_spec import describe
@@ -69,6 +70,14 @@ def saved_in(checkpoints):
 def restored(path, **arguments):
     with Checkpoints(path, DESCRIPTION, every=1) as checkpoints:
         return checkpoints.restore(jax.eval_shape(state), **arguments)
+
+
+def test_large_states_are_on_the_disk_before_training_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "LARGE", 1)
+    with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
+        checkpoints.save(progress(1))
+        assert (tmp_path / "1").is_dir()
+    assert bits(restored(tmp_path).states) == bits(progress(1).states)
 
 
 def test_what_is_read_is_what_was_saved(tmp_path):

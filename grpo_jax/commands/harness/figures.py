@@ -21,9 +21,11 @@ def solved_after(run: Run) -> float:
     return float(np.median(steps_to_reach(run.result.steps, run.returns, SOLVED_AT[run.environment], window=window)))
 
 
-def return_columns(environment: str) -> list[str]:
-    solved = [f"steps to {SOLVED_AT[environment]:g}"] if environment in SOLVED_AT else []
-    return ["final return", "worst seed", *solved, "steps a seed"]
+def return_columns(run: Run) -> list[str]:
+    """The names of `return_cells`."""
+    score, steps = run.config.env.words
+    solved = [f"steps to {SOLVED_AT[run.environment]:g}"] if run.environment in SOLVED_AT else []
+    return [f"final {score}", "worst seed", *solved, f"{steps} a seed"]
 
 
 def return_cells(run: Run) -> list[str]:
@@ -43,8 +45,8 @@ def with_interval(scores: np.ndarray, spec: str = ".4g") -> str:
 
 def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
     """The runs on one environment side by side, with notes on some of them, by label, below."""
-    environment = runs[0].environment
-    columns = [Column("run", overflow="fold"), *return_columns(environment), "steps/s", "train", "compile", "wall"]
+    environment, (_, steps) = runs[0].environment, runs[0].config.env.words
+    columns = [Column("run", overflow="fold"), *return_columns(runs[0]), f"{steps}/s", "train", "compile", "wall"]
     caption = "\n".join(f"{run.label}: {notes[run.label]}" for run in runs if run.label in notes)
     rendered = Table(*columns, title=environment, caption=caption or None)
     for run in runs:
@@ -55,7 +57,7 @@ def table(runs: list[Run], notes: Mapping[str, str]) -> Table:
 
 
 def plot_curves(runs: list[Run], path: Path, over: str) -> None:
-    """One panel for each environment: IQM over seeds with its 95% band, over "environment steps" or "episodes".
+    """One panel for each environment: IQM over seeds with its 95% band, over "episodes", or steps of that name.
 
     Returns are those of the evaluations while training, if all runs have some.
     """
@@ -64,10 +66,12 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
     for run in runs:
         returns, counts = (run.result.metrics[SAMPLED], None) if evaluated else (run.returns, run.counts)
         if not np.isnan(returns).all():
-            x = run.result.steps if over == "environment steps" else run.episodes
+            x = run.episodes if over == "episodes" else run.result.steps
             curves[run.environment][run.label] = learning_curve(x, returns, counts)
     kind = "evaluation" if evaluated else "training"
-    draw_curves(curves, path, over, len(runs[0].final_returns), what=f"return of {kind} episodes")
+    episodes = "completions" if over == "tokens" else "episodes"
+    what = f"{runs[0].config.env.words[0]} of {kind} {episodes}"
+    draw_curves(curves, path, over, len(runs[0].final_returns), what=what)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

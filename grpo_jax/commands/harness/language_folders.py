@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from rich.console import Console
 
 from grpo_jax import Config
-from grpo_jax.commands.harness.study import Study
 from grpo_jax.language import LanguageTask, load_params, save_adapter, save_trained
 from grpo_jax.types import PyTree
 
@@ -30,7 +30,8 @@ def save_models(
     config: Config,
     params: PyTree,
     starts: Sequence[Path],
-    study: Study,
+    out: Path,
+    console: Console,
 ) -> None:
     """Writes the folder of the model of each seed, or that of its adapter.
 
@@ -40,11 +41,12 @@ def save_models(
       config: of the run.
       params: trained, each leaf `[num_seeds, ...]`.
       starts: the folder of each seed's model before training.
-      study: has the folder and the console.
+      out: the folder that they get theirs in.
+      console: shows the names.
     """
     saves_adapter = arguments.lora_rank is not None and not arguments.merge_lora
     save, name = (save_adapter, "adapter") if saves_adapter else (save_trained, "model")
-    for seed, folder in enumerate(model_folders(study.out, name, arguments.num_seeds)):
+    for seed, folder in enumerate(model_folders(out, name, arguments.num_seeds)):
         trained = task.model._replace(folder=starts[seed], architecture=config.network)
         save(folder, trained, jax.tree.map(lambda leaf, seed=seed: leaf[seed], params), dtype=arguments.save_dtype)
-        study.console.print(f"The trained {name}: {folder}", soft_wrap=True)
+        console.print(f"The trained {name}: {folder}", soft_wrap=True)

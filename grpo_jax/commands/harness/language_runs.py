@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_jax import Config, TrainState, evaluate
-from grpo_jax.commands.harness.figures import with_interval, write_markdown
+from grpo_jax.commands.harness.figures import write_markdown
+from grpo_jax.commands.harness.held_out_points import before_and_after, diagnose, draw_points
+from grpo_jax.config import kept_with
 from grpo_jax.language import LanguageTask, sample_completions
-from grpo_jax.recording import Curve, RunSpec, bootstrap_interval, iqm, pass_at_k
-from grpo_jax.recording.figures import draw_curve, panels
+from grpo_jax.recording import RunSpec, pass_at_k
 from grpo_jax.recording.files import replacement, write_json
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.trackers import log_table
@@ -27,8 +28,6 @@ from grpo_jax.training.progress import Chunk, Progress
 NUM_SHOWN = 4
 SHARE = 0.2
 """The most that measurements cost by default, in completions, as a share of those of training."""
-Point = Mapping[str, Any]
-"""A measurement: `iteration`, and for each seed `tokens`, `rewards` and `greedy` by name, `length`, `pass_at_k`."""
 
 
 def held_out_reward(num_final: int) -> Score:
@@ -67,38 +66,38 @@ class HeldOutCurves:
       received: signals, after which the run ends.
 
     Attributes:
+      task, folder: the arguments.
       states: after the latest iterations.
     """
 
     def __init__(self, task: LanguageTask, out: Path, console: Console, settings: Any, received: Sequence[int] = ()):
-        self._task, self._console, self._settings = task, console, settings
+        self.task, self.folder, self._console, self._settings = task, out, console, settings
         self._path, self._samples, self._received = out / "held_out.json", out / "samples.jsonl", received
         self.points: list[dict[str, Any]] = json.loads(self._path.read_text()) if self._path.exists() else []
         held_out = np.arange(task.num_training, len(task.tokens))
         self._prompts = np.random.default_rng(0).permutation(held_out)[: settings.num_held_out]
         self._every = measurement_interval(settings, len(self._prompts))
-        self._program, self._before, self._verdict, self.states = None, None, None, None
+        self._before, self._verdict, self.states = None, None, None
 
     def __call__(self, plan: RunSpec, progress: Progress, chunk: Chunk | None) -> Progress | None:
         """Adds a point if it is time for one; the callback of `Study.run_all`."""
         self.states = progress.states
+        self.task.times.stop()
+        if chunk is None:
+            self.task.times.take()  # of what came before training
+            self._made = progress.steps
         if self._received and not self._settings.recording.checkpoint_every:
-            raise StopSignal(self._received[0], self._path.parent)
+            raise StopSignal(self._received[0], self.folder)
         iteration, every = progress.iteration, self._every
         # A resumed run repeats the points after its checkpoint.
         self.points = [point for point in self.points if point["iteration"] < iteration]
         if not progress.ended.all() and self.points and iteration // every == self.points[-1]["iteration"] // every:
             return None
-        if self._program is None:
-            sample = functools.partial(sample_completions, plan.config, self._task)
-
-            def complete(state, prompts, key):
-                samples = sample(state, prompts, key, num_samples=self._settings.num_samples)
-                return jnp.concatenate([samples, sample(state, prompts, key, greedy=True)], axis=1)
-
-            self._program = jax.jit(jax.vmap(complete, in_axes=(0, None, None)))
+        # Kept with the config for the other runs of a sweep.
+        make = functools.partial(_make_completions, plan.config, self.task, self._settings.num_samples)
+        program = kept_with(plan.config, ("held-out completions", self._settings.num_samples), make)
         key = jax.random.fold_in(jax.random.key(self._settings.seed), 2)
-        completions = np.asarray(self._program(progress.states, self._task.tokens[self._prompts], key))
+        completions = np.asarray(program(progress.states, self.task.tokens[self._prompts], key))
         means = self._add(iteration, progress.steps, completions)
         limit = self._settings.stop_at_reward
         if limit is None or iteration == 0:
@@ -108,10 +107,11 @@ class HeldOutCurves:
     def _add(self, iteration: int, steps: np.ndarray, completions: np.ndarray) -> np.ndarray:
         """Adds the point of completions `[R, N, K + 1, L]`, the last of which are greedy; returns the mean rewards."""
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
-        values = self._task.score(prompts, completions)
+        values, seconds = self.task.score(prompts, completions), self.task.times.take()
+        made, self._made = (steps - self._made).sum(), steps
         self._write_samples(iteration, completions, values)
         completions, values, greedy = completions[:, :, :-1], values[:, :, :-1], values[:, :, -1]
-        rewards = self._task.rewards
+        rewards = self.task.rewards
         correct = values[..., 0] >= self._settings.correct_at
         lengths = (completions >= 0).sum(-1)
         lengths_of_correct = [lengths[seed][correct[seed]] for seed in range(len(lengths))]
@@ -120,31 +120,39 @@ class HeldOutCurves:
             {
                 "iteration": iteration,
                 "tokens": steps.tolist(),
+                "seconds": seconds,
                 "rewards": {reward.name: values[..., i].mean((1, 2)).tolist() for i, reward in enumerate(rewards)},
                 "greedy": {reward.name: greedy[..., i].mean(1).tolist() for i, reward in enumerate(rewards)},
                 "length": lengths.mean((1, 2)).tolist(),
                 "length_of_correct": [float(each.mean()) if len(each) else None for each in lengths_of_correct],
-                "cut": self._task.is_cut(completions).mean((1, 2)).tolist(),
+                "cut": self.task.is_cut(completions).mean((1, 2)).tolist(),
                 "all_equal": (values[..., 0] == values[..., :1, 0]).all(-1).mean(1).tolist(),
                 "pass_at_k": {str(k): np.asarray(pass_at_k(correct, k)).tolist() for k in ks},
             }
         )
         write_json(self._path, self.points)
+        if made:
+            rates = (f"{name} {made / seconds[name]:,.0f} tokens/s" for name in ("rollouts", "updates"))
+            share = seconds["rewards"] / sum(seconds.values())
+            self._console.print(
+                f"Training since the last measurement: {', '.join(rates)}, rewards {share:.0%} of the time",
+                soft_wrap=True,
+            )
         self._show(iteration, completions[0, :, 0], values[0, :, 0])
         return (values @ np.array([reward.weight for reward in rewards])).mean((1, 2))
 
     def _texts(self) -> list[str]:
         """The prompts, of chats the last message."""
-        contents = (self._task.all_prompts.contents[index] for index in self._prompts)
+        contents = (self.task.all_prompts.contents[index] for index in self._prompts)
         return [each if isinstance(each, str) else each[-1]["content"] for each in contents]
 
     def _write_samples(self, iteration: int, completions: np.ndarray, values: np.ndarray) -> None:
         """Writes a line for each seed and prompt, in place of those of a run that a resumed one repeats."""
         lines = self._samples.read_text(encoding="utf-8").splitlines(keepends=True) if self._samples.exists() else []
         lines = [line for line in lines if json.loads(line)["iteration"] < iteration]
-        texts, names = self._texts(), [reward.name for reward in self._task.rewards]
+        texts, names = self._texts(), [reward.name for reward in self.task.rewards]
         for seed, prompt in np.ndindex(completions.shape[:2]):
-            *sampled, greedy = self._task.model.tokenizer.decode_batch(completions[seed, prompt])
+            *sampled, greedy = self.task.model.tokenizer.decode_batch(completions[seed, prompt])
             rewards = dict(zip(names, values[seed, prompt].T.tolist(), strict=True))
             line = {"iteration": iteration, "seed": seed, "prompt": texts[prompt]}
             lines.append(json.dumps({**line, "sampled": sampled, "greedy": greedy, "rewards": rewards}) + "\n")
@@ -153,7 +161,7 @@ class HeldOutCurves:
 
     def _show(self, iteration: int, completions: np.ndarray, values: np.ndarray) -> None:
         """Prints the point and some of the completions `[N, L]` of the first seed; W&B gets a table of all."""
-        point, names = self.points[-1], [reward.name for reward in self._task.rewards]
+        point, names = self.points[-1], [reward.name for reward in self.task.rewards]
         means = ", ".join(f"{name} {np.mean(point['rewards'][name]):.3f}" for name in names)
         passes = ", ".join(f"pass@{k} {np.mean(shares):.3f}" for k, shares in point["pass_at_k"].items())
         if (verdict := diagnose(self.points, len(self._prompts))) and verdict.split(":")[0] != self._verdict:
@@ -163,7 +171,7 @@ class HeldOutCurves:
         self._console.print(
             f"Held-out prompts after {iteration} iterations: {means}; {passes}; {about}", soft_wrap=True
         )
-        texts = self._task.model.tokenizer.decode_batch(completions)
+        texts = self.task.model.tokenizer.decode_batch(completions)
         rows = [[*pair, *parts] for *pair, parts in zip(self._texts(), texts, values.tolist(), strict=True)]
         changed = [] if self._before is None else np.flatnonzero((values != self._before).any(-1)).tolist()
         self._before = values
@@ -181,68 +189,19 @@ class HeldOutCurves:
         for row in rows:
             table.add_row(*row)
         self._console.print(table)
-        folder = self._path.parent
-        write_markdown(folder / "held_out.md", [column.header for column in table.columns], rows)
-        draw_points(self.points, folder / "held_out.png")
+        write_markdown(self.folder / "held_out.md", [column.header for column in table.columns], rows)
+        draw_points(self.points, self.folder / "held_out.png")
         self._console.print(
-            f"All along the run: held_out.json, samples.jsonl and held_out.png in {folder}", soft_wrap=True
+            f"All along the run: held_out.json, samples.jsonl and held_out.png in {self.folder}", soft_wrap=True
         )
 
 
-def diagnose(points: Sequence[Point], num_prompts: int) -> str | None:
-    """Whether a policy whose samples hardly differ in reward has sharpened or collapsed; None if they differ.
+def _make_completions(config: Config, task: LanguageTask, num_samples: int) -> Callable:
+    """`(states, prompts, key) -> completions [R, N, K + 1, L]` of each row; the last is greedy."""
+    sample = functools.partial(sample_completions, config, task)
 
-    A collapse is a fall of pass@k, with the largest k, since the first point by more than two standard errors, in a
-    policy whose samples of a prompt are all right or all wrong for more than half of the prompts; the same without a
-    fall, and with a rise of pass@1 by more than that, is sharpening.
-    """
-    if len(points) < 2 or (equal := np.mean(points[-1]["all_equal"])) <= 0.5:
-        return None
-    k = max(points[-1]["pass_at_k"], key=int)
-    first, last = ({name: np.mean(point["pass_at_k"][name]) for name in ("1", k)} for point in (points[0], points[-1]))
-    count = num_prompts * len(points[-1]["length"])
-    error = {name: math.sqrt(sum(each[name] * (1 - each[name]) for each in (first, last)) / count) for name in first}
-    where = f"{equal:.0%} of the held-out prompts have samples of equal reward"
-    passes = f"pass@{k} went from {first[k]:.3f} to {last[k]:.3f}, pass@1 from {first['1']:.3f} to {last['1']:.3f}"
-    if first[k] - last[k] > 2 * error[k]:
-        advice = "Try a lower --learning-rate, a higher --entropy-coef or --kl-coef, or more --num-prompts"
-        return f"warning: the policy has collapsed: {passes}, and {where}. {advice}."
-    if last["1"] - first["1"] > 2 * error["1"]:
-        return f"The policy has sharpened: {passes}, and {where}."
-    return None
+    def complete(state, prompts, key):
+        samples = sample(state, prompts, key, num_samples=num_samples)
+        return jnp.concatenate([samples, sample(state, prompts, key, greedy=True)], axis=1)
 
-
-def series(point: Point) -> dict[str, np.ndarray]:
-    """The means of a point by what they are of, each `[num_seeds]`."""
-    means = {f"{name}, sampled": values for name, values in point["rewards"].items()}
-    means |= {f"{name}, greedy": values for name, values in point["greedy"].items()}
-    means |= {f"pass@{k}": values for k, values in point["pass_at_k"].items() if k != "1"}
-    return {name: np.asarray(values) for name, values in means.items()}
-
-
-def before_and_after(points: Sequence[Point]) -> list[list[str]]:
-    """Rows of the name of each mean, its value in the first point, and in the last; of several seeds with intervals."""
-
-    def cell(values: np.ndarray) -> str:
-        return f"{values[0]:.3f}" if len(values) == 1 else with_interval(values, ".3f")
-
-    first, last = ({**series(point), "tokens": np.asarray(point["length"])} for point in (points[0], points[-1]))
-    return [[name, cell(first[name]), cell(last[name])] for name in first]
-
-
-def draw_points(points: Sequence[Point], path: Path) -> None:
-    """Draws each mean over the sampled tokens of a seed: a panel for samples, one for greedy completions and pass@k."""
-    names = list(series(points[0]))
-    left = [name for name in names if name.endswith(", sampled")]
-    groups = [left, [name for name in names if name not in left]]
-    steps, num_seeds = np.mean([point["tokens"] for point in points], axis=1), len(points[0]["tokens"])
-    title = f"Held-out prompts: IQM of {num_seeds} seeds, 95% bootstrap interval" if num_seeds > 1 else ""
-    with panels(path, 2, size=(6.2, 3.4), title=title, sharey=True) as (_, axes):
-        for axis, group in zip(axes, groups, strict=True):
-            for number, name in enumerate(group):
-                values = [series(point)[name] for point in points]
-                low, high = zip(*map(bootstrap_interval, values), strict=True)
-                draw_curve(axis, Curve(steps, np.array([iqm(each) for each in values]), low, high), f"C{number}", name)
-            axis.set(xlabel="tokens sampled (each seed)")
-            axis.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-        axes[0].set_ylabel("mean")
+    return jax.jit(jax.vmap(complete, in_axes=(0, None, None)))

@@ -154,16 +154,17 @@ class Study(study.Study):
             self.add(run._replace(result=run.result._replace(states=None)))
         return trained
 
-    def finish(self, *, over: str = "environment steps", notes: Mapping[str, str] | None = None) -> None:
-        """Draws learning_curves.png (over "environment steps" or "episodes") and prints the tables.
+    def finish(self, *, over: str | None = None, notes: Mapping[str, str] | None = None) -> None:
+        """Draws learning_curves.png (over "episodes", by default over steps) and prints the tables.
 
         `notes` on some runs, by their labels, are printed below the tables.
         """
-        plot_curves(self.runs, self.out / "learning_curves.png", over)
+        env = self.runs[0].config.env
+        plot_curves(self.runs, self.out / "learning_curves.png", over or env.step_word)
         for environment in dict.fromkeys(run.environment for run in self.runs):
             self.console.print(table([run for run in self.runs if run.environment == environment], notes or {}))
         seeds = f"IQM and 95% interval over {self._arguments.num_seeds} seeds, {self._score.caption}"
-        self.console.print(f"Final return: {seeds}.", soft_wrap=True)
+        self.console.print(f"Final {env.words[0]}: {seeds}.", soft_wrap=True)
         print_files(self.console, self.out, "summary.json", "metrics.jsonl", "learning_curves.png")
 
 

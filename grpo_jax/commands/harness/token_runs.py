@@ -13,6 +13,7 @@ from flax import serialization
 from rich.console import Console
 
 from grpo_jax import Algorithm, Config, TrainState, with_reference
+from grpo_jax.config import kept_with
 from grpo_jax.environments.tokens import ASK, text
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
@@ -125,7 +126,7 @@ def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> Py
             for name, network in config.policy.init(key).items()
         }
 
-    return jax.jit(jax.vmap(init))(keys, actor)
+    return kept_with(config, ("params from a warm start",), lambda: jax.jit(jax.vmap(init)))(keys, actor)
 
 
 # --- accuracies along a run ------------------------------------------------------------------------------------------
