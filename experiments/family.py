@@ -1,4 +1,4 @@
-"""All algorithms on one task: `python -m experiments.family`."""
+"""Every algorithm on CartPole, or on a task that has what it needs: `python -m experiments.family`."""
 
 import dataclasses
 from pathlib import Path
@@ -7,30 +7,38 @@ import numpy as np
 
 from grpo_jax.algorithms import ALGORITHMS, by_name, name_of
 from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.figures import plot_curves
 from grpo_jax.commands.harness.limits import Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.commands.harness.study import Study, StudyArguments
-from grpo_jax.recording import learning_curve
+from grpo_jax.environments import tokens
+from grpo_jax.policies import Transformer
+from grpo_jax.recording import RunSpec, learning_curve
 from grpo_jax.recording.figures import SOLVED_AT, draw_curve, panels
 from grpo_jax.sweeps.runs import Run
 
-WHY_NOT = {
-    "grpo_process": "cannot learn here: CartPole pays 1 at every step, so rewards normalised over a group are all 0",
-    "pass_at_k": "learns slowly: only the best member of each group has a positive advantage",
-}
-"""Why an algorithm cannot solve CartPole within the budget."""
+CART_POLE = "CartPole-v1"
+SORT = tokens.make_task("sort-3")._replace(rewards=(tokens.ACCURACY, tokens.FORMAT, tokens.PROGRESS))
+SORT_SETTINGS = {"num_envs": 512, "group_size": 8, "num_epochs": 1, "num_minibatches": 4, "learning_rate": 2e-3}
+ON_SORT = ("experiments.family:SORT", SORT_SETTINGS | {"network": Transformer(width=32)})
+OTHER_TASKS = {"grpo_process": ON_SORT, "gdpo": ON_SORT, "vine_ppo": ("Catch-bsuite", {})}
+"""The task and its settings of an algorithm that cannot train on CartPole; `grpo` is trained there too.
+
+`grpo_process` normalises the rewards of steps over a group, and CartPole pays 1 at every step; `gdpo` compares parts of
+a reward; branches of `vine_ppo` from every state of episodes of 500 steps exceed the budget.
+"""
+
+WHY_NOT = {"pass_at_k": "learns slowly: only the best member of each group has a positive advantage"}
+"""Why an algorithm does not solve CartPole within the budget."""
 
 
 @dataclasses.dataclass
 class Arguments(StudyArguments):
-    """Trains every algorithm of the library on CartPole-v1 and compares them."""
+    """Trains every algorithm of the library on CartPole-v1, or on another task beside grpo, and compares them."""
 
-    algorithms: tuple[str, ...] = tuple(
-        name for name, algorithm in ALGORITHMS.items() if not algorithm.num_branches and name != "gdpo"
-    )
-    """Names of the algorithms; all but vine_ppo, whose branches from every state of an episode exceed the budget, and
-    gdpo, which compares parts of a reward that CartPole does not have."""
+    algorithms: tuple[str, ...] = tuple(ALGORITHMS)
+    """Names of the algorithms."""
     num_seeds: Seeds = 8
     """Independent runs of each."""
     total_steps: Steps = 500_000
@@ -38,21 +46,33 @@ class Arguments(StudyArguments):
 
 
 def main(arguments: Arguments) -> None:
-    plans = [
-        make_plan("CartPole-v1", name, arguments.training_keys, total_steps=arguments.total_steps)
-        for name in (name_of(by_name(name)) for name in arguments.algorithms)
-    ]
-    study = Study("family", plans, arguments)
+    study = Study("family", make_plans(arguments), arguments)
     study.run_all()
-    unsolved = {run.label for run in study.runs if run.final_returns.mean() < SOLVED_AT["CartPole-v1"]}
+    on_cart_pole = [run for run in study.runs if run.environment == CART_POLE]
+    unsolved = {run.label for run in on_cart_pole if run.final_returns.mean() < SOLVED_AT[CART_POLE]}
     study.finish(notes={label: WHY_NOT.get(label, "did not solve it") for label in unsolved})
-    plot_family(study.runs, study.out / "family.png")
+    if on_cart_pole:
+        plot_family(on_cart_pole, study.out / "family.png")
+    if others := [run for run in study.runs if run.environment != CART_POLE]:
+        plot_curves(others, study.out / "other_tasks.png", "environment steps")
+
+
+def make_plans(arguments: Arguments) -> list[RunSpec]:
+    fields = {}  # of each pair of a task and an algorithm
+    for name in (name_of(by_name(name)) for name in arguments.algorithms):
+        if name in OTHER_TASKS:
+            task, settings = OTHER_TASKS[name]
+            fields |= {(task, "grpo"): settings, (task, name): settings}
+        else:
+            fields[CART_POLE, name] = {}
+    keys, total_steps = arguments.training_keys, arguments.total_steps
+    return [make_plan(*pair, keys, total_steps=total_steps, **fields[pair]) for pair in fields]
 
 
 def plot_family(runs: list[Run], path: Path) -> None:
     """A small panel for each algorithm, the first run in grey behind the others."""
     title = (
-        f"CartPole-v1: IQM of {len(runs[0].final_returns)} seeds, 95% interval; grey: {runs[0].label}; "
+        f"{CART_POLE}: IQM of {len(runs[0].final_returns)} seeds, 95% interval; grey: {runs[0].label}; "
         "number: mean final return"
     )
     curves = [learning_curve(run.result.steps, run.returns, run.counts) for run in runs]

@@ -38,7 +38,7 @@ class Config(KnownFields):
     environment: str | Any = "CartPole-v1"
     """Name of a gymnax environment, suite:name, package.module:Name (or an object with gymnax's interface)."""
     algorithm: str | Algorithm = "grpo"
-    """Name of an algorithm, or "auto" by the episode limit (or a value of `Algorithm`)."""
+    """Name of an algorithm, or "auto": "grpo" where there is a prompt, else "ppo" (or a value of `Algorithm`)."""
     env_params: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
     """Parameters of the environment to override, such as max_steps_in_episode=200."""
     frame_stack: int = 1
@@ -123,10 +123,11 @@ class Config(KnownFields):
         check_extras(self.extras)
         resolve("extras", tuple(self.extras))
         check_function("network", self.network)
-        resolve("network", resolve_network(self.network, self.env.observation, self.env.prompt is not None))
+        has_prompt = self.env.prompt is not None
+        resolve("network", resolve_network(self.network, self.env.observation, has_prompt))
         if not isinstance(self.algorithm, Algorithm):
             name = str(self.algorithm)
-            resolve("algorithm", by_name(automatic_algorithm(self.env.max_steps).name if name == "auto" else name))
+            resolve("algorithm", by_name(automatic_algorithm(has_prompt).name if name == "auto" else name))
         if self.group_size is None:
             divisors = [size for size in range(1, 17) if self.num_envs % size == 0]
             resolve("group_size", divisors[-1] if self.algorithm.start.grouped else 1)

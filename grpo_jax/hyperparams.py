@@ -39,7 +39,8 @@ _FLOAT32 = np.finfo(np.float32)
 class Hyperparams(KnownFields):
     """The float settings of an algorithm, each a traced leaf: sweep any of them under `vmap` without recompiling.
 
-    A hyperparameter that no slot of the algorithm reads has no effect (`value_coef` without a critic, for example).
+    A hyperparameter that no slot of the algorithm reads has no effect (`value_coef` without a critic, for example);
+    `run` refuses a target, `desired_kl`, `entropy_target` or `kl_target`, that nothing aims at.
     A field left at None is not in the program at all. For a custom coefficient, subclass this and add a field with a
     default.
     """
@@ -89,7 +90,7 @@ class Hyperparams(KnownFields):
     kl_coef: float = 0.01
     """Weight of the KL penalty, to the behaviour or the reference policy depending on the algorithm."""
     kl_target: float = 0.01
-    """KL in nats that an adaptive KL coefficient aims at."""
+    """KL in nats that an adaptive KL coefficient aims at; with off_policy_mask the limit of a sequence's mean."""
     kl_limit: float = math.inf
     """Once the mean KL to the behaviour policy exceeds this, the remaining updates of the iteration are skipped."""
     reference_interval: float = 10.0

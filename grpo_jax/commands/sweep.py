@@ -69,9 +69,8 @@ def grid_of_flags(flags: Sequence[str], keys: jax.Array, samples: int | None = N
     known = hyperparams_class((values.get("hyperparams") or [None])[-1]).__dataclass_fields__
     static = {name: words for name, words in axes.items() if name not in known}
     traced = {name: words for name, words in axes.items() if name not in static}
-    # All budgets are rows of one program, so "auto" chooses an algorithm for the smallest.
-    for name in ("total_steps", "num_iterations"):
-        fixed += [flag(name), min(traced[name], key=_number)] if name in traced else []
+    for name in ("total_steps", "num_iterations"):  # in place of the other one in a file
+        fixed += [flag(name), traced[name][0]] if name in traced else []
     bases = []
     for combination in itertools.product(*static.values()):
         point = dict(zip(static, combination, strict=True))

@@ -44,7 +44,8 @@ def mean_of_sequence_sums(mask: jax.Array) -> jax.Array:
 
         w_it = m_it / number of sequences
 
-    Sequences without a valid step are not counted.
+    LUSPO (https://arxiv.org/abs/2602.05261), whose step has the ratio of its sequence. Sequences without a valid step
+    are not counted.
     """
     steps = mask.astype(float)
     return steps / jnp.maximum(jnp.sum(jnp.max(steps, axis=0)), 1.0)

@@ -37,7 +37,8 @@ def clipped_surrogate(
         and, with `dual_clip`, at least dual_clip A where A < 0
 
     PPO (https://arxiv.org/abs/1707.06347); a wider upper side is DAPO's clip-higher (https://arxiv.org/abs/2503.14476);
-    dual clip bounds what a large ratio does with a negative advantage (https://arxiv.org/abs/1912.09729).
+    dual clip bounds what a large ratio does with a negative advantage (https://arxiv.org/abs/1912.09729; as two-sided
+    clipping in INTELLECT-2, https://arxiv.org/abs/2505.07291).
 
     The gradient is exactly 0 where a clip holds. `dual_clip` is the largest ratio that counts where the advantage is
     negative, > 1 + clip_high (3 is common); `None` leaves it unbounded.

@@ -138,7 +138,7 @@ def _smaller_iteration(config: Config, total_steps: int) -> str:
     if not start.from_reset or config.num_steps < limit:
         return "raise total_steps or lower num_envs or num_steps"
     continuing = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.start.auto_reset)
-    advice = [f"an algorithm whose episodes continue across rollouts (--algorithm auto; {continuing})"]
+    advice = [f"an algorithm whose episodes continue across rollouts ({continuing})"]
     if num_envs := total_steps // limit // config.group_size * config.group_size:
         advice.append(f"num_envs={num_envs} or fewer")
     if max_steps := total_steps // config.num_envs:

@@ -20,6 +20,12 @@ from grpo_jax.types import Metrics, PyTree, first_difference
 from grpo_jax.updates.schedules import check_schedule
 
 _NUM_ENVS = 3
+_READERS = {
+    "desired_kl": 'Config(schedule="adaptive_kl")',
+    "entropy_target": "an algorithm with an entropy_controller",
+    "kl_target": "an algorithm with a kl_controller, or off_policy_mask",
+}
+"""Targets, and what aims at each."""
 
 
 def check_run(config: Config, hyperparams: Hyperparams) -> None:
@@ -30,6 +36,7 @@ def check_run(config: Config, hyperparams: Hyperparams) -> None:
         raise ConfigError(f"hyperparams={hyperparams!r} must be Hyperparams, such as Hyperparams(learning_rate=1e-3)")
     check_budget(config, hyperparams)
     try_on_shapes(config, hyperparams)
+    _check_targets(config, hyperparams)
 
 
 def check_rows(hyperparams: Hyperparams, keys: jax.Array) -> None:
@@ -108,12 +115,10 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
     check_schedule(config.schedule)
     if config.has_custom_distribution or config.has_custom_network:
         _check_distribution(config)
-    scalar = jax.ShapeDtypeStruct((), jnp.float32)
-    hyperparams = structure.unflatten([scalar] * structure.num_leaves)
+    hyperparams = structure.unflatten([jax.ShapeDtypeStruct((), jnp.float32)] * structure.num_leaves)
     try:
         with jax.disable_jit(False):  # which would trace every step of a loop
-            key = jax.eval_shape(jax.random.key, 0)
-            state = jax.eval_shape(functools.partial(initial_state, config), key, hyperparams)
+            state = _state_shapes(config, hyperparams)
             after, metrics = jax.eval_shape(make_train_step(config), state)
     except ConfigError:
         raise
@@ -127,6 +132,31 @@ def _try_on_shapes(config: Config, structure: Any) -> Metrics:
             "structure, shapes and dtypes"
         )
     return metrics
+
+
+def _state_shapes(config: Config, hyperparams: Hyperparams) -> Any:
+    key = jax.eval_shape(jax.random.key, 0)
+    return jax.eval_shape(functools.partial(initial_state, config), key, hyperparams)
+
+
+def _check_targets(config: Config, hyperparams: Hyperparams) -> None:
+    """Raises ConfigError for a target that differs from its default although nothing in a train step reads it."""
+    defaults = {name: hyperparams.__dataclass_fields__[name].default for name in _READERS}
+    changed = [name for name in _READERS if np.any(np.asarray(getattr(hyperparams, name)) != defaults[name])]
+    if not changed:
+        return
+    with jax.disable_jit(False):
+        scalars = jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), hyperparams)
+        state = _state_shapes(config, scalars)
+        program = make_train_step(config).trace(state).jaxpr.jaxpr
+    inputs = jax.tree.unflatten(jax.tree.structure(state), program.invars).hyperparams
+    read = {id(variable) for equation in program.eqns for variable in equation.invars}
+    for name in changed:
+        if id(getattr(inputs, name)) not in read:
+            raise ConfigError(
+                f"{name}={getattr(hyperparams, name)} has no effect, because nothing in this config aims at it; use "
+                f"{_READERS[name]}, or leave it out"
+            )
 
 
 def _advice(config: Config, hyperparams: Hyperparams, error: Exception) -> str:

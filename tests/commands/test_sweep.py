@@ -40,9 +40,11 @@ def test_traced_and_static_axes_span_a_grid():
     assert found.plans[0].config.env.max_steps == 9 and found.plans[0].hyperparams.entropy_coef == 0.01
 
 
-def test_auto_chooses_for_the_smallest_budget_of_a_sweep():
-    plans = make_grid(["--algorithm", "auto", "--total-steps", "1e6", "1e5"]).plans
+def test_a_budget_that_is_swept_replaces_the_other_kind_of_a_file(tmp_path):
+    (tmp_path / "fields.json").write_text('{"algorithm": "auto", "num_iterations": 7}')
+    plans = make_grid(["--config", str(tmp_path / "fields.json"), "--total-steps", "1e6", "1e5"]).plans
     assert [name_of(plan.config.algorithm) for plan in plans] == ["ppo", "ppo"]
+    assert [plan.hyperparams.num_iterations for plan in plans] == [None, None]
     assert [plan.hyperparams.total_steps for plan in plans] == [1e6, 1e5]
 
 

@@ -7,7 +7,7 @@ import pytest
 from probes import Echo, Parts, Probe, check, copy_task
 
 from grpo_jax import GRPO, PPO, Config
-from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, automatic_algorithm, with_reference
+from grpo_jax.algorithms import GRPO_RETURN_TO_GO, GSPO, REMAX, with_reference
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import CONTINUE, FRESH, forked
@@ -33,14 +33,10 @@ def test_what_is_left_out_becomes_what_suits_the_algorithm():
     assert Config(environment="Acrobot-v1", env_params={"max_steps_in_episode": 100}).num_steps == 100
 
 
-@pytest.mark.parametrize("limit, total_steps, name", [(500, 250_000, "grpo"), (500, 2e5, "ppo"), (501, np.inf, "ppo")])
-def test_auto_takes_whole_episodes_where_they_are_cheap(limit, total_steps, name):
-    assert automatic_algorithm(limit, total_steps).name == name
-    if total_steps >= 250_000:  # a Config has no budget
-        params = {"max_steps_in_episode": limit}
-        assert Config(algorithm="auto", env_params=params, num_envs=16) == Config(
-            algorithm=name, env_params=params, num_envs=16
-        )
+@pytest.mark.parametrize("environment, name", [("CartPole-v1", "ppo"), (copy_task(), "grpo")])
+def test_auto_compares_groups_where_there_is_a_prompt(environment, name):
+    fields = {"environment": environment, "num_envs": 16}
+    assert Config(algorithm="auto", **fields) == Config(algorithm=name, **fields)
 
 
 def test_a_prompt_asks_for_a_transformer():

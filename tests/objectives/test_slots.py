@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from probes import check, difference
+from probes import bits, check, difference
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.algorithms import ALGORITHMS, with_reference
@@ -17,8 +17,11 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.groups import forked
 from grpo_jax.objectives import mean_of_sequence_sums
 from grpo_jax.policies import MLP
+from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.training.checks import check_run
+from grpo_jax.training.progress import initial_progress
 from grpo_jax.training.train_step import _adapt
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.loss import predict
@@ -305,6 +308,25 @@ def test_the_entropy_bonus_follows_the_measured_entropy(target, coefficients, ac
     ]
     np.testing.assert_allclose(kernels[0], kernels[2], atol=1e-6)  # no bonus before an entropy was measured
     assert (np.abs(kernels[1] - kernels[3]).max() > 1e-4) == acts
+
+
+def test_a_resumed_run_holds_the_entropy_with_the_same_bits(tmp_path):
+    states, _ = trained(HELD, Hyperparams(entropy_coef=0.1, entropy_target=2.0, learning_rate=0.01), 3)
+    rows = jax.tree.map(lambda leaf: leaf[None], states[2])
+    with Checkpoints(tmp_path, {}, every=1) as checkpoints:
+        checkpoints.update(initial_progress(rows, 1)._replace(iteration=2), np.nan)
+    with Checkpoints(tmp_path, {}, every=1) as checkpoints:
+        saved = jax.tree.map(lambda leaf: leaf[0], checkpoints.restore(jax.eval_shape(lambda: rows)).states)
+    assert (saved.entropy, saved.entropy_coef) == (states[2].entropy, states[2].entropy_coef) and saved.entropy < 2.0
+    assert bits(programs(HELD)[1](saved)[0]) == bits(states[3])
+
+
+def test_a_target_that_nothing_aims_at_is_refused():
+    check_run(config_of(HELD), Hyperparams(entropy_target=0.3))
+    with pytest.raises(ConfigError, match=r"kl_target=0\.5 has no effect.*use an algorithm with a kl_controller"):
+        check_run(config_of(HELD), Hyperparams(entropy_target=0.3, kl_target=0.5))
+    with pytest.raises(ConfigError, match=r"desired_kl=\[0\.02 0\.04\] has no effect.*schedule=\"adaptive_kl\""):
+        check_run(config_of(HELD), Hyperparams(desired_kl=np.array([0.02, 0.04])))
 
 
 def test_the_measured_entropy_is_a_float32_that_an_iteration_without_updates_keeps():

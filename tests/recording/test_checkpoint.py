@@ -19,7 +19,7 @@ from grpo_jax import GRPO, Config, Hyperparams, run
 from grpo_jax.algorithms import GSPO
 from grpo_jax.devices.mesh import make_mesh
 from grpo_jax.errors import ConfigError
-from grpo_jax.objectives import adaptive_coefficient, group_normalized, outcome, tuned
+from grpo_jax.objectives import adaptive_coefficient, adaptive_entropy_coefficient, group_normalized, outcome, tuned
 from grpo_jax.policies import MLP
 from grpo_jax.recording import checkpoint
 from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
@@ -286,18 +286,22 @@ def small_run(**fields):
 
 @pytest.mark.slow
 def test_a_coefficient_that_adapts_goes_on(tmp_path):
-    algorithm = GRPO._replace(kl_controller=tuned(adaptive_coefficient, target="kl_target"))
+    algorithm = GRPO._replace(
+        kl_controller=tuned(adaptive_coefficient, target="kl_target"),
+        entropy_controller=tuned(adaptive_entropy_coefficient, target="entropy_target"),
+    )
     sizes = {"num_envs": 4, "group_size": 2, "num_epochs": 2, "num_minibatches": 1, "network": MLP((4,))}
     config = Config(environment=Probe(), algorithm=algorithm, **sizes)
-    hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1)
+    hyperparams = Hyperparams(total_steps=6.0 * config.steps_per_iteration, kl_coef=0.1, entropy_coef=0.1)
     with Checkpoints(tmp_path, DESCRIPTION, every=2) as checkpoints:
         whole = run(config, hyperparams, KEYS[:2], callback=saved_in(checkpoints), chunk_length=2)
     with Checkpoints(tmp_path, DESCRIPTION, every=2) as checkpoints:
         like = jax.eval_shape(functools.partial(initial_states, config), hyperparams, KEYS[:2])
         start = checkpoints.restore(like, at_most=5)
-    coefficients = whole.metrics["policy/kl_coef"]
-    assert start.iteration == 4 and (start.states.kl_coef == coefficients[3]).all()
-    assert (np.diff([np.full(2, 0.1), *coefficients], axis=0) != 0).all(), "it adapts in every iteration"
+    for name in ("kl_coef", "entropy_coef"):
+        coefficients = whole.metrics[f"policy/{name}"]
+        assert start.iteration == 4 and (getattr(start.states, name) == coefficients[3]).all()
+        assert (np.diff([np.full(2, 0.1), *coefficients], axis=0) != 0).all(), "it adapts in every iteration"
     rest = run(config, hyperparams, KEYS[:2], resume_from=start, chunk_length=2)
     assert bits(rest.states) == bits(whole.states)
     assert bits(rest.metrics) == bits({name: values[4:] for name, values in whole.metrics.items()})

@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
 ALGORITHMS_PAGE = (REPOSITORY / "docs" / "algorithms.md").read_text(encoding="utf-8")
+STUDY = (REPOSITORY / "experiments" / "results" / "family" / "README.md").read_text(encoding="utf-8")
 FAMILIES = (REPOSITORY / "docs" / "grpo.md").read_text(encoding="utf-8").partition("## The families")[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
@@ -60,6 +61,16 @@ def test_table_of_algorithms_is_that_of_the_code():
 
 def test_every_algorithm_has_a_paper_and_a_family():
     assert PAPERS.keys() == ALGORITHMS.keys() == set(re.findall(r"`(\w+)`", FAMILIES)) & ALGORITHMS.keys()
+
+
+def test_every_algorithm_was_trained_in_the_study_of_the_family():
+    assert not ALGORITHMS.keys() - set(re.findall(r"^\| `(\w+)` \| \d", STUDY, flags=re.MULTILINE))
+
+
+def test_every_paper_is_linked_beside_its_formula():
+    files = [path for path in Path(grpo_jax.__file__).parent.rglob("*.py") if path.name != "algorithms.py"]
+    linked = set(re.findall(r"arxiv\.org/abs/([\d.]+\d)", "".join(path.read_text(encoding="utf-8") for path in files)))
+    assert not {name for name, paper in PAPERS.items() if paper not in linked}
 
 
 def test_map_is_the_folder_listing():

@@ -1,7 +1,6 @@
 """A run's `Config` and `Hyperparams` from the flags of a command line."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from grpo_jax import Config, Hyperparams
-from grpo_jax.algorithms import Algorithm, Choice, automatic_algorithm, by_name, name_of
+from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name, name_of
 from grpo_jax.commands.harness.parsing import one_line_errors, parse_flags
 from grpo_jax.commands.harness.settings import NetworkFields, make_network, settings
 from grpo_jax.devices.execution_plan import ExecutionPlan
@@ -55,7 +54,6 @@ class Chosen:
     environment: str | None = None
     algorithm: str | None = None
     network: str = Config.network
-    env_params: tuple[str, ...] = ()
     total_steps: float | None = None
     num_iterations: float | None = None
 
@@ -74,7 +72,7 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     environment = chosen.environment or from_file.get("environment", Config.environment)
     algorithm = chosen.algorithm or from_file.get("algorithm", Config.algorithm)
     if algorithm == "auto":
-        name, reason = _choose_algorithm(environment, from_file or settings(environment, "grpo"), chosen)
+        name, reason = automatic_algorithm(make_environment(environment).prompt is not None)
         if is_process_zero():
             print(f"--algorithm auto is {name}: {reason}")
         return parse(arguments, [*flags, "--algorithm", name])
@@ -143,17 +141,6 @@ def _tuned_as(algorithm: Algorithm) -> str:
         return name
     start = algorithm.start
     return "kernel_gae" if start.grouped and start.auto_reset else "ppo" if start.auto_reset else "grpo"
-
-
-def _choose_algorithm(environment: str, fields: Mapping[str, Any], chosen: Chosen) -> Choice:
-    """The algorithm that "auto" stands for; flags override the fields' parameters of the environment and budget."""
-    env_params = dict(fields.get("env_params", ())) | dict(map(parse_override, chosen.env_params))
-    total_steps = fields.get("total_steps", Hyperparams().total_steps)
-    if chosen.total_steps is not None:
-        total_steps = chosen.total_steps
-    elif chosen.num_iterations is not None:
-        total_steps = math.inf
-    return automatic_algorithm(make_environment(environment, env_params).max_steps, total_steps)
 
 
 def _constructors(env_params: Mapping[str, float]) -> ConstructorRegistry:
