@@ -76,6 +76,20 @@ def small(request):
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture(scope="module")
+def shared_traces():
+    """Equal configs share what is traced and compiled for them. Not for tests that patch what is traced."""
+    kept, check = {}, Config.__post_init__
+
+    def check_and_share(config):
+        check(config)
+        vars(config)["_kept"] = kept.setdefault(config, {})
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Config, "__post_init__", check_and_share)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def keep_the_cache():
     """Restores the tests' compilation cache, as commands choose their own."""

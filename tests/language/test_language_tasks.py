@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params, make_tokenizer
+from small import begin
 
-from grpo_jax import Config, Hyperparams, make_init, make_mesh, run
+from grpo_jax import Config, Hyperparams, make_mesh, run
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
@@ -224,22 +225,18 @@ def test_other_prompts_need_no_other_program(model):
     """Nor another order; completions are those of the prompts that were given."""
     rows = [{"prompt": text, "answer": ""} for text in ("12", "345", "6", "78")]
 
-    def completed(task):
-        config = Config(
-            environment=language_environment(task),
-            num_envs=4,
-            group_size=2,
-            num_minibatches=1,
-            network=model.architecture,
-        )
-        state = make_init(config)(jax.random.key(0), Hyperparams())
+    def lowered(task):
+        sizes = {"num_envs": 4, "group_size": 2, "num_minibatches": 1, "network": model.architecture}
+        config = Config(environment=language_environment(task), **sizes)
+        states.append(states[0] if states else begin(config))
         program = jax.jit(functools.partial(sample_completions, config, task, greedy=True))
-        arguments = state, jnp.asarray(task.tokens), jax.random.key(1)
-        return program.lower(*arguments).as_text(), np.asarray(program(*arguments))
+        return program.lower(states[0], task.tokens, jax.random.key(1))
 
-    program, completions = completed(make_task(model, rows))
-    other_program, others = completed(make_task(model, rows[::-1]))
-    assert program == other_program
+    states, tasks = [], [make_task(model, rows), make_task(model, rows[::-1])]
+    program, other = map(lowered, tasks)
+    assert program.as_text() == other.as_text()
+    play = program.compile()
+    completions, others = (np.asarray(play(states[0], task.tokens, jax.random.key(1))) for task in tasks)
     assert (completions == others[::-1]).all() and len(np.unique(completions, axis=0)) > 1
 
 

@@ -18,6 +18,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.checks import check_run
+from grpo_jax.training.train_step import initial_state
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
 from grpo_jax.updates.minibatches import minibatch_gradient
@@ -91,7 +92,7 @@ def batch():
     """A batch with a gradient."""
 
     def play(key):
-        state = make_init(CONFIG)(key, Hyperparams())
+        state = initial_state(CONFIG, key, Hyperparams())
         simulator = Simulator(CONFIG.env, CONFIG.policy, state.params)
         _, trajectory = collect(CONFIG, simulator, state.rollout, *jax.random.split(state.key))
         return make_batch(CONFIG, CONFIG.policy, state, trajectory, Hyperparams())[0]
