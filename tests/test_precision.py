@@ -98,7 +98,7 @@ FUNCTIONS = {
         of_window(
             functools.partial(
                 baselines.recursive_lstd_values,
-                baselines.LeastSquares(jnp.eye(E + 1), jnp.ones(E + 1), jnp.ones(E + 1), 1.0),
+                baselines.LeastSquares(*(np.float32(x) for x in (np.eye(E + 1), np.ones(E + 1), np.ones(E + 1))), 1.0),
             ),
             **{"discount": 0.9, "trace": 0.8, "ridge": 0.1, "decay": 0.5},
         ),

@@ -20,7 +20,10 @@ def known(make_process):
     process = make_process()
     policy = Config(environment=process, network=MLP((), actor_init_gain=1.0), num_envs=32).policy
     params = jax.jit(policy.init)(jax.random.key(0))
-    return process, policy, params, *jax.jit(functools.partial(tabular.exact_gradient, process, policy))(params)
+    return process, policy, params, *exact_gradient(process, policy, params)
+
+
+exact_gradient = jax.jit(tabular.exact_gradient, static_argnums=(0, 1))
 
 
 @pytest.fixture(scope="module", params=tabular.PROCESSES, ids=lambda make: make.__name__)
@@ -68,7 +71,8 @@ def test_states_are_worth_what_branches_from_them_are_paid():
     assert np.abs(values - expected).max() < 4 * spread and np.abs(values - expected).mean() < spread
 
 
-def test_an_unknown_estimator_is_refused():
+def test_an_unknown_estimator_is_refused(monkeypatch):
+    monkeypatch.setattr(estimators, "exact_gradient", exact_gradient)
     with pytest.raises(ConfigError, match="unknown estimator 'LSTD'.*LSTD \\+ GAE"):
         estimators.main(estimators.Arguments(estimators=("LSTD",)))
 

@@ -54,6 +54,7 @@ def sequence(policy, params, observations, is_first=None):
     return policy.sequence(params, observations, policy.initial_carry(params, shape[1]), is_first)
 
 
+@pytest.mark.usefixtures("initial_weights_of_users")
 def test_weights_start_orthogonal_with_the_usual_gains():
     params = make().init(jax.random.key(0))
     for name, gains in {"actor": [2**0.5, 2**0.5, 0.01], "critic": [2**0.5, 2**0.5, 1.0]}.items():
@@ -68,6 +69,7 @@ def assert_orthogonal(kernel, gain):
     np.testing.assert_allclose(gram, gain**2 * np.eye(gram.shape[0]), atol=1e-5 * gain**2)
 
 
+@pytest.mark.usefixtures("initial_weights_of_users")
 def test_gains_of_the_initial_weights():
     params = make(IMAGE, recurrent="gru", hidden_init_gain=3.0, actor_init_gain=0.5, critic_init_gain=2.0).init(
         jax.random.key(0)
@@ -82,6 +84,7 @@ def test_gains_of_the_initial_weights():
                 assert_orthogonal(gate, 1.0)
 
 
+@pytest.mark.usefixtures("initial_weights_of_users")
 def test_a_separate_critic_shares_neither_weights_nor_draws():
     policy = make()
     params = policy.init(jax.random.key(0))

@@ -48,8 +48,9 @@ def make(**settings):
 
 # --- step by step or in parallel --------------------------------------------------------------------------------------
 
-PROMPTS = jnp.array([[3, 1, 4, 1], [-1, -1, 2, 0], [2, 0, -1, -1], [-1, 2, -1, 0], [-1, -1, -1, -1]])
-TOKENS = jax.random.randint(jax.random.key(3), (5, 5), 0, NUM_TOKENS).at[:, 1:4].set(jnp.array([[5, 0, 2, 6, 1]]).T)
+PROMPTS = np.array([[3, 1, 4, 1], [-1, -1, 2, 0], [2, 0, -1, -1], [-1, 2, -1, 0], [-1, -1, -1, -1]])
+TOKENS = np.random.default_rng(3).integers(0, NUM_TOKENS, (5, 5), np.int32)
+TOKENS[:, 1:4] = np.array([[5, 0, 2, 6, 1]]).T
 
 
 def decoded(policy, params):

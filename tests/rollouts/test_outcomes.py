@@ -179,7 +179,7 @@ def test_rollouts_that_continue_episodes_have_no_outcome():
     start = standing(rewarded, known_policy, jax.random.key(0), ages=[0], lifetimes=[2])
     simulator = Simulator(rewarded, known_policy, known_params((0.0, 0.0)))
     with pytest.raises(ConfigError, match="use auto_reset=False"):
-        simulator.unroll(start, jax.random.key(0), num_steps=2, auto_reset=True)
+        jax.eval_shape(lambda: simulator.unroll(start, jax.random.key(0), num_steps=2, auto_reset=True))
 
 
 def test_an_outcome_of_another_shape_is_an_error():

@@ -267,10 +267,10 @@ def test_a_long_evaluation_keeps_no_more_randomness_than_a_short_one():
 
 def test_noise_without_a_number_for_each_step_is_refused():
     family = known_policy.distribution._replace(noise=lambda key, shape: jax.random.uniform(key, shape[1:]))
+    simulator = Simulator(probe, known_policy._replace(distribution=family), known_params((0.0, 0.0)))
+    unroll = functools.partial(simulator.unroll, num_steps=4, auto_reset=True)
     with pytest.raises(ValueError, match=r"noise\(key, \(4, 4\)\) returned shape \(4,\)"):
-        Simulator(probe, known_policy._replace(distribution=family), known_params((0.0, 0.0))).unroll(
-            starting([0] * 4, [FOREVER] * 4), jax.random.key(0), num_steps=4, auto_reset=True
-        )
+        jax.eval_shape(unroll, starting([0] * 4, [FOREVER] * 4), jax.random.key(0))
 
 
 def test_greedy_takes_the_most_probable_action():
@@ -306,9 +306,9 @@ class TwoLifetimes(Environment):
 
 
 def test_truncation_more_often_than_the_limit_allows_is_not_a_number():
-    values, final_values = jnp.arange(10.0, 18.0)[:, None], jnp.array([[20.0], [18.0]])  # one slot, and the end
-    truncated = jnp.isin(jnp.arange(8), jnp.array([1, 4, 7]))[:, None]
-    actual = objectives.next_values(values, final_values, truncated)
+    values, final_values = np.arange(10.0, 18.0)[:, None], np.array([[20.0], [18.0]])  # one slot, and the end
+    truncated = np.isin(np.arange(8), [1, 4, 7])[:, None]
+    actual = jax.jit(objectives.next_values)(values, final_values, truncated)
     np.testing.assert_array_equal(actual[:, 0], [11, 20, 13, 14, np.nan, 16, 17, np.nan])
 
 

@@ -124,7 +124,7 @@ def test_the_command_asks_for_the_same_rows(tmp_path, monkeypatch):
     """With the same settings and keys: all that a folder depends on."""
 
     def ask(grid, *_, evaluation_keys=None, **__):
-        rows = [(plan.label, plan.config, bits((plan.hyperparams, plan.keys))) for plan in grid.plans]
+        rows = [(plan.label, plan.config, plan.hyperparams, bits(plan.keys)) for plan in grid.plans]
         raise InterruptedError(grid.axes, grid.points, rows)
 
     asked = []
