@@ -1,17 +1,38 @@
 """How tests compile: cheaply where compiling takes longer than running, and for a GPU that is not there."""
 
 import jax
+import jax.numpy as jnp
 import jaxlib.version
+import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
 from experiments.compiled_programs.targets import TARGETS
+from grpo_jax.policies import actor_critic, convolutions, dense, recurrent
 
 # Programs this small are compiled faster in one part than in several that are linked.
 CHEAP_XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if jaxlib.version.__version_info__ < (0, 11):
     # Compiling fusions through MLIR takes three times as long. jaxlib 0.11 refuses the flag as unknown.
     CHEAP_XLA_FLAGS += " --xla_cpu_use_fusion_emitters=false"
+
+
+USERS = actor_critic, convolutions, dense, recurrent
+"""The modules whose layers have orthogonal initial weights."""
+
+
+def soon_orthogonal(scale):
+    """In place of `dense.orthogonal`, of which each layer has a loop that most of the compilation of `init` goes into.
+
+    Orthogonal vectors too, nearly of that length, but the same ones for every key, up to a factor from 0.9 to 1.1.
+    """
+
+    def init(key, shape, dtype=jnp.float32):
+        tall = np.linalg.qr(np.random.default_rng(0).normal(size=(max(shape), min(shape))))[0].astype(dtype)
+        drawn = (jax.random.key_data(key)[-1] / 2.0**32).astype(dtype)
+        return scale * (0.9 + 0.2 * drawn) * (tall if shape[0] >= shape[1] else tall.T)
+
+    return init
 
 
 def compiled(family):

@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import jax
 import pytest
-from compilation import CHEAP_XLA_FLAGS
+from compilation import CHEAP_XLA_FLAGS, USERS, soon_orthogonal
 
 from experiments.compiled_programs.ahead_of_time import choose_backend
 from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
-from grpo_jax.policies import MLP
+from grpo_jax.policies import MLP, dense
+
+ORTHOGONAL = dense.orthogonal
 
 
 def pytest_configure(config):
@@ -30,10 +32,23 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """Tracing makes many objects, hardly any of them garbage: it is looked for less often."""
+    """Initial weights are made sooner, unless slow tests are asked for, which learn from them.
+
+    Tracing makes many objects, hardly any of them garbage: it is looked for less often.
+    """
+    if session.config.option.markexpr == "not slow":
+        for module in USERS:
+            module.orthogonal = soon_orthogonal
     gc.collect()
     gc.freeze()  # the imported modules
     gc.set_threshold(50_000, 10, 10)
+
+
+@pytest.fixture
+def initial_weights_of_users(monkeypatch):
+    """Those that networks have outside of the tests."""
+    for module in USERS:
+        monkeypatch.setattr(module, "orthogonal", ORTHOGONAL)
 
 
 class Run(NamedTuple):
@@ -74,6 +89,20 @@ def ppo():
 def small(request):
     """Either of them."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def shared_traces():
+    """Equal configs share what is traced and compiled for them. Not for tests that patch what is traced."""
+    kept, check = {}, Config.__post_init__
+
+    def check_and_share(config):
+        check(config)
+        vars(config)["_kept"] = kept.setdefault(config, {})
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Config, "__post_init__", check_and_share)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -381,17 +381,21 @@ def known_params(logits, *, weights=(2.0, 0.0), bias=10.0):
 
 def standing(env, policy, key, *, ages, lifetimes):
     """Where `Probe` environments of the given ages stand, each with its own lifetime in the current episode."""
-    ages, lifetimes = jnp.asarray(ages, jnp.int32), jnp.asarray(lifetimes, jnp.int32)
-    params = group_parameters(env, None, ages.size, 1)
-    state = Simulator(env, policy, None).reset(params, key, ages.size)
-    return state._replace(
-        environment=state.environment.replace(time=ages, lifetime=lifetimes),
-        observation=state.observation.at[:, 0].set(ages),
-        policy_carry=ages,
-        episode_return=ages.astype(jnp.float32),
-        episode_length=ages,
-        discounted_return=ages.astype(jnp.float32),
-    )
+
+    @jax.jit
+    def stand(key, ages, lifetimes):
+        params = group_parameters(env, None, ages.size, 1)
+        state = Simulator(env, policy, None).reset(params, key, ages.size)
+        return state._replace(
+            environment=state.environment.replace(time=ages, lifetime=lifetimes),
+            observation=state.observation.at[:, 0].set(ages),
+            policy_carry=ages,
+            episode_return=ages.astype(jnp.float32),
+            episode_length=ages,
+            discounted_return=ages.astype(jnp.float32),
+        )
+
+    return stand(key, *(x if isinstance(x, jax.Array) else np.array(x, np.int32) for x in (ages, lifetimes)))
 
 
 def counted(count):

@@ -1,12 +1,15 @@
-"""Folders with policies that were never trained, so that nothing but `init` is compiled."""
+"""Folders with policies that were never trained, so that nothing but their first state is traced and compiled."""
+
+import functools
 
 import jax
 import numpy as np
 
 from grpo_jax import Hyperparams
+from grpo_jax.environments import row_parameters
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.policy_saver import PolicySaver
-from grpo_jax.training.train import initial_states
+from grpo_jax.training.train_step import initial_state
 
 
 def save_policies(directory, config, *, scores=(1.0, 2.0), label="run", env_params=None, hyperparams=None):
@@ -16,8 +19,9 @@ def save_policies(directory, config, *, scores=(1.0, 2.0), label="run", env_para
     plan = RunSpec(label, config, hyperparams, keys, env_params=env_params)
 
     @jax.jit
-    def begin(*rows):
-        states = initial_states(config, *rows)
+    def begin(hyperparams, keys, env_params):
+        rows = hyperparams.broadcast(len(keys)), row_parameters(config.env, env_params, len(keys))
+        states = jax.vmap(functools.partial(initial_state, config))(keys, *rows)
         # Heads begin so small that all actions would be equal.
         params = jax.tree.map(lambda leaf: 10 * leaf + 0.1, states.params)
         return states.replace(params=params, normalizer=jax.tree.map(lambda leaf: leaf + 0.5, states.normalizer))

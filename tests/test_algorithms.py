@@ -1,5 +1,7 @@
 """Algorithms as values: what their slots compose to, and reference policies over train steps."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,26 +33,26 @@ HYPERPARAMS = Hyperparams(entropy_coef=0.03, kl_coef=0.2, clip_low=0.1, clip_hig
 def trajectory(reward=None, lengths=LENGTHS):
     """A rollout of random numbers, masked after each member's end."""
     shape = (NUM_STEPS, NUM_ENVS)
-    steps = jnp.arange(NUM_STEPS)[:, None]
+    steps = np.arange(NUM_STEPS)[:, None]
     valid = steps < lengths
     reward = RNG.normal(size=shape) if reward is None else reward
     logits, values, next_values = RNG.normal(size=(*shape, 2)), RNG.normal(size=shape), RNG.normal(size=shape)
-    floats = (jnp.asarray(x, jnp.float32) for x in (np.where(valid, reward, 0), np.full(shape, -0.7), logits))
+    floats = (np.asarray(x, np.float32) for x in (np.where(valid, reward, 0), np.full(shape, -0.7), logits))
     reward, log_prob, distribution = floats
     return Trajectory(
-        observation=jnp.asarray(RNG.normal(size=(*shape, 3)), jnp.float32),
-        action=jnp.asarray(RNG.integers(0, 2, shape)),
+        observation=np.asarray(RNG.normal(size=(*shape, 3)), np.float32),
+        action=RNG.integers(0, 2, shape),
         reward=reward,
         terminated=steps == lengths - 1,
-        truncated=jnp.zeros(shape, bool),
+        truncated=np.zeros(shape, bool),
         valid=valid,
         log_prob=log_prob,
         distribution=distribution,
-        value=jnp.asarray(values, jnp.float32),
-        next_value=jnp.asarray(next_values, jnp.float32),
-        episode_return=jnp.cumsum(reward, axis=0),
-        episode_length=jnp.minimum(steps + 1, lengths),
-        discounted_return=jnp.zeros(shape),
+        value=np.asarray(values, np.float32),
+        next_value=np.asarray(next_values, np.float32),
+        episode_return=np.cumsum(reward, axis=0),
+        episode_length=np.minimum(steps + 1, lengths),
+        discounted_return=np.zeros(shape, np.float32),
         carry=(),
     )
 
@@ -177,12 +179,18 @@ def test_loose_steps_and_whole_sequences_have_the_same_loss(algorithm):
         np.testing.assert_allclose(actual, other, rtol=1e-5, atol=1e-7)
 
 
+@functools.cache
+def advantages(algorithm):
+    compiled = jax.jit(lambda rollout: algorithm.advantage(rollout, HYPERPARAMS, GROUP_SIZE))
+    return lambda rollout: np.asarray(compiled(rollout))
+
+
 def test_outcome_advantages_are_hand_worked_numbers():
     # Returns 1, 3, 1, 3: mean 2, deviation 1. The other group is constant.
     reward = np.zeros((NUM_STEPS, NUM_ENVS))
     reward[0] = [1, 3, 1, 3, 100 / 3, 100 / 3, 100 / 3, 100 / 3]
     rollout = trajectory(reward)
-    advantage = GRPO.advantage(rollout, HYPERPARAMS, GROUP_SIZE)
+    advantage = advantages(GRPO)(rollout)
     expected = np.where(rollout.valid, [-1, 1, -1, 1, 0, 0, 0, 0], 0)
     np.testing.assert_allclose(advantage, expected, atol=2e-6)
     assert not advantage[:, 4:].any()
@@ -191,7 +199,7 @@ def test_outcome_advantages_are_hand_worked_numbers():
 def test_returns_to_go_are_compared_at_the_same_step():
     reward = np.ones((NUM_STEPS, NUM_ENVS))
     rollout = trajectory(reward, np.array([1, 2, 2, 3, 5, 5, 5, 5]))
-    advantage = GRPO_RETURN_TO_GO.advantage(rollout, HYPERPARAMS, GROUP_SIZE)
+    advantage = advantages(GRPO_RETURN_TO_GO)(rollout)
     to_go = np.array([1, 1.9, 1.9, 2.71])
     first = to_go - (to_go.sum() - to_go) / 3
     second = np.array([0, 1 - 1.45, 1 - 1.45, 1.9 - 1])
@@ -205,7 +213,7 @@ def test_a_nan_reward_stays_in_its_group(algorithm):
     reward = np.ones((NUM_STEPS, NUM_ENVS)) * np.arange(NUM_ENVS)
     poisoned = reward.copy()
     poisoned[0, 1] = np.nan
-    clean, spoilt = (algorithm.advantage(trajectory(r), HYPERPARAMS, GROUP_SIZE) for r in (reward, poisoned))
+    clean, spoilt = (advantages(algorithm)(trajectory(r)) for r in (reward, poisoned))
     assert np.array_equal(clean[:, GROUP_SIZE:], spoilt[:, GROUP_SIZE:]) and np.isfinite(clean).all()
     assert np.isnan(spoilt[0, :GROUP_SIZE]).any()
 

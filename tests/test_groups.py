@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import Config, Hyperparams, make_init
+from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO
 from grpo_jax.groups import Start, copy_member, keep_begin
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.training.train_step import initial_state
 
 
 def longest_episode(simulator, state, key, group_size):
@@ -27,7 +28,7 @@ def test_a_custom_start_chooses_where_groups_begin():
 
     @jax.jit
     def two_rollouts(key):
-        state = make_init(config)(key, Hyperparams())
+        state = initial_state(config, key, Hyperparams())
         simulator = Simulator(config.env, config.policy, state.params)
         end, _ = collect(config, simulator, state.rollout, key, key)
         return end, collect(config, simulator, end, key, key)[1], collect(again, simulator, end, key, key)[0]

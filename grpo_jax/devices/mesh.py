@@ -6,6 +6,7 @@ groups, minibatches and normaliser statistics), nor are the weights of a policy:
 sharded, and XLA's partitioner adds the communication.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,9 +67,12 @@ def pad_rows(rows: PyTree, mesh: Mesh) -> PyTree:
     """Repeats the last row until the mesh divides the number of rows; each leaf is `[R, ...]`."""
     num_rows = jax.tree.leaves(rows)[0].shape[0]
     missing = -num_rows % mesh.shape[ROWS]
-    if not missing:
-        return rows
-    return jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)]), rows)
+    return _with_copies_of_the_last(rows, missing) if missing else rows
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _with_copies_of_the_last(rows: PyTree, number: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], number, axis=0)]), rows)
 
 
 def over_rows(function: Callable[[PyTree], PyTree], mesh: Mesh) -> Callable[[PyTree], PyTree]:

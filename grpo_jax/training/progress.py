@@ -157,7 +157,12 @@ def without_padding(progress: Progress) -> Progress:
     num_rows = len(progress.steps)
     if jax.process_count() > 1 or len(progress.states.iteration) == num_rows:
         return progress
-    return progress._replace(states=jax.tree.map(lambda leaf: leaf[:num_rows], progress.states))
+    return progress._replace(states=_first_rows(progress.states, num_rows))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _first_rows(states: TrainState, number: int) -> TrainState:
+    return jax.tree.map(lambda leaf: leaf[:number], states)
 
 
 def apply_callback(callback: Callback | None, progress: Progress, chunk: Chunk | None) -> Progress:

@@ -32,6 +32,7 @@ from grpo_jax.groups import ANCHORED
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.training.train_step import initial_state
 from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import make_batch
 
@@ -56,7 +57,7 @@ def fold(windows, **options):
     sums, values, final_values = None, None, None
     for data in windows:
         values, final_values, sums = solve(sums, Window(**data), **options)
-    return values, final_values, sums
+    return jax.device_get((values, final_values, sums))
 
 
 def with_one(x):
@@ -213,7 +214,7 @@ def values_on_a_line(rollouts, **options):
     state = baseline.init(rollouts[0], None, None)
     for rollout in rollouts:
         values, _, state = apply(rollout, state)
-    return values, state
+    return jax.device_get((values, state))
 
 
 def test_random_features_express_nonlinear_values():
@@ -248,8 +249,8 @@ def test_the_deviation_of_an_element_that_does_not_vary_is_1(value):
 
 
 def test_the_deviation_of_huge_elements_is_finite():
-    observation = 1.8e19 * jnp.tile(jnp.array([-1.0, 1.0]), 200)[:, None]
-    np.testing.assert_allclose(scaling_of(observation, jnp.ones(400, bool)).deviation, [1.8e19], rtol=1e-5)
+    observation = np.float32(1.8e19) * np.tile(np.float32([-1, 1]), 200)[:, None]
+    np.testing.assert_allclose(jax.jit(scaling_of)(observation, np.ones(400, bool)).deviation, [1.8e19], rtol=1e-5)
 
 
 def test_a_negative_number_of_random_features_is_refused():
@@ -332,7 +333,7 @@ def test_relative_positions_show_where_two_things_lie():
         for index in np.ndindex(40, 50, 2):
             image[*index[:2], *places[index], index[2]] = True
         paid = (places[:, :, 1] - places[:, :, 0] == [1, 0]).all(-1)
-        final = jnp.zeros((1, 50, 4, 4, 2), bool)
+        final = np.zeros((1, 50, 4, 4, 2), bool)
         return on_a_line(seed)._replace(observation=image, final_observation=final, reward=paid.astype(np.float32))
 
     rollouts = [rollout(seed) for seed in range(2)]
@@ -403,7 +404,7 @@ def test_a_second_baseline_sees_one_window_at_a_time():
 
     @jax.jit
     def trial(key):
-        state = make_init(one)(key, Hyperparams())
+        state = initial_state(one, key, Hyperparams())
         _, trajectory = collect(one, Simulator(one.env, one.policy, state.params), state.rollout, key, key)
         batch, baseline = make_batch(one, one.policy, state, trajectory, Hyperparams())
         return batch.value, baseline

@@ -26,6 +26,7 @@ from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.training.imitation import WarmStart
 from grpo_jax.training.progress import Chunk, initial_progress
 
+pytestmark = pytest.mark.usefixtures("shared_traces")
 TINY = (
     *("--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "8"),
     *("--num-minibatches", "2", "--num-epochs", "1", "--hidden-sizes", "4", "--total-steps", "64"),

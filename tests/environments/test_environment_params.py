@@ -184,7 +184,7 @@ def test_overrides_of_integers_are_whole_numbers():
 )
 def test_errors_name_the_nearest_correct_value(env_params, message):
     with pytest.raises(ValueError, match=message):
-        make_init(config("ppo", num_steps=8))(jax.random.key(0), Hyperparams(), env_params)
+        jax.eval_shape(lambda: make_init(config("ppo", num_steps=8))(jax.random.key(0), Hyperparams(), env_params))
 
 
 def test_another_number_of_rows_is_an_error():

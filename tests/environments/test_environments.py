@@ -111,10 +111,10 @@ def test_every_number_of_gymnax_is_traced(played):
 
 def test_deep_sea_terminates_where_its_limit_is_reached():
     env = make_environment("DeepSea-bsuite")
-    state, _ = env.reset(jax.random.key(0), env.params)
-    flags = []
+    state, _ = jax.jit(env.reset)(jax.random.key(0), env.params)
+    flags, step = [], jax.jit(env.step)
     for t in range(8):
-        moved = env.step(jax.random.key(t), state, t % 2, env.params)
+        moved = step(jax.random.key(t), state, t % 2, env.params)
         flags.append((bool(moved.terminated), bool(moved.truncated)))
         state = moved.state
     assert flags == [(False, False)] * 7 + [(True, False)]
@@ -122,10 +122,11 @@ def test_deep_sea_terminates_where_its_limit_is_reached():
 
 def test_an_integer_observation_becomes_one_hot():
     env = make_environment("FrozenLake-misc")
-    state, observation = env.reset(jax.random.key(0), env.params)
+    state, observation = jax.jit(env.reset)(jax.random.key(0), env.params)
     assert np.array_equal(observation, np.eye(16)[0]) and observation.dtype == jnp.float32
+    step = jax.jit(env.step)
     for t in range(3):
-        moved = env.step(jax.random.key(t), state, 1, env.params)
+        moved = step(jax.random.key(t), state, 1, env.params)
         state = moved.state
         assert np.array_equal(moved.observation, np.eye(16)[int(state.position)])
     assert int(state.position) > 0

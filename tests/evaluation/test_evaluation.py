@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import FOREVER, Probe
-from small import small_config
+from small import begin, small_config
 
-from grpo_jax import Hyperparams, evaluate, make_init
+from grpo_jax import evaluate
 from grpo_jax.evaluation import episodes
 from grpo_jax.evaluation.episodes import record_episodes
 from grpo_jax.policies import MLP
@@ -19,7 +19,7 @@ BONUS, LIFETIME, NUM_EPISODES = 0.5, 5, 64
 def probe():
     limits = {"bonus": BONUS, "lifetime": LIFETIME, "max_steps_in_episode": 8}
     config = small_config("grpo", Probe(), num_envs=4, network=MLP(()), env_params=limits)
-    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    state = begin(config)
     # Action 1, which pays the bonus, has probability 3/4.
     params = jax.tree.map(np.zeros_like, state.params)
     params["actor"]["Dense_0"]["bias"] = np.array([0.0, np.log(3.0)], np.float32)

@@ -5,10 +5,11 @@ import functools
 import jax
 import numpy as np
 import pytest
+from small import begin
 
 from experiments import estimators
 from experiments.harness import tabular
-from grpo_jax import Config, Hyperparams, make_init
+from grpo_jax import Config
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import monte_carlo_values
@@ -19,7 +20,10 @@ def known(make_process):
     process = make_process()
     policy = Config(environment=process, network=MLP((), actor_init_gain=1.0), num_envs=32).policy
     params = jax.jit(policy.init)(jax.random.key(0))
-    return process, policy, params, *tabular.exact_gradient(process, policy, params)
+    return process, policy, params, *exact_gradient(process, policy, params)
+
+
+exact_gradient = jax.jit(tabular.exact_gradient, static_argnums=(0, 1))
 
 
 @pytest.fixture(scope="module", params=tabular.PROCESSES, ids=lambda make: make.__name__)
@@ -58,7 +62,7 @@ def test_the_gradient_is_that_of_finite_differences(process):
 def test_states_are_worth_what_branches_from_them_are_paid():
     process, policy, params, _, exact = known(tabular.garnet)
     config = Config(environment=process, network=MLP(()), num_envs=32)
-    state = jax.jit(make_init(config))(jax.random.key(1), Hyperparams()).rollout._replace(policy_carry={"actor": ()})
+    state = begin(config, seed=1).rollout._replace(policy_carry={"actor": ()})
     simulator = Simulator(config.env, policy, params)
     play = functools.partial(monte_carlo_values, simulator, num_branches=256, num_steps=50)
     values, _ = jax.jit(play)(state, jax.random.key(2))
@@ -67,7 +71,8 @@ def test_states_are_worth_what_branches_from_them_are_paid():
     assert np.abs(values - expected).max() < 4 * spread and np.abs(values - expected).mean() < spread
 
 
-def test_an_unknown_estimator_is_refused():
+def test_an_unknown_estimator_is_refused(monkeypatch):
+    monkeypatch.setattr(estimators, "exact_gradient", exact_gradient)
     with pytest.raises(ConfigError, match="unknown estimator 'LSTD'.*LSTD \\+ GAE"):
         estimators.main(estimators.Arguments(estimators=("LSTD",)))
 

@@ -1,6 +1,7 @@
 """Folders of adapters in PEFT's format: what a LoRA run keeps, and what it needs to go on."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -18,7 +19,7 @@ def trained(folder, model_type, layers=("qkv", "out", "gate_up", "down")):
     """A model with adapters after training: no adapter is 0."""
     model = load_model(make_model(folder, model_type))
     architecture = dataclasses.replace(model.architecture, lora_rank=3, lora_alpha=5.0, lora_layers=layers)
-    params = add_lora(architecture, load_params(folder), jax.random.key(0))
+    params = jax.jit(functools.partial(add_lora, architecture))(load_params(folder), jax.random.key(0))
     draws = np.random.default_rng(0)
 
     def change(path, leaf):

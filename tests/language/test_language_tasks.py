@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from language_models import CHAT, CHATML, MODEL_TYPES, make_model, make_params, make_tokenizer
+from small import begin
 
-from grpo_jax import Config, Hyperparams, make_init, make_mesh, make_train_step, run
+from grpo_jax import Config, Hyperparams, make_mesh, make_train_step, run
 from grpo_jax.environments.tokens import Completion
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
@@ -227,23 +228,20 @@ def test_other_prompts_need_no_other_program(model):
     """Nor another order, to train or to complete; completions are those of the prompts that were given."""
     rows = [{"prompt": text, "answer": ""} for text in ("12", "345", "6", "78")]
 
-    def completed(task):
-        config = Config(
-            environment=language_environment(task),
-            num_envs=4,
-            group_size=2,
-            num_minibatches=1,
-            network=model.architecture,
-        )
-        state = make_init(config)(jax.random.key(0), Hyperparams())
+    def lowered(task):
+        sizes = {"num_envs": 4, "group_size": 2, "num_minibatches": 1, "network": model.architecture}
+        config = Config(environment=language_environment(task), **sizes)
+        states.append(states[0] if states else begin(config))
         program = jax.jit(functools.partial(sample_completions, config, task, greedy=True))
-        arguments = state, jnp.asarray(task.tokens), jax.random.key(1)
-        training = jax.jit(make_train_step(config)).lower(state)
-        return {training.as_text(), program.lower(*arguments).as_text()}, np.asarray(program(*arguments))
+        return jax.jit(make_train_step(config)).lower(states[0]), program.lower(
+            states[0], task.tokens, jax.random.key(1)
+        )
 
-    programs, completions = completed(make_task(model, rows))
-    other_programs, others = completed(make_task(model, rows[::-1]))
-    assert len(programs | other_programs) == 2
+    states, tasks = [], [make_task(model, rows), make_task(model, rows[::-1])]
+    (training, program), (other_training, other) = map(lowered, tasks)
+    assert (training.as_text(), program.as_text()) == (other_training.as_text(), other.as_text())
+    play = program.compile()
+    completions, others = (np.asarray(play(states[0], task.tokens, jax.random.key(1))) for task in tasks)
     assert (completions == others[::-1]).all() and len(np.unique(completions, axis=0)) > 1
 
 

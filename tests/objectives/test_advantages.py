@@ -54,10 +54,13 @@ def test_groups_of_equal_scores_give_exactly_zero(estimator, group_size):
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1e30])
 def test_normalisation_is_free_of_scale(magnitude):
     # The squares of 1e30 overflow float32, and those of 1e-30 vanish.
-    scores = jnp.asarray(SCORES)
-    expected = objectives.group_normalized(scores, eps=0.0)
-    close(objectives.group_normalized(scores * magnitude, eps=0.0), expected, 1e-5)
-    close(objectives.whiten(scores * magnitude, eps=0.0), objectives.whiten(scores, eps=0.0), 1e-5)
+    for actual, expected in zip(*map(normalised_and_whitened, (SCORES * np.float32(magnitude), SCORES)), strict=True):
+        close(actual, expected, 1e-5)
+
+
+@jax.jit
+def normalised_and_whitened(scores):
+    return objectives.group_normalized(scores, eps=0.0), objectives.whiten(scores, eps=0.0)
 
 
 @pytest.mark.parametrize("estimator", GROUPWISE.values(), ids=GROUPWISE)
@@ -89,15 +92,19 @@ def test_step_estimators_refuse_groups_that_do_not_fit():
 
 
 def test_group_of_four_by_hand():
-    scores = jnp.asarray([[0.0, 0.0, 0.0, 4.0]])
-    close(objectives.group_centered(scores), [[-1, -1, -1, 3]])
-    close(objectives.leave_one_out(scores), [[-4 / 3, -4 / 3, -4 / 3, 4]])
-    close(objectives.group_normalized(scores, eps=0.0), np.array([[-1, -1, -1, 3]]) / np.sqrt(3))
-    close(objectives.group_normalized(scores, eps=0.0, ddof=1), np.array([[-1, -1, -1, 3]]) / 2)
-    close(objectives.group_normalized(scores, eps=1.0, ddof=1), np.array([[-1, -1, -1, 3]]) / 3)
-    close(objectives.pass_at_k(scores, normalize=False), [[0, 0, 0, 4]])
-    close(objectives.length_weighted(scores, jnp.asarray([[2, 2, 2, 6]])), [[-2, -2, -2, 2]])
-    close(objectives.greedy_baseline(scores, jnp.asarray([3.0])), [[-3, -3, -3, 1]])
+    expected = {
+        objectives.group_centered: [[-1, -1, -1, 3]],
+        objectives.leave_one_out: [[-4 / 3, -4 / 3, -4 / 3, 4]],
+        functools.partial(objectives.group_normalized, eps=0.0): np.array([[-1, -1, -1, 3]]) / np.sqrt(3),
+        functools.partial(objectives.group_normalized, eps=0.0, ddof=1): np.array([[-1, -1, -1, 3]]) / 2,
+        functools.partial(objectives.group_normalized, eps=1.0, ddof=1): np.array([[-1, -1, -1, 3]]) / 3,
+        functools.partial(objectives.pass_at_k, normalize=False): [[0, 0, 0, 4]],
+        lambda scores: objectives.length_weighted(scores, jnp.array([[2, 2, 2, 6]])): [[-2, -2, -2, 2]],
+        lambda scores: objectives.greedy_baseline(scores, jnp.array([3.0])): [[-3, -3, -3, 1]],
+    }
+    estimate_all = jax.jit(lambda scores: [estimate(scores) for estimate in expected])
+    for actual, by_hand in zip(estimate_all(np.float32([[0, 0, 0, 4]])), expected.values(), strict=True):
+        close(actual, by_hand)
 
 
 def test_a_best_score_reached_twice_leads_nobody():
@@ -129,7 +136,7 @@ def test_whiten_ignores_what_is_masked(ddof):
     valid = values[mask]
     expected = np.where(mask, (values - valid.mean()) / valid.std(ddof=ddof), 0.0)
     garbage = jnp.asarray(np.where(mask, values, np.nan), jnp.float32)
-    close(objectives.whiten(garbage, jnp.asarray(mask), ddof=ddof), expected, 1e-5)
+    close(jax.jit(functools.partial(objectives.whiten, ddof=ddof))(garbage, mask), expected, 1e-5)
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
@@ -150,7 +157,7 @@ def test_process_supervised_against_loops():
         normalised = np.where(mask[:, members], (rewards_[:, members] - valid.mean()) / (valid.std() + 1e-6), 0)
         expected[:, members] = np.cumsum(normalised[::-1], axis=0)[::-1] * mask[:, members]
     garbage = jnp.asarray(np.where(mask, rewards_, np.nan), jnp.float32)
-    close(objectives.process_supervised(garbage, jnp.asarray(mask), group_size), expected, 1e-5)
+    close(jax.jit(objectives.process_supervised, static_argnums=2)(garbage, mask, group_size), expected, 1e-5)
 
 
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
@@ -169,7 +176,7 @@ def test_same_step_leave_one_out_against_loops():
         others = [returns[t, j] for j in range(first, first + group_size) if j != i and mask[t, j]]
         expected[t, i] = np.mean(others) if others else 0.0
     garbage = jnp.asarray(np.where(mask, returns, np.nan), jnp.float32)
-    result = objectives.same_step_leave_one_out(garbage, jnp.asarray(mask), group_size)
+    result = jax.jit(objectives.same_step_leave_one_out, static_argnums=2)(garbage, mask, group_size)
     close(np.where(mask, result, 0.0), expected, 5e-6)
     alone = (mask.reshape(8, 5, 4).sum(-1, keepdims=True) == 1) & mask.reshape(8, 5, 4)
     assert alone.any(), "the case of the last member left must occur"
@@ -183,9 +190,15 @@ def test_same_step_leave_one_out_of_equal_returns(magnitude):
 
 def test_decoupled_normalisation_keeps_small_components_alive():
     large, small = np.array([[0.0, 0, 1000, 1000]]), np.array([[0.0, 1, 0, 1]])
-    components = jnp.asarray(np.stack([large, small]), jnp.float32)
-    close(objectives.decoupled_normalized(components, jnp.asarray([1.0, 2.0])), [[-3, 1, -1, 3]], 1e-5)
-    summed = objectives.group_normalized(RewardParts(jnp.moveaxis(components, 0, -1), jnp.asarray([1.0, 2.0])).total)
+    components, weights = np.float32([large, small]), np.float32([1, 2])
+
+    @jax.jit
+    def estimates(components, weights):
+        summed = objectives.group_normalized(RewardParts(jnp.moveaxis(components, 0, -1), weights).total)
+        return objectives.decoupled_normalized(components, weights), summed
+
+    decoupled, summed = estimates(components, weights)
+    close(decoupled, [[-3, 1, -1, 3]], 1e-5)
     close(summed, [[-1, -1, 1, 1]], 5e-3)  # the small one has drowned
 
 
@@ -223,19 +236,19 @@ def test_gae_against_float64_on_random_draws():
 
 
 def test_gae_at_lambda_one_is_return_minus_value():
-    r, v, nv, te, _, _, _ = (jnp.asarray(x[0]) for x in gae_draws(1))
-    te = te.at[-1].set(True)  # so that nothing is bootstrapped
-    nv = jnp.concatenate([v[1:], nv[-1:]])
-    result = objectives.gae(r, v, nv, te, jnp.zeros_like(te), discount=0.9, gae_lambda=1.0)
-    close(result, objectives.discounted_returns(r, te, discount=0.9) - v, 1e-5)
+    r, v, nv, te, _, _, _ = (x[0] for x in gae_draws(1))
+    te[-1] = True  # so that nothing is bootstrapped
+    nv = np.concatenate([v[1:], nv[-1:]])
+    result = jax.jit(functools.partial(objectives.gae, discount=0.9, gae_lambda=1.0))(r, v, nv, te, np.zeros_like(te))
+    close(result, jax.jit(functools.partial(objectives.discounted_returns, discount=0.9))(r, te) - v, 1e-5)
 
 
 def test_truncation_bootstraps_and_termination_does_not():
-    one = jnp.ones(3)
+    one, gae = np.ones(3, np.float32), jax.jit(functools.partial(objectives.gae, discount=0.5, gae_lambda=1.0))
 
     def first(terminated, truncated):
-        ended = [jnp.asarray([False, x, False]) for x in (terminated, truncated)]
-        return float(objectives.gae(one, 0 * one, 10 * one, *ended, discount=0.5, gae_lambda=1.0)[1])
+        ended = [np.array([False, x, False]) for x in (terminated, truncated)]
+        return np.asarray(gae(one, 0 * one, 10 * one, *ended))[1]
 
     assert first(terminated=True, truncated=False) == 1.0
     assert first(terminated=False, truncated=True) == 6.0  # 1 + 0.5 * 10, and no trace beyond

@@ -22,7 +22,7 @@ from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.checks import check_run
 from grpo_jax.training.progress import initial_progress
-from grpo_jax.training.train_step import _adapt
+from grpo_jax.training.train_step import _adapt, initial_state
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.loss import predict
 from grpo_jax.updates.minibatches import minibatch_gradient, shuffled_order
@@ -41,7 +41,7 @@ def played(algorithm):
 
     @jax.jit
     def play(key, *keys):
-        state = make_init(config)(key, Hyperparams())
+        state = initial_state(config, key, Hyperparams())
         simulator = Simulator(config.env, config.policy, state.params, state.hyperparams.discount)
         return state, collect(config, simulator, state.rollout, *keys)[1]
 
@@ -99,7 +99,7 @@ def test_parts_of_a_minibatch_have_its_gradient(name):
 
 def test_parts_of_a_minibatch_need_less_memory():
     config, state, _, batch = rolled_out(GRPO)
-    batch = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, :1], 8192, axis=1), batch)
+    batch = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[:, :1], 8192, axis=1), batch)
 
     def temporary_bytes(parts):
         def gradient(params, order):
@@ -331,7 +331,7 @@ def test_a_target_that_nothing_aims_at_is_refused():
 
 def test_the_measured_entropy_is_a_float32_that_an_iteration_without_updates_keeps():
     config = config_of(HELD)
-    state = played(HELD)[0].replace(entropy=jnp.float32(0.1))
+    state = played(GRPO)[0].replace(entropy=jnp.float32(0.1))
     with jax.enable_x64(True):
         after, _ = _adapt(config, config.policy, state, {"policy/entropy": jnp.array(0.3, jnp.float64)})
     assert (after.entropy, after.entropy.dtype, after.entropy_coef.dtype) == (np.float32(0.3), *[np.float32] * 2)

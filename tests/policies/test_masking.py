@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnax.environments import spaces
 from probes import Probe
+from small import begin
 
 from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.algorithms import with_reference
@@ -66,10 +67,15 @@ def test_rollout_and_update_mask_alike(algorithm, settings):
 def test_the_trajectory_stores_the_mask():
     for environment, masked in ((Forbidding(), True), (Tempting(), False)):
         settings = config(environment, "grpo", group_size=8)
-        state = jax.jit(make_init(settings))(jax.random.key(0), Hyperparams())
-        simulator, key = Simulator(settings.env, settings.policy, state.params), jax.random.key(1)
-        start = settings.algorithm.start.begin(simulator, state.rollout, key, 8)
-        _, trajectory = simulator.unroll(start, key, num_steps=6, auto_reset=False)
+        state = begin(settings)
+
+        @jax.jit
+        def play(state, key, settings=settings):
+            simulator = Simulator(settings.env, settings.policy, state.params)
+            start = settings.algorithm.start.begin(simulator, state.rollout, key, 8)
+            return simulator.unroll(start, key, num_steps=6, auto_reset=False)[1]
+
+        trajectory = jax.device_get(play(state, jax.random.key(1)))
         illegal = np.arange(3) == (np.arange(6) % 3)[:, None, None]
         if masked:
             assert np.array_equal(trajectory.action_mask, np.broadcast_to(~illegal, (6, 8, 3)))

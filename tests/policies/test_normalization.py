@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import Echo, Probe, bits, known_params, known_policy
+from small import begin
 
 from grpo_jax import Config, Hyperparams, evaluate, make_init, make_train_step, run
 from grpo_jax.policies import MLP
@@ -17,13 +18,14 @@ from grpo_jax.policies.normalization import (
     RunningStatistics,
     initial_normalizer,
     initial_statistics,
-    merge,
-    merge_rollout,
     normalized,
     scaled_rewards,
 )
+from grpo_jax.policies.normalization import merge as uncompiled_merge
+from grpo_jax.policies.normalization import merge_rollout as uncompiled_merge_rollout
 from grpo_jax.types import Trajectory
 
+merge, merge_rollout = jax.jit(uncompiled_merge), jax.jit(uncompiled_merge_rollout)
 RNG = np.random.default_rng(0)
 T, B, D = 16, 8, 3
 
@@ -246,16 +248,17 @@ def test_without_normalisation_there_are_no_statistics():
 
 def test_evaluation_uses_the_statistics_of_the_state_and_keeps_them():
     config = Config(environment=Echo(), num_envs=4, num_minibatches=1, network=MLP(()), normalize_observations=True)
-    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    state = begin(config)
     # Greedy action 1 where the normalised mark is positive, which is right if the statistics have the mean 0.5.
-    kernel = jnp.array([[0.0, 0.0], [-1.0, 1.0]])
-    params = {"actor": {"Dense_0": {"kernel": kernel, "bias": jnp.zeros(2)}}}
+    kernel = np.float32([[0.0, 0.0], [-1.0, 1.0]])
+    params = {"actor": {"Dense_0": {"kernel": kernel, "bias": np.zeros(2, np.float32)}}}
+    play = jax.jit(lambda state: evaluate(config, state, jax.random.key(1), num_episodes=200, greedy=True).returns)
     returns = []
     for mean in (0.5, 0.9, -1.0):
-        statistics = RunningStatistics(jnp.zeros(2), jnp.array([0.0, mean]), jnp.ones(2), jnp.float32(1))
+        statistics = RunningStatistics(*np.float32([[0.0, 0.0], [0.0, mean], [1.0, 1.0]]), np.float32(1))
         known = state.replace(params=params, normalizer=state.normalizer._replace(observation=statistics))
         before = bits(known)
-        returns.append(evaluate(config, known, jax.random.key(1), num_episodes=200, greedy=True).returns.mean())
+        returns.append(np.mean(play(known)))
         assert bits(known) == before
     assert returns[0] == 1.0 and abs(returns[1] - 0.6) < 0.1 and abs(returns[2] - 0.5) < 0.1
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from probes import Probe, Recall, acted, check
 
-from grpo_jax import GRPO, Config, Hyperparams, evaluate, make_init, run
+from grpo_jax import GRPO, Config, Hyperparams, evaluate, run
 from grpo_jax.algorithms import PPO, with_reference
 from grpo_jax.objectives import sequence_ratio
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.training.train_step import initial_state
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import default_microbatches, minibatch_gradient
 
@@ -26,7 +27,7 @@ def windows(config, num_windows):
 
     @jax.jit
     def play(key):
-        state = make_init(config)(key, Hyperparams())
+        state = initial_state(config, key, Hyperparams())
         simulator = Simulator(config.env, config.policy, state.params)
         rollout = start.begin(simulator, state.rollout, key, config.group_size)
 
@@ -36,7 +37,7 @@ def windows(config, num_windows):
         return state, jax.lax.scan(window, rollout, jax.random.split(key, num_windows))[1]
 
     # With this key no environment of the second window starts with the initial carry.
-    state, trajectories = play(jax.random.key(1))
+    state, trajectories = jax.device_get(play(jax.random.key(1)))
     return state, [jax.tree.map(lambda leaf, i=i: leaf[i], trajectories) for i in range(num_windows)]
 
 

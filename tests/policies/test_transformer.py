@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import END, EQUALS, NUM_TOKENS, bits, copy_task
+from small import begin
 
 from grpo_jax import GRPO, PPO, Config, Hyperparams, Sampling, generate, make_init, make_train_step
 from grpo_jax.config import behaviour_policy
@@ -47,8 +48,9 @@ def make(**settings):
 
 # --- step by step or in parallel --------------------------------------------------------------------------------------
 
-PROMPTS = jnp.array([[3, 1, 4, 1], [-1, -1, 2, 0], [2, 0, -1, -1], [-1, 2, -1, 0], [-1, -1, -1, -1]])
-TOKENS = jax.random.randint(jax.random.key(3), (5, 5), 0, NUM_TOKENS).at[:, 1:4].set(jnp.array([[5, 0, 2, 6, 1]]).T)
+PROMPTS = np.array([[3, 1, 4, 1], [-1, -1, 2, 0], [2, 0, -1, -1], [-1, 2, -1, 0], [-1, -1, -1, -1]])
+TOKENS = np.random.default_rng(3).integers(0, NUM_TOKENS, (5, 5), np.int32)
+TOKENS[:, 1:4] = np.array([[5, 0, 2, 6, 1]]).T
 
 
 def decoded(policy, params):
@@ -102,7 +104,7 @@ def test_half_precision_is_close_and_its_weights_and_logits_are_not_half(full):
 
 def rolled_out(config, hyperparams=None, key=1):
     """A train state with `lively` parameters, the policy that acts, and a rollout of it."""
-    state = jax.jit(make_init(config))(jax.random.key(0), hyperparams or Hyperparams())
+    state = begin(config, hyperparams)
     state = state.replace(params=lively(state.params))
     policy = behaviour_policy(config, state.normalizer, state.hyperparams)
     env_params = group_parameters(config.env, None, config.num_groups, config.group_size)
@@ -161,7 +163,6 @@ def test_a_prompt_shared_by_its_group_has_the_same_gradient(rollout, gradient):
 def test_no_part_with_a_valid_member_is_skipped(rollout):
     config, state, policy, trajectory = rollout
 
-    @functools.partial(jax.jit, static_argnums=0)
     def gradient(num_parts):
         sharing = dataclasses.replace(config, share_prompts=True, num_minibatches=1, num_microbatches=num_parts)
         batch = make_batch(sharing, policy, state, trajectory, state.hyperparams)[0]
@@ -171,7 +172,7 @@ def test_no_part_with_a_valid_member_is_skipped(rollout):
         order = jnp.arange(8)
         return minibatch_gradient(sharing, policy, state.params, batch, order, state.hyperparams)[2]
 
-    whole, parts = gradient(1), gradient(2)
+    whole, parts = jax.jit(lambda: (gradient(1), gradient(2)))()
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(whole))
     assert largest > 1e-2
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest, rtol=1e-4), whole, parts)

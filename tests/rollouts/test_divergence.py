@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import FOREVER, Probe, known_params, known_policy, standing
-from small import small_config
+from small import begin, small_config
 
 from grpo_jax import Hyperparams, evaluate, make_init, make_train_step, objectives
 from grpo_jax.algorithms import GRPO_RETURN_TO_GO
 from grpo_jax.environments import make_environment
 from grpo_jax.evaluation.episodes import record_episodes
 from grpo_jax.groups import ANCHORED
+from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
 
 
@@ -94,7 +95,7 @@ SLOW = [pytest.param(algorithm, marks=pytest.mark.slow) for algorithm in ("kerne
 def test_training_goes_on_past_states_that_are_nan(algorithm):
     fields = {"num_envs": 32, "env_params": {"lifetime": 2}}
     fields |= {"num_steps": 8} if algorithm != "grpo" else {"group_size": 8}
-    config = small_config(algorithm, Bursting(), **fields)
+    config = small_config(algorithm, Bursting(), network=MLP(()), **fields)
     after, metrics = trained(config)
     assert metrics["optim/skipped_updates"] == 0 and 0 < metrics["environment/invalid_resets"] < 128
     assert are_finite((after.params, after.rollout))
@@ -107,17 +108,23 @@ def test_training_goes_on_past_states_that_are_nan(algorithm):
 
 
 def test_a_diverged_member_does_not_move_its_group():
-    rewards = jnp.array([[1.0, 2.0, 6.0, 50.0], [4.0, 4.0, 4.0, 9.0], [7.0] * 4]).reshape(1, -1)
-    diverged = jnp.array([[0, 0, 0, 1], [0, 0, 0, 1], [1] * 4], bool).reshape(1, -1)
-    steps = types.SimpleNamespace(reward=rewards, valid=rewards > 0, diverged=diverged)
-    scores = objectives.episode_scores(steps, 4)
+    rewards = np.float32([[1.0, 2.0, 6.0, 50.0], [4.0, 4.0, 4.0, 9.0], [7.0] * 4]).reshape(1, -1)
+    diverged = np.array([[0, 0, 0, 1], [0, 0, 0, 1], [1] * 4], bool).reshape(1, -1)
+
+    @jax.jit
+    def compare(reward, diverged):
+        steps = types.SimpleNamespace(reward=reward, valid=reward > 0, diverged=diverged)
+        scores = objectives.episode_scores(steps, 4)
+        return scores, objectives.group_centered(scores)
+
+    scores, centred = map(np.asarray, compare(rewards, diverged))
     assert scores.tolist() == [[1.0, 2.0, 6.0, 3.0], [4.0] * 4, [0.0] * 4]
-    np.testing.assert_allclose(objectives.group_centered(scores)[0], [-2, -1, 3, 0], atol=1e-6)
+    np.testing.assert_allclose(centred[0], [-2, -1, 3, 0], atol=1e-6)
 
 
 def test_an_evaluated_episode_ends_at_its_last_finite_state():
     config = small_config(environment=Bursting(), env_params={"lifetime": 2, "max_steps_in_episode": 5})
-    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    state = begin(config)
     played = jax.jit(lambda state, key: evaluate(config, state, key, num_episodes=64))(state, jax.random.key(1))
     assert set(played.lengths.tolist()) == {1, 5} and np.array_equal(played.returns, played.lengths)
     (steps,) = record_episodes(config, state, jax.random.key(1), num_episodes=16)

@@ -41,7 +41,7 @@ def test_the_environment_acts_instead_of_the_policy(options):
         simulator = Simulator(env, known_policy, known_params((0.0, 0.5)))
         return simulator.unroll(start, jax.random.key(1), num_steps=5, auto_reset=False, **options)
 
-    end, trajectory = play(start)
+    end, trajectory = jax.device_get(play(start))
     forced = np.array([[0, 1, 1, 0, 0], [0, 1, 1, 1, 1], [1, 1, 0, 0, 0]], bool).T
     valid = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]], bool).T
     assert trajectory.forced[valid].tolist() == forced[valid].tolist()

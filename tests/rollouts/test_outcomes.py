@@ -1,12 +1,15 @@
 """Rewards of whole episodes, which an environment gives once, at the end of a rollout."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import FOREVER, Probe, bits, check, known_params, known_policy, standing
+from small import begin
 
-from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate, make_init
+from grpo_jax import GRPO, PPO, Config, Hyperparams, evaluate
 from grpo_jax.environments import make_environment, stack_frames
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.episodes import record_episodes
@@ -91,11 +94,11 @@ def test_each_step_pays_its_part_of_an_outcome_of_steps():
 
 def test_process_supervision_compares_the_steps_with_a_reward_of_their_own():
     """Judged are 5, 10, 30 and 20, each with the 1 that a step of the probe pays, which the mean takes away."""
-    *_, (_, paid) = play(jax.random.key(0))
+    *_, (_, paid) = jax.device_get(play(jax.random.key(0)))
     first, second, third, fourth = (np.array([5, 10, 30, 20]) - 16.25) / np.std([5, 10, 30, 20])
     later = [second + third, second + third, third, third, 0]
     expected = np.array([[first, first, 0, 0, 0], later, [fourth, 0, 0, 0, 0]]).T
-    actual = process_supervised_advantage(paid, Hyperparams(), 3)
+    actual = jax.jit(process_supervised_advantage, static_argnums=2)(paid, Hyperparams(), 3)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -114,7 +117,8 @@ def test_an_algorithm_sees_the_parts_of_the_steps_and_then_those_of_the_outcome(
     )
     start = standing(config.env, known_policy, jax.random.key(0), ages=[0], lifetimes=[2])
     simulator = Simulator(config.env, known_policy, known_params((0.0, 0.0)))
-    _, trajectory = simulator.unroll(start, jax.random.key(1), num_steps=2, auto_reset=False)
+    unroll = jax.jit(functools.partial(simulator.unroll, num_steps=2, auto_reset=False))
+    _, trajectory = jax.device_get(unroll(start, jax.random.key(1)))
     values = trajectory.reward_parts.values[:, 0]
     np.testing.assert_allclose(values, [[1, 0, 0], [1, 2, start.environment.mark[0]]])
 
@@ -144,7 +148,7 @@ def test_the_host_is_called_once_for_the_rollouts_of_all_rows():
 
 def test_evaluated_and_recorded_episodes_have_the_outcome():
     config = Config(environment=rewarded, **SMALL)
-    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    state = begin(config)
     returns = jax.jit(lambda state, key: evaluate(config, state, key, num_episodes=2).returns)(state, jax.random.key(1))
     assert returns.tolist() == [12.0] * 2
     (steps,) = record_episodes(config, state, jax.random.key(1))
@@ -175,7 +179,7 @@ def test_rollouts_that_continue_episodes_have_no_outcome():
     start = standing(rewarded, known_policy, jax.random.key(0), ages=[0], lifetimes=[2])
     simulator = Simulator(rewarded, known_policy, known_params((0.0, 0.0)))
     with pytest.raises(ConfigError, match="use auto_reset=False"):
-        simulator.unroll(start, jax.random.key(0), num_steps=2, auto_reset=True)
+        jax.eval_shape(lambda: simulator.unroll(start, jax.random.key(0), num_steps=2, auto_reset=True))
 
 
 def test_an_outcome_of_another_shape_is_an_error():

@@ -10,8 +10,9 @@ import pytest
 from gymnax.environments.environment import Environment, EnvParams
 from gymnax.environments.spaces import Discrete
 from probes import FOREVER, OneOrThirty, Probe, bits, known_params, known_policy, standing
+from small import begin
 
-from grpo_jax import PPO, Config, Hyperparams, make_init, objectives
+from grpo_jax import PPO, Config, objectives
 from grpo_jax.devices.execution_plan import CPU
 from grpo_jax.environments import make_environment
 from grpo_jax.groups import ANCHORED, CONTINUE
@@ -53,12 +54,16 @@ WINDOWS = {
 def window():
     ages, lifetimes, *_ = zip(*WINDOWS.values(), strict=True)
     state = starting(ages, lifetimes)
-    return play(known_params(ONLY_ACTION_0), state, jax.random.key(1), num_steps=7, auto_reset=True)
+    state, trajectory = play(known_params(ONLY_ACTION_0), state, jax.random.key(1), num_steps=7, auto_reset=True)
+    gae = jax.jit(functools.partial(objectives.gae, discount=0.5, gae_lambda=0.5))
+    ends = trajectory.terminated, trajectory.truncated
+    advantages = gae(trajectory.reward, trajectory.value, trajectory.next_value, *ends)
+    return jax.device_get((state, trajectory, advantages))
 
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_truncation_bootstraps_from_the_true_final_observation(window, name):
-    _, trajectory = window
+    _, trajectory, advantages = window
     column = list(WINDOWS).index(name)
     age, lifetime, ends, advantage = WINDOWS[name]
     terminated = [end == "T" for end in ends]
@@ -76,17 +81,11 @@ def test_truncation_bootstraps_from_the_true_final_observation(window, name):
     bootstraps = ~np.array(terminated)
     expected = 12.0 + 2 * np.array(ages)
     assert trajectory.next_value[bootstraps, column].tolist() == expected[bootstraps].tolist()
-
-    actual = objectives.gae(*(x[:, column] for x in trajectory_for_gae(trajectory)), discount=0.5, gae_lambda=0.5)
-    np.testing.assert_allclose(actual, advantage, rtol=0, atol=1e-6)
-
-
-def trajectory_for_gae(trajectory):
-    return trajectory.reward, trajectory.value, trajectory.next_value, trajectory.terminated, trajectory.truncated
+    np.testing.assert_allclose(advantages[:, column], advantage, rtol=0, atol=1e-6)
 
 
 def test_the_environments_stand_where_the_window_ended(window):
-    state, _ = window
+    state, *_ = window
     ages = [1, 2, 0, 2, 1, 0]
     assert state.environment.time.tolist() == ages
     assert state.observation[:, 0].tolist() == ages
@@ -160,7 +159,7 @@ def test_short_episodes_are_no_more_frequent_than_their_starts(start, generator)
     config = Config(
         environment=OneOrThirty(), algorithm=PPO._replace(start=start), num_envs=64, group_size=1, network=MLP((2,))
     )
-    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    state = begin(config)
     simulator = Simulator(config.env, config.policy, state.params)
 
     def iteration(rollout, key):
@@ -198,7 +197,7 @@ def test_an_episode_ends_as_its_lifetime_or_the_limit_says(long):
 def one_episode():
     state = starting([0, 0, 0, 2], [1, 2, FOREVER, FOREVER])
     params = known_params((0.0, 0.0))
-    return state, *play(params, state, jax.random.key(3), num_steps=6, auto_reset=False)
+    return jax.device_get((state, *play(params, state, jax.random.key(3), num_steps=6, auto_reset=False)))
 
 
 def test_what_follows_the_end_is_masked_and_changes_nothing(one_episode):
@@ -222,7 +221,7 @@ def test_what_follows_the_end_is_masked_and_changes_nothing(one_episode):
 def test_a_longer_rollout_adds_masked_steps_and_nothing_else(one_episode):
     before, after, trajectory = one_episode
     params = known_params((0.0, 0.0))
-    longer, steps = play(params, before, jax.random.key(3), num_steps=9, auto_reset=False)
+    longer, steps = jax.device_get(play(params, before, jax.random.key(3), num_steps=9, auto_reset=False))
     assert not steps.valid[6:].any() and not steps.reward[6:].any() and not steps.ended[6:].any()
     # The first of many random numbers, as of keys, are the same however many follow: so are the episodes, to the bit.
     assert bits(after._replace(policy_carry=())) == bits(longer._replace(policy_carry=()))
@@ -268,10 +267,10 @@ def test_a_long_evaluation_keeps_no_more_randomness_than_a_short_one():
 
 def test_noise_without_a_number_for_each_step_is_refused():
     family = known_policy.distribution._replace(noise=lambda key, shape: jax.random.uniform(key, shape[1:]))
+    simulator = Simulator(probe, known_policy._replace(distribution=family), known_params((0.0, 0.0)))
+    unroll = functools.partial(simulator.unroll, num_steps=4, auto_reset=True)
     with pytest.raises(ValueError, match=r"noise\(key, \(4, 4\)\) returned shape \(4,\)"):
-        Simulator(probe, known_policy._replace(distribution=family), known_params((0.0, 0.0))).unroll(
-            starting([0] * 4, [FOREVER] * 4), jax.random.key(0), num_steps=4, auto_reset=True
-        )
+        jax.eval_shape(unroll, starting([0] * 4, [FOREVER] * 4), jax.random.key(0))
 
 
 def test_greedy_takes_the_most_probable_action():
@@ -307,15 +306,15 @@ class TwoLifetimes(Environment):
 
 
 def test_truncation_more_often_than_the_limit_allows_is_not_a_number():
-    values, final_values = jnp.arange(10.0, 18.0)[:, None], jnp.array([[20.0], [18.0]])  # one slot, and the end
-    truncated = jnp.isin(jnp.arange(8), jnp.array([1, 4, 7]))[:, None]
-    actual = objectives.next_values(values, final_values, truncated)
+    values, final_values = np.arange(10.0, 18.0)[:, None], np.array([[20.0], [18.0]])  # one slot, and the end
+    truncated = np.isin(np.arange(8), [1, 4, 7])[:, None]
+    actual = jax.jit(objectives.next_values)(values, final_values, truncated)
     np.testing.assert_array_equal(actual[:, 0], [11, 20, 13, 14, np.nan, 16, 17, np.nan])
 
 
 def test_start_states_do_not_depend_on_how_long_earlier_episodes_were():
     config = Config(environment=TwoLifetimes(), algorithm="ppo", num_envs=4096, num_steps=48, network=MLP((2,)))
-    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams())
+    state = begin(config)
     _, trajectory = jax.jit(
         lambda state, key: Simulator(config.env, config.policy, state.params).unroll(
             state.rollout, key, num_steps=48, auto_reset=True

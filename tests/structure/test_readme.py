@@ -2,12 +2,15 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import grpo_jax
 from grpo_jax.algorithms import ALGORITHMS, GRPO, PAPERS
 from grpo_jax.groups import Start
+from grpo_jax.training.checks import check_run, try_on_shapes
 
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -18,11 +21,21 @@ FAMILIES = (REPOSITORY / "docs" / "grpo.md").read_text(encoding="utf-8").partiti
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
-# The page about sweeps runs one too.
-SLOW = {"marks": pytest.mark.slow}
+def test_the_first_code_block_asks_for_a_run_that_there_is(monkeypatch, capsys):
+    """All but the training: names, fields, rows, and a train step on shapes with the metric that is printed."""
+
+    def run_on_shapes(config, hyperparams, keys):
+        check_run(config, hyperparams)
+        metrics = try_on_shapes(config, hyperparams)
+        return SimpleNamespace(metrics={name: np.zeros((1, len(keys))) for name in metrics})
+
+    monkeypatch.setattr(grpo_jax, "run", run_on_shapes)
+    exec(compile(BLOCKS[0], "README.md", "exec"), {})
+    assert capsys.readouterr().out == "[0. 0. 0. 0.]\n"
 
 
-@pytest.mark.parametrize("block", [pytest.param(block, **SLOW if "sweep(" in block else {}) for block in BLOCKS])
+@pytest.mark.slow
+@pytest.mark.parametrize("block", BLOCKS)
 def test_code_blocks_run(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # One train step of short episodes tells as much as many of long ones.

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from probes import bits
 
 import grpo_jax
 from grpo_jax import Config, Hyperparams, plot, run, sweep
@@ -21,6 +22,7 @@ from grpo_jax.sweeps.runs import Run, run_keys
 from grpo_jax.training.progress import RunResult
 from grpo_jax.training.settings import settings_of
 
+pytestmark = pytest.mark.usefixtures("shared_traces")
 FLAGS = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
 FLAGS += ["--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
 BASE = parse(Settings, FLAGS)
@@ -31,8 +33,8 @@ RETURN = "episode/return_mean"
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     out = tmp_path_factory.mktemp("sweep") / "here"
-    values = {"learning_rate": RATES, "clip_high": 0.3}
-    return sweep(BASE.config, values, num_seeds=3, hyperparams=BASE.hyperparams, out=out, console=False)
+    values, config = {"learning_rate": RATES, "clip_high": 0.3}, dataclasses.replace(BASE.config)
+    return sweep(config, values, num_seeds=3, hyperparams=BASE.hyperparams, out=out, console=False)
 
 
 def finished(label, final_returns, metrics=None):
@@ -53,7 +55,7 @@ def made(axes, finals):
 
 def test_each_setting_is_the_run_it_would_be_alone(found):
     alone = BASE.hyperparams.replace(learning_rate=1e-2, clip_high=0.3)
-    result = run(BASE.config, alone, run_keys(0, 3)[0])
+    result = run(dataclasses.replace(BASE.config), alone, run_keys(0, 3)[0])
     assert found.settings[1].label == "learning_rate=0.01" and found.settings[1].run.hyperparams.clip_high == 0.3
     np.testing.assert_array_equal(found.settings[1].run.result.steps, result.steps)
     assert result.curves()[RETURN].shape == (1, 3, 3) and [*result.settings.rows] == [""]
@@ -115,9 +117,35 @@ def test_results_of_runs_keep_settings_apart_too(monkeypatch):
         result.to_dataframe()
 
 
+COMMANDED = [*FLAGS, "--clip-high", "0.3", "--learning-rate", *map(str, RATES)]
+
+
+def test_the_command_asks_for_the_same_rows(tmp_path, monkeypatch):
+    """With the same settings and keys: all that a folder depends on."""
+
+    def ask(grid, *_, evaluation_keys=None, **__):
+        rows = [(plan.label, plan.config, plan.hyperparams, bits(plan.keys)) for plan in grid.plans]
+        raise InterruptedError(grid.axes, grid.points, rows)
+
+    asked = []
+    for name in ("grpo_jax.sweeps.sweep", "grpo_jax.commands.sweep"):
+        monkeypatch.setattr(sys.modules[name], "train_grid", ask)
+    arguments = command.Arguments(num_seeds=3, out=tmp_path / "shell")
+    values, config = {"learning_rate": RATES, "clip_high": 0.3}, dataclasses.replace(BASE.config)
+    for start in (
+        lambda: sweep(config, values, num_seeds=3, hyperparams=BASE.hyperparams, out=tmp_path / "here"),
+        lambda: command.main(arguments, COMMANDED),
+    ):
+        with pytest.raises(InterruptedError) as stopped:
+            start()
+        asked.append(stopped.value.args)
+    assert asked[0] == asked[1]
+    assert bits(arguments.evaluation_keys) == bits(run_keys(0, 3)[1])
+
+
+@pytest.mark.slow
 def test_the_command_leaves_the_same_folder(found, tmp_path):
-    flags = [*FLAGS, "--clip-high", "0.3", "--learning-rate", *map(str, RATES)]
-    command.main(command.Arguments(num_seeds=3, out=tmp_path / "shell"), flags)
+    command.main(command.Arguments(num_seeds=3, out=tmp_path / "shell"), COMMANDED)
     names = [{path.relative_to(out) for path in out.rglob("*")} for out in (found.out, tmp_path / "shell")]
     assert names[0] == names[1]
     for name in ("metrics.jsonl", "programs/metrics.jsonl", "programs/split.json", "best.json"):

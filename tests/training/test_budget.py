@@ -11,6 +11,7 @@ from small import small_config
 
 from grpo_jax import Hyperparams, make_train, run
 from grpo_jax.errors import ConfigError
+from grpo_jax.policies import MLP
 from grpo_jax.training import budget
 from grpo_jax.training.progress import describe_ends
 from grpo_jax.types import StepCount
@@ -101,10 +102,12 @@ def test_a_budget_is_spent_to_its_last_iteration(num_envs, num_steps, num_iterat
 def short():
     """One-episode groups whose episodes take 3 of at most 64 steps: (config, the run of 1,000 steps)."""
     config = small_config("grpo", Probe(), group_size=4, env_params={"max_steps_in_episode": 64, "lifetime": 3})
-    return config, run(config, HYPERPARAMS.replace(total_steps=1000.0), KEYS)
+    return config, run(config, HYPERPARAMS, KEYS)
 
 
-HYPERPARAMS = Hyperparams(learning_rate=1.0, final_learning_rate=0.0)
+# Arrays in all runs, so that they share programs.
+RATES = {"learning_rate": 1.0, "final_learning_rate": 0.0}
+HYPERPARAMS = Hyperparams(**RATES, total_steps=np.full(2, 1000.0), max_episodes=np.full(2, np.inf))
 KEYS = jax.random.split(jax.random.key(0), 2)
 
 
@@ -147,8 +150,7 @@ def test_growing_episodes_exceed_a_budget_by_less_than_they_grow():
 
 def test_iterations_of_any_length_are_counted_and_scheduled(short):
     config, _ = short
-    hyperparams = HYPERPARAMS.replace(num_iterations=np.array([5, 2]))
-    result = run(config, hyperparams, KEYS, chunk_length=3)
+    result = run(config, Hyperparams(**RATES, num_iterations=np.array([5, 2])), KEYS, chunk_length=3)
     assert result.states.iteration.tolist() == [5, 2] and result.ended_by.tolist() == ["num_iterations"] * 2
     np.testing.assert_allclose(result.metrics["optim/learning_rate"][:, 0], [1, 0.8, 0.6, 0.4, 0.2], atol=1e-6)
     np.testing.assert_allclose(result.metrics["optim/learning_rate"][:2, 1], [1, 0.5], atol=1e-6)
@@ -157,8 +159,8 @@ def test_iterations_of_any_length_are_counted_and_scheduled(short):
 
 def test_a_schedule_over_episodes_ends_with_them(short):
     config, _ = short
-    hyperparams = HYPERPARAMS.replace(total_steps=np.inf, max_episodes=np.array([40.0, 20.0]))
-    result = run(config, hyperparams, KEYS)
+    hyperparams = HYPERPARAMS.replace(total_steps=np.full(2, np.inf), max_episodes=np.array([40.0, 20.0]))
+    result = run(config, hyperparams, KEYS, chunk_length=7)
     assert result.states.iteration.tolist() == [5, 3] and result.ended_by.tolist() == ["max_episodes"] * 2
     np.testing.assert_allclose(result.metrics["optim/learning_rate"][:, 0], [1, 0.8, 0.6, 0.4, 0.2], atol=1e-6)
 
@@ -173,9 +175,9 @@ def test_the_end_of_rows_is_described():
 
 def test_a_billion_steps_take_the_memory_of_a_million():
     """An iteration leaves a number for each metric, and nothing else."""
-    sizes = []
+    sizes, config = [], small_config("ppo", Probe(), num_steps=2, network=MLP(()))
     for steps in (10**6, 10**9):
-        train = jax.jit(make_train(SMALL, steps // SMALL.steps_per_iteration))
+        train = jax.jit(make_train(config, steps // config.steps_per_iteration))
         memory = train.lower(jax.random.key(0), Hyperparams(total_steps=steps)).compile().memory_analysis()
         sizes.append((memory.temp_size_in_bytes, memory.output_size_in_bytes))
     (temporary, output), (long_temporary, long_output) = sizes

@@ -19,6 +19,7 @@ from grpo_jax.objectives import all_actions_advantage, whiten
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect, kept_groups
 from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.training.train_step import initial_state
 from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import live_groups, make_batch
 
@@ -33,17 +34,17 @@ def playing(algorithm, **settings):
 
     @jax.jit
     def play(key):
-        state = make_init(config)(key, Hyperparams(discount=0.9))
+        state = initial_state(config, key, Hyperparams(discount=0.9))
 
         def iteration(rollout, key):
             keys = jax.random.split(key)
             simulator = Simulator(config.env, config.policy, state.params, state.hyperparams.discount)
             return collect(config, simulator, rollout, *keys)
 
-        return jax.lax.scan(iteration, state.rollout, jax.random.split(key, 3))
+        end, trajectories = jax.lax.scan(iteration, state.rollout, jax.random.split(key, 3))
+        return end, jax.tree.map(lambda leaf: leaf[-1], trajectories)
 
-    end, trajectories = play(jax.random.key(3))
-    return config, end, jax.tree.map(lambda leaf: leaf[-1], trajectories)
+    return config, *jax.device_get(play(jax.random.key(3)))
 
 
 @pytest.fixture(scope="module")
@@ -298,8 +299,8 @@ def test_a_baseline_sees_one_window_at_a_time(anchored):
         return make_batch(config, known_policy, acted(None), trajectory, Hyperparams())[0].advantage
 
     trajectory = trajectory._replace(final_observation=trajectory.observation[:1], carry=())
-    before = advantages(trajectory).reshape(8, 2, 16)
-    after = advantages(trajectory._replace(reward=trajectory.reward.at[:, 16:].add(5.0))).reshape(8, 2, 16)
+    changed = trajectory._replace(reward=trajectory.reward + 5.0 * (np.arange(32) >= 16))
+    before, after = (np.reshape(advantages(each), (8, 2, 16)) for each in (trajectory, changed))
     assert np.array_equal(before[:, 0], after[:, 0]) and not np.allclose(before[:, 1], after[:, 1])
 
 

@@ -51,7 +51,7 @@ def four():
     config = small_config("ppo", Probe(), num_steps=6, num_epochs=2, schedule="adaptive_kl", normalize_rewards=True)
     train_step = make_train_step(config)
     play = jax.jit(lambda state: jax.lax.scan(lambda s, _: train_step(s), state, length=4))
-    return play, jax.vmap(play), jax.vmap(make_init(config))
+    return play, jax.jit(jax.vmap(play)), jax.jit(jax.vmap(make_init(config)))
 
 
 def start(init):
@@ -72,6 +72,9 @@ def test_every_update_has_the_rate_of_the_rule_and_reports_it(four):
     assert after[0] < 1e-3 < after[2], "a low target lowers the rate, a high one raises it"
 
 
+row_of = jax.jit(lambda states, row: jax.tree.map(lambda leaf: leaf[row], states))
+
+
 def test_rows_are_single_runs_and_an_interrupted_run_goes_on(four):
     single, play, init = four
     middle, _ = play(start(init))
@@ -79,7 +82,7 @@ def test_rows_are_single_runs_and_an_interrupted_run_goes_on(four):
     end, _ = play(middle)
     assert bits(play(saved.replace(key=jax.random.wrap_key_data(saved.key)))[0]) == bits(end)
     for row in (0, 2):
-        alone, _ = single(jax.tree.map(lambda leaf, row=row: leaf[row], middle))
+        alone, _ = single(row_of(middle, row))
         np.testing.assert_allclose(alone.opt_state.rates.default, end.opt_state.rates.default[row], rtol=1e-5)
         jax.tree.map(
             lambda one, rows, row=row: np.testing.assert_allclose(one, rows[row], rtol=2e-4, atol=1e-6),

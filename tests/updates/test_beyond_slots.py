@@ -10,12 +10,13 @@ import pytest
 from flax import struct
 from probes import Probe, check
 
-from grpo_jax import GRPO, Config, Hyperparams, make_init
+from grpo_jax import GRPO, Config, Hyperparams
 from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import group_centered, mean_over_steps, outcome, tuned, whiten
 from grpo_jax.policies import make_pure_policy
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
+from grpo_jax.training.train_step import initial_state
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.minibatches import minibatch_gradient
 
@@ -60,7 +61,7 @@ def rolled_out(**fields):
 
     @jax.jit
     def play(key):
-        state = make_init(config)(key, OwnHyperparams())
+        state = initial_state(config, key, OwnHyperparams())
         simulator = Simulator(config.env, config.policy, state.params, plan=config.plan)
         _, trajectory = collect(config, simulator, state.rollout, key, key)
         return state, trajectory, make_batch(config, config.policy, state, trajectory, state.hyperparams)[0]

@@ -18,6 +18,7 @@ from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.checks import check_run
+from grpo_jax.training.train_step import initial_state
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
 from grpo_jax.updates.minibatches import minibatch_gradient
@@ -28,11 +29,11 @@ CONFIG = Config(environment=Probe(), algorithm="ppo", num_envs=4, num_steps=3, n
 PLAIN = dataclasses.replace(CONFIG, num_epochs=3, num_microbatches=1, execution_plan=CPU)
 RATE = 0.02
 PARAMS = {
-    "actor": {"kernel": jnp.array([[0.3, -0.2], [0.5, 0.1], [-0.4, 0.2]]), "bias": jnp.array([0.2, -0.3])},
-    "critic": {"kernel": jnp.array([[0.7], [-0.6]]), "bias": jnp.array([0.1])},
-    "free": jnp.array([-0.5]),
+    "actor": {"kernel": np.float32([[0.3, -0.2], [0.5, 0.1], [-0.4, 0.2]]), "bias": np.float32([0.2, -0.3])},
+    "critic": {"kernel": np.float32([[0.7], [-0.6]]), "bias": np.float32([0.1])},
+    "free": np.float32([-0.5]),
 }
-GRADIENTS = [jax.tree.map(lambda leaf, i=i: jnp.sin(7 * leaf + i), PARAMS) for i in range(3)]
+GRADIENTS = [jax.tree.map(lambda leaf, i=i: np.sin(7 * leaf + np.float32(i)), PARAMS) for i in range(3)]
 
 
 def descend(optimizer, gradients=GRADIENTS, params=PARAMS):
@@ -91,7 +92,7 @@ def batch():
     """A batch with a gradient."""
 
     def play(key):
-        state = make_init(CONFIG)(key, Hyperparams())
+        state = initial_state(CONFIG, key, Hyperparams())
         simulator = Simulator(CONFIG.env, CONFIG.policy, state.params)
         _, trajectory = collect(CONFIG, simulator, state.rollout, *jax.random.split(state.key))
         return make_batch(CONFIG, CONFIG.policy, state, trajectory, Hyperparams())[0]
@@ -150,7 +151,7 @@ def test_muon_is_optax():
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_weight_decay_is_of_matrices_only(name):
-    nothing = [jax.tree.map(jnp.zeros_like, PARAMS)]
+    nothing = [jax.tree.map(np.zeros_like, PARAMS)]
     after = descend(made(name, weight_decay=0.5), nothing)
     for part in ("actor", "critic"):
         assert_close(after[part]["kernel"], (1 - 0.5 * RATE) * PARAMS[part]["kernel"])
@@ -173,7 +174,7 @@ def test_an_infinite_limit_of_the_norm_is_none():
     clipped = made("sgd", max_grad_norm=0.5)
     steps, _ = jax.jit(lambda gradient: clipped.update(gradient, clipped.init(PARAMS), PARAMS))(large[0])
     np.testing.assert_allclose(optax.global_norm(steps), 0.5 * RATE, rtol=1e-5)
-    nothing = jax.tree.map(jnp.zeros_like, PARAMS)
+    nothing = jax.tree.map(np.zeros_like, PARAMS)
     assert bits(descend(made("sgd"), [nothing])) == bits(PARAMS)
 
 

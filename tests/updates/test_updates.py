@@ -83,7 +83,7 @@ def test_an_epoch_uses_every_valid_sample_once(rollout):
         reduce=lambda mask: mask.astype(float),
     )
     batch, optimizer = batch_of(rollout, seen), optax.sgd(1.0)
-    start = acted(PARAMS, opt_state=optimizer.init(PARAMS))
+    start = acted(PARAMS, opt_state=jax.jit(optimizer.init)(PARAMS))
     config = config_of(seen, num_epochs=1, num_minibatches=4, num_microbatches=1)
     epoch = jax.jit(lambda key: update_epochs(config, known_policy, optimizer, start, batch, HYPERPARAMS, key)[0])
     for seed in range(4):
