@@ -1,4 +1,4 @@
-"""CartPole with a number that is drawn at each reset, fixes a part of the return, and is not observed."""
+"""Tasks with something that is drawn at each reset, fixes a part of the return, and need not be observed."""
 
 from typing import Any
 
@@ -11,32 +11,37 @@ from gymnax.environments.classic_control.cartpole import EnvParams
 
 @struct.dataclass
 class Params(EnvParams):
-    spread: float = 0.0
+    scale: float = 0.0
+    bonus: float = 0.0
+    delay: float = 0.0
+    level: float = 0.0
+    num_values: int = 0
 
 
 @struct.dataclass
 class State:
     pole: Any
-    hidden: jax.Array  # in [-1, 1)
+    hidden: jax.Array  # in [-1, 1]
     owed: jax.Array  # rewards that are not yet paid
 
 
 class HiddenCartPole:
-    """CartPole-v1 whose parameter `spread` says how much the hidden number `u`, uniform in [-1, 1), changes.
+    """CartPole-v1 with a hidden number `u`. Its parameters say how much that changes.
 
-        scale  every reward is multiplied by exp(spread · u)
-        bonus  the last step of an episode pays spread · u more
-        delay  rewards are paid together, every exp(spread · (u + 1) / 2) steps and at the end of the episode
-        level  the force is multiplied by exp(spread · u), the length of the pole by exp(-spread · u)
+        scale       every reward is multiplied by exp(scale · u)
+        bonus       the last step of an episode pays bonus · u more
+        delay       rewards are paid together, every exp(delay · (u + 1) / 2) steps and at the end of the episode
+        level       the force is multiplied by exp(level · u), the length of the pole by exp(-level · u)
+        num_values  how many values `u` has, evenly from -1 to 1; with 0 it is uniform in [-1, 1)
 
     Args:
-      kind: one of these.
-      observed: observations are `{"pole": [4], "hidden": [1]}`, for a critic that sees more than the actor.
+      observed: observations are `{"seen": [4], "hidden": [1]}` instead of the former alone.
     """
 
-    def __init__(self, kind: str, observed: bool = False):
-        self.name = f"CartPole with a hidden {kind}"
-        self.kind, self.observed = kind, observed
+    name = "CartPole with a hidden number"
+
+    def __init__(self, observed: bool = False):
+        self.observed = observed
         self.cart_pole = gymnax.make("CartPole-v1")[0]
         self.default_params = Params()
 
@@ -46,35 +51,56 @@ class HiddenCartPole:
     def reset_env(self, key: jax.Array, params: Params) -> tuple[Any, State]:
         key_pole, key_hidden = jax.random.split(key)
         observation, pole = self.cart_pole.reset_env(key_pole, params)
-        state = State(pole, jax.random.uniform(key_hidden, minval=-1.0), jnp.zeros(()))
+        hidden = jax.random.uniform(key_hidden, minval=-1.0)
+        number = jnp.floor((hidden + 1) / 2 * params.num_values)
+        few = 2 * number / jnp.maximum(params.num_values - 1, 1) - 1
+        state = State(pole, jnp.where(params.num_values == 0, hidden, few), jnp.zeros(()))
         return self._observe(observation, state), state
 
     def step_env(self, key: jax.Array, state: State, action: jax.Array, params: Params) -> tuple:
-        size = params.spread * state.hidden
-        if self.kind == "level":
-            length = params.length * jnp.exp(-size)
-            params = params.replace(
-                force_mag=params.force_mag * jnp.exp(size),
-                length=length,
-                polemass_length=params.masspole * length,
-            )
-        observation, pole, reward, terminated, _ = self.cart_pole.step_env(key, state.pole, action, params)
+        stronger, length = jnp.exp(params.level * state.hidden), params.length * jnp.exp(-params.level * state.hidden)
+        changed = {"force_mag": params.force_mag * stronger, "length": length}
+        changed["polemass_length"] = params.masspole * length
+        observation, pole, reward, terminated, _ = self.cart_pole.step_env(
+            key, state.pole, action, params.replace(**changed)
+        )
         last = terminated | self.cart_pole.is_truncated(pole, params)
-        owed = jnp.zeros(())
-        if self.kind == "scale":
-            reward *= jnp.exp(size)
-        elif self.kind == "bonus":
-            reward += size * last
-        elif self.kind == "delay":
-            period = jnp.exp(params.spread * (state.hidden + 1) / 2).astype(jnp.int32)
-            owed = state.owed + reward
-            paid = last | (pole.time % period == 0)
-            reward, owed = jnp.where(paid, owed, 0.0), jnp.where(paid, 0.0, owed)
-        state = State(pole, state.hidden, owed)
-        return self._observe(observation, state), state, reward, terminated, {}
+        reward = reward * jnp.exp(params.scale * state.hidden) + last * params.bonus * state.hidden
+        period = jnp.exp(params.delay * (state.hidden + 1) / 2).astype(jnp.int32)
+        paid, owed = last | (pole.time % period == 0), state.owed + reward
+        state = State(pole, state.hidden, jnp.where(paid, 0.0, owed))
+        return self._observe(observation, state), state, jnp.where(paid, owed, 0.0), terminated, {}
 
     def is_truncated(self, state: State, params: Params) -> jax.Array:
         return self.cart_pole.is_truncated(state.pole, params)
 
     def _observe(self, observation: jax.Array, state: State) -> Any:
-        return {"pole": observation, "hidden": state.hidden[None]} if self.observed else observation
+        return {"seen": observation, "hidden": state.hidden[None]} if self.observed else observation
+
+
+class HiddenGoal:
+    """FourRooms with a goal that is drawn at each reset. No action fails, and an episode has at most 100 steps.
+
+    Args:
+      observed: observations are `{"seen": the position [2], "hidden": the goal [2]}` instead of the former alone.
+    """
+
+    name = "FourRooms with a hidden goal"
+
+    def __init__(self, observed: bool = False):
+        self.observed = observed
+        self.rooms = gymnax.make("FourRooms-misc")[0]
+        params = {"resample_goal_pos": True, "fail_prob": 0.0, "max_steps_in_episode": 100}
+        self.default_params = self.rooms.default_params.replace(**params)
+        self.action_space, self.is_truncated = self.rooms.action_space, self.rooms.is_truncated
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
+        observation, state = self.rooms.reset_env(key, params)
+        return self._observe(observation), state
+
+    def step_env(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> tuple:
+        observation, *rest = self.rooms.step_env(key, state, action, params)
+        return self._observe(observation), *rest
+
+    def _observe(self, observation: jax.Array) -> Any:
+        return {"seen": observation[:2], "hidden": observation[2:]} if self.observed else observation[:2]

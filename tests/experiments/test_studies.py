@@ -82,8 +82,8 @@ def played(kind, spread, num_steps=30):
     """The hidden number and the rewards of an episode of alternating actions."""
     from experiments.harness.hidden import HiddenCartPole
 
-    environment = HiddenCartPole(kind)
-    params = environment.default_params.replace(spread=spread, max_steps_in_episode=num_steps)
+    environment = HiddenCartPole()
+    params = environment.default_params.replace(max_steps_in_episode=num_steps, **{kind: spread})
     _, state = environment.reset_env(jax.random.key(6), params)
     step, rewards = jax.jit(environment.step_env), []
     for i in range(num_steps):
@@ -103,14 +103,31 @@ def test_a_hidden_number_changes_the_rewards_as_it_says():
     assert period > 1 and sum(delayed) == 30 and delayed[: 2 * period] == ([0.0] * (period - 1) + [float(period)]) * 2
 
 
+def test_few_hidden_values_are_all_drawn_and_only_seen_if_observed():
+    from experiments.harness.hidden import HiddenCartPole, HiddenGoal
+
+    environment, keys = HiddenCartPole(observed=True), jax.random.split(jax.random.key(0), 100)
+    params = environment.default_params.replace(num_values=5)
+    observation, state = jax.jit(jax.vmap(environment.reset_env, (0, None)))(keys, params)
+    np.testing.assert_array_equal(np.unique(state.hidden), [-1.0, -0.5, 0.0, 0.5, 1.0])
+    np.testing.assert_array_equal(observation["hidden"][:, 0], state.hidden)
+    rooms = HiddenGoal()
+    observation, state = jax.jit(jax.vmap(rooms.reset_env, (0, None)))(keys, rooms.default_params)
+    assert observation.shape == (100, 2) and len(np.unique(state.goal, axis=0)) > 30
+    np.testing.assert_array_equal(observation, state.pos)
+
+
 @pytest.mark.slow
-def test_groups_and_critics_are_compared_where_a_number_is_hidden(tmp_path):
-    small = {"total_steps": 65_000, "num_seeds": 2, "tuning_seeds": 1, "out": tmp_path / "out"}
-    for methods in (("PPO, critic told",), ("GRPO",)):
-        groups_or_critic.main(groups_or_critic.Arguments(kinds=("bonus",), methods=methods, **small))
+def test_groups_and_critics_are_compared_where_something_is_hidden(tmp_path):
+    small = {"total_steps": 20_000, "num_seeds": 2, "tuning_seeds": 2, "out": tmp_path / "out"}
+    rows = ("bonus ±10", "bonus ±1000", "goal hidden")
+    for methods in (("PPO", "PPO, recurrent"), ("GRPO, 4",)):
+        groups_or_critic.main(groups_or_critic.Arguments(rows=rows, methods=methods, **small))
     results = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert list(results) == ["bonus ±10", "bonus ±100", "bonus ±1000"]
-    assert all(len(results[row][method]["per_seed"]) == 2 for row in results for method in ("PPO, critic told", "GRPO"))
+    assert list(results) == list(rows)
+    assert all(len(results[row][method]["per_seed"]) == 2 for row in results for method in ("PPO", "GRPO, 4"))
+    assert "PPO, recurrent" in results["goal hidden"] and "PPO, recurrent" not in results["bonus ±10"]
+    assert all(len(entry["tuning"]) == 5 for entries in results.values() for entry in entries.values())
     assert (tmp_path / "out" / "groups_or_critic.png").exists()
 
 
