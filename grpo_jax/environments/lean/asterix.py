@@ -18,7 +18,7 @@ class Lean(MinAsterix):
         """One step of the game, without a reset at its end."""
         spawns = state.spawn_timer == 0
         slot, entity = _new_entity(key, state.entities[:, 4] != 0)
-        entities = jnp.where(spawns & (SLOTS == slot)[:, None], entity, state.entities)
+        entities = jnp.where(spawns & (SLOTS == slot)[:, None], entity[None], state.entities)
         timer = jnp.where(spawns, state.spawn_speed, state.spawn_timer)
         state = step_agent(state.replace(entities=entities, spawn_timer=timer), action)
         entities, reward, hits = _meet(state.entities, state)
@@ -43,7 +43,7 @@ class Lean(MinAsterix):
     def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
         """The channels of the board, `[10, 10, 4]`."""
         x, _, right, gold, filled = jnp.pad(state.entities, ((1, 1), (0, 0))).T[:, :, None]  # [10 rows, 1] each
-        row, column = jnp.arange(10)[:, None], jnp.arange(10)
+        row, column = np.ogrid[:10, :10]
         here, trail = (filled != 0) & (x == column), (filled != 0) & (x - 2 * right + 1 == column)
         player = (row == state.player_y) & (column == state.player_x)
         return jnp.stack([player, here & (gold == 0), trail, here & (gold != 0)], axis=-1).astype(jnp.float32)
@@ -59,7 +59,7 @@ def _new_entity(key: jax.Array, filled: jax.Array) -> tuple[jax.Array, jax.Array
     odds = jnp.cumsum(jnp.array([1 / 3, 2 / 3]))  # as jax.random.choice computes it, without its search
     gold = 1 - jnp.sum(odds < odds[-1] * (1 - jax.random.uniform(key_gold)))
     bits = jax.random.bits(jax.random.split(key_slot)[1], (8,), jnp.uint32)
-    earlier = (bits < bits[:, None]) | ((bits == bits[:, None]) & (SLOTS < SLOTS[:, None]))
+    earlier = (bits[None] < bits[:, None]) | ((bits[None] == bits[:, None]) & (SLOTS < SLOTS[:, None]))
     place = jnp.sum(earlier, axis=1)
     taken = jnp.min(jnp.where(~filled & (place >= 1), place, 7))
     chosen = place == taken

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.minatar.breakout import EnvParams, EnvState, MinBreakout
 
-GRID = np.arange(10)
-WALL = np.broadcast_to(((GRID >= 1) & (GRID < 4))[:, None], (10, 10)).astype(np.float32)
+ROW, COLUMN = np.ogrid[:10, :10]
+WALL = ((ROW >= 1) & (ROW < 4) & (COLUMN >= 0)).astype(np.float32)
 """The bricks of a new wall."""
 
 
@@ -53,7 +53,7 @@ class Lean(MinBreakout):
 
 def _place(y: jax.Array | int, x: jax.Array) -> jax.Array:
     """`[10, 10]`: whether a place is (y, x)."""
-    return (GRID[:, None] == y) & (GRID == x)
+    return (ROW == y) & (COLUMN == x)
 
 
 def _step(action: jax.Array, state: EnvState) -> tuple[EnvState, jax.Array]:

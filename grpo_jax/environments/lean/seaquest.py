@@ -28,7 +28,7 @@ class Swarm(NamedTuple):
     def appended(self, count: jax.Array, row: jax.Array, enabled: jax.Array) -> "Swarm":
         """With one more entity after `count`, if there is room."""
         new = enabled & (np.arange(len(self.there)) == count)
-        return Swarm(jnp.where(new[:, None], row, self.rows), self.there | new)
+        return Swarm(jnp.where(new[:, None], row[None], self.rows), self.there | new)
 
     def without(self, gone: jax.Array) -> "Swarm":
         """Without some; `gone` is `[N]`."""
@@ -59,7 +59,7 @@ def number(mask: jax.Array, earlier: jax.Array) -> jax.Array:
 def closed_up(swarm: Swarm) -> tuple[jax.Array, jax.Array]:
     """`[100, columns]`: those that are there, then zeros; and their number."""
     before = earlier(swarm.there)
-    chosen = jnp.where(swarm.there, before, -1)[:, None] == SLOTS
+    chosen = jnp.where(swarm.there, before, -1)[:, None] == SLOTS[None]
     rows = jnp.sum(jnp.where(chosen[..., None], swarm.rows[:, None], 0), axis=0, dtype=jnp.int32)
     return rows, number(swarm.there, before)
 
@@ -115,14 +115,14 @@ class ForVectors(MinSeaquest):
 
     def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
         """The channels of the board, `[10, 10, 10]`."""
-        grid = np.arange(10)
-        bottom, row = (grid == 9)[:, None], grid[:, None]
+        row, column = np.ogrid[:10, :10]
+        bottom = row == 9
         behind = jnp.where(state.sub_or, state.sub_x - 1, state.sub_x + 1)
         behind = jnp.where(behind < 0, 9, behind)  # as an index of -1 is the last
-        front, back = ((row == state.sub_y) & (grid == x) for x in (state.sub_x, behind))
+        front, back = ((row == state.sub_y) & (column == x) for x in (state.sub_x, behind))
         limit = self.default_params.max_oxygen if params is None else params.max_oxygen
-        oxygen = bottom & (grid < jnp.maximum(state.oxygen, 0) * 10 // limit)
-        rescued = bottom & (grid >= 9 - state.diver_count) & (grid < 9)
+        oxygen = bottom & (column < jnp.maximum(state.oxygen, 0) * 10 // limit)
+        rescued = bottom & (column >= 9 - state.diver_count) & (column < 9)
 
         lists = [state.f_bullets, state.e_bullets, state.e_fish, state.e_subs, state.divers]
         counts = [
@@ -133,9 +133,9 @@ class ForVectors(MinSeaquest):
             state.divers_count,
         ]
         x, y, right = jnp.stack([rows[:, :3] for rows in lists], axis=1).T[..., None, None]  # [5, 100, 1, 1] each
-        there = (jnp.stack(counts)[:, None] > SLOTS)[..., None, None] & (y == row)
-        shots, bullets, fish, subs, divers = jnp.any(there & (x == grid), axis=1)
-        trails = jnp.any((there & (x - jnp.where(right != 0, 1, -1) == grid))[2:], axis=(0, 1))
+        there = (jnp.stack(counts)[:, None] > SLOTS[None])[..., None, None] & (y == row[None, None])
+        shots, bullets, fish, subs, divers = jnp.any(there & (x == column[None, None]), axis=1)
+        trails = jnp.any((there & (x - jnp.where(right != 0, 1, -1) == column[None, None]))[2:], axis=(0, 1))
         maps = [front, back, shots, trails, bullets, fish, subs, oxygen, rescued, divers]
         return jnp.stack(maps, axis=-1).astype(jnp.float32)
 
@@ -199,15 +199,18 @@ def _act(action: jax.Array, state: EnvState, params: EnvParams) -> tuple[Swarm, 
 
 def _collide(shots: Swarm, targets: Swarm) -> tuple[Swarm, Swarm, jax.Array]:
     """Without the bullets and targets that meet, the first target of a place and the last bullet; and which bullets."""
-    same = jnp.all(shots.rows[:, None, :2] == targets.rows[:, :2], axis=-1)
-    same &= shots.there[:, None] & targets.there
-    first = jnp.min(jnp.where(same, np.arange(len(targets.there)), len(targets.there)), axis=1)
-    slots = np.arange(MOST_SHOTS)
-    together = shots.there & jnp.all(shots.rows[:, None, :2] == shots.rows[:, :2], axis=-1)
-    later = jnp.any(together & (slots > slots[:, None]), axis=1)
-    hits = (first < len(targets.there)) & ~later
-    gone = jnp.any(hits[:, None] & (first[:, None] == np.arange(len(targets.there))), axis=0)
+    first = jnp.min(jnp.where(_together(shots, targets), SLOTS[None], len(SLOTS)), axis=1)
+    slots = SLOTS[:MOST_SHOTS]
+    later = jnp.any(_together(shots, shots) & (slots > slots[:, None]), axis=1)
+    hits = (first < len(SLOTS)) & ~later
+    gone = jnp.any(hits[:, None] & (first[:, None] == SLOTS[None]), axis=0)
     return shots.without(hits), targets.without(gone), hits
+
+
+def _together(swarm: Swarm, other: Swarm) -> jax.Array:
+    """`[N, M]`: which are at the same place."""
+    places = jnp.all(swarm.rows[:, None, :2] == other.rows[None, :, :2], axis=-1)
+    return places & swarm.there[:, None] & other.there[None]
 
 
 def _rescue(divers: Swarm, state: EnvState) -> tuple[Swarm, EnvState]:

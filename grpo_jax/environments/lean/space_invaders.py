@@ -6,7 +6,8 @@ import numpy as np
 from gymnax.environments.minatar.space_invaders import EnvParams, EnvState, MinSpaceInvaders
 
 GRID = np.arange(10)
-WAVE = ((GRID < 4)[:, None] & (GRID >= 2) & (GRID < 8)).astype(np.float32)
+ROW, COLUMN = np.ogrid[:10, :10]
+WAVE = ((ROW < 4) & (COLUMN >= 2) & (COLUMN < 8)).astype(np.float32)
 """The aliens of a new wave."""
 
 
@@ -35,7 +36,7 @@ class Lean(MinSpaceInvaders):
 
     def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
         """The channels of the board, `[10, 10, 6]`."""
-        cannon = (GRID == 9)[:, None] & (GRID == state.pos)
+        cannon = (ROW == 9) & (COLUMN == state.pos)
         aliens = state.alien_map
         left, right = aliens * (state.alien_dir < 0), aliens * (state.alien_dir >= 0)
         maps = [cannon, aliens, left, right, state.f_bullet_map, state.e_bullet_map]
@@ -49,7 +50,7 @@ class Lean(MinSpaceInvaders):
 def _step_player(action: jax.Array, state: EnvState, params: EnvParams) -> EnvState:
     """Fires, moves, and moves all bullets; ends the episode if one meets the player."""
     fires = (action == 5) & (state.shot_timer == 0)
-    shot = fires & (GRID == 8)[:, None] & (GRID == state.pos)  # fired from the last row, and moved with the others
+    shot = fires & (ROW == 8) & (COLUMN == state.pos)  # fired from the last row, and moved with the others
     pos = jnp.clip(state.pos - (action == 1) + (action == 3), 0, 9)
     friendly = jnp.where(shot, 1.0, _shifted(state.f_bullet_map, -1))
     enemy = _shifted(state.e_bullet_map, 1)
@@ -97,8 +98,8 @@ def _step_shots(state: EnvState, params: EnvParams) -> tuple[EnvState, jax.Array
     occupied = jnp.any(aliens != 0, axis=0)
     distance = jnp.where(occupied, 10 * jnp.abs(GRID - state.pos) + GRID, 1000)  # of two as near, the left one
     nearest = occupied & (distance == jnp.min(distance))
-    lowest = jnp.max(jnp.where(aliens != 0, GRID[:, None], 0), axis=0)
-    shot = shoots & nearest & (GRID[:, None] == lowest)
+    lowest = jnp.max(jnp.where(aliens != 0, ROW, 0), axis=0)
+    shot = shoots & nearest[None] & (ROW == lowest[None])
     killed = (aliens != 0) & (aliens == state.f_bullet_map)
     state = state.replace(
         alien_shot_timer=jnp.where(shoots, params.enemy_shot_interval, state.alien_shot_timer),
