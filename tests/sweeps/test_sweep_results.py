@@ -120,27 +120,22 @@ def test_results_of_runs_keep_settings_apart_too(monkeypatch):
 COMMANDED = [*FLAGS, "--clip-high", "0.3", "--learning-rate", *map(str, RATES)]
 
 
-def test_the_command_asks_for_the_same_rows(tmp_path, monkeypatch):
-    """With the same settings and keys: all that a folder depends on."""
+def test_the_command_asks_for_the_same_rows(found, tmp_path, monkeypatch, capsys):
+    """With the same settings and keys, which is all that a folder depends on; and says what was found."""
 
-    def ask(grid, *_, evaluation_keys=None, **__):
+    def ask(grid, recording=None, evaluation_keys=None, **options):
         rows = [(plan.label, plan.config, plan.hyperparams, bits(plan.keys)) for plan in grid.plans]
-        raise InterruptedError(grid.axes, grid.points, rows)
+        asked.append((grid.axes, grid.points, rows, bits(evaluation_keys)))
+        return found
 
     asked = []
     for name in ("grpo_jax.sweeps.sweep", "grpo_jax.commands.sweep"):
         monkeypatch.setattr(sys.modules[name], "train_grid", ask)
-    arguments = command.Arguments(num_seeds=3, out=tmp_path / "shell")
-    values, config = {"learning_rate": RATES, "clip_high": 0.3}, dataclasses.replace(BASE.config)
-    for start in (
-        lambda: sweep(config, values, num_seeds=3, hyperparams=BASE.hyperparams, out=tmp_path / "here"),
-        lambda: command.main(arguments, COMMANDED),
-    ):
-        with pytest.raises(InterruptedError) as stopped:
-            start()
-        asked.append(stopped.value.args)
+    values, options = {"learning_rate": RATES, "clip_high": 0.3}, {"hyperparams": BASE.hyperparams, "num_seeds": 3}
+    sweep(dataclasses.replace(BASE.config), values, out=tmp_path / "here", **options)
+    command.main(command.Arguments(num_seeds=3, out=tmp_path / "shell"), COMMANDED)
     assert asked[0] == asked[1]
-    assert bits(arguments.evaluation_keys) == bits(run_keys(0, 3)[1])
+    assert f"--config {found.out / 'best.json'}" in capsys.readouterr().out.replace("\n", "")
 
 
 @pytest.mark.slow
