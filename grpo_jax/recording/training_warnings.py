@@ -23,7 +23,8 @@ DEAD_ITERATIONS = 10
 
 MESSAGES = {
     "skipped": "An update was skipped, as its loss or gradient was not finite, {where}. Try --debug-nans, which shows "
-    "the operation it comes from; a lower learning_rate; normalize_rewards or reward_clip, if rewards are large.",
+    "the operation it comes from; a lower learning_rate; normalize_rewards or reward_clip, if rewards are large; "
+    "can_diverge = True in the class of an environment whose states become NaN.",
     "diverged": "The state of an environment became NaN or inf {where}: it is reset, and such steps are discarded and "
     "counted in environment/invalid_resets. If they are many, look at the environment's time step or its actions.",
     "entropy": "The policy's entropy has collapsed {where}: it hardly explores{groups}. If its return could be better, "

@@ -61,12 +61,14 @@ def test_the_published_comparison_runs(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_family_runs(tmp_path, capsys):
-    family.main(
-        family.Arguments(algorithms=("grpo", "grpo_process"), num_seeds=2, total_steps=130_000, out=tmp_path / "out")
-    )
-    assert len(json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]) == 2
-    assert (tmp_path / "out" / "family.png").exists()
-    assert "grpo_process: cannot learn" in capsys.readouterr().out
+    algorithms = ("pass_at_k", "gdpo")
+    family.main(family.Arguments(algorithms=algorithms, num_seeds=2, total_steps=70_000, out=tmp_path / "out"))
+    runs = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]
+    sort = "experiments.family:SORT"  # whose reward has parts
+    tasks = [("pass_at_k", "CartPole-v1"), ("grpo", sort), ("gdpo", sort)]
+    assert [(run["algorithm"], run["environment"]) for run in runs] == tasks
+    assert (tmp_path / "out" / "family.png").exists() and (tmp_path / "out" / "other_tasks.png").exists()
+    assert "pass_at_k: learns slowly" in capsys.readouterr().out
 
 
 @pytest.mark.slow

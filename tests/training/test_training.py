@@ -293,7 +293,7 @@ def test_a_budget_for_not_one_iteration_is_an_error(grpo, budget):
 
 def test_a_budget_below_whole_episodes_names_what_would_fit():
     config = Config(environment="Freeway-MinAtar", num_envs=32, group_size=8)
-    with pytest.raises(ConfigError, match=r"limit of Freeway-MinAtar, 2500 steps.*(ppo, kernel_gae") as error:
+    with pytest.raises(ConfigError, match=r"limit of Freeway-MinAtar, 2500 steps.*\(ppo, kernel_gae") as error:
         check_budget(config, Hyperparams(total_steps=50_000))
     assert "num_envs=16 or fewer" in str(error.value) and "max_steps_in_episode=1562 or less" in str(error.value)
 
