@@ -182,9 +182,9 @@ np.savez(sys.argv[1] + "/params.npz", *jax.tree.leaves(result.states.params))
 
 
 @pytest.mark.slow
-def test_a_script_that_is_killed_goes_on_bitwise(tmp_path, request):
+def test_a_script_that_is_killed_goes_on_bitwise(tmp_path):
     cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(request.config.cache.mkdir("resumed")),
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     environment = os.environ | cache | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": CHEAP_XLA_FLAGS}

@@ -62,8 +62,8 @@ command(lambda: main(parse(Arguments, sys.argv[1:])))
 
 
 @pytest.fixture(scope="module")
-def environment(request):
-    folder = str(request.config.cache.mkdir("resumed"))
+def environment(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("compiled"))
     cache = {"XDG_CACHE_HOME": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     devices = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     return os.environ | cache | devices | {"XLA_FLAGS": CHEAP_XLA_FLAGS}
