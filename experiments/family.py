@@ -58,15 +58,14 @@ def main(arguments: Arguments) -> None:
 
 
 def make_plans(arguments: Arguments) -> list[RunSpec]:
-    fields = {}  # of each pair of a task and an algorithm
+    runs = []
     for name in (name_of(by_name(name)) for name in arguments.algorithms):
-        if name in OTHER_TASKS:
-            task, settings = OTHER_TASKS[name]
-            fields |= {(task, "grpo"): settings, (task, name): settings}
-        else:
-            fields[CART_POLE, name] = {}
+        task, settings = OTHER_TASKS.get(name, (CART_POLE, {}))
+        if task != CART_POLE and (task, "grpo", settings) not in runs:
+            runs.append((task, "grpo", settings))
+        runs.append((task, name, settings))
     keys, total_steps = arguments.training_keys, arguments.total_steps
-    return [make_plan(*pair, keys, total_steps=total_steps, **fields[pair]) for pair in fields]
+    return [make_plan(task, name, keys, total_steps=total_steps, **settings) for task, name, settings in runs]
 
 
 def plot_family(runs: list[Run], path: Path) -> None:
