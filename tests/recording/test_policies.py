@@ -58,7 +58,8 @@ def test_each_row_keeps_its_best_policy(tmp_path):
     plan = RunSpec("run", OWN, hyperparams, keys)
 
     def at(number):
-        return states.replace(params=jax.tree.map(lambda leaf: jax.device_put(np.full_like(leaf, number)), states.params))
+        params = jax.tree.map(lambda leaf: jax.device_put(np.full_like(leaf, number)), states.params)
+        return states.replace(params=params)
 
     with PolicySaver(tmp_path, plan) as policies:
         for number, scores in enumerate([[1, 5, np.nan], [2, 4, np.nan], [0, np.nan, np.nan]]):
