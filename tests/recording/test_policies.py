@@ -54,11 +54,12 @@ def test_scores_are_means_of_the_last_hundred_episodes():
 
 def test_each_row_keeps_its_best_policy(tmp_path):
     keys, hyperparams = jax.random.split(jax.random.key(0), 3), Hyperparams()
-    states = jax.device_get(jax.jit(lambda *rows: initial_states(OWN, *rows))(hyperparams, keys))
+    states = jax.jit(lambda *rows: initial_states(OWN, *rows))(hyperparams, keys)
     plan = RunSpec("run", OWN, hyperparams, keys)
 
     def at(number):
-        return states.replace(params=jax.tree.map(lambda leaf: np.full_like(leaf, number), states.params))
+        params = jax.tree.map(lambda leaf: jax.device_put(np.full_like(leaf, number)), states.params)
+        return states.replace(params=params)
 
     with PolicySaver(tmp_path, plan) as policies:
         for number, scores in enumerate([[1, 5, np.nan], [2, 4, np.nan], [0, np.nan, np.nan]]):

@@ -47,6 +47,17 @@ def playing(algorithm, **settings):
     return config, *jax.device_get(play(jax.random.key(3)))
 
 
+def at_reset(simulator, key, num_groups, group_size):
+    """The states that rollouts start from."""
+
+    @jax.jit
+    def reset(key):
+        params = group_parameters(simulator.environment, None, num_groups, group_size)
+        return simulator.reset(params, key, num_groups * group_size, group_size=group_size)
+
+    return reset(key)
+
+
 @pytest.fixture(scope="module")
 def anchored():
     """Two windows of eight steps with a memory: 4 groups of 4, regrouped in mid-episode."""
@@ -101,11 +112,11 @@ def test_anchors_are_drawn_uniformly_and_whole():
     """The place of each member is taken equally often: the marginal distribution of states is that of going on."""
     env = make_environment("CartPole-v1")
     simulator = Simulator(env, known_policy, None)
-    state = simulator.reset(group_parameters(env, None, 12, 1), jax.random.key(0), 12)
+    state = at_reset(simulator, jax.random.key(0), 12, 1)
     state = state._replace(episode_length=jnp.arange(12), discounted_return=jnp.arange(12.0))
     draw = jax.jit(jax.vmap(lambda key: anchored_groups(simulator, state, key, 4)))
-    taken = draw(jax.random.split(jax.random.key(1), 4000))
-    ages = np.asarray(taken.episode_length).reshape(4000, 3, 4)
+    taken, state = jax.device_get((draw(jax.random.split(jax.random.key(1), 4000)), state))
+    ages = taken.episode_length.reshape(4000, 3, 4)
     assert np.array_equal(ages, np.broadcast_to(ages[..., :1], ages.shape))
     assert np.array_equal(taken.discounted_return, taken.episode_length)
     assert np.array_equal(taken.observation, state.observation[taken.episode_length])
@@ -154,7 +165,7 @@ def test_the_trunk_moves_by_the_lead():
     start = forked(3)
     env = make_environment(Probe(), {"max_steps_in_episode": 50})
     simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), discount=0.5)
-    state = simulator.reset(group_parameters(env, None, 4, 1), jax.random.key(0), 4)
+    state = at_reset(simulator, jax.random.key(0), 4, 1)
     begun = jax.jit(lambda state, key: start.begin(simulator, state, key, 2))(state, jax.random.key(1))
     assert begun.episode_length.tolist() == [3] * 4
     assert begun.discounted_return.tolist() == [1.75] * 4
@@ -210,7 +221,7 @@ class Noisy(Probe):
 def test_members_can_share_all_randomness_but_that_of_actions():
     env = make_environment(Noisy())
     simulator = Simulator(env, known_policy, known_params((0.0, 0.0)))
-    state = simulator.reset(group_parameters(env, None, 1, 16), jax.random.key(0), 16, group_size=16)
+    state = at_reset(simulator, jax.random.key(0), 1, 16)
 
     @functools.partial(jax.jit, static_argnums=0)
     def play(num_sharing):
@@ -228,7 +239,7 @@ def test_members_share_all_starts_under_any_generator(generator):
     env = make_environment(Probe(), {"max_steps_in_episode": 2})
     keys = jax.random.split(jax.random.key(0, impl=generator))
     simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), num_sharing=4)
-    state = simulator.reset(group_parameters(env, None, 2, 4), keys[0], 8, group_size=4)
+    state = at_reset(simulator, keys[0], 2, 4)
     play = jax.jit(functools.partial(simulator.unroll, num_steps=60, auto_reset=True))
     marks = np.asarray(play(state, keys[1])[1].observation)[::2, :, 1].reshape(30, 2, 4)
     assert (marks == marks[:, :, :1]).all() and len(np.unique(marks)) == 60
