@@ -1,4 +1,4 @@
-"""Tasks with something that is drawn at each reset, fixes a part of the return, and need not be observed."""
+"""CartPole with a number that is drawn at each reset, fixes a part of the return, and need not be observed."""
 
 from typing import Any
 
@@ -76,31 +76,3 @@ class HiddenCartPole:
 
     def _observe(self, observation: jax.Array, state: State) -> Any:
         return {"seen": observation, "hidden": state.hidden[None]} if self.observed else observation
-
-
-class HiddenGoal:
-    """FourRooms with a goal that is drawn at each reset. No action fails, and an episode has at most 100 steps.
-
-    Args:
-      observed: observations are `{"seen": the position [2], "hidden": the goal [2]}` instead of the former alone.
-    """
-
-    name = "FourRooms with a hidden goal"
-
-    def __init__(self, observed: bool = False):
-        self.observed = observed
-        self.rooms = gymnax.make("FourRooms-misc")[0]
-        params = {"resample_goal_pos": True, "fail_prob": 0.0, "max_steps_in_episode": 100}
-        self.default_params = self.rooms.default_params.replace(**params)
-        self.action_space, self.is_truncated = self.rooms.action_space, self.rooms.is_truncated
-
-    def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
-        observation, state = self.rooms.reset_env(key, params)
-        return self._observe(observation), state
-
-    def step_env(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> tuple:
-        observation, *rest = self.rooms.step_env(key, state, action, params)
-        return self._observe(observation), *rest
-
-    def _observe(self, observation: jax.Array) -> Any:
-        return {"seen": observation[:2], "hidden": observation[2:]} if self.observed else observation[:2]

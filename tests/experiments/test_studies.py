@@ -106,29 +106,29 @@ def test_a_hidden_number_changes_the_rewards_as_it_says():
 
 
 def test_few_hidden_values_are_all_drawn_and_only_seen_if_observed():
-    from experiments.harness.hidden import HiddenCartPole, HiddenGoal
+    from experiments.harness.hidden import HiddenCartPole
 
     environment, keys = HiddenCartPole(observed=True), jax.random.split(jax.random.key(0), 100)
     params = environment.default_params.replace(num_values=5)
     observation, state = jax.jit(jax.vmap(environment.reset_env, (0, None)))(keys, params)
     np.testing.assert_array_equal(np.unique(state.hidden), [-1.0, -0.5, 0.0, 0.5, 1.0])
     np.testing.assert_array_equal(observation["hidden"][:, 0], state.hidden)
-    rooms = HiddenGoal()
-    observation, state = jax.jit(jax.vmap(rooms.reset_env, (0, None)))(keys, rooms.default_params)
-    assert observation.shape == (100, 2) and len(np.unique(state.goal, axis=0)) > 30
-    np.testing.assert_array_equal(observation, state.pos)
+    observation, hidden = jax.jit(jax.vmap(HiddenCartPole().reset_env, (0, None)))(keys, params)
+    assert observation.shape == (100, 4)
+    np.testing.assert_array_equal(hidden.hidden, state.hidden)
 
 
 @pytest.mark.slow
 def test_groups_and_critics_are_compared_where_something_is_hidden(tmp_path):
     small = {"total_steps": 20_000, "num_seeds": 2, "tuning_seeds": 2, "out": tmp_path / "out"}
-    rows = ("bonus ±10", "bonus ±1000", "goal hidden")
-    for methods in (("PPO", "PPO, recurrent"), ("GRPO, 4",)):
+    rows = ("bonus ±10", "level 1/4 … 4", "tasks observed")
+    for methods in (("PPO", "PPO, recurrent"), ("forked, 4",)):
         groups_or_critic.main(groups_or_critic.Arguments(rows=rows, methods=methods, **small))
     results = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert list(results) == list(rows)
-    assert all(len(results[row][method]["per_seed"]) == 2 for row in results for method in ("PPO", "GRPO, 4"))
-    assert "PPO, recurrent" in results["goal hidden"] and "PPO, recurrent" not in results["bonus ±10"]
+    seconds = results.pop(groups_or_critic.SECONDS)
+    assert list(results) == list(rows) and list(seconds) == ["PPO", "PPO, recurrent", "forked, 4"]
+    assert all(len(results[row][method]["per_seed"]) == 2 for row in results for method in ("PPO", "forked, 4"))
+    assert [row for row in rows if "PPO, recurrent" in results[row]] == ["level 1/4 … 4"]
     assert all(len(entry["tuning"]) == 5 for entries in results.values() for entry in entries.values())
     assert (tmp_path / "out" / "groups_or_critic.png").exists()
 
