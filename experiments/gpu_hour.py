@@ -122,7 +122,8 @@ class Arguments:
     minutes: Positive | None = None
     """No measurement begins that might not be over by then; by default all are made."""
     smoke: bool = False
-    """Everything as small as it goes and once, also without a GPU; the first measurement of each piece."""
+    """Everything as small as it goes and once, also without a GPU; the first measurement of each piece. Its results
+    are in smoke/ of the folder."""
     out: Path | None = None
     """Folder for the results; a new one under runs/ if left out."""
 
@@ -131,6 +132,7 @@ def main(arguments: Arguments) -> None:
     console, began = make_console(), time.monotonic()
     pieces = chosen(PIECES, arguments.pieces, "piece")
     out = arguments.out or new_folder("gpu_hour")
+    out = out / "smoke" if arguments.smoke else out  # nothing there counts as measured
     device = attached_device()
     target = next((name for name in TARGETS if name in device.lower()), "h100")
     waiting = {

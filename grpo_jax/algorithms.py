@@ -308,9 +308,9 @@ class Choice(NamedTuple):
 def automatic_algorithm(has_prompt: bool) -> Choice:
     """The algorithm for an environment, by whether its episodes begin with a prompt.
 
-    "grpo" for texts, where a critic would be as large as the policy. Otherwise "ppo": its critic learns from every step
-    what the observations tell is to come, and reached every goal of gymnax, of which GRPO missed four. Whether
-    something that no observation shows fixes much of the return, where groups are better, cannot be seen here.
+    "grpo" for texts, where a critic would be as large as the policy. Otherwise "ppo", whose critic learns from every
+    step: it reached every goal of gymnax, of which GRPO missed four. Groups are better where something that no
+    observation shows fixes much of the return, which cannot be seen here.
     """
     if has_prompt:
         return Choice("grpo", "on texts a critic would be as large as the policy")

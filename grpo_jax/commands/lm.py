@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import tyro
 
 from grpo_jax import Config, Hyperparams
@@ -34,7 +35,7 @@ from grpo_jax.language.scorer import load_reward_model
 from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import Transformer
 from grpo_jax.recording import RunSpec
-from grpo_jax.sweeps.grid import Base, make_grid
+from grpo_jax.sweeps.grid import Base, as_numbers, make_grid
 
 SMALL_VOCABULARY = 4096
 """The most tokens for which all logits of an iteration are computed at once, and divergences exactly."""
@@ -176,14 +177,14 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     found = by_name(arguments.algorithm)
     algorithm = prompted(found)
     kl_coef = arguments.hyperparams.kl_coef
-    if not kl_coef:
+    if not np.any(kl_coef):
         penalties = tuple(penalty for penalty in found.penalties if penalty is not kl_to_behaviour)
         return found._replace(start=FRESH, penalties=penalties)
     # The default weight goes with every algorithm; only one that was chosen is refused.
     default = type(arguments).__dataclass_fields__["hyperparams"].default_factory()
-    if algorithm.reference is None and kl_coef != default.kl_coef:
+    if algorithm.reference is None and np.any(kl_coef != default.kl_coef):
         raise ConfigError(
-            f"--kl-coef {kl_coef:g} has no effect, as --algorithm {arguments.algorithm} has no KL penalty by "
+            f"--kl-coef {kl_coef} has no effect, as --algorithm {arguments.algorithm} has no KL penalty by "
             "design; leave out --kl-coef, or use another algorithm, such as grpo"
         )
     return algorithm
@@ -215,10 +216,9 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
 
 
 def make_plans(arguments: TrainingArguments, task: LanguageTask) -> list[RunSpec]:
-    """The run, or one for each value of --sweep, which share a config."""
-    plan = make_plan(arguments, task)
+    """The run, or one for each value of --sweep, which share a config that suits all of them."""
     if not arguments.sweep:
-        return [plan]
+        return [make_plan(arguments, task)]
     name, *values = arguments.sweep
     name = name.lstrip("-").replace("-", "_")
     if name not in (known := type(arguments.hyperparams).__dataclass_fields__) or len(values) < 2:
@@ -226,7 +226,10 @@ def make_plans(arguments: TrainingArguments, task: LanguageTask) -> list[RunSpec
             f"--sweep {' '.join(arguments.sweep)} is no hyperparameter with several values; write --sweep "
             f"learning_rate 1e-4 3e-4. {nearest(name, known)}"
         )
-    return make_grid([Base({}, plan.config, plan.hyperparams)], {name: values}, plan.keys).plans
+    numbers, hyperparams = as_numbers(name, values), arguments.hyperparams
+    of_all = dataclasses.replace(arguments, hyperparams=hyperparams.replace(**{name: np.array(numbers)}))
+    base = Base({}, make_plan(of_all, task).config, hyperparams)
+    return make_grid([base], {name: numbers}, arguments.training_keys).plans
 
 
 def train(arguments: TrainingArguments, task: LanguageTask, starts: Sequence[Path]) -> None:

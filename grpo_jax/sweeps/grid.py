@@ -51,7 +51,7 @@ def make_grid(
       ConfigError: nothing varies, a value is not a number or comes twice, the ends of a range are not 0 < low < high,
         or the environments differ.
     """
-    ranges = {name: _numbers(name, values) for name, values in traced.items()}
+    ranges = {name: as_numbers(name, values) for name, values in traced.items()}
     axes = (*bases[0].point, *ranges)
     if not axes:
         raise ConfigError("nothing to sweep: give a field several values, such as learning_rate 1e-4, 1e-3 and 1e-2")
@@ -153,7 +153,8 @@ def _shown(value: Any) -> Value:
     return getattr(value, "__qualname__", repr(value))
 
 
-def _numbers(name: str, values: Iterable[Any]) -> list[float]:
+def as_numbers(name: str, values: Iterable[Any]) -> list[float]:
+    """The values of a hyperparameter; ConfigError if one is no number."""
     try:
         return [float(str(value)) for value in values]  # a float32 as it is written
     except ValueError as error:

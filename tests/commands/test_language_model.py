@@ -238,6 +238,22 @@ def test_a_sweep_compiles_once(folder, monkeypatch, capsys):
     assert "learning_rate=0.01" in capsys.readouterr().out.split("final reward")[1]
 
 
+def test_a_sweep_has_what_any_of_its_values_needs(folder):
+    """A reference policy, or masks of tokens, although without the sweep there is neither."""
+    make_model("tiny", context=512)
+
+    def plans(sweep):
+        flags = f"--model tiny --prompts prompts.jsonl --reward my_rewards:digits --kl-coef 0 --sweep {sweep}"
+        arguments = parse_flags(lm.Arguments, flags.split())
+        return lm.make_plans(arguments, lm.make_task(arguments))
+
+    without, with_kl = plans("kl_coef 0 0.1")
+    assert (without.hyperparams.kl_coef, with_kl.hyperparams.kl_coef) == (0.0, 0.1)
+    assert without.config is with_kl.config and with_kl.config.algorithm.reference is not None
+    config = plans("top_p 1 0.5")[0].config
+    assert config.truncate_sampling and config.algorithm.reference is None
+
+
 def test_a_collapse_is_not_sharpening():
     """Numbers of SmolLM2-135M: the larger of two numbers, and the sentiment of reviews."""
 
@@ -286,6 +302,10 @@ MISTAKES = {
     "sweep": (
         "--reward my_rewards:digits --sweep learning_rat 1 2",
         "--sweep learning_rat 1 2 is no hyperparameter with .* did you mean 'learning_rate'",
+    ),
+    "sweep of no KL": (
+        "--reward my_rewards:digits --algorithm dapo --sweep kl-coef 0.1 0.2",
+        r"--kl-coef \[0.1 0.2\] has no effect, as --algorithm",
     ),
     "rate": ("--reward my_rewards:digits --learning-rate nan", "learning_rate=nan is not a number"),
     "count": ("--reward my_rewards:digits --sample-every 0", "--sample-every 0 is not a whole number from 1"),

@@ -47,6 +47,10 @@ def test_what_is_measured_is_not_measured_again_and_what_failed_is(tmp_path, mon
     assert ran == [None, "purejaxrl-cartpole"]
     gpu_hour.main(dataclasses.replace(arguments, out=tmp_path / "other", minutes=1.0))
     assert ran[2:] == [None] and f"{len(SHAPES)} measurements are left" in capsys.readouterr().out
+    ran.clear()
+    for smoke in (True, False):
+        gpu_hour.main(dataclasses.replace(arguments, out=tmp_path / "third", smoke=smoke))
+    assert ran == [None, "purejaxrl-cartpole", None, *SHAPES], "what a smoke test leaves is no measurement"
 
 
 def test_the_page_has_a_whole_training_beside_the_published_one(tmp_path):
@@ -70,9 +74,9 @@ def test_every_piece_runs_small(tmp_path, capsys):
     gpu_hour.main(gpu_hour.Arguments(smoke=True, out=tmp_path))
     failed = [line for line in capsys.readouterr().out.splitlines() if "failed:" in line]
     assert all("pip install" in line for line in failed), failed
-    page = (tmp_path / "README.md").read_text()
+    page = (tmp_path / "smoke" / "README.md").read_text()
     assert page.startswith("# A smoke test")
     assert all(f"## {title}" in page for title in ("Published trainings", "Settings", "Language models"))
-    agreement = json.loads((tmp_path / "agreement" / "devices" / "agreement.json").read_text())["results"]
+    agreement = json.loads((tmp_path / "smoke" / "agreement" / "devices" / "agreement.json").read_text())["results"]
     assert len(agreement) == 5 and all(row["parameters"] == 0 < row["step"] for row in agreement)
     assert "Tests on the device: 1, of which 0 failed" in page

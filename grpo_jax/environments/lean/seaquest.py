@@ -18,11 +18,13 @@ MOST_SHOTS = 16
 
 
 class Swarm(NamedTuple):
-    """Entities in the order of their appearance."""
+    """Entities in the order of their appearance.
 
-    rows: (
-        jax.Array
-    )  # [N, columns] x, y, moves to the right; but for bullets, steps until it moves; of submarines, shoots
+    Columns of `rows` are x, y, whether it moves to the right, of all but bullets the steps until it moves, and of
+    submarines the steps until it shoots.
+    """
+
+    rows: jax.Array  # [N, columns]
     there: jax.Array  # [N]
 
     def appended(self, count: jax.Array, row: jax.Array, enabled: jax.Array) -> "Swarm":
