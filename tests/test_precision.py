@@ -177,6 +177,8 @@ EXEMPT = {
     *("state_numbers", "prefix_hashes"),  # hash bits
     "on_host",  # gives its arguments to the caller's function as they are
     "mask_actions",  # chooses, and does not compute: logits of a large vocabulary stay as small as they are
+    "mask_actions_by_bits",
+    "pack_mask",
     *("change_logits", "with_temperature", "with_truncation", "apply_sampling_mask"),  # take a policy
 }
 HALF = [jnp.float16, jnp.bfloat16]
