@@ -75,8 +75,11 @@ def restored(path, **arguments):
 def test_large_states_are_on_the_disk_before_training_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "LARGE", 1)
     with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
-        checkpoints.save(progress(1))
+        checkpoints.save(given := progress(1))
         assert (tmp_path / "1").is_dir()
+        kernel = given.states["params"]["kernel"]
+        jax.jit(lambda x: x + 1, donate_argnums=0)(kernel)
+        assert kernel.is_deleted(), "no view keeps its buffer from being donated"
     assert bits(restored(tmp_path).states) == bits(progress(1).states)
 
 
