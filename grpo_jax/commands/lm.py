@@ -106,6 +106,11 @@ class TrainingArguments(StudyArguments):
     )
     recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(policies=False))
 
+    @property
+    def swept(self) -> str:
+        """The hyperparameter of --sweep, or no text."""
+        return self.sweep[0].lstrip("-").replace("-", "_") if self.sweep else ""
+
 
 @dataclasses.dataclass(kw_only=True)
 class Arguments(TrainingArguments):
@@ -176,15 +181,17 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     found = by_name(arguments.algorithm)
     algorithm = prompted(found)
     kl_coef = arguments.hyperparams.kl_coef
-    if not kl_coef:
+    is_swept = arguments.swept == "kl_coef"
+    if not kl_coef and not is_swept:
         penalties = tuple(penalty for penalty in found.penalties if penalty is not kl_to_behaviour)
         return found._replace(start=FRESH, penalties=penalties)
     # The default weight goes with every algorithm; only one that was chosen is refused.
     default = type(arguments).__dataclass_fields__["hyperparams"].default_factory()
-    if algorithm.reference is None and kl_coef != default.kl_coef:
+    if algorithm.reference is None and (is_swept or kl_coef != default.kl_coef):
+        flag = "--sweep kl_coef" if is_swept else f"--kl-coef {kl_coef:g}"
         raise ConfigError(
-            f"--kl-coef {kl_coef:g} has no effect, as --algorithm {arguments.algorithm} has no KL penalty by "
-            "design; leave out --kl-coef, or use another algorithm, such as grpo"
+            f"{flag} has no effect, as --algorithm {arguments.algorithm} has no KL penalty by design; leave it out, or "
+            "use another algorithm, such as grpo"
         )
     return algorithm
 
@@ -192,7 +199,7 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
 def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
-    truncated = arguments.hyperparams.truncates_sampling
+    truncated = arguments.hyperparams.truncates_sampling or arguments.swept in ("top_k", "top_p", "min_p")
     large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None
     algorithm = make_algorithm(arguments)
     config = Config(
@@ -219,8 +226,7 @@ def make_plans(arguments: TrainingArguments, task: LanguageTask) -> list[RunSpec
     plan = make_plan(arguments, task)
     if not arguments.sweep:
         return [plan]
-    name, *values = arguments.sweep
-    name = name.lstrip("-").replace("-", "_")
+    name, values = arguments.swept, arguments.sweep[1:]
     if name not in (known := type(arguments.hyperparams).__dataclass_fields__) or len(values) < 2:
         raise ConfigError(
             f"--sweep {' '.join(arguments.sweep)} is no hyperparameter with several values; write --sweep "

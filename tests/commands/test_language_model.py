@@ -266,6 +266,21 @@ def test_measurements_cost_at_most_a_fifth_of_the_run():
     assert interval("--sample-every 7") == 7
 
 
+def test_what_is_swept_has_an_effect_though_the_flag_beside_it_says_none(folder):
+    make_model("tiny", context=512)
+
+    def config(flags):
+        given = f"--model tiny --prompts prompts.jsonl --reward my_rewards:digits {flags}"
+        arguments = parse_flags(lm.Arguments, given.split())
+        return lm.make_plans(arguments, lm.make_task(arguments))[0].config
+
+    assert config("--sweep top-p 0.9 1").truncate_sampling and not config("--sweep discount 0.9 1").truncate_sampling
+    assert (
+        config("--kl-coef 0 --sweep kl-coef 0 0.1").algorithm.reference
+        and not config("--kl-coef 0").algorithm.reference
+    )
+
+
 MISTAKES = {
     "no reward": ("", "there is no reward to learn from; name a function, such as --reward my_rewards:reward"),
     "no such reward": ("--reward my_rewards:digit", "'my_rewards' has no 'digit': did you mean 'digits'"),
@@ -277,6 +292,10 @@ MISTAKES = {
     "no KL": (
         "--reward my_rewards:digits --algorithm dapo --kl-coef 0.1",
         "--kl-coef 0.1 has no effect, as --algorithm",
+    ),
+    "sweep of no KL": (
+        "--reward my_rewards:digits --algorithm dapo --sweep kl_coef 0 0.1",
+        "--sweep kl_coef has no effect, as --algorithm dapo",
     ),
     "no scorer": ("--reward-model tiny", "tiny is no scorer but Qwen3ForCausalLM; name a folder in the layout"),
     "no such scorer": ("--reward-model x=0.5", "x/config.json cannot be read"),
