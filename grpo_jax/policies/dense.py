@@ -155,7 +155,6 @@ def _sum_of_stack(narrow, x):
     return jnp.sum(jnp.stack([narrow[:, i : i + 1] * x for i in range(narrow.shape[1])], axis=1), axis=0)
 
 
-@functools.cache
 def orthogonal(scale: float) -> Callable:
     """Orthogonal matrices, uniformly distributed, times `scale` (https://arxiv.org/abs/1312.6120).
 
@@ -168,19 +167,23 @@ def orthogonal(scale: float) -> Callable:
       orthogonal vectors of length `scale`.
     """
 
-    @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
     def init(key, shape, dtype=jnp.float32):
-        tall = jax.random.normal(key, (max(shape), min(shape)), dtype)
-
-        def closer(_, x):
-            gram = jnp.matmul(x.T, x, precision="highest")
-            return jnp.matmul(x, 1.5 * jnp.eye(min(shape), dtype=dtype) - 0.5 * gram, precision="highest")
-
-        # A small singular value grows by half in each step until it converges to 1. 60 steps suffice from 1e-9.
-        factor = jax.lax.fori_loop(0, 60, closer, tall / jnp.linalg.norm(tall))
-        return scale * (factor if shape[0] >= shape[1] else factor.T)
+        return scale * _orthogonal(key, tuple(shape), dtype)
 
     return init
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)  # each shape is traced once
+def _orthogonal(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
+    tall = jax.random.normal(key, (max(shape), min(shape)), dtype)
+
+    def closer(_, x):
+        gram = jnp.matmul(x.T, x, precision="highest")
+        return jnp.matmul(x, 1.5 * jnp.eye(min(shape), dtype=dtype) - 0.5 * gram, precision="highest")
+
+    # A small singular value grows by half in each step until it converges to 1. 60 steps suffice from 1e-9.
+    factor = jax.lax.fori_loop(0, 60, closer, tall / jnp.linalg.norm(tall))
+    return factor if shape[0] >= shape[1] else factor.T
 
 
 def side_by_side(init: Callable, number: int) -> Callable:

@@ -141,8 +141,11 @@ def _state_shapes(config: Config, hyperparams: Hyperparams) -> Any:
 
 def _check_targets(config: Config, hyperparams: Hyperparams) -> None:
     """Raises ConfigError for a target that differs from its default although nothing in a train step reads it."""
-    defaults = {name: hyperparams.__dataclass_fields__[name].default for name in _READERS}
-    changed = [name for name in _READERS if np.any(np.asarray(getattr(hyperparams, name)) != defaults[name])]
+    changed = []
+    for name in _READERS:
+        value, default = getattr(hyperparams, name), hyperparams.__dataclass_fields__[name].default
+        if value is not None and np.any(np.asarray(value, np.float32) != np.float32(default)):  # as they are traced
+            changed.append(name)
     if not changed:
         return
     with jax.disable_jit(False):

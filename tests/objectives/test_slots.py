@@ -323,6 +323,7 @@ def test_a_resumed_run_holds_the_entropy_with_the_same_bits(tmp_path):
 
 def test_a_target_that_nothing_aims_at_is_refused():
     check_run(config_of(HELD), Hyperparams(entropy_target=0.3))
+    check_run(config_of(HELD), Hyperparams(kl_target=float(np.float32(0.01)), desired_kl=np.full(2, 0.01)))  # defaults
     with pytest.raises(ConfigError, match=r"kl_target=0\.5 has no effect.*use an algorithm with a kl_controller"):
         check_run(config_of(HELD), Hyperparams(entropy_target=0.3, kl_target=0.5))
     with pytest.raises(ConfigError, match=r"desired_kl=\[0\.02 0\.04\] has no effect.*schedule=\"adaptive_kl\""):

@@ -115,3 +115,12 @@ def test_kernels_side_by_side_are_drawn_apart():
     for gate in jnp.split(kernel, 3, axis=1):
         np.testing.assert_allclose(gate @ gate.T, 4 * np.eye(4), atol=4e-5)
     assert not np.array_equal(kernel[:, :5], kernel[:, 5:10])
+
+
+def test_orthogonal_takes_any_scale_and_shape_and_keeps_the_dtype():
+    """A scale that is an array has no hash, and one of NumPy equals a Python one, but makes another dtype."""
+    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+    for scale in (np.float32(3.0), jnp.float32(3.0), 3.0):
+        weights = jax.eval_shape(lambda key, scale=scale: orthogonal(scale)(key, [4, 2], jnp.bfloat16), key)
+        assert weights.shape == (4, 2)
+    assert weights.dtype == jnp.bfloat16
