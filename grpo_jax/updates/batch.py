@@ -60,6 +60,8 @@ def make_batch(
     if algorithm.baseline is not None:
         compared, baseline_state = _with_baseline(config, policy, state, trajectory, hyperparams)
     advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
+    if algorithm.baseline is not None:
+        advantage = _above_rounding(advantage, compared.value)
     target = None if compared.value is None else advantage + compared.value
     if algorithm.baseline is not None and trajectory.value is not None:
         # With both a critic and a baseline, the critic's targets come from its own values.
@@ -151,6 +153,16 @@ def _with_baseline(
     value = check_shape("baseline", value, trajectory.reward)
     following = next_values(value, final_value, trajectory.truncated)
     return trajectory._replace(value=value, next_value=following), baseline_state
+
+
+def _above_rounding(advantage: jax.Array, value: jax.Array) -> jax.Array:
+    """0 for an advantage no larger than the rounding of the values that it is the difference of.
+
+    A minibatch of states whose visits all had the same return has nothing else, which `normalize` would scale up.
+    """
+    size = jnp.abs(value)
+    rounding = 8 * jnp.finfo(advantage.dtype).eps * (size + jnp.mean(size, where=jnp.isfinite(size)))
+    return jnp.where(jnp.abs(advantage) <= rounding, 0.0, advantage)
 
 
 def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:

@@ -321,6 +321,26 @@ def mean_of_others(trajectory, policy, params, hyperparams, group_size):
     return value, value[:1]
 
 
+def test_rounding_in_a_baseline_is_no_advantage(anchored):
+    """A minibatch with nothing else would be scaled up to the size of all others, and train on noise."""
+    _, _, trajectory = anchored
+    algorithm = SAME_STEP_GAE._replace(baseline=stateless(nearly_the_reward))
+    config = Config(environment=Probe(), algorithm=algorithm, num_envs=32, group_size=4, num_steps=8)
+    reward = jax.random.normal(jax.random.key(0), trajectory.reward.shape).at[0].set([jnp.nan, 1e6, *[0.1] * 30])
+    trajectory = trajectory._replace(
+        final_observation=trajectory.observation[:1], carry=(), reward=reward, terminated=jnp.ones_like(reward, bool)
+    )
+    advantage = make_batch(config, known_policy, acted(None), trajectory, Hyperparams())[0].advantage.reshape(8, 32)
+    assert np.isnan(advantage[0, 0]) and not advantage[0, 1:].any() and not advantage[2:].any()
+    np.testing.assert_allclose(advantage[1], -0.03, rtol=1e-3)
+
+
+def nearly_the_reward(trajectory, policy, params, hyperparams, group_size):
+    """Off by two units in the last place, and in the second step by 0.03."""
+    value = trajectory.reward * (1 + 2 * jnp.finfo(jnp.float32).eps)
+    return value.at[1].add(0.03), value[:1]
+
+
 # --- which groups are learnt from ------------------------------------------------------------------------------------
 
 
