@@ -105,7 +105,7 @@ def train(method: str, seed: int, model: Path, arguments: Arguments) -> None:
     flags = f"{METHODS[method]} {FLAGS} {SMOKE if arguments.smoke else SIZES}".split()
     flags += [f"--num-iterations={arguments.num_iterations}", f"--seed={seed}", f"--model={model}", f"--out={out}"]
     wall, core = time.perf_counter(), time.process_time()
-    lm.main(parse_flags(lm.Arguments, files + flags))
+    lm.main(lm.parse(lm.Arguments, files + flags))
     used = {"wall_seconds": time.perf_counter() - wall, "core_seconds": time.process_time() - core}
     points = json.loads((out / "held_out.json").read_text())
     result = {"method": method, "seed": seed, "flags": METHODS[method], "points": points}

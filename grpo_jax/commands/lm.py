@@ -6,7 +6,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 import tyro
@@ -16,7 +16,8 @@ from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.commands.harness import language_training
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
 from grpo_jax.commands.harness.limits import Count, Finite, Seeds
-from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.commands.harness.parsing import parse_flags, peek
+from grpo_jax.commands.harness.settings import settings
 from grpo_jax.commands.harness.study import RecordingArguments, StudyArguments
 from grpo_jax.commands.harness.token_runs import prompted
 from grpo_jax.devices.execution_plan import resolve_plan
@@ -36,6 +37,8 @@ from grpo_jax.objectives import kl_to_behaviour
 from grpo_jax.policies import Transformer
 from grpo_jax.recording import RunSpec
 from grpo_jax.sweeps.grid import Base, as_numbers, make_grid
+
+T = TypeVar("T")
 
 SMALL_VOCABULARY = 4096
 """The most tokens for which all logits of an iteration are computed at once, and divergences exactly."""
@@ -136,6 +139,22 @@ class Arguments(TrainingArguments):
     """Pay rewards of steps within a completion where the steps end, for algorithms such as grpo_process."""
 
 
+@dataclasses.dataclass
+class Chosen:
+    """The flag on which the defaults of others depend."""
+
+    algorithm: str = TrainingArguments.algorithm
+
+
+def parse(arguments: type[T], flags: Sequence[str] | None = None) -> T:
+    """Parses the flags of a class of `TrainingArguments`; clip widths are by default those of the algorithm."""
+    tuned = settings("tokens:", peek(Chosen, flags).algorithm)
+    widths = {name: tuned[name] for name in ("clip_low", "clip_high") if name in tuned}
+    default = object.__new__(arguments)  # what it lacks are the defaults of its class
+    default.hyperparams = arguments.__dataclass_fields__["hyperparams"].default_factory().replace(**widths)
+    return parse_flags(arguments, flags, default=default)
+
+
 def make_task(arguments: Arguments) -> LanguageTask:
     prompts, path = read_prompts(arguments.prompts), Path(arguments.held_out)
     if path.exists():
@@ -221,11 +240,10 @@ def make_plans(arguments: TrainingArguments, task: LanguageTask) -> list[RunSpec
         return [make_plan(arguments, task)]
     name, *values = arguments.sweep
     name = name.lstrip("-").replace("-", "_")
-    if name not in (known := type(arguments.hyperparams).__dataclass_fields__) or len(values) < 2:
-        raise ConfigError(
-            f"--sweep {' '.join(arguments.sweep)} is no hyperparameter with several values; write --sweep "
-            f"learning_rate 1e-4 3e-4. {nearest(name, known)}"
-        )
+    if name not in (known := type(arguments.hyperparams).__dataclass_fields__):
+        raise ConfigError(f"--sweep {name}: no such hyperparameter: {nearest(name, known)}")
+    if len(values) < 2:
+        raise ConfigError(f"--sweep {name} has no two values to compare; write --sweep learning_rate 1e-4 3e-4")
     numbers, hyperparams = as_numbers(name, values), arguments.hyperparams
     of_all = dataclasses.replace(arguments, hyperparams=hyperparams.replace(**{name: np.array(numbers)}))
     base = Base({}, make_plan(of_all, task).config, hyperparams)
@@ -247,4 +265,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(parse_flags(Arguments)))
+    command(lambda: main(parse(Arguments)))

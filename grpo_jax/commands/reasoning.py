@@ -21,7 +21,6 @@ from grpo_jax.commands.harness.arithmetic import (
 from grpo_jax.commands.harness.command import command, make_console, need_one_process, new_folder
 from grpo_jax.commands.harness.language_folders import model_folders
 from grpo_jax.commands.harness.limits import Count, Finite, Positive, Share
-from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.study import RecordingArguments, check_plans
 from grpo_jax.commands.harness.token_runs import format_shares
 from grpo_jax.language import (
@@ -136,7 +135,7 @@ def make_start(out: Path, arguments: Arguments) -> tuple[LanguageTask, list[Path
         if not (random / "config.json").exists():
             make_random_model(out, random, arguments)
         task = make_task(out, random, arguments)
-        check_plans([lm.make_plan(arguments, task)], arguments)
+        check_plans(lm.make_plans(arguments, task), arguments)
         learnt = None
         if not all((folder / "config.json").exists() for folder in starts):
             learnt = imitate_demonstrations(task, read_prompts(out / DEMONSTRATIONS), arguments, console)
@@ -184,4 +183,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(parse_flags(Arguments)))
+    command(lambda: main(lm.parse(Arguments)))

@@ -134,6 +134,9 @@ def test_a_reward_that_fails_loses_nothing(folder, capsys):
     train(f"{flags} --resume")
     iterations = [json.loads(line)["iteration"] for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     assert iterations == list(range(20))
+    points = json.loads((folder / "out" / "held_out.json").read_text())
+    assert [point["iteration"] for point in points] == [0, 5, 10, 15, 20]
+    assert all(point["seconds"]["updates"] > 0 for point in points[1:])  # also of the one that the run goes on from
 
 
 @pytest.mark.slow
@@ -274,12 +277,21 @@ def test_measurements_cost_at_most_a_fifth_of_the_run():
 
     def interval(flags):
         arguments = parse_flags(lm.Arguments, f"--model m --prompts p --reward r:r {flags}".split())
-        return measurement_interval(arguments, arguments.num_held_out)
+        return measurement_interval(arguments, arguments.hyperparams.num_iterations, arguments.num_held_out)
 
     # 100 iterations of 64 completions: 1280 - 128 for 4 measurements of 32 * 9 completions.
     assert interval("") == 34
     assert interval("--num-iterations 1000") == 24 and interval("--num-iterations 5") == 5
     assert interval("--sample-every 7") == 7
+
+
+@pytest.mark.parametrize(
+    "flags, low, high", [("grpo", 0.2, 0.2), ("dapo", 0.2, 0.28), ("gspo --clip-low 0.01", 0.01, 0.04)]
+)
+def test_clip_widths_are_the_algorithms_own(flags, low, high):
+    arguments = lm.parse(lm.Arguments, f"--model m --prompts p --reward r:r --algorithm {flags}".split())
+    assert (arguments.hyperparams.clip_low, arguments.hyperparams.clip_high) == (low, high)
+    assert arguments.hyperparams.learning_rate == 1e-5 and arguments.max_completion == 256
 
 
 MISTAKES = {
@@ -301,8 +313,9 @@ MISTAKES = {
     "greedy": ("--reward my_rewards:digits --temperature 0", "temperature=0 takes the most probable token"),
     "sweep": (
         "--reward my_rewards:digits --sweep learning_rat 1 2",
-        "--sweep learning_rat 1 2 is no hyperparameter with .* did you mean 'learning_rate'",
+        "--sweep learning_rat: no such hyperparameter: did you mean 'learning_rate'",
     ),
+    "sweep of one value": ("--reward my_rewards:digits --sweep learning_rate 1", "learning_rate has no two values"),
     "sweep of no KL": (
         "--reward my_rewards:digits --algorithm dapo --sweep kl-coef 0.1 0.2",
         r"--kl-coef \[0.1 0.2\] has no effect, as --algorithm",

@@ -10,7 +10,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name, name_of
-from grpo_jax.commands.harness.parsing import one_line_errors, parse_flags
+from grpo_jax.commands.harness.parsing import parse_flags, peek
 from grpo_jax.commands.harness.settings import NetworkFields, make_network, settings
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.devices.processes import is_process_zero
@@ -65,8 +65,7 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     Parameters of the environment are merged one by one. The algorithm "auto" is replaced before the tuned settings are
     read.
     """
-    with one_line_errors():
-        chosen, _ = tyro.cli(Chosen, args=flags, return_unknown_args=True, add_help=False)
+    chosen = peek(Chosen, flags)
     kind = hyperparams_class(chosen.hyperparams)
     from_file = {} if chosen.config is None else read_fields(chosen.config, kind)
     environment = chosen.environment or from_file.get("environment", Config.environment)

@@ -39,12 +39,11 @@ def held_out_reward(num_final: int) -> Score:
     return Score(score, f"mean reward of {num_final} completions of held-out prompts")
 
 
-def measurement_interval(settings: Any, num_held_out: int) -> int:
+def measurement_interval(settings: Any, num_iterations: int | None, num_held_out: int) -> int:
     """Iterations between two measurements on so many prompts: as set, or so few that all cost at most `SHARE`.
 
     The measurements before and after training are always made.
     """
-    num_iterations = settings.hyperparams.num_iterations
     if settings.sample_every is not None or num_iterations is None:
         return settings.sample_every or 10
     budget = SHARE * settings.num_prompts * settings.group_size * num_iterations - settings.num_final
@@ -60,6 +59,7 @@ class HeldOutCurves:
 
     Args:
       task: has the prompts.
+      plan: of the run.
       out: folder of the files.
       console: shows means and samples.
       settings: the flags of the command.
@@ -70,17 +70,25 @@ class HeldOutCurves:
       states: after the latest iterations.
     """
 
-    def __init__(self, task: LanguageTask, out: Path, console: Console, settings: Any, received: Sequence[int] = ()):
-        self.task, self.folder, self._console, self._settings = task, out, console, settings
+    def __init__(
+        self,
+        task: LanguageTask,
+        plan: RunSpec,
+        out: Path,
+        console: Console,
+        settings: Any,
+        received: Sequence[int] = (),
+    ):
+        self.task, self._plan, self.folder, self._console, self._settings = task, plan, out, console, settings
         self._path, self._samples, self._received = out / "held_out.json", out / "samples.jsonl", received
         self.points: list[dict[str, Any]] = json.loads(self._path.read_text()) if self._path.exists() else []
         held_out = np.arange(task.num_training, len(task.tokens))
         self._prompts = np.random.default_rng(0).permutation(held_out)[: settings.num_held_out]
-        self._every = measurement_interval(settings, len(self._prompts))
+        self._every = measurement_interval(settings, plan.hyperparams.num_iterations, len(self._prompts))
         self._before, self._verdict, self.states = None, None, None
 
-    def __call__(self, plan: RunSpec, progress: Progress, chunk: Chunk | None) -> Progress | None:
-        """Adds a point if it is time for one; the callback of `Study.run_all`."""
+    def __call__(self, progress: Progress, chunk: Chunk | None) -> Progress | None:
+        """Adds a point if it is time for one; the callback of `Study.train`."""
         self.states = progress.states
         self.task.times.stop()
         if chunk is None:
@@ -89,23 +97,32 @@ class HeldOutCurves:
         if self._received and not self._settings.recording.checkpoint_every:
             raise StopSignal(self._received[0], self.folder)
         iteration, every = progress.iteration, self._every
-        # A resumed run repeats the points after its checkpoint.
-        self.points = [point for point in self.points if point["iteration"] < iteration]
-        if not progress.ended.all() and self.points and iteration // every == self.points[-1]["iteration"] // every:
-            return None
-        # Kept with the config for the other runs of a sweep.
-        make = functools.partial(_make_completions, plan.config, self.task, self._settings.num_samples)
-        program = kept_with(plan.config, ("held-out completions", self._settings.num_samples), make)
-        key = jax.random.fold_in(jax.random.key(self._settings.seed), 2)
-        completions = np.asarray(program(progress.states, self.task.tokens[self._prompts], key))
-        means = self._add(iteration, progress.steps, completions)
+        # A resumed run repeats the points after its checkpoint, and keeps that of the checkpoint itself.
+        self.points = [point for point in self.points if point["iteration"] <= iteration]
+        last = self.points[-1]["iteration"] if self.points else -1
+        if last < iteration:
+            if not progress.ended.all() and self.points and iteration // every == last // every:
+                return None
+            self._add(progress)
         limit = self._settings.stop_at_reward
         if limit is None or iteration == 0:
             return None
-        return progress._replace(stopped=progress.stopped | (means >= limit))
+        means = self.points[-1]["rewards"]
+        reached = sum(reward.weight * np.array(means[reward.name]) for reward in self.task.rewards) >= limit
+        return progress._replace(stopped=progress.stopped | reached)
 
-    def _add(self, iteration: int, steps: np.ndarray, completions: np.ndarray) -> np.ndarray:
-        """Adds the point of completions `[R, N, K + 1, L]`, the last of which are greedy; returns the mean rewards."""
+    def _complete(self, states: TrainState) -> np.ndarray:
+        """Completions of the prompts `[R, N, K + 1, L]`, the last of which are greedy."""
+        # Kept with the config for the other runs of a sweep.
+        config, num_samples = self._plan.config, self._settings.num_samples
+        make = functools.partial(_make_completions, config, self.task, num_samples)
+        program = kept_with(config, ("held-out completions", num_samples), make)
+        key = jax.random.fold_in(jax.random.key(self._settings.seed), 2)
+        return np.asarray(program(states, self.task.tokens[self._prompts], key))
+
+    def _add(self, progress: Progress) -> None:
+        """Measures a point, writes it, and shows it."""
+        iteration, steps, completions = progress.iteration, progress.steps, self._complete(progress.states)
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
         values, seconds = self.task.score(prompts, completions), self.task.times.take()
         made, self._made = (steps - self._made).sum(), steps
@@ -139,7 +156,6 @@ class HeldOutCurves:
                 soft_wrap=True,
             )
         self._show(iteration, completions[0, :, 0], values[0, :, 0])
-        return (values @ np.array([reward.weight for reward in rewards])).mean((1, 2))
 
     def _texts(self) -> list[str]:
         """The prompts, of chats the last message."""

@@ -1,6 +1,5 @@
 """The runs of `grpo-jax lm`: trained, measured on held-out prompts, and saved as folders."""
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plans: Seq
         for plan in plans:
             out = study.out if len(plans) == 1 else study.out / folder_name(plan.label)
             out.mkdir(exist_ok=True)
-            curves = HeldOutCurves(task, out, study.console, arguments, received)
+            curves = HeldOutCurves(task, plan, out, study.console, arguments, received)
             states = _train(arguments, study, plan, starts, curves)
             curves.finish()
             params, curves.states = states.params, None
@@ -47,7 +46,7 @@ def _train(arguments: Any, study: Study, plan: RunSpec, starts: Sequence[Path], 
             plan,
             arguments.evaluation_keys,
             params=lambda: params_from_warm_start(plan.config, load_actors(starts), plan.keys),
-            callback=functools.partial(curves, plan),
+            callback=curves,
         )
     except StopSignal:
         save_models(arguments, curves.task, plan.config, curves.states.params, starts, curves.folder, study.console)

@@ -43,6 +43,12 @@ def parse_known_flags(arguments: type[T], flags: Sequence[str] | None = None) ->
     return _parse(arguments, flags, allow_unknown=True)
 
 
+def peek(arguments: type[T], flags: Sequence[str] | None = None) -> T:
+    """The few flags on which the defaults of others depend, whatever else is on the command line."""
+    with one_line_errors():
+        return tyro.cli(arguments, args=flags, return_unknown_args=True, add_help=False)[0]
+
+
 def _parse(arguments, flags, default=None, registry=None, complete=lambda values: None, allow_unknown=False):
     flags = sys.argv[1:] if flags is None else list(flags)
     if "--help-all" in flags:
