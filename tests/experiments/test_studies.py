@@ -1,8 +1,10 @@
 """The studies, as small as they go; the whole of each is its results page."""
 
+import collections
 import dataclasses
 import importlib
 import json
+import re
 import types
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from experiments import claims_2511_03527, family, gigpo, groups_or_critic, grpo_vs_ppo, pretrained, published_cartpole
-from experiments.harness import sentiment
+from experiments.harness import pretrained_tasks
 from grpo_jax import Config, Hyperparams
 from grpo_jax.commands import train
 from grpo_jax.rollouts.rollout import Simulator
@@ -164,36 +166,66 @@ def test_mixed_groups_are_trained_for_each_discount(tmp_path):
     assert (tmp_path / "out" / "claims_2511_03527.png").exists()
 
 
-def test_held_out_reviews_are_new():
-    rows = {name: function() for name, function in {"train": sentiment.prompts, "new": sentiment.held_out}.items()}
-    assert {name: len(each) for name, each in rows.items()} == {"train": 240, "new": 40}
-    reviews = {name: [row["messages"][-1]["content"] for row in each] for name, each in rows.items()}
-    adjectives, subjects = (
-        [{part(review) for review in each} for each in reviews.values()]
-        for part in (lambda review: review.split()[-1], lambda review: review.rsplit(" ", 1)[0])
+def test_held_out_prompts_are_new():
+    """No adjective or subject, animal or food, pair of numbers, or noun is also trained on."""
+    parts = {
+        "sentiment": lambda review: {review.split()[-1], review.removeprefix("Review: ").rsplit(" ", 1)[0]},
+        "rule": lambda question: {question},
+        "larger": lambda question: {frozenset(re.findall(r"\d+", question))},
+        "sentence": lambda question: set(re.findall('"(.*?)"', question)),
+    }
+    assert parts.keys() == pretrained_tasks.TASKS.keys()
+    for name, make in pretrained_tasks.TASKS.items():
+        task = make()
+        asked = [[row["messages"][-1]["content"] for row in rows] for rows in (task.prompts, task.held_out)]
+        assert all(len(set(questions)) == len(questions) for questions in asked) and len(asked[1]) == 40
+        trained, new = (set.union(*map(parts[name], questions)) for questions in asked)
+        assert not trained & new, name
+        answers = collections.Counter(row.get("answer") for row in task.held_out)
+        assert name not in ("sentiment", "rule") or set(answers.values()) == {20}
+    first = [max(pair) == pair[0] for pair in (re.findall(r"\d+", question) for question in asked_of("larger"))]
+    assert sum(first) == 20
+
+
+def asked_of(task):
+    return [row["messages"][-1]["content"] for row in pretrained_tasks.TASKS[task]().held_out]
+
+
+def test_rewards_of_a_pretrained_model():
+    def chats(*texts):
+        return [[{"role": "assistant", "content": text}] for text in texts]
+
+    three = chats(" positive\n", "Positive", "negative")
+    assert pretrained_tasks.exact(three, ["positive"] * 3) == [1.0, 0.0, 0.0]
+    texts = (
+        "The dog sees two cats.",
+        "A dog. A cat sat there.",
+        "the dog sees a cat.",
+        "A dog is a cat",
+        "Dogs chase a bird now.",
     )
-    assert not adjectives[0] & adjectives[1] and not subjects[0] & subjects[1]
-    assert sum(row["answer"] == "positive" for row in rows["new"]) == 20
-    chats = [[{"role": "assistant", "content": text}] for text in (" positive\n", "Positive", "negative")]
-    assert sentiment.exact(chats, ["positive"] * 3) == [1.0, 0.0, 0.0]
+    nouns = [["dog", "cat"]] * 5
+    assert pretrained_tasks.one_sentence(chats(*texts), nouns) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert pretrained_tasks.both_words(chats(*texts), nouns) == [1.0, 1.0, 1.0, 1.0, 0.5]
 
 
 def test_the_seeds_of_a_pretrained_model_are_put_together(tmp_path):
     """Of the results on the page."""
-    cells = pretrained.read(Path(pretrained.__file__).parent / "results" / "pretrained", "GRPO")
-    first, _, last = pretrained.merged(cells)
+    page = Path(pretrained.__file__).parent / "results" / "pretrained"
+    results = pretrained.read_all(page)
+    first, _, last = pretrained.merged(results["sentiment", "GRPO"])
     assert first["iteration"] == 0 and len(last["rewards"]["exact"]) == 3
     assert np.mean(first["greedy"]["exact"]) == 0.5 and np.mean(last["greedy"]["exact"]) == 1.0
-    pretrained.show({"GRPO": cells}, tmp_path)
-    written = Path(pretrained.__file__).parent / "results" / "pretrained" / "table.md"
-    assert (tmp_path / "table.md").read_text() == written.read_text() and (tmp_path / "grpo.png").exists()
+    pretrained.show(results, tmp_path)
+    assert (tmp_path / "table.md").read_text() == (page / "table.md").read_text()
+    assert {path.name for path in tmp_path.glob("*.png")} == {path.name for path in page.glob("*.png")}
 
 
 @pytest.mark.slow
 def test_a_pretrained_model_is_trained_cell_by_cell(tmp_path, capsys):
     arguments = pretrained.Arguments(num_iterations=1, num_seeds=1, smoke=True, out=tmp_path / "out")
     pretrained.main(arguments)
-    first = (tmp_path / "out" / "grpo_0.json").read_text()
-    pretrained.main(dataclasses.replace(arguments, methods=("GRPO", "PPO")))
-    assert (tmp_path / "out" / "grpo_0.json").read_text() == first, "it is not run again"
-    assert "| PPO | 1 |" in capsys.readouterr().out
+    first = (tmp_path / "out" / "sentiment_grpo_0.json").read_text()
+    pretrained.main(dataclasses.replace(arguments, methods=("GRPO", "PPO"), tasks=("sentiment", "sentence")))
+    assert (tmp_path / "out" / "sentiment_grpo_0.json").read_text() == first, "it is not run again"
+    assert "| sentence | PPO | 1 | 1 |" in capsys.readouterr().out

@@ -1,0 +1,164 @@
+"""What `experiments.pretrained` asks a small language model: prompts with a right answer, and their rewards."""
+
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Task(NamedTuple):
+    """Prompts of one kind, as lines of JSON, and the flags of `grpo-jax lm` that go with them."""
+
+    prompts: list[dict[str, Any]]
+    held_out: list[dict[str, Any]]  # 40, about words or numbers that training never sees
+    num_iterations: int
+    flags: str
+
+
+ADJECTIVES = {
+    "positive": (
+        "wonderful brilliant lovely excellent amazing perfect charming fantastic superb delightful great outstanding "
+        "beautiful impressive enjoyable marvelous terrific splendid magnificent pleasant remarkable incredible good "
+        "nice awesome exceptional refreshing stunning graceful reliable"
+    ),
+    "negative": (
+        "terrible awful boring horrible disappointing dreadful dull bad ugly annoying poor useless disgusting "
+        "miserable mediocre pathetic unpleasant lousy nasty broken worthless frustrating unbearable tedious painful "
+        "ridiculous clumsy offensive unreliable overpriced"
+    ),
+}
+HELD_OUT_ADJECTIVES = {
+    "positive": "fabulous gorgeous spectacular exquisite lovable flawless elegant inspiring satisfying exciting",
+    "negative": "atrocious hideous appalling depressing inferior defective dismal irritating shameful revolting",
+}
+
+SUBJECTS = (
+    *("The movie was", "The food was", "The hotel was", "This book is", "My new phone is", "The concert was"),
+    *("The service was", "This chair is", "The trip was", "Our guide was", "The lesson was", "This game is"),
+)
+HELD_OUT_SUBJECTS = ("The museum was", "This jacket is", "The play was", "My new laptop is")
+
+NOUNS = (
+    "apple river chair music garden window stone pencil bread cloud horse table lamp forest winter bottle market "
+    "doctor summer paper dog train sun book house city letter bird door clock flower teacher ship mountain coffee boy "
+    "girl car rain school"
+)
+HELD_OUT_NOUNS = "cat bridge moon candle farmer island phone snow kitchen guitar queen boat tree field shoe baby"
+
+ANIMALS = (
+    "dog cat horse cow sheep pig goat lion tiger bear wolf fox rabbit mouse rat elephant giraffe zebra monkey deer "
+    "squirrel eagle owl crow duck goose frog snake lizard turtle whale dolphin shark salmon bee ant spider butterfly "
+    "camel donkey"
+)
+FOODS = (
+    "bread cheese butter rice pasta soup salad cake cookie pie apple banana orange grape lemon potato tomato carrot "
+    "onion garlic pepper sugar honey jam yogurt cereal pancake sandwich pizza burger sausage bacon noodle chocolate "
+    "candy omelette strawberry cabbage spinach mushroom"
+)
+HELD_OUT_ANIMALS = (
+    "kangaroo panda leopard parrot penguin crocodile hamster beaver swan octopus seal moose cheetah gorilla otter "
+    "sparrow lobster hedgehog trout buffalo"
+)
+HELD_OUT_FOODS = (
+    "waffle muffin toast pear peach cherry broccoli celery cucumber pudding lasagna steak peanut cream biscuit mango "
+    "pumpkin doughnut lettuce ketchup"
+)
+
+ROLES = ("user", "assistant")
+REWARD = "--reward experiments.harness.pretrained_tasks:"
+
+
+def sentiment() -> Task:
+    """Is a review positive or negative? Each adjective with 4 of the subjects, held-out ones with 2 of 4 others."""
+    examples = {"Review: I loved it.": "positive", "Review: It was a waste of money.": "negative"}
+
+    def chats(adjectives, subjects, each):
+        draw = np.random.default_rng(0)
+        rows = [
+            _chat(examples, f"Review: {subject} {adjective}.", answer=answer)
+            for answer, words in adjectives.items()
+            for adjective in words.split()
+            for subject in draw.choice(subjects, each, replace=False)
+        ]
+        return [rows[index] for index in draw.permutation(len(rows))]
+
+    held_out = chats(HELD_OUT_ADJECTIVES, HELD_OUT_SUBJECTS, 2)
+    return Task(chats(ADJECTIVES, SUBJECTS, 4), held_out, 20, f"{REWARD}exact --max-completion 4")
+
+
+def rule() -> Task:
+    """A rule that nothing before training tells: "yes" for an animal, "no" for food; the examples are of neither."""
+    words = ("window", "seven", "paper", "river", "monday", "cloud")
+    examples = dict(zip((f"Word: {word}" for word in words), ("yes", "no", "no", "yes", "yes", "no"), strict=True))
+
+    def chats(animals, foods):
+        kinds = {"yes": animals, "no": foods}
+        rows = [_chat(examples, f"Word: {word}", answer=answer) for answer in kinds for word in kinds[answer].split()]
+        return [rows[index] for index in np.random.default_rng(0).permutation(len(rows))]
+
+    return Task(chats(ANIMALS, FOODS), chats(HELD_OUT_ANIMALS, HELD_OUT_FOODS), 40, f"{REWARD}exact --max-completion 3")
+
+
+def larger() -> Task:
+    """Which of two numbers from 10 to 99 is larger? Half of the time it is the first."""
+    examples = {"Larger: 12 or 47?": "47", "Larger: 88 or 35?": "88"}
+    pairs = np.random.default_rng(0).permutation(list(itertools.combinations(range(10, 100), 2)))[:280].tolist()
+    pairs = [pair[:: 1 - 2 * (index % 2)] for index, pair in enumerate(pairs)]
+    rows = [_chat(examples, f"Larger: {a} or {b}?", answer=str(max(a, b))) for a, b in pairs]
+    return Task(rows[:240], rows[240:], 20, f"{REWARD}exact --max-completion 4")
+
+
+def sentence() -> Task:
+    """A short sentence with two given nouns."""
+
+    def chats(nouns, number):
+        pairs = np.random.default_rng(0).permutation(list(itertools.permutations(nouns.split(), 2)))[:number].tolist()
+        ask = 'Write a short sentence with the words "{}" and "{}".'
+        return [_chat({}, ask.format(*pair), words=pair) for pair in pairs]
+
+    flags = f"{REWARD}one_sentence {REWARD}both_words=0.5 --max-completion 20 --temperature 0.7"
+    return Task(chats(NOUNS, 240), chats(HELD_OUT_NOUNS, 40), 12, flags)
+
+
+TASKS = {"sentiment": sentiment, "rule": rule, "larger": larger, "sentence": sentence}
+
+
+def exact(completions, answer):
+    """1 for the right word and nothing else."""
+    return [float(_text(chat) == word) for chat, word in zip(completions, answer, strict=True)]
+
+
+def one_sentence(completions, words):
+    """1 for one sentence of 5 to 15 words that has both nouns."""
+    texts = map(_text, completions)
+    return [
+        float(
+            bool(re.fullmatch(r"[A-Z][^.!?\n]*\.", text))
+            and 5 <= len(text.split()) <= 15
+            and all(_has(text, noun) for noun in nouns)
+        )
+        for text, nouns in zip(texts, words, strict=True)
+    ]
+
+
+def both_words(completions, words):
+    """The share of the two nouns that the text has."""
+    return [sum(_has(_text(chat), noun) for noun in nouns) / 2 for chat, nouns in zip(completions, words, strict=True)]
+
+
+def _has(text, noun):
+    return bool(re.search(rf"\b{noun}s?\b", text.lower()))
+
+
+def _text(chat):
+    return chat[-1]["content"].strip()
+
+
+def _chat(examples: Mapping[str, str], question: str, **fields: Any) -> dict[str, Any]:
+    """A line of a file of prompts: earlier turns that show the format of an answer, the question, and the fields."""
+    turns = [
+        {"role": role, "content": text} for pair in examples.items() for role, text in zip(ROLES, pair, strict=True)
+    ]
+    return {"messages": [*turns, {"role": "user", "content": question}], **fields}
