@@ -33,6 +33,7 @@ METHODS = {
     "Dr. GRPO": f"--algorithm dr_grpo {LORA}",
     "PPO": f"--algorithm ppo {LORA}",
     "GRPO, KL 0.02": f"--algorithm grpo {LORA} --kl-coef 0.02",
+    "GRPO, entropy 0.1": f"--algorithm grpo {LORA} --entropy-coef 0.1 --learning-rate 5e-4",
     "GRPO, all weights": "--algorithm grpo --learning-rate 2e-5 --kl-coef 0",
 }
 """Flags of `grpo-jax lm`."""
@@ -107,7 +108,7 @@ def train(task: str, method: str, seed: int, made: Task, model: Path, arguments:
     out = arguments.out / "runs" / f"{slug(task, method)}_{seed}"
     out.parent.mkdir(exist_ok=True)
     files = [f"--{kind}={arguments.out / task / name}.jsonl" for kind, name in FILES.items()]
-    flags = f"{made.flags} {METHODS[method]} {FLAGS} {SMOKE if arguments.smoke else SIZES}".split()
+    flags = f"{METHODS[method]} {FLAGS} {SIZES} {made.flags} {SMOKE if arguments.smoke else ''}".split()
     flags += [f"--num-iterations={arguments.num_iterations or made.num_iterations}"]
     flags += [f"--seed={seed}", f"--model={model}", f"--out={out}"]
     wall, core = time.perf_counter(), time.process_time()

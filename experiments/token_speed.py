@@ -91,7 +91,9 @@ def make_config(arguments: Arguments, algorithm: Algorithm, width: int, **fields
 
 def forward_flops(config: Config, params) -> float:
     """FLOPs of the matrix products for one token: two for each weight, and attention to half of the text on average."""
-    kernels = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim == 2) - params["actor"]["embedding"].size
+    kernels = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim == 2)
+    if not config.network.tie_embeddings:  # tied, they are multiplied with as well
+        kernels -= params["actor"]["embedding"].size
     attention = 4 * config.network.num_layers * config.network.width * (config.env.max_steps // 2)
     return 2.0 * kernels + attention
 

@@ -90,15 +90,17 @@ def sentiment() -> Task:
 
 def rule() -> Task:
     """A rule that nothing before training tells: "yes" for an animal, "no" for food; the examples are of neither."""
-    words = ("window", "seven", "paper", "river", "monday", "cloud")
-    examples = dict(zip((f"Word: {word}" for word in words), ("yes", "no", "no", "yes", "yes", "no"), strict=True))
+    examples = "window: yes\nseven: no\npaper: no\nriver: yes\n"
 
-    def chats(animals, foods):
+    def texts(animals, foods):
         kinds = {"yes": animals, "no": foods}
-        rows = [_chat(examples, f"Word: {word}", answer=answer) for answer in kinds for word in kinds[answer].split()]
+        rows = [
+            {"prompt": f"{examples}{word}:", "answer": answer} for answer in kinds for word in kinds[answer].split()
+        ]
         return [rows[index] for index in np.random.default_rng(0).permutation(len(rows))]
 
-    return Task(chats(ANIMALS, FOODS), chats(HELD_OUT_ANIMALS, HELD_OUT_FOODS), 40, f"{REWARD}exact --max-completion 3")
+    flags = f"{REWARD}exact --max-completion 3 --stop-string \\n --num-prompts 16 --sample-every 20"
+    return Task(texts(ANIMALS, FOODS), texts(HELD_OUT_ANIMALS, HELD_OUT_FOODS), 60, flags)
 
 
 def larger() -> Task:
@@ -127,7 +129,7 @@ TASKS = {"sentiment": sentiment, "rule": rule, "larger": larger, "sentence": sen
 
 def exact(completions, answer):
     """1 for the right word and nothing else."""
-    return [float(_text(chat) == word) for chat, word in zip(completions, answer, strict=True)]
+    return [float(_text(each) == word) for each, word in zip(completions, answer, strict=True)]
 
 
 def one_sentence(completions, words):
@@ -152,8 +154,8 @@ def _has(text, noun):
     return bool(re.search(rf"\b{noun}s?\b", text.lower()))
 
 
-def _text(chat):
-    return chat[-1]["content"].strip()
+def _text(completion):
+    return (completion if isinstance(completion, str) else completion[-1]["content"]).strip()
 
 
 def _chat(examples: Mapping[str, str], question: str, **fields: Any) -> dict[str, Any]:
