@@ -105,11 +105,12 @@ def rule() -> Task:
 
 def larger() -> Task:
     """Which of two numbers from 10 to 99 is larger? Half of the time it is the first."""
-    examples = {"Larger: 12 or 47?": "47", "Larger: 88 or 35?": "88"}
     pairs = np.random.default_rng(0).permutation(list(itertools.combinations(range(10, 100), 2)))[:280].tolist()
     pairs = [pair[:: 1 - 2 * (index % 2)] for index, pair in enumerate(pairs)]
-    rows = [_chat(examples, f"Larger: {a} or {b}?", answer=str(max(a, b))) for a, b in pairs]
-    return Task(rows[:240], rows[240:], 20, f"{REWARD}exact --max-completion 4")
+    examples = "larger of 12 and 47: 47\nlarger of 88 and 35: 88\n"
+    rows = [{"prompt": f"{examples}larger of {a} and {b}:", "answer": str(max(a, b))} for a, b in pairs]
+    flags = f"{REWARD}exact --max-completion 5 --stop-string \\n --num-prompts 16"
+    return Task(rows[:240], rows[240:], 30, flags)
 
 
 def sentence() -> Task:
