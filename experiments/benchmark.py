@@ -3,6 +3,7 @@
 Every implementation does the same work: rollouts of equal length in as many environments, the same epochs and
 minibatches, tanh networks of equal sizes. One process measures all of them in turn, several times, so that a slow
 moment of the machine affects all of them. Compilation is timed separately, and the compilation cache is not used.
+rejax comes with `pip install '.[benchmark]'`, which needs a version of distrax that works with JAX 0.10.
 
 GRPO has no critic here, and its environments continue from window to window as PPO's do, so that both train on
 num_envs × num_steps valid samples; the return of a window is compared over 8 environments. This is only a workload to

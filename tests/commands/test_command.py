@@ -1,8 +1,16 @@
-"""The console of the commands."""
+"""What the commands share: a console, and one line for what a user can mend."""
 
+import errno
+import signal
+import sys
+
+import jax
+import pytest
 from rich.table import Table
 
-from grpo_jax.commands.harness.command import make_console
+from grpo_jax.commands.harness.command import command, make_console
+from grpo_jax.errors import ConfigError
+from grpo_jax.recording.folder_lock import StopSignal
 
 
 def test_a_narrow_console_leaves_out_the_last_columns(capsys):
@@ -12,3 +20,52 @@ def test_a_narrow_console_leaves_out_the_last_columns(capsys):
     printed = capsys.readouterr().out
     assert "138.8 [119.3, 158.4]" in printed and "44,374" in printed and "74 s" not in printed
     assert "too narrow for: compile" in printed and "a note" in printed and "…" not in printed
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (ConfigError("num_envs=3 is odd"), "error: num_envs=3 is odd\n"),
+        (MemoryError(), "error: not enough memory; use smaller numbers\n"),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GiB\nat 0x12"),
+            "error: not enough memory: RESOURCE_EXHAUSTED: 9 GiB; use smaller numbers\n",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: [Errno 28] No space left on device\n"),
+        (KeyboardInterrupt(), "interrupted\n"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(error, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["grpo-jax train"])
+
+    def fail():
+        raise error
+
+    with pytest.raises(SystemExit) as stopped:
+        command(fail)
+    assert capsys.readouterr().err == said
+    assert stopped.value.code == (130 if isinstance(error, KeyboardInterrupt) else 2)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EINVAL, "a fault"), jax.errors.JaxRuntimeError("INTERNAL: a fault")])
+def test_a_fault_of_ours_keeps_its_traceback(error, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["grpo-jax train"])
+
+    def fail():
+        raise error
+
+    with pytest.raises(type(error), match="a fault"):
+        command(fail)
+
+
+def test_a_signal_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["grpo-jax", "--seed", "3", "--out", "elsewhere", "--resume"])
+
+    def stop():
+        raise StopSignal(signal.SIGTERM, tmp_path)
+
+    for said in (f"SIGTERM: saved in {tmp_path}, for good\n", f"--seed 3 --out {tmp_path} --resume\n"):
+        with pytest.raises(StopSignal):
+            command(stop)
+        assert capsys.readouterr().err.endswith(said)
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)

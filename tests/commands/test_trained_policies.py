@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.rendering.animation import CAPTION_HEIGHT
+from grpo_jax.training.settings import Settings
 
 SIZES = {"algorithm": "ppo", "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": MLP((4,))}
 CARTPOLE = Config(environment="CartPole-v1", env_params={"max_steps_in_episode": 20}, **SIZES)
@@ -50,6 +52,35 @@ def test_episodes_of_all_rows_are_evaluated(folder, tmp_path, capsys, monkeypatc
     assert written["returns"] == written["lengths"] and np.max(written["lengths"]) <= 7
     assert written["return"]["per_seed"] == np.mean(written["returns"], axis=1).tolist()
     assert written["env_params"] == {"max_steps_in_episode": 7, "gravity": 1}
+
+
+def test_episodes_of_settings_are_summarised_apart(tmp_path, capsys, monkeypatch):
+    """Two seeds of one setting and one of another, whose episodes are given."""
+    returns = np.array([[1.0, 3.0], [4.0, 4.0], [10.0, 20.0]])
+    settings = Settings({}, {"clip=0.1": np.array([0, 1]), "clip=0.2": np.array([2])})
+    config = SimpleNamespace(env=SimpleNamespace(name="Maze"), env_params={"walls": 2})
+    policies = SimpleNamespace(config=config, settings=settings, name="run on Maze", row=np.arange(3))
+    policies = type("Policies", (SimpleNamespace,), {"__len__": lambda _: 3})(**vars(policies))
+    monkeypatch.setattr(evaluate.Arguments, "load", lambda self, row: policies)
+    monkeypatch.setattr(evaluate, "play", lambda *_, greedy: iter([(returns[:, :1], returns[:, 1:]), (returns,) * 2]))
+    out = tmp_path / "evaluation.json"
+    evaluate.main(evaluate.Arguments(tmp_path, num_episodes=3, out=out, greedy=True))
+    printed = capsys.readouterr().out
+    assert f"Maze: 3 greedy episodes of each of 3 {settings.word}" in printed and f"Written to {out}" in printed
+    lines = [line.replace("│", " ").split() for line in printed.splitlines()]
+    assert ["0", "1.667", "0.9428", "1", "3", "2.333"] in lines and [
+        "2",
+        "13.33",
+        "4.714",
+        "10",
+        "20",
+        "16.67",
+    ] in lines
+    assert sum("IQM" in line for line in lines) == 1, "of several seeds"
+    written = json.loads(out.read_text())
+    assert written["return"]["clip=0.1"]["per_seed"] == [5 / 3, 4.0] and written["env_params"] == {"walls": 2}
+    assert written["returns"] == [[1, 1, 3], [4, 4, 4], [10, 10, 20]] and written["lengths"][0] == [3, 1, 3]
+    assert evaluate.num_batches(3, 3000) == 3, "at most 4096 episodes of all rows at once"
 
 
 @pytest.mark.slow

@@ -177,7 +177,7 @@ def test_the_names_are_those_that_gymnax_registers():
 ONE_MODULE = """
 import sys
 from unittest import mock
-import grpo_jax
+from grpo_jax import *
 
 heavy = {"orbax", "gymnax", "matplotlib", "tensorboardX", "tyro", "wandb"} & set(sys.modules)
 assert not heavy, heavy

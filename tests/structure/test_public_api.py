@@ -4,6 +4,8 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import subprocess
+import sys
 
 import pytest
 
@@ -15,7 +17,7 @@ PROMISED = {
     *("Config", "Hyperparams", "Algorithm", "GRPO", "PPO", "TrainState", "make_init", "make_train_step", "run"),
     *("evaluate", "generate", "grpo_loss", "ppo_loss", "objectives", "policies", "environments", "recording"),
     *("ANCHORED", "CONTINUE", "FRESH", "forked", "with_reference", "make_mesh", "recorded_run", "answer", "warm_start"),
-    *("TrainedPolicy", "load", "reached_return", "no_progress", "baselines", "__version__", "sweep", "plot"),
+    *("TrainedPolicy", "load", "reached_return", "no_progress", "baselines", "sweep", "plot"),
 }
 NAMES = [module.name for module in pkgutil.walk_packages(grpo_jax.__path__, "grpo_jax.")]
 MODULES = [importlib.import_module(name) for name in NAMES if not name.startswith("grpo_jax.commands")]
@@ -43,6 +45,20 @@ def test_all_is_what_was_promised_and_what_is_there():
     for name in grpo_jax.__all__:
         assert getattr(grpo_jax, name) is not None
     assert dir(grpo_jax) == sorted(grpo_jax.__all__), "what a completion shows"
+
+
+def test_a_name_is_imported_at_its_first_use():
+    """A program that takes only the formulas waits for nothing else of the library."""
+    script = """
+import sys, grpo_jax
+assert "jax" not in sys.modules
+from grpo_jax.objectives import grpo_loss
+assert grpo_jax.grpo_loss is grpo_loss
+print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if name.startswith("grpo_jax.")}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    modules = "errors hyperparams objectives precision types"
+    assert done.stdout.split() == [f"grpo_jax.{module}" for module in modules.split()]
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

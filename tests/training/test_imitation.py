@@ -13,9 +13,9 @@ from grpo_jax.algorithms import with_reference
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, make_task, text
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
-from grpo_jax.policies import Transformer
+from grpo_jax.policies import MLP, Transformer
 from grpo_jax.recording.statistics import pass_at_k
-from grpo_jax.training.imitation import imitation_loss, warm_start
+from grpo_jax.training.imitation import UPDATES_PER_CHUNK, completion_loss, imitate, imitation_loss, warm_start
 from grpo_jax.training.train import initial_states
 from grpo_jax.types import RewardParts
 
@@ -69,6 +69,57 @@ def test_a_run_starts_from_given_parameters(config, start):
     play = jax.jit(lambda weights: evaluate(of_reference, first, keys[0], num_episodes=64, env_params=weights).returns)
     returns = play({"held_out": jnp.int32(1), "accuracy": jnp.float32(3.0), "format": jnp.float32(0.0)})
     assert set(returns.tolist()) == {0.0, 3.0}
+
+
+def test_each_row_learns_until_its_accuracy_and_no_longer():
+    """Weights that shrink to 0, of which the accuracy is a function, each row from its own weights."""
+    config = Config(environment="Catch-bsuite", network=MLP((2,)), algorithm="grpo", num_envs=8)
+
+    def size(params, key=None):
+        return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params))
+
+    def learn(**options):
+        keys = jax.random.split(jax.random.key(0), 2)
+        return imitate(config, keys, size, lambda params, key: jnp.exp(-size(params)), **options)
+
+    reports = []
+    ended = learn(target=0.5, learning_rate=2e-2, report=lambda *numbers: reports.append(numbers))
+    accuracies, updates = (np.array(numbers) for numbers in zip(*reports, strict=True))
+    assert (ended.accuracy >= 0.5).all() and (ended.updates % UPDATES_PER_CHUNK == 0).all()
+    for row in range(2):
+        chunks = ended.updates[row] // UPDATES_PER_CHUNK
+        assert (accuracies[: chunks - 1, row] < 0.5).all(), "not done before"
+        assert (updates[chunks - 1 :, row] == ended.updates[row]).all(), "unchanged while the other learns"
+    of_params = [np.exp(-sum(np.square(leaf[row]).sum() for leaf in jax.tree.leaves(ended.params))) for row in (0, 1)]
+    assert ended.accuracy == pytest.approx(of_params, rel=1e-5)
+    assert (learn(target=1.0, learning_rate=1e-9, max_updates=30).updates == 2 * UPDATES_PER_CHUNK).all()
+
+
+def test_only_tokens_of_the_policy_are_learnt():
+    """The mean of -log p over the tokens before the end that the task does not write, as computed by NumPy."""
+    rng, completions = np.random.default_rng(0), np.array([[2, 0, 1], [1, -1, -1]])
+    logits = rng.normal(size=(3, 2, 3)).astype(np.float32)
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    seen = []
+
+    def sequence(params, observation, carry, is_first):
+        seen.append((observation, carry, is_first))
+        return params, None
+
+    def log_prob(logits, actions):
+        return jnp.take_along_axis(jax.nn.log_softmax(logits), actions[..., None], axis=-1)[..., 0]
+
+    distribution = SimpleNamespace(log_prob=log_prob)
+    policy = SimpleNamespace(sequence=sequence, sequence_carry=lambda carry: carry, distribution=distribution)
+    loss = completion_loss(policy, logits, "carry", jnp.array([7, 8]), jnp.array(completions))
+    chosen = [log_probs[0, 0, 2], log_probs[1, 0, 0], log_probs[2, 0, 1], log_probs[0, 1, 1]]
+    assert loss == pytest.approx(-np.mean(chosen), rel=1e-5)
+    observation, carry, is_first = seen[0]
+    assert observation.tolist() == [[7, 8], [2, 1], [0, 0]] and carry == "carry"
+    assert is_first.tolist() == [[True, True], [False, False], [False, False]]
+    forced = jnp.array([[False, True, False], [False, False, False]])
+    loss = completion_loss(policy, logits, "carry", jnp.array([7, 8]), jnp.array(completions), forced)
+    assert loss == pytest.approx(-np.mean([*chosen[:1], *chosen[2:]]), rel=1e-5)
 
 
 def test_each_part_of_a_reward_is_normalised_by_itself():

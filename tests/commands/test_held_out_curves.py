@@ -1,0 +1,103 @@
+"""Measurements on held-out prompts along a run of a language model, on completions that are given."""
+
+import json
+import signal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from grpo_jax.commands.harness.command import make_console
+from grpo_jax.commands.harness.language_runs import HeldOutCurves
+from grpo_jax.recording.folder_lock import StopSignal
+from grpo_jax.training.progress import initial_progress
+
+# [seeds, prompts, samples and the greedy one, tokens]; -1 after the end.
+COMPLETIONS = np.array(
+    [
+        [[[5, 1, -1], [5, 2, 2], [5, -1, -1]], [[4, 1, -1], [4, 1, 1], [5, 1, -1]]],
+        [[[5, 5, 5], [5, -1, -1], [4, -1, -1]], [[5, 1, -1], [4, -1, -1], [4, 2, -1]]],
+    ]
+)
+SETTINGS = {"num_held_out": 2, "num_samples": 2, "num_final": 4, "sample_every": 2, "correct_at": 1.0}
+
+
+def score(_, completions):
+    """A reward of 1 for a first token of 5, and one of the number of tokens."""
+    return np.stack([completions[..., 0] == 5, (completions >= 0).sum(-1)], axis=-1).astype(float)
+
+
+def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None):
+    """Of a task whose prompts are "a" for training, and "b" and a chat that ends with "c"."""
+    recording = SimpleNamespace(wandb=None, checkpoint_every=checkpoint_every)
+    seconds = {"rollouts": 2.0, "updates": 1.0, "rewards": 1.0}
+    decode = SimpleNamespace(decode_batch=lambda texts: ["".join(map(str, text[text >= 0])) for text in texts])
+    task = SimpleNamespace(
+        num_training=1,
+        tokens=np.zeros((3, 4), int),
+        times=SimpleNamespace(stop=lambda: None, take=lambda: seconds),
+        score=score,
+        rewards=[SimpleNamespace(name="five", weight=1.0), SimpleNamespace(name="length", weight=0.0)],
+        is_cut=lambda completions: (completions >= 0).all(-1),
+        all_prompts=SimpleNamespace(contents=["a", "b", [{"role": "user", "content": "c"}]]),
+        model=SimpleNamespace(tokenizer=decode),
+    )
+    plan = SimpleNamespace(config=None, hyperparams=SimpleNamespace(num_iterations=10))
+    settings = SimpleNamespace(**SETTINGS, recording=recording, stop_at_reward=stop_at_reward, seed=0)
+    made = HeldOutCurves(task, plan, folder, make_console(), settings, received)
+    made._complete = lambda states: COMPLETIONS
+    return made
+
+
+def progress(iteration, *, ended=False):
+    begun = initial_progress(None, 2)
+    ended_by = np.full(2, "total_steps" if ended else "")
+    return begun._replace(iteration=iteration, steps=begun.steps + 100 * iteration, ended_by=ended_by)
+
+
+def test_a_point_has_the_means_of_each_seed(tmp_path, capsys):
+    measured = curves(tmp_path)
+    assert measured(progress(0), None) is None
+    for iteration in (1, 2, 3):
+        measured(progress(iteration), "chunk")
+    measured(progress(5, ended=True), "chunk")
+    assert [point["iteration"] for point in measured.points] == [0, 2, 5], "every second, and the last"
+    point = json.loads((tmp_path / "held_out.json").read_text())[1]
+    assert point["tokens"] == [200, 200]
+    assert point["rewards"] == {"five": [0.5, 0.75], "length": [2.5, 1.75]}
+    assert point["greedy"] == {"five": [1.0, 0.0], "length": [1.5, 1.5]}
+    assert point["length_of_correct"] == [2.5, 2.0]
+    assert point["cut"] == [0.5, 0.25] and point["all_equal"] == [1.0, 0.5]
+    assert point["pass_at_k"] == {"1": [0.5, 0.75], "2": [0.5, 1.0]}
+    printed = capsys.readouterr().out
+    assert "rollouts 200 tokens/s, updates 400 tokens/s, rewards 25% of the time" in printed
+    assert "Held-out prompts after 2 iterations: five 0.625, length 2.125; pass@1 0.625, pass@2 0.750" in printed
+    measured.finish()
+    assert (tmp_path / "held_out.png").exists()
+    assert "| five, greedy | 0.500" in (tmp_path / "held_out.md").read_text()
+
+
+def test_a_resumed_run_writes_its_points_and_samples_once(tmp_path):
+    first = curves(tmp_path)
+    for iteration in (0, 2, 4):
+        first(progress(iteration), None if iteration == 0 else "chunk")
+    resumed = curves(tmp_path)
+    resumed(progress(2), None)
+    resumed(progress(4), "chunk")
+    assert [point["iteration"] for point in resumed.points] == [0, 2, 4]
+    lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [0] * 4 + [2] * 4 + [4] * 4, "a line for each seed and prompt"
+    assert {line["prompt"] for line in lines} == {"b", "c"}, "of a chat the last message"
+    for line in lines:
+        assert line["rewards"]["five"] == [text.startswith("5") for text in (*line["sampled"], line["greedy"])]
+
+
+def test_a_seed_stops_at_its_reward_and_a_signal_stops_all(tmp_path):
+    measured = curves(tmp_path, stop_at_reward=0.75)
+    assert measured(progress(0), None) is None, "not before training"
+    assert measured(progress(2), "chunk").stopped.tolist() == [False, True]
+    with pytest.raises(StopSignal) as stopped:
+        curves(tmp_path, received=[signal.SIGTERM])(progress(4), "chunk")
+    assert stopped.value.name == "SIGTERM" and stopped.value.folder == tmp_path
+    resumable = curves(tmp_path, received=[signal.SIGTERM], checkpoint_every=1)
+    assert resumable(progress(0), None) is None, "the checkpoint is written first, by the run"
