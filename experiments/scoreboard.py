@@ -29,11 +29,11 @@ from .harness.reference_implementations import installed, rejax_version
 TASKS = {
     task.environment: task
     for task in (
-        Task("CartPole-v1", 475.0, learning_rate=1e-3, window=500),
-        Task("Acrobot-v1", -100.0, learning_rate=1e-3, window=500),
-        Task("Catch-bsuite", 0.99, learning_rate=1e-3, program_steps=20_000),
-        Task("Breakout-MinAtar", 40.0, learning_rate=1e-3, total_steps=10_000_000.0, window=1000),
-        Task("tokens:sort-5", 0.95, learning_rate=0.0, total_steps=1_000_000.0),
+        Task("CartPole-v1", 475.0, window=500),
+        Task("Acrobot-v1", -100.0, window=500),
+        Task("Catch-bsuite", 0.99, program_steps=20_000),
+        Task("Breakout-MinAtar", 40.0, total_steps=10_000_000.0, window=1000),
+        Task("tokens:sort-5", 0.95, total_steps=1_000_000.0),
     )
 }
 QUICK = ("CartPole-v1", "Acrobot-v1", "Catch-bsuite")
@@ -51,7 +51,8 @@ turns, so compare within a run only: × is to its first line. Steps are of the e
 The first three PPOs do the same work (64 environments × 128 steps, 4 epochs of 4 minibatches, two networks of 64 × 64,
 one learning rate); "PPO, tuned" and GRPO have the settings of `grpo-jax train`. The return is a mean over iterations of
 at least the longest possible episode, as short episodes end first; rejax's over the last episode of each environment.
-Token tasks begin with a warm start on solutions, which counts. Each run adds its lines to [runs.jsonl](runs.jsonl),
+`--tasks Breakout-MinAtar tokens:sort-5`, with returns of 40 and 0.95, take minutes a seed on a CPU; token tasks begin
+with a warm start on solutions, which counts. Each run adds its lines to [runs.jsonl](runs.jsonl),
 from which this page is made.
 """
 
@@ -124,7 +125,15 @@ def table(lines: list[dict[str, Any]]) -> str:
         runs.setdefault((line["task"], line["began"]), []).append(line)
     newest = sorted(runs, key=lambda run: run[1], reverse=True)
     order = sorted(newest, key=lambda run: list(TASKS).index(run[0]) if run[0] in TASKS else len(TASKS))
-    header = ["task", "implementation", "seconds, empty cache", "warm cache", "steps", "seeds", "when, where, commit"]
+    header = [
+        "task",
+        "implementation",
+        "seconds, empty cache",
+        "warm cache",
+        "steps",
+        "seeds reached it",
+        "when, where, commit",
+    ]
     return markdown_table(header, [cells(line, runs[run][0]) for run in order for line in runs[run]])
 
 
@@ -148,7 +157,7 @@ def cells(line: dict[str, Any], first: dict[str, Any]) -> list[str]:
         seconds("empty"),
         seconds("warm"),
         shown(median(line["steps"]), ",.0f"),
-        str(len(line["steps"])),
+        f"{np.isfinite(as_numbers(line['steps'])).sum()} of {len(line['steps'])}",
         f"{where}; {line['note']}" if line["note"] else where,
     ]
 

@@ -32,7 +32,7 @@ class Task(NamedTuple):
 
     environment: str
     solved: float
-    learning_rate: float  # of those that do the same work
+    learning_rate: float = 1e-3  # of those that do the same work
     total_steps: float = 500_000.0  # of `grpo-jax train`; all give up after 4 times as many
     program_steps: int = 80_000  # a program makes at least as many; returns are looked at after each
     window: int = 1  # steps of each environment whose episodes are averaged; at least those of an iteration
@@ -56,7 +56,7 @@ class Task(NamedTuple):
         return None
 
 
-CARTPOLE = Task("CartPole-v1", 475.0, learning_rate=1e-3)
+CARTPOLE = Task("CartPole-v1", 475.0)
 
 
 def measure(names: Sequence[str], num_seeds: int, track: Callable = iter, task: Task = CARTPOLE) -> list[dict]:

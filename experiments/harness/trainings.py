@@ -7,6 +7,7 @@ import jax
 
 from grpo_jax import make_init, make_train_step
 from grpo_jax.commands.harness.settings import make_plan, token_task
+from grpo_jax.training.imitation import warm_start
 
 from . import reference_implementations as reference
 from . import workloads
@@ -40,8 +41,6 @@ def tuned(algorithm: str, environment: str, total_steps: float, seed: int) -> Tr
     _, config, hyperparams, *_ = make_plan(environment, algorithm, keys, total_steps=total_steps)
     init, step = make_init(config), make_train_step(config)
     if config.env.task is not None:
-        from grpo_jax.training.imitation import warm_start
-
         _, target, learning_rate = token_task(environment.partition(":")[2])
         started = warm_start(config, keys, target=target, learning_rate=learning_rate)
         params = jax.tree.map(lambda leaf: leaf[0], started.params)

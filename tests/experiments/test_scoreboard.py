@@ -3,21 +3,25 @@
 import json
 import math
 import subprocess
+from pathlib import Path
 
+import chex
+import jax
 import pytest
 
 from experiments import scoreboard
-from experiments.harness import cold_start
+from experiments.harness import cold_start, trainings
 from experiments.harness.cold_start import Task
 from experiments.scoreboard import Arguments
 from grpo_jax.errors import ConfigError
+from grpo_jax.training.imitation import WarmStart
 
 NAN = math.nan
 
 
 def test_a_task_is_solved_over_whole_episodes():
     """An episode is at most 500 steps long, so 4 iterations of 128 have at least one of each environment."""
-    task = Task("Acrobot-v1", -100.0, 1e-3)
+    task = Task("Acrobot-v1", -100.0)
     early = [NAN, -90.0, NAN, -500.0, -80.0, -300.0, -90.0, -90.0, -90.0, -110.0]
     assert task.iterations(early, 1) == 2, "the short episodes of an iteration are the first to end"
     assert task.iterations(early, 4) == 10 and task.iterations(early[:9], 4) is None
@@ -55,8 +59,8 @@ def test_each_run_adds_its_lines_and_the_page_has_them_all(tmp_path, monkeypatch
     assert {"hardware", "versions", "commit", "began", "note", "task", "return"} <= lines[0].keys()
     page = (tmp_path / "README.md").read_text()
     assert page == f"{scoreboard.HEAD}\n{scoreboard.table(lines)}"
-    assert "| Acrobot-v1, -100 | PPO | 20.0 (2.00×) | 4.0 (2.00×) | 40,960 | 2 |" in page
-    assert "| GRPO | not reached | not reached | not reached | 2 |" in page and "; beside other work |" in page
+    assert "| Acrobot-v1, -100 | PPO | 20.0 (2.00×) | 4.0 (2.00×) | 40,960 | 2 of 2 |" in page
+    assert "| GRPO | not reached | not reached | not reached | 0 of 2 |" in page and "; beside other work |" in page
     scoreboard.main(Arguments(("tokens:sort-5",), ("PPO", "GRPO"), 1, out=tmp_path))
     page = (tmp_path / "README.md").read_text()
     assert page.count("\n| Acrobot-v1, -100 |") == 3 and page.count("\n| tokens:sort-5, 0.95 | GRPO |") == 1
@@ -76,9 +80,26 @@ def test_a_mistake_costs_nothing(tmp_path):
 
 
 def test_the_page_is_made_of_its_lines():
-    folder = Arguments().out
+    folder = Path(scoreboard.__file__).parent / "results" / "scoreboard"
     lines = scoreboard.read_lines(folder / "runs.jsonl")
     assert (folder / "README.md").read_text() == f"{scoreboard.HEAD}\n{scoreboard.table(lines)}"
+
+
+@pytest.mark.slow
+def test_a_token_task_begins_with_its_warm_start(monkeypatch):
+    """The warm start is replaced by other random weights."""
+    asked, weights = [], []
+
+    def warm_start(config, keys, **options):
+        asked.append(options)
+        weights.append(config.policy.init(jax.random.key(7)))
+        return WarmStart(jax.tree.map(lambda leaf: leaf[None], weights[0]), None, None)
+
+    monkeypatch.setattr(trainings, "warm_start", warm_start)
+    training = trainings.tuned("grpo", "tokens:sort-5", 1e6, 0)
+    assert asked == [{"target": 0.5, "learning_rate": 5e-4}]
+    state = jax.jit(training.init)(jax.random.key(0))
+    chex.assert_trees_all_equal(state.params, weights[0])
 
 
 @pytest.mark.slow
