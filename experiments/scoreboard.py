@@ -15,9 +15,10 @@ from typing import Any, Literal
 import numpy as np
 from rich import progress
 
+from grpo_jax.commands.harness import limits
 from grpo_jax.commands.harness.command import command, make_console, num_cores, provenance
 from grpo_jax.commands.harness.figures import markdown_table
-from grpo_jax.commands.harness.limits import Count
+from grpo_jax.commands.harness.limits import Count, OutFile
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.files import as_numbers, plain, write_text
@@ -84,7 +85,8 @@ def main(arguments: Arguments) -> None:
     for task, here in able.items():
         if not here:
             raise ConfigError(f"of the implementations only GRPO can train on {task.environment}; add it")
-    lines = read_lines(arguments.out / RUNS)  # before hours of measuring
+    limits.check("--out", OutFile, arguments.out / RUNS)  # before all the measuring
+    lines = read_lines(arguments.out / RUNS)
     where = provenance() | {"cores_used": num_cores(), "began": f"{began:%Y-%m-%d %H:%M}", "note": arguments.note}
     where["versions"]["rejax"] = rejax_version()
     for task, here in able.items():
@@ -150,7 +152,8 @@ def cells(line: dict[str, Any], first: dict[str, Any]) -> list[str]:
     def shown(value: float, spec: str) -> str:
         return f"{value:{spec}}" if np.isfinite(value) else "not reached"
 
-    where = f"{line['began']}, {line['hardware']}, jax {line['versions']['jax']}, {(line['commit'] or '')[:7]}"
+    commit = line["commit"] or "unknown"  # 40 digits, and a mark of changes
+    where = f"{line['began']}, {line['hardware']}, jax {line['versions']['jax']}, {commit[:7]}{commit[40:]}"
     return [
         f"{line['task']}, {line['return']:g}",
         line["implementation"],

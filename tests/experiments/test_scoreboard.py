@@ -77,6 +77,8 @@ def test_a_mistake_costs_nothing(tmp_path):
     (tmp_path / "runs.jsonl").write_text('{"task": "CartPole-v1"}\n')
     with pytest.raises(ConfigError, match=r"line 1 of .*runs.jsonl is damaged .*; remove it"):
         scoreboard.main(Arguments(out=tmp_path))
+    with pytest.raises(ConfigError, match="--out .* cannot be written, as .* is a file"):
+        scoreboard.main(Arguments(out=tmp_path / "runs.jsonl"))
 
 
 def test_the_page_is_made_of_its_lines():
