@@ -108,5 +108,5 @@ def test_a_token_task_begins_with_its_warm_start(monkeypatch):
 def test_catch_from_a_new_process(tmp_path):
     scoreboard.main(Arguments(("Catch-bsuite",), ("plain PPO", "PPO, tuned"), 1, out=tmp_path))
     for line in scoreboard.read_lines(tmp_path / "runs.jsonl"):
-        (empty,), (warm,) = (line["seconds"][cache] for cache in ("empty", "warm"))
-        assert 0 < warm < empty and 0 < line["steps"][0] < 2_000_000, line
+        assert all(0 < seconds < math.inf for seconds in (*line["seconds"]["empty"], *line["seconds"]["warm"])), line
+        assert 10_000 < line["steps"][0] < 500_000, line
