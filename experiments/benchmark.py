@@ -190,9 +190,9 @@ def table(title: str, rows: list[dict]) -> Table:
 
 def cold_table(rows: list[dict]) -> Table:
     """Medians of the seconds from the beginning of a process to the end of each stage, and the size of the program."""
-    rendered = Table("", "cache", *cold_start.STAGES, *cold_start.PROGRAMS, title="CartPole-v1: seconds until")
+    rendered = Table("", "cache", *cold_start.CARTPOLE.stages, *cold_start.PROGRAMS, title="CartPole-v1: seconds until")
     for row in rows:
-        seconds = (f"{row[stage]:.1f}" for stage in cold_start.STAGES)
+        seconds = (f"{row[stage]:.1f}" for stage in cold_start.CARTPOLE.stages)
         rendered.add_row(
             row["implementation"], row["cache"], *seconds, *(f"{row[x]:,.0f}" for x in cold_start.PROGRAMS)
         )

@@ -9,6 +9,7 @@ beside the model's, execution plans and settings of XLA against each other, and 
 import dataclasses
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from grpo_jax.commands.harness.parsing import chosen, parse_flags
 from grpo_jax.recording.files import write_json
 
 from .compiled_programs.targets import TARGETS
-from .harness.gpu_page import DONE, write_page
+from .harness.gpu_page import DONE, is_measured, write_page
 from .harness.published_speeds import SHAPES, Shape
 
 LONGEST = 240
@@ -32,65 +33,63 @@ GRAPHS = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL --xla_gpu_command_
 
 
 class Measurement(NamedTuple):
-    flags: Sequence[str]  # of python -m; "{out}" is the measurement's folder, "{device}" the accelerator
+    flags: str  # of python -m; "{out}" is the measurement's folder, "{device}" the accelerator
     smaller: str = ""  # flags of a smoke test, which win over the others
     variables: Mapping[str, str] = {}  # for the environment of the process
 
+    def words(self, smoke: bool) -> list[str]:
+        return shlex.split(f"{self.flags} {self.smaller}" if smoke else self.flags)
+
+
+def speed(environment: str, sizes: str, implementations: Sequence[str], **variables: str) -> Measurement:
+    """Steps per second, in turns; with settings of XLA or JAX from the environment of the process."""
+    flags = f"experiments.benchmark --environments {environment} {sizes} --no-parts --out {{out}}/speed.json"
+    smaller = f"{SMALL} --implementations PPO"
+    return Measurement(f"{flags} --implementations {shlex.join(implementations)}", smaller, variables)
+
 
 def of_shape(shape: Shape) -> Measurement:
-    """All implementations at a published shape, in turns."""
-    flags = ["experiments.benchmark", "--environments", shape.environment, "--no-parts", "--out", "{out}/speed.json"]
-    for name, value in (shape.size._asdict() | {"num_seeds": tuple(shape.published)}).items():
-        flags += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
-    return Measurement([*flags, "--implementations", *shape.implementations], f"{SMALL} --implementations PPO")
+    """All implementations at a published shape."""
+    sizes = shape.size._asdict() | {"num_seeds": tuple(shape.published)}
+    values = {name: value if isinstance(value, tuple) else (value,) for name, value in sizes.items()}
+    flags = (f"--{name.replace('_', '-')} {' '.join(map(str, value))}" for name, value in values.items())
+    return speed(shape.environment, " ".join(flags), shape.implementations)
 
 
-def programs(environment: str, num_envs: str, *flags: str) -> Measurement:
+def programs(environments: str, num_envs: str, flags: str = "") -> Measurement:
     """Launches, the model's seconds, and measured ones."""
-    words = f"experiments.accelerators --targets {{device}} --environments {environment} --num-envs {num_envs}".split()
+    words = f"experiments.accelerators --targets {{device}} --environments {environments} --num-envs {num_envs}"
     smaller = "--num-envs 8 --implementations PPO --repeats 1 --seconds 0"
-    return Measurement([*words, "--out", "{out}/programs", *flags], smaller)
-
-
-def settings(environment: str, num_envs: int, **variables: str) -> Measurement:
-    """The speed of ours with settings of XLA or JAX from the environment."""
-    words = (
-        f"experiments.benchmark --environments {environment} --num-envs {num_envs} --no-parts --out {{out}}/speed.json"
-    )
-    return Measurement(
-        [*words.split(), "--implementations", "plain PPO", "PPO", "GRPO"], f"{SMALL} --implementations PPO", variables
-    )
+    return Measurement(f"{words} --out {{out}}/programs {flags}", smaller)
 
 
 def language(dtype: str, precision: str) -> Measurement:
     """Generation and train steps of a transformer of SmolLM2-135M's size, in tokens per second."""
     words = f"experiments.token_speed --sizes 30x576:64:49152 --num-heads 9 --num-envs 64 --compute-dtype {dtype}"
     smaller = "--sizes 1x8:4:16 --num-heads 1 --num-envs 16 --repeats 1 --seconds 0"
-    return Measurement(
-        [*words.split(), "--out", "{out}/tokens.json"], smaller, {"JAX_DEFAULT_MATMUL_PRECISION": precision}
-    )
+    return Measurement(f"{words} --out {{out}}/tokens.json", smaller, {"JAX_DEFAULT_MATMUL_PRECISION": precision})
 
 
 PIECES: dict[str, dict[str, Measurement]] = {
     "tests": {
         "all": Measurement(
             "pytest -q -n 0 -p no:cacheprovider --junitxml {out}/tests.xml tests/training/test_execution_plans.py "
-            "tests/environments/test_lean.py tests/objectives/test_golden.py tests/objectives/test_golden_2.py".split(),
+            "tests/environments/test_lean.py tests/objectives/test_golden.py tests/objectives/test_golden_2.py",
             "-k test_a_plan_is_found_by_name",
         )
     },
     "agreement": {
-        "devices": Measurement(["experiments.device_agreement", "--out", "{out}/agreement.json"]),
+        "devices": Measurement("experiments.device_agreement --out {out}/agreement.json"),
     },
     "programs": {
         "cartpole": programs("CartPole-v1", "1024 4096 65536"),
         "breakout": programs("Breakout-MinAtar", "4096"),
-        "asterix": programs("Asterix-MinAtar", "2048", "--implementations", "PPO", "GRPO"),
-        "games": programs("Freeway-MinAtar SpaceInvaders-MinAtar", "2048", "--implementations", "PPO"),
-        "cpu-plan": programs("CartPole-v1", "4096", "--execution-plan", "cpu", "--implementations", "PPO", "GRPO"),
+        "asterix": programs("Asterix-MinAtar", "2048", "--implementations PPO GRPO"),
+        "games": programs("Freeway-MinAtar SpaceInvaders-MinAtar", "2048", "--implementations PPO"),
+        "cpu-plan": programs("CartPole-v1", "4096", "--execution-plan cpu --implementations PPO GRPO"),
     },
     "settings": {
-        f"{name}-{short}": settings(environment, 4096, **variables)
+        f"{name}-{short}": speed(environment, "--num-envs 4096", ("plain PPO", "PPO", "GRPO"), **variables)
         for short, environment in (("cartpole", "CartPole-v1"), ("breakout", "Breakout-MinAtar"))
         for name, variables in (
             ("defaults", {}),
@@ -102,7 +101,7 @@ PIECES: dict[str, dict[str, Measurement]] = {
     "brax": {
         "ant": Measurement(
             "experiments.brax_speed --task ant --num-envs 4096 --num-steps 80 --num-epochs 4 --num-minibatches 32 "
-            "--hidden-sizes 256 256 --iterations 2 --repeats 3 --out {out}/brax.json".split(),
+            "--hidden-sizes 256 256 --iterations 2 --repeats 3 --out {out}/brax.json",
             "--task fast --num-envs 8 --num-steps 8 --num-minibatches 2 --hidden-sizes 8 --repeats 1",
         )
     },
@@ -139,7 +138,7 @@ def main(arguments: Arguments) -> None:
         f"{piece}/{name}": measurement
         for piece, measurements in pieces.items()
         for name, measurement in list(measurements.items())[: 1 if arguments.smoke else None]
-        if not (out / piece / name / DONE).exists()
+        if not is_measured(out / piece / name)
     }
     for i, (name, measurement) in enumerate(waiting.items()):
         if arguments.minutes is not None and time.monotonic() - began + LONGEST > 60 * arguments.minutes:
@@ -162,9 +161,9 @@ def attached_device() -> str:
 
 def measure(measurement: Measurement, out: Path, target: str, smoke: bool) -> str:
     """Runs a measurement and notes that it is done; returns the last line of an error, and then nothing is noted."""
-    out.mkdir(parents=True, exist_ok=True)
-    words = [*measurement.flags, *(measurement.smaller.split() if smoke else ())]
-    words = ["-m", *(word.replace("{device}", target) for word in words)]
+    shutil.rmtree(out, ignore_errors=True)  # the commands refuse to replace results
+    out.mkdir(parents=True)
+    words = ["-m", *(word.replace("{device}", target) for word in measurement.words(smoke))]
     began = time.monotonic()
     try:
         done = subprocess.run(

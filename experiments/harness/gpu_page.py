@@ -1,14 +1,14 @@
 """README.md and a picture of the results of `experiments.gpu_hour`, from the files that its measurements leave."""
 
-import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from grpo_jax.commands.harness.figures import markdown_table
+from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import panels
-from grpo_jax.recording.files import write_text
+from grpo_jax.recording.files import read_object, write_text
 
 from .published_speeds import SHAPES
 
@@ -22,7 +22,7 @@ def write_page(out: Path, device: str, smoke: bool) -> None:
     sections = [f"## {title}\n\n{text.strip()}" for title, section in SECTIONS.items() if (text := section(out))]
     if not sections:
         return
-    measured = [json.loads(path.read_text()) for path in sorted(out.glob(f"*/*/{DONE}"))]
+    measured = [read_object(path) for path in sorted(out.glob(f"*/*/{DONE}")) if is_measured(path.parent)]
     commands = "\n".join(f"{each['seconds']:5.0f} s  {each['command']}" for each in measured)
     minutes = sum(each["seconds"] for each in measured) / 60
     title = "A smoke test: nothing is a measurement, as all sizes are tiny" if smoke else f"Measured on {device}"
@@ -30,12 +30,22 @@ def write_page(out: Path, device: str, smoke: bool) -> None:
     write_text(out / "README.md", "\n\n".join([head, *sections, f"## Commands\n\n```\n{commands}\n```"]) + "\n")
 
 
+def is_measured(folder: Path) -> bool:
+    """Whether a folder has the results of a finished measurement, and all can be read."""
+    try:
+        for path in folder.rglob("*.json"):
+            read_object(path)
+        return (folder / DONE).exists()
+    except ConfigError:
+        return False
+
+
 def results(out: Path, pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The names of finished measurements, and their files of results."""
     for path in sorted(out.glob(pattern)):
         folder = next(parent for parent in path.parents if parent.parent.parent == out)
-        if (folder / DONE).exists():
-            yield folder.name, json.loads(path.read_text())
+        if is_measured(folder):
+            yield folder.name, read_object(path)
 
 
 def agreement(out: Path) -> str:

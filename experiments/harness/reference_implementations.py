@@ -63,7 +63,8 @@ def installed(names: Sequence[str]) -> tuple[str, ...]:
 def rejax_ppo(environment: str, size: Size, *, logged: bool = False) -> Implementation:
     """rejax's own PPO, unchanged, on gymnax's environment behind `LegacyStepAPIWrapper`.
 
-    It has no metrics; with `logged` one, the mean return of the last episode of each environment.
+    It has no metrics; with `logged` one, the mean return of the last episode of each environment; NaN before all had
+    one.
     """
     import gymnax
     from gymnax.wrappers import LegacyStepAPIWrapper, LogWrapper
@@ -93,8 +94,11 @@ def rejax_ppo(environment: str, size: Size, *, logged: bool = False) -> Implemen
 
     def step(state):
         state = algorithm.train_iteration(state)
-        returns = {"episode/return_mean": state.env_state.returned_episode_returns.mean()} if logged else {}
-        return state, returns
+        if not logged:
+            return state, {}
+        last = state.env_state
+        all_had_one = jnp.all(last.returned_episode_lengths > 0)
+        return state, {"episode/return_mean": jnp.where(all_had_one, last.returned_episode_returns.mean(), jnp.nan)}
 
     return Implementation(algorithm.init_state, step)
 

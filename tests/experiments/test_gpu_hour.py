@@ -17,11 +17,11 @@ MEASUREMENTS = {f"{piece}/{name}": each for piece, all_of in gpu_hour.PIECES.ite
 
 def test_every_measurement_is_a_command_with_flags_that_exist():
     for name, measurement in MEASUREMENTS.items():
-        module, *flags = (word.replace("{device}", "h100") for word in measurement.flags)
+        words = (measurement.words(smoke=smoke) for smoke in (True, False))
+        (module, *small), (_, *large) = ([word.replace("{device}", "h100") for word in each] for each in words)
         if module != "pytest":
             arguments = importlib.import_module(module).Arguments
-            small = parse_flags(arguments, [*flags, *measurement.smaller.split()])
-            large = parse_flags(arguments, flags)
+            small, large = parse_flags(arguments, small), parse_flags(arguments, large)
             assert small.out == large.out and (small != large or not measurement.smaller), name
 
 
@@ -45,8 +45,12 @@ def test_what_is_measured_is_not_measured_again_and_what_failed_is(tmp_path, mon
     broken.clear()
     gpu_hour.main(arguments)
     assert ran == [None, "purejaxrl-cartpole"]
+    (partial := tmp_path / "shapes" / "rejax-breakout" / "speed.json").write_text('{"results": [')
+    gpu_hour.main(arguments)
+    assert ran[2:] == [None, "rejax-breakout"] and not partial.exists(), "damaged results are measured again"
+    ran.clear()
     gpu_hour.main(dataclasses.replace(arguments, out=tmp_path / "other", minutes=1.0))
-    assert ran[2:] == [None] and f"{len(SHAPES)} measurements are left" in capsys.readouterr().out
+    assert ran == [None] and f"{len(SHAPES)} measurements are left" in capsys.readouterr().out
     ran.clear()
     for smoke in (True, False):
         gpu_hour.main(dataclasses.replace(arguments, out=tmp_path / "third", smoke=smoke))

@@ -1,0 +1,48 @@
+"""What `cold_start` measures from a new process: trainings of one size, or with our settings."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from grpo_jax import make_init, make_train_step
+from grpo_jax.commands.harness.settings import make_plan, token_task
+from grpo_jax.training.imitation import warm_start
+
+from . import reference_implementations as reference
+from . import workloads
+
+
+class Training(NamedTuple):
+    init: Callable  # (key) -> state
+    step: Callable  # (state) -> (state, metrics)
+    num_steps: int  # of each environment in an iteration
+    num_samples: int  # of all environments in an iteration, at most
+
+
+def same_work(name: str, environment: str, learning_rate: float) -> Training:
+    """An implementation of PPO with 64 environments, 128 steps, 4 epochs of 4 minibatches."""
+    reference.LEARNING_RATE, size = learning_rate, reference.Size(num_envs=64)
+    if name == "rejax PPO":
+        implementation = reference.rejax_ppo(environment, size, logged=True)
+    elif name == "plain PPO":
+        implementation = reference.plain_ppo(environment, size)
+    else:
+        implementation = workloads.ours(workloads.make_config(environment, size, critic=True))
+    return Training(*implementation, size.num_steps, size.num_samples)
+
+
+def tuned(algorithm: str, environment: str, total_steps: float, seed: int) -> Training:
+    """Ours with the settings of `grpo-jax train`.
+
+    On a token task it begins with a warm start on solutions, as no answer of random weights is right.
+    """
+    keys, params = jax.random.key(seed)[None], None
+    _, config, hyperparams, *_ = make_plan(environment, algorithm, keys, total_steps=total_steps)
+    init, step = make_init(config), make_train_step(config)
+    if config.env.task is not None:
+        _, target, learning_rate = token_task(environment.partition(":")[2])
+        started = warm_start(config, keys, target=target, learning_rate=learning_rate)
+        params = jax.tree.map(lambda leaf: leaf[0], started.params)
+    size = config.num_steps, config.steps_per_iteration
+    return Training(lambda key: init(key, hyperparams, params=params), step, *size)
