@@ -37,7 +37,6 @@ METHODS = {
     "GRPO, all weights": "--algorithm grpo --learning-rate 2e-5 --kl-coef 0",
 }
 """Flags of `grpo-jax lm`."""
-FILES = {"prompts": "prompts", "held-out": "held_out"}
 FLAGS = "--checkpoint-every 0 --save-dtype bfloat16"
 SIZES = "--num-prompts 8 --group-size 8 --sample-every 10 --num-held-out 40 --num-samples 8"
 SMOKE = "--num-prompts 2 --group-size 2 --sample-every 1 --num-held-out 2 --num-samples 2 --no-compilation-cache"
@@ -52,7 +51,7 @@ class Arguments:
     methods: tuple[str, ...] = ("GRPO",)
     """Which methods are trained; results that are in the folder stay."""
     num_iterations: Count | None = None
-    """Iterations of 64 completions, for every method; None: those of the task."""
+    """Iterations of every run; None: the number that the task has."""
     num_seeds: Seeds = 3
     """Independent runs of each method."""
     seed: Seed = 0
@@ -107,12 +106,13 @@ def train(task: str, method: str, seed: int, made: Task, model: Path, arguments:
     """Trains a cell and writes its result: the points of held_out.json, and what the run took."""
     out = arguments.out / "runs" / f"{slug(task, method)}_{seed}"
     out.parent.mkdir(exist_ok=True)
-    files = [f"--{kind}={arguments.out / task / name}.jsonl" for kind, name in FILES.items()]
+    prompts = arguments.out / task
     flags = f"{METHODS[method]} {FLAGS} {SIZES} {made.flags} {SMOKE if arguments.smoke else ''}".split()
+    flags += [f"--prompts={prompts}/prompts.jsonl", f"--held-out={prompts}/held_out.jsonl"]
     flags += [f"--num-iterations={arguments.num_iterations or made.num_iterations}"]
     flags += [f"--seed={seed}", f"--model={model}", f"--out={out}"]
     wall, core = time.perf_counter(), time.process_time()
-    lm.main(lm.parse(lm.Arguments, files + flags))
+    lm.main(lm.parse(lm.Arguments, flags))
     used = {"wall_seconds": time.perf_counter() - wall, "core_seconds": time.process_time() - core}
     points = json.loads((out / "held_out.json").read_text())
     result = {"task": task, "method": method, "seed": seed, "flags": METHODS[method], "points": points}

@@ -45,16 +45,19 @@ HEAD = """# Scoreboard: seconds to a return
 python -m experiments.scoreboard
 ```
 
-Seconds from the start of a new process until the mean return of training reaches the number beside the task: from an
-empty compilation cache, and from what that process left in it. Medians over seeds; all implementations of a run take
-turns, so compare within a run only: × is to its first line. Steps are of the environments, until then.
+Seconds from the start of a new process until the mean return of training reaches the number beside the task: first with
+an empty compilation cache, then with what that process left in it. Medians over seeds. All implementations of a run
+take turns, so compare within a run only; × is the ratio to its first line. Steps are those of the environments until
+then; "not reached" is not within 2 million of them (Breakout-MinAtar 40 million, tokens:sort-5 4 million).
 
 The first three PPOs do the same work (64 environments × 128 steps, 4 epochs of 4 minibatches, two networks of 64 × 64,
-one learning rate); "PPO, tuned" and GRPO have the settings of `grpo-jax train`. The return is a mean over iterations of
-at least the longest possible episode, as short episodes end first; rejax's over the last episode of each environment.
-`--tasks Breakout-MinAtar tokens:sort-5`, with returns of 40 and 0.95, take minutes a seed on a CPU; token tasks begin
-with a warm start on solutions, which counts. Each run adds its lines to [runs.jsonl](runs.jsonl),
-from which this page is made.
+one learning rate); "PPO, tuned" and GRPO have the settings of `grpo-jax train`. The return is a mean over as many
+iterations as the longest possible episode takes, because short episodes end first; for rejax it is the mean over the
+last episode of each environment.
+
+Two more tasks, `--tasks Breakout-MinAtar tokens:sort-5` with returns of 40 and 0.95, take minutes a seed on a CPU. A
+token task begins with a warm start on solutions, whose seconds count. Each run adds its lines to
+[runs.jsonl](runs.jsonl), from which this page is made.
 """
 
 

@@ -156,9 +156,10 @@ def _with_baseline(
 
 
 def _above_rounding(advantage: jax.Array, value: jax.Array) -> jax.Array:
-    """0 for an advantage no larger than the rounding of the values that it is the difference of.
+    """The advantage, or 0 where it is no larger than the rounding error of the values that it is a difference of.
 
-    A minibatch of states whose visits all had the same return has nothing else, which `normalize` would scale up.
+    That error is taken as 8 eps (|V| + mean |V|), since a baseline computes V from the returns of other states. A
+    minibatch of states whose visits all had the same return has only such advantages, which `normalize` would scale up.
     """
     size = jnp.abs(value)
     rounding = 8 * jnp.finfo(advantage.dtype).eps * (size + jnp.mean(size, where=jnp.isfinite(size)))

@@ -301,6 +301,19 @@ def test_tables_and_picture(tmp_path):
     assert (tmp_path / "launches.png").stat().st_size > 1000
 
 
+def test_the_page_has_the_programs_of_gymnax():
+    page = Path(accelerators.__file__).parent / "results" / "accelerators"
+    rows = json.loads((page / "gymnax" / "summary.json").read_text())["programs"]
+    assert (page / "gymnax" / "table.md").read_text() == overview(rows)
+    text = (page / "README.md").read_text()
+    few = 0
+    for line in overview(rows).splitlines()[2:]:
+        name, _, _, *numbers = line.strip("| ").split(" | ")
+        assert f"| {name} | {' | '.join(numbers)} |" in text
+        few += float(numbers[1]) <= 12
+    assert f"{few} of {len(rows)} launch at most 12 kernels in an environment step" in text
+
+
 def test_token_tasks_are_environments_of_their_own():
     assert by_environment(("PPO", "GRPO, tokens"), ("CartPole-v1",)) == [
         ("CartPole-v1", ("PPO",)),
