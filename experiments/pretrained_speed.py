@@ -1,11 +1,13 @@
 """Tokens per second of a model folder, beside transformers: `python -m experiments.pretrained_speed --model FOLDER`.
 
 Completions of full length, sampled by our rollout and by `generate` of transformers (pip install torch transformers),
-and our whole train step of GRPO on all weights. All are measured in turn in one process, on all its cores.
+and our whole train step of GRPO on all weights. All are measured in turn in one process, on all its cores. Ours take
+random weights of the folder's sizes, as every completion has full length anyway.
 """
 
 import dataclasses
 import functools
+import importlib.metadata
 import itertools
 import os
 from pathlib import Path
@@ -19,6 +21,7 @@ from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step
 from grpo_jax.commands.harness.command import command, make_console, num_cores, provenance
 from grpo_jax.commands.harness.limits import Count, NotNegative, OutFile
 from grpo_jax.commands.harness.parsing import parse_flags
+from grpo_jax.errors import ConfigError
 from grpo_jax.language import load_model
 from grpo_jax.recording.files import write_json
 
@@ -57,7 +60,9 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    console, rows = make_console(), []
+    console, rows, where = make_console(), [], provenance() | {"model": arguments.model.name}
+    if arguments.transformers:
+        where["versions"] |= peer_versions()
     sizes = itertools.product(arguments.dtypes, arguments.num_completions, arguments.num_tokens)
     table = Table("dtype", "completions", "tokens", "", "tokens/s", "of matmul rate", "× transformers")
     for dtype, num_completions, num_tokens in sizes:
@@ -73,8 +78,18 @@ def main(arguments: Arguments) -> None:
             table.add_row(*map(str, size.values()), row["implementation"], *cells)
         console.print(f"{dtype}: {num_completions} completions of {num_tokens} tokens are measured")
         if arguments.out:
-            write_json(arguments.out, provenance() | {"model": arguments.model.name, "speed": rows})
+            write_json(arguments.out, where | {"speed": rows})
     console.print(table, f"{num_cores():g} cores; matmul {rows[-1]['matmul_flops_per_second'] / 1e9:.0f} GFLOP/s")
+
+
+def peer_versions() -> dict[str, str]:
+    """The versions of torch and transformers; raises ConfigError if one is not installed."""
+    try:
+        return {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; write pip install torch transformers, or add --no-transformers"
+        ) from error
 
 
 def make_cases(arguments: Arguments, dtype: str, num_completions: int, num_tokens: int) -> list[Case]:
@@ -109,8 +124,7 @@ def transformers_case(arguments: Arguments, dtype: str, num_completions: int, nu
     import transformers
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    kind = getattr(torch, dtype)
-    model = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=kind).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=getattr(torch, dtype)).eval()
     prompts = torch.arange(arguments.prompt_length).repeat(num_completions // arguments.group_size, 1)
     lengths = {"min_new_tokens": num_tokens, "max_new_tokens": num_tokens}
     sampling = {"do_sample": True, "top_k": 0, "num_return_sequences": arguments.group_size}

@@ -84,22 +84,25 @@ def main(arguments: Arguments) -> None:
     names = installed(arguments.implementations)
     if names != arguments.implementations:
         console.print("rejax is not installed (pip install '.[benchmark]'): it is left out.")
-    able = {task: [name for name in names if name == "GRPO" or ":" not in task.environment] for task in tasks.values()}
-    for task, here in able.items():
-        if not here:
+    implementations = {
+        task: [name for name in names if name == "GRPO" or ":" not in task.environment] for task in tasks.values()
+    }
+    for task, able in implementations.items():
+        if not able:
             raise ConfigError(f"of the implementations only GRPO can train on {task.environment}; add it")
     limits.check("--out", OutFile, arguments.out / RUNS)  # before all the measuring
     lines = read_lines(arguments.out / RUNS)
     where = provenance() | {"cores_used": num_cores(), "began": f"{began:%Y-%m-%d %H:%M}", "note": arguments.note}
     where["versions"]["rejax"] = rejax_version()
-    for task, here in able.items():
+    for task, able in implementations.items():
         track = functools.partial(progress.track, description=task.environment, console=console)
-        rows = cold_start.measure(here, arguments.num_seeds, track, task)
-        new = [where | line_of(name, task, rows) for name in here]
+        rows = cold_start.measure(able, arguments.num_seeds, track, task)
+        new = [where | line_of(name, task, rows) for name in able]
         lines += map(plain, new)
         write_text(arguments.out / RUNS, "".join(f"{json.dumps(line)}\n" for line in lines))
         write_text(arguments.out / PAGE, f"{HEAD}\n{table(lines)}")
-    console.print(table(lines[-sum(map(len, able.values())) :]), f"Results in {arguments.out}", soft_wrap=True)
+    num_new = sum(map(len, implementations.values()))
+    console.print(table(lines[-num_new:]), f"Results in {arguments.out}", soft_wrap=True)
 
 
 def line_of(name: str, task: Task, rows: list[dict[str, Any]]) -> dict[str, Any]:
