@@ -61,7 +61,7 @@ def make_batch(
         compared, baseline_state = _with_baseline(config, policy, state, trajectory, hyperparams)
     advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
     if algorithm.baseline is not None:
-        advantage = _above_rounding(advantage, compared.value)
+        advantage = _above_rounding(advantage, compared.value, played.valid)
     target = None if compared.value is None else advantage + compared.value
     if algorithm.baseline is not None and trajectory.value is not None:
         # With both a critic and a baseline, the critic's targets come from its own values.
@@ -155,14 +155,14 @@ def _with_baseline(
     return trajectory._replace(value=value, next_value=following), baseline_state
 
 
-def _above_rounding(advantage: jax.Array, value: jax.Array) -> jax.Array:
+def _above_rounding(advantage: jax.Array, value: jax.Array, valid: jax.Array) -> jax.Array:
     """The advantage, or 0 where it is no larger than the rounding error of the values that it is a difference of.
 
     That error is taken as 8 eps (|V| + mean |V|), since a baseline computes V from the returns of other states. A
     minibatch of states whose visits all had the same return has only such advantages, which `normalize` would scale up.
     """
     size = jnp.abs(value)
-    rounding = 8 * jnp.finfo(advantage.dtype).eps * (size + jnp.mean(size, where=jnp.isfinite(size)))
+    rounding = 8 * jnp.finfo(advantage.dtype).eps * (size + jnp.mean(size, where=valid & jnp.isfinite(size)))
     return jnp.where(jnp.abs(advantage) <= rounding, 0.0, advantage)
 
 
