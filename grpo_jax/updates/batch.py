@@ -61,7 +61,7 @@ def make_batch(
         compared, baseline_state = _with_baseline(config, policy, state, trajectory, hyperparams)
     advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
     if algorithm.baseline is not None:
-        advantage = _above_rounding(advantage, compared.value)
+        advantage = _above_rounding(advantage, compared.value, trajectory.valid)
     target = None if compared.value is None else advantage + compared.value
     if algorithm.baseline is not None and trajectory.value is not None:
         # With both a critic and a baseline, the critic's targets come from its own values.
@@ -155,14 +155,15 @@ def _with_baseline(
     return trajectory._replace(value=value, next_value=following), baseline_state
 
 
-def _above_rounding(advantage: jax.Array, value: jax.Array) -> jax.Array:
+def _above_rounding(advantage: jax.Array, value: jax.Array, valid: jax.Array) -> jax.Array:
     """0 for an advantage no larger than the rounding of the values that it is the difference of.
 
     A minibatch of states whose visits all had the same return has nothing else, which `normalize` would scale up.
+    What is infinite stays so, for the update to notice.
     """
     size = jnp.abs(value)
-    rounding = 8 * jnp.finfo(advantage.dtype).eps * (size + jnp.mean(size, where=jnp.isfinite(size)))
-    return jnp.where(jnp.abs(advantage) <= rounding, 0.0, advantage)
+    rounding = 8 * jnp.finfo(advantage.dtype).eps * (size + jnp.mean(size, where=valid & jnp.isfinite(size)))
+    return jnp.where((jnp.abs(advantage) <= rounding) & jnp.isfinite(rounding), 0.0, advantage)
 
 
 def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:
