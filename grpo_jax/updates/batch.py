@@ -61,7 +61,7 @@ def make_batch(
         compared, baseline_state = _with_baseline(config, policy, state, trajectory, hyperparams)
     advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
     if algorithm.baseline is not None:
-        advantage = _above_rounding(advantage, compared.value, played.valid)
+        advantage = _above_rounding(advantage, compared.value, trajectory.valid)
     target = None if compared.value is None else advantage + compared.value
     if algorithm.baseline is not None and trajectory.value is not None:
         # With both a critic and a baseline, the critic's targets come from its own values.
@@ -160,10 +160,11 @@ def _above_rounding(advantage: jax.Array, value: jax.Array, valid: jax.Array) ->
 
     That error is taken as 8 eps (|V| + mean |V|), since a baseline computes V from the returns of other states. A
     minibatch of states whose visits all had the same return has only such advantages, which `normalize` would scale up.
+    What is infinite stays so, for the update to notice.
     """
     size = jnp.abs(value)
     rounding = 8 * jnp.finfo(advantage.dtype).eps * (size + jnp.mean(size, where=valid & jnp.isfinite(size)))
-    return jnp.where(jnp.abs(advantage) <= rounding, 0.0, advantage)
+    return jnp.where((jnp.abs(advantage) <= rounding) & jnp.isfinite(rounding), 0.0, advantage)
 
 
 def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:

@@ -335,6 +335,29 @@ def test_rounding_in_a_baseline_is_no_advantage(anchored):
     np.testing.assert_allclose(advantage[1], -0.03, rtol=1e-3)
 
 
+def test_steps_that_do_not_count_and_infinite_values_hide_no_advantage(anchored):
+    _, _, trajectory = anchored
+    algorithm = SAME_STEP_GAE._replace(baseline=stateless(garbage_where_invalid))
+    config = Config(environment=Probe(), algorithm=algorithm, num_envs=32, group_size=4, num_steps=8)
+    reward = jnp.ones_like(trajectory.reward)
+    trajectory = trajectory._replace(
+        final_observation=trajectory.observation[:1],
+        carry=(),
+        reward=reward,
+        terminated=jnp.ones_like(reward, bool),
+        valid=jnp.ones_like(reward, bool).at[6].set(False),
+    )
+    advantage = make_batch(config, known_policy, acted(None), trajectory, Hyperparams())[0].advantage.reshape(8, 32)
+    np.testing.assert_allclose(advantage[:5], 1e-3, rtol=1e-3)
+    assert (advantage[7] == -np.inf).all(), "an update that is not finite is noticed"
+
+
+def garbage_where_invalid(trajectory, policy, params, hyperparams, group_size):
+    """The reward but 0.001; 1e30 in the steps that do not count, and infinite in the last."""
+    value = jnp.where(trajectory.valid, trajectory.reward - 1e-3, 1e30).at[7].set(np.inf)
+    return value, value[:1]
+
+
 def nearly_the_reward(trajectory, policy, params, hyperparams, group_size):
     """Off by two units in the last place, and in the second step by 0.03."""
     value = trajectory.reward * (1 + 2 * jnp.finfo(jnp.float32).eps)
