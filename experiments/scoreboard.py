@@ -90,7 +90,8 @@ def main(arguments: Arguments) -> None:
     for task, able in implementations.items():
         if not able:
             raise ConfigError(f"of the implementations only GRPO can train on {task.environment}; add it")
-    limits.check("--out", OutFile, arguments.out / RUNS)  # before all the measuring
+    for name in (RUNS, PAGE):
+        limits.check("--out", OutFile, arguments.out / name)  # before all the measuring
     lines = read_lines(arguments.out / RUNS)
     where = provenance() | {"cores_used": num_cores(), "began": f"{began:%Y-%m-%d %H:%M}", "note": arguments.note}
     where["versions"]["rejax"] = rejax_version()
