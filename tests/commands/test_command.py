@@ -10,6 +10,7 @@ from rich.table import Table
 
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.errors import ConfigError
+from grpo_jax.recording import folder_lock
 from grpo_jax.recording.folder_lock import StopSignal
 
 
@@ -37,6 +38,7 @@ def test_a_narrow_console_leaves_out_the_last_columns(capsys):
 )
 def test_what_a_user_can_mend_is_one_line(error, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["grpo-jax train"])
+    monkeypatch.setattr(folder_lock, "_locks", {})  # as in a process without other runs
 
     def fail():
         raise error
