@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import importlib.metadata
 import itertools
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -79,7 +78,7 @@ def main(arguments: Arguments) -> None:
         console.print(f"{dtype}: {num_completions} completions of {num_tokens} tokens are measured")
         if arguments.out:
             write_json(arguments.out, where | {"speed": rows})
-    console.print(table, f"{num_cores():g} cores; matmul {rows[-1]['matmul_flops_per_second'] / 1e9:.0f} GFLOP/s")
+    console.print(table, f"{num_cores()} cores; matmul {rows[-1]['matmul_flops_per_second'] / 1e9:.0f} GFLOP/s")
 
 
 def peer_versions() -> dict[str, str]:
@@ -123,7 +122,7 @@ def transformers_case(arguments: Arguments, dtype: str, num_completions: int, nu
     import torch
     import transformers
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(num_cores())
     model = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=getattr(torch, dtype)).eval()
     prompts = torch.arange(arguments.prompt_length).repeat(num_completions // arguments.group_size, 1)
     lengths = {"min_new_tokens": num_tokens, "max_new_tokens": num_tokens}
