@@ -91,8 +91,9 @@ def main(arguments: Arguments) -> None:
         if not able:
             raise ConfigError(f"of the implementations only GRPO can train on {task.environment}; add it")
     for name in (RUNS, PAGE):
-        limits.check("--out", OutFile, arguments.out / name)  # before all the measuring
+        limits.check("--out", OutFile, arguments.out / name)
     lines = read_lines(arguments.out / RUNS)
+    write(arguments.out, lines)  # a folder that cannot be written is noticed before all the measuring
     where = provenance() | {"cores_used": num_cores(), "began": f"{began:%Y-%m-%d %H:%M}", "note": arguments.note}
     where["versions"]["rejax"] = rejax_version()
     for task, able in implementations.items():
@@ -100,10 +101,15 @@ def main(arguments: Arguments) -> None:
         rows = cold_start.measure(able, arguments.num_seeds, track, task)
         new = [where | line_of(name, task, rows) for name in able]
         lines += map(plain, new)
-        write_text(arguments.out / RUNS, "".join(f"{json.dumps(line)}\n" for line in lines))
-        write_text(arguments.out / PAGE, f"{HEAD}\n{table(lines)}")
+        write(arguments.out, lines)
     num_new = sum(map(len, implementations.values()))
     console.print(table(lines[-num_new:]), f"Results in {arguments.out}", soft_wrap=True)
+
+
+def write(out: Path, lines: list[dict[str, Any]]) -> None:
+    """Writes the lines and the page that is made of them."""
+    write_text(out / RUNS, "".join(f"{json.dumps(line)}\n" for line in lines))
+    write_text(out / PAGE, f"{HEAD}\n{table(lines)}")
 
 
 def line_of(name: str, task: Task, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -117,11 +123,11 @@ def line_of(name: str, task: Task, rows: list[dict[str, Any]]) -> dict[str, Any]
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of earlier runs, none without a file; raises ConfigError if one is damaged."""
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
+    for number, text in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
         try:
             line = json.loads(text)
             cells(line, line)
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ConfigError(f"line {number} of {path} is damaged ({error!r}); remove it") from error
         lines.append(line)
     return lines

@@ -51,7 +51,7 @@ def replaced_processes(monkeypatch, steps):
 
 def test_each_run_adds_its_lines_and_the_page_has_them_all(tmp_path, monkeypatch, capsys):
     replaced_processes(monkeypatch, {"plain PPO": 81_920, "PPO": 40_960, "GRPO": math.inf})
-    arguments = Arguments(("Acrobot-v1",), ("plain PPO", "PPO", "GRPO"), 2, "beside other work", tmp_path)
+    arguments = Arguments(("Acrobot-v1",), ("plain PPO", "PPO", "GRPO"), 2, "beside | other work", tmp_path)
     scoreboard.main(arguments)
     lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
     assert [line["implementation"] for line in lines] == ["plain PPO", "PPO", "GRPO"]
@@ -60,7 +60,7 @@ def test_each_run_adds_its_lines_and_the_page_has_them_all(tmp_path, monkeypatch
     page = (tmp_path / "README.md").read_text()
     assert page == f"{scoreboard.HEAD}\n{scoreboard.table(lines)}"
     assert "| Acrobot-v1, -100 | PPO | 20.0 (2.00×) | 4.0 (2.00×) | 40,960 | 2 of 2 |" in page
-    assert "| GRPO | not reached | not reached | not reached | 0 of 2 |" in page and "; beside other work |" in page
+    assert "| GRPO | not reached | not reached | not reached | 0 of 2 |" in page and r"; beside \| other work |" in page
     scoreboard.main(Arguments(("tokens:sort-5",), ("PPO", "GRPO"), 1, out=tmp_path))
     page = (tmp_path / "README.md").read_text()
     assert page.count("\n| Acrobot-v1, -100 |") == 3 and page.count("\n| tokens:sort-5, 0.95 | GRPO |") == 1
@@ -74,9 +74,11 @@ def test_a_mistake_costs_nothing(tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             scoreboard.main(Arguments(**changes, out=tmp_path))
-    (tmp_path / "runs.jsonl").write_text('{"task": "CartPole-v1"}\n')
-    with pytest.raises(ConfigError, match=r"line 1 of .*runs.jsonl is damaged .*; remove it"):
-        scoreboard.main(Arguments(out=tmp_path))
+    for damaged in (b'{"task": "CartPole-v1"}', b"[1]", b"\xff", b"[" * 100_000):
+        (tmp_path / "runs.jsonl").write_bytes(damaged + b"\n")
+        with pytest.raises(ConfigError, match=r"line 1 of .*runs.jsonl is damaged .*; remove it"):
+            scoreboard.main(Arguments(out=tmp_path))
+        assert (tmp_path / "runs.jsonl").read_bytes() == damaged + b"\n"
     with pytest.raises(ConfigError, match="--out .* cannot be written, as .* is a file"):
         scoreboard.main(Arguments(out=tmp_path / "runs.jsonl"))
 

@@ -75,8 +75,9 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    """The table, with any `|` in its cells escaped."""
+    lines = [[cell.replace("|", r"\|") for cell in cells] for cells in (header, ["---"] * len(header), *rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def write_markdown(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
