@@ -14,13 +14,13 @@ from grpo_jax.devices.mesh import make_row_mesh, over_rows
 from grpo_jax.groups import CONTINUE
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.types import TrainState
 from grpo_jax.updates.batch import make_batch
 from grpo_jax.updates.epochs import update_epochs
 from grpo_jax.updates.optimizers import make_optimizer
 from grpo_jax.updates.schedules import learning_rates
 
 from . import reference_implementations as reference
+from .plain_networks import make_gradients, make_networks
 from .reference_implementations import Implementation, Size
 
 WINDOWED_GRPO = GRPO._replace(start=CONTINUE)
@@ -93,8 +93,8 @@ def make_cases(
         flops = num_samples * (forward_flops(config) + size.num_epochs * gradient_flops(config))
         cases.append(make_case(name, Implementation(init, step), key, num_samples, flops))
     if parts:
-        state = jax.jit(ours(ppo).init)(jax.random.key(0))
-        cases += make_parts(ppo, state, num_samples)
+        for name, config in {"PPO": ppo, "GRPO": grpo}.items():
+            cases += make_parts(name, config, num_samples)
     return cases
 
 
@@ -111,8 +111,9 @@ def make_case(
     return compiled(name, lambda state, _: implementation.step(state), state, None, num_samples, flops, options)
 
 
-def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case]:
-    """PPO's rollout and update, each by itself, and the rollout with random actions."""
+def make_parts(name: str, config: Config, num_samples: int) -> list[Case]:
+    """The rollout and the update, each by itself, the rollout with random actions, and the networks of the update."""
+    state = jax.jit(ours(config).init)(jax.random.key(0))
     num_parameters = config.policy.distribution.num_parameters
     random = config.policy._replace(
         step=lambda params, observation, carry: (jnp.zeros((config.num_envs, num_parameters)), None, carry),
@@ -142,10 +143,13 @@ def make_parts(config: Config, state: TrainState, num_samples: int) -> list[Case
     forward = num_samples * forward_flops(config)
     gradient = num_samples * config.num_epochs * gradient_flops(config)
     fixed = first_batch(state), state.hyperparams
+    networks = make_networks(config, layer_sizes(config))
     return [
-        compiled("PPO, random actions", random_actions, acting, state.params, num_samples, np.nan),
-        compiled("PPO, rollout alone", policy_rollout, acting, state.params, num_samples, forward),
-        compiled("PPO, update alone", make_update(config), learning, fixed, num_samples, gradient),
+        compiled(f"{name}, random actions", random_actions, acting, state.params, num_samples, np.nan),
+        compiled(f"{name}, rollout alone", policy_rollout, acting, state.params, num_samples, forward),
+        compiled(f"{name}, update alone", make_update(config), learning, fixed, num_samples, gradient),
+        compiled(f"{name}, networks alone", make_gradients(config, jnp.tanh), *networks, num_samples, gradient),
+        compiled(f"{name}, products alone", make_gradients(config, lambda x: x), *networks, num_samples, gradient),
     ]
 
 
@@ -206,10 +210,14 @@ def final_returns(implementation: Implementation, num_seeds: int, num_iterations
 
 
 def forward_flops(config: Config) -> float:
+    return 2.0 * sum(inputs * outputs for sizes in layer_sizes(config) for inputs, outputs in itertools.pairwise(sizes))
+
+
+def layer_sizes(config: Config) -> list[tuple[int, ...]]:
+    """The widths of the layers of the policy, and of the critic if there is one, from the observation to the head."""
     num_inputs = int(np.prod(config.env.observation.shape))
     heads = [config.policy.distribution.num_parameters] + [1] * config.policy.has_critic
-    networks = [(num_inputs, *config.network.hidden_sizes, head) for head in heads]
-    return 2.0 * sum(inputs * outputs for sizes in networks for inputs, outputs in itertools.pairwise(sizes))
+    return [(num_inputs, *config.network.hidden_sizes, head) for head in heads]
 
 
 def gradient_flops(config: Config) -> float:

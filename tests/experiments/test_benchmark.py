@@ -12,6 +12,7 @@ import pytest
 from experiments import benchmark
 from experiments.harness import cold_start, workloads
 from experiments.harness import reference_implementations as reference
+from experiments.harness.plain_networks import make_gradients, make_networks
 from experiments.harness.reference_implementations import Size
 
 
@@ -54,6 +55,18 @@ def test_a_mistake_costs_nothing(tmp_path):
     assert out.read_text() == "kept"
 
 
+def test_the_products_of_an_update_are_those_that_its_flops_count():
+    """XLA counts the body of the loop once: the gradients of one part."""
+    config = workloads.make_config("CartPole-v1", Size(64), critic=True)
+    weights, samples = make_networks(config, workloads.layer_sizes(config))
+    step = jax.jit(make_gradients(config, lambda x: x))
+    flops = step.lower(weights, samples).compile().cost_analysis()["flops"]
+    products = len(samples[0]) * workloads.gradient_flops(config)
+    assert len(samples[0]) == 512 and products <= flops < 1.05 * products
+    after = step(weights, samples)[0]
+    assert all((new != old).any() for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(weights), strict=True))
+
+
 @pytest.mark.slow
 def test_smallest_run(tmp_path):
     out, plot = tmp_path / "results" / "speed.json", tmp_path / "speed.png"
@@ -67,7 +80,8 @@ def test_smallest_run(tmp_path):
     assert plot.stat().st_size > 1000
     names = [row["implementation"] for row in record["results"] if row["num_seeds"] == 1]
     expected = [name for name in workloads.IMPLEMENTATIONS if name != "rejax PPO" or reference.rejax_version()]
-    assert names == [*expected, "PPO, random actions", "PPO, rollout alone", "PPO, update alone"]
+    parts = ("random actions", "rollout alone", "update alone", "networks alone", "products alone")
+    assert names == [*expected, *(f"{name}, {part}" for name in ("PPO", "GRPO") for part in parts)]
     assert [row["implementation"] for row in record["results"] if row["num_seeds"] == 2] == expected
     for row in record["results"]:
         assert len(row["seconds_per_train_step"]) == 2
