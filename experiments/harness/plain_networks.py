@@ -14,11 +14,12 @@ Weights = list[list[jax.Array]]  # of each network, from the first layer to the 
 
 
 def make_networks(config: Config, layers: Sequence[Sequence[int]]) -> tuple[Weights, list[jax.Array]]:
-    """Weights of networks with these widths, and for one part of a minibatch observations and gradients of outputs."""
+    """Weights of networks with these widths, and of a minibatch `[parts, samples]` inputs and gradients of outputs."""
     size = config.num_envs * config.num_steps // config.num_minibatches
-    size //= default_microbatches(config, 1, size)
+    num_parts = default_microbatches(config, 1, size)
     widths = [layers[0][0], *(widths[-1] for widths in layers)]
-    samples = [jax.random.normal(jax.random.key(i), (size, width)) for i, width in enumerate(widths)]
+    shapes = [(num_parts, size // num_parts, width) for width in widths]
+    samples = [jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes)]
     return [[jnp.full(shape, 0.1) for shape in itertools.pairwise(widths)] for widths in layers], samples
 
 
@@ -31,15 +32,17 @@ def make_gradients(config: Config, activation: Callable[[jax.Array], jax.Array])
         return product(x, network[-1])
 
     def step(weights, samples):
-        observations, *output_gradients = samples
-        num_parts = config.num_epochs * config.num_envs * config.num_steps // len(observations)
+        def update(_, weights):
+            def add_part(total, part):
+                observations, *output_gradients = part
+                _, backward = jax.vjp(lambda weights: [output(each, observations) for each in weights], weights)
+                return jax.tree.map(jnp.add, total, *backward(output_gradients)), None
 
-        def part(_, weights):
-            _, backward = jax.vjp(lambda weights: [output(each, observations) for each in weights], weights)
-            (gradient,) = backward(output_gradients)
-            # Changed a little, or the compiler would make one part and leave out the others.
+            gradient, _ = jax.lax.scan(add_part, jax.tree.map(jnp.zeros_like, weights), samples)
+            # Changed a little, or the compiler would make one update and leave out the others.
             return jax.tree.map(lambda weight, change: weight - 1e-9 * change, weights, gradient)
 
-        return jax.lax.fori_loop(0, num_parts, part, weights), jnp.zeros(())
+        num_updates = config.num_epochs * config.num_minibatches
+        return jax.lax.fori_loop(0, num_updates, update, weights), jnp.zeros(())
 
     return step
