@@ -55,8 +55,8 @@ SUITE = {
     "xland:XLand-MiniGrid-R1-9x9/trivial-21k": Entry(100_000_000),
     "jumanji:Snake-v1": Entry(256_000_000),
     "jumanji:Game2048-v1": Entry(96_000_000),
-    "playground:CartpoleBalance": Entry(60_000_000, published=f"263 untrained, 983 at 10.5M ([REPPO]({REPPO}))"),
-    "playground:CheetahRun": Entry(60_000_000, published=f"3 untrained, 289 at 10.5M ([REPPO]({REPPO}))"),
+    "playground:CartpoleBalance": Entry(60_000_000, published=f"263 untrained, 999 at 50M ([REPPO]({REPPO}))"),
+    "playground:CheetahRun": Entry(60_000_000, published=f"3 untrained, 747 at 50M ([REPPO]({REPPO}))"),
 }
 
 
