@@ -20,6 +20,7 @@ from grpo_jax.commands import from_gguf, lm, tiny_language_model
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.figures import write_markdown
 from grpo_jax.commands.harness.held_out_points import before_and_after, draw_points
+from grpo_jax.commands.harness.language_flags import parse
 from grpo_jax.commands.harness.limits import Count, Seed, Seeds
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
 from grpo_jax.recording.files import write_json
@@ -112,7 +113,7 @@ def train(task: str, method: str, seed: int, made: Task, model: Path, arguments:
     flags += [f"--num-iterations={arguments.num_iterations or made.num_iterations}"]
     flags += [f"--seed={seed}", f"--model={model}", f"--out={out}"]
     wall, core = time.perf_counter(), time.process_time()
-    lm.main(lm.parse(lm.Arguments, flags))
+    lm.main(parse(lm.Arguments, flags))
     used = {"wall_seconds": time.perf_counter() - wall, "core_seconds": time.process_time() - core}
     points = json.loads((out / "held_out.json").read_text())
     result = {"task": task, "method": method, "seed": seed, "flags": METHODS[method], "points": points}

@@ -19,6 +19,7 @@ from grpo_jax.commands.harness.arithmetic import (
     write_lines,
 )
 from grpo_jax.commands.harness.command import command, make_console, need_one_process, new_folder
+from grpo_jax.commands.harness.language_flags import TrainingArguments, parse
 from grpo_jax.commands.harness.language_folders import model_folders
 from grpo_jax.commands.harness.limits import Count, Finite, Positive, Share
 from grpo_jax.commands.harness.study import RecordingArguments, check_plans
@@ -39,7 +40,7 @@ PROMPTS, HELD_OUT, DEMONSTRATIONS = "prompts.jsonl", "held_out.jsonl", "demonstr
 
 
 @dataclasses.dataclass(kw_only=True)
-class Arguments(lm.TrainingArguments):
+class Arguments(TrainingArguments):
     """Prompts, a tokenizer, a tiny model that learns from demonstrations, then GRPO with two rewards and a reference.
 
     Everything is made here and written to a folder: prompts.jsonl, held_out.jsonl, demonstrations.jsonl, the model
@@ -183,4 +184,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(lm.parse(Arguments)))
+    command(lambda: main(parse(Arguments)))

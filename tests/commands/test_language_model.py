@@ -16,6 +16,7 @@ from grpo_jax.commands import lm, tiny_language_model
 from grpo_jax.commands.harness import language_training
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.held_out_points import diagnose
+from grpo_jax.commands.harness.language_flags import parse
 from grpo_jax.commands.harness.language_runs import measurement_interval
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
@@ -289,9 +290,14 @@ def test_measurements_cost_at_most_a_fifth_of_the_run():
     "flags, low, high", [("grpo", 0.2, 0.2), ("dapo", 0.2, 0.28), ("gspo --clip-low 0.01", 0.01, 0.04)]
 )
 def test_clip_widths_are_the_algorithms_own(flags, low, high):
-    arguments = lm.parse(lm.Arguments, f"--model m --prompts p --reward r:r --algorithm {flags}".split())
+    arguments = parse(lm.Arguments, f"--model m --prompts p --reward r:r --algorithm {flags}".split())
     assert (arguments.hyperparams.clip_low, arguments.hyperparams.clip_high) == (low, high)
     assert arguments.hyperparams.learning_rate == 1e-5 and arguments.max_completion == 256
+
+
+def test_an_unknown_algorithm_is_refused_before_prompts_are_read():
+    with pytest.raises(ConfigError, match="unknown algorithm 'grop': did you mean 'grpo'"):
+        parse(lm.Arguments, "--model m --prompts p --reward r:r --algorithm grop".split())
 
 
 MISTAKES = {
