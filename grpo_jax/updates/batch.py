@@ -60,12 +60,11 @@ def make_batch(
     if algorithm.baseline is not None:
         compared, baseline_state = _with_baseline(config, policy, state, trajectory, hyperparams)
     advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
+    target = None if compared.value is None else advantage + compared.value
     if algorithm.baseline is not None:
         advantage = _above_rounding(advantage, compared.value, trajectory.valid)
-    target = None if compared.value is None else advantage + compared.value
-    if algorithm.baseline is not None and trajectory.value is not None:
-        # With both a critic and a baseline, the critic's targets come from its own values.
-        target = gae_advantage(trajectory, hyperparams, group_size) + trajectory.value
+        if trajectory.value is not None:  # the targets of a critic beside a baseline come from its own values
+            target = gae_advantage(trajectory, hyperparams, group_size) + trajectory.value
 
     mask = _training_mask(algorithm, played, advantage, group_size)
     weight = check_shape("reduce", bound(algorithm.reduce, hyperparams)(mask), mask)
