@@ -15,7 +15,7 @@ import optax
 
 from grpo_jax.errors import ConfigError
 
-LEARNING_RATE, DISCOUNT, GAE_LAMBDA, CLIP, VALUE_COEF, ENTROPY_COEF = 2.5e-4, 0.99, 0.95, 0.2, 0.5, 0.01
+DISCOUNT, GAE_LAMBDA, CLIP, VALUE_COEF, ENTROPY_COEF = 0.99, 0.95, 0.2, 0.5, 0.01
 MAX_GRAD_NORM, ADAM_EPS = 0.5, 1e-5
 
 
@@ -27,6 +27,7 @@ class Size(NamedTuple):
     num_epochs: int = 4
     num_minibatches: int = 4
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the policy, and of the critic beside it
+    learning_rate: float = 2.5e-4
 
     @property
     def num_samples(self) -> int:
@@ -83,7 +84,7 @@ def rejax_ppo(environment: str, size: Size, *, logged: bool = False) -> Implemen
         num_steps=size.num_steps,
         num_epochs=size.num_epochs,
         num_minibatches=size.num_minibatches,
-        learning_rate=LEARNING_RATE,
+        learning_rate=size.learning_rate,
         gamma=DISCOUNT,
         gae_lambda=GAE_LAMBDA,
         clip_eps=CLIP,
@@ -155,7 +156,7 @@ def plain_ppo(environment: str, size: Size) -> Implementation:
             f"plain PPO needs discrete actions, which {environment} lacks; use --implementations 'rejax PPO' PPO GRPO"
         )
     network = PlainActorCritic(space.n, size.hidden_sizes)
-    optimizer = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(LEARNING_RATE, eps=ADAM_EPS))
+    optimizer = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(size.learning_rate, eps=ADAM_EPS))
 
     def init(key):
         key, key_params, key_reset = jax.random.split(key, 3)

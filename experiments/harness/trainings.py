@@ -22,13 +22,13 @@ class Training(NamedTuple):
 
 def same_work(name: str, environment: str, learning_rate: float) -> Training:
     """An implementation of PPO with 64 environments, 128 steps, 4 epochs of 4 minibatches."""
-    reference.LEARNING_RATE, size = learning_rate, reference.Size(num_envs=64)
+    size = reference.Size(num_envs=64, learning_rate=learning_rate)
     if name == "rejax PPO":
         implementation = reference.rejax_ppo(environment, size, logged=True)
     elif name == "plain PPO":
         implementation = reference.plain_ppo(environment, size)
     else:
-        implementation = workloads.ours(workloads.make_config(environment, size, critic=True))
+        implementation = workloads.ours(workloads.make_config(environment, size, critic=True), learning_rate)
     return Training(*implementation, size.num_steps, size.num_samples)
 
 

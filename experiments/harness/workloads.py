@@ -42,11 +42,11 @@ class Case(NamedTuple):
     memory: int  # bytes, arguments and results included
 
 
-def ours(config: Config) -> Implementation:
+def ours(config: Config, learning_rate: float = Size._field_defaults["learning_rate"]) -> Implementation:
     """Our train step with the coefficients of the reference implementations."""
     hyperparams = Hyperparams(
-        learning_rate=reference.LEARNING_RATE,
-        final_learning_rate=reference.LEARNING_RATE,
+        learning_rate=learning_rate,
+        final_learning_rate=learning_rate,
         discount=reference.DISCOUNT,
         gae_lambda=reference.GAE_LAMBDA,
         clip_low=reference.CLIP,
