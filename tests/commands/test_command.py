@@ -1,6 +1,7 @@
 """What the commands share: a console, and one line for what a user can mend."""
 
 import errno
+import os
 import signal
 import sys
 
@@ -8,7 +9,7 @@ import jax
 import pytest
 from rich.table import Table
 
-from grpo_jax.commands.harness.command import command, make_console
+from grpo_jax.commands.harness.command import command, make_console, provenance
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import folder_lock
 from grpo_jax.recording.folder_lock import StopSignal
@@ -71,3 +72,14 @@ def test_a_signal_says_how_to_go_on(tmp_path, monkeypatch, capsys):
             command(stop)
         assert capsys.readouterr().err.endswith(said)
         (tmp_path / "checkpoints").mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("given", ["", "--xla_dump_to=dumps"])
+def test_devices_wait_for_each_other_for_more_than_40_seconds(given, monkeypatch):
+    """A limit that the user gives comes later in the variable, and XLA takes the last."""
+    monkeypatch.setenv("XLA_FLAGS", given)
+    for _ in range(2):
+        command(lambda: None)
+        flags = os.environ["XLA_FLAGS"].split()
+        assert flags[1] == "--xla_cpu_collective_call_terminate_timeout_seconds=86400" and flags[2:] == given.split()
+    assert provenance()["settings"].get("XLA_FLAGS", "") == given

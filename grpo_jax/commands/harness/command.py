@@ -34,6 +34,10 @@ DISK_ERRORS |= {errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
 VARIABLES = ("XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
 
 
+PATIENT = " ".join(f"--xla_cpu_collective_call_{event}_timeout_seconds=86400" for event in ("warn_stuck", "terminate"))
+"""XLA ends a process if one device of a CPU waits 40 seconds for another, as the one whose seeds have ended does."""
+
+
 def command(main: Callable[[], None]) -> None:
     """Runs a command on all cores.
 
@@ -45,6 +49,8 @@ def command(main: Callable[[], None]) -> None:
     # A batched LAPACK call, such as brax's, waits for threads of the pool that it runs on. By default this has a thread
     # for each core, and the program hangs if all of them wait: it needs more threads than there are such calls.
     os.environ.setdefault("NPROC", str(max(16, 4 * num_cores())))
+    if PATIENT not in (flags := os.environ.get("XLA_FLAGS", "")):
+        os.environ["XLA_FLAGS"] = f"{PATIENT} {flags}".strip()  # of a flag that is given twice, the last counts
     try:
         join_processes()
         with clean_up_on_error():
@@ -135,7 +141,8 @@ def commit() -> str | None:
 
 def provenance() -> dict[str, Any]:
     """Where a measurement comes from: hardware, settings of XLA and JAX, versions of packages, commit."""
-    settings = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    values = {name: os.environ.get(name, "").removeprefix(PATIENT).strip() for name in VARIABLES}
+    settings = {name: value for name, value in values.items() if value}
     return {"hardware": hardware(), "settings": settings, "versions": versions(), "commit": commit()}
 
 
