@@ -80,7 +80,7 @@ def test_ten_thousand_steps_are_the_same_bits(name):
     if name == "Seaquest-MinAtar":  # slow on a CPU: a thousand steps, in which much happens
         params, num_steps = params.replace(**OTHER_PARAMETERS[name]), 50
     _, (_, _, reward, terminated, _) = assert_same_play(*envs, params, 20, num_steps, mapped=in_turn)
-    assert reward.sum() > 0
+    assert (reward > 0).any()
     assert terminated.any() or name == "Freeway-MinAtar"  # which nothing ends but the limit
 
 

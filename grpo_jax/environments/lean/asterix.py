@@ -3,6 +3,8 @@
 An entity is five numbers: x, y, moves to the right, is gold, is there. That of slot i is in row i + 1.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,12 +61,11 @@ def _new_entity(key: jax.Array, filled: jax.Array) -> tuple[jax.Array, jax.Array
     odds = jnp.cumsum(jnp.array([1 / 3, 2 / 3]))  # as jax.random.choice computes it, without its search
     gold = 1 - jnp.sum(odds < odds[-1] * (1 - jax.random.uniform(key_gold)))
     bits = jax.random.bits(jax.random.split(key_slot)[1], (8,), jnp.uint32)
-    earlier = (bits[None] < bits[:, None]) | ((bits[None] == bits[:, None]) & (SLOTS < SLOTS[:, None]))
-    place = jnp.sum(earlier, axis=1)
-    taken = jnp.min(jnp.where(~filled & (place >= 1), place, 7))
+    place = sum((other < bits) | ((other == bits) & (i < SLOTS)) for i, other in enumerate(bits))
+    taken = functools.reduce(jnp.minimum, jnp.where(~filled & (place >= 1), place, 7))
     chosen = place == taken
-    slot = jnp.sum(chosen * SLOTS)
-    return slot, jnp.stack([(1 - right) * 9, slot + 1, right, gold, jnp.any(chosen & ~filled).astype(int)])
+    slot = sum(chosen * SLOTS)
+    return slot, jnp.stack([(1 - right) * 9, slot + 1, right, gold, sum(chosen & ~filled)])
 
 
 def _meet(entities: jax.Array, state: EnvState) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -72,4 +73,4 @@ def _meet(entities: jax.Array, state: EnvState) -> tuple[jax.Array, jax.Array, j
     x, y, _, gold, filled = entities.T
     here = (x == state.player_x) & (y == state.player_y) & (filled != 0)
     found = here & (gold != 0)
-    return entities * ~found[:, None], jnp.sum(found), jnp.sum(here & (gold == 0))
+    return entities * ~found[:, None], sum(found), sum(here & (gold == 0))

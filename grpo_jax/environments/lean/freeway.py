@@ -19,7 +19,7 @@ class Lean(MinFreeway):
         timer = jnp.where(moves, jnp.abs(speed), timer - 1)
         moved_x = jnp.where(moves, jnp.where(speed > 0, x + 1, x - 1), x)
         moved_x = jnp.where(moves & (moved_x < 0), 9, jnp.where(moves & (moved_x > 9), 0, moved_x))
-        hit = jnp.any(((x == 4) | (moves & (moved_x == 4))) & (y == state.pos))
+        hit = sum(((x == 4) | (moves & (moved_x == 4))) & (y == state.pos)) > 0
         state = state.replace(
             pos=jnp.where(hit, 9, state.pos),
             cars=jnp.stack([moved_x, y, timer, speed], axis=1),
