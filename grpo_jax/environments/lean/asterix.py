@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.minatar.asterix import EnvParams, EnvState, MinAsterix, step_agent, step_timers
 
+from grpo_jax.environments.lean.draws import child, randint
+
 SLOTS = np.arange(8)
 
 
@@ -56,11 +58,11 @@ def _new_entity(key: jax.Array, filled: jax.Array) -> tuple[jax.Array, jax.Array
 
     gymnax puts the slots into a random order and takes the first free one from the second place on, else the last.
     """
-    key_right, key_gold, key_slot = jax.random.split(key, 3)
-    right = 1 - jax.random.randint(key_right, (), 0, 2)
+    key_right, key_gold, key_slot = (child(key, i) for i in range(3))
+    right = 1 - randint(key_right, (), 2)
     odds = jnp.cumsum(jnp.array([1 / 3, 2 / 3]))  # as jax.random.choice computes it, without its search
     gold = 1 - jnp.sum(odds < odds[-1] * (1 - jax.random.uniform(key_gold)))
-    bits = jax.random.bits(jax.random.split(key_slot)[1], (8,), jnp.uint32)
+    bits = jax.random.bits(child(key_slot, 1), (8,), jnp.uint32)
     place = sum((other < bits) | ((other == bits) & (i < SLOTS)) for i, other in enumerate(bits))
     taken = functools.reduce(jnp.minimum, jnp.where(~filled & (place >= 1), place, 7))
     chosen = place == taken

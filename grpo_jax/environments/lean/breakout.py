@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.minatar.breakout import EnvParams, EnvState, MinBreakout
 
+from grpo_jax.environments.lean.draws import randint
+
 CELL = np.arange(100).reshape(10, 10)
 WALL = ((CELL >= 10) & (CELL < 40)).astype(np.float32)
 """The bricks of a new wall."""
@@ -24,7 +26,7 @@ class Lean(MinBreakout):
 
     def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
         """A whole wall; the ball starts at the left or at the right."""
-        right = jax.random.randint(key, (), 0, 2)
+        right = randint(key, (), 2)
         x, y = 9 * right, jnp.array(3)
         state = EnvState(
             ball_y=y,

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from gymnax.environments.minatar.freeway import EnvParams, EnvState, MinFreeway, step_agent
 
+from grpo_jax.environments.lean.draws import child, randint
+
 
 class Lean(MinFreeway):
     """gymnax's Freeway with all cars at once."""
@@ -57,6 +59,5 @@ class Lean(MinFreeway):
 
 def _speeds(key: jax.Array) -> jax.Array:
     """gymnax's draw of the speeds of eight cars, from -5 to -1 and 1 to 5."""
-    key_speed, key_direction = jax.random.split(key)
-    speed, to_the_right = jax.random.randint(key_speed, (8,), 1, 6), jax.random.randint(key_direction, (8,), 0, 2)
-    return (speed * (2 * to_the_right - 1)).astype(jnp.int32)
+    speed, to_the_right = 1 + randint(child(key, 0), (8,), 5), randint(child(key, 1), (8,), 2)
+    return speed * (2 * to_the_right - 1)
