@@ -40,14 +40,15 @@ class Lean(Pong):
     def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
         """The paddles, the ball, and where it was a step ago, `[height, width, 3]`."""
         row, column, channel = np.ogrid[: self.height, : self.width, :3]
+        cell = row * self.width + column
 
-        def is_at(position):
+        def place(position):
             y, x = (jnp.clip(jnp.floor(position[i]), 0, size - 1) for i, size in enumerate((self.height, self.width)))
-            return (row == y) & (column == x)
+            return (y * self.width + x).astype(jnp.int32)
 
-        def is_paddle(center):
-            return jnp.abs(row - jnp.floor(center)) <= self.paddle_half_height
-
-        left, right = ((column == x) & is_paddle(state.paddle_centers[i]) for i, x in enumerate((0, self.width - 1)))
-        paddles, ball = (channel == 0) & (left | right), (channel == 1) & is_at(state.ball_position)
-        return (paddles | ball | (channel == 2) & is_at(state.last_ball_position)).astype(jnp.float32)
+        left, right = jnp.floor(state.paddle_centers)
+        is_paddle = jnp.abs(row - jnp.where(column == 0, left, right)) <= self.paddle_half_height
+        seen = (channel == 0) & ((column == 0) | (column == self.width - 1)) & is_paddle
+        seen |= (channel == 1) & (cell == place(state.ball_position))
+        seen |= (channel == 2) & (cell == place(state.last_ball_position))
+        return seen.astype(jnp.float32)
