@@ -40,7 +40,9 @@ def test_the_page_has_what_the_study_found():
     results = json.loads((PAGE / "gymnax" / SUMMARY).read_text())
     lines = (PAGE / "gymnax" / TABLE).read_text().splitlines()[2:]
     assert lines == [f"| {' | '.join(gymnax_steps.row(name, result))} |" for name, result in results.items()]
-    assert {name for name, result in results.items() if len(result["programs"]) == len(result["speeds"]) == 2} == {*LEAN}
+    assert {name for name, result in results.items() if len(result["programs"]) == len(result["speeds"]) == 2} == {
+        *LEAN
+    }
     ours = {name: result["programs"][-1] for name, result in results.items()}
     above = [name for name, program in ours.items() if program["launches_by_phase"]["rollout"] > 12 * 128]
     assert not any(program["waits"] for program in ours.values())

@@ -1,8 +1,8 @@
 """Asterix-MinAtar for vectors.
 
-Each of the ten rows of the board but the first and the last has one entity, here a number: four bits each of x and y, and
-whether it moves to the right, is gold, and is there. Sums over ten rows are fused with what is around them, which XLA does
-not do with the eight slots of the state: it has kernels of their own for powers of two.
+Each of the ten rows of the board but the first and the last has one entity, here a number: four bits each of x and y,
+and whether it moves to the right, is gold, and is there. XLA fuses sums over ten rows with what is around them, but not
+over the eight slots of the state: for powers of two it has kernels of their own.
 """
 
 import jax
@@ -79,7 +79,7 @@ def _spawned(key: jax.Array, rows: jax.Array, spawns: jax.Array) -> jax.Array:
 
 
 def _meet(rows: jax.Array, x: jax.Array, state: EnvState) -> tuple[jax.Array, jax.Array]:
-    """The rows without gold at the player's place, where entities are at `x`; and where gold (1) and enemies (16) are."""
+    """The rows without gold at the player's place; 1 where gold was there, 16 where an enemy is. All are at `x`."""
     is_gold = rows & GOLD != 0
     here = (rows & THERE != 0) & (x == state.player_x) & (ROW == state.player_y)
     return jnp.where(here & is_gold, 0, rows), jnp.where(here, jnp.where(is_gold, 1, 16), 0)

@@ -1,7 +1,7 @@
 """Freeway-MinAtar for vectors. A car is a row of four: x, y, steps until it moves, speed; car i drives in row i + 1.
 
-Sums over the ten rows of the board are fused with what is around them; for the eight cars, a power of two, XLA has kernels
-of their own.
+XLA fuses sums over the ten rows of the board with what is around them, but not over the eight cars: for powers of two
+it has kernels of their own.
 """
 
 import jax

@@ -35,7 +35,13 @@ class Lean(Pong):
             time=state.time + 1,
         )
         done = self.is_terminal(state, params)
-        return self.get_obs(state), state, 1.0 - done.astype(jnp.float32), done, {"discount": self.discount(state, params)}
+        return (
+            self.get_obs(state),
+            state,
+            1.0 - done.astype(jnp.float32),
+            done,
+            {"discount": self.discount(state, params)},
+        )
 
     def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
         """The paddles, the ball, and where it was a step ago, `[height, width, 3]`."""

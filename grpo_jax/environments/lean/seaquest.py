@@ -1,8 +1,7 @@
 """Seaquest-MinAtar for vectors.
 
 gymnax removes entities from their lists of 100 after each phase of a step, with a scatter. Here a mask says which are
-there, and all lists are closed up at the end of the step, by comparing all places with all others. What can be is
-computed in one reduction, as each is a launch.
+there, and all lists are closed up at the end of the step, by comparing all places with all others.
 """
 
 import functools
@@ -15,8 +14,7 @@ from gymnax.environments.minatar.seaquest import EnvParams, EnvState, MinSeaques
 
 SLOTS = np.arange(100)
 MOST_SHOTS = 12
-"""Of the player's bullets: one is fired in a step, and in ten it has left the board. No power of two, whose reductions
-are launches of their own."""
+"""Of the player's bullets: one is fired in a step, and in ten it has left the board. (Not 16: see `asterix`.)"""
 FISH, SUBS, DIVERS = range(3)
 
 
@@ -60,9 +58,7 @@ class ForVectors(MinSeaquest):
         """One step of the game, without a reset at its end."""
         swarms, timer, shot_timer, state = _spawn(key, state, params)
         shots, state = _act(action, state, params)
-        x, y = state.sub_x, state.sub_y
-
-        alive = shots.there
+        x, y, alive = state.sub_x, state.sub_y, shots.there
         shots, swarms = _collide(shots, swarms, (FISH, SUBS))
         ready, before = timer == 0, swarms.at(x, y)
         interval = jnp.stack([state.move_speed, state.move_speed, params.diver_move_interval])[:, None]
@@ -82,12 +78,11 @@ class ForVectors(MinSeaquest):
         no_room = firing >= 100 - state.e_bullet_count
         fired, flying = fired.without(no_room), flying.without(no_room)
         met = [*before[:DIVERS], *after[:DIVERS], *(each.at(x, y) for each in (bullets, arriving, fired, flying))]
-        met = functools.reduce(jnp.logical_or, met)
-
-        state = state.replace(**_closed_up(shots, swarms, timer, shot_timer, arriving, flying, places))
+        met = jnp.any(functools.reduce(jnp.logical_or, met))
+        state = state.replace(**_closed_up(shots, swarms, (timer, shot_timer), arriving, flying, places))
         state, reward, suffocated = self._step_timers(state, params)
         state = state.replace(time=state.time + 1)
-        done = self.is_terminal(state, params) | jnp.any(met) | suffocated
+        done = self.is_terminal(state, params) | met | suffocated
         state = state.replace(terminal=done)
         reward += jnp.sum(alive & ~shots.there).astype(jnp.float32)
         return self.get_obs(state, params), state, reward, done, {"discount": self.discount(state, params)}
@@ -103,16 +98,12 @@ class ForVectors(MinSeaquest):
         oxygen = bottom & (column < jnp.maximum(state.oxygen, 0) * 10 // limit)
         rescued = bottom & (column >= 9 - state.diver_count) & (column < 9)
 
-        lists = [state.f_bullets, state.e_bullets, state.e_fish, state.e_subs, state.divers]
-        counts = [
-            state.f_bullet_count,
-            state.e_bullet_count,
-            state.e_fish_count,
-            state.e_subs_count,
-            state.divers_count,
-        ]
-        there = jnp.stack(counts)[:, None] > SLOTS[None]
-        places = jnp.where(there, jnp.stack([_place(*rows[:, :3].T) for rows in lists]), -1)[..., None, None]
+        shots, bullets = (state.f_bullets, state.f_bullet_count), (state.e_bullets, state.e_bullet_count)
+        fish, subs = (state.e_fish, state.e_fish_count), (state.e_subs, state.e_subs_count)
+        lists, counts = zip(shots, bullets, fish, subs, (state.divers, state.divers_count), strict=True)
+        places = jnp.where(
+            jnp.stack(counts)[:, None] > SLOTS[None], jnp.stack([_place(*rows[:, :3].T) for rows in lists]), -1
+        )[..., None, None]
         x, y, behind = places & 15, places >> 4 & 15, jnp.where(places & 256 != 0, -1, 1)
         here, trail = ((y == row[None, None]) & (each == column[None, None]) for each in (x, x + behind))
         seen = jax.lax.reduce(here + 2 * trail, np.int32(0), jax.lax.bitwise_or, (1,))
@@ -160,9 +151,14 @@ def _spawn(key: jax.Array, state: EnvState, params: EnvParams) -> tuple[Entities
         there=there | new,
     )
     shot_timer = jnp.where(new[SUBS], params.enemy_shot_interval, state.e_subs[:, 4])
-    return swarms, jnp.where(new, interval, timer), shot_timer, state.replace(
-        e_spawn_timer=jnp.where(due, state.e_spawn_speed, state.e_spawn_timer),
-        d_spawn_timer=jnp.where(diver_due, params.diver_spawn_speed, state.d_spawn_timer),
+    return (
+        swarms,
+        jnp.where(new, interval, timer),
+        shot_timer,
+        state.replace(
+            e_spawn_timer=jnp.where(due, state.e_spawn_speed, state.e_spawn_timer),
+            d_spawn_timer=jnp.where(diver_due, params.diver_spawn_speed, state.d_spawn_timer),
+        ),
     )
 
 
@@ -192,7 +188,8 @@ def _collide(shots: Entities, swarms: Entities, order: tuple[int, int]) -> tuple
     slots = SLOTS[:MOST_SHOTS]
     later = (slots[:, None] > slots) & (shots.x[:, None] == shots.x[None]) & (shots.y[:, None] == shots.y[None])
     enemies = Entities(*(column[:DIVERS, None] for column in swarms))  # [2, 1, 100]
-    first = jnp.min(jnp.where(enemies.at(shots.x[None, :, None], shots.y[None, :, None]), SLOTS[None, None], 100), axis=2)
+    hit = enemies.at(shots.x[None, :, None], shots.y[None, :, None])
+    first = jnp.min(jnp.where(hit, SLOTS[None, None], 100), axis=2)
     gone = [jnp.zeros(100, bool)] * 3
     for kind in order:
         hits = shots.there & (first[kind] < 100) & ~jnp.any(later & shots.there[:, None], axis=0)
@@ -217,21 +214,12 @@ def _rescue(before: jax.Array, after: jax.Array, state: EnvState) -> tuple[jax.A
 
 
 def _closed_up(
-    shots: Entities,
-    swarms: Entities,
-    timer: jax.Array,
-    shot_timer: jax.Array,
-    bullets: Entities,
-    fired: Entities,
-    places: list[jax.Array],
+    shots: Entities, swarms: Entities, timers: tuple, bullets: Entities, fired: Entities, places: list[jax.Array]
 ) -> dict[str, jax.Array]:
     """The lists of a state without gaps, and their lengths.
 
-    Args:
-      shots: the player's bullets.
-      swarms, timer, shot_timer: fish, submarines and divers with their timers, and that of the submarines' shots.
-      bullets, fired: the enemies' bullets, and those that follow them.
-      places: `[5]` of `[100]`, how many of swarms, bullets and fired each are before an entity.
+    `timers` are those of the swarms' moves, `[3, 100]`, and of the submarines' shots; `fired` come after `bullets`;
+    `places` say how many of the swarms, of bullets and of fired are before each one.
     """
     places = jnp.stack(places)
     num_swarms = places[:3, -1] + swarms.there[:, -1]
@@ -239,12 +227,13 @@ def _closed_up(
     there = jnp.stack([*swarms.there, bullets.there, fired.there])
     slots = jnp.where(there, places + jnp.stack([0, 0, 0, 0, num_bullets])[:, None], -1)
 
-    def closed(column):
-        return jnp.sum(jnp.where(slots[:, :, None] == SLOTS[None, None], column[:, :, None], 0), axis=1, dtype=jnp.int32)
+    def closed(*column):
+        chosen = slots[:, :, None] == SLOTS[None, None]
+        return jnp.sum(jnp.where(chosen, jnp.stack(column)[:, :, None], 0), axis=1, dtype=jnp.int32)
 
-    zeros = jnp.zeros(100, jnp.int32)
-    place = closed(jnp.stack([*_place(*swarms[:3]), _place(*bullets[:3]), _place(*fired[:3])]))
-    timer, shot_timer = closed(jnp.stack([*timer, zeros, zeros])), closed(jnp.stack([zeros, shot_timer] + [zeros] * 3))
+    (timer, shot_timer), zeros = timers, jnp.zeros(100, jnp.int32)
+    place = closed(*_place(*swarms[:3]), _place(*bullets[:3]), _place(*fired[:3]))
+    timer, shot_timer = closed(*timer, zeros, zeros), closed(zeros, shot_timer, zeros, zeros, zeros)
     place = place[:4] + jnp.stack([zeros, zeros, zeros, place[4]])
     fish, subs, divers, both = jnp.stack([place & 15, place >> 4 & 15, place >> 8, timer[:4]], axis=-1)
     own = jnp.where(shots.there, earlier(shots.there[None])[0], -1)[:, None, None] == SLOTS[None, :, None]

@@ -55,7 +55,9 @@ class Lean(MinSpaceInvaders):
         aliens, shots, bombs = (_bits(x)[:, None] for x in (state.alien_map, state.f_bullet_map, state.e_bullet_map))
         channel, left = np.arange(6)[None], state.alien_dir < 0
         rows = jnp.where(channel == 0, jnp.where(GRID == 9, 1 << state.pos, 0)[:, None], aliens)
-        rows = jnp.where(channel == 2, jnp.where(left, aliens, 0), jnp.where(channel == 3, jnp.where(left, 0, aliens), rows))
+        rows = jnp.where(
+            channel == 2, jnp.where(left, aliens, 0), jnp.where(channel == 3, jnp.where(left, 0, aliens), rows)
+        )
         rows = jnp.where(channel == 4, shots, jnp.where(channel == 5, bombs, rows))  # [10, 6]
         return (rows[:, None] >> GRID[None, :, None] & 1).astype(jnp.float32)
 
