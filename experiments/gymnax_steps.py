@@ -1,7 +1,7 @@
 """gymnax's environments with its own steps and with the lean ones: `python -m experiments.gymnax_steps`.
 
 What an H100 would execute in a train step of PPO (as `experiments.accelerators` counts it, with the same extra), and
-how many steps of random play the device at hand makes in a second, with both steps in turns.
+how many steps of random play a core of this machine makes in a second, with both steps in turns.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Arguments:
     environments: tuple[str, ...] = ()
     """Names of gymnax's environments; by default all but MNISTBandit-bsuite, which needs a download."""
     parts: tuple[Literal[PARTS], ...] = PARTS
-    """What to find out: the launches of compiled programs, and the steps per second of random play."""
+    """What to find out: the launches of compiled programs, and the steps per core-second of random play."""
     num_envs: Count = 2048
     """Parallel environments of the train steps; random play has 64."""
     repeats: Count = 7
@@ -66,8 +66,8 @@ def programs(steps: list[Any], arguments: Arguments) -> list[dict[str, Any]]:
     return [compile_case(case, TARGETS["h100"], "gpu", {}) for case in cases]
 
 
-def speeds(steps: list[Any], arguments: Arguments, num_envs: int = 64, num_steps: int = 256) -> list[float]:
-    """Steps per second of random play with each step of an environment, in turns: medians. Resets are not counted."""
+def speeds(steps: list[Any], arguments: Arguments, num_envs: int = 64, num_steps: int = 1024) -> list[float]:
+    """Steps per core-second of random play with each step of an environment, in turns: medians, without resets."""
     plays, key = [], jax.random.key(0)
     for step in steps:
         env = make_environment(step)
@@ -76,22 +76,22 @@ def speeds(steps: list[Any], arguments: Arguments, num_envs: int = 64, num_steps
         plays.append(play.lower(key).compile())
 
     def seconds(play):
-        started = time.perf_counter()
+        started = time.process_time()  # other programs do not count
         jax.block_until_ready(play(key))
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     rounds = [[seconds(play) for play in plays] for _ in range(1 + arguments.repeats)]
     return [num_envs * num_steps / median for median in np.median(rounds[1:], axis=0)]
 
 
-HEADER = ["", "launches", "an environment step", "a gradient step", "waits", "model ms", "steps/s on this CPU"]
+HEADER = ["", "launches", "an environment step", "a gradient step", "waits", "model ms", "steps per core-second"]
 
 
 def row(name: str, result: dict[str, Any]) -> list[str]:
-    """The cells of an environment: with gymnax's own step → with ours, or one number where that is the same step."""
+    """The cells of an environment: with gymnax's own step → with the lean one, or one number where both are equal."""
 
     def cell(part, number):
-        return " → ".join(number(each) for each in result.get(part, ()))
+        return " → ".join(dict.fromkeys(map(number, result.get(part, ()))))
 
     def per_step(phase, steps):
         return lambda program: f"{program['launches_by_phase'][phase] / program[steps]:,.1f}"

@@ -15,11 +15,16 @@ PROGRAM |= {"num_steps": 128, "num_gradient_steps": 16, "model_seconds": 0.002}
 def test_both_steps_are_in_one_row_and_what_is_there_is_not_found_out_again(tmp_path, monkeypatch, capsys):
     names = ("Catch-bsuite", "MemoryChain-bsuite")  # with a lean step, and without
     monkeypatch.setattr(gymnax_steps, "names", lambda: [*names, "MNISTBandit-bsuite"])
-    monkeypatch.setattr(gymnax_steps, "compile_case", lambda case, *_: PROGRAM | {"waits": case.num_envs})
+    launches = {True: 1300, False: 2000}  # of ours by name, and of gymnax's object
+    monkeypatch.setattr(
+        gymnax_steps,
+        "compile_case",
+        lambda case, *_: PROGRAM | {"launches": launches[isinstance(case.environment, str)], "waits": case.num_envs},
+    )
     monkeypatch.setattr(gymnax_steps, "speeds", lambda steps, _: [12345.0] * len(steps))
     gymnax_steps.main(gymnax_steps.Arguments(num_envs=7, out=tmp_path))
     once = "1,300 | 10.0 | 10.0 | 7 | 2.0 | 12,300"
-    twice = " | ".join(f"{number} → {number}" for number in once.split(" | "))
+    twice = f"2,000 → {once}"
     assert capsys.readouterr().out.splitlines() == [f"{names[0]} | {twice}", f"{names[1]} | {once}"]
     assert (tmp_path / TABLE).read_text().splitlines()[2:] == [f"| {names[0]} | {twice} |", f"| {names[1]} | {once} |"]
 

@@ -101,9 +101,8 @@ class ForVectors(MinSeaquest):
         shots, bullets = (state.f_bullets, state.f_bullet_count), (state.e_bullets, state.e_bullet_count)
         fish, subs = (state.e_fish, state.e_fish_count), (state.e_subs, state.e_subs_count)
         lists, counts = zip(shots, bullets, fish, subs, (state.divers, state.divers_count), strict=True)
-        places = jnp.where(
-            jnp.stack(counts)[:, None] > SLOTS[None], jnp.stack([_place(*rows[:, :3].T) for rows in lists]), -1
-        )[..., None, None]
+        there, places = jnp.stack(counts)[:, None] > SLOTS[None], [_place(*rows[:, :3].T) for rows in lists]
+        places = jnp.where(there, jnp.stack(places), -1)[..., None, None]
         x, y, behind = places & 15, places >> 4 & 15, jnp.where(places & 256 != 0, -1, 1)
         here, trail = ((y == row[None, None]) & (each == column[None, None]) for each in (x, x + behind))
         seen = jax.lax.reduce(here + 2 * trail, np.int32(0), jax.lax.bitwise_or, (1,))
