@@ -1,7 +1,7 @@
 """Seaquest-MinAtar for vectors.
 
 gymnax removes entities from their lists of 100 after each phase of a step, with a scatter. Here a mask says which are
-there, and all lists are closed up at the end of the step, by comparing all places with all others.
+there, and each list is closed up once, at the end of the step, by comparing all places with all others.
 """
 
 import functools
@@ -13,42 +13,57 @@ import numpy as np
 from gymnax.environments.minatar.seaquest import EnvParams, EnvState, MinSeaquest
 
 SLOTS = np.arange(100)
-MOST_SHOTS = 12
-"""Of the player's bullets: one is fired in a step, and in ten it has left the board. (Not 16: see `asterix`.)"""
-FISH, SUBS, DIVERS = range(3)
+MOST_SHOTS = 16
+"""Of the player's bullets: one is fired in a step, and in ten it has left the board."""
 
 
-class Entities(NamedTuple):
-    """Entities in the order of their appearance, each `[..., N]`."""
+class Swarm(NamedTuple):
+    """Entities in the order of their appearance.
 
-    x: jax.Array
-    y: jax.Array
-    right: jax.Array  # whether it moves to the right
-    there: jax.Array
+    Columns of `rows` are x, y, whether it moves to the right, of all but bullets the steps until it moves, and of
+    submarines the steps until it shoots.
+    """
 
-    def at(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """`[..., N]`: which are at a place."""
-        return self.there & (self.x == x) & (self.y == y)
+    rows: jax.Array  # [N, columns]
+    there: jax.Array  # [N]
 
-    def moved(self, ready: jax.Array | bool = True) -> "Entities":
-        """After a move of those that are ready; who leaves the board is gone."""
-        x = self.x + jnp.where(ready, jnp.where(self.right != 0, 1, -1), 0)
-        return self._replace(x=x, there=self.there & (x >= 0) & (x < 10))
+    def appended(self, count: jax.Array, row: jax.Array, enabled: jax.Array) -> "Swarm":
+        """With one more entity after `count`, if there is room."""
+        new = enabled & (np.arange(len(self.there)) == count)
+        return Swarm(jnp.where(new[:, None], row[None], self.rows), self.there | new)
 
-    def without(self, gone: jax.Array) -> "Entities":
-        """Without some; `gone` is `[..., N]`."""
-        return self._replace(there=self.there & ~gone)
+    def without(self, gone: jax.Array) -> "Swarm":
+        """Without some; `gone` is `[N]`."""
+        return Swarm(self.rows, self.there & ~gone)
 
-
-def _place(x: jax.Array, y: jax.Array, right: jax.Array) -> jax.Array:
-    """One number for a place on the board and a direction."""
-    return x + 16 * y + 256 * right
+    def moved(self, interval: jax.Array | None = None) -> "Swarm":
+        """After a move of those that are ready, of all without an interval; who leaves the board is gone."""
+        x, y, right, *rest = self.rows.T
+        ahead = x + jnp.where(right != 0, 1, -1)
+        if interval is not None:
+            ready = rest[0] == 0
+            ahead = jnp.where(ready, ahead, x)
+            rest[0] = jnp.where(ready, interval, jnp.maximum(rest[0] - 1, 0))
+        return Swarm(jnp.stack([ahead, y, right, *rest], axis=1), self.there & (ahead >= 0) & (ahead < 10))
 
 
 def earlier(mask: jax.Array) -> jax.Array:
-    """`[K, N]`: how many before each one are set."""
-    slots = np.arange(mask.shape[1])
-    return jnp.sum(mask[:, :, None] & (slots[:, None] < slots)[None], axis=1, dtype=jnp.int32)
+    """`[N]`: how many before each one are set."""
+    slots = np.arange(len(mask))
+    return jnp.sum(mask[:, None] & (slots[:, None] < slots), axis=0)
+
+
+def number(mask: jax.Array, earlier: jax.Array) -> jax.Array:
+    """How many are set, from how many are before each one."""
+    return (mask[-1] + earlier[-1]).astype(jnp.int32)
+
+
+def closed_up(swarm: Swarm) -> tuple[jax.Array, jax.Array]:
+    """`[100, columns]`: those that are there, then zeros; and their number."""
+    before = earlier(swarm.there)
+    chosen = jnp.where(swarm.there, before, -1)[:, None] == SLOTS[None]
+    rows = jnp.sum(jnp.where(chosen[..., None], swarm.rows[:, None], 0), axis=0, dtype=jnp.int32)
+    return rows, number(swarm.there, before)
 
 
 class ForVectors(MinSeaquest):
@@ -56,35 +71,48 @@ class ForVectors(MinSeaquest):
 
     def step_env(self, key: jax.Array, state: EnvState, action: jax.Array, params: EnvParams):
         """One step of the game, without a reset at its end."""
-        swarms, timer, shot_timer, state = _spawn(key, state, params)
+        subs, fish, divers, state = _spawn(key, state, params)
         shots, state = _act(action, state, params)
-        x, y, alive = state.sub_x, state.sub_y, shots.there
-        shots, swarms = _collide(shots, swarms, (FISH, SUBS))
-        ready, before = timer == 0, swarms.at(x, y)
-        interval = jnp.stack([state.move_speed, state.move_speed, params.diver_move_interval])[:, None]
-        timer = jnp.where(ready, interval, jnp.maximum(timer - 1, 0))
-        swarms = swarms.moved(ready)
-        after = swarms.at(x, y)
-        rescued, state = _rescue(before[DIVERS], after[DIVERS], state)
-        swarms = swarms.without(jnp.stack([jnp.zeros(100, bool), jnp.zeros(100, bool), rescued]))
-        shots, swarms = _collide(shots, swarms, (SUBS, FISH))
 
-        shoots = swarms.there[SUBS] & (shot_timer == 0)
-        shot_timer = jnp.where(shoots, params.enemy_shot_interval, jnp.maximum(shot_timer - 1, 0))
-        fired = Entities(swarms.x[SUBS], swarms.y[SUBS], swarms.right[SUBS], shoots)
-        bullets = Entities(*state.e_bullets.T, SLOTS < state.e_bullet_count)
-        arriving, flying = bullets.moved(), fired.moved()
-        firing, *places = earlier(jnp.stack([shoots, *swarms.there, arriving.there, flying.there]))
-        no_room = firing >= 100 - state.e_bullet_count
-        fired, flying = fired.without(no_room), flying.without(no_room)
-        met = [*before[:DIVERS], *after[:DIVERS], *(each.at(x, y) for each in (bullets, arriving, fired, flying))]
-        met = jnp.any(functools.reduce(jnp.logical_or, met))
-        state = state.replace(**_closed_up(shots, swarms, (timer, shot_timer), arriving, flying, places))
+        shots, fish, killed_fish = _collide(shots.moved(), fish)
+        shots, subs, killed_subs = _collide(shots, subs)
+        divers, state = _rescue(divers, state)
+        divers, state = _rescue(divers.moved(params.diver_move_interval), state)
+
+        met = [_at_sub(subs, state)]
+        subs = subs.moved(state.move_speed)
+        met.append(_at_sub(subs, state))
+        shots, subs, more_subs = _collide(shots, subs)
+        subs, bullets = _shoot(subs, state, params)
+        met.append(_at_sub(bullets, state))
+        bullets = bullets.moved()
+        met += [_at_sub(bullets, state), _at_sub(fish, state)]
+        fish = fish.moved(state.move_speed)
+        met.append(_at_sub(fish, state))
+        shots, fish, more_fish = _collide(shots, fish)
+
+        f_bullets, f_bullet_count = closed_up(shots)
+        e_bullets, e_bullet_count = closed_up(bullets)
+        e_fish, e_fish_count = closed_up(fish)
+        e_subs, e_subs_count = closed_up(subs)
+        divers, divers_count = closed_up(divers)
+        state = state.replace(
+            f_bullets=f_bullets,
+            f_bullet_count=f_bullet_count,
+            e_bullets=e_bullets,
+            e_bullet_count=e_bullet_count,
+            e_fish=e_fish,
+            e_fish_count=e_fish_count,
+            e_subs=e_subs,
+            e_subs_count=e_subs_count,
+            divers=divers,
+            divers_count=divers_count,
+        )
         state, reward, suffocated = self._step_timers(state, params)
         state = state.replace(time=state.time + 1)
-        done = self.is_terminal(state, params) | met | suffocated
+        done = self.is_terminal(state, params) | jnp.any(jnp.concatenate(met)) | suffocated
         state = state.replace(terminal=done)
-        reward += jnp.sum(alive & ~shots.there).astype(jnp.float32)
+        reward += jnp.sum(jnp.stack([killed_fish, killed_subs, more_subs, more_fish])).astype(jnp.float32)
         return self.get_obs(state, params), state, reward, done, {"discount": self.discount(state, params)}
 
     def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
@@ -98,16 +126,18 @@ class ForVectors(MinSeaquest):
         oxygen = bottom & (column < jnp.maximum(state.oxygen, 0) * 10 // limit)
         rescued = bottom & (column >= 9 - state.diver_count) & (column < 9)
 
-        shots, bullets = (state.f_bullets, state.f_bullet_count), (state.e_bullets, state.e_bullet_count)
-        fish, subs = (state.e_fish, state.e_fish_count), (state.e_subs, state.e_subs_count)
-        lists, counts = zip(shots, bullets, fish, subs, (state.divers, state.divers_count), strict=True)
-        there, places = jnp.stack(counts)[:, None] > SLOTS[None], [_place(*rows[:, :3].T) for rows in lists]
-        places = jnp.where(there, jnp.stack(places), -1)[..., None, None]
-        x, y, behind = places & 15, places >> 4 & 15, jnp.where(places & 256 != 0, -1, 1)
-        here, trail = ((y == row[None, None]) & (each == column[None, None]) for each in (x, x + behind))
-        seen = jax.lax.reduce(here + 2 * trail, np.int32(0), jax.lax.bitwise_or, (1,))
-        shots, bullets, fish, subs, divers = seen & 1 != 0
-        trails = (seen[2] | seen[3] | seen[4]) & 2 != 0
+        lists = [state.f_bullets, state.e_bullets, state.e_fish, state.e_subs, state.divers]
+        counts = [
+            state.f_bullet_count,
+            state.e_bullet_count,
+            state.e_fish_count,
+            state.e_subs_count,
+            state.divers_count,
+        ]
+        x, y, right = jnp.stack([rows[:, :3] for rows in lists], axis=1).T[..., None, None]  # [5, 100, 1, 1] each
+        there = (jnp.stack(counts)[:, None] > SLOTS[None])[..., None, None] & (y == row[None, None])
+        shots, bullets, fish, subs, divers = jnp.any(there & (x == column[None, None]), axis=1)
+        trails = jnp.any((there & (x - jnp.where(right != 0, 1, -1) == column[None, None]))[2:], axis=(0, 1))
         maps = [front, back, shots, trails, bullets, fish, subs, oxygen, rescued, divers]
         return jnp.stack(maps, axis=-1).astype(jnp.float32)
 
@@ -122,130 +152,88 @@ class Lean(ForVectors):
         )
 
 
-def _spawn(key: jax.Array, state: EnvState, params: EnvParams) -> tuple[Entities, jax.Array, jax.Array, EnvState]:
-    """Fish, submarines and divers with those that appear, their timers, and those of shots: gymnax's draws."""
+def _spawn(key: jax.Array, state: EnvState, params: EnvParams) -> tuple[Swarm, Swarm, Swarm, EnvState]:
+    """Submarines, fish and divers with those that appear: gymnax's draws."""
     key_enemy, key_diver = jax.random.split(key)
     key_choice, key_y = jax.random.split(key_enemy)
     choice = jax.random.uniform(key_choice, (2,))
     right, is_sub = choice[0] < 0.5, choice[1] < 1.0 / 3.0
     y = jax.random.randint(key_y, (), 1, 9)
-    key_right, key_y = jax.random.split(key_diver)
-    rights = jnp.stack([right, right, jax.random.bernoulli(key_right)])[:, None]
-    ys = jnp.stack([y, y, jax.random.randint(key_y, (), 1, 9)])[:, None]
-
-    lists = state.e_fish, state.e_subs, state.divers
-    counts = jnp.stack([state.e_fish_count, state.e_subs_count, state.divers_count])[:, None]
-    there = SLOTS[None] < counts
-    old_x, old_y, old_right, timer = (jnp.stack([rows[:, i] for rows in lists]) for i in range(4))
-    opposed = there & (old_y == ys) & (old_right != rights)
-    due, diver_due = state.e_spawn_timer == 0, state.d_spawn_timer == 0
-    appears = due & ~jnp.any(opposed[FISH] | opposed[SUBS])
-    enabled = jnp.stack([appears & ~is_sub, appears & is_sub, diver_due])[:, None]
-    new = enabled & (SLOTS[None] == counts)
-    interval = jnp.stack([state.move_speed, state.move_speed, params.diver_move_interval])[:, None]
-    swarms = Entities(
-        x=jnp.where(new, jnp.where(rights, 0, 9), old_x),
-        y=jnp.where(new, ys, old_y),
-        right=jnp.where(new, rights.astype(int), old_right),
-        there=there | new,
+    subs, fish, divers = (
+        Swarm(rows, SLOTS < count)
+        for rows, count in (
+            (state.e_subs, state.e_subs_count),
+            (state.e_fish, state.e_fish_count),
+            (state.divers, state.divers_count),
+        )
     )
-    shot_timer = jnp.where(new[SUBS], params.enemy_shot_interval, state.e_subs[:, 4])
+    opposed = [each.there & (each.rows[:, 1] == y) & (each.rows[:, 2] != right) for each in (subs, fish)]
+    due = state.e_spawn_timer == 0
+    appears = due & ~jnp.any(opposed[0] | opposed[1])
+    enemy = jnp.stack([jnp.where(right, 0, 9), y, right.astype(int), state.move_speed, params.enemy_shot_interval])
+    key_right, key_y = jax.random.split(key_diver)
+    right = jax.random.bernoulli(key_right)
+    y = jax.random.randint(key_y, (), 1, 9)
+    diver = jnp.stack([jnp.where(right, 0, 9), y, right.astype(int), params.diver_move_interval])
     return (
-        swarms,
-        jnp.where(new, interval, timer),
-        shot_timer,
+        subs.appended(state.e_subs_count, enemy, appears & is_sub),
+        fish.appended(state.e_fish_count, enemy[:4], appears & ~is_sub),
+        divers.appended(state.divers_count, diver, state.d_spawn_timer == 0),
         state.replace(
             e_spawn_timer=jnp.where(due, state.e_spawn_speed, state.e_spawn_timer),
-            d_spawn_timer=jnp.where(diver_due, params.diver_spawn_speed, state.d_spawn_timer),
+            d_spawn_timer=jnp.where(state.d_spawn_timer == 0, params.diver_spawn_speed, state.d_spawn_timer),
         ),
     )
 
 
-def _act(action: jax.Array, state: EnvState, params: EnvParams) -> tuple[Entities, EnvState]:
-    """Moves, turns or fires; the player's bullets with a new one, after their move."""
+def _act(action: jax.Array, state: EnvState, params: EnvParams) -> tuple[Swarm, EnvState]:
+    """Moves, turns or fires; the player's bullets with a new one."""
     left, right = action == 1, action == 3
     x = jnp.clip(state.sub_x - left + right, 0, 9)
     y = jnp.clip(state.sub_y - (action == 2) + (action == 4), 0, 8)
     facing = (state.sub_or | right) & ~left
     fires = (action == 5) & (state.shot_timer == 0)
-    slots = SLOTS[:MOST_SHOTS]
-    new = fires & (slots == state.f_bullet_count)
-    old_x, old_y, old_right = state.f_bullets[:MOST_SHOTS].T
-    shots = Entities(
-        x=jnp.where(new, x, old_x),
-        y=jnp.where(new, y, old_y),
-        right=jnp.where(new, facing.astype(int), old_right),
-        there=(slots < state.f_bullet_count) | new,
-    )
-    return shots.moved(), state.replace(
+    shots = Swarm(state.f_bullets[:MOST_SHOTS], SLOTS[:MOST_SHOTS] < state.f_bullet_count)
+    return shots.appended(state.f_bullet_count, jnp.stack([x, y, facing.astype(int)]), fires), state.replace(
         sub_x=x, sub_y=y, sub_or=facing, shot_timer=jnp.where(fires, params.shot_cool_down, state.shot_timer)
     )
 
 
-def _collide(shots: Entities, swarms: Entities, order: tuple[int, int]) -> tuple[Entities, Entities]:
-    """Without the bullets and entities that meet, the first entity of a place and the last bullet, one kind by one."""
+def _collide(shots: Swarm, targets: Swarm) -> tuple[Swarm, Swarm, jax.Array]:
+    """Without the bullets and targets that meet, the first target of a place and the last bullet; and which bullets."""
+    first = jnp.min(jnp.where(_together(shots, targets), SLOTS[None], len(SLOTS)), axis=1)
     slots = SLOTS[:MOST_SHOTS]
-    later = (slots[:, None] > slots) & (shots.x[:, None] == shots.x[None]) & (shots.y[:, None] == shots.y[None])
-    enemies = Entities(*(column[:DIVERS, None] for column in swarms))  # [2, 1, 100]
-    hit = enemies.at(shots.x[None, :, None], shots.y[None, :, None])
-    first = jnp.min(jnp.where(hit, SLOTS[None, None], 100), axis=2)
-    gone = [jnp.zeros(100, bool)] * 3
-    for kind in order:
-        hits = shots.there & (first[kind] < 100) & ~jnp.any(later & shots.there[:, None], axis=0)
-        gone[kind] = jnp.any(hits[:, None] & (first[kind][:, None] == SLOTS[None]), axis=0)
-        shots = shots.without(hits)
-    return shots, swarms.without(jnp.stack(gone))
+    later = jnp.any(_together(shots, shots) & (slots > slots[:, None]), axis=1)
+    hits = (first < len(SLOTS)) & ~later
+    gone = jnp.any(hits[:, None] & (first[:, None] == SLOTS[None]), axis=0)
+    return shots.without(hits), targets.without(gone), hits
 
 
-def _rescue(before: jax.Array, after: jax.Array, state: EnvState) -> tuple[jax.Array, EnvState]:
-    """`[100]`: the divers that come aboard, up to six, of those at the submarine before and after their move.
-
-    If one of the first does not come aboard, there is no room left for the second.
-    """
-    met = jnp.stack([before, after & ~before])
-    places = earlier(met)
-    first, second = places[:, -1] + met[:, -1]
-    room = jnp.maximum(6 - state.diver_count, 0)
-    left = jnp.maximum(room - first, 0)
-    rescued = met & (places < jnp.stack([room, left])[:, None])
-    aboard = state.diver_count + jnp.minimum(first, room) + jnp.minimum(second, left)
-    return rescued[0] | rescued[1], state.replace(diver_count=aboard)
+def _together(swarm: Swarm, other: Swarm) -> jax.Array:
+    """`[N, M]`: which are at the same place."""
+    places = jnp.all(swarm.rows[:, None, :2] == other.rows[None, :, :2], axis=-1)
+    return places & swarm.there[:, None] & other.there[None]
 
 
-def _closed_up(
-    shots: Entities, swarms: Entities, timers: tuple, bullets: Entities, fired: Entities, places: list[jax.Array]
-) -> dict[str, jax.Array]:
-    """The lists of a state without gaps, and their lengths.
+def _rescue(divers: Swarm, state: EnvState) -> tuple[Swarm, EnvState]:
+    """Divers at the submarine come aboard, up to six."""
+    here = _at_sub(divers, state)
+    before, room = earlier(here), jnp.maximum(6 - state.diver_count, 0)
+    aboard = state.diver_count + jnp.minimum(number(here, before), room)
+    return divers.without(here & (before < room)), state.replace(diver_count=aboard)
 
-    `timers` are those of the swarms' moves, `[3, 100]`, and of the submarines' shots; `fired` come after `bullets`;
-    `places` say how many of the swarms, of bullets and of fired are before each one.
-    """
-    places = jnp.stack(places)
-    num_swarms = places[:3, -1] + swarms.there[:, -1]
-    num_bullets = jnp.sum(bullets.there)
-    there = jnp.stack([*swarms.there, bullets.there, fired.there])
-    slots = jnp.where(there, places + jnp.stack([0, 0, 0, 0, num_bullets])[:, None], -1)
 
-    def closed(*column):
-        chosen = slots[:, :, None] == SLOTS[None, None]
-        return jnp.sum(jnp.where(chosen, jnp.stack(column)[:, :, None], 0), axis=1, dtype=jnp.int32)
+def _at_sub(swarm: Swarm, state: EnvState) -> jax.Array:
+    """`[N]`: which are where the player's submarine is."""
+    return swarm.there & (swarm.rows[:, 0] == state.sub_x) & (swarm.rows[:, 1] == state.sub_y)
 
-    (timer, shot_timer), zeros = timers, jnp.zeros(100, jnp.int32)
-    place = closed(*_place(*swarms[:3]), _place(*bullets[:3]), _place(*fired[:3]))
-    timer, shot_timer = closed(*timer, zeros, zeros), closed(zeros, shot_timer, zeros, zeros, zeros)
-    place = place[:4] + jnp.stack([zeros, zeros, zeros, place[4]])
-    fish, subs, divers, both = jnp.stack([place & 15, place >> 4 & 15, place >> 8, timer[:4]], axis=-1)
-    own = jnp.where(shots.there, earlier(shots.there[None])[0], -1)[:, None, None] == SLOTS[None, :, None]
-    own = jnp.sum(jnp.where(own, jnp.stack(shots[:3], axis=1)[:, None], 0), axis=0, dtype=jnp.int32)
-    return {
-        "f_bullets": own,
-        "f_bullet_count": jnp.sum(shots.there, dtype=jnp.int32),
-        "e_bullets": both[:, :3],
-        "e_bullet_count": (num_bullets + jnp.sum(fired.there)).astype(jnp.int32),
-        "e_fish": fish,
-        "e_fish_count": num_swarms[FISH],
-        "e_subs": jnp.concatenate([subs, shot_timer[SUBS, :, None]], axis=1),
-        "e_subs_count": num_swarms[SUBS],
-        "divers": divers,
-        "divers_count": num_swarms[DIVERS],
-    }
+
+def _shoot(subs: Swarm, state: EnvState, params: EnvParams) -> tuple[Swarm, Swarm]:
+    """The submarines, and the enemies' bullets with those that they fire, as long as there is room."""
+    *others, timer = subs.rows.T
+    shoots = subs.there & (timer == 0)
+    timer = jnp.where(shoots, params.enemy_shot_interval, jnp.maximum(timer - 1, 0))
+    fits = shoots & (earlier(shoots) < 100 - state.e_bullet_count)
+    rows = jnp.concatenate([state.e_bullets, subs.rows[:, :3]])
+    bullets = Swarm(rows, jnp.concatenate([SLOTS < state.e_bullet_count, fits]))
+    return Swarm(jnp.stack([*others, timer], axis=1), subs.there), bullets
