@@ -1,7 +1,6 @@
 """Catch-bsuite for vectors."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.bsuite.catch import Catch, EnvState
 
@@ -14,4 +13,4 @@ class Lean(Catch):
         row, column = np.ogrid[: self.rows, : self.columns]
         ball = (row == state.ball_y) & (column == state.ball_x)
         paddle = (row == state.paddle_y) & (column == state.paddle_x)
-        return (ball | paddle).astype(jnp.float32)
+        return (ball | paddle).astype(float)

@@ -11,5 +11,7 @@ def child(key: jax.Array, i: int) -> jax.Array:
 
 def randint(key: jax.Array, shape: tuple[int, ...], n: int) -> jax.Array:
     """`jax.random.randint(key, shape, 0, n)`."""
+    if jax.config.jax_enable_x64:  # it then draws 64 bits
+        return jax.random.randint(key, shape, 0, n)
     high, low = (jax.random.bits(child(key, i), shape, jnp.uint32) % n for i in range(2))
     return ((high * (2**32 % n) + low) % n).astype(jnp.int32)
