@@ -23,12 +23,12 @@ from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.devices.mesh import ROWS
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import write_json, write_text
+from grpo_jax.recording.files import write_json
 
 from .compiled_programs.ahead_of_time import USABLE_MEMORY, Case, choose_backend, compile_case, what_fits
 from .compiled_programs.gpu_program import SORT_KERNELS, Costs
 from .compiled_programs.implementations import NAMES, REFERENCES, by_environment, make_workload
-from .compiled_programs.program_tables import draw, fits_table, overview, tables
+from .compiled_programs.program_tables import draw, fits_table, tables
 from .compiled_programs.targets import TARGETS, Target
 from .harness import reference_implementations as reference
 from .harness.reference_implementations import Implementation
@@ -61,7 +61,7 @@ class Arguments:
     options: tuple[str, ...] = ()
     """Options of XLA's compiler, NAME=VALUE each."""
     out: Path | None = None
-    """New folder for summary.json, launches.png and, of GPUs, table.md; one under runs/ if left out."""
+    """New folder for summary.json and, of GPUs, launches.png; one under runs/ if left out."""
     repeats: Count = 7
     """Rounds of measurements, where an accelerator is attached."""
     seconds: NotNegative = 0.3
@@ -106,7 +106,6 @@ def main(arguments: Arguments) -> None:
                 rows += new
                 results["programs"] += new
                 write_json(summary, results)  # after each size, so that an interruption keeps them
-                write_text(out / "table.md", overview(results["programs"]))
             results["fits"] += (fits := what_fits(rows, target))
             console.print(*tables(target, environment, rows), *([fits_table(fits)] if fits else []))
             for row in rows:

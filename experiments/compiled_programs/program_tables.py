@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from grpo_jax.commands.harness.figures import markdown_table
 from grpo_jax.recording.figures import panels
 
 from .ahead_of_time import TRITON
@@ -61,22 +60,6 @@ _MEMORY = {
     "compile s": _number("compile_seconds"),
 }
 _MEASURED = {"measured ms": _number("measured_seconds", 1e-3, ",.1f")}
-_OVERVIEW = {
-    "environment": lambda row: row["environment"],
-    "": _SIZE["implementation"],
-    "envs": _SIZE["envs"],
-    "launches": _GPU["launches"],
-    "an environment step": _GPU["/step"],
-    "a gradient step": _GPU["/gradient"],
-    "waits": _GPU["waits"],
-    "model ms": _GPU["model ms"],
-}
-
-
-def overview(rows: Sequence[Row]) -> str:
-    """The programs of GPUs as Markdown, those of all environments one below the other."""
-    cells = [[cell(row) for cell in _OVERVIEW.values()] for row in rows if "launches" in row]
-    return markdown_table(list(_OVERVIEW), cells)
 
 
 def tables(target: Target, environment: str, rows: Sequence[Row]) -> list[Table]:

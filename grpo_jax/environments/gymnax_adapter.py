@@ -200,9 +200,9 @@ def _encoder(env: Any, defaults: Any) -> Callable:
         if leaf.shape == () and jnp.issubdtype(leaf.dtype, jnp.integer):
             num_states = _num_states(env, defaults, path)
             return lambda x: jax.nn.one_hot(x, num_states)
-        # MinAtar's observations are 0 or 1: bytes need a quarter of the memory traffic. A GPU's matrix products read
-        # int8 without a conversion before them, but not uint8.
-        dtype = jnp.int8 if env_name(env).endswith("-MinAtar") else leaf.dtype
+        # These observations are 0 or 1: bytes need a quarter of the memory traffic. A GPU's matrix products read int8
+        # without a conversion before them, but not uint8.
+        dtype = jnp.int8 if env_name(env).endswith(("-MinAtar", "Pong-misc")) else leaf.dtype
         return lambda x: jnp.asarray(x, dtype)
 
     encoders = jax.tree_util.tree_map_with_path(leaf_encoder, first)

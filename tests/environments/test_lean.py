@@ -21,6 +21,8 @@ OTHER_PARAMETERS = {
     "Seaquest-MinAtar": {"init_spawn_speed": 3, "init_move_interval": 3, "diver_spawn_speed": 2, "max_oxygen": 40}
     | {"shot_cool_down": 1, "enemy_shot_interval": 2, "diver_move_interval": 1},
     "SpaceInvaders-MinAtar": {"shot_cool_down": 2, "enemy_move_interval": 7, "enemy_shot_interval": 3},
+    "Catch-bsuite": {"max_steps_in_episode": 7},
+    "Pong-misc": {"ball_max_y_speed": 2, "paddle_y_speed": 2, "use_ai_policy": False, "max_steps_in_episode": 37},
 }
 """With these, what is rare by default happens often."""
 
@@ -80,7 +82,7 @@ def test_ten_thousand_steps_are_the_same_bits(name):
     if name == "Seaquest-MinAtar":  # slow on a CPU: a thousand steps, in which much happens
         params, num_steps = params.replace(**OTHER_PARAMETERS[name]), 50
     _, (_, _, reward, terminated, _) = assert_same_play(*envs, params, 20, num_steps, mapped=in_turn)
-    assert reward.sum() > 0
+    assert (reward > 0).any()
     assert terminated.any() or name == "Freeway-MinAtar"  # which nothing ends but the limit
 
 
@@ -101,7 +103,9 @@ def test_a_lean_step_has_neither_loops_nor_sorts_nor_scatters_nor_gathers(name):
 @pytest.mark.parametrize("minimal", [True, False])
 @pytest.mark.parametrize("other", [True, False])
 def test_a_million_steps_are_the_same_bits(name, minimal, other):
-    envs = pair(name, use_minimal_action_set=minimal)
+    if not (minimal or name.endswith("-MinAtar")):
+        pytest.skip("it has one set of actions")
+    envs = pair(name, **({"use_minimal_action_set": minimal} if name.endswith("-MinAtar") else {}))
     params = envs[0].default_params.replace(**OTHER_PARAMETERS[name] if other else {})
     assert_same_play(*envs, params, 100, 2000, rounds=5)
 

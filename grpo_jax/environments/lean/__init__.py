@@ -14,7 +14,9 @@ from typing import Any
 LEAN = {
     "Asterix-MinAtar": "asterix",
     "Breakout-MinAtar": "breakout",
+    "Catch-bsuite": "catch",
     "Freeway-MinAtar": "freeway",
+    "Pong-misc": "pong",
     "Seaquest-MinAtar": "seaquest",
     "SpaceInvaders-MinAtar": "space_invaders",
 }

@@ -1,6 +1,8 @@
 """Asterix-MinAtar for vectors.
 
-An entity is five numbers: x, y, moves to the right, is gold, is there. That of slot i is in row i + 1.
+Each of the ten rows of the board but the first and the last has one entity, here a number: four bits each of x and y,
+and whether it moves to the right, is gold, and is there. XLA fuses sums over ten rows with what is around them, but not
+over the eight slots of the state: for powers of two it has kernels of their own.
 """
 
 import jax
@@ -8,7 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.minatar.asterix import EnvParams, EnvState, MinAsterix, step_agent, step_timers
 
-SLOTS = np.arange(8)
+from grpo_jax.environments.lean.draws import child, randint
+
+ROW = np.arange(10)
+SHIFTS, MASKS = np.array([0, 4, 8, 9, 10]), np.array([15, 15, 1, 1, 1])
+RIGHT, GOLD, THERE = 1 << SHIFTS[2:]
 
 
 class Lean(MinAsterix):
@@ -16,60 +22,64 @@ class Lean(MinAsterix):
 
     def step_env(self, key: jax.Array, state: EnvState, action: jax.Array, params: EnvParams):
         """One step of the game, without a reset at its end."""
-        spawns = state.spawn_timer == 0
-        slot, entity = _new_entity(key, state.entities[:, 4] != 0)
-        entities = jnp.where(spawns & (SLOTS == slot)[:, None], entity[None], state.entities)
+        rows, spawns = _packed(state.entities), state.spawn_timer == 0
+        rows = _spawned(key, rows, spawns)
         timer = jnp.where(spawns, state.spawn_speed, state.spawn_timer)
-        state = step_agent(state.replace(entities=entities, spawn_timer=timer), action)
-        entities, reward, hits = _meet(state.entities, state)
+        state = step_agent(state.replace(spawn_timer=timer), action)
+        rows, met = _meet(rows, rows & 15, state)
 
         moves = state.move_timer == 0
-        x, filled = entities[:, 0], entities[:, 4] != 0
-        x = jnp.where(filled, x + 2 * entities[:, 2] - 1, x)
-        moved, moved_reward, moved_hits = _meet(jnp.concatenate([x[:, None], entities[:, 1:]], axis=1), state)
-        moved = moved * (filled & (x >= 0) & (x <= 9))[:, None]
+        there, x = rows & THERE != 0, (rows & 15) + jnp.where(rows & RIGHT != 0, 1, -1)
+        moved, moved_met = _meet(jnp.where(there & (x >= 0) & (x <= 9), rows - (rows & 15) + x, 0), x, state)
+        met = jnp.sum(met + jnp.where(moves, moved_met, 0))
+        rows = jnp.where(moves, moved, rows)
         state = state.replace(
-            entities=jnp.where(moves, moved, entities),
+            entities=rows[1:9, None] >> SHIFTS[None] & MASKS[None],
             move_timer=jnp.where(moves, state.move_speed, state.move_timer),
         )
-        reward = reward + moves * moved_reward
-        terminal = hits + moves * moved_hits > 0
-
-        state = step_timers(state, params).replace(time=state.time + 1, terminal=terminal)
+        state = step_timers(state, params).replace(time=state.time + 1, terminal=met >= 16)
         done = self.is_terminal(state, params)
         info = {"discount": self.discount(state, params)}
-        return self.get_obs(state), state, reward.astype(jnp.float32), done, info
+        return self.get_obs(state), state, (met & 15).astype(jnp.float32), done, info
 
     def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
         """The channels of the board, `[10, 10, 4]`."""
-        x, _, right, gold, filled = jnp.pad(state.entities, ((1, 1), (0, 0))).T[:, :, None]  # [10 rows, 1] each
-        row, column = np.ogrid[:10, :10]
-        here, trail = (filled != 0) & (x == column), (filled != 0) & (x - 2 * right + 1 == column)
-        player = (row == state.player_y) & (column == state.player_x)
-        return jnp.stack([player, here & (gold == 0), trail, here & (gold != 0)], axis=-1).astype(jnp.float32)
+        rows, channel = _packed(state.entities)[:, None], np.arange(4)[None]
+        here = jnp.where(rows & THERE != 0, 1 << (rows & 15), 0)  # a bit for each column
+        trail = jnp.where(rows & RIGHT != 0, here >> 1, here << 1)
+        player = jnp.where(ROW == state.player_y, 1 << state.player_x, 0)[:, None]
+        is_gold = rows & GOLD != 0
+        seen = jnp.where(channel == 1, jnp.where(is_gold, 0, here), jnp.where(is_gold, here, 0))
+        seen = jnp.where(channel == 0, player, jnp.where(channel == 2, trail, seen))
+        return (seen[:, None] >> ROW[None, :, None] & 1).astype(jnp.float32)
 
 
-def _new_entity(key: jax.Array, filled: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The slot of a new entity, and the entity: gymnax's draws.
+def _packed(entities: jax.Array) -> jax.Array:
+    """`[8, 5]` to the numbers of all rows, `[10]`."""
+    return jnp.sum(jnp.pad(entities, ((1, 1), (0, 0))) << SHIFTS[None], axis=1)
+
+
+def _spawned(key: jax.Array, rows: jax.Array, spawns: jax.Array) -> jax.Array:
+    """The rows with a new entity if one spawns: gymnax's draws.
 
     gymnax puts the slots into a random order and takes the first free one from the second place on, else the last.
     """
-    key_right, key_gold, key_slot = jax.random.split(key, 3)
-    right = 1 - jax.random.randint(key_right, (), 0, 2)
+    key_right, key_gold, key_slot = (child(key, i) for i in range(3))
+    right = 1 - randint(key_right, (), 2)
     odds = jnp.cumsum(jnp.array([1 / 3, 2 / 3]))  # as jax.random.choice computes it, without its search
-    gold = 1 - jnp.sum(odds < odds[-1] * (1 - jax.random.uniform(key_gold)))
-    bits = jax.random.bits(jax.random.split(key_slot)[1], (8,), jnp.uint32)
-    earlier = (bits[None] < bits[:, None]) | ((bits[None] == bits[:, None]) & (SLOTS < SLOTS[:, None]))
-    place = jnp.sum(earlier, axis=1)
-    taken = jnp.min(jnp.where(~filled & (place >= 1), place, 7))
-    chosen = place == taken
-    slot = jnp.sum(chosen * SLOTS)
-    return slot, jnp.stack([(1 - right) * 9, slot + 1, right, gold, jnp.any(chosen & ~filled).astype(int)])
+    gold = 1 - (odds[0] < odds[-1] * (1 - jax.random.uniform(key_gold)))
+    bits = jax.random.bits(child(key_slot, 1), (8,), jnp.uint32)
+    slot = ROW[:8]
+    earlier = (bits[:, None] < bits[None]) | ((bits[:, None] == bits[None]) & (slot[:, None] < slot))
+    place = jnp.pad(jnp.sum(earlier, axis=0), 1, constant_values=8)
+    is_free = (rows & THERE == 0) & (place < 8)
+    chosen = place == jnp.min(jnp.where(is_free & (place >= 1), place, 7))
+    new = (1 - right) * 9 + (ROW << 4) + right * RIGHT + gold * GOLD + jnp.where(is_free, THERE, 0)
+    return jnp.where(spawns & chosen, new, rows)
 
 
-def _meet(entities: jax.Array, state: EnvState) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The entities without the gold at the player's place, how much gold that is, and how many enemies are there."""
-    x, y, _, gold, filled = entities.T
-    here = (x == state.player_x) & (y == state.player_y) & (filled != 0)
-    found = here & (gold != 0)
-    return entities * ~found[:, None], jnp.sum(found), jnp.sum(here & (gold == 0))
+def _meet(rows: jax.Array, x: jax.Array, state: EnvState) -> tuple[jax.Array, jax.Array]:
+    """The rows without gold at the player's place; 1 where gold was there, 16 where an enemy is. All are at `x`."""
+    is_gold = rows & GOLD != 0
+    here = (rows & THERE != 0) & (x == state.player_x) & (ROW == state.player_y)
+    return jnp.where(here & is_gold, 0, rows), jnp.where(here, jnp.where(is_gold, 1, 16), 0)

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.minatar.breakout import EnvParams, EnvState, MinBreakout
 
-ROW, COLUMN = np.ogrid[:10, :10]
-WALL = ((ROW >= 1) & (ROW < 4) & (COLUMN >= 0)).astype(np.float32)
+from grpo_jax.environments.lean.draws import randint
+
+CELL = np.arange(100).reshape(10, 10)
+WALL = ((CELL >= 10) & (CELL < 40)).astype(np.float32)
 """The bricks of a new wall."""
 
 
@@ -24,7 +26,7 @@ class Lean(MinBreakout):
 
     def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
         """A whole wall; the ball starts at the left or at the right."""
-        right = jax.random.randint(key, (), 0, 2)
+        right = randint(key, (), 2)
         x, y = 9 * right, jnp.array(3)
         state = EnvState(
             ball_y=y,
@@ -42,18 +44,16 @@ class Lean(MinBreakout):
 
     def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
         """The channels of the board, `[10, 10, 4]`."""
-        paddle = _place(9, state.pos)
-        ball, trail = _place(state.ball_y, state.ball_x), _place(state.last_y, state.last_x)
-        return jnp.stack([paddle, ball, trail, state.brick_map != 0], axis=-1).astype(jnp.float32)
+        cell, channel = CELL[..., None], np.arange(4)[None, None]
+        paddle = (channel == 0) & (cell == 90 + state.pos)
+        ball = (channel == 1) & (cell == 10 * state.ball_y + state.ball_x)
+        trail = (channel == 2) & (cell == 10 * state.last_y + state.last_x)
+        bricks = (channel == 3) & (state.brick_map != 0)[..., None]
+        return (paddle | ball | trail | bricks).astype(jnp.float32)
 
     def _moves(self, action: jax.Array) -> jax.Array:
         """The action among those of all games: 1 is left, 3 right."""
         return jnp.where(action == 2, 3, action) if len(self.action_set) == 3 else action
-
-
-def _place(y: jax.Array | int, x: jax.Array) -> jax.Array:
-    """`[10, 10]`: whether a place is (y, x)."""
-    return (ROW == y) & (COLUMN == x)
 
 
 def _step(action: jax.Array, state: EnvState) -> tuple[EnvState, jax.Array]:
@@ -68,15 +68,16 @@ def _step(action: jax.Array, state: EnvState) -> tuple[EnvState, jax.Array]:
     direction = jnp.where(at_top, 3 - direction, direction)
     y = jnp.maximum(y, 0)
 
-    here = _place(y, x)
-    strikes = ~at_top & jnp.any(here & (state.brick_map == 1))
+    here = CELL == 10 * y + x
+    found = jnp.sum((state.brick_map != 0) + 128 * (here & (state.brick_map == 1)))  # how many there are, and one here
+    strikes = ~at_top & (found >= 128)
     breaks = strikes & ~state.strike
     bricks = jnp.where(breaks & here, 0.0, state.brick_map)
     direction = jnp.where(breaks, 3 - direction, direction)
     y = jnp.where(breaks, last_y, y)
 
     at_bottom = ~strikes & (y == 9)
-    bricks = jnp.where(at_bottom & ~jnp.any(bricks != 0), WALL, bricks)
+    bricks = jnp.where(at_bottom & (found % 128 == breaks), WALL, bricks)
     on_paddle = at_bottom & (last_x == pos)  # above it before the ball moved
     on_edge = at_bottom & ~on_paddle & (x == pos)
     direction = jnp.where(on_paddle, 3 - direction, jnp.where(on_edge, direction ^ 2, direction))
