@@ -151,6 +151,12 @@ class Lean(ForVectors):
             key, state, action, params, cpu=functools.partial(MinSeaquest.step_env, self), default=super().step_env
         )
 
+    def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
+        """The channels of the board, `[10, 10, 10]`."""
+        return jax.lax.platform_dependent(
+            state, params, cpu=functools.partial(MinSeaquest.get_obs, self), default=super().get_obs
+        )
+
 
 def _spawn(key: jax.Array, state: EnvState, params: EnvParams) -> tuple[Swarm, Swarm, Swarm, EnvState]:
     """Submarines, fish and divers with those that appear: gymnax's draws."""
