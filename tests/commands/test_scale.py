@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import Config, Hyperparams
+from grpo_jax import PPO, Config, Hyperparams
 from grpo_jax.algorithms import by_name
 from grpo_jax.commands import train
 from grpo_jax.commands.harness.scale import can_grow, for_gpu
@@ -24,17 +24,19 @@ def on_gpu(environment, algorithm, **given):
 def test_the_sizes_of_a_gpu():
     # As many samples in as many iterations: 32 × 128 and 256 × 16.
     assert on_gpu("CartPole-v1", "ppo") == (256, 16, 16, 2.5e-3)
-    assert on_gpu("CartPole-v1", "ppo", total_steps=2e6) == (1024, 16, 16, 3.5e-3)
+    assert on_gpu("CartPole-v1", "ppo", total_steps=8e6) == (1024, 16, 16, 3.5e-3)
     assert on_gpu("CartPole-v1", "ppo", total_steps=1e12) == (4096, 16, 16, 5e-3)
-    assert on_gpu("Breakout-MinAtar", "ppo", total_steps=5e6) == (4096, 16, 8, 8.4e-3)
-    assert on_gpu("Pendulum-v1", "ppo", total_steps=5e6) == (1024, 16, 16, 1.7e-3)
+    assert on_gpu("Breakout-MinAtar", "ppo", total_steps=2e7) == (4096, 16, 8, 8.4e-3)
+    assert on_gpu("Pendulum-v1", "ppo", total_steps=2e7) == (1024, 16, 16, 1.7e-3)
     # Whole episodes: only their number grows.
-    assert on_gpu("CartPole-v1", "grpo", total_steps=2e6) == (512, None, 16, 3.5e-3)
+    assert on_gpu("CartPole-v1", "grpo", total_steps=8e6) == (512, None, 16, 3.5e-3)
     assert on_gpu("Freeway-MinAtar", "grpo", total_steps=1e12) == (128, None, 16, 4.2e-3)
     # What remembers or compares keeps the length of its rollouts.
     assert on_gpu("MetaMaze-misc", "ppo", total_steps=1e12)[:2] == (512, 128)
     assert on_gpu("Breakout-MinAtar", "kernel_gae", total_steps=1e12)[:2] == (512, 128)
     assert on_gpu("MountainCar-v0", "ppo")[:2] == (16, 16)
+    large = {"num_envs": 4096, "num_steps": 128, "num_minibatches": 4, "learning_rate": 1e-3}
+    assert for_gpu(large, PPO) == large, "already a GPU's"
 
 
 def test_given_sizes_change_the_others():
@@ -52,22 +54,22 @@ def parsed(*flags):
 
 
 def test_the_backend_chooses_and_flags_win(monkeypatch, capsys):
-    assert parsed("--total-steps", "5e6") == parsed("--scale=cpu") == (64, 128, 8, 5e-3)
-    assert parsed("--scale", "gpu", "--total-steps", "5e6") == (4096, 16, 8, 8.4e-3)
+    assert parsed("--total-steps", "2e7") == parsed("--scale=cpu") == (64, 128, 8, 5e-3)
+    assert parsed("--scale", "gpu", "--total-steps", "2e7") == (4096, 16, 8, 8.4e-3)
     said = capsys.readouterr().out
     assert said.startswith(
         "--scale gpu: num_envs=4096, learning_rate=0.0084, num_steps=16 where no flag says otherwise"
     )
     for backend in ("gpu", "tpu"):
         monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
-        assert parsed("--total-steps", "5e6") == (4096, 16, 8, 8.4e-3)
+        assert parsed("--total-steps", "2e7") == (4096, 16, 8, 8.4e-3)
     assert parsed("--num-envs", "4096", "--num-minibatches=32", "--learning-rate", "1e-3") == (4096, 16, 32, 1e-3)
-    assert parsed("--scale", "cpu", "--total-steps", "5e6") == (64, 128, 8, 5e-3)
+    assert parsed("--scale", "cpu", "--total-steps", "2e7") == (64, 128, 8, 5e-3)
 
 
 def test_the_help_shows_the_sizes_of_the_scale(capsys):
     with pytest.raises(SystemExit):
-        parsed("--scale", "gpu", "--total-steps", "5e6", "--help")
+        parsed("--scale", "gpu", "--total-steps", "2e7", "--help")
     lines = capsys.readouterr().out.splitlines()
     for flag, default in (("scale", "gpu"), ("num-envs", "4096"), ("learning-rate", "0.0084")):
         start = next(i for i, line in enumerate(lines) if line.startswith(f"  --{flag} "))
@@ -75,7 +77,7 @@ def test_the_help_shows_the_sizes_of_the_scale(capsys):
 
 
 def test_both_ends_are_an_axis_of_a_sweep():
-    flags = ["--algorithm", "ppo", "--scale", "cpu", "gpu", "--total-steps", "2e6"]
+    flags = ["--algorithm", "ppo", "--scale", "cpu", "gpu", "--total-steps", "8e6"]
     plans = grid_of_flags(flags, jax.random.split(jax.random.key(0), 2)).plans
     assert [plan.config.num_envs for plan in plans] == [32, 1024]
     assert [plan.hyperparams.learning_rate for plan in plans] == [2.5e-3, 3.5e-3]
@@ -104,7 +106,7 @@ def check_sizes(environment, made, **fixed):
     """The settings of an environment at every budget are those of a valid run, of one size of groups."""
     for algorithm in ALGORITHMS:
         sizes = []
-        for total_steps in (1e5, 4e6, 1e12):
+        for total_steps in (1e5, 1e7, 1e12):
             fields = for_gpu(settings(environment, algorithm), by_name(algorithm), {"total_steps": total_steps})
             static, traced = split_fields(made, fields | fixed)
             config = Config(environment=made, algorithm=algorithm, **static)

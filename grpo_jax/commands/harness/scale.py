@@ -21,6 +21,8 @@ from grpo_jax.policies import MLP
 SCALES = ("auto", "cpu", "gpu")
 SHORTEST_ROLLOUT = 16
 """Steps over which generalised advantage estimation still sees rewards beside the critic's last value."""
+MORE_ITERATIONS = 4
+"""Times those of the tuned budget, before iterations grow: fewer learn less."""
 MOST_SAMPLES = 4096 * SHORTEST_ROLLOUT
 """Of an iteration of environments that continue."""
 MOST_GROWTH = 8
@@ -63,9 +65,9 @@ def for_gpu(
 ) -> dict[str, Any]:
     """The fields for a GPU, from those tuned for a CPU and those that the user gives, which stay.
 
-    An iteration has `growth` times as many samples as the tuned one, so that a longer training has as many iterations:
+    An iteration has `growth` times as many samples as the tuned one, so that a longer training has no less iterations:
 
-        growth = the largest power of 2 up to total_steps / tuned total_steps
+        growth = the largest power of 2 up to total_steps / (4 * tuned total_steps)
 
     - Environments that continue: at most 4,096 × 16 samples, of rollouts of 16 steps; recurrent policies and groups
       keep the length of theirs.
@@ -81,13 +83,13 @@ def for_gpu(
     """
     tuned = DEFAULTS | fields
     num_envs, steps, budget = tuned["num_envs"], tuned["num_steps"], given.get("total_steps", tuned["total_steps"])
-    growth = budget / tuned["total_steps"] if math.isfinite(budget) else 1
+    growth = budget / (MORE_ITERATIONS * tuned["total_steps"]) if math.isfinite(budget) else 1
     if algorithm.start.auto_reset:
         samples = num_envs * steps
         samples *= _power_of_two(min(growth, MOST_SAMPLES / samples))
         keeps_steps = algorithm.start.grouped or (tuned | given)["recurrent"] != "none"
         shortest = steps if keeps_steps else min(SHORTEST_ROLLOUT, steps)
-        num_envs *= _power_of_two(samples / given.get("num_steps", shortest) / num_envs)
+        num_envs *= _power_of_two(min(samples, MOST_SAMPLES) / given.get("num_steps", shortest) / num_envs)
         fitting = samples // given.get("num_envs", num_envs) // shortest * shortest
         sizes = {"num_envs": num_envs, "num_steps": min(steps, max(shortest, fitting))}
     else:
