@@ -52,14 +52,15 @@ class Method(NamedTuple):
     power: float = 0.25  # of the learning rate in the size of a minibatch
 
 
+SHORT = {"num_steps": 16}
 WIDE = Method(given={"num_envs": 4096})
 METHODS = {
     "PPO, cpu": Method(on_gpu=False),
-    "PPO, gpu": Method(),
-    "PPO, gpu × 2": Method(growth=2),
+    "PPO, 16 steps": Method(given=SHORT),
+    "PPO, 16 steps, × 2": Method(given=SHORT, growth=2),
     "PPO, 4,096": WIDE,
     "GRPO, cpu": Method("grpo", on_gpu=False),
-    "GRPO, gpu × 2": Method("grpo", growth=2),
+    "GRPO, × 2": Method("grpo", growth=2),
 }
 CANDIDATES = {
     "square root": WIDE._replace(power=0.5),
@@ -67,7 +68,7 @@ CANDIDATES = {
     "same rate": WIDE._replace(power=0.0),
     "square root, 4 × minibatches": WIDE._replace(power=0.5, minibatches=4),
     "same rate, 4 × minibatches": WIDE._replace(power=0.0, minibatches=4),
-    "2 × samples, 2 × minibatches": Method(growth=2, minibatches=2),
+    "16 steps, 2 × samples, 2 × minibatches": Method(given=SHORT, growth=2, minibatches=2),
 }
 
 

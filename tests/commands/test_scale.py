@@ -22,9 +22,8 @@ def on_gpu(environment, algorithm, **given):
 
 
 def test_the_sizes_of_a_gpu():
-    # As many samples in as many iterations: 32 × 128 and 256 × 16.
-    assert on_gpu("CartPole-v1", "ppo") == (256, 16, 16, 2.5e-3)
-    assert on_gpu("CartPole-v1", "ppo", total_steps=8e6) == (1024, 16, 16, 3.5e-3)
+    assert on_gpu("CartPole-v1", "ppo") == (32, 128, 16, 2.5e-3)
+    assert on_gpu("CartPole-v1", "ppo", total_steps=8e6) == (512, 32, 16, 3.5e-3)
     assert on_gpu("CartPole-v1", "ppo", total_steps=1e12) == (4096, 16, 16, 5e-3)
     assert on_gpu("Breakout-MinAtar", "ppo", total_steps=2e7) == (4096, 16, 8, 8.4e-3)
     assert on_gpu("Pendulum-v1", "ppo", total_steps=2e7) == (1024, 16, 16, 1.7e-3)
@@ -43,8 +42,8 @@ def test_given_sizes_change_the_others():
     assert on_gpu("CartPole-v1", "ppo", num_envs=64) == (64, 64, 16, 2.5e-3)
     assert on_gpu("CartPole-v1", "ppo", num_envs=8) == (8, 128, 16, 1.8e-3)
     assert on_gpu("CartPole-v1", "ppo", num_envs=4096) == (4096, 16, 16, 5e-3)
-    assert on_gpu("CartPole-v1", "ppo", num_steps=128) == (32, 128, 16, 2.5e-3)
-    assert on_gpu("CartPole-v1", "ppo", num_minibatches=4) == (256, 16, 4, 3.5e-3)
+    assert on_gpu("CartPole-v1", "ppo", num_steps=16) == (256, 16, 16, 2.5e-3)
+    assert on_gpu("CartPole-v1", "ppo", num_minibatches=4) == (32, 128, 4, 3.5e-3)
 
 
 def parsed(*flags):
@@ -79,7 +78,7 @@ def test_the_help_shows_the_sizes_of_the_scale(capsys):
 def test_both_ends_are_an_axis_of_a_sweep():
     flags = ["--algorithm", "ppo", "--scale", "cpu", "gpu", "--total-steps", "8e6"]
     plans = grid_of_flags(flags, jax.random.split(jax.random.key(0), 2)).plans
-    assert [plan.config.num_envs for plan in plans] == [32, 1024]
+    assert [plan.config.num_envs for plan in plans] == [32, 512]
     assert [plan.hyperparams.learning_rate for plan in plans] == [2.5e-3, 3.5e-3]
 
 

@@ -69,8 +69,8 @@ def for_gpu(
 
         growth = the largest power of 2 up to total_steps / (4 * tuned total_steps)
 
-    - Environments that continue: at most 4,096 × 16 samples, of rollouts of 16 steps; recurrent policies and groups
-      keep the length of theirs.
+    - Environments that continue: at most 4,096 × 16 samples, of rollouts that are shorter by this factor, but of at
+      least 16 steps; recurrent policies and groups keep the length of theirs.
     - Whole episodes: `growth` times as many environments, at most 8 times.
     - The number of minibatches stays, and the learning rate grows with the fourth root of their size.
 
@@ -86,10 +86,12 @@ def for_gpu(
     growth = budget / (MORE_ITERATIONS * tuned["total_steps"]) if math.isfinite(budget) else 1
     if algorithm.start.auto_reset:
         samples = num_envs * steps
-        samples *= _power_of_two(min(growth, MOST_SAMPLES / samples))
+        growth = _power_of_two(min(growth, MOST_SAMPLES / samples))
+        samples *= growth
         keeps_steps = algorithm.start.grouped or (tuned | given)["recurrent"] != "none"
         shortest = steps if keeps_steps else min(SHORTEST_ROLLOUT, steps)
-        num_envs *= _power_of_two(min(samples, MOST_SAMPLES) / given.get("num_steps", shortest) / num_envs)
+        length = given.get("num_steps", max(shortest, steps // growth))
+        num_envs *= _power_of_two(min(samples, MOST_SAMPLES) / length / num_envs)
         fitting = samples // given.get("num_envs", num_envs) // shortest * shortest
         sizes = {"num_envs": num_envs, "num_steps": min(steps, max(shortest, fitting))}
     else:
