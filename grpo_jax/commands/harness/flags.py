@@ -11,6 +11,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name, name_of
 from grpo_jax.commands.harness.parsing import parse_flags, peek
+from grpo_jax.commands.harness.scale import can_grow, for_gpu, resolve_scale
 from grpo_jax.commands.harness.settings import NetworkFields, make_network, settings
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.devices.processes import is_process_zero
@@ -29,6 +30,9 @@ class Settings:
     config: Config
     layers: NetworkFields = NetworkFields()
     hyperparams: Hyperparams
+    scale: str = "auto"
+    """Size of the machine that the defaults suit: "cpu", "gpu" (more environments, fewer gradient steps; also for a
+    TPU), or "auto" by the backend."""
     config_file: Annotated[
         Path | None,
         tyro.conf.arg(
@@ -54,8 +58,20 @@ class Chosen:
     environment: str | None = None
     algorithm: str | None = None
     network: str = Config.network
+    scale: str = "auto"
     total_steps: float | None = None
     num_iterations: float | None = None
+    num_envs: int | None = None
+    num_steps: int | None = None
+    num_minibatches: int | None = None
+    recurrent: str | None = None
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Those that are given, of the fields on which `for_gpu` depends; impossible ones are refused later."""
+        names = "total_steps", "num_envs", "num_steps", "num_minibatches"
+        sizes = {name: value for name in names if (value := getattr(self, name)) is not None and value >= 1}
+        return sizes if self.recurrent is None else sizes | {"recurrent": self.recurrent}
 
 
 def parse(arguments: type, flags: Sequence[str]) -> Any:
@@ -75,7 +91,13 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
         if is_process_zero():
             print(f"--algorithm auto is {name}: {reason}")
         return parse(arguments, [*flags, "--algorithm", name])
-    fields = settings(environment, _tuned_as(_find_algorithm(algorithm))) if chosen.config is None else from_file
+    scale = resolve_scale(chosen.scale)
+    if chosen.config is None:
+        fields = _tuned(environment, _find_algorithm(algorithm), scale, chosen)
+    elif chosen.scale == "auto":
+        fields = from_file
+    else:
+        raise ConfigError(f"--scale {scale} chooses tuned settings, in whose place --config gives others; leave it out")
     if type(fields.get("network")) in NETWORKS.values():
         fields = fields | vars(fields["network"]) | {"network": network_name(fields["network"])}
     if is_custom(chosen.network) or chosen.network == "transformer":  # the tuned settings are those of other networks
@@ -92,10 +114,23 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
     return parse_flags(
         arguments,
         flags,
-        default=arguments(config=config, layers=NetworkFields(**layers), hyperparams=kind(**traced)),
+        default=arguments(config=config, layers=NetworkFields(**layers), hyperparams=kind(**traced), scale=scale),
         registry=_constructors(dict(fields.get("env_params", ()))),
         complete=_complete,
     )
+
+
+def _tuned(environment: str, algorithm: Algorithm, scale: str, chosen: Chosen) -> dict[str, Any]:
+    """The tuned settings, at this scale; says in which fields a GPU's differ."""
+    fields = settings(environment, _tuned_as(algorithm))
+    if scale == "cpu" or chosen.network == "transformer" or not can_grow(environment):
+        return fields
+    larger = for_gpu(fields, algorithm, chosen.sizes)
+    others = {name: value for name, value in larger.items() if value != (fields | chosen.sizes).get(name)}
+    if others and is_process_zero():
+        changed = ", ".join(f"{name}={value:g}" for name, value in others.items())
+        print(f"--scale gpu: {changed} where no flag says otherwise; --scale cpu has the tuned sizes")
+    return larger
 
 
 def _complete(values: dict[str, Any]) -> None:

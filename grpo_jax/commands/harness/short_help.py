@@ -16,7 +16,7 @@ from grpo_jax.policies.networks import NETWORKS
 FEW = 15
 """Flags that are all shown."""
 FIRST = ("environment", "algorithm", "total_steps", "num_seeds", "out", "num_envs", "learning_rate", "network")
-NEXT = ("group_size", "discount", "entropy_coef", "env_params", "seed", "config", "hyperparams")
+NEXT = ("scale", "group_size", "discount", "entropy_coef", "env_params", "seed", "config", "hyperparams")
 LAST = ("evaluate_every", "checkpoint_every", "resume", "tensorboard", "wandb")
 CHOICES = {"algorithm": ALGORITHMS, "network": ("auto", *NETWORKS)}
 LISTED = {"algorithm": "algorithms", "environment": "environments", "network": "networks"}

@@ -1,0 +1,126 @@
+"""--scale: the sizes of a GPU, made from those tuned for a CPU."""
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_jax import PPO, Config, Hyperparams
+from grpo_jax.algorithms import by_name
+from grpo_jax.commands import train
+from grpo_jax.commands.harness.scale import can_grow, for_gpu
+from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings, split_fields
+from grpo_jax.commands.harness.suite_settings import BY_SUITE
+from grpo_jax.commands.sweep import grid_of_flags
+from grpo_jax.errors import ConfigError
+
+SIZES = "num_envs", "num_steps", "num_minibatches", "learning_rate"
+
+
+def on_gpu(environment, algorithm, **given):
+    fields = for_gpu(settings(environment, algorithm), by_name(algorithm), given)
+    return tuple(fields.get(name) for name in SIZES)
+
+
+def test_the_sizes_of_a_gpu():
+    assert on_gpu("CartPole-v1", "ppo") == (32, 128, 16, 2.5e-3)
+    assert on_gpu("CartPole-v1", "ppo", total_steps=8e6) == (512, 32, 16, 3.5e-3)
+    assert on_gpu("CartPole-v1", "ppo", total_steps=1e12) == (4096, 16, 16, 5e-3)
+    assert on_gpu("Breakout-MinAtar", "ppo", total_steps=2e7) == (4096, 16, 8, 8.4e-3)
+    assert on_gpu("Pendulum-v1", "ppo", total_steps=2e7) == (1024, 16, 16, 1.7e-3)
+    # Whole episodes: only their number grows.
+    assert on_gpu("CartPole-v1", "grpo", total_steps=8e6) == (512, None, 16, 3.5e-3)
+    assert on_gpu("Freeway-MinAtar", "grpo", total_steps=1e12) == (128, None, 16, 4.2e-3)
+    # What remembers or compares keeps the length of its rollouts.
+    assert on_gpu("MetaMaze-misc", "ppo", total_steps=1e12)[:2] == (512, 128)
+    assert on_gpu("Breakout-MinAtar", "kernel_gae", total_steps=1e12)[:2] == (512, 128)
+    assert on_gpu("MountainCar-v0", "ppo")[:2] == (16, 16)
+    large = {"num_envs": 4096, "num_steps": 128, "num_minibatches": 4, "learning_rate": 1e-3}
+    assert for_gpu(large, PPO) == large, "already a GPU's"
+
+
+def test_given_sizes_change_the_others():
+    assert on_gpu("CartPole-v1", "ppo", num_envs=64) == (64, 64, 16, 2.5e-3)
+    assert on_gpu("CartPole-v1", "ppo", num_envs=8) == (8, 128, 16, 1.8e-3)
+    assert on_gpu("CartPole-v1", "ppo", num_envs=4096) == (4096, 16, 16, 5e-3)
+    assert on_gpu("CartPole-v1", "ppo", num_steps=16) == (256, 16, 16, 2.5e-3)
+    assert on_gpu("CartPole-v1", "ppo", num_minibatches=4) == (32, 128, 4, 3.5e-3)
+
+
+def parsed(*flags):
+    arguments = train.parse(train.Arguments, ["--environment", "Breakout-MinAtar", "--algorithm", "ppo", *flags])
+    config = arguments.config
+    return config.num_envs, config.num_steps, config.num_minibatches, arguments.hyperparams.learning_rate
+
+
+def test_the_backend_chooses_and_flags_win(monkeypatch, capsys):
+    assert parsed("--total-steps", "2e7") == parsed("--scale=cpu") == (64, 128, 8, 5e-3)
+    assert parsed("--scale", "gpu", "--total-steps", "2e7") == (4096, 16, 8, 8.4e-3)
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "--scale gpu: num_envs=4096, learning_rate=0.0084, num_steps=16 where no flag says otherwise"
+    )
+    for backend in ("gpu", "tpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
+        assert parsed("--total-steps", "2e7") == (4096, 16, 8, 8.4e-3)
+    assert parsed("--num-envs", "4096", "--num-minibatches=32", "--learning-rate", "1e-3") == (4096, 16, 32, 1e-3)
+    assert parsed("--scale", "cpu", "--total-steps", "2e7") == (64, 128, 8, 5e-3)
+
+
+def test_the_help_shows_the_sizes_of_the_scale(capsys):
+    with pytest.raises(SystemExit):
+        parsed("--scale", "gpu", "--total-steps", "2e7", "--help")
+    lines = capsys.readouterr().out.splitlines()
+    for flag, default in (("scale", "gpu"), ("num-envs", "4096"), ("learning-rate", "0.0084")):
+        start = next(i for i, line in enumerate(lines) if line.startswith(f"  --{flag} "))
+        assert f"[{default}]" in " ".join(lines[start : start + 3])
+
+
+def test_both_ends_are_an_axis_of_a_sweep():
+    flags = ["--algorithm", "ppo", "--scale", "cpu", "gpu", "--total-steps", "8e6"]
+    plans = grid_of_flags(flags, jax.random.split(jax.random.key(0), 2)).plans
+    assert [plan.config.num_envs for plan in plans] == [32, 512]
+    assert [plan.hyperparams.learning_rate for plan in plans] == [2.5e-3, 3.5e-3]
+
+
+def test_mistakes_and_what_stays(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="unknown --scale 'cuda': use cpu, gpu"):
+        parsed("--scale", "cuda")
+    for flag in ("--num-envs", "--num-steps", "--num-minibatches"):
+        with pytest.raises(ConfigError, match="num_.*=0 is not a positive integer"):
+            parsed("--scale", "gpu", flag, "0")
+    (tmp_path / "fields.json").write_text('{"num_envs": 8, "num_minibatches": 1}')
+    file = ["--config", str(tmp_path / "fields.json")]
+    with pytest.raises(ConfigError, match="--scale gpu chooses tuned settings"):
+        parsed(*file, "--scale", "gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert parsed(*file)[0] == 8, "saved sizes do not depend on the backend"
+    kept = "tokens:sort-5", "experiments.family:SORT", "gymnasium:CartPole-v1", "envpool:Pong-v5"
+    assert not any(map(can_grow, kept)) and all(map(can_grow, ("CartPole-v1", "brax:ant", "probes:Echo")))
+
+
+ALGORITHMS = "ppo", "grpo", "kernel_gae", "lstd_gae", "gspo"
+
+
+def check_sizes(environment, made, **fixed):
+    """The settings of an environment at every budget are those of a valid run, of one size of groups."""
+    for algorithm in ALGORITHMS:
+        sizes = []
+        for total_steps in (1e5, 1e7, 1e12):
+            fields = for_gpu(settings(environment, algorithm), by_name(algorithm), {"total_steps": total_steps})
+            static, traced = split_fields(made, fields | fixed)
+            config = Config(environment=made, algorithm=algorithm, **static)
+            Hyperparams(**traced).check()
+            sizes.append((config.num_envs, config.group_size))
+        assert np.all(np.diff([num_envs for num_envs, _ in sizes]) >= 0) and len({size for _, size in sizes}) == 1
+
+
+@pytest.mark.parametrize("environment", [*ENVIRONMENT_SETTINGS, *BY_SUITE])
+def test_every_size_is_valid(environment):
+    """On an environment that is made at once: of their own, sizes depend on the episode limit alone."""
+    check_sizes(environment, "CartPole-v1", env_params={})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [name for name in ENVIRONMENT_SETTINGS if ":" not in name])
+def test_every_size_fits_its_environment(environment):
+    check_sizes(environment, environment)
