@@ -18,24 +18,25 @@ from grpo_jax.commands.harness.settings import make_plan, settings
 from grpo_jax.recording.run_spec import RunSpec
 
 from .harness.suite_study import SuiteArguments, run_suite, score_cell
-from .harness.summaries import TABLE
+from .harness.summaries import TABLE, read_results
 
 
 class Entry(NamedTuple):
-    launches: int  # of an environment step on an H100, by docs/accelerators.md
     algorithms: tuple[str, ...] = ("ppo",)
     steps: int = 1_000_000  # environment steps of each seed
 
 
 SUITE = {
-    "CartPole-v1": Entry(6, ("ppo", "grpo")),
-    "Acrobot-v1": Entry(12, ("ppo", "grpo")),
-    "Pendulum-v1": Entry(6),
-    "Breakout-MinAtar": Entry(13),
-    "Asterix-MinAtar": Entry(22),
+    "CartPole-v1": Entry(("ppo", "grpo")),
+    "Acrobot-v1": Entry(("ppo", "grpo")),
+    "Pendulum-v1": Entry(),
+    "Breakout-MinAtar": Entry(),
+    "Asterix-MinAtar": Entry(),
 }
-GRADIENT_LAUNCHES = {"ppo": 58, "grpo": 43}
-"""Of a gradient step, by docs/accelerators.md."""
+PROGRAMS = Path(__file__).parent / "results" / "accelerators" / "gymnax"
+"""Has the launches of PPO's programs on an H100."""
+GRPO_LAUNCHES = 43
+"""Of a gradient step of GRPO on CartPole, by docs/accelerators.md."""
 SIZES = "sizes"
 SIZES_HEADER = ["environment", "run", "environments × steps", "minibatches", "learning rate"]
 SIZES_HEADER += ["gradient steps per million steps", "thousand launches per million steps"]
@@ -47,7 +48,7 @@ class Method(NamedTuple):
     algorithm: str = "ppo"
     on_gpu: bool = True
     given: dict[str, Any] = {}
-    growth: int = 1  # times as many environments as the rule has
+    environments: int = 1  # times as many as the rule has
     minibatches: int = 1  # times as many
     power: float = 0.25  # of the learning rate in the size of a minibatch
 
@@ -57,10 +58,10 @@ WIDE = Method(given={"num_envs": 4096})
 METHODS = {
     "PPO, cpu": Method(on_gpu=False),
     "PPO, 16 steps": Method(given=SHORT),
-    "PPO, 16 steps, × 2": Method(given=SHORT, growth=2),
+    "PPO, 16 steps, × 2": Method(given=SHORT, environments=2),
     "PPO, 4,096": WIDE,
     "GRPO, cpu": Method("grpo", on_gpu=False),
-    "GRPO, × 2": Method("grpo", growth=2),
+    "GRPO, × 2": Method("grpo", environments=2),
 }
 CANDIDATES = {
     "square root": WIDE._replace(power=0.5),
@@ -68,7 +69,7 @@ CANDIDATES = {
     "same rate": WIDE._replace(power=0.0),
     "square root, 4 × minibatches": WIDE._replace(power=0.5, minibatches=4),
     "same rate, 4 × minibatches": WIDE._replace(power=0.0, minibatches=4),
-    "16 steps, 2 × samples, 2 × minibatches": Method(given=SHORT, growth=2, minibatches=2),
+    "16 steps, 2 × samples, 2 × minibatches": Method(given=SHORT, environments=2, minibatches=2),
 }
 
 
@@ -108,8 +109,8 @@ def fields_of(environment: str, method: Method, total_steps: int) -> dict[str, A
     if not method.on_gpu:
         return tuned | {"total_steps": total_steps}
     given = method.given | {"total_steps": total_steps}
-    if method.growth > 1:
-        given["num_envs"] = method.growth * for_gpu(tuned, by_name(method.algorithm), given)["num_envs"]
+    if method.environments > 1:
+        given["num_envs"] = method.environments * for_gpu(tuned, by_name(method.algorithm), given)["num_envs"]
     if method.minibatches > 1:
         given["num_minibatches"] = method.minibatches * tuned.get("num_minibatches", Config.num_minibatches)
     return for_gpu(tuned, by_name(method.algorithm), given, power=method.power)
@@ -126,14 +127,19 @@ def cells(arguments: Arguments, environment: str, result: dict) -> list[str]:
 
 def write_sizes(arguments: Arguments) -> None:
     """Writes sizes/table.md: the iterations of each run, and what a GPU would launch in a million environment steps."""
-    rows = []
-    for environment, entry in SUITE.items():
+    rows, programs = [], read_results(PROGRAMS)
+    for environment in SUITE:
+        program = programs[environment]["programs"][-1]
+        step, gradient = (
+            program["launches_by_phase"][phase] / program[count]
+            for phase, count in (("rollout", "num_steps"), ("gradient", "num_gradient_steps"))
+        )
         for plan in plans(arguments, environment):
             config, rate = plan.config, plan.hyperparams.learning_rate
             iterations = 1e6 / config.steps_per_iteration
             gradient_steps = iterations * config.num_epochs * config.num_minibatches
-            rollout = iterations * config.num_steps * entry.launches
-            launches = rollout + gradient_steps * GRADIENT_LAUNCHES[name_of(config.algorithm)]
+            of_gradient = GRPO_LAUNCHES if name_of(config.algorithm) == "grpo" else gradient
+            launches = iterations * config.num_steps * step + gradient_steps * of_gradient
             size = f"{config.num_envs:,} × {config.num_steps}"
             numbers = f"{gradient_steps:,.0f}", f"{launches / 1000:,.0f}"
             rows.append([environment, plan.label, size, str(config.num_minibatches), f"{rate:g}", *numbers])

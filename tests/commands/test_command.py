@@ -74,7 +74,7 @@ def test_a_signal_says_how_to_go_on(tmp_path, monkeypatch, capsys):
         (tmp_path / "checkpoints").mkdir(exist_ok=True)
 
 
-@pytest.mark.parametrize("given", ["", "--xla_dump_to=dumps"])
+@pytest.mark.parametrize("given", ["", "--xla_cpu_collective_call_terminate_timeout_seconds=60"])
 def test_devices_wait_for_each_other_for_more_than_40_seconds(given, monkeypatch):
     """A limit that the user gives comes later in the variable, and XLA takes the last."""
     monkeypatch.setenv("XLA_FLAGS", given)

@@ -53,7 +53,8 @@ def parsed(*flags):
 
 
 def test_the_backend_chooses_and_flags_win(monkeypatch, capsys):
-    assert parsed("--total-steps", "2e7") == parsed("--scale=cpu") == (64, 128, 8, 5e-3)
+    assert parsed("--total-steps", "2e7") == parsed("--scale=cpu") == parsed("--scale=gpu") == (64, 128, 8, 5e-3)
+    assert not capsys.readouterr().out  # as such a budget keeps the sizes
     assert parsed("--scale", "gpu", "--total-steps", "2e7") == (4096, 16, 8, 8.4e-3)
     said = capsys.readouterr().out
     assert said.startswith(
@@ -116,7 +117,7 @@ def check_sizes(environment, made, **fixed):
 
 @pytest.mark.parametrize("environment", [*ENVIRONMENT_SETTINGS, *BY_SUITE])
 def test_every_size_is_valid(environment):
-    """On an environment that is made at once: of their own, sizes depend on the episode limit alone."""
+    """Checked on CartPole, which is quick to make: only the episode limit differs between environments."""
     check_sizes(environment, "CartPole-v1", env_params={})
 
 

@@ -34,6 +34,14 @@ def pair(name, **options):
     return lean.__mro__[1](**options), lean(**options)
 
 
+def test_other_draws_of_jax_take_gymnaxs_own_step():
+    """`draws.child` is `jax.random.split` by default only."""
+    env = gymnax.make("Asterix-MinAtar")[0]
+    assert lean_or_same(env, "Asterix-MinAtar") is not env
+    with jax.threefry_partitionable(False):
+        assert lean_or_same(env, "Asterix-MinAtar") is env
+
+
 def play(env, params, key, num_steps):
     """Observations, states, rewards, ends and infos of random play with auto-reset.
 

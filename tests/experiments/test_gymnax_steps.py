@@ -54,3 +54,6 @@ def test_the_page_has_what_the_study_found():
     text = " ".join((PAGE / "README.md").read_text().split())
     sentence = f"{len(ours) - len(above)} of {len(ours)} launch at most 12 kernels in an environment step"
     assert sentence in text and all(name in text.partition(sentence)[2] for name in above)
+    for name in LEAN:
+        before, after = results[name]["speeds"]
+        assert f"{name.partition('-')[0]} {after / before:.2f}" in text

@@ -29,10 +29,8 @@ from grpo_jax.recording.run_spec import hardware, versions
 DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 DISK_ERRORS |= {errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
 
-
 # What XLA and JAX read from the environment, and docs/accelerators.md describes.
 VARIABLES = ("XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
-
 
 PATIENT = " ".join(f"--xla_cpu_collective_call_{event}_timeout_seconds=86400" for event in ("warn_stuck", "terminate"))
 """XLA ends a process if one device of a CPU waits 40 seconds for another, as the one whose seeds have ended does."""

@@ -11,7 +11,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name, name_of
 from grpo_jax.commands.harness.parsing import parse_flags, peek
-from grpo_jax.commands.harness.scale import can_grow, for_gpu, resolve_scale
+from grpo_jax.commands.harness.scale import DEFAULTS, can_grow, for_gpu, resolve_scale
 from grpo_jax.commands.harness.settings import NetworkFields, make_network, settings
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.devices.processes import is_process_zero
@@ -126,7 +126,8 @@ def _tuned(environment: str, algorithm: Algorithm, scale: str, chosen: Chosen) -
     if scale == "cpu" or chosen.network == "transformer" or not can_grow(environment):
         return fields
     larger = for_gpu(fields, algorithm, chosen.sizes)
-    others = {name: value for name, value in larger.items() if value != (fields | chosen.sizes).get(name)}
+    before = DEFAULTS | fields | chosen.sizes
+    others = {name: value for name, value in larger.items() if value != before.get(name)}
     if others and is_process_zero():
         changed = ", ".join(f"{name}={value:g}" for name, value in others.items())
         print(f"--scale gpu: {changed} where no flag says otherwise; --scale cpu has the tuned sizes")

@@ -65,7 +65,7 @@ def for_gpu(
 ) -> dict[str, Any]:
     """The fields for a GPU, from those tuned for a CPU and those that the user gives, which stay.
 
-    An iteration has `growth` times as many samples as the tuned one, so that a longer training has no less iterations:
+    An iteration has `growth` times as many samples as the tuned one, so that a longer training has no fewer iterations:
 
         growth = the largest power of 2 up to total_steps / (4 * tuned total_steps)
 
@@ -76,7 +76,7 @@ def for_gpu(
 
     Args:
       fields: see `settings`.
-      algorithm: its `start` says which of both it is.
+      algorithm: its `start` tells whether environments continue or play whole episodes.
       given: any fields of `Config` and `Hyperparams`; sizes and the budget among them also change the others.
       power: that of the learning rate in the size of a minibatch. With 0.5, usual for Adam, a seed in four of Pendulum
         was lost: experiments/results/scale.
