@@ -48,7 +48,8 @@ python -m experiments.scoreboard
 Seconds from the start of a new process until the mean return of training reaches the number beside the task: first with
 an empty compilation cache, then with what that process left in it. Medians over seeds, of which one without that return
 counts as infinite. All implementations of a run take turns, so compare within a run only; × is the ratio to its first
-line. Steps are those of the environments until then; "not reached" is not within 2 million of them (Breakout-MinAtar 40 million, tokens:sort-5 4 million).
+line. Steps are those of the environments until then; "not reached" is not within 2 million of them (Breakout-MinAtar 40
+million, tokens:sort-5 4 million).
 
 The first three PPOs do the same work (64 environments × 128 steps, 4 epochs of 4 minibatches, two networks of 64 × 64,
 one learning rate); "PPO, tuned" and GRPO have the settings of `grpo-jax train`. The return is a mean over as many

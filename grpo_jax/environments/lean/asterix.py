@@ -79,7 +79,10 @@ def _spawned(key: jax.Array, rows: jax.Array, spawns: jax.Array) -> jax.Array:
 
 
 def _meet(rows: jax.Array, x: jax.Array, state: EnvState) -> tuple[jax.Array, jax.Array]:
-    """The rows without gold at the player's place; 1 where gold was there, 16 where an enemy is. The entity of row i is in column `x[i]`."""
+    """The rows without gold at the player's place; 1 where gold was there, 16 where an enemy is.
+
+    The entity of row i is in column `x[i]`.
+    """
     is_gold = rows & GOLD != 0
     here = (rows & THERE != 0) & (x == state.player_x) & (ROW == state.player_y)
     return jnp.where(here & is_gold, 0, rows), jnp.where(here, jnp.where(is_gold, 1, 16), 0)
