@@ -51,6 +51,7 @@ def speed(environment: str, sizes: str, implementations: Sequence[str], **variab
 def of_shape(shape: Shape) -> Measurement:
     """All implementations at a published shape."""
     sizes = shape.size._asdict() | {"num_seeds": tuple(shape.published)}
+    del sizes["learning_rate"]  # which changes no time
     values = {name: value if isinstance(value, tuple) else (value,) for name, value in sizes.items()}
     flags = (f"--{name.replace('_', '-')} {' '.join(map(str, value))}" for name, value in values.items())
     return speed(shape.environment, " ".join(flags), shape.implementations)

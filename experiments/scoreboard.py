@@ -127,8 +127,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for number, text in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
         try:
             line = json.loads(text)
-            cells(line, line)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            table([line])
+            if not all(type(line[name]) is str for name in ("task", "began")):
+                raise TypeError("task and began are texts")
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ConfigError(f"line {number} of {path} is damaged ({error!r}); remove it") from error
         lines.append(line)
     return lines

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from rich.table import Table
 
 from grpo_jax.commands.harness.command import command
@@ -20,7 +21,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import NUM_DRAWN
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.sweeps import SweepResult
-from grpo_jax.sweeps.grid import Base, Grid, make_grid
+from grpo_jax.sweeps.grid import Base, Grid, as_numbers, make_grid
 from grpo_jax.sweeps.sweep import train_grid
 from grpo_jax.training.settings import format_value
 
@@ -70,7 +71,8 @@ def grid_of_flags(flags: Sequence[str], keys: jax.Array, samples: int | None = N
     static = {name: words for name, words in axes.items() if name not in known}
     traced = {name: words for name, words in axes.items() if name not in static}
     for name in ("total_steps", "num_iterations"):  # in place of the other one in a file
-        fixed += [flag(name), traced[name][0]] if name in traced else []
+        if name in traced:  # the smallest, as large iterations of a short run are too few
+            fixed += [flag(name), traced[name][int(np.argmin(as_numbers(name, traced[name])))]]
     bases = []
     for combination in itertools.product(*static.values()):
         point = dict(zip(static, combination, strict=True))

@@ -67,6 +67,22 @@ def test_the_backend_chooses_and_flags_win(monkeypatch, capsys):
     assert parsed("--scale", "cpu", "--total-steps", "2e7") == (64, 128, 8, 5e-3)
 
 
+def test_a_sweep_over_budgets_has_the_sizes_of_the_smallest():
+    flags = "--environment Breakout-MinAtar --algorithm ppo --scale gpu --total-steps".split()
+    for budgets in (["2e7", "1e6"], ["1e6", "2e7"]):
+        configs = {
+            plan.config.num_envs
+            for plan in grid_of_flags([*flags, *budgets], jax.random.split(jax.random.key(0), 1)).plans
+        }
+        assert configs == {64}
+
+
+@pytest.mark.parametrize("flag", ["--num-envs", "--num-steps", "--num-minibatches"])
+def test_an_absurd_number_is_refused_in_one_line(flag):
+    with pytest.raises(ConfigError, match="the largest int32"):
+        parsed("--scale", "gpu", flag, "1" + "0" * 400)
+
+
 def test_the_help_shows_the_sizes_of_the_scale(capsys):
     with pytest.raises(SystemExit):
         parsed("--scale", "gpu", "--total-steps", "2e7", "--help")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.environments import make_environment
-from grpo_jax.environments.lean import LEAN, lean_or_same
+from grpo_jax.environments.lean import LEAN, draws, lean_or_same
 from grpo_jax.environments.registry import environment_object
 
 OTHER_PARAMETERS = {
@@ -34,12 +34,15 @@ def pair(name, **options):
     return lean.__mro__[1](**options), lean(**options)
 
 
-def test_other_draws_of_jax_take_gymnaxs_own_step():
-    """`draws.child` is `jax.random.split` by default only."""
-    env = gymnax.make("Asterix-MinAtar")[0]
-    assert lean_or_same(env, "Asterix-MinAtar") is not env
-    with jax.threefry_partitionable(False):
-        assert lean_or_same(env, "Asterix-MinAtar") is env
+@pytest.mark.parametrize("partitionable", [True, False])
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_draws_are_those_of_jax(impl, partitionable):
+    with jax.threefry_partitionable(partitionable):
+        key = jax.random.key(3, impl=impl)
+        for i in range(3):
+            assert draws.child(key, i, 3) == jax.random.split(key, 3)[i]
+        for n in (2, 5):
+            np.testing.assert_array_equal(draws.randint(key, (8,), n), jax.random.randint(key, (8,), 0, n))
 
 
 def play(env, params, key, num_steps):
@@ -136,7 +139,14 @@ def test_other_names_keep_gymnax_s_step():
 
 
 @pytest.mark.parametrize("name", [name for name in LEAN if not name.startswith("Freeway")])  # gymnax's raises TypeError
-def test_a_reset_has_gymnax_s_types_in_double_precision(name):
+def test_resets_and_steps_have_gymnax_s_types_in_double_precision(name):
     with jax.enable_x64(True):
-        exact, ours = (jax.eval_shape(env.reset_env, jax.random.key(0), env.default_params) for env in pair(name))
+        envs, key = pair(name), jax.random.key(0)
+        exact, ours = (jax.eval_shape(env.reset_env, key, env.default_params) for env in envs)
+        if name == "SpaceInvaders-MinAtar":  # gymnax's step makes float64 of its maps
+            _, after, *_ = jax.eval_shape(envs[1].step_env, key, ours[1], jnp.int32(1), envs[1].default_params)
+            assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, ours[1])
+        elif name != "Catch-bsuite":  # whose step is gymnax's, which raises TypeError
+            steps = [jax.eval_shape(env.step_env, key, exact[1], jnp.int32(1), env.default_params) for env in envs]
+            exact, ours = zip((exact, ours), steps, strict=True)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), ours) == jax.tree.map(lambda x: (x.shape, x.dtype), exact)

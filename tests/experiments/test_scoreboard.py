@@ -74,7 +74,7 @@ def test_a_mistake_costs_nothing(tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             scoreboard.main(Arguments(**changes, out=tmp_path))
-    for damaged in (b'{"task": "CartPole-v1"}', b"[1]", b"\xff", b"[" * 100_000):
+    for damaged in (b'{"task": "CartPole-v1"}', b"[1]", b"\xff", b'{"task": ["a"]}', b"[" * 100_000):
         (tmp_path / "runs.jsonl").write_bytes(damaged + b"\n")
         with pytest.raises(ConfigError, match=r"line 1 of .*runs.jsonl is damaged .*; remove it"):
             scoreboard.main(Arguments(out=tmp_path))

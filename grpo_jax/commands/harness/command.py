@@ -47,7 +47,8 @@ def command(main: Callable[[], None]) -> None:
     # A batched LAPACK call, such as brax's, waits for threads of the pool that it runs on. By default this has a thread
     # for each core, and the program hangs if all of them wait: it needs more threads than there are such calls.
     os.environ.setdefault("NPROC", str(max(16, 4 * num_cores())))
-    if PATIENT not in (flags := os.environ.get("XLA_FLAGS", "")):
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if PATIENT not in flags and flags[:1] in ("", "-"):  # what does not begin with - is the name of a file of flags
         os.environ["XLA_FLAGS"] = f"{PATIENT} {flags}".strip()  # of a flag that is given twice, the last counts
     try:
         join_processes()

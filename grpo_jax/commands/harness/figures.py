@@ -75,8 +75,11 @@ def plot_curves(runs: list[Run], path: Path, over: str) -> None:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The table, with any `|` in its cells escaped."""
-    lines = [[cell.replace("|", r"\|") for cell in cells] for cells in (header, ["---"] * len(header), *rows)]
+    """The table, with any `|` in its cells escaped, and any break of a line a space."""
+    lines = [
+        [" ".join(cell.replace("|", r"\|").splitlines()) for cell in cells]
+        for cells in (header, ["---"] * len(header), *rows)
+    ]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

@@ -1,6 +1,7 @@
 """A run's `Config` and `Hyperparams` from the flags of a command line."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from grpo_jax.commands.harness.settings import NetworkFields, make_network, sett
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.environments import make_environment
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import LARGEST_COUNT, ConfigError
 from grpo_jax.importing import import_object, is_custom
 from grpo_jax.policies.networks import NETWORKS
 from grpo_jax.policies.networks import name_of as network_name
@@ -69,8 +70,8 @@ class Chosen:
     @property
     def sizes(self) -> dict[str, Any]:
         """Those that are given, of the fields on which `for_gpu` depends; impossible ones are refused later."""
-        names = "total_steps", "num_envs", "num_steps", "num_minibatches"
-        sizes = {name: value for name in names if (value := getattr(self, name)) is not None and value >= 1}
+        limits = {"total_steps": math.inf} | dict.fromkeys(("num_envs", "num_steps", "num_minibatches"), LARGEST_COUNT)
+        sizes = {name: value for name, limit in limits.items() if 1 <= (value := getattr(self, name) or 0) <= limit}
         return sizes if self.recurrent is None else sizes | {"recurrent": self.recurrent}
 
 

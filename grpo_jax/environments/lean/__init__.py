@@ -11,8 +11,6 @@ entities are compared at once: comparisons and sums in place of scatters, ranks 
 import importlib
 from typing import Any
 
-import jax
-
 LEAN = {
     "Asterix-MinAtar": "asterix",
     "Breakout-MinAtar": "breakout",
@@ -26,10 +24,7 @@ LEAN = {
 
 
 def lean_or_same(env: Any, name: str) -> Any:
-    """The environment with a lean step if there is one for the name, else the environment itself.
-
-    Lean steps draw as JAX does by default: without `jax_threefry_partitionable` gymnax's bits come from its own steps.
-    """
-    if name not in LEAN or not jax.config.jax_threefry_partitionable:
+    """The environment with a lean step if there is one for the name, else the environment itself."""
+    if name not in LEAN:
         return env
     return importlib.import_module(f"{__name__}.{LEAN[name]}").Lean()

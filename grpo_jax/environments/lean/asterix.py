@@ -64,11 +64,11 @@ def _spawned(key: jax.Array, rows: jax.Array, spawns: jax.Array) -> jax.Array:
 
     gymnax puts the slots into a random order and takes the first free one from the second place on, else the last.
     """
-    key_right, key_gold, key_slot = (child(key, i) for i in range(3))
+    key_right, key_gold, key_slot = (child(key, i, 3) for i in range(3))
     right = 1 - randint(key_right, (), 2)
     odds = jnp.cumsum(jnp.array([1 / 3, 2 / 3]))  # as jax.random.choice computes it, without its search
     gold = 1 - (odds[0] < odds[-1] * (1 - jax.random.uniform(key_gold)))
-    bits = jax.random.bits(child(key_slot, 1), (8,), jnp.uint32)
+    bits = jax.random.bits(child(key_slot, 1, 2), (8,), jnp.uint32)
     slot = ROW[:8]
     earlier = (bits[:, None] < bits[None]) | ((bits[:, None] == bits[None]) & (slot[:, None] < slot))
     place = jnp.pad(jnp.sum(earlier, axis=0), 1, constant_values=8)

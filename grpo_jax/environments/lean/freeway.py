@@ -76,5 +76,5 @@ def _around(x: jax.Array) -> jax.Array:
 
 def _speeds(key: jax.Array) -> jax.Array:
     """gymnax's draw of the speeds of eight cars, from -5 to -1 and 1 to 5."""
-    speed, to_the_right = 1 + randint(child(key, 0), (8,), 5), randint(child(key, 1), (8,), 2)
+    speed, to_the_right = 1 + randint(child(key, 0, 2), (8,), 5), randint(child(key, 1, 2), (8,), 2)
     return (speed * (2 * to_the_right - 1)).astype(jnp.int32)

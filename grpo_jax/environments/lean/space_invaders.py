@@ -78,12 +78,12 @@ def _map(rows: jax.Array) -> jax.Array:
 
 def _down(rows: jax.Array, number: int) -> jax.Array:
     """The rows moved down by a number; what leaves the board is gone."""
-    return jax.lax.pad(rows, np.int32(0), [(number, -number, 0)])
+    return jax.lax.pad(rows, rows.dtype.type(0), [(number, -number, 0)])
 
 
 def _columns(rows: jax.Array) -> jax.Array:
     """The bits that are set in any row."""
-    return jax.lax.reduce(rows, np.int32(0), jax.lax.bitwise_or, (0,))
+    return jax.lax.reduce(rows, rows.dtype.type(0), jax.lax.bitwise_or, (0,))
 
 
 def _move(aliens: jax.Array, state: EnvState, cannon: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -106,4 +106,4 @@ def _bomb(aliens: jax.Array, pos: jax.Array) -> jax.Array:
     to_left = jnp.where(left == 0, 32, pos - 31 + jax.lax.clz(left))
     column = jnp.where(columns == 0, 0, 1 << jnp.where(to_left <= to_right, pos - to_left, pos + to_right))
     below = jnp.where(GRID[:, None] > GRID, aliens[:, None], 0)
-    return aliens & ~jax.lax.reduce(below, np.int32(0), jax.lax.bitwise_or, (0,)) & column
+    return aliens & ~jax.lax.reduce(below, below.dtype.type(0), jax.lax.bitwise_or, (0,)) & column
