@@ -40,7 +40,7 @@ def test_the_page_has_the_results(tmp_path):
 @pytest.mark.slow
 def test_both_ends_are_trained(tmp_path, capsys):
     arguments = scale.Arguments(
-        environments=("CartPole-v1",), methods=("PPO, cpu", "PPO, 4,096"), num_seeds=2, steps_factor=0.05, out=tmp_path
+        environments=("CartPole-v1",), methods=("PPO, cpu", "PPO, 4,096"), num_seeds=2, steps_factor=0.1, out=tmp_path
     )
     scale.main(arguments)
     runs = json.loads((tmp_path / "summary.json").read_text())["CartPole-v1"]["runs"]
