@@ -56,8 +56,8 @@ one learning rate); "PPO, tuned" and GRPO have the settings of `grpo-jax train`.
 iterations as the longest possible episode takes, because short episodes end first; for rejax it is the mean over the
 last episode of each environment.
 
-Two more tasks, `--tasks Breakout-MinAtar tokens:sort-5` with returns of 40 and 0.95, take minutes a seed on a CPU. A
-token task begins with a warm start on solutions, whose seconds count. Each run adds its lines to
+Two more tasks, `--tasks Breakout-MinAtar tokens:sort-5` with returns of 40 and 0.95, take half a minute a seed with our
+settings, and many with those that do the same work, which the first was not measured for. A token task begins with a warm start on solutions, whose seconds count. Each run adds its lines to
 [runs.jsonl](runs.jsonl), from which this page is made.
 """
 
