@@ -57,8 +57,9 @@ iterations as the longest possible episode takes, because short episodes end fir
 last episode of each environment.
 
 Two more tasks, `--tasks Breakout-MinAtar tokens:sort-5` with returns of 40 and 0.95, take half a minute a seed with our
-settings, and many with those that do the same work, which the first was not measured for. A token task begins with a warm start on solutions, whose seconds count. Each run adds its lines to
-[runs.jsonl](runs.jsonl), from which this page is made.
+settings. On Breakout the implementations that do the same work were not measured: they may take many minutes. A token
+task begins with a warm start on solutions, whose seconds count. Each run adds its lines to [runs.jsonl](runs.jsonl),
+from which this page is made.
 """
 
 
@@ -67,8 +68,8 @@ class Arguments:
     """Measures the seconds to a return in new processes, adds a line for each implementation, and writes the table."""
 
     tasks: tuple[str, ...] = QUICK
-    """Environments, each with the return to reach: CartPole-v1, Acrobot-v1, Catch-bsuite, Breakout-MinAtar (minutes
-    for each seed on a CPU) or tokens:sort-5 (GRPO only)."""
+    """Environments, each with the return to reach: CartPole-v1, Acrobot-v1, Catch-bsuite, Breakout-MinAtar (half a
+    minute or many for each seed on a CPU) or tokens:sort-5 (GRPO only)."""
     implementations: tuple[Literal[(*SAME_WORK, *TUNED)], ...] = (*SAME_WORK, *TUNED)
     """What to measure; ratios are to the first."""
     num_seeds: Count = 3
