@@ -20,6 +20,7 @@ from grpo_jax.environments.gymnax_names import names, registered
 from grpo_jax.environments.lean import LEAN
 
 from .compiled_programs.ahead_of_time import Case, choose_backend, compile_case
+from .compiled_programs.program_tables import GPU
 from .compiled_programs.targets import TARGETS
 from .environments import random_play
 from .harness.summaries import read_results, write_results
@@ -93,18 +94,8 @@ def row(name: str, result: dict[str, Any]) -> list[str]:
     def cell(part, number):
         return " → ".join(dict.fromkeys(map(number, result.get(part, ()))))
 
-    def per_step(phase, steps):
-        return lambda program: f"{program['launches_by_phase'][phase] / program[steps]:,.1f}"
-
-    return [
-        name,
-        cell("programs", lambda program: f"{program['launches']:,}"),
-        cell("programs", per_step("rollout", "num_steps")),
-        cell("programs", per_step("gradient", "num_gradient_steps")),
-        cell("programs", lambda program: f"{program['waits']:,}"),
-        cell("programs", lambda program: f"{1e3 * program['model_seconds']:,.1f}"),
-        cell("speeds", lambda rate: f"{float(f'{rate:.3g}'):,.0f}"),
-    ]
+    programs = (cell("programs", GPU[column]) for column in ("launches", "/step", "/gradient", "waits", "model ms"))
+    return [name, *programs, cell("speeds", lambda rate: f"{float(f'{rate:.3g}'):,.0f}")]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from grpo_jax.commands.harness.scale import for_gpu
 from grpo_jax.commands.harness.settings import make_plan, settings
 from grpo_jax.recording.run_spec import RunSpec
 
+from .compiled_programs.program_tables import per_step
 from .harness.suite_study import SuiteArguments, run_suite, score_cell
 from .harness.summaries import TABLE, read_results
 
@@ -130,10 +131,7 @@ def write_sizes(arguments: Arguments) -> None:
     rows, programs = [], read_results(PROGRAMS)
     for environment in SUITE:
         program = programs[environment]["programs"][-1]
-        step, gradient = (
-            program["launches_by_phase"][phase] / program[count]
-            for phase, count in (("rollout", "num_steps"), ("gradient", "num_gradient_steps"))
-        )
+        step, gradient = (per_step(program, "launches_by_phase", phase) for phase in ("rollout", "gradient"))
         for plan in plans(arguments, environment):
             config, rate = plan.config, plan.hyperparams.learning_rate
             iterations = 1e6 / config.steps_per_iteration

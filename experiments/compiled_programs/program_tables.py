@@ -15,10 +15,14 @@ Row = dict[str, Any]
 Cell = Callable[[Row], str]
 
 
+def per_step(row: Row, field: str, phase: str) -> float:
+    """The count of a phase for each of its steps."""
+    return row[field][phase] / row[{"rollout": "num_steps", "gradient": "num_gradient_steps"}[phase]]
+
+
 def _per_step(field: str, phase: str) -> Cell:
-    """The count of a phase for each of its steps; "?" if its loop was not found."""
-    steps = {"rollout": "num_steps", "gradient": "num_gradient_steps"}[phase]
-    return lambda row: f"{row[field][phase] / row[steps]:,.1f}" if row[f"has_{phase}_loop"] else "?"
+    """`per_step`; "?" if the loop of the phase was not found."""
+    return lambda row: f"{per_step(row, field, phase):,.1f}" if row[f"has_{phase}_loop"] else "?"
 
 
 def _number(field: str, scale: float = 1.0, spec: str = ",.0f") -> Cell:
@@ -36,7 +40,7 @@ _SIZE = {
     "envs": _number("num_envs"),
     "seeds": _number("num_seeds"),
 }
-_GPU = {
+GPU = {
     "launches": _number("launches"),
     "/step": _per_step("launches_by_phase", "rollout"),
     "/gradient": _per_step("launches_by_phase", "gradient"),
@@ -64,7 +68,7 @@ _MEASURED = {"measured ms": _number("measured_seconds", 1e-3, ",.1f")}
 
 def tables(target: Target, environment: str, rows: Sequence[Row]) -> list[Table]:
     """The programs for one target and one environment side by side; on meshes, also what these communicate."""
-    columns = (_GPU if target.is_gpu else _TPU) | _MEMORY
+    columns = (GPU if target.is_gpu else _TPU) | _MEMORY
     columns |= _MEASURED if any("measured_seconds" in row for row in rows) else {}
     rendered = [_table(f"{target.name}, {environment}: one train step", rows, columns)]
     if meshed := [row for row in rows if row["mesh"]]:

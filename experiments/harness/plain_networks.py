@@ -13,14 +13,14 @@ from grpo_jax.updates.minibatches import default_microbatches
 Weights = list[list[jax.Array]]  # of each network, from the first layer to the head
 
 
-def make_networks(config: Config, layers: Sequence[Sequence[int]]) -> tuple[Weights, list[jax.Array]]:
+def make_networks(config: Config, networks: Sequence[Sequence[int]]) -> tuple[Weights, list[jax.Array]]:
     """Weights of networks with these widths, and of a minibatch `[parts, samples]` inputs and gradients of outputs."""
     size = config.num_envs * config.num_steps // config.num_minibatches
     num_parts = default_microbatches(config, 1, size)
-    widths = [layers[0][0], *(widths[-1] for widths in layers)]
-    shapes = [(num_parts, size // num_parts, width) for width in widths]
+    input_and_outputs = [networks[0][0], *(widths[-1] for widths in networks)]
+    shapes = [(num_parts, size // num_parts, width) for width in input_and_outputs]
     samples = [jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes)]
-    return [[jnp.full(shape, 0.1) for shape in itertools.pairwise(widths)] for widths in layers], samples
+    return [[jnp.full(shape, 0.1) for shape in itertools.pairwise(widths)] for widths in networks], samples
 
 
 def make_gradients(config: Config, activation: Callable[[jax.Array], jax.Array]) -> Callable:

@@ -10,6 +10,7 @@ from grpo_jax.environments.lean import LEAN
 PAGE = Path(gymnax_steps.__file__).parent / "results" / "accelerators"
 PROGRAM = {"launches": 1300, "launches_by_phase": {"rollout": 1280, "gradient": 160, "rest": 20}, "waits": 0}
 PROGRAM |= {"num_steps": 128, "num_gradient_steps": 16, "model_seconds": 0.002}
+PROGRAM |= {"has_rollout_loop": True, "has_gradient_loop": True}
 
 
 def test_both_steps_are_in_one_row_and_what_is_there_is_not_found_out_again(tmp_path, monkeypatch, capsys):
