@@ -1,10 +1,10 @@
 """Seaquest-MinAtar for vectors.
 
-gymnax removes entities from their lists of 100 after each phase of a step, with a scatter. Here a mask says which are
-there, and each list is closed up once, at the end of the step, by comparing all places with all others.
+gymnax removes entities from their lists of 100 after each phase of a step, with a scatter of rows. Here masks say which
+entities are there, and one scatter closes up all lists at the end of the step.
 """
 
-import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,184 +12,199 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments.minatar.seaquest import EnvParams, EnvState, MinSeaquest
 
+from grpo_jax.environments.lean.draws import child, randint
+
 SLOTS = np.arange(100)
-MOST_SHOTS = 16
+LISTS = {
+    "f_bullets": "f_bullet_count",
+    "e_bullets": "e_bullet_count",
+    "e_fish": "e_fish_count",
+    "e_subs": "e_subs_count",
+    "divers": "divers_count",
+}
+"""The lists of a state, and the fields with the number of their entities."""
+MOST_SHOTS = 12
 """Of the player's bullets: one is fired in a step, and in ten it has left the board."""
+NOWHERE = 1000
+"""An index out of all bounds, which scatters drop."""
+BIT = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
 
 class Swarm(NamedTuple):
-    """Entities in the order of their appearance.
+    """Entities in the order of their appearance."""
 
-    Columns of `rows` are x, y, whether it moves to the right, of all but bullets the steps until it moves, and of
-    submarines the steps until it shoots.
-    """
+    place: jax.Array
+    """`[N]`: 16 y + x."""
+    right: jax.Array
+    """`[N]`: whether it moves to the right, 0 or 1."""
+    timers: tuple[jax.Array, ...]
+    """`[N]` each: of all but bullets the steps until it moves, of submarines those until it shoots."""
+    there: jax.Array
+    """`[N]`: which of them are there."""
 
-    rows: jax.Array  # [N, columns]
-    there: jax.Array  # [N]
+    @classmethod
+    def of(cls, rows: jax.Array, count: jax.Array, most: int = len(SLOTS)) -> "Swarm":
+        """From gymnax's list, `[100, columns]`, of which no more than `most` are there."""
+        x, y, right, *timers = rows[:most].T
+        return cls(16 * y + x, right, tuple(timers), SLOTS[:most] < count)
 
-    def appended(self, count: jax.Array, row: jax.Array, enabled: jax.Array) -> "Swarm":
-        """With one more entity after `count`, if there is room."""
-        new = enabled & (np.arange(len(self.there)) == count)
-        return Swarm(jnp.where(new[:, None], row[None], self.rows), self.there | new)
+    def appended(self, count: jax.Array, entity: "Swarm") -> "Swarm":
+        """With one more entity after `count`, if it is there and there is room."""
+        new = entity.there & (np.arange(len(self.there)) == count)
+        return jax.tree.map(lambda theirs, ours: jnp.where(new, theirs, ours), entity, self)
 
     def without(self, gone: jax.Array) -> "Swarm":
         """Without some; `gone` is `[N]`."""
-        return Swarm(self.rows, self.there & ~gone)
+        return self._replace(there=self.there & ~gone)
 
     def moved(self, interval: jax.Array | None = None) -> "Swarm":
         """After a move of those that are ready, of all without an interval; who leaves the board is gone."""
-        x, y, right, *rest = self.rows.T
-        ahead = x + jnp.where(right != 0, 1, -1)
+        ahead, timers = jnp.where(self.right != 0, 1, -1), self.timers
         if interval is not None:
-            ready = rest[0] == 0
-            ahead = jnp.where(ready, ahead, x)
-            rest[0] = jnp.where(ready, interval, jnp.maximum(rest[0] - 1, 0))
-        return Swarm(jnp.stack([ahead, y, right, *rest], axis=1), self.there & (ahead >= 0) & (ahead < 10))
+            ready = timers[0] == 0
+            ahead = jnp.where(ready, ahead, 0)
+            timers = (jnp.where(ready, interval, jnp.maximum(timers[0] - 1, 0)), *timers[1:])
+        x = (self.place & 15) + ahead
+        return Swarm(self.place + ahead, self.right, timers, self.there & (x >= 0) & (x < 10))
 
 
-def earlier(mask: jax.Array) -> jax.Array:
-    """`[N]`: how many before each one are set."""
-    slots = np.arange(len(mask))
-    return jnp.sum(mask[:, None] & (slots[:, None] < slots), axis=0)
+def as_words(mask: jax.Array) -> jax.Array:
+    """`[N]` to the bits of words of 32, `[ceil(N / 32)]`."""
+    padded = jnp.pad(mask, (0, -len(mask) % 32)).reshape(-1, 32)
+    return jnp.sum(jnp.where(padded, BIT[None], np.uint32(0)), axis=1, dtype=jnp.uint32)
 
 
-def number(mask: jax.Array, earlier: jax.Array) -> jax.Array:
-    """How many are set, from how many are before each one."""
-    return (mask[-1] + earlier[-1]).astype(jnp.int32)
+def earlier(words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`[32 W]`, how many bits before each one are set, and how many are set in all."""
+    counts = list(jax.lax.population_count(words))
+    word = np.arange(len(words))
+    before = jax.lax.population_count(words[:, None] & (BIT - np.uint32(1))[None])
+    for i, count in enumerate(counts[:-1]):
+        before += jnp.where(word > i, count, np.uint32(0))[:, None]
+    return before.ravel().astype(jnp.int32), sum(counts).astype(jnp.int32)
 
 
-def closed_up(swarm: Swarm) -> tuple[jax.Array, jax.Array]:
-    """`[100, columns]`: those that are there, then zeros; and their number."""
-    before = earlier(swarm.there)
-    chosen = jnp.where(swarm.there, before, -1)[:, None] == SLOTS[None]
-    rows = jnp.sum(jnp.where(chosen[..., None], swarm.rows[:, None], 0), axis=0, dtype=jnp.int32)
-    return rows, number(swarm.there, before)
+def closed_up(*swarms: Swarm) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Each list, `[100, columns]`, with those that are there, then zeros; and their numbers."""
+    masks = [jnp.pad(swarm.there, (0, -len(swarm.there) % 32)) for swarm in swarms]
+    words = jnp.split(as_words(jnp.concatenate(masks)), np.cumsum([len(mask) // 32 for mask in masks[:-1]]))
+    before, counts = zip(*map(earlier, words), strict=True)
+    columns, targets = [], []
+    for swarm, rank in zip(swarms, before, strict=True):
+        for column in (swarm.place + 256 * swarm.right, *swarm.timers):
+            target = rank[: len(column)] + len(SLOTS) * len(columns)
+            targets.append(jnp.where(swarm.there, target, NOWHERE))
+            columns.append(column)
+    closed = jnp.zeros(len(SLOTS) * len(columns), jnp.int32)
+    closed = closed.at[jnp.concatenate(targets)].set(jnp.concatenate(columns).astype(jnp.int32), mode="drop")
+    rows = iter(closed.reshape(-1, len(SLOTS)))
+    lists = [jnp.stack([*_unpacked(next(rows)), *(next(rows) for _ in swarm.timers)], axis=1) for swarm in swarms]
+    return lists, list(counts)
 
 
-class ForVectors(MinSeaquest):
+def _unpacked(column: jax.Array) -> tuple[jax.Array, ...]:
+    """x, y and whether it moves to the right."""
+    return column & 15, column >> 4 & 15, column >> 8
+
+
+class Lean(MinSeaquest):
     """gymnax's Seaquest with all entities at once."""
 
     def step_env(self, key: jax.Array, state: EnvState, action: jax.Array, params: EnvParams):
         """One step of the game, without a reset at its end."""
         subs, fish, divers, state = _spawn(key, state, params)
         shots, state = _act(action, state, params)
+        fired = shots = shots.moved()
 
-        shots, fish, killed_fish = _collide(shots.moved(), fish)
-        shots, subs, killed_subs = _collide(shots, subs)
-        divers, state = _rescue(divers, state)
-        divers, state = _rescue(divers.moved(params.diver_move_interval), state)
+        shots, fish = _collide(shots, fish)
+        shots, subs = _collide(shots, subs)
+        divers, state = _rescue(divers, state, params)
 
-        met = [_at_sub(subs, state)]
+        met = _at_sub(subs, state)
         subs = subs.moved(state.move_speed)
-        met.append(_at_sub(subs, state))
-        shots, subs, more_subs = _collide(shots, subs)
+        met |= _at_sub(subs, state)
+        shots, subs = _collide(shots, subs)
         subs, bullets = _shoot(subs, state, params)
-        met.append(_at_sub(bullets, state))
+        shot = _at_sub(bullets, state)
         bullets = bullets.moved()
-        met += [_at_sub(bullets, state), _at_sub(fish, state)]
+        shot |= _at_sub(bullets, state)
+        met |= _at_sub(fish, state)
         fish = fish.moved(state.move_speed)
-        met.append(_at_sub(fish, state))
-        shots, fish, more_fish = _collide(shots, fish)
+        met |= _at_sub(fish, state)
+        shots, fish = _collide(shots, fish)
 
-        f_bullets, f_bullet_count = closed_up(shots)
-        e_bullets, e_bullet_count = closed_up(bullets)
-        e_fish, e_fish_count = closed_up(fish)
-        e_subs, e_subs_count = closed_up(subs)
-        divers, divers_count = closed_up(divers)
-        state = state.replace(
-            f_bullets=f_bullets,
-            f_bullet_count=f_bullet_count,
-            e_bullets=e_bullets,
-            e_bullet_count=e_bullet_count,
-            e_fish=e_fish,
-            e_fish_count=e_fish_count,
-            e_subs=e_subs,
-            e_subs_count=e_subs_count,
-            divers=divers,
-            divers_count=divers_count,
-        )
+        swarms = shots, bullets, fish, subs, divers
+        lists, counts = closed_up(*swarms)
+        state = state.replace(**dict(zip(LISTS, lists, strict=True)), **dict(zip(LISTS.values(), counts, strict=True)))
         state, reward, suffocated = self._step_timers(state, params)
         state = state.replace(time=state.time + 1)
-        done = self.is_terminal(state, params) | jnp.any(jnp.concatenate(met)) | suffocated
+        done = self.is_terminal(state, params) | jnp.any(jnp.concatenate([met, shot])) | suffocated
         state = state.replace(terminal=done)
-        reward += jnp.sum(jnp.stack([killed_fish, killed_subs, more_subs, more_fish])).astype(jnp.float32)
-        return self.get_obs(state, params), state, reward, done, {"discount": self.discount(state, params)}
+        reward += jnp.sum(fired.there & ~shots.there).astype(jnp.float32)
+        return _board(swarms, state, params), state, reward, done, {"discount": self.discount(state, params)}
 
     def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
         """The channels of the board, `[10, 10, 10]`."""
-        row, column = np.ogrid[:10, :10]
-        bottom = row == 9
-        behind = jnp.where(state.sub_or, state.sub_x - 1, state.sub_x + 1)
-        behind = jnp.where(behind < 0, 9, behind)  # as an index of -1 is the last
-        front, back = ((row == state.sub_y) & (column == x) for x in (state.sub_x, behind))
-        limit = self.default_params.max_oxygen if params is None else params.max_oxygen
-        oxygen = bottom & (column < jnp.maximum(state.oxygen, 0) * 10 // limit)
-        rescued = bottom & (column >= 9 - state.diver_count) & (column < 9)
-
-        lists = [state.f_bullets, state.e_bullets, state.e_fish, state.e_subs, state.divers]
-        counts = [
-            state.f_bullet_count,
-            state.e_bullet_count,
-            state.e_fish_count,
-            state.e_subs_count,
-            state.divers_count,
-        ]
-        x, y, right = jnp.stack([rows[:, :3] for rows in lists], axis=1).T[..., None, None]  # [5, 100, 1, 1] each
-        there = (jnp.stack(counts)[:, None] > SLOTS[None])[..., None, None] & (y == row[None, None])
-        shots, bullets, fish, subs, divers = jnp.any(there & (x == column[None, None]), axis=1)
-        trails = jnp.any((there & (x - jnp.where(right != 0, 1, -1) == column[None, None]))[2:], axis=(0, 1))
-        maps = [front, back, shots, trails, bullets, fish, subs, oxygen, rescued, divers]
-        return jnp.stack(maps, axis=-1).astype(jnp.float32)
+        swarms = [Swarm.of(getattr(state, rows), getattr(state, count)) for rows, count in LISTS.items()]
+        return _board(swarms, state, params or self.default_params)
 
 
-class Lean(ForVectors):
-    """Seaquest for vectors where a launch costs more than arithmetic; on a CPU gymnax's own step, which is faster."""
+def _board(swarms: Sequence[Swarm], state: EnvState, params: EnvParams) -> jax.Array:
+    """The channels of the board, `[10, 10, 10]`, from the lists in the order of `LISTS`."""
+    row, column = np.ogrid[:10, :10]
+    bottom = row == 9
+    behind = jnp.where(state.sub_or, state.sub_x - 1, state.sub_x + 1)
+    behind = jnp.where(behind < 0, 9, behind)  # as an index of -1 is the last
+    front, back = ((row == state.sub_y) & (column == x) for x in (state.sub_x, behind))
+    oxygen = bottom & (column < jnp.maximum(state.oxygen, 0) * 10 // params.max_oxygen)
+    rescued = bottom & (column >= 9 - state.diver_count) & (column < 9)
 
-    def step_env(self, key: jax.Array, state: EnvState, action: jax.Array, params: EnvParams):
-        """One step of the game, without a reset at its end."""
-        return jax.lax.platform_dependent(
-            key, state, action, params, cpu=functools.partial(MinSeaquest.step_env, self), default=super().step_env
-        )
-
-    def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
-        """The channels of the board, `[10, 10, 10]`."""
-        return jax.lax.platform_dependent(
-            state, params, cpu=functools.partial(MinSeaquest.get_obs, self), default=super().get_obs
-        )
+    behind = [each._replace(right=1 - each.right).moved() for each in swarms[2:]]
+    cells = [
+        jnp.where(each.there, 100 * board + 10 * (each.place >> 4) + (each.place & 15), NOWHERE)
+        for board, each in [*enumerate(swarms), *((5, each) for each in behind)]
+    ]
+    drawn = jnp.zeros(600, bool).at[jnp.concatenate(cells)].set(True, mode="drop")
+    shots, bullets, fish, subs, divers, trails = drawn.reshape(6, 10, 10)
+    maps = [front, back, shots, trails, bullets, fish, subs, oxygen, rescued, divers]
+    return jnp.stack(maps, axis=-1).astype(jnp.float32)
 
 
 def _spawn(key: jax.Array, state: EnvState, params: EnvParams) -> tuple[Swarm, Swarm, Swarm, EnvState]:
     """Submarines, fish and divers with those that appear: gymnax's draws."""
-    key_enemy, key_diver = jax.random.split(key)
-    key_choice, key_y = jax.random.split(key_enemy)
-    choice = jax.random.uniform(key_choice, (2,))
+    key_enemy, key_diver = child(key, 0, 2), child(key, 1, 2)
+    subs = Swarm.of(state.e_subs, state.e_subs_count)
+    fish = Swarm.of(state.e_fish, state.e_fish_count)
+    divers = Swarm.of(state.divers, state.divers_count)
+
+    choice = jax.random.uniform(child(key_enemy, 0, 2), (2,))
     right, is_sub = choice[0] < 0.5, choice[1] < 1.0 / 3.0
-    y = jax.random.randint(key_y, (), 1, 9)
-    subs, fish, divers = (
-        Swarm(rows, SLOTS < count)
-        for rows, count in (
-            (state.e_subs, state.e_subs_count),
-            (state.e_fish, state.e_fish_count),
-            (state.divers, state.divers_count),
-        )
-    )
-    opposed = [each.there & (each.rows[:, 1] == y) & (each.rows[:, 2] != right) for each in (subs, fish)]
+    y = 1 + randint(child(key_enemy, 1, 2), (), 8)
+    opposed = [each.there & (each.place >> 4 == y) & (each.right != right) for each in (subs, fish)]
     due = state.e_spawn_timer == 0
     appears = due & ~jnp.any(opposed[0] | opposed[1])
-    enemy = jnp.stack([jnp.where(right, 0, 9), y, right.astype(int), state.move_speed, params.enemy_shot_interval])
-    key_right, key_y = jax.random.split(key_diver)
-    right = jax.random.bernoulli(key_right)
-    y = jax.random.randint(key_y, (), 1, 9)
-    diver = jnp.stack([jnp.where(right, 0, 9), y, right.astype(int), params.diver_move_interval])
+    sub = Swarm(
+        _entrance(right, y), right.astype(int), (state.move_speed, params.enemy_shot_interval), appears & is_sub
+    )
+    one_fish = Swarm(sub.place, sub.right, sub.timers[:1], appears & ~is_sub)
+
+    right = jax.random.bernoulli(child(key_diver, 0, 2))
+    y = 1 + randint(child(key_diver, 1, 2), (), 8)
+    dives = state.d_spawn_timer == 0
+    diver = Swarm(_entrance(right, y), right.astype(int), (params.diver_move_interval,), dives)
     return (
-        subs.appended(state.e_subs_count, enemy, appears & is_sub),
-        fish.appended(state.e_fish_count, enemy[:4], appears & ~is_sub),
-        divers.appended(state.divers_count, diver, state.d_spawn_timer == 0),
+        subs.appended(state.e_subs_count, sub),
+        fish.appended(state.e_fish_count, one_fish),
+        divers.appended(state.divers_count, diver),
         state.replace(
             e_spawn_timer=jnp.where(due, state.e_spawn_speed, state.e_spawn_timer),
-            d_spawn_timer=jnp.where(state.d_spawn_timer == 0, params.diver_spawn_speed, state.d_spawn_timer),
+            d_spawn_timer=jnp.where(dives, params.diver_spawn_speed, state.d_spawn_timer),
         ),
     )
+
+
+def _entrance(right: jax.Array, y: jax.Array) -> jax.Array:
+    return 16 * y + jnp.where(right, 0, 9)
 
 
 def _act(action: jax.Array, state: EnvState, params: EnvParams) -> tuple[Swarm, EnvState]:
@@ -199,47 +214,45 @@ def _act(action: jax.Array, state: EnvState, params: EnvParams) -> tuple[Swarm, 
     y = jnp.clip(state.sub_y - (action == 2) + (action == 4), 0, 8)
     facing = (state.sub_or | right) & ~left
     fires = (action == 5) & (state.shot_timer == 0)
-    shots = Swarm(state.f_bullets[:MOST_SHOTS], SLOTS[:MOST_SHOTS] < state.f_bullet_count)
-    return shots.appended(state.f_bullet_count, jnp.stack([x, y, facing.astype(int)]), fires), state.replace(
+    shots = Swarm.of(state.f_bullets, state.f_bullet_count, MOST_SHOTS)
+    return shots.appended(state.f_bullet_count, Swarm(16 * y + x, facing.astype(int), (), fires)), state.replace(
         sub_x=x, sub_y=y, sub_or=facing, shot_timer=jnp.where(fires, params.shot_cool_down, state.shot_timer)
     )
 
 
-def _collide(shots: Swarm, targets: Swarm) -> tuple[Swarm, Swarm, jax.Array]:
-    """Without the bullets and targets that meet, the first target of a place and the last bullet; and which bullets."""
-    first = jnp.min(jnp.where(_together(shots, targets), SLOTS[None], len(SLOTS)), axis=1)
-    slots = SLOTS[:MOST_SHOTS]
-    later = jnp.any(_together(shots, shots) & (slots > slots[:, None]), axis=1)
-    hits = (first < len(SLOTS)) & ~later
-    gone = jnp.any(hits[:, None] & (first[:, None] == SLOTS[None]), axis=0)
-    return shots.without(hits), targets.without(gone), hits
+def _collide(shots: Swarm, targets: Swarm) -> tuple[Swarm, Swarm]:
+    """Without the bullets that hit, and the first target at the place of each.
+
+    The player cannot overtake its bullets, so that no two of them are at one place.
+    """
+    together = (shots.place[:, None] == targets.place[None]) & shots.there[:, None] & targets.there[None]
+    first = jnp.min(jnp.where(together, SLOTS[None], len(SLOTS)), axis=1)
+    gone = jnp.any(first[:, None] == SLOTS[None], axis=0)
+    return shots.without(first < len(SLOTS)), targets.without(gone)
 
 
-def _together(swarm: Swarm, other: Swarm) -> jax.Array:
-    """`[N, M]`: which are at the same place."""
-    places = jnp.all(swarm.rows[:, None, :2] == other.rows[None, :, :2], axis=-1)
-    return places & swarm.there[:, None] & other.there[None]
-
-
-def _rescue(divers: Swarm, state: EnvState) -> tuple[Swarm, EnvState]:
-    """Divers at the submarine come aboard, up to six."""
+def _rescue(divers: Swarm, state: EnvState, params: EnvParams) -> tuple[Swarm, EnvState]:
+    """Up to six divers come aboard: first those that are at the submarine, then those that arrive there by moving."""
     here = _at_sub(divers, state)
-    before, room = earlier(here), jnp.maximum(6 - state.diver_count, 0)
-    aboard = state.diver_count + jnp.minimum(number(here, before), room)
-    return divers.without(here & (before < room)), state.replace(diver_count=aboard)
+    divers = divers.moved(params.diver_move_interval)
+    both = jnp.concatenate([here, _at_sub(divers, state) & ~here])
+    before, number = earlier(as_words(both))
+    room = jnp.maximum(6 - state.diver_count, 0)
+    aboard = jnp.any((both & (before[: len(both)] < room)).reshape(2, -1), axis=0)
+    return divers.without(aboard), state.replace(diver_count=state.diver_count + jnp.minimum(number, room))
 
 
 def _at_sub(swarm: Swarm, state: EnvState) -> jax.Array:
     """`[N]`: which are where the player's submarine is."""
-    return swarm.there & (swarm.rows[:, 0] == state.sub_x) & (swarm.rows[:, 1] == state.sub_y)
+    return swarm.there & (swarm.place == 16 * state.sub_y + state.sub_x)
 
 
 def _shoot(subs: Swarm, state: EnvState, params: EnvParams) -> tuple[Swarm, Swarm]:
     """The submarines, and the enemies' bullets with those that they fire, as long as there is room."""
-    *others, timer = subs.rows.T
-    shoots = subs.there & (timer == 0)
-    timer = jnp.where(shoots, params.enemy_shot_interval, jnp.maximum(timer - 1, 0))
-    fits = shoots & (earlier(shoots) < 100 - state.e_bullet_count)
-    rows = jnp.concatenate([state.e_bullets, subs.rows[:, :3]])
-    bullets = Swarm(rows, jnp.concatenate([SLOTS < state.e_bullet_count, fits]))
-    return Swarm(jnp.stack([*others, timer], axis=1), subs.there), bullets
+    move, shot = subs.timers
+    shoots = subs.there & (shot == 0)
+    shot = jnp.where(shoots, params.enemy_shot_interval, jnp.maximum(shot - 1, 0))
+    before, _ = earlier(as_words(shoots))
+    fits = shoots & (before[: len(SLOTS)] < len(SLOTS) - state.e_bullet_count)
+    bullets, new = Swarm.of(state.e_bullets, state.e_bullet_count), Swarm(subs.place, subs.right, (), fits)
+    return subs._replace(timers=(move, shot)), jax.tree.map(lambda *both: jnp.concatenate(both), bullets, new)
