@@ -84,7 +84,7 @@ def _imported(path: str) -> Any:
     if isinstance(found, type) or not (hasattr(found, "step_env") or isinstance(found, Task)):
         try:
             inspect.signature(found).bind()
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # ValueError: of builtins
             raise ConfigError(
                 f"environment {path!r}: cannot call {name!r} without arguments ({error}); name an object, or a "
                 "function without required arguments that makes one"

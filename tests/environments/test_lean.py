@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.environments import make_environment
-from grpo_jax.environments.lean import LEAN, draws, lean_or_same
+from grpo_jax.environments.lean import LEAN, draws, lean_or_same, seaquest
 from grpo_jax.environments.registry import environment_object
 
 OTHER_PARAMETERS = {
@@ -106,6 +106,19 @@ def test_a_lean_step_has_neither_loops_nor_sorts_nor_gathers_and_of_scatters_onl
     with jax.numpy_rank_promotion("raise"):
         assert re.findall(costly, program(lean)) == ["scatter"] * 2 * (name == "Seaquest-MinAtar")
     assert "scatter" in re.findall(costly, program(exact))
+
+
+def test_seaquest_compares_on_a_tpu_where_others_scatter():
+    targets, values = jax.random.randint(jax.random.key(0), (2, 50), -1, 20)
+    scattered, compared = (
+        seaquest.by_scatter(targets % 20, values, 10),
+        seaquest.by_comparison(targets % 20, values, 10),
+    )
+    np.testing.assert_array_equal(scattered, compared)
+    np.testing.assert_array_equal(scattered, np.bincount(targets % 20, values, 20)[:10])
+    traced = jax.jit(lambda *args: seaquest.sums_at(*args, 10)).trace(targets, values)
+    lowered = {platform: traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cuda", "tpu")}
+    assert ["stablehlo.scatter" in text for text in lowered.values()] == [True, False]
 
 
 @pytest.mark.slow

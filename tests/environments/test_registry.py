@@ -150,6 +150,7 @@ def make_probe():
         (("no_such_module:Name",), "cannot import 'no_such_module'.*No module named"),
         (("probes:Prob",), "'probes' has no 'Prob': did you mean 'Probe'"),
         (("test_registry:WithSpace",), "cannot call 'WithSpace' without arguments.*'space'"),
+        (("collections:OrderedDict",), "cannot call 'OrderedDict' without arguments.*builtin"),
         (("MNISTBandit-bsuite",), "needs data that could not be downloaded"),
     ],
 )

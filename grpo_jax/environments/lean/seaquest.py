@@ -4,6 +4,7 @@ gymnax removes entities from their lists of 100 after each phase of a step, with
 entities are there, and one scatter closes up all lists at the end of the step.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -95,11 +96,26 @@ def closed_up(*swarms: Swarm) -> tuple[list[jax.Array], list[jax.Array]]:
             target = rank[: len(column)] + len(SLOTS) * len(columns)
             targets.append(jnp.where(swarm.there, target, NOWHERE))
             columns.append(column)
-    closed = jnp.zeros(len(SLOTS) * len(columns), jnp.int32)
-    closed = closed.at[jnp.concatenate(targets)].set(jnp.concatenate(columns).astype(jnp.int32), mode="drop")
+    closed = sums_at(jnp.concatenate(targets), jnp.concatenate(columns), len(SLOTS) * len(columns))
     rows = iter(closed.reshape(-1, len(SLOTS)))
     lists = [jnp.stack([*_unpacked(next(rows)), *(next(rows) for _ in swarm.timers)], axis=1) for swarm in swarms]
     return lists, list(counts)
+
+
+def sums_at(targets: jax.Array, values: jax.Array, size: int) -> jax.Array:
+    """`[size]`: at each place the sum of the values with this target; targets out of bounds are left out."""
+    scatter, compare = (functools.partial(function, size=size) for function in (by_scatter, by_comparison))
+    return jax.lax.platform_dependent(targets, values.astype(jnp.int32), tpu=compare, default=scatter)
+
+
+def by_scatter(targets: jax.Array, values: jax.Array, size: int) -> jax.Array:
+    """One operation, for CPUs and GPUs."""
+    return jnp.zeros(size, jnp.int32).at[targets].add(values, mode="drop")
+
+
+def by_comparison(targets: jax.Array, values: jax.Array, size: int) -> jax.Array:
+    """More arithmetic, for a TPU, which scatters one value after the other."""
+    return jnp.sum(jnp.where(targets[:, None] == np.arange(size)[None], values[:, None], 0), axis=0, dtype=jnp.int32)
 
 
 def _unpacked(column: jax.Array) -> tuple[jax.Array, ...]:
@@ -164,7 +180,8 @@ def _board(swarms: Sequence[Swarm], state: EnvState, params: EnvParams) -> jax.A
         jnp.where(each.there, 100 * board + 10 * (each.place >> 4) + (each.place & 15), NOWHERE)
         for board, each in [*enumerate(swarms), *((5, each) for each in behind)]
     ]
-    drawn = jnp.zeros(600, bool).at[jnp.concatenate(cells)].set(True, mode="drop")
+    cells = jnp.concatenate(cells)
+    drawn = sums_at(cells, jnp.ones_like(cells), 600) != 0
     shots, bullets, fish, subs, divers, trails = drawn.reshape(6, 10, 10)
     maps = [front, back, shots, trails, bullets, fish, subs, oxygen, rescued, divers]
     return jnp.stack(maps, axis=-1).astype(jnp.float32)
