@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.environments import make_environment
-from grpo_jax.environments.lean import LEAN, draws, lean_or_same, seaquest
+from grpo_jax.environments.lean import LEAN, draws, lean_or_same, swarm
 from grpo_jax.environments.registry import environment_object
 
 OTHER_PARAMETERS = {
@@ -108,15 +108,26 @@ def test_a_lean_step_has_neither_loops_nor_sorts_nor_gathers_and_of_scatters_onl
     assert "scatter" in re.findall(costly, program(exact))
 
 
+@pytest.mark.parametrize("name", [name for name in LEAN if name != "Pong-misc"])  # gymnax's raises AttributeError
+def test_the_types_are_the_same_for_an_action_that_is_a_python_number(name):
+    def types(env):
+        start = jax.eval_shape(env.reset_env, jax.random.key(0), env.default_params)[1]
+        step = functools.partial(env.step_env, action=1, params=env.default_params)
+        return jax.tree.map(lambda x: (x.shape, x.dtype), jax.eval_shape(step, jax.random.key(0), start))
+
+    exact, lean = map(types, pair(name))
+    assert exact == lean
+
+
 def test_seaquest_compares_on_a_tpu_where_others_scatter():
     targets, values = jax.random.randint(jax.random.key(0), (2, 50), -1, 20)
     scattered, compared = (
-        seaquest.by_scatter(targets % 20, values, 10),
-        seaquest.by_comparison(targets % 20, values, 10),
+        swarm.by_scatter(targets % 20, values, 10),
+        swarm.by_comparison(targets % 20, values, 10),
     )
     np.testing.assert_array_equal(scattered, compared)
     np.testing.assert_array_equal(scattered, np.bincount(targets % 20, values, 20)[:10])
-    traced = jax.jit(lambda *args: seaquest.sums_at(*args, 10)).trace(targets, values)
+    traced = jax.jit(lambda *args: swarm.sums_at(*args, 10)).trace(targets, values)
     lowered = {platform: traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cuda", "tpu")}
     assert ["stablehlo.scatter" in text for text in lowered.values()] == [True, False]
 

@@ -3,8 +3,9 @@
 gymnax moves the entities of a game one after the other, with a scatter each, and looks for a free place in a loop whose
 length depends on the state. On a GPU each scatter is a launch of its own, and such a loop waits for the host. Here all
 entities are compared at once: comparisons and sums in place of scatters (two are left, in Seaquest), ranks in place of
-sorts, no loop.
-`tests/environments/test_lean.py` plays both side by side, and counts these operations.
+sorts, no loop. `tests/environments/test_lean.py` plays both side by side, and counts these operations.
+
+Actions are those of the space: others, which gymnax clamps or wraps, may have other effects.
 
 `Config("Asterix-MinAtar")` takes the lean step; gymnax's own is `Config(gymnax.make("Asterix-MinAtar")[0])`.
 """
