@@ -2,8 +2,7 @@
 
 On small decision processes the gradient is known exactly. Each estimator, made of the library's rollouts, advantages
 and losses, plays groups under one fixed policy. The table shows how far the mean of its gradients is from the truth
-(in standard errors, and relative to its length), and how noisy a gradient is at equal environment steps. On four
-environments of gymnax it shows how much common random numbers reduce the noise.
+(in standard errors, and relative to its length), and how noisy a gradient is at equal environment steps.
 """
 
 import dataclasses
@@ -41,7 +40,6 @@ NUM_ENVS, GROUP_SIZE = 32, 8
 NUM_CHAINS = 256  # independent, while the rollouts within a chain are not
 WINDOW = 8  # about as long as an episode, so that many are cut
 BUDGET = 1000  # environment steps at which noise is compared
-NOISE_STEPS, NOISE_ROLLOUTS = 32, 512
 
 
 @dataclasses.dataclass
@@ -51,7 +49,7 @@ class Arguments:
     num_groups: Count = 100_000
     """Groups that each estimator plays on each process."""
     estimators: tuple[str, ...] = ()
-    """Labels of the estimators to measure; all of them, and the effect of common random numbers, if left out."""
+    """Labels of the estimators to measure; all of them, if left out."""
     seed: Seed = 0
     """Of the policies and of the groups."""
     out: OutFile | None = None
@@ -66,8 +64,6 @@ class Estimator(NamedTuple):
     label: str
     algorithm: Algorithm
     bias: str = ""  # why it is expected to be biased, if it is
-    common_random_numbers: bool = False
-    group_size: int = GROUP_SIZE
 
 
 def per_episode(algorithm: Algorithm) -> Algorithm:
@@ -86,7 +82,7 @@ def exact_values(trajectory, policy, params, hyperparams, group_size, *, known: 
     return trajectory.observation @ values, trajectory.final_observation @ values
 
 
-def estimators(process: Tabular, known: Exact) -> list[Estimator]:
+def estimators(known: Exact) -> list[Estimator]:
     critic = functools.partial(exact_values, known=tuple(known.values.tolist()))
     with_values = PPO._replace(critic=None)
     return_to_go = SAME_STEP_GAE._replace(advantage=objectives.return_minus_value_advantage)
@@ -95,26 +91,19 @@ def estimators(process: Tabular, known: Exact) -> list[Estimator]:
     vine = RLOO._replace(advantage=objectives.return_to_go_advantage)
     lstd = LSTD_GAE._replace(baseline=lstd_baseline(features=observed))
     cut = "the window cuts returns"
-    num_actions = len(process.transitions[0])
-    actions = GRPO._replace(advantage=objectives.all_actions_advantage)
     return [
         Estimator("GRPO, fresh", per_episode(GRPO), "divided by the group's standard deviation"),
         Estimator("Dr. GRPO, fresh", per_episode(DR_GRPO), "shorter by 1/G: its mean contains the member itself"),
         Estimator("RLOO, fresh", per_episode(RLOO)),
-        Estimator("RLOO, fresh, CRN", per_episode(RLOO), common_random_numbers=True),
         Estimator("same step, fresh", per_episode(return_to_go)),
-        Estimator("same step, fresh, CRN", per_episode(return_to_go), common_random_numbers=True),
         Estimator("state hash, fresh", per_episode(STATE_HASH)),
         Estimator("kernel, fresh", per_episode(kernel)),
         Estimator("kernel + GAE, fresh", per_episode(kernel_gae), "bootstraps from noisy values"),
         Estimator("same step, anchored", per_step(return_to_go, ANCHORED), cut),
-        Estimator("same step, anchored, CRN", per_step(return_to_go, ANCHORED), cut, True),
         Estimator("kernel + GAE, anchored", per_step(kernel_gae, ANCHORED), "bootstraps from noisy values"),
         Estimator("LSTD + GAE", per_step(lstd, CONTINUE), "bootstraps from noisy values"),
         Estimator("recursive LSTD + GAE", per_step(RECURSIVE_LSTD_GAE, CONTINUE)),
         Estimator("forked", per_step(vine, forked(4)), "later steps of branches weigh more"),
-        Estimator("all actions, forked", per_step(actions, forked(4, all_actions=True)), group_size=num_actions),
-        Estimator("all actions, forked, CRN", per_step(actions, forked(4, all_actions=True)), "", True, num_actions),
         Estimator(
             "GAE, exact critic",
             per_step(with_values._replace(baseline=stateless(functools.partial(critic, scale=1.0))), CONTINUE),
@@ -171,19 +160,17 @@ def chains(config: Config, params: Any, keys: jax.Array, num_rollouts: int) -> M
 
 def measure(process: Tabular, estimator: Estimator, params: Any, truth: Any, known: Exact, arguments: Arguments):
     """The row of an estimator in the table."""
-    num_envs = NUM_ENVS // estimator.group_size * estimator.group_size
     config = Config(
         environment=process,
         algorithm=estimator.algorithm,
-        num_envs=num_envs,
-        group_size=1 if estimator.algorithm.start is CONTINUE else estimator.group_size,
+        num_envs=NUM_ENVS,
+        group_size=1 if estimator.algorithm.start is CONTINUE else GROUP_SIZE,
         num_steps=WINDOW if estimator.algorithm.start.auto_reset else process.default_params.max_steps_in_episode,
         num_minibatches=1,
         num_microbatches=1,
         network=MLP((), actor_init_gain=1.0),
-        common_random_numbers=estimator.common_random_numbers,
     )
-    groups_per_rollout = num_envs // estimator.group_size
+    groups_per_rollout = NUM_ENVS // GROUP_SIZE
     num_rollouts = -(-arguments.num_groups // (NUM_CHAINS * groups_per_rollout))
     keys = jax.random.split(jax.random.key(arguments.seed + 1), NUM_CHAINS)
     estimates = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), chains(config, params, keys, num_rollouts))
@@ -208,30 +195,6 @@ def measure(process: Tabular, estimator: Estimator, params: Any, truth: Any, kno
     }
 
 
-def common_noise(environment: str, seed: int) -> dict:
-    """The variance of the same-step gradient, without and with common random numbers."""
-    rows = []
-    for shared in (False, True):
-        config = Config(
-            environment=environment,
-            algorithm=per_step(SAME_STEP_GAE._replace(advantage=objectives.return_minus_value_advantage), ANCHORED),
-            num_envs=NUM_ENVS,
-            group_size=GROUP_SIZE,
-            num_steps=NOISE_STEPS,
-            num_minibatches=1,
-            num_microbatches=1,
-            network=MLP((16,)),
-            common_random_numbers=shared,
-        )
-        params = config.policy.init(jax.random.key(seed))
-        estimates = chains(config, params, jax.random.split(jax.random.key(seed + 1), 8), NOISE_ROLLOUTS // 8)
-        rows.append(float((estimates.square.mean(0) - estimates.mean.mean(0) ** 2).sum()))
-    return {"environment": environment, "variance": rows[0], "variance_crn": rows[1], "ratio": rows[1] / rows[0]}
-
-
-ENVIRONMENTS = ("FrozenLake-misc", "Freeway-MinAtar", "Asterix-MinAtar", "Seaquest-MinAtar")
-
-
 def main(arguments: Arguments) -> None:
     console = make_console(width=150)
     results = {}
@@ -240,21 +203,13 @@ def main(arguments: Arguments) -> None:
         policy = Config(environment=process, network=MLP((), actor_init_gain=1.0), num_envs=NUM_ENVS).policy
         params = policy.init(jax.random.key(arguments.seed))
         truth, known = exact_gradient(process, policy, params)
-        by_label = {estimator.label: estimator for estimator in estimators(process, known)}
+        by_label = {estimator.label: estimator for estimator in estimators(known)}
         compared = chosen(by_label, arguments.estimators, "estimator")
         followed = track(compared.values(), process.name, console=console, transient=True)
         results[process.name] = [measure(process, each, params, truth, known, arguments) for each in followed]
         console.print(table(process.name, results[process.name]))
-    noise = []
-    if not arguments.estimators:
-        environments = track(ENVIRONMENTS, "common random numbers", console=console, transient=True)
-        noise = [common_noise(name, arguments.seed) for name in environments]
-        shared = Table("environment", "variance with common random numbers / without", title="same step, anchored")
-        for row in noise:
-            shared.add_row(row["environment"], f"{row['ratio']:.2f}")
-        console.print(shared)
     if arguments.out is not None:
-        write_json(arguments.out, provenance() | {"processes": results, "common_random_numbers": noise})
+        write_json(arguments.out, provenance() | {"processes": results})
     if arguments.plot is not None:
         draw(results, arguments.plot)
 

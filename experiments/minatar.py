@@ -68,7 +68,6 @@ ABLATIONS = {
     "standardised": kernel(standardize=True),
     "policy features": kernel(metric=policy_features),
     "neighbours in time": kernel(reach=1),
-    "common random numbers": Method("kernel_gae", {"common_random_numbers": True}),
     "state hash": Method("state_hash"),
     "same step": Method("same_step_gae"),
     "same step, critic at the end": Method("same_step_critic"),

@@ -61,8 +61,6 @@ class Config(KnownFields):
     """Steps until anchored groups gather again; None: they do so once in a rollout, at its start."""
     num_kept_groups: int | None = None
     """Groups to train on, those whose returns differ most (dynamic sampling); None: all that are played."""
-    common_random_numbers: bool = False
-    """Members of a group share all randomness except in their actions."""
     extras: tuple[str, ...] = ()
     """Entries of the environment's info to keep at each step, for slots that read them: batch.extras[name]."""
     truncate_sampling: bool = False

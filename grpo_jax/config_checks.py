@@ -86,7 +86,7 @@ def check_config(config: Config) -> None:
     for field in NAMES:
         check_name(field, getattr(config, field))
     resolve_plan(config.execution_plan)
-    rules = _environment, _sizes, _transformer, _minibatches, _groups, _algorithm, _branches, _all_actions
+    rules = _environment, _sizes, _transformer, _minibatches, _groups, _algorithm, _branches
     for is_broken, message in itertools.chain.from_iterable(rule(config) for rule in rules):
         if is_broken:
             raise ConfigError(message)
@@ -104,10 +104,6 @@ def _environment(config: Config) -> Rules:
     yield (
         env.forced_action is not None and not isinstance(env.action_space, Discrete),
         f"{acts} its actions are in {env.action_space}; use Discrete actions, of which -1 is none",
-    )
-    yield (
-        env.forced_action is not None and start.all_actions,
-        f"{acts} all_actions compares the policy's own first actions; use forked(trunk_steps) without it",
     )
 
 
@@ -224,7 +220,6 @@ def _groups(config: Config) -> Rules:
     )
     for field, value in (
         ("num_kept_groups", kept),
-        ("common_random_numbers", config.common_random_numbers),
         ("live_groups_only", config.algorithm.live_groups_only),
     ):
         yield (
@@ -235,10 +230,6 @@ def _groups(config: Config) -> Rules:
     yield (
         kept is not None and config.algorithm.baseline is not None,
         "a baseline compares all environments, but num_kept_groups leaves some out; leave out one of the two",
-    )
-    yield (
-        config.common_random_numbers and config.group_size < 2,
-        "common_random_numbers=True needs members to share them, and group_size is 1; leave it out",
     )
     yield (
         config.starts_per_rollout is not None and start.from_reset,
@@ -298,26 +289,3 @@ def _branches(config: Config) -> Rules:
             f"num_branches={number} values states by the rewards of branches, but {name} gives other values or "
             "rewards; leave out one of the two",
         )
-
-
-def _all_actions(config: Config) -> Rules:
-    """Groups whose members take all actions of a state."""
-    algorithm, env = config.algorithm, config.env
-    if not algorithm.start.all_actions:
-        return
-    for slot in ("critic", "baseline", "normalize", "greedy_member", "filter_overlong"):
-        yield (
-            getattr(algorithm, slot) not in (None, False),
-            f"{slot} has no meaning where all actions of a state are compared; leave it out",
-        )
-    mask = "" if env.action_mask is None else " with a mask"
-    yield (
-        mask or not isinstance(env.action_space, Discrete),
-        f"all_actions needs Discrete actions that are always legal, but {env.name!r} has {env.action_space}{mask}; use "
-        "forked(trunk_steps) without it",
-    )
-    yield (
-        config.group_size != env.action_space.num_actions,
-        f"group_size={config.group_size}, but all_actions needs a member for each of the actions of {env.name!r}; use "
-        f"group_size={env.action_space.num_actions}",
-    )

@@ -58,7 +58,6 @@ class Start(NamedTuple):
     auto_reset: bool = True  # False: one episode a rollout, masked after its end
     grouped: bool = True  # members of a group start from the same state
     trunk_steps: int = 0  # environment steps that `begin` makes for each group
-    all_actions: bool = False  # member i of a group begins with action i
 
     @property
     def from_reset(self) -> bool:
@@ -97,7 +96,7 @@ class Forks(NamedTuple):
         return copy_to_members(trunks, group_size)
 
 
-def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
+def forked(trunk_steps: int) -> Start:
     """Groups that split off a trunk every `trunk_steps` steps (TRPO's vine).
 
     The branches are played for `num_steps`, or to the end of their episode, and discarded; the trunk continues from the
@@ -107,12 +106,10 @@ def forked(trunk_steps: int, *, all_actions: bool = False) -> Start:
 
     Args:
       trunk_steps: steps of each trunk between two forks; 1 or more.
-      all_actions: the group is one of *actions at one state*: member i begins with action i, so `group_size` is the
-        number of actions. See `all_actions_advantage`.
     """
     trunk_steps = as_count("trunk_steps", trunk_steps, "otherwise the same state is forked in every iteration")
     forks = Forks(trunk_steps)
-    return Start(forks, keep_begin, auto_reset=False, trunk_steps=trunk_steps, all_actions=all_actions)
+    return Start(forks, keep_begin, auto_reset=False, trunk_steps=trunk_steps)
 
 
 def _keep_without_carry(begun: RolloutState, ended: RolloutState) -> RolloutState:

@@ -91,7 +91,6 @@ class Trajectory(NamedTuple):
     final_carry: PyTree = None  # carry of the policy at these observations, each leaf [F, B, ...]
     final_value: jax.Array | None = None  # [F, B] critic's values of these observations; None without a critic
     greedy: jax.Array | None = None  # [T, B] bool: the action is the most probable one; None: all are sampled
-    enumerated: jax.Array | None = None  # [T, B] bool: one of all actions in turn, not sampled; None: all are sampled
     forced: jax.Array | None = None  # [T, B] bool: the environment itself took the action; None: it never does
     diverged: jax.Array | None = None  # [T, B] bool: the step led to NaN or inf; None: the environment cannot diverge
     state: RolloutState | None = None  # before each step, each leaf [T, B, ...]; None without keep_states

@@ -11,7 +11,7 @@ from grpo_jax.objectives.advantages import optimal_token_baseline, same_step_lea
 from grpo_jax.precision import at_least_float32, nan_where
 from grpo_jax.types import Trajectory
 
-__all__ = ["all_actions_advantage", "bootstrapped_returns", "discounted_returns", "gae", "gae_advantage"]
+__all__ = ["bootstrapped_returns", "discounted_returns", "gae", "gae_advantage"]
 __all__ += [
     "next_values",
     "optimal_token_baseline_advantage",
@@ -165,27 +165,6 @@ def optimal_token_baseline_advantage(trajectory: Trajectory, hyperparams: Hyperp
     sum_squares = jnp.sum(jnp.square(jax.nn.softmax(logits)), axis=-1)
     returns = returns_to_go(trajectory, hyperparams, group_size)
     return optimal_token_baseline(returns, trajectory.log_prob, sum_squares, trajectory.acted, group_size)
-
-
-def all_actions_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
-    """The exact mean over the actions at one state, of forked groups whose member i begins with action i.
-
-        A_i = Q_i - sum_j pi(a_j | s) Q_j
-
-    With Q_i the member's discounted return, and as `make_batch` weighs such members by pi(a_i | s), the gradient is
-    sum_a pi(a | s) A(s, a) grad log pi(a | s): actions are weighed, not sampled. Only the first step has an advantage.
-    """
-    if trajectory.enumerated is None:
-        raise ValueError(
-            "all_actions_advantage compares all actions of a state; use it with start=forked(trunk_steps, "
-            "all_actions=True), whose groups begin with them"
-        )
-    returns = returns_to_go(trajectory, hyperparams, group_size)[0].reshape(-1, group_size)
-    probability = jnp.exp(trajectory.log_prob[0]).reshape(-1, group_size)
-    # Less the first before the mean, which makes equal returns exactly 0.
-    relative = returns - returns[:, :1]
-    advantage = relative - jnp.sum(probability * relative, axis=1, keepdims=True)
-    return jnp.zeros_like(trajectory.reward).at[0].set(advantage.reshape(-1))
 
 
 def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:

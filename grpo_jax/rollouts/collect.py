@@ -40,7 +40,6 @@ def collect(
     if num_branches:
         key_rollout, key_branches = jax.random.split(key_rollout)
     window_simulator = simulator._replace(
-        num_sharing=config.group_size if config.common_random_numbers else 1,
         keep_final=algorithm.baseline is not None,
         keep_states=num_branches > 0,
     )
@@ -55,7 +54,6 @@ def collect(
             auto_reset=start.auto_reset,
             from_reset=start.from_reset,
             greedy=algorithm.greedy_member and first_members(config.num_envs, config.group_size),
-            first_action=jnp.arange(config.num_envs) % config.group_size if start.all_actions else None,
         )
         if num_branches:
             trajectory = with_monte_carlo_values(

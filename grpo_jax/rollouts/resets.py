@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from grpo_jax.devices.mesh import envs_are_split
 from grpo_jax.environments import Environment
-from grpo_jax.environments.environment import threefry
 from grpo_jax.observations import leading_shape
 from grpo_jax.rollouts.scan import any_in_all_rows
 from grpo_jax.types import PyTree, RolloutState
@@ -78,11 +77,6 @@ def _at(drawn: PyTree, index: jax.Array) -> PyTree:
     if jax.tree.leaves(drawn)[0].shape[1] == 1:
         return jax.tree.map(lambda leaf: leaf[:, 0], drawn)
     return jax.vmap(lambda x, n: jax.tree.map(lambda leaf: leaf.at[n].get(mode="clip"), x))(drawn, index)
-
-
-def shared_keys(key: jax.Array, num_envs: int, num_sharing: int) -> jax.Array:
-    """`[B]` keys of environments, of which `num_sharing` neighbours have the same."""
-    return jnp.repeat(jax.random.split(threefry(key), num_envs // num_sharing), num_sharing, axis=0)
 
 
 def new_episodes(

@@ -15,7 +15,7 @@ from grpo_jax.groups import copy_to_members
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import apply_sampling_mask, pack_mask
 from grpo_jax.rollouts.outcomes import add_outcome
-from grpo_jax.rollouts.resets import StartStates, advance_where, make_start_states, new_episodes, select, shared_keys
+from grpo_jax.rollouts.resets import StartStates, advance_where, make_start_states, new_episodes, select
 from grpo_jax.rollouts.scan import any_in_all_rows, scan_in_blocks
 from grpo_jax.rollouts.values import (
     Truncations,
@@ -33,7 +33,6 @@ class LoopCarry(NamedTuple):
     state: RolloutState
     num_done: jax.Array  # [B] int32: the steps that ended an episode, or came after its end where no other follows
     truncations: Truncations | None  # None where no episode follows another, or no value of their ends is needed
-    first_action: jax.Array | None  # [B] int32, for the next step; -1: the policy acts
     ahead: PyTree  # start states of later episodes: see `StartStates`
 
 
@@ -53,7 +52,6 @@ class Simulator(NamedTuple):
     discount: jax.Array | float = 1.0  # of `discounted_return`
     plan: str | ExecutionPlan = "auto"  # how the rollout is laid out: see `ExecutionPlan`
     starts_per_rollout: int | None = None  # start states drawn for each environment; None: one for every episode
-    num_sharing: int = 1  # neighbouring environments that share all randomness except in their actions; 1: none do
     keep_final: bool = False  # trajectories keep the final observations, for a baseline to value
     keep_states: bool = False  # trajectories keep the state before each step, without the environments' parameters
 
@@ -86,7 +84,6 @@ class Simulator(NamedTuple):
         auto_reset: bool,
         from_reset: bool = False,
         greedy: bool | jax.Array = False,
-        first_action: jax.Array | None = None,
     ) -> tuple[RolloutState, Trajectory]:
         """Acts for `num_steps` in every environment and records what happens.
 
@@ -99,8 +96,8 @@ class Simulator(NamedTuple):
         does not show: all steps after the first divergence are not `valid`, so that one more final observation for
         each environment is enough.
 
-        Where the environment itself acts (`forced_action`), its action replaces the policy's, also a greedy one or
-        `first_action`. `log_prob` is then the policy's for that action, without any mask.
+        Where the environment itself acts (`forced_action`), its action replaces the policy's, also a greedy one.
+        `log_prob` is then the policy's for that action, without any mask.
 
         Args:
           state: the state of `B` environments.
@@ -110,7 +107,6 @@ class Simulator(NamedTuple):
           from_reset: whether `state` is one of `reset`: by step `t` a transformer has filled `t` places of its cache,
             and attends to little more, in stages of static length; results are the same up to rounding.
           greedy: take the distribution's mode instead of a sample, in all environments, or where true in `[B]`.
-          first_action: `[B]` int32, taken at the first step instead of the policy's own.
 
         Returns:
           The state after the last step, and the trajectory `[T, B]`.
@@ -126,7 +122,6 @@ class Simulator(NamedTuple):
             start,
             num_done=jnp.zeros(num_envs, jnp.int32),
             truncations=self._no_truncations(start, num_steps) if auto_reset else None,
-            first_action=first_action,
             ahead=start_states and start_states.ahead,
         )
         draw = functools.partial(self._random_numbers, num_envs=num_envs)
@@ -152,12 +147,12 @@ class Simulator(NamedTuple):
 
     def _start_states(self, state: RolloutState, key: jax.Array, num_steps: int) -> StartStates:
         """The start states of a rollout of `num_steps`."""
-        keys = shared_keys(key, state.num_envs, self.num_sharing)
+        keys = jax.random.split(threefry(key), state.num_envs)
         num_starts = self.starts_per_rollout and min(self.starts_per_rollout, num_steps)
         return make_start_states(self.environment, state, keys, min(self.plan.num_reset_draws, num_steps), num_starts)
 
     def _random_numbers(self, key: jax.Array, num_steps: int, num_envs: int) -> tuple[PyTree, jax.Array]:
-        """The noise of actions, each leaf `[T, B, ...]`, and the keys of environments, `[T, B // num_sharing]`."""
+        """The noise of actions, each leaf `[T, B, ...]`, and the keys of environments, `[T, B]`."""
         shape = num_steps, num_envs
         key_actions, key_environment = jax.random.split(key)
         noise = self.policy.distribution.noise(key_actions, shape)
@@ -167,7 +162,7 @@ class Simulator(NamedTuple):
                     f"the distribution's noise(key, {shape}) returned shape {jnp.shape(leaf)}, and each array should "
                     f"begin with {shape}; noise=jax.random.split gives a key for each sample"
                 )
-        return noise, jax.random.split(threefry(key_environment), (num_steps, num_envs // self.num_sharing))
+        return noise, jax.random.split(threefry(key_environment), shape)
 
     def _step(
         self,
@@ -187,7 +182,7 @@ class Simulator(NamedTuple):
         """
         state, (noise, keys) = carry.state, xs
         alive = jnp.ones(state.num_envs, bool) if take_start else carry.num_done == 0
-        choose = functools.partial(self._choose, noise, greedy, carry.first_action)
+        choose = functools.partial(self._choose, noise, greedy)
         next_state, record = self._transition(state, environment_params, alive, keys, choose)
         ended, cut, ahead = record.ended, record.truncated, carry.ahead
         if record.diverged is not None:
@@ -205,8 +200,7 @@ class Simulator(NamedTuple):
             record = record._replace(valid=None)  # all are
         else:
             next_state = advance_where(alive, state, next_state)
-        first_action = None if carry.first_action is None else jnp.full_like(carry.first_action, -1)
-        return LoopCarry(next_state, carry.num_done + (ended | ~alive), truncations, first_action, ahead), record
+        return LoopCarry(next_state, carry.num_done + (ended | ~alive), truncations, ahead), record
 
     def _transition(
         self, state: RolloutState, environment_params: PyTree, alive: jax.Array, keys: jax.Array, choose: Callable
@@ -226,7 +220,6 @@ class Simulator(NamedTuple):
         action = choose(distribution)
         if forced is not None:
             action = jnp.where(forced, forced_action, action)
-        keys = jnp.repeat(keys, self.num_sharing, axis=0)
         transition = jax.vmap(environment.step)(
             keys, state.environment, family.to_environment(action), environment_params
         )
@@ -268,16 +261,13 @@ class Simulator(NamedTuple):
             extras=self._extras(state, transition.info),
         )
 
-    def _choose(
-        self, noise: PyTree, greedy: bool | jax.Array, first_action: jax.Array | None, distribution: PyTree
-    ) -> jax.Array:
+    def _choose(self, noise: PyTree, greedy: bool | jax.Array, distribution: PyTree) -> jax.Array:
         """The policy's actions `[B]` or `[B, D]`: see `unroll`."""
         family = self.policy.distribution
         action = family.from_noise(distribution, noise)
-        if greedy is not False:  # else the compiler would compute the modes all the same
-            is_greedy = jnp.broadcast_to(greedy, action.shape[:1])
-            action = select(is_greedy, family.mode(distribution), action)
-        return action if first_action is None else jnp.where(first_action < 0, action, first_action)
+        if greedy is False:  # else the compiler would compute the modes all the same
+            return action
+        return select(jnp.broadcast_to(greedy, action.shape[:1]), family.mode(distribution), action)
 
     def _no_truncations(self, state: RolloutState, num_steps: int) -> Truncations | None:
         """Slots for all episodes that can be truncated in `num_steps`; None where nothing reads them."""
@@ -308,8 +298,6 @@ class Simulator(NamedTuple):
             trajectory = trajectory._replace(valid=jnp.ones(shape, bool))
         if trajectory.diverged is not None:
             trajectory = cut_at_divergence(trajectory)
-        if carry.first_action is not None:
-            trajectory = trajectory._replace(enumerated=jnp.broadcast_to(jnp.arange(shape[0])[:, None] == 0, shape))
         if self._num_passes:
             trajectory = with_values(self.policy, self.params, trajectory, state.policy_carry, self._num_passes)
         policy_carry = self.policy.sequence_carry(state.policy_carry)

@@ -68,9 +68,6 @@ def make_batch(
 
     mask = _training_mask(algorithm, played, advantage, group_size)
     weight = check_shape("reduce", bound(algorithm.reduce, hyperparams)(mask), mask)
-    if trajectory.enumerated is not None:
-        # Each action was given to one member, but the policy takes it with its probability.
-        weight *= group_size * jnp.exp(trajectory.log_prob)
     batch = Batch(
         observation=trajectory.observation,
         action=trajectory.action,
@@ -180,8 +177,6 @@ def _training_mask(algorithm: Algorithm, trajectory: Trajectory, advantage: jax.
         mask &= ~trajectory.greedy
     if algorithm.filter_overlong:
         mask &= jnp.any(trajectory.terminated, axis=0, keepdims=True)
-    if trajectory.enumerated is not None:
-        mask &= trajectory.enumerated  # the later steps only show how good that action was
     if algorithm.live_groups_only:
         mask &= live_groups(advantage, mask, group_size)[None]
     return mask

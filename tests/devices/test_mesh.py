@@ -134,12 +134,10 @@ from grpo_jax import Config, Hyperparams, run
 from grpo_jax.algorithms import GRPO, SAME_STEP_GAE
 from grpo_jax.groups import forked
 from grpo_jax.devices.mesh import make_mesh
-from grpo_jax.objectives import all_actions_advantage
 from grpo_jax.policies import MLP
 
 windows = {"group_size": 4, "num_steps": 16, "regroup_every": 8}
 catch = {"environment": "Catch-bsuite", "env_params": {"max_steps_in_episode": 9}}
-all_actions = GRPO._replace(start=forked(3, all_actions=True), advantage=all_actions_advantage)
 settings = {
     "grpo": {"algorithm": "grpo", "group_size": 4, "env_params": {"max_steps_in_episode": 32}},
     "ppo": {"algorithm": "ppo", "num_steps": 16, "normalize_observations": True, "normalize_rewards": True},
@@ -157,7 +155,6 @@ settings = {
     "hash": {"algorithm": "state_hash"} | windows | catch,
     "forks": {"algorithm": GRPO._replace(start=forked(3)), "group_size": 4, "num_steps": 16, "num_kept_groups": 2},
     "forks and baseline": {"algorithm": SAME_STEP_GAE._replace(start=forked(3)), "group_size": 4, "num_steps": 16},
-    "actions": {"algorithm": all_actions, "group_size": 2, "num_steps": 16},
 }[sys.argv[1]]
 config = Config(num_envs=16, num_epochs=2, num_minibatches=4, **{"network": MLP((8,))} | settings)
 # Budgets differ, so that some rows stop while others still have to communicate.

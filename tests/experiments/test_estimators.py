@@ -77,7 +77,7 @@ def test_an_unknown_estimator_is_refused(monkeypatch):
         estimators.main(estimators.Arguments(estimators=("LSTD",)))
 
 
-COMPARED = ("RLOO, fresh", "all actions, forked", "GAE, exact critic", "GAE, critic of half the value")
+COMPARED = ("RLOO, fresh", "GAE, exact critic", "GAE, critic of half the value")
 
 
 @pytest.mark.slow
@@ -87,8 +87,8 @@ def test_means_are_the_truth_where_no_bias_is_expected():
     arguments = estimators.Arguments(num_groups=20_000)
     rows = [
         estimators.measure(process, estimator, params, gradient, exact, arguments)
-        for estimator in estimators.estimators(process, exact)
+        for estimator in estimators.estimators(exact)
         if estimator.label in COMPARED
     ]
-    assert [row["largest_z"] < 4 for row in rows] == [True, True, True, False]
-    assert rows[2]["noise_to_signal"] < rows[0]["noise_to_signal"], "the values of states are known"
+    assert [row["largest_z"] < 4 for row in rows] == [True, True, False]
+    assert rows[1]["noise_to_signal"] < rows[0]["noise_to_signal"], "the values of states are known"

@@ -14,7 +14,6 @@ from grpo_jax import GRPO, Config, Hyperparams, make_init, make_train_step, obje
 from grpo_jax.algorithms import ALGORITHMS, with_reference
 from grpo_jax.environments.tokens.rewards import overlong_punishment
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import forked
 from grpo_jax.objectives import mean_of_sequence_sums
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints
@@ -153,7 +152,6 @@ def test_the_greedy_member_is_not_learnt_from():
 
 # --- what a slot needs, it says itself -------------------------------------------------------------------------------
 
-ALL_ACTIONS = forked(1, all_actions=True)
 GREEDY = objectives.outcome(objectives.greedy_baseline, objectives.episode_scores, objectives.greedy_scores)
 CRITIC, REFERENCE = {"critic": objectives.tuned(objectives.value_loss)}, {"reference": objectives.frozen_reference}
 SEQUENCES, MINIBATCHES = {"whole_sequences": True}, {"whole_minibatches": True}
@@ -161,7 +159,6 @@ NEEDS = [
     ("advantage", objectives.gae_advantage, CRITIC, "set critic="),
     ("advantage", objectives.return_minus_value_advantage, CRITIC, "set critic="),
     ("advantage", GREEDY, {"greedy_member": True}, "set greedy_member=True"),
-    ("advantage", objectives.all_actions_advantage, {"start": ALL_ACTIONS}, "all_actions=True"),
     ("ratio", objectives.sequence_ratio, SEQUENCES, "sequence_ratio .*set whole_sequences=True"),
     ("ratio", objectives.sequence_token_ratio, SEQUENCES, "whole_sequences=True"),
     ("ratio", objectives.geometric_mean_ratio, SEQUENCES, "whole_sequences=True"),

@@ -44,16 +44,13 @@ RUNS |= {
     "critic": ("--algorithm", "same_step_critic", *WINDOWS, "--normalize-rewards"),
     "hash": ("--algorithm", "state_hash", *WINDOWS, *CATCH),
     "forks": ("--algorithm", "forks", *FEW, "--group-size", "4"),
-    "actions": ("--algorithm", "all_actions", *FEW, "--group-size", "2"),
 }
 # Starts that have no name on the command line get one.
 TRAIN = """
 import sys
-from grpo_jax.algorithms import ALGORITHMS, GRPO, SAME_STEP_GAE
+from grpo_jax.algorithms import ALGORITHMS, SAME_STEP_GAE
 from grpo_jax.groups import forked
-from grpo_jax.objectives import all_actions_advantage
 ALGORITHMS["forks"] = SAME_STEP_GAE._replace(start=forked(3))
-ALGORITHMS["all_actions"] = GRPO._replace(start=forked(3, all_actions=True), advantage=all_actions_advantage)
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.train import Arguments, main
 from grpo_jax.commands.harness.flags import parse

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from probes import FOREVER, Probe, acted, bits, check, known_params, known_policy, standing
 
-from grpo_jax import GRPO, Config, Hyperparams
+from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import GSPO, OPO, with_reference
 from grpo_jax.environments import group_parameters, make_environment, stack_frames
 from grpo_jax.environments.spaces import Box
 from grpo_jax.errors import ConfigError
-from grpo_jax.groups import forked
 from grpo_jax.objectives import episode_lengths, kl_penalized_reward
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.rollout import Simulator
@@ -32,7 +31,7 @@ class Insisting(Probe):
 env = make_environment(Insisting(), {"max_steps_in_episode": 5, "bonus": 1.0})
 
 
-@pytest.mark.parametrize("options", [{}, {"greedy": True}, {"first_action": jnp.array([0, 0, 1])}])
+@pytest.mark.parametrize("options", [{}, {"greedy": True}])
 def test_the_environment_acts_instead_of_the_policy(options):
     start = standing(env, known_policy, jax.random.key(0), ages=[0, 0, 1], lifetimes=[FOREVER, 2, FOREVER])
 
@@ -108,7 +107,6 @@ def test_frame_stacking_and_the_interface_of_gymnax_keep_forced_actions():
     [
         ({"forced_action": lambda state, params: state.mark}, {}, r"gives float32\[\]; return an int32 scalar"),
         ({"action_space": Box((0.0,), (1.0,)), "action_mask": None}, {}, "use Discrete actions"),
-        ({"action_mask": None}, {"algorithm": GRPO._replace(start=forked(1, all_actions=True))}, "without it"),
     ],
 )
 def test_what_an_environment_cannot_force_is_an_error(changes, settings, message):

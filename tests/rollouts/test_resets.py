@@ -14,7 +14,6 @@ from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, forked
 from grpo_jax.policies import MLP
-from grpo_jax.rollouts.resets import shared_keys
 from grpo_jax.rollouts.rollout import Simulator
 
 LIMIT, NUM_ENVS, NUM_STEPS = 3, 4, 16  # episodes begin at steps 3, 6, 9, 12 and 15
@@ -32,11 +31,9 @@ PPO_FIELDS = {
 
 
 @functools.cache
-def marks(plan, starts_per_rollout, num_sharing=1):
+def marks(plan, starts_per_rollout):
     """`[5, B]`: the marks that resets drew for the episodes that began within the rollout."""
-    simulator = Simulator(
-        *(env, known_policy, known_params((0.0, 0.0)), 1.0, plan, starts_per_rollout), num_sharing=num_sharing
-    )
+    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), 1.0, plan, starts_per_rollout)
     state = simulator.reset(group_parameters(env, None, NUM_ENVS, 1), jax.random.key(0), NUM_ENVS)
     unroll = functools.partial(simulator.unroll, num_steps=NUM_STEPS, auto_reset=True)
     _, trajectory = jax.jit(unroll)(state, KEY)
@@ -44,9 +41,9 @@ def marks(plan, starts_per_rollout, num_sharing=1):
     return np.asarray(trajectory.observation[LIMIT::LIMIT, :, 1])
 
 
-def expected_marks(starts_per_rollout, num_sharing=1):
+def expected_marks(starts_per_rollout):
     """`[5, B]`: resets with the keys of each environment, in turn."""
-    keys = shared_keys(jax.random.split(KEY)[0], NUM_ENVS, num_sharing)
+    keys = jax.random.split(jax.random.split(KEY)[0], NUM_ENVS)
     draw = jax.vmap(lambda key, n: env.reset(jax.random.fold_in(key, n), env.params)[0].mark, in_axes=(0, None))
     return np.stack([draw(keys, n % starts_per_rollout) for n in range(NUM_STEPS // LIMIT)])
 
@@ -62,13 +59,6 @@ def test_start_states_are_those_of_resets_and_are_used_in_turn(starts_per_rollou
 @pytest.mark.parametrize("plan", ["cpu", "gpu"])
 def test_enough_start_states_for_all_episodes_change_nothing(plan):
     assert bits(marks(plan, None)) == bits(marks(plan, 5)) == bits(marks("cpu", 1000))
-
-
-@pytest.mark.parametrize("plan", ["cpu", "gpu"])
-def test_members_of_a_group_share_their_start_states(plan):
-    begun = marks(plan, 2, num_sharing=2)
-    assert np.array_equal(begun, expected_marks(2, num_sharing=2))
-    assert np.unique(begun).size == 4
 
 
 def test_there_is_no_branch_and_no_draw_within_the_rollout():

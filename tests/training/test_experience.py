@@ -15,7 +15,6 @@ from grpo_jax.baselines import stateless
 from grpo_jax.environments import group_parameters, make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import ANCHORED, CONTINUE, anchored_groups, forked
-from grpo_jax.objectives import all_actions_advantage, whiten
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import collect, kept_groups
 from grpo_jax.rollouts.rollout import Simulator
@@ -24,7 +23,6 @@ from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import live_groups, make_batch
 
 CARTPOLE = {"environment": "CartPole-v1", "network": MLP((4,)), "num_epochs": 1, "num_minibatches": 1}
-ALL_ACTIONS = GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage)
 ANCHORED_GRPO = GRPO_RETURN_TO_GO._replace(start=ANCHORED)
 
 
@@ -178,71 +176,7 @@ def test_a_fork_without_a_step_of_the_trunk_is_an_error(trunk_steps):
         forked(trunk_steps)
 
 
-# --- actions at one state --------------------------------------------------------------------------------------------
-
-
-def test_a_group_of_all_actions_has_the_expected_gradient():
-    """On a bandit of known returns: sum_a pi(a) (Q(a) - V) grad log pi(a) = grad sum_a pi(a) Q(a)."""
-    algorithm = GRPO._replace(start=forked(1, all_actions=True), advantage=all_actions_advantage, penalties=())
-    settings = CARTPOLE | {"environment": Probe(), "env_params": {"bonus": 3.0, "max_steps_in_episode": 2}}
-    config = Config(algorithm=algorithm, num_envs=8, group_size=2, num_steps=2, **settings)
-    state = jax.jit(make_init(config))(jax.random.key(0), Hyperparams(discount=0.0))
-    params = known_params((0.3, -0.4))
-    rollout = state.rollout._replace(policy_carry=state.rollout.episode_length)
-    simulator = Simulator(config.env, known_policy, params, state.hyperparams.discount)
-
-    @jax.jit
-    def play(rollout, *keys):
-        _, trajectory = collect(config, simulator, rollout, *keys)
-        return trajectory, make_batch(config, known_policy, acted(params), trajectory, state.hyperparams)[0]
-
-    trajectory, batch = play(rollout, *jax.random.split(jax.random.key(1)))
-    assert trajectory.action[0].tolist() == [0, 1] * 4
-    weight, advantage = np.asarray(batch.weight), np.asarray(batch.advantage)
-    logits = np.array([0.3, -0.4])
-    probability = np.exp(logits) / np.exp(logits).sum()
-    value = probability @ np.array([1.0, 4.0])
-    score = np.eye(2) - probability  # grad log pi(a) over the logits
-    ours = (weight * advantage).reshape(2, 8)[0] @ score[np.asarray(trajectory.action[0])]
-    np.testing.assert_allclose(ours, probability * (np.array([1.0, 4.0]) - value), rtol=1e-5)
-
-
-# --- common random numbers -------------------------------------------------------------------------------------------
-
-
-class Noisy(Probe):
-    """Observes a new random number at each step."""
-
-    def step_env(self, key, state, action, params):
-        _, state, *rest = super().step_env(key, state, action, params)
-        return jnp.full(2, jax.random.uniform(key)), state, *rest
-
-
-def test_members_can_share_all_randomness_but_that_of_actions():
-    env = make_environment(Noisy())
-    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)))
-    state = at_reset(simulator, jax.random.key(0), 1, 16)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def play(num_sharing):
-        sharing = simulator._replace(num_sharing=num_sharing)
-        return sharing.unroll(state, jax.random.key(2), num_steps=2, auto_reset=True)[1]
-
-    for num_sharing, number in ((1, 16), (4, 4)):
-        trajectory = play(num_sharing)
-        assert len(np.unique(trajectory.observation[1, :, 0])) == number
-        assert len(np.unique(trajectory.action, axis=1)[0]) > 1
-
-
-@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
-def test_members_share_all_starts_under_any_generator(generator):
-    env = make_environment(Probe(), {"max_steps_in_episode": 2})
-    keys = jax.random.split(jax.random.key(0, impl=generator))
-    simulator = Simulator(env, known_policy, known_params((0.0, 0.0)), num_sharing=4)
-    state = at_reset(simulator, keys[0], 2, 4)
-    play = jax.jit(functools.partial(simulator.unroll, num_steps=60, auto_reset=True))
-    marks = np.asarray(play(state, keys[1])[1].observation)[::2, :, 1].reshape(30, 2, 4)
-    assert (marks == marks[:, :, :1]).all() and len(np.unique(marks)) == 60
+# --- generators of random numbers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
@@ -441,12 +375,8 @@ def test_without_a_live_group_the_parameters_stay_bitwise(live_groups_only):
         ({"algorithm": ANCHORED_GRPO, "num_steps": 100, "regroup_every": 32}, "num_steps=96"),
         ({"algorithm": "grpo", "num_kept_groups": 9}, "at most 8"),
         ({"algorithm": "ppo", "num_kept_groups": 4}, "2 members or more"),
-        ({"algorithm": "ppo", "common_random_numbers": True}, "common_random_numbers is for groups"),
-        ({"algorithm": ALL_ACTIONS}, "use group_size=2"),
-        ({"algorithm": ALL_ACTIONS, "environment": "Pendulum-v1"}, "Discrete actions"),
         ({"algorithm": PPO._replace(live_groups_only=True)}, "live_groups_only is for groups"),
         ({"algorithm": REMAX._replace(start=ANCHORED)}, "whole episodes"),
-        ({"algorithm": ALL_ACTIONS._replace(normalize=whiten), "group_size": 2}, "normalize has no meaning"),
         ({"algorithm": GRPO._replace(start=forked(2)), "environment": "tokens:sort-3"}, "rewards whole episodes"),
     ],
 )
