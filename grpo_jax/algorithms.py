@@ -57,6 +57,7 @@ from grpo_jax.objectives import (
     return_minus_value_advantage,
     return_to_go_advantage,
     returns_to_go,
+    reward_part_judged,
     reward_part_scores,
     reward_part_weights,
     sapo_surrogate,
@@ -187,7 +188,8 @@ KL_COV = GRPO._replace(
 
 GRPO_PER_SEQUENCE = GRPO._replace(reduce=mean_of_sequence_means)
 """As first published: each sequence counts the same, however long."""
-GDPO = GRPO._replace(advantage=whitened(outcome(decoupled_normalized, reward_part_scores, reward_part_weights)))
+_PARTS = reward_part_scores, reward_part_weights, reward_part_judged
+GDPO = GRPO._replace(advantage=whitened(outcome(decoupled_normalized, *_PARTS)))
 """For token tasks, whose rewards have parts."""
 GSPO_TOKEN = GSPO._replace(ratio=sequence_token_ratio)
 LUSPO = GSPO._replace(reduce=mean_of_sequence_sums)

@@ -1,14 +1,20 @@
 """Calls of the host by compiled programs: rewards in Python, and simulators that are not JAX programs."""
 
+import asyncio
+import atexit
+import concurrent.futures
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.errors import ConfigError
 from grpo_jax.types import PyTree
 
 
@@ -39,8 +45,9 @@ def call_host(function: Callable[..., PyTree], results: PyTree, *arguments: PyTr
         deferred = any(block.defer for block in blocks)
         if not (deferred and any(block.error for block in blocks)):  # else nobody will see what it returns
             try:
-                return function(*given)
-            except Exception as error:
+                with _no_exit():
+                    return function(*given)
+            except BaseException as error:
                 for block in blocks:
                     block.error = block.error or error
                 if not deferred:
@@ -50,6 +57,15 @@ def call_host(function: Callable[..., PyTree], results: PyTree, *arguments: PyTr
         return jax.tree.map(lambda leaf: np.zeros((*axes, *leaf.shape), leaf.dtype), results)
 
     return jax.pure_callback(call, results, *arguments, vmap_method="broadcast_all")
+
+
+@contextlib.contextmanager
+def _no_exit() -> Iterator[None]:
+    """Makes an error of `sys.exit`, which would end the program as if it had succeeded."""
+    try:
+        yield
+    except SystemExit as exit:
+        raise ConfigError(f"a function on the host called sys.exit({exit.code!r}); let it raise an error") from exit
 
 
 @contextlib.contextmanager
@@ -82,3 +98,45 @@ def finished(program: Callable[..., Any], *arguments: Any, num_devices: int) -> 
     """The results of a program, once it has ended on all of its devices; raises the error of a call of the host."""
     with host_errors(defer=num_devices > 1):
         return jax.block_until_ready(program(*arguments))
+
+
+def run_async(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine, run in the one event loop of this process.
+
+    The loop runs in a thread of its own, so that semaphores and connections of a module serve all calls, also where
+    the calling thread has a loop, as a notebook's. It is closed when the process ends.
+    """
+    with _starting:
+        loop, thread = _event_loop()
+    if threading.current_thread() is thread:
+        coroutine.close()
+        raise RuntimeError("an async function called run_async, which would wait for itself; use await")
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+_starting = threading.Lock()
+
+
+@functools.cache
+def _event_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    started: concurrent.futures.Future = concurrent.futures.Future()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), stop))
+        await stop.wait()
+
+    def close() -> None:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(timeout=5)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="grpo_jax async", daemon=True)
+    thread.start()
+    loop, stop = started.result()
+    atexit.register(close)
+    return loop, thread

@@ -57,7 +57,7 @@ class RewardParts(NamedTuple):
 
     values: jax.Array  # [..., K]
     weights: jax.Array  # [..., K]
-    judged: jax.Array | None = None  # [...] bool: the step was rewarded, even if with 0; None: every step was
+    judged: jax.Array | None = None  # [..., K] bool: the part rewarded the step, even if with 0; None: every part did
 
     @property
     def total(self) -> jax.Array:

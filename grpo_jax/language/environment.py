@@ -51,14 +51,12 @@ def language_environment(task: LanguageTask) -> Environment:
 
     def outcome(states, params):
         shape = states.tokens.shape if task.process_rewards else states.length.shape
-        values = jax.ShapeDtypeStruct((*shape, len(task.rewards)), jnp.float32)
-        results = (values, jax.ShapeDtypeStruct(shape, bool)) if task.process_rewards else values
-        scores = call_host(task.score_in_callback, results, states.problem, states.tokens)
+        shape = *shape, len(task.rewards)
+        results = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, bool)
+        values, judged = call_host(task.score_in_callback, results, states.problem, states.tokens)
         weights = jnp.stack([params[reward.name] for reward in task.rewards], axis=-1)
-        if not task.process_rewards:
-            return RewardParts(scores, weights)
-        values, judged = scores
-        return RewardParts(values, jnp.broadcast_to(weights[..., None, :], values.shape), judged)
+        weights = weights[..., None, :] if task.process_rewards else weights
+        return RewardParts(values, jnp.broadcast_to(weights, values.shape), judged)
 
     return Environment(
         name=f"language:{task.digest}",

@@ -1,7 +1,6 @@
 """Rewards of completions: Python functions of many texts at once, called on the host."""
 
 import asyncio
-import concurrent.futures
 import contextlib
 import copy
 import inspect
@@ -14,8 +13,9 @@ import numpy as np
 
 from grpo_jax.environments.tokens.rewards import overlong_punishment
 from grpo_jax.errors import ConfigError
+from grpo_jax.host_calls import run_async
 from grpo_jax.importing import import_object
-from grpo_jax.language.reward_values import EXAMPLE, Payments, RewardError, checked_values, shown
+from grpo_jax.language.reward_values import EXAMPLE, Payments, RewardError, checked_values, shown, text_of
 
 
 class Reward(NamedTuple):
@@ -101,14 +101,19 @@ def check_rewards(rewards: Sequence[Reward], fields: Sequence[str], source: str)
 
 def score(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> np.ndarray:
     """The value of each reward for each completion, float32 `[N, K]`: the sum of what `call_rewards` returns for it."""
-    payments = call_rewards(rewards, arguments)
-    return np.array([[sum(value for _, value in paid) for paid in each] for each in payments], np.float32).T
+    return sums(call_rewards(rewards, arguments))
 
 
-def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> list[list[Payments]]:
-    """What each of the `K` rewards pays for each of `N` completions.
+def sums(payments: list[list[Payments | None]]) -> np.ndarray:
+    """The value of each reward for each completion, float32 `[N, K]`; 0 for one that does not apply."""
+    return np.array([[sum(value for _, value in paid or ()) for paid in each] for each in payments], np.float32).T
 
-    A function gets copies of the arguments that it names. Those that are async run at the same time.
+
+def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -> list[list[Payments | None]]:
+    """What each of the `K` rewards pays for each of `N` completions, None where it does not apply.
+
+    A function gets copies of the arguments that it names. Those that are async run at the same time, in the event loop
+    of the process (`run_async`). Each is called once, also if it raises an error.
 
     Args:
       rewards: one or more.
@@ -120,18 +125,19 @@ def call_rewards(rewards: Sequence[Reward], arguments: Mapping[str, Sequence]) -
         with their positions; or no reward applies to a completion.
     """
     arguments = {name: list(values) for name, values in arguments.items()}
+    results: list[Any] = []
     with contextlib.ExitStack() as unfinished:
-        calls = []
         for reward in rewards:
-            calls.append(_call(reward, arguments))
-            if inspect.iscoroutine(calls[-1]):
-                unfinished.callback(calls[-1].close)
-        results = _gather(rewards, calls, arguments)
+            with _errors_of(reward, arguments):
+                results.append(_listed(reward.function(**_arguments(reward, arguments))))
+            if inspect.iscoroutine(results[-1]):
+                unfinished.callback(results[-1].close)
+        _await_all(rewards, results, arguments, unfinished)
     completions = arguments["completions"]
     pairs = zip(rewards, results, strict=True)
     payments = [checked_values(reward.name, values, completions) for reward, values in pairs]
-    for values, completion in zip(zip(*map(list, results), strict=True), completions, strict=True):
-        if all(value is None for value in values):
+    for paid, completion in zip(zip(*payments, strict=True), completions, strict=True):
+        if all(each is None for each in paid):
             names = ", ".join(reward.name for reward in rewards)
             raise RewardError(
                 f"no reward applies to the completion {shown(completion)}, as {names} returned None for it; let "
@@ -158,59 +164,59 @@ def _arguments(reward: Reward, arguments: Mapping[str, Sequence]) -> dict[str, l
     return copy.deepcopy(arguments)
 
 
-def _call(reward: Reward, arguments: dict[str, list]) -> Any:
-    """The values of a reward, or of an async one an awaitable."""
-    try:
-        return _values(reward, arguments)
-    except Exception as error:
-        raise _raised(reward, arguments, error) from error
-
-
-def _values(reward: Reward, arguments: dict[str, list]) -> Any:
-    values = reward.function(**_arguments(reward, arguments))
+def _listed(values: Any) -> Any:
+    """The values of a generator, whose function runs only now, as a list."""
     return list(values) if isinstance(values, Iterator) else values
 
 
-def _gather(rewards: Sequence[Reward], calls: list, arguments: dict[str, list]) -> list:
-    """The values of all calls; awaitable ones are awaited together."""
-    waiting = [index for index, call in enumerate(calls) if inspect.isawaitable(call)]
-    if not waiting:
-        return calls
+def _await_all(
+    rewards: Sequence[Reward], results: list[Any], arguments: dict[str, list], unfinished: contextlib.ExitStack
+) -> None:
+    """Replaces the results that are awaitable by what they give; they are awaited together."""
 
-    async def awaited(index):
+    async def finish(index: int) -> None:
+        with _errors_of(rewards[index], arguments):
+            results[index] = _listed(await results[index])
+
+    async def together() -> None:
+        unfinished.pop_all()  # from here on the event loop closes them
+        tasks = [asyncio.ensure_future(finish(index)) for index in waiting]
         try:
-            calls[index] = await calls[index]
-        except Exception as error:
-            raise _raised(rewards[index], arguments, error) from error
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
-    async def together():
-        await asyncio.gather(*map(awaited, waiting))
-
-    # In another thread, since a notebook's thread already runs an event loop.
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        thread.submit(lambda: asyncio.run(together())).result()
-    return calls
+    waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
+    if waiting:
+        run_async(together())
 
 
-def _raised(reward: Reward, arguments: dict[str, list], error: Exception) -> RewardError:
-    place, first = traceback.extract_tb(error.__traceback__)[-1], _first_that_raises(reward, arguments)
-    completion = f"{len(arguments['completions'])} completions" if first is None else f"the completion {shown(first)}"
-    return RewardError(
-        f"the reward {reward.name!r} raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno}), "
-        f"for {completion}; let it return a number for every completion, such as 0 for one that it cannot judge"
-    )
+@contextlib.contextmanager
+def _errors_of(reward: Reward, arguments: dict[str, list]) -> Iterator[None]:
+    """Makes a RewardError of what a reward raises, be it an exit of the program."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        completions = arguments["completions"]
+        text = _handled_text(error, completions)
+        which = f"{len(completions)} completions" if text is None else f"the completion {shown(text)}"
+        raise RewardError(
+            f"the reward {reward.name!r} raised {type(error).__name__}: {error} ({place.filename}, line "
+            f"{place.lineno}), for {which}; let it return a number for every completion, such as 0 for one that it "
+            "cannot judge"
+        ) from error
 
 
-def _first_that_raises(reward: Reward, arguments: dict[str, list]) -> Any:
-    """The first completion for which the function alone raises an error; None if there is none, or it is async."""
-    if inspect.iscoroutinefunction(reward.function):
-        return None
-    for index, completion in enumerate(arguments["completions"]):
-        one = {name: [values[index]] for name, values in arguments.items()}
-        try:
-            if inspect.iscoroutine(values := _values(reward, one)):
-                values.close()
-                return None
-        except Exception:
-            return completion
+def _handled_text(error: BaseException, completions: Sequence[Any]) -> str | None:
+    """The text of the one completion that is a variable where the error was raised, or where that was called from.
+
+    It is looked up there because a second call of a reward, which may cost money, would be needed to find it otherwise.
+    """
+    known = {id(text): text for text in map(text_of, completions)}
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        texts = {known[id(value)] for value in map(text_of, frame.f_locals.values()) if id(value) in known}
+        if len(texts) == 1:
+            return texts.pop()
     return None

@@ -16,7 +16,7 @@ from grpo_jax.host_calls import host_errors
 from grpo_jax.language.models import LanguageModel
 from grpo_jax.language.phase_times import PhaseTimes
 from grpo_jax.language.prompts import Prompts
-from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, score
+from grpo_jax.language.rewards import Reward, call_rewards, check_rewards, sums
 from grpo_jax.language.scorer import Scorer
 from grpo_jax.language.stop_strings import StopStrings
 from grpo_jax.language.tokenizer import Prompt, pad_left
@@ -158,11 +158,17 @@ class LanguageTask:
         Raises:
           RewardError: a reward failed.
         """
-        values = score(self.rewards, self._reward_arguments(prompt, tokens))
-        return values.reshape(*np.shape(prompt), len(self.rewards))
+        return self.judge(prompt, tokens)[0]
+
+    def judge(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `score`, and which rewards apply, bool `[..., K]`; the value of one that does not is 0."""
+        payments = call_rewards(self.rewards, self._reward_arguments(prompt, tokens))
+        judged = np.array([[paid is not None for paid in each] for each in payments]).T
+        shape = *np.shape(prompt), len(self.rewards)
+        return sums(payments).reshape(shape), judged.reshape(shape)
 
     def score_steps(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The values of the rewards at each token, float32 `[..., L, K]`, and which tokens pay any, bool `[..., L]`.
+        """Values of the rewards at each token, float32 `[..., L, K]`, and which of them it pays, bool `[..., L, K]`.
 
         A step is paid by the token that completes its text, and a whole completion by its last token.
 
@@ -172,15 +178,16 @@ class LanguageTask:
         arguments = self._reward_arguments(prompt, tokens)
         ids, shape = arguments["completion_ids"], np.shape(tokens)
         values = np.zeros((len(ids), shape[-1], len(self.rewards)), np.float32)
-        judged = np.zeros(values.shape[:2], bool)
+        judged = np.zeros(values.shape, bool)
         for number, payments in enumerate(call_rewards(self.rewards, arguments)):
             for row, paid in enumerate(payments):
-                for length, value in paid:
+                for length, value in paid or ():
                     last = max(len(ids[row]) - 1, 0)
                     index = last if length is None else self.model.tokenizer.token_index(ids[row], length)
                     values[row, index, number] += value
-                    judged[row, index] = True
-        return values.reshape(*shape, len(self.rewards)), judged.reshape(shape)
+                    judged[row, index, number] = True
+        shape = *shape, len(self.rewards)
+        return values.reshape(shape), judged.reshape(shape)
 
     def _reward_arguments(self, prompt: np.ndarray, tokens: np.ndarray) -> dict[str, Sequence]:
         """The arguments of the rewards by name, see `call_rewards`."""
@@ -195,11 +202,11 @@ class LanguageTask:
         given = {"prompts": rows.contents, "completions": completions, "completion_ids": ids, "max_completion": limits}
         return {**given, **rows.fields}
 
-    def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """As `score`, or with process rewards `score_steps`, for `call_host`."""
+    def score_in_callback(self, prompt: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `judge`, or with process rewards `score_steps`, for `call_host`."""
         with self._lock:  # several devices may call
             self.times.begin("rewards")
-            scores = self.score_steps(prompt, tokens) if self.process_rewards else self.score(prompt, tokens)
+            scores = self.score_steps(prompt, tokens) if self.process_rewards else self.judge(prompt, tokens)
             self.times.begin("updates")
         return scores
 

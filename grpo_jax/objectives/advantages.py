@@ -29,16 +29,19 @@ __all__ += ["leave_one_out", "length_weighted", "pass_at_k", "process_supervised
 __all__ += ["max_rl", "optimal_token_baseline", "same_step_leave_one_out"]
 
 
-def group_normalized(scores: jax.Array, *, eps: float = 1e-6, ddof: int = 0) -> jax.Array:
+def group_normalized(
+    scores: jax.Array, mask: jax.Array | None = None, *, eps: float = 1e-6, ddof: int = 0
+) -> jax.Array:
     """Scores in standard deviations from the mean of their group.
 
         A_i = (r_i - mean(r)) / (std(r) + eps)
 
-    GRPO, DeepSeekMath (https://arxiv.org/abs/2402.03300).
+    GRPO, DeepSeekMath (https://arxiv.org/abs/2402.03300). Scores outside the mask, all of them by default inside, count
+    in no mean and no deviation, and get 0.
     """
     _check_groups(scores.shape[-1], "group_normalized")
-    deviations = centred(scores)
-    return deviations / (std(deviations, ddof=ddof) + eps)
+    deviations = centred(scores, mask)
+    return deviations / (std(deviations, mask, ddof=ddof) + eps)
 
 
 def group_centered(scores: jax.Array) -> jax.Array:
@@ -229,12 +232,18 @@ def process_supervised(
 
 def process_supervised_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
     """Step rewards, standardised over the judged steps of the group and summed to go."""
-    judged = None if trajectory.reward_parts is None else trajectory.reward_parts.judged
+    parts = trajectory.reward_parts
+    judged = None if parts is None or parts.judged is None else jnp.any(parts.judged, axis=-1)
     return process_supervised(trajectory.reward, trajectory.valid, group_size, judged=judged)
 
 
 def decoupled_normalized(
-    scores_per_reward: jax.Array, weights: jax.Array, *, eps: float = 1e-6, ddof: int = 0
+    scores_per_reward: jax.Array,
+    weights: jax.Array,
+    judged: jax.Array | None = None,
+    *,
+    eps: float = 1e-6,
+    ddof: int = 0,
 ) -> jax.Array:
     """The weighted sum of reward components, each normalised in its group.
 
@@ -246,11 +255,13 @@ def decoupled_normalized(
     Args:
       scores_per_reward: `[num_rewards, num_groups, group_size]`.
       weights: `[num_rewards]`, or `[num_rewards, num_groups]` where they differ between groups.
+      judged: bool, as the scores: whether the component applies to the rollout. Where it does not, it counts in no mean
+        and no deviation, and adds 0. None: everywhere.
 
     Returns:
       `[num_groups, group_size]`; a component that is constant in a group adds exactly 0 there.
     """
-    normalized = group_normalized(scores_per_reward, eps=eps, ddof=ddof)
+    normalized = group_normalized(scores_per_reward, judged, eps=eps, ddof=ddof)
     weights = at_least_float32(weights)
     weights = weights.reshape(weights.shape + (1,) * (normalized.ndim - weights.ndim))
     return jnp.sum(weights * normalized, axis=0)

@@ -18,7 +18,7 @@ from grpo_jax.objectives.whitening import whiten
 from grpo_jax.types import Trajectory
 
 __all__ = ["episode_lengths", "episode_scores", "greedy_scores", "outcome", "reward_part_scores"]
-__all__ += ["reward_part_weights", "tuned", "whitened"]
+__all__ += ["reward_part_judged", "reward_part_weights", "tuned", "whitened"]
 
 
 def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
@@ -74,6 +74,13 @@ def reward_part_weights(trajectory: Trajectory, group_size: int) -> jax.Array:
     _check_reward_parts(trajectory)
     weights = trajectory.reward_parts.weights[0].T
     return weights.reshape(weights.shape[0], -1, group_size)[..., 0]
+
+
+def reward_part_judged(trajectory: Trajectory, group_size: int) -> jax.Array | None:
+    """Bool `[num_parts, num_groups, group_size]`: whether a part of the reward judged a rollout; None: all did."""
+    if (judged := trajectory.reward_parts.judged) is None:
+        return None
+    return jnp.any(judged & trajectory.valid[..., None], axis=0).T.reshape(judged.shape[-1], -1, group_size)
 
 
 def _check_reward_parts(trajectory: Trajectory) -> None:

@@ -68,10 +68,11 @@ def _at_steps(parts: RewardParts, trajectory: Trajectory) -> RewardParts:
     if values.ndim == 2:
         is_last = jnp.arange(len(valid))[:, None] == jnp.sum(valid, axis=0, keepdims=True) - 1
         values = jnp.where(is_last[..., None], values, 0.0)
-        return RewardParts(values, jnp.broadcast_to(weights, values.shape))
+        judged = None if judged is None else is_last[..., None] & judged
+        return RewardParts(values, jnp.broadcast_to(weights, values.shape), judged)
     here = jnp.arange(valid.shape[1]), trajectory.episode_length - 1
     values = jnp.where(valid[..., None], values[here], 0.0)
-    return RewardParts(values, weights[here], None if judged is None else valid & judged[here])
+    return RewardParts(values, weights[here], None if judged is None else valid[..., None] & judged[here])
 
 
 def _joined(parts: RewardParts | None, more: RewardParts) -> RewardParts:
@@ -79,7 +80,10 @@ def _joined(parts: RewardParts | None, more: RewardParts) -> RewardParts:
     if parts is None:
         return more
     values, weights = (jnp.concatenate(both, axis=-1) for both in zip(parts[:2], more[:2], strict=True))
-    return RewardParts(values, weights, more.judged)
+    if more.judged is None:
+        return RewardParts(values, weights)
+    judged = jnp.ones(parts.values.shape, bool) if parts.judged is None else parts.judged
+    return RewardParts(values, weights, jnp.concatenate([judged, more.judged], axis=-1))
 
 
 def _evaluate(environment: Environment, end: RolloutState) -> RewardParts:
@@ -88,13 +92,14 @@ def _evaluate(environment: Environment, end: RolloutState) -> RewardParts:
     steps = num_envs, environment.max_steps
     if isinstance(outcome, RewardParts) and jnp.shape(outcome.values) == jnp.shape(outcome.weights):
         values, weights, judged = outcome
-        leading = jnp.shape(values)[:-1]
-        of_episodes = leading == (num_envs,) and judged is None
-        of_steps = leading == steps and (judged is None or are_alike(judged, jax.ShapeDtypeStruct(steps, bool)))
-        if of_episodes or of_steps:
+        shape = jnp.shape(values)
+        if judged is not None and jnp.shape(judged) == steps:  # of all parts
+            judged = jnp.broadcast_to(judged[..., None], shape)
+        is_known = judged is None or are_alike(judged, jax.ShapeDtypeStruct(shape, bool))
+        if is_known and shape[:-1] in ((num_envs,), steps):
             return RewardParts(jnp.asarray(values, jnp.float32), jnp.asarray(weights, jnp.float32), judged)
     raise ConfigError(
         f"the outcome of {environment.name!r} for {num_envs} environments is {describe_arrays(outcome)}; return "
         f"RewardParts(values, weights), both [{num_envs}, K], for K parts of the reward, or both "
-        f"[{num_envs}, {environment.max_steps}, K], for the steps of an episode, and judged None or bool{list(steps)}"
+        f"[{num_envs}, {environment.max_steps}, K], for the steps of an episode, and judged None or bool of that shape"
     )

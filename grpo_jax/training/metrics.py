@@ -30,8 +30,13 @@ def rollout_metrics(config: Config, trajectory: Trajectory, batch: Batch) -> Met
         metrics["episode/cut_fraction"] = jnp.where(count > 0, jnp.sum(trajectory.truncated) / count, missing())
     if config.env.reward_names:
         parts = jnp.sum(trajectory.reward_parts.values, axis=0)  # [B, K]
+        judged = trajectory.reward_parts.judged
+        judged = jnp.ones(parts.shape, bool) if judged is None else jnp.any(judged, axis=0)
         for i, name in enumerate(config.env.reward_names):
-            metrics |= {f"reward/{name}_mean": jnp.mean(parts[:, i]), f"reward/{name}_std": jnp.std(parts[:, i])}
+            is_known = jnp.any(judged[:, i])
+            counted = judged[:, i] | ~is_known  # no mean over nothing, for jax_debug_nans
+            for word, mean in (("mean", jnp.mean), ("std", jnp.std)):
+                metrics[f"reward/{name}_{word}"] = jnp.where(is_known, mean(parts[:, i], where=counted), missing())
     if trajectory.diverged is not None:
         made = trajectory.valid | trajectory.diverged | config.algorithm.start.auto_reset
         metrics["environment/steps"] = config.trunk_steps + jnp.sum(made, dtype=jnp.int32)

@@ -215,13 +215,34 @@ def test_steps_are_paid_by_the_tokens_that_end_them(model):
     values, judged = task.score_steps(np.zeros(2, int), tokens)
     assert values.shape == (2, 6, 2) and values[..., 1].tolist() == [[0, 0, 0, 0, 3, 0], [0, 0, 0, 0, 4, 0]]
     assert values[..., 0].tolist() == [[0, 0, 1, 0.5, 0, 0], [0, 1, 0, 0.5, 0, 0]], "the first character has two bytes"
-    assert judged.tolist() == [[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]]
+    assert judged.any(-1).tolist() == [[0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]]
 
     env = language_environment(task)
     states = Completion(np.zeros(2, np.int32), tokens.astype(np.int32), np.array([5, 5], np.int32))
     parts = jax.jit(env.outcome)(states, {"by_line": np.float32([1, 2]), "lengths": np.float32([0.1, 0.2])})
     assert (parts.values == values).all() and (parts.judged == judged).all()
     assert parts.weights[1].tolist() == [[2, np.float32(0.2)]] * 6
+
+
+@pytest.mark.parametrize("process_rewards", [False, True])
+def test_a_reward_of_none_counts_in_no_mean_and_no_deviation(model, process_rewards):
+    """The first is 1 wherever it applies, and the second always, so there is nothing to learn."""
+
+    def odd(completion_ids):
+        return [1.0 if ids[0] % 2 else None for ids in completion_ids]
+
+    def one(completions):
+        return [1.0] * len(completions)
+
+    rewards = Reward("odd", odd), Reward("one", one)
+    task = make_task(model, rewards=rewards, max_completion=2, process_rewards=process_rewards)
+    sizes = {"num_envs": 16, "group_size": 16, "num_minibatches": 1, "num_epochs": 1}
+    config = Config(environment=language_environment(task), algorithm="gdpo", network=model.architecture, **sizes)
+    _, metrics = jax.jit(make_train_step(config))(begin(config))
+    values = [float(metrics[name]) for name in ("reward/odd_mean", "reward/odd_std", "advantage/abs_mean")]
+    assert values == [1, 0, 0] and 0 < metrics["episode/return_mean"] - 1 < 1, "odd applies to some completions"
+    values, applies = task.judge(np.zeros(2, int), np.array([[6, END], [7, END]]))
+    assert values[:, 0].tolist() == [0, 1] and applies.tolist() == [[False, True], [True, True]]
 
 
 def test_other_prompts_need_no_other_program(model):

@@ -1,9 +1,13 @@
 """Reward functions: how they are called, and what is said of those that fail."""
 
 import asyncio
+import collections
+import decimal
 import functools
 import gc
+import subprocess
 import sys
+import threading
 import types
 
 import jax.numpy as jnp
@@ -70,14 +74,69 @@ def test_async_functions_run_at_the_same_time():
     assert scores(judge, lambda completions: [1, 1, 1], judge).tolist() == [[0.5, 1, 0.5]] * 3
 
 
-def test_async_functions_run_where_an_event_loop_runs():
+def test_async_functions_share_one_event_loop():
+    """Of all calls: in a thread, where a loop runs already, as in a notebook, and after an error."""
+    limit, loops = asyncio.Semaphore(1), []
+
     async def judge(completions):
-        return [0.5] * len(completions)
+        async def one(text):
+            async with limit:
+                loops.append(asyncio.get_running_loop())
+                await asyncio.sleep(0)
+                return len(text)
+
+        return (length for length in await asyncio.gather(*map(one, completions)))
 
     async def notebook():
         return scores(judge).tolist()
 
-    assert asyncio.run(notebook()) == [[0.5]] * 3
+    def call():
+        results.append(scores(judge).tolist())
+
+    results = [scores(judge).tolist(), asyncio.run(notebook())]
+    with pytest.raises(RewardError, match="part_1"):
+        scores(judge, async_failure)
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [[[1], [2], [3]]] * 5 and len(set(map(id, loops))) == 1
+
+
+def test_the_event_loop_is_closed_at_the_end_of_the_process():
+    program = """
+import asyncio, contextlib
+from grpo_jax.host_calls import run_async
+
+@contextlib.asynccontextmanager
+async def client():
+    try:
+        yield
+    finally:
+        print("closed", flush=True)
+
+async def use():
+    async with client():
+        await asyncio.sleep(60)
+
+async def start():
+    global task  # it goes on after the call, as the reader of an open connection does
+    task = asyncio.create_task(use())
+    await asyncio.sleep(0)
+
+run_async(start())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+
+
+def test_an_async_function_that_waits_for_itself_is_refused():
+    async def outer(completions):
+        return scores(async_failure)
+
+    with pytest.raises(RewardError, match="would wait for itself; use await"):
+        scores(outer)
 
 
 def test_what_a_function_changes_is_its_own():
@@ -94,13 +153,65 @@ def test_arrays_of_any_dtype_are_numbers(dtype):
     assert scores(lambda completions: jnp.array([0, 1, 1], dtype)).tolist() == [[0], [1], [1]]
 
 
+LISTS = {
+    "tuple": (1, 2, 3),
+    "range": range(1, 4),
+    "deque": collections.deque([1, 2, 3]),
+    "values of a dict": {"a": 1, "b": 2, "c": 3}.values(),
+    "decimals": [decimal.Decimal(1), decimal.Decimal(2), 3],
+    "arrays without axes": [np.array(1), jnp.array(2.0), np.float16(3)],
+    "masked, nothing hidden": np.ma.array([1, 2, 3], mask=[0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_what_is_a_list_of_numbers_is_taken(kind):
+    assert scores(lambda completions: LISTS[kind]).tolist() == [[1], [2], [3]]
+
+
+class Series(np.ndarray):
+    """As of pandas, sorted by value."""
+
+    index = (2, 0, 1)
+
+
+def ends_the_program(completions):
+    sys.exit(0)
+
+
 async def async_failure(completions):
     raise TimeoutError("no answer")
+
+
+async def one_by_one(completions):
+    async def one(text):
+        if text == "zzz":
+            raise ConnectionError("lost")
+        return 1
+
+    return await asyncio.gather(*map(one, completions))
+
+
+async def async_generator(completions):
+    yield 1.0
 
 
 FAILURES = {
     "too few": (lambda completions: [1.0], "'part_0' returned 1 values for 3 completions; return one number for each"),
     "one number": (lambda completions: 1.0, "'part_0' returned 1.0; return a list with one number for each of the 3"),
+    "dict": (lambda completions: dict.fromkeys(range(3), 5.0), r"returned {0: 5.0, .*}; return a list with one number"),
+    "set": (lambda completions: {1, 2, 3}, "returned {1, 2, 3}; return a list"),
+    "bytes": (lambda completions: b"111", "returned b'111'; return a list"),
+    "letters": (lambda completions: "111", "returned '111'; return a list"),
+    "nothing": (lambda completions: None, "returned None; return a list"),
+    "column": (lambda completions: np.ones((3, 1)), r"returned an array of shape \(3, 1\); return a list"),
+    "no axis": (lambda completions: np.ones(()), r"returned array\(1.\); return a list"),
+    "series": (lambda completions: np.arange(3).view(Series), r"returned a series with the index \[2, 0, 1\]"),
+    "async generator": (async_generator, "returned <async_generator .*; return a list"),
+    "masked": (lambda completions: np.ma.array([1, 2, 3], mask=[0, 1, 0]), "returned masked for the completion 'yy'"),
+    "time": (lambda completions: np.array([1, 2, 3], "m8[s]"), "for the completion 'x'; return a finite number"),
+    "bytes in a list": (lambda completions: [0, b"1", 0], "returned b'1' for the completion 'yy'"),
+    "an array for one": (lambda completions: [0, np.ones(1), 0], r"returned array\(\[1.\]\) for the completion 'yy'"),
     "NaN": (lambda completions: [0, float("nan"), 0], "returned nan for the completion 'yy'; return a finite number"),
     "infinity": (lambda completions: [0, 0, -np.inf], "returned -inf for the completion 'zzz'"),
     "None": (lambda completions: [None, 0, 0], "no reward applies to the completion 'x', as part_0 returned None"),
@@ -123,15 +234,29 @@ FAILURES = {
         lambda completions: (1 / (len(text) - 2) for text in completions),
         "raised ZeroDivisionError: .* for the completion 'yy'",
     ),
+    "error of an index": (
+        lambda completions: [1 / (len(completions[i]) - 2) for i in range(3)],
+        "raised ZeroDivisionError: .* for 3 completions",
+    ),
+    "exit": (ends_the_program, "raised SystemExit: 0 .*for 3 completions"),
     "async": (async_failure, "raised TimeoutError: no answer .*for 3 completions"),
+    "async, one of them": (one_by_one, "raised ConnectionError: lost .*for the completion 'zzz'"),
 }
 
 
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_failure_names_the_reward_and_the_completion(case):
     function, message = FAILURES[case]
+    calls = []
+
+    @functools.wraps(function)
+    def counted(completions):
+        calls.append(1)
+        return function(completions)
+
     with pytest.raises(RewardError, match=message):
-        scores(function)
+        scores(counted)
+    assert len(calls) == 1, "a judge may cost money"
 
 
 @pytest.mark.filterwarnings("error")

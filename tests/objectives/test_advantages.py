@@ -202,6 +202,13 @@ def test_decoupled_normalisation_keeps_small_components_alive():
     close(summed, [[-1, -1, 1, 1]], 5e-3)  # the small one has drowned
 
 
+def test_a_component_that_does_not_apply_counts_in_no_mean_and_no_deviation():
+    components = np.float32([[[0, 7, 1, 7]], [[0, 1, 0, 1]], [[7, 7, 3, 7]], [[7, 7, 7, 7]]])
+    judged = np.array([[[1, 0, 1, 0]], [[1, 1, 1, 1]], [[0, 0, 1, 0]], [[0, 0, 0, 0]]], bool)
+    advantage = jax.jit(objectives.decoupled_normalized)(components, np.float32([1, 10, 100, 1000]), judged)
+    close(advantage, [[-1 - 10, 10, 1 - 10, 10]], 1e-4)
+
+
 # --- generalised advantage estimation --------------------------------------------------------------------------------
 
 

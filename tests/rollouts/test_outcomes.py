@@ -89,7 +89,7 @@ def test_each_step_pays_its_part_of_an_outcome_of_steps():
     np.testing.assert_allclose(discounted[:4, 1], [0, 10, 25, 42.5])
     np.testing.assert_allclose(paid_end.discounted_return - end.discounted_return, [5, 42.5, 20])
     assert (paid.reward_parts.values[..., 0] * paid.reward_parts.weights[..., 0] == reward).all()
-    assert paid.reward_parts.judged.T.tolist() == [[0, 1, 0, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 0]]
+    assert paid.reward_parts.judged[..., 0].T.tolist() == [[0, 1, 0, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 0]]
 
 
 def test_process_supervision_compares_the_steps_with_a_reward_of_their_own():

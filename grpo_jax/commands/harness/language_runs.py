@@ -124,11 +124,13 @@ class HeldOutCurves:
         """Measures a point, writes it, and shows it."""
         iteration, steps, completions = progress.iteration, progress.steps, self._complete(progress.states)
         prompts = np.broadcast_to(self._prompts[:, None], completions.shape[:3])
-        values, seconds = self.task.score(prompts, completions), self.task.times.take()
+        values, judged = self.task.judge(prompts, completions)
+        seconds = self.task.times.take()
         made, self._made = (steps - self._made).sum(), steps
         self._write_samples(iteration, completions, values)
-        completions, values, greedy = completions[:, :, :-1], values[:, :, :-1], values[:, :, -1]
-        rewards = self.task.rewards
+        means = functools.partial(_means, values, judged, [reward.name for reward in self.task.rewards])
+        rewards, greedy = means(np.s_[:, :, :-1]), means(np.s_[:, :, -1:])
+        completions, values = completions[:, :, :-1], values[:, :, :-1]
         correct = values[..., 0] >= self._settings.correct_at
         lengths = (completions >= 0).sum(-1)
         lengths_of_correct = [lengths[seed][correct[seed]] for seed in range(len(lengths))]
@@ -138,8 +140,8 @@ class HeldOutCurves:
                 "iteration": iteration,
                 "tokens": steps.tolist(),
                 "seconds": seconds,
-                "rewards": {reward.name: values[..., i].mean((1, 2)).tolist() for i, reward in enumerate(rewards)},
-                "greedy": {reward.name: greedy[..., i].mean(1).tolist() for i, reward in enumerate(rewards)},
+                "rewards": rewards,
+                "greedy": greedy,
                 "length": lengths.mean((1, 2)).tolist(),
                 "length_of_correct": [float(each.mean()) if len(each) else None for each in lengths_of_correct],
                 "cut": self.task.is_cut(completions).mean((1, 2)).tolist(),
@@ -210,6 +212,13 @@ class HeldOutCurves:
         self._console.print(
             f"All along the run: held_out.json, samples.jsonl and held_out.png in {self.folder}", soft_wrap=True
         )
+
+
+def _means(values: np.ndarray, judged: np.ndarray, names: Sequence[str], index: Any) -> dict[str, list[float]]:
+    """The mean of each reward over the completions `[R, N, K, ...]` at an index that it applies to; 0 without any."""
+    values, judged = values[index], judged[index]
+    means = values.sum((1, 2), where=judged) / np.maximum(judged.sum((1, 2)), 1)
+    return dict(zip(names, means.T.tolist(), strict=True))
 
 
 def _make_completions(config: Config, task: LanguageTask, num_samples: int) -> Callable:
