@@ -2,8 +2,8 @@
 
 Each measurement is a command of its own, in a process of its own, which takes a few minutes at most. What the folder
 has is not measured again, so the command can be stopped at any time, and given again. README.md and a picture in the
-folder are made from the results: training times beside those that others published, launches and seconds of train steps
-beside the model's, execution plans and settings of XLA against each other, and whether the GPU trains as a CPU does.
+folder are made from the results: training times beside those that others published, settings of XLA against each other,
+and whether the GPU trains as a CPU does.
 """
 
 import dataclasses
@@ -22,7 +22,6 @@ from grpo_jax.commands.harness.limits import Positive
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
 from grpo_jax.recording.files import write_json
 
-from .compiled_programs.targets import TARGETS
 from .harness.gpu_page import DONE, is_measured, write_page
 from .harness.published_speeds import SHAPES, Shape
 
@@ -33,7 +32,7 @@ GRAPHS = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL --xla_gpu_command_
 
 
 class Measurement(NamedTuple):
-    flags: str  # of python -m; "{out}" is the measurement's folder, "{device}" the accelerator
+    flags: str  # of python -m; "{out}" is the measurement's folder
     smaller: str = ""  # flags of a smoke test, which win over the others
     variables: Mapping[str, str] = {}  # for the environment of the process
 
@@ -57,13 +56,6 @@ def of_shape(shape: Shape) -> Measurement:
     return speed(shape.environment, " ".join(flags), shape.implementations)
 
 
-def programs(environments: str, num_envs: str, flags: str = "") -> Measurement:
-    """Launches, the model's seconds, and measured ones."""
-    words = f"experiments.accelerators --targets {{device}} --environments {environments} --num-envs {num_envs}"
-    smaller = "--num-envs 8 --implementations PPO --repeats 1 --seconds 0"
-    return Measurement(f"{words} --out {{out}}/programs {flags}", smaller)
-
-
 def language(dtype: str, precision: str) -> Measurement:
     """Generation and train steps of a transformer of SmolLM2-135M's size, in tokens per second."""
     words = f"experiments.token_speed --sizes 30x576:64:49152 --num-heads 9 --num-envs 64 --compute-dtype {dtype}"
@@ -81,13 +73,6 @@ PIECES: dict[str, dict[str, Measurement]] = {
     },
     "agreement": {
         "devices": Measurement("experiments.device_agreement --out {out}/agreement.json"),
-    },
-    "programs": {
-        "cartpole": programs("CartPole-v1", "1024 4096 65536"),
-        "breakout": programs("Breakout-MinAtar", "4096"),
-        "asterix": programs("Asterix-MinAtar", "2048", "--implementations PPO GRPO"),
-        "games": programs("Freeway-MinAtar SpaceInvaders-MinAtar", "2048", "--implementations PPO"),
-        "cpu-plan": programs("CartPole-v1", "4096", "--execution-plan cpu --implementations PPO GRPO"),
     },
     "settings": {
         f"{name}-{short}": speed(environment, "--num-envs 4096", ("plain PPO", "PPO", "GRPO"), **variables)
@@ -118,7 +103,7 @@ class Arguments:
     """Measures everything that is to be measured on one GPU; given again, it goes on where it stopped."""
 
     pieces: tuple[str, ...] = ()
-    """What to measure; by default all, in this order: tests, agreement, programs, settings, shapes, brax, language."""
+    """What to measure; by default all, in this order: tests, agreement, settings, shapes, brax, language."""
     minutes: Positive | None = None
     """No measurement begins that might not be over by then; by default all are made."""
     smoke: bool = False
@@ -134,7 +119,6 @@ def main(arguments: Arguments) -> None:
     out = arguments.out or new_folder("gpu_hour")
     out = out / "smoke" if arguments.smoke else out  # nothing there counts as measured
     device = attached_device()
-    target = next((name for name in TARGETS if name in device.lower()), "h100")
     waiting = {
         f"{piece}/{name}": measurement
         for piece, measurements in pieces.items()
@@ -148,7 +132,7 @@ def main(arguments: Arguments) -> None:
             )
             break
         console.print(f"{name} ({i + 1} of {len(waiting)})")
-        if problem := measure(measurement, out / name, target, arguments.smoke):
+        if problem := measure(measurement, out / name, arguments.smoke):
             console.print(f"  failed: {problem}", soft_wrap=True)
     write_page(out, device, arguments.smoke)
     console.print(f"Results in {out}", soft_wrap=True)
@@ -160,11 +144,11 @@ def attached_device() -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
 
 
-def measure(measurement: Measurement, out: Path, target: str, smoke: bool) -> str:
+def measure(measurement: Measurement, out: Path, smoke: bool) -> str:
     """Runs a measurement and notes that it is done; returns the last line of an error, and then nothing is noted."""
     shutil.rmtree(out, ignore_errors=True)  # the commands refuse to replace results
     out.mkdir(parents=True)
-    words = ["-m", *(word.replace("{device}", target) for word in measurement.words(smoke))]
+    words = ["-m", *measurement.words(smoke)]
     began = time.monotonic()
     try:
         done = subprocess.run(

@@ -6,7 +6,7 @@ import jaxlib.version
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from experiments.compiled_programs.targets import TARGETS
+from experiments.compiled_programs import h100
 from grpo_jax.policies import actor_critic, convolutions, dense, recurrent
 
 # Programs this small are compiled faster in one part than in several that are linked.
@@ -41,6 +41,6 @@ def compiled(family):
 def compile_for_h100(function, *arguments):
     """The compiled program; skips the test without the plugin of jax[cuda12]."""
     pytest.importorskip("jax_plugins.xla_cuda12")
-    sharding = SingleDeviceSharding(TARGETS["h100"].devices(1)[0])
+    sharding = SingleDeviceSharding(h100())
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), arguments)
     return jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).compile()

@@ -9,7 +9,7 @@ import jax
 import pytest
 from compilation import CHEAP_XLA_FLAGS, USERS, soon_orthogonal
 
-from experiments.compiled_programs.ahead_of_time import choose_backend
+from experiments.compiled_programs import choose_backend
 from grpo_jax import Config, Hyperparams, TrainState, make_init, make_train_step
 from grpo_jax.policies import MLP, dense
 

@@ -66,27 +66,6 @@ def agreement(out: Path) -> str:
     return "\n".join(lines)
 
 
-def programs(out: Path) -> str:
-    """What train steps execute, what the model expects of them, and what was measured."""
-    rows = [
-        [
-            name,
-            f"{row['environment']}, {row['num_envs']:,}",
-            row["name"],
-            f"{row['launches']:,}" if "launches" in row else "",
-            *(f"{1e3 * row[field]:,.1f}" if field in row else "" for field in ("model_seconds", "measured_seconds")),
-        ]
-        for name, result in results(out, "programs/*/programs/summary.json")
-        for row in result["programs"]
-        if "error" not in row
-    ]
-    return (
-        markdown_table(["program", "environments", "implementation", "launches", "model ms", "measured ms"], rows)
-        if rows
-        else ""
-    )
-
-
 def settings(out: Path) -> str:
     """Speeds with settings of XLA and JAX."""
     rows = [
@@ -167,7 +146,6 @@ def language(out: Path) -> str:
 
 SECTIONS: dict[str, Callable[[Path], str]] = {
     "Published trainings": shapes,
-    "Programs": programs,
     "Settings": settings,
     "brax": brax,
     "Language models": language,

@@ -1,8 +1,9 @@
 """What the benchmarks measure: train steps of every implementation, parts of ours, and matrix products."""
 
+import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -75,6 +76,13 @@ def make_config(environment: str, size: Size, critic: bool) -> Config:
     )
 
 
+def make_implementation(name: str, environment: str, size: Size, **fields: Any) -> Implementation:
+    """The implementation of this name (of `IMPLEMENTATIONS`); the fields of `Config` are those of ours."""
+    if other := {"rejax PPO": reference.rejax_ppo, "plain PPO": reference.plain_ppo}.get(name):
+        return other(environment, size)
+    return ours(dataclasses.replace(make_config(environment, size, critic=name == "PPO"), **fields))
+
+
 def make_cases(
     names: Sequence[str], environment: str, size: Size, num_seeds: int, *, parts: bool = False
 ) -> list[Case]:
@@ -84,11 +92,11 @@ def make_cases(
     cases = []
     for name in names:
         config = grpo if name == "GRPO" else ppo
-        other = {"rejax PPO": reference.rejax_ppo, "plain PPO": reference.plain_ppo}.get(name)
-        init, step = ours(config) if other is None else other(environment, size)
+        init, step = make_implementation(name, environment, size)
         if num_seeds > 1:
             # Ours in the layout of `run`; the others with all seeds in one vmap, as their authors do.
-            init, step = jax.vmap(init), over_rows(step, make_row_mesh(num_seeds)) if other is None else jax.vmap(step)
+            in_rows = over_rows(step, make_row_mesh(num_seeds)) if name in ("PPO", "GRPO") else jax.vmap(step)
+            init, step = jax.vmap(init), in_rows
         key = jax.random.key(0) if num_seeds == 1 else jax.random.split(jax.random.key(0), num_seeds)
         flops = num_samples * (forward_flops(config) + size.num_epochs * gradient_flops(config))
         cases.append(make_case(name, Implementation(init, step), key, num_samples, flops))
@@ -104,11 +112,10 @@ def make_case(
     key: jax.Array,
     num_samples: int,
     flops: float = np.nan,
-    options: Mapping[str, str] | None = None,
 ) -> Case:
-    """The train steps of an implementation from the state of `key`, or of keys, compiled with options of XLA."""
+    """The train steps of an implementation from the state of `key`, or of keys, compiled."""
     state = jax.tree.map(strong, jax.jit(implementation.init)(key))
-    return compiled(name, lambda state, _: implementation.step(state), state, None, num_samples, flops, options)
+    return compiled(name, lambda state, _: implementation.step(state), state, None, num_samples, flops)
 
 
 def make_parts(name: str, config: Config, num_samples: int) -> list[Case]:
@@ -168,22 +175,14 @@ def make_update(config: Config) -> Callable:
     return update
 
 
-def compiled(
-    name: str,
-    step: Callable,
-    state: Any,
-    fixed: Any,
-    num_samples: int,
-    flops: float,
-    options: Mapping[str, str] | None = None,
-) -> Case:
+def compiled(name: str, step: Callable, state: Any, fixed: Any, num_samples: int, flops: float) -> Case:
     """Compiles a program that makes a given number of steps; it returns the state and the output of the last one."""
 
     def program(state, fixed, n):
         return jax.lax.fori_loop(0, n, lambda _, carry: step(carry[0], fixed), step(state, fixed))
 
     started = time.perf_counter()
-    executable = jax.jit(program).lower(state, fixed, jnp.int32(0)).compile(options)
+    executable = jax.jit(program).lower(state, fixed, jnp.int32(0)).compile()
     compile_seconds = time.perf_counter() - started
     memory = executable.memory_analysis()
     memory = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
