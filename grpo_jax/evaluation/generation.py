@@ -1,6 +1,6 @@
 """Completions of prompts."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import with_temperature, with_truncation
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.types import PyTree
+from grpo_jax.types import PyTree, by_path
 
 
 class Sampling(NamedTuple):
@@ -22,7 +22,7 @@ class Sampling(NamedTuple):
 
     num_samples: int = 1  # completions of each prompt, which is read once for all of them
     num_steps: int | None = None  # the most tokens of a completion; None: as many as the policy's cache holds
-    end_token: int | None = None  # ends a completion, and is its last token; None: all have num_steps tokens
+    end_token: int | tuple[int, ...] | None = None  # or any of several: a completion's last token; None: has num_steps
     temperature: jax.Array | float = 1.0  # logits are divided by it; 0 takes the most probable token
     top_k: jax.Array | float | None = None  # sample only these most probable tokens; None: all
     top_p: jax.Array | float | None = None  # sample only the most probable tokens of this total probability; None: all
@@ -57,7 +57,8 @@ def generate(
       plan: the layout of the rollout; one with `steps_per_check` stops when all completions have ended.
 
     Raises:
-      ConfigError: the policy reads no prompts, its cache holds fewer tokens, or a number is not a positive integer.
+      ConfigError: the policy reads no prompts, its cache holds fewer tokens, a number is not a positive integer, or
+        a prompt has no token or one that the policy lacks.
     """
     if policy.max_steps is None:
         raise ConfigError("generate needs a policy that reads prompts: a transformer, Config(network='transformer')")
@@ -73,10 +74,11 @@ def generate(
     truncation = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
     if given := {name: value for name, value in truncation.items() if value is not None}:
         policy = with_truncation(policy, **{"top_k": np.inf, "top_p": 1.0, "min_p": 0.0} | given)
+    prompts = as_prompt_tokens(prompts, params)
     environment = _continuation(policy.distribution.num_parameters, num_steps, sampling.end_token)
     key_reset, key_steps = jax.random.split(key)
     num_texts = prompts.shape[0] * num_samples
-    texts = {"text": jnp.repeat(jnp.asarray(prompts, jnp.int32), num_samples, axis=0)}
+    texts = {"text": jnp.repeat(prompts, num_samples, axis=0)}
     simulator = Simulator(environment, policy, params, plan=plan)
     start = simulator.reset(texts, key_reset, num_texts, group_size=num_samples)
     end, trajectory = simulator.unroll(start, key_steps, num_steps=num_steps, auto_reset=False, from_reset=True)
@@ -91,8 +93,38 @@ def generate(
     )
 
 
-def _continuation(vocab_size: int, max_steps: int, end_token: int | None) -> Environment:
+def as_prompt_tokens(prompts: Any, params: PyTree) -> jax.Array:
+    """The tokens of prompts, int32 `[N, P]`; ConfigError for anything else, and tokens beyond the embeddings."""
+    try:
+        tokens = prompts if isinstance(prompts, jax.core.Tracer) else np.asarray(prompts)
+    except ValueError:  # rows of several lengths
+        tokens = np.zeros(0)
+    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ConfigError(f"prompts are whole numbers [N, P], -1 where there is no token, but not {prompts!r:.200}")
+    if not isinstance(tokens, jax.core.Tracer):
+        if not (tokens >= 0).any(axis=1).all():
+            raise ConfigError("a prompt has no tokens; give each at least one, such as the one that begins a text")
+        sizes = [leaf.shape[-2] for path, leaf in by_path(params).items() if path.endswith("embedding")]
+        if (largest := int(tokens.max(initial=0))) >= min([*sizes, np.inf]):
+            raise ConfigError(f"prompts have the token {largest}, but the policy {min(sizes)}; use its own tokenizer")
+    return jnp.asarray(tokens, jnp.int32)
+
+
+def _ends(end_token: Any, vocab_size: int) -> jax.Array:
+    """The tokens that end a completion, int `[E]`; ConfigError for others than the policy's."""
+    is_traced = isinstance(end_token, jax.core.Tracer)
+    ends = (end_token if is_traced else np.asarray(() if end_token is None else end_token)).reshape(-1)
+    if ends.size == 0:
+        return jnp.zeros(0, jnp.int32)
+    known = jnp.issubdtype(ends.dtype, jnp.integer)
+    if not known or not (is_traced or (0 <= ends.min() and ends.max() < vocab_size)):
+        raise ConfigError(f"end_token={end_token!r} must be one of the {vocab_size} tokens, or several of them")
+    return jnp.asarray(ends, jnp.int32)
+
+
+def _continuation(vocab_size: int, max_steps: int, end_token: Any) -> Environment:
     """An environment that continues a text, its parameter, by one token a step; all rewards are 0."""
+    ends = _ends(end_token, vocab_size)
 
     def last(text):
         index = jnp.arange(text.shape[0])
@@ -102,8 +134,7 @@ def _continuation(vocab_size: int, max_steps: int, end_token: int | None) -> Env
         return jnp.zeros((), jnp.int32), jnp.sum(params["text"], where=last(params["text"]))
 
     def step(key, time, action, params):
-        ended = False if end_token is None else action == end_token
-        return transition(time + 1, action, 0.0, ended, time + 1 >= max_steps)
+        return transition(time + 1, action, 0.0, jnp.any(action == ends), time + 1 >= max_steps)
 
     return Environment(
         name="continuation",

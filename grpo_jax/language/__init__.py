@@ -5,13 +5,13 @@ from grpo_jax.language.chat import ChatTemplate
 from grpo_jax.language.demonstrations import demonstration_tokens, learn_demonstrations
 from grpo_jax.language.environment import language_environment, sample_completions
 from grpo_jax.language.models import LanguageModel, load_architecture, load_model
-from grpo_jax.language.prompts import Prompts, as_prompts, read_prompts, split_held_out
+from grpo_jax.language.prompts import Prompts, as_prompts, encode_prompts, read_prompts, split_held_out
 from grpo_jax.language.reward_values import RewardError
 from grpo_jax.language.rewards import Reward, load_reward, overlong
 from grpo_jax.language.saving import save_model, save_trained
 from grpo_jax.language.scorer import Scorer, load_scorer
 from grpo_jax.language.task import LanguageTask
-from grpo_jax.language.tokenizer import Tokenizer, encode_prompts, load_tokenizer
+from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.language.weights import load_params
 
 __all__ = [

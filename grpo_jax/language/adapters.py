@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.models import LanguageModel
+from grpo_jax.language.models import LanguageModel, changed_fields
 from grpo_jax.language.saving import copy_tokenizer, model_files
 from grpo_jax.language.weights import actor_params, published_names, split_outputs
 from grpo_jax.policies import Transformer
@@ -27,12 +27,17 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
       dtype: of the adapters, "float32" or "bfloat16".
 
     Raises:
-      ConfigError: for another dtype, or without adapters.
+      ConfigError: for another dtype, without adapters, or for a model that differs from its folder's.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
     if model.architecture.adapter is None:
         raise ConfigError("save_adapter needs adapters, and the architecture has no lora_rank; use save_trained")
+    if changed_fields(model, len(actor_params(params)["embedding"])):
+        raise ConfigError(
+            f"adapters are added to the model in {model.folder}, but the trained one has another architecture or "
+            "context than its config.json; use save_trained, which adds them to the weights"
+        )
     arrays = adapter_weights(model.architecture, params, dtype)
     with model_files(Path(folder)) as new:
         copy_tokenizer(model.folder, new)

@@ -20,14 +20,27 @@ class ChatTemplate:
     Args:
       source: the template.
       special_tokens: texts by name, such as `{"bos_token": "<s>"}`.
+      variables: further values for the template, such as `{"enable_thinking": False}`.
+      date: what `strftime_now` tells, in ISO's format; None: the time at which this value was made.
+
+    Attributes:
+      variables: the argument.
+      date: what `strftime_now` tells, in ISO's format.
+      dates: the texts that it has told so far, by their formats.
 
     Raises:
-      ConfigError: it is not Jinja.
+      ConfigError: it is not Jinja, it reads no variable of a name, or the date is none.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]):
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        variables: Mapping[str, Any] | None = None,
+        date: str | None = None,
+    ):
         need("jinja2")
-        from jinja2 import TemplateSyntaxError
+        from jinja2 import TemplateSyntaxError, meta
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
@@ -35,35 +48,122 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        environment.globals["strftime_now"] = lambda form: self.dates.setdefault(form, moment.strftime(form))
+        self.variables, moment = dict(variables or {}), _moment(date)
+        self.date, self.dates = moment.isoformat(), {}
         try:
             self._template, self._special_tokens = environment.from_string(source), dict(special_tokens)
+            read = meta.find_undeclared_variables(environment.parse(source)) - {"messages", "add_generation_prompt"}
         except Exception as error:  # Jinja's, or Python's for blocks that are nested too deeply
             line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
             raise ConfigError(f"the model's chat template is not Jinja{line}: {error}") from error
+        if unread := sorted(self.variables.keys() - read):
+            known = ", ".join(sorted(read - self._special_tokens.keys() - environment.globals.keys())) or "none"
+            raise ConfigError(f"the model's chat template reads no variable {unread[0]!r}, only: {known}")
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self, messages: Messages, *, add_generation_prompt: bool = True, continue_final_message: bool = False
+    ) -> str:
         """The text of a chat so far, by default with the tokens that begin an answer at its end.
 
+        Args:
+          messages: the chat.
+          add_generation_prompt: whether to begin an answer.
+          continue_final_message: end with the content of the last message, which is to be continued.
+
         Raises:
-          ConfigError: the template refuses the messages.
+          ConfigError: it is no chat, or the template refuses it.
         """
-        names = {"messages": list(messages), "tools": None, "documents": None} | self._special_tokens
+        messages = as_messages(messages)
+        if continue_final_message:
+            if not isinstance(messages[-1].get("content"), str):
+                raise ConfigError(f"the last message has no text to continue: {messages[-1]!r}")
+            messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + _CUT}]
+        names = {"messages": messages, "tools": None, "documents": None} | self._special_tokens | self.variables
+        names["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         try:
-            return self._template.render(names, add_generation_prompt=add_generation_prompt)
+            text = self._template.render(names)
         except Exception as error:  # Jinja's, or Python's, such as a TypeError for content that is not a text
-            raise ConfigError(f"the model's chat template refuses {list(messages)!r}: {error}") from error
+            raise ConfigError(f"the model's chat template refuses {messages!r}: {error}") from error
+        if not continue_final_message:
+            return text
+        text, mark, after = text.rpartition(_CUT.strip())
+        if not mark:
+            raise ConfigError(
+                f"the model's chat template leaves out the end of the last message, {messages[-1]['role']!r}, so it "
+                "cannot be continued; end the chat with a message of the user"
+            )
+        return text if after.startswith(" ") else text.rstrip()  # the template trims messages
 
 
-def load_chat_template(folder: Path, description: Mapping[str, Any]) -> ChatTemplate | None:
+_CUT = "END_OF_THE_TEXT_TO_CONTINUE "  # the space shows whether the template trims messages
+
+
+def _moment(date: str | None) -> datetime.datetime:
+    try:
+        return datetime.datetime.fromisoformat(date) if date else datetime.datetime.now().replace(microsecond=0)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"date={date!r} is no date in ISO's format, such as '2026-01-31'") from error
+
+
+def as_messages(chat: Any) -> list[dict[str, Any]]:
+    """The messages of a chat, as templates take them: the parts of a text are joined.
+
+    Raises:
+      ConfigError: it is no chat, or a message has no role or no text (or calls of tools in its place).
+    """
+    if not (isinstance(chat, list | tuple) and chat and all(map(_is_message, chat))):
+        raise ConfigError(
+            'a prompt is a text, or a list of messages such as [{"role": "user", "content": "2 + 3?"}], but this is '
+            f"{chat!r:.200}"
+        )
+    return [_as_message(each) for each in chat]
+
+
+def joined(prompt: Messages, completion: Messages) -> list[dict[str, Any]]:
+    """A chat with its answer, which goes on from the prompt's last message if that is the assistant's."""
+    *first, last = as_messages(prompt)
+    if last["role"] != "assistant":
+        return [*first, last, *completion]
+    return [*first, last | {"content": last["content"] + completion[0]["content"]}, *completion[1:]]
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and "role" in message and bool({"content", "tool_calls"} & message.keys())
+
+
+def _as_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    role, content = message["role"], message.get("content")
+    if not isinstance(role, str):
+        raise ConfigError(f'a prompt has a message with the role {role!r}; write a text, such as "user"')
+    if content is None and message.get("tool_calls"):
+        return dict(message)
+    if isinstance(content, list | tuple) and content and all(map(_is_text, content)):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise ConfigError(
+            f"a prompt has a message with the content {content!r:.200}; write a text, or parts of one, such as "
+            '[{"type": "text", "text": "2 + 3?"}]'
+        )
+    return {**message, "content": content}
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def load_chat_template(
+    folder: Path, description: Mapping[str, Any], variables: Mapping[str, Any] | None = None, date: str | None = None
+) -> ChatTemplate | None:
     """The template of a model folder, chat_template.jinja or a field of tokenizer_config.json; None without one.
 
     Args:
       folder: of the model.
       description: the contents of tokenizer_config.json.
+      variables, date: see `ChatTemplate`.
 
     Raises:
-      ConfigError: it cannot be read, or is not Jinja.
+      ConfigError: it cannot be read, or is not Jinja; or there is none for these variables.
     """
     path = file_in(folder, "chat_template.jinja")
     try:
@@ -76,7 +176,9 @@ def load_chat_template(folder: Path, description: Mapping[str, Any]) -> ChatTemp
         raise ConfigError(
             f"{folder / 'tokenizer_config.json'}: chat_template must be a text, or a list of texts by name"
         )
-    return None if source is None else ChatTemplate(source, special_tokens(description))
+    if source is None and variables:
+        raise ConfigError(f"{folder} has no chat template for the variables {', '.join(variables)}; leave them out")
+    return None if source is None else ChatTemplate(source, special_tokens(description), variables, date)
 
 
 def special_tokens(description: Mapping[str, Any]) -> dict[str, str]:

@@ -10,8 +10,10 @@ from grpo_jax.config import Config
 from grpo_jax.environments import group_parameters
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
+from grpo_jax.language.chat import joined
 from grpo_jax.language.prompts import Prompts
 from grpo_jax.language.task import LanguageTask
+from grpo_jax.language.tokenizer import Prompt, Tokenizer
 from grpo_jax.rollouts.rollout import Simulator
 from grpo_jax.training.imitation import NUM_ANSWERS, WarmStart, completion_loss, imitate
 from grpo_jax.types import PyTree
@@ -63,7 +65,8 @@ def learn_demonstrations(
 def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of demonstrations: int32 prompts `[N, P]`, padded on the left, and completions `[N, L]`, on the right.
 
-    A completion ends with the first end token of the model.
+    The completion of a chat is all that its template writes after the prompt, up to the end token of the turn. That of
+    a text ends with the first end token of the model.
     """
     tokenizer, texts = task.model.tokenizer, demonstrations.fields.get("completion")
     if texts is None:
@@ -71,7 +74,10 @@ def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[n
             f"{demonstrations.sources[0]} has no completion to learn; write lines such as "
             '{"prompt": "2 + 3 =", "completion": "5"}'
         )
-    rows = [[*tokenizer.encode_part(text), tokenizer.end_tokens[0]] for text in texts]
+    rows = [
+        _completion(tokenizer, task.with_system_prompt(content), text, source)
+        for content, text, source in zip(demonstrations.contents, texts, demonstrations.sources, strict=True)
+    ]
     longest = max(range(len(rows)), key=lambda index: len(rows[index]))
     if len(rows[longest]) > task.max_completion:
         raise ConfigError(
@@ -80,3 +86,21 @@ def demonstration_tokens(task: LanguageTask, demonstrations: Prompts) -> tuple[n
         )
     padded = [row + [PAD] * (len(rows[longest]) - len(row)) for row in rows]
     return task.encode(demonstrations), np.array(padded, np.int32)
+
+
+def _completion(tokenizer: Tokenizer, prompt: Prompt, text: Any, source: str) -> list[int]:
+    """The tokens of a completion, with its end."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{source}: the completion is {text!r:.200}; write a text")
+    end = tokenizer.end_tokens[0]
+    if not isinstance(prompt, str):
+        is_begun = prompt[-1]["role"] == "assistant"
+        begun = tokenizer.render(prompt, continue_final_message=is_begun)
+        answered = joined(prompt, [{"role": "assistant", "content": text}])
+        whole = tokenizer.render(answered, add_generation_prompt=False)
+        tokens = tokenizer.encode_part(whole.removeprefix(begun))
+        ends = [index for index, token in enumerate(tokens) if token in tokenizer.end_tokens]
+        if ends and whole.startswith(begun):
+            return tokens[: ends[-1] + 1]
+        end = tokens[ends[-1]] if ends else end
+    return [*tokenizer.encode_part(text), end]

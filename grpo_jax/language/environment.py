@@ -9,6 +9,7 @@ from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
 from grpo_jax.environments.tokens import Completion
+from grpo_jax.evaluation.generation import as_prompt_tokens
 from grpo_jax.host_calls import call_host
 from grpo_jax.language.task import LanguageTask
 from grpo_jax.rollouts.rollout import Simulator
@@ -30,6 +31,7 @@ def language_environment(task: LanguageTask) -> Environment:
     end_tokens = jnp.array(task.model.tokenizer.end_tokens, jnp.int32)
     training = 0, task.num_training
     held_out = 0 if task.held_out is None else task.num_training, len(task.tokens)
+    dates = getattr(task.model.tokenizer.template, "dates", {}).values()  # names the date to a run that is resumed
 
     def tokens_of(prompt):
         return call_host(task.tokens_of, row, prompt)
@@ -59,7 +61,7 @@ def language_environment(task: LanguageTask) -> Environment:
         return RewardParts(values, jnp.broadcast_to(weights, values.shape), judged)
 
     return Environment(
-        name=f"language:{task.digest}",
+        name=":".join(["language", task.digest, *(f"date {date}" for date in dates)]),
         reset=reset,
         step=step,
         params={"held_out": np.int32(0)} | {reward.name: np.float32(reward.weight) for reward in task.rewards},
@@ -102,7 +104,7 @@ def sample_completions(
     Returns:
       int32 `[N, K, max_completion]`, -1 after the end.
     """
-    prompts = jnp.repeat(jnp.asarray(prompts, jnp.int32), num_samples, axis=0)
+    prompts = jnp.repeat(as_prompt_tokens(prompts, state.params), num_samples, axis=0)
     policy = behaviour_policy(config, state.normalizer, state.hyperparams)._replace(has_critic=False)
 
     def reset(key, params):

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language.folder import need
 from grpo_jax.language.models import MODEL_TYPES, describe_architecture
 from grpo_jax.language.saving import model_files
-from grpo_jax.language.weights import WEIGHTS, published_weights
+from grpo_jax.language.weights import WEIGHTS, finite, published_weights
 from grpo_jax.policies import Transformer, categorical, make_token_policy
 from grpo_jax.policies.transformer import DTYPES
 from grpo_jax.recording.files import write_arrays, write_json
@@ -153,7 +153,7 @@ def _architecture(path: Path, field: Callable[..., Any], tensors: dict[str, Any]
         )
     except ConfigError as error:
         raise error if str(path) in str(error) else ConfigError(f"{path}: {error}") from error
-    return architecture, field(f"{name}.context_length", int)
+    return architecture, as_count(f"{path}: {name}.context_length", field(f"{name}.context_length", int))
 
 
 def _decimal(number: float) -> float:
@@ -188,7 +188,7 @@ def _weights(path: Path, reader: Any, architecture: Transformer, dtype: str) -> 
         if layer in heads:
             # llama.cpp rotates neighbours, transformers the two halves of a head.
             array = array.reshape(heads[layer], -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-        yield name, array.astype(jnp.dtype(dtype))
+        yield name, finite(array, f"{path}: {theirs}").astype(jnp.dtype(dtype))
     if tensors:
         raise ConfigError(f"{path} has tensors that {architecture} lacks: {', '.join(sorted(tensors)[:5])}")
 

@@ -4,10 +4,11 @@ model = load_model("Qwen3-0.6B", compute_dtype="bfloat16")
 params = load_params(model.folder)  # {"actor": ...}, of a policy with model.architecture
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_jax.errors import ConfigError
+from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.policies import Transformer
@@ -19,6 +20,7 @@ MODEL_TYPES = {
     "qwen2": {"attention_bias": True},
     "qwen3": {"qk_norm": True},
 }
+UNLIMITED = 2**31 - 1  # the context of a model whose config.json names none
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -31,10 +33,12 @@ _FIELDS = {
     "vocab_size": "vocab_size",
 }
 
-_KINDS = dict.fromkeys((*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings"), int) | {
+_SIZES = (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
+
+_KINDS = dict.fromkeys(_SIZES, int) | {
     **{"model_type": str, "rope_theta": float, "rms_norm_eps": float, "tie_word_embeddings": bool},
     **{"rope_parameters": dict[str, Any], "rope_scaling": dict[str, Any], "eos_token_id": int | list[int]},
-    **{"architectures": list[str], "id2label": dict[str, str], "pad_token_id": int},
+    **{"architectures": list[str], "id2label": dict[str, str], "pad_token_id": int, "layer_types": list[str]},
 }
 """The types of fields of config.json, which may also be null."""
 
@@ -60,19 +64,27 @@ class LanguageModel(NamedTuple):
         return self.architecture.vocab_size
 
 
-def load_model(folder: str | Path, **changes: Any) -> LanguageModel:
+def load_model(
+    folder: str | Path,
+    *,
+    template_variables: Mapping[str, Any] | None = None,
+    date: str | None = None,
+    **changes: Any,
+) -> LanguageModel:
     """The architecture, the tokenizer and the limits of a model folder.
 
     Args:
       folder: contains config.json and tokenizer.json.
+      template_variables, date: of the chat template, see `load_tokenizer`.
       changes: fields of the `Transformer` to replace, such as `compute_dtype="bfloat16"`.
 
     Raises:
       ConfigError: a file is missing, the model has a feature that this transformer lacks, or no end token is known.
     """
     folder = Path(folder)
-    published, tokenizer = read_config(folder), load_tokenizer(folder)
-    architecture, context = load_architecture(folder, **changes), published.get("max_position_embeddings") or 2**31
+    published = read_config(folder)
+    tokenizer = load_tokenizer(folder, template_variables=template_variables, date=date)
+    architecture, context = load_architecture(folder, **changes), published.get("max_position_embeddings") or UNLIMITED
     if max(tokenizer.end_tokens) >= (vocab_size := architecture.vocab_size):
         raise ConfigError(
             f"{folder}: the end token {max(tokenizer.end_tokens)} is not among the vocab_size={vocab_size} tokens of "
@@ -101,8 +113,10 @@ def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
         if published.get(field, supported) != supported:
             raise ConfigError(f"{path}: {field}={published[field]!r} is not supported, only {supported!r}")
     rope = published.get("rope_parameters") or published.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
+    if rope.get("rope_type", rope.get("type", "default")) != "default" or rope.get("partial_rotary_factor", 1.0) != 1:
         raise ConfigError(f"{path}: scaled rotary positions are not supported: {rope}; use a checkpoint without")
+    if other := set(published.get("layer_types") or []) - {"full_attention"}:
+        raise ConfigError(f"{path}: layer_types has {sorted(other)[0]!r}, and only 'full_attention' is supported")
     num_heads = published["num_attention_heads"]
     defaults = {
         **{"num_key_value_heads": num_heads, "head_dim": published["hidden_size"] // num_heads},
@@ -131,6 +145,19 @@ def describe_architecture(architecture: Transformer, *, vocab_size: int, context
     }
 
 
+def changed_fields(model: LanguageModel, vocab_size: int) -> dict[str, Any]:
+    """The fields of config.json for a model that differs from its folder's; empty if it does not differ."""
+    published, before = read_config(model.folder), load_architecture(model.folder)
+    context = published.get("max_position_embeddings") or UNLIMITED
+    found = describe_architecture(before, vocab_size=before.vocab_size, context=context)
+    fields = describe_architecture(model.architecture, vocab_size=vocab_size, context=model.context)
+    if fields == found:
+        return {}
+    if rope := published.get("rope_parameters"):  # where transformers 5 looks
+        fields["rope_parameters"] = rope | {"rope_theta": fields["rope_theta"]}
+    return fields
+
+
 def read_config(folder: str | Path) -> dict[str, Any]:
     """The contents of config.json; ConfigError if it is missing or damaged, or a field has another type."""
     path = file_in(folder, "config.json")
@@ -146,4 +173,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         if not fits(published.get(field), kind | None):
             kind = describe_kind(kind)
             raise ConfigError(f"{path}: {field}={published[field]!r} must be {kind}; copy the file again")
+    for field in _SIZES:
+        if published.get(field) is not None:
+            as_count(f"{path}: {field}", published[field])
     return published

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.tokenizer import Prompt
+from grpo_jax.language.chat import as_messages
+from grpo_jax.language.tokenizer import Prompt, Tokenizer, pad_left
 
 RESERVED = ("prompt", "messages", "prompts", "completions", "completion_ids", "max_completion")
 """Names that a field for the rewards may not have."""
@@ -59,8 +62,8 @@ def as_prompts(rows: Sequence[dict[str, Any]], sources: Sequence[str] | None = N
     Raises:
       ConfigError: there are no rows, a row has no prompt, or they differ in their fields.
     """
-    if not rows:
-        raise ConfigError(f"there are no prompts; give one or more, such as {EXAMPLE}")
+    if isinstance(rows, str | bytes | Mapping | Prompts) or not rows:
+        raise ConfigError(f"there are no prompts in {rows!r:.200}; give a list of one or more, such as {EXAMPLE}")
     sources = [f"prompt {number}" for number in range(len(rows))] if sources is None else sources
     contents = [_content(row, source) for row, source in zip(rows, sources, strict=True)]
     names = [name for name in rows[0] if name not in ("prompt", "messages")]
@@ -96,6 +99,23 @@ def split_held_out(prompts: Prompts, share: float) -> tuple[Prompts, Prompts]:
     return tuple(prompts.select([row for row in rows if (hashes[row] in held_out) == side]) for side in (False, True))
 
 
+def contents_of(prompts: Prompts | Sequence[Prompt]) -> Sequence[Prompt]:
+    """The texts or chats of prompts; ConfigError for anything else, such as a single text."""
+    if isinstance(prompts, Prompts):
+        return prompts.contents
+    if not isinstance(prompts, list | tuple) or not prompts:
+        raise ConfigError(f"prompts are a list of texts or chats, or what read_prompts gives, but not {prompts!r:.200}")
+    return [_content({"prompt": prompt}, f"prompt {number}") for number, prompt in enumerate(prompts)]
+
+
+def encode_prompts(tokenizer: Tokenizer, prompts: Prompts | Sequence[Prompt]) -> np.ndarray:
+    """The tokens of prompts, as for `generate`: int32 `[N, P]`, shorter ones padded with -1 on the left."""
+    rows = [tokenizer.encode(prompt) for prompt in contents_of(prompts)]
+    if not all(rows):
+        raise ConfigError(f"prompt {rows.index([])} has no tokens; write at least one character")
+    return pad_left(rows)
+
+
 def _parse(line: str, source: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
@@ -107,15 +127,14 @@ def _parse(line: str, source: str) -> dict[str, Any]:
 
 
 def _content(row: dict[str, Any], source: str) -> Prompt:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{source} is no object but {row!r:.200}; write one such as {EXAMPLE}")
     if ("prompt" in row) == ("messages" in row):
         found = "both prompt and messages" if "prompt" in row else "neither prompt nor messages"
         raise ConfigError(f"{source} has {found}; write one of them, such as {EXAMPLE}")
-    content = row.get("prompt", row.get("messages"))
-    is_chat = isinstance(content, list) and len(content) > 0
-    is_chat = is_chat and all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in content)
-    if not is_chat and not (isinstance(content, str) and "prompt" in row):
-        raise ConfigError(
-            f"{source}: a prompt is a text, or a list of messages such as "
-            '[{"role": "user", "content": "2 + 3?"}], but this is ' + json.dumps(content)
-        )
-    return content
+    if isinstance(row.get("prompt"), str):
+        return row["prompt"]
+    try:
+        return as_messages(row.get("prompt", row.get("messages")))
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error

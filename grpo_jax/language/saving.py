@@ -10,8 +10,8 @@ import numpy as np
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
-from grpo_jax.language.models import LanguageModel, describe_architecture, read_config
-from grpo_jax.language.tokenizer import FILES
+from grpo_jax.language.models import LanguageModel, changed_fields, describe_architecture, read_config
+from grpo_jax.language.tokenizer import FILES, Tokenizer
 from grpo_jax.language.weights import WEIGHTS, actor_params, published_weights
 from grpo_jax.policies import Transformer
 from grpo_jax.policies.transformer import DTYPES
@@ -22,6 +22,8 @@ from grpo_jax.types import PyTree
 def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dtype: str = "float32") -> None:
     """Writes new weights of a model, with the other files of its folder. Adapters (LoRA) are added to the weights.
 
+    config.json has what `load_model` was told to change, such as `rope_base` or `tie_embeddings`.
+
     Args:
       model: the model that was trained; with adapters, `model._replace(architecture=config.network)`.
       folder, params, dtype: see `save_model`.
@@ -29,7 +31,7 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
     Raises:
       ConfigError: for another dtype, or params of another architecture.
     """
-    description = read_config(model.folder)
+    description = read_config(model.folder) | changed_fields(model, len(actor_params(params)["embedding"]))
     with model_files(Path(folder)) as new:
         copy_tokenizer(model.folder, new)
         _write(new, model.architecture, params, description, dtype)
@@ -62,6 +64,8 @@ def save_model(
       ConfigError: for another dtype or combination of variants, params of another architecture, or an end token that
         the tokenizer lacks.
     """
+    if isinstance(tokenizer, Tokenizer):
+        raise ConfigError("save_model needs a tokenizers.Tokenizer; for the model of a folder, use save_trained")
     number = tokenizer.token_to_id(end_token)
     if number is None:
         raise ConfigError(f"the tokenizer has no token {end_token!r}; add it as a special token before training it")

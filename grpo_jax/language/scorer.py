@@ -13,8 +13,9 @@ import numpy as np
 
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError, as_count
-from grpo_jax.language.chat import Messages
+from grpo_jax.language.chat import Messages, joined
 from grpo_jax.language.models import LanguageModel, load_model, read_config
+from grpo_jax.language.prompts import contents_of
 from grpo_jax.language.rewards import Reward, read_weight
 from grpo_jax.language.tokenizer import Prompt
 from grpo_jax.language.weights import load_scorer_params
@@ -55,6 +56,7 @@ class Scorer:
         Raises:
           ConfigError: a text is longer than the scorer's context, or has no token at all.
         """
+        prompts = contents_of(prompts)
         scored = [self._tokens(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
         values = self._values([tokens for tokens, _ in scored])
         if self.step_separator is None:
@@ -78,7 +80,7 @@ class Scorer:
     @property
     def identity(self) -> tuple:
         """What a resumed run compares."""
-        return self.params, self.head, self.step_separator
+        return self.params, self.head, self.step_separator, getattr(self.model.tokenizer.template, "dates", None)
 
     def _tokens(self, prompt: Prompt, completion: str | Messages) -> Scored:
         return (self._whole if self.step_separator is None else self._steps)(prompt, completion)
@@ -86,10 +88,7 @@ class Scorer:
     def _whole(self, prompt: Prompt, completion: str | Messages) -> Scored:
         """A text or a chat, encoded at once."""
         tokenizer = self.model.tokenizer
-        if isinstance(prompt, str):
-            tokens = tokenizer.encode(prompt + completion)
-        else:
-            tokens = tokenizer.encode_part(tokenizer.render([*prompt, *completion], add_generation_prompt=False))
+        tokens = tokenizer.encode_whole(prompt + completion if isinstance(prompt, str) else joined(prompt, completion))
         if not tokens:
             raise ConfigError(
                 f"the scorer {self.model.folder} reads no token in a prompt and completion without a character; "
@@ -136,7 +135,12 @@ class Scorer:
 
 
 def load_scorer(
-    folder: str | Path, *, label: str | None = None, step_separator: str | None = None, batch_size: int = 16
+    folder: str | Path,
+    *,
+    label: str | None = None,
+    step_separator: str | None = None,
+    batch_size: int = 16,
+    date: str | None = None,
 ) -> Scorer:
     """The scorer in the folder of a LlamaForSequenceClassification or the like.
 
@@ -148,6 +152,7 @@ def load_scorer(
       step_separator: ends a step, such as a line break; None: one score for the whole completion. Each step is encoded
         by itself, and its score is the one at its last token.
       batch_size: texts that are computed at once.
+      date: see `load_tokenizer`.
 
     Raises:
       ConfigError: a file is missing, the folder has no scorer, its tokenizer is another model's, or the label is
@@ -163,7 +168,7 @@ def load_scorer(
     if step_separator == "":
         raise ConfigError("step_separator is empty; write the text that ends a step, or leave it out")
     as_count("batch_size", batch_size)
-    model = load_model(folder, tie_embeddings=True)  # there are no logits of tokens
+    model = load_model(folder, date=date, tie_embeddings=True)  # there are no logits of tokens
     if (num_tokens := model.tokenizer.num_tokens) > model.vocab_size:
         raise ConfigError(
             f"{folder}: the tokenizer has {num_tokens} tokens, but the scorer vocab_size={model.vocab_size} of "
@@ -175,10 +180,10 @@ def load_scorer(
     return Scorer(model, params, weights, published.get("pad_token_id"), step_separator, batch_size)
 
 
-def load_reward_model(path: str, *, label: str | None = None, step_separator: str | None = None) -> Reward:
+def load_reward_model(path: str, **options: Any) -> Reward:
     """The reward FOLDER or FOLDER=WEIGHT by a scorer, with the name of its folder; see `load_scorer`."""
     folder, weight = (path, 1.0) if Path(path).exists() else read_weight(path)
-    scorer = load_scorer(folder, label=label, step_separator=step_separator)
+    scorer = load_scorer(folder, **options)
     return Reward(Path(folder).resolve().name, scorer, weight)
 
 

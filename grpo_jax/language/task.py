@@ -121,7 +121,7 @@ class LanguageTask:
         rows = []
         for content, source in zip(prompts.contents, prompts.sources, strict=True):
             try:
-                row = self.model.tokenizer.encode(self._with_system_prompt(content))
+                row = self.model.tokenizer.encode(self.with_system_prompt(content))
             except ConfigError as error:
                 raise ConfigError(f"{source}: {error}") from error
             if not row:
@@ -140,13 +140,19 @@ class LanguageTask:
             )
         return pad_left(rows)
 
-    def _with_system_prompt(self, content: Prompt) -> Prompt:
+    def with_system_prompt(self, content: Prompt) -> Prompt:
+        """A prompt as the model reads it: with the system prompt, if there is one, a chat."""
         if self.system_prompt is None:
             return content
         messages = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
         if messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         return messages
+
+    def texts(self, prompt: np.ndarray, tokens: np.ndarray) -> list[str]:
+        """The texts of completions, int `[..., L]`, that continue the prompts of these indices, int `[...]`."""
+        prompt, tokens = np.ravel(prompt), np.asarray(tokens)
+        return self.model.tokenizer.decode_batch(tokens.reshape(-1, tokens.shape[-1]), self.tokens[prompt])
 
     def score(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """The value of each reward, summed over the steps: float32 `[..., K]`.
@@ -177,13 +183,14 @@ class LanguageTask:
         """
         arguments = self._reward_arguments(prompt, tokens)
         ids, shape = arguments["completion_ids"], np.shape(tokens)
+        before = self.tokens[np.ravel(prompt)]
         values = np.zeros((len(ids), shape[-1], len(self.rewards)), np.float32)
         judged = np.zeros(values.shape, bool)
         for number, payments in enumerate(call_rewards(self.rewards, arguments)):
             for row, paid in enumerate(payments):
                 for length, value in paid or ():
                     last = max(len(ids[row]) - 1, 0)
-                    index = last if length is None else self.model.tokenizer.token_index(ids[row], length)
+                    index = last if length is None else self.model.tokenizer.token_index(ids[row], length, before[row])
                     values[row, index, number] += value
                     judged[row, index, number] = True
         shape = *shape, len(self.rewards)
@@ -194,7 +201,7 @@ class LanguageTask:
         prompt, tokens = np.asarray(prompt), np.asarray(tokens)
         rows = self.all_prompts.select(prompt.reshape(-1).tolist())
         flat = tokens.reshape(-1, tokens.shape[-1])
-        completions: Sequence = self.model.tokenizer.decode_batch(flat)
+        completions: Sequence = self.texts(prompt, tokens)
         if self.prompts.are_chats:
             completions = [[{"role": "assistant", "content": text}] for text in completions]
         ids = [[token for token in row if token != PAD] for row in flat.tolist()]
@@ -216,8 +223,9 @@ class LanguageTask:
 
     @property
     def identity(self) -> tuple:
-        """What a resumed run compares: the digest, and the rewards with their code."""
-        return self.digest, self.rewards
+        """What a resumed run compares: the digest, the rewards with their code, and what the template was given."""
+        template = self.model.tokenizer.template
+        return self.digest, self.rewards, template and (template.variables, template.dates)
 
     @functools.cached_property
     def digest(self) -> str:

@@ -1,8 +1,9 @@
 """The tokenizer of a model folder: text and chats to tokens and back, and the tokens that end a completion."""
 
 import bisect
+import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
-from grpo_jax.language.chat import ChatTemplate, Messages, load_chat_template, special_tokens
+from grpo_jax.language.chat import ChatTemplate, Messages, as_messages, load_chat_template, special_tokens
 from grpo_jax.language.folder import file_in, need
 from grpo_jax.recording.files import fits, read_object
 
@@ -23,44 +24,82 @@ FILES = (
 Prompt = str | Messages
 """A text, or a chat."""
 
+_CUT = "\ufffd"  # stands for bytes that are no character
+
 
 class Tokenizer:
     """Texts and chats to tokens and back.
 
     Args:
-      tokenizer: a `tokenizers.Tokenizer`.
+      tokenizer: a `tokenizers.Tokenizer`; what it says of truncation, padding and dropout is left out.
       end_tokens: each ends a completion; also an attribute, a tuple.
-      template: of chats; None: the model reads plain texts only.
+      template: of chats; None: the model reads plain texts only. Also an attribute.
 
     Attributes:
       num_tokens: int, one more than the largest token.
     """
 
     def __init__(self, tokenizer: Any, end_tokens: Iterable[int], template: ChatTemplate | None = None):
-        self._tokenizer, self._template = tokenizer, template
+        if tokenizer.truncation or tokenizer.padding or getattr(tokenizer.model, "dropout", None):
+            tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # the argument stays as it is
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            if hasattr(tokenizer.model, "dropout"):
+                tokenizer.model.dropout = None
+        self._tokenizer, self.template = tokenizer, template
         self.end_tokens = tuple(end_tokens)
         self.num_tokens = max([*tokenizer.get_vocab().values(), *self.end_tokens]) + 1
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
+    def render(self, messages: Messages, *, add_generation_prompt: bool = True, **options: bool) -> str:
         """The text that the model reads for a chat, by default up to its answer; ConfigError without a fitting chat
-        template."""
-        if self._template is None:
+        template. The options are those of `ChatTemplate.render`."""
+        if self.template is None:
             raise ConfigError(
                 "the model's folder has no chat template (chat_template.jinja, or a field of tokenizer_config.json), "
                 'so it cannot read messages; write prompts as text, {"prompt": ...}, without a system prompt, or use a '
                 "model for chats"
             )
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.template.render(messages, add_generation_prompt=add_generation_prompt, **options)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The tokens of a text, with the special ones at its beginning or end, or of a chat."""
-        is_text = isinstance(prompt, str)
-        return self.encode_part(prompt if is_text else self.render(prompt), add_special_tokens=is_text)
+        """The tokens of a text or a chat that is to be completed.
 
-    def encode_part(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The tokens of a part of a text, by default without special ones at its beginning or end."""
+        A text has the special tokens at its beginning, but not those that the tokenizer would append. A chat ends with
+        what begins an answer; if its last message is the assistant's, this is the beginning of the answer.
+        """
+        if not isinstance(prompt, str):
+            is_begun = as_messages(prompt)[-1]["role"] == "assistant"
+            return self._encoding(self.render(prompt, continue_final_message=is_begun)).ids
+        found = self._encoding(prompt, add_special_tokens=True)
+        tokens, appended = found.ids, found.special_tokens_mask
+        while tokens and appended[len(tokens) - 1] and (tokens[-1] in self.end_tokens or not all(appended)):
+            tokens.pop()
+        return tokens
+
+    def encode_whole(self, text: Prompt) -> list[int]:
+        """The tokens of a text, with the special ones at its beginning and end, or of a chat, after its last turn."""
+        if isinstance(text, str):
+            return self._encoding(text, add_special_tokens=True).ids
+        return self._encoding(self.render(text, add_generation_prompt=False)).ids
+
+    def encode_part(self, text: str) -> list[int]:
+        """The tokens of a text that continues another one, without special ones at its beginning or end."""
+        tokens = self._encoding(text).ids
+        if self._adds_space:  # at the beginning of a text, such as Llama 2's tokenizer, but not of a line within it
+            start, whole = (self._encoding(each).ids for each in ("\n", f"\n{text}"))
+            tokens = whole[len(start) :] if whole[: len(start)] == start else tokens
+        return tokens
+
+    @functools.cached_property
+    def _adds_space(self) -> bool:
+        tokens = self._encoding("a").ids
+        return self._text(tokens * 2) == "a a"
+
+    def _encoding(self, text: str, *, add_special_tokens: bool = False) -> Any:
+        if not isinstance(text, str):
+            raise ConfigError(f"{text!r:.200} is no text; write one")
         try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise ConfigError(
                 f"{text[:200]!r} is not a text in Unicode: half of a surrogate pair is alone (such as \\ud83d); "
@@ -71,15 +110,46 @@ class Tokenizer:
         except BaseException as error:  # `tokenizers` may panic at a damaged file, which is no Exception
             raise ConfigError(f"tokenizer.json fails for {text[:200]!r}: {error}; copy the file again") from error
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens, without special ones and `PAD`."""
-        return self._tokenizer.decode([int(token) for token in tokens if token != PAD])
+    def decode(self, tokens: Iterable[int], after: Iterable[int] = ()) -> str:
+        """The text of tokens, without special ones and `PAD`.
 
-    def token_index(self, tokens: Sequence[int], length: int) -> int:
-        """The index of the token that completes the first `length` characters of the text of these tokens."""
-        text = self.decode(tokens)[:length]
+        Args:
+          tokens: `[L]`.
+          after: the tokens before them, such as their prompt, whose text this one continues.
+        """
+        tokens, (context, before) = _as_tokens(tokens), self._context(_as_tokens(after))
+        text = self._text(context + tokens)
+        # A letter that has no right bytes changes what stands before it in the text of some tokenizers.
+        return text[len(before) :] if text.startswith(before) else self._text(tokens)
+
+    def decode_batch(self, rows: np.ndarray, after: np.ndarray | None = None) -> list[str]:
+        """The texts of tokens `[N, L]`, after other tokens `[N, P]`."""
+        rows = np.asarray(rows)
+        return [self.decode(*each) for each in zip(rows, *([] if after is None else [after]), strict=True)]
+
+    def token_index(self, tokens: Sequence[int], length: int, after: Iterable[int] = ()) -> int:
+        """The index of the first token up to which the text has its first `length` characters."""
+        after = self._context(_as_tokens(after))[0]
+        text = self.decode(tokens, after)[:length]
         ends = range(1, len(tokens) + 1)
-        return bisect.bisect_left(ends, True, key=lambda end: self.decode(tokens[:end])[:length] == text)
+        return bisect.bisect_left(ends, True, key=lambda end: self.decode(tokens[:end], after)[:length] == text)
+
+    def _context(self, tokens: list[int]) -> tuple[list[int], str]:
+        """The last of these tokens on which the text of a continuation depends, and their text."""
+        for size in (16, 64, 256):
+            text = self._text(tokens[-size:])
+            if text.strip() and _CUT not in text:
+                return tokens[-size:], text
+        return tokens, self._text(tokens)
+
+    def _text(self, tokens: list[int]) -> str:
+        """The text, which ends with one `_CUT` if its last character is incomplete."""
+        text = self._tokenizer.decode(tokens)
+        for size in range(1, 5) if text.endswith(_CUT) else ():
+            whole = self._tokenizer.decode(tokens[:-size])
+            if not whole.endswith(_CUT):
+                return text if text.startswith(whole) else whole + _CUT
+        return text
 
     def token_bytes(self) -> list[bytes]:
         """`[num_tokens]`: what each token adds to a text, in UTF-8; nothing, if it is special or not there.
@@ -98,18 +168,21 @@ class Tokenizer:
         is_silent = [name is None or (i in added and added[i].special) for i, name in enumerate(names)]
         return [b"" if silent else _as_bytes(name) for name, silent in zip(names, is_silent, strict=True)]
 
-    def decode_batch(self, rows: np.ndarray) -> list[str]:
-        """The texts of tokens `[N, L]`."""
-        return [self.decode(row) for row in np.asarray(rows)]
 
-
-def load_tokenizer(folder: str | Path) -> Tokenizer:
+def load_tokenizer(
+    folder: str | Path, *, template_variables: Mapping[str, Any] | None = None, date: str | None = None
+) -> Tokenizer:
     """The tokenizer of a folder with tokenizer.json.
 
     Its end tokens come from generation_config.json, config.json and tokenizer_config.json together.
 
+    Args:
+      folder: of a model.
+      template_variables: values for its chat template, such as `{"enable_thinking": False}`.
+      date: what the template takes for the current time, such as "2026-01-31"; None: that of this call.
+
     Raises:
-      ConfigError: a file or a package is missing, or no end token is named.
+      ConfigError: a file or a package is missing, no end token is named, or the template reads no such variable.
     """
     folder = Path(folder)
     path = file_in(folder, "tokenizer.json")
@@ -124,6 +197,10 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     except Exception as error:  # `tokenizers` has no error class
         raise ConfigError(f"{path} cannot be read: {error}; copy the file again, or write it anew") from error
     description = _read(folder, "tokenizer_config.json")
+    if description.get("split_special_tokens"):
+        raise ConfigError(f"{folder / 'tokenizer_config.json'}: split_special_tokens is not supported; leave it out")
+    if {"add_bos_token", "add_eos_token"} & description.keys():
+        tokenizer.post_processor = _special_ends(tokenizer, description)
     ends = []
     for name in ("generation_config.json", "config.json"):
         found = _read(folder, name).get("eos_token_id")
@@ -137,18 +214,32 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
             f"{folder} names no end token, so completions would never end: generation_config.json or config.json needs "
             "eos_token_id, or tokenizer_config.json eos_token"
         )
-    return Tokenizer(tokenizer, ends, load_chat_template(folder, description))
+    return Tokenizer(tokenizer, ends, load_chat_template(folder, description, template_variables, date))
 
 
-def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> np.ndarray:
-    """The tokens of prompts, as for `generate`: int32 `[N, P]`, shorter ones padded with -1 on the left."""
-    return pad_left([tokenizer.encode(prompt) for prompt in prompts])
+def _special_ends(tokenizer: Any, description: Mapping[str, Any]) -> Any:
+    """The post-processor that tokenizer_config.json describes, which counts more than that of tokenizer.json."""
+    names = {name: special_tokens(description).get(f"{name}_token") for name in ("bos", "eos")}
+    added = {name: token for name, token in names.items() if token and description.get(f"add_{name}_token")}
+    numbers = [(token, tokenizer.token_to_id(token)) for token in added.values()]
+    if missing := [token for token, number in numbers if number is None]:
+        raise ConfigError(f"tokenizer_config.json adds {missing[0]!r} to texts, which is no token; copy the file again")
+    single = " ".join([*filter(None, [added.get("bos")]), "$A", *filter(None, [added.get("eos")])])
+    return need("tokenizers").processors.TemplateProcessing(single=single, special_tokens=numbers)
 
 
 def pad_left(tokens: Sequence[Sequence[int]]) -> np.ndarray:
     """Rows of tokens as int32 `[N, P]`, shorter ones padded with -1 on the left."""
     longest = max(map(len, tokens))
     return np.array([[PAD] * (longest - len(row)) + list(row) for row in tokens], np.int32)
+
+
+def _as_tokens(tokens: Iterable[int]) -> list[int]:
+    """A row of tokens without `PAD`."""
+    row = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
+    if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
+        raise ConfigError(f"tokens are whole numbers [L], but these are {row.dtype} {list(row.shape)}; give one row")
+    return [token for token in row.tolist() if token != PAD]
 
 
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves

@@ -18,6 +18,7 @@ from grpo_jax.recording.files import fits, read_object
 from grpo_jax.types import PyTree, by_path
 
 WEIGHTS = "model.safetensors"
+_FLOATS = "float16", "bfloat16", "float32", "float64"
 
 
 def published_names(architecture: Transformer) -> dict[str, tuple[str, ...]]:
@@ -54,9 +55,12 @@ def load_params(folder: str | Path) -> PyTree:
       folder: contains config.json and either model.safetensors or model.safetensors.index.json with the files it lists.
 
     Raises:
-      ConfigError: if a file or a weight is missing, a file cannot be read, or a weight does not have the size in
-        config.json.
+      ConfigError: if a file or a weight is missing, a file cannot be read, or a weight is not finite, of whole numbers,
+        or not of the size in config.json; or the folder is a scorer's.
     """
+    kinds = read_config(folder).get("architectures") or []
+    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise ConfigError(f"{folder} is a scorer ({kinds[0]}), not a language model; use load_scorer")
     return {"actor": _load(folder, load_architecture(folder))}
 
 
@@ -79,6 +83,7 @@ def load_scorer_params(folder: str | Path) -> tuple[PyTree, jax.Array]:
 def _load(folder: str | Path, architecture: Transformer) -> PyTree:
     """The parameters of the network."""
     tensor, params = _reader(Path(folder)), {}
+    tensor(f"model.layers.{architecture.num_layers - 1}.input_layernorm.weight")  # before a name for each layer is made
     for path, names in published_names(architecture).items():
         parts = [tensor(name).T if path.endswith("kernel") else tensor(name) for name in names]
         *parents, leaf = path.split("/")
@@ -160,11 +165,21 @@ def _reader(folder: Path) -> Callable[[str], jax.Array]:
         if name not in file_of:
             raise ConfigError(f"the checkpoint {str(folder)!r} lacks {name!r}, which its config.json implies")
         try:
-            return jnp.asarray(file_of[name].get_tensor(name), jnp.float32)
+            found = file_of[name].get_tensor(name)
         except Exception as error:  # for a dtype that `safetensors` does not know
             raise ConfigError(f"{name!r} of the checkpoint {str(folder)!r} cannot be read: {error}") from error
+        if found.dtype.name not in _FLOATS:
+            raise ConfigError(f"{name!r} of the checkpoint {str(folder)!r} is {found.dtype}; use one of {_FLOATS}")
+        return finite(jnp.asarray(found, jnp.float32), f"{name!r} of the checkpoint {str(folder)!r}")
 
     return tensor
+
+
+def finite(array: Any, name: str) -> Any:
+    """The array; ConfigError if an element is NaN or infinite."""
+    if not np.isfinite(array).all():
+        raise ConfigError(f"{name} has weights that are not finite; use a checkpoint from before the model diverged")
+    return array
 
 
 def _open(path: Path) -> Any:

@@ -1,7 +1,6 @@
 """A transformer of tokens as a value: its sizes and variants."""
 
 import dataclasses
-import math
 
 from grpo_jax.errors import ConfigError, KnownFields, as_count
 from grpo_jax.policies.decoder import DENSE_LAYERS, Sizes
@@ -12,6 +11,7 @@ from grpo_jax.policies.token_policy import make_token_policy
 from grpo_jax.types import PyTree
 
 DTYPES = ("float32", "bfloat16")
+LARGEST_FLOAT = 2.0**127  # well within float32
 _COUNTS = (
     *("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "feedforward_size"),
     *("vocab_size", "lora_rank"),
@@ -75,8 +75,9 @@ class Transformer(KnownFields):
                 object.__setattr__(self, field, as_count(field, value))
         for field in ("rope_base", "norm_eps", "lora_alpha"):
             value, default = getattr(self, field), getattr(Transformer, field)
-            if not (isinstance(value, int | float) and 0 < value < math.inf):
-                raise ConfigError(f"{field}={value!r} must be a positive number, such as {default}")
+            if not (isinstance(value, int | float) and 0 < value <= LARGEST_FLOAT):
+                raise ConfigError(f"{field}={value!r:.50} must be a positive number, such as {default}")
+            object.__setattr__(self, field, float(value))
         for field in ("compute_dtype", "frozen_dtype"):
             if getattr(self, field) not in DTYPES:
                 raise ConfigError(f"{field}={getattr(self, field)!r}; use one of {', '.join(DTYPES)}")

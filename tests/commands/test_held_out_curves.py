@@ -31,7 +31,6 @@ def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None):
     """Of a task whose prompts are "a" for training, and "b" and a chat that ends with "c"."""
     recording = SimpleNamespace(wandb=None, checkpoint_every=checkpoint_every)
     seconds = {"rollouts": 2.0, "updates": 1.0, "rewards": 1.0}
-    decode = SimpleNamespace(decode_batch=lambda texts: ["".join(map(str, text[text >= 0])) for text in texts])
     task = SimpleNamespace(
         num_training=1,
         tokens=np.zeros((3, 4), int),
@@ -40,7 +39,7 @@ def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None):
         rewards=[SimpleNamespace(name="five", weight=1.0), SimpleNamespace(name="length", weight=0.0)],
         is_cut=lambda completions: (completions >= 0).all(-1),
         all_prompts=SimpleNamespace(contents=["a", "b", [{"role": "user", "content": "c"}]]),
-        model=SimpleNamespace(tokenizer=decode),
+        texts=lambda _, completions: ["".join(map(str, each[each >= 0])) for each in completions],
     )
     plan = SimpleNamespace(config=None, hyperparams=SimpleNamespace(num_iterations=10))
     settings = SimpleNamespace(**SETTINGS, recording=recording, stop_at_reward=stop_at_reward, seed=0)

@@ -60,7 +60,7 @@ def test_a_wrong_line_is_named(tmp_path, case):
 
 
 def test_no_prompts_are_an_error():
-    with pytest.raises(ConfigError, match="there are no prompts; give one or more"):
+    with pytest.raises(ConfigError, match="there are no prompts in .*; give a list of one or more"):
         as_prompts([])
 
 

@@ -170,7 +170,8 @@ class HeldOutCurves:
         lines = [line for line in lines if json.loads(line)["iteration"] < iteration]
         texts, names = self._texts(), [reward.name for reward in self.task.rewards]
         for seed, prompt in np.ndindex(completions.shape[:2]):
-            *sampled, greedy = self.task.model.tokenizer.decode_batch(completions[seed, prompt])
+            made = completions[seed, prompt]
+            *sampled, greedy = self.task.texts(np.full(len(made), self._prompts[prompt]), made)
             rewards = dict(zip(names, values[seed, prompt].T.tolist(), strict=True))
             line = {"iteration": iteration, "seed": seed, "prompt": texts[prompt]}
             lines.append(json.dumps({**line, "sampled": sampled, "greedy": greedy, "rewards": rewards}) + "\n")
@@ -189,7 +190,7 @@ class HeldOutCurves:
         self._console.print(
             f"Held-out prompts after {iteration} iterations: {means}; {passes}; {about}", soft_wrap=True
         )
-        texts = self.task.model.tokenizer.decode_batch(completions)
+        texts = self.task.texts(self._prompts, completions)
         rows = [[*pair, *parts] for *pair, parts in zip(self._texts(), texts, values.tolist(), strict=True)]
         changed = [] if self._before is None else np.flatnonzero((values != self._before).any(-1)).tolist()
         self._before = values
