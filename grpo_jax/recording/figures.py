@@ -99,6 +99,7 @@ def panels(
     With None for the path it is not saved. Yields matplotlib's figure and the panels' axes. `options` are passed to its
     `subplots`.
     """
+    import PIL.Image
     from matplotlib.figure import Figure  # not pyplot, which a user's program may have set up
 
     class Picture(Figure):
@@ -124,6 +125,10 @@ def panels(
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130)
+        if path.suffix == ".png":  # a palette takes a third of the bytes, and lines and bands need no more colours
+            with PIL.Image.open(path) as picture:
+                reduced = picture.convert("RGB").quantize(128, dither=PIL.Image.Dither.NONE)
+            reduced.save(path, optimize=True)
 
 
 def draw_curve(axis: Any, curve: Curve, color: str, label: str | None = None) -> None:
