@@ -19,17 +19,26 @@ import numpy as np
 from rich.progress import track
 
 from grpo_jax import Config, Hyperparams, evaluate, run
-from grpo_jax.algorithms import GRPO_RETURN_TO_GO
+from grpo_jax.algorithms import GRPO, GRPO_RETURN_TO_GO
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.limits import Seed, Seeds, Steps
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
 from grpo_jax.groups import ANCHORED, forked
+from grpo_jax.objectives import group_normalized
 from grpo_jax.policies import MLP
 from grpo_jax.recording.figures import panels
 from grpo_jax.sweeps.runs import score_summary
+from grpo_jax.types import Trajectory
 
-from .claims_2511_03527 import EXACT
 from .harness.summaries import TABLE, method_cells, read_results, write_results
+
+
+def discounted_outcome(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
+    """`[T, B]`: the discounted return of each episode, normalised in its group, on all of its steps."""
+    discounts = hyperparams.discount ** jnp.arange(len(trajectory.reward))[:, None]
+    scores = jnp.sum(discounts * trajectory.reward, axis=0, where=trajectory.valid).reshape(-1, group_size)
+    return jnp.where(trajectory.valid, group_normalized(scores).reshape(1, -1), 0.0)
+
 
 LEARNING_RATES = (3e-4, 1e-3, 2.5e-3, 5e-3, 1e-2)
 EPISODES = 64
@@ -47,7 +56,7 @@ METHODS = {
     "PPO, critic told": CRITIC | {"network": MLP(actor_observation=("seen",))},
     "PPO, recurrent": CRITIC | MEMORY,
     "GRPO, 16": LARGE | {"algorithm": "grpo"},
-    "GRPO, 4, discounted": SMALL | {"algorithm": EXACT},
+    "GRPO, 4, discounted": SMALL | {"algorithm": GRPO._replace(advantage=discounted_outcome)},
     "RLOO, 16": LARGE | {"algorithm": "rloo"},
     "forked, 4": SMALL | BRANCHES,
     "anchored, 16": LARGE | WINDOWS,

@@ -45,21 +45,16 @@ HEAD = """# Scoreboard: seconds to a return
 python -m experiments.scoreboard
 ```
 
-Seconds from the start of a new process until the mean return of training reaches the number beside the task: first with
-an empty compilation cache, then with what that process left in it. Medians over seeds, of which one without that return
-counts as infinite. All implementations of a run take turns, so compare within a run only; × is the ratio to its first
-line. Steps are those of the environments until then; "not reached" is not within 2 million of them (Breakout-MinAtar 40
-million, tokens:sort-5 4 million).
+Seconds from the start of a new process until the mean return of training reaches the number beside the task: first
+with an empty compilation cache, then with what that process left in it. Medians over seeds, of which one without that
+return counts as infinite. All implementations of a run take turns; × is the ratio to its first line. "Not reached" is
+not within 2 million steps (Breakout-MinAtar 40 million, tokens:sort-5 4 million).
 
-The first three PPOs do the same work (64 environments × 128 steps, 4 epochs of 4 minibatches, two networks of 64 × 64,
-one learning rate); "PPO, tuned" and GRPO have the settings of `grpo-jax train`. The return is a mean over as many
-iterations as the longest possible episode takes, because short episodes end first; for rejax it is the mean over the
-last episode of each environment.
-
-Two more tasks, `--tasks Breakout-MinAtar tokens:sort-5` with returns of 40 and 0.95, take half a minute a seed with our
-settings. On Breakout the implementations that do the same work were not measured: they may take many minutes. A token
-task begins with a warm start on solutions, whose seconds count. Each run adds its lines to [runs.jsonl](runs.jsonl),
-from which this page is made.
+The first three PPOs do the same work (64 environments × 128 steps, 4 epochs of 4 minibatches, two networks of 64 ×
+64, one learning rate); "PPO, tuned" and GRPO have the settings of `grpo-jax train`. The return is a mean over as many
+iterations as the longest possible episode takes; for rejax it is the mean over the last episode of each environment.
+A token task begins with a warm start, whose seconds count. Each run adds its lines to [runs.jsonl](runs.jsonl), from
+which this page is made.
 """
 
 

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import time
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +20,6 @@ def test_flops_of_the_matrix_products():
     for environment, critic, whole in (("CartPole-v1", True, 227_200), ("CartPole-v1", False, 114_432)):
         config = workloads.make_config(environment, Size(8), critic)
         assert workloads.forward_flops(config) + 4 * workloads.gradient_flops(config) == whole
-
-
-@pytest.mark.slow
-def test_plain_reference_takes_finite_steps():
-    init, step = reference.plain_ppo("CartPole-v1", Size(4))
-    state = jax.jit(init)(jax.random.key(0))
-    after, metrics = jax.jit(step)(state)
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    moved = jax.tree.map(lambda a, b: jnp.any(a != b), after.params, state.params)
-    assert all(bool(leaf) for leaf in jax.tree.leaves(moved))
-    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(after.params))
-    assert 5 < float(metrics["episode/return_mean"]) < 100
 
 
 @pytest.mark.slow
@@ -86,7 +73,6 @@ def test_smallest_run(tmp_path):
         )
     )
     record = json.loads(out.read_text())
-    assert {"hardware", "versions", "commit", "cores_used", "arguments", "results"} <= set(record)
     assert plot.stat().st_size > 1000
     names = [row["implementation"] for row in record["results"] if row["num_seeds"] == 1]
     expected = [name for name in workloads.IMPLEMENTATIONS if name != "rejax PPO" or reference.rejax_version()]
@@ -94,20 +80,9 @@ def test_smallest_run(tmp_path):
     assert names == [*expected, *(f"{name}, {part}" for name in ("PPO", "GRPO") for part in parts)]
     assert [row["implementation"] for row in record["results"] if row["num_seeds"] == 2] == expected
     for row in record["results"]:
-        assert len(row["seconds_per_train_step"]) == 2
         low, middle, high = (row[f"steps_per_second{end}"] for end in ("_low", "", "_high"))
         assert 0 < low <= middle <= high
         assert row["memory_bytes"] > 0
-        assert row["roofline_fraction"] is None or np.isfinite(row["roofline_fraction"])
-
-
-@pytest.mark.slow
-def test_a_cold_start_has_its_stages_in_order():
-    task = cold_start.CARTPOLE._replace(total_steps=1.0)
-    run = cold_start.one_run("plain PPO", 0, time.time(), task)
-    seconds = [run[stage] for stage in task.stages]
-    assert seconds == sorted(seconds) and seconds[0] > 0
-    assert 100 < run["fusions"] < run["StableHLO"] < run["HLO"]
 
 
 def test_cold_starts_are_medians_of_processes_in_turns(tmp_path, monkeypatch):

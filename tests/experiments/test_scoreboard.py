@@ -5,16 +5,13 @@ import math
 import subprocess
 from pathlib import Path
 
-import chex
-import jax
 import pytest
 
 from experiments import scoreboard
-from experiments.harness import cold_start, trainings
+from experiments.harness import cold_start
 from experiments.harness.cold_start import Task
 from experiments.scoreboard import Arguments
 from grpo_jax.errors import ConfigError
-from grpo_jax.training.imitation import WarmStart
 
 NAN = math.nan
 
@@ -28,43 +25,31 @@ def test_a_task_is_solved_over_whole_episodes():
     assert task.iterations([NAN] * 8, 4) is None and task.iterations([-80.0], 4) is None
 
 
-def replaced_processes(monkeypatch, steps):
+def test_each_run_adds_its_lines_and_the_page_has_them_all(tmp_path, monkeypatch):
     """Each process is replaced by one that ends at once; the n-th implementation takes 10 n seconds, 2 n warm."""
-    kinds, folders, others = [], set(), subprocess.run
+    kinds, folders, others, steps = [], set(), subprocess.run, {"plain PPO": 81_920, "PPO": 40_960, "GRPO": math.inf}
 
     def run(command, *, env=None, **options):
         if env is None:
             return others(command, **options)
         name, task = command[3], Task(*json.loads(command[6]))
-        if name not in kinds:
-            kinds.append(name)
+        kinds.extend([name] * (name not in kinds))
         folder = env["JAX_COMPILATION_CACHE_DIR"]
         seconds = (2.0 if folder in folders else 10.0) * (1 + kinds.index(name))
         folders.add(folder)
         result = dict.fromkeys((*task.stages, *cold_start.PROGRAMS), seconds) | {"steps": steps[name]}
-        if steps[name] == math.inf:
-            result[task.stages[-1]] = math.inf
+        result |= {task.stages[-1]: math.inf} if steps[name] == math.inf else {}
         return subprocess.CompletedProcess(command, 0, f"{json.dumps(result)}\n", "")
 
     monkeypatch.setattr(cold_start.subprocess, "run", run)
-
-
-def test_each_run_adds_its_lines_and_the_page_has_them_all(tmp_path, monkeypatch, capsys):
-    replaced_processes(monkeypatch, {"plain PPO": 81_920, "PPO": 40_960, "GRPO": math.inf})
-    arguments = Arguments(("Acrobot-v1",), ("plain PPO", "PPO", "GRPO"), 2, "beside | other work", tmp_path)
-    scoreboard.main(arguments)
+    scoreboard.main(Arguments(("Acrobot-v1",), ("plain PPO", "PPO", "GRPO"), 2, "beside | other work", tmp_path))
     lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
     assert [line["implementation"] for line in lines] == ["plain PPO", "PPO", "GRPO"]
     assert lines[1]["seconds"] == {"empty": [20.0, 20.0], "warm": [4.0, 4.0]} and lines[1]["steps"] == [40_960] * 2
-    assert {"hardware", "versions", "commit", "began", "note", "task", "return"} <= lines[0].keys()
     page = (tmp_path / "README.md").read_text()
     assert page == f"{scoreboard.HEAD}\n{scoreboard.table(lines)}"
     assert "| Acrobot-v1, -100 | PPO | 20.0 (2.00×) | 4.0 (2.00×) | 40,960 | 2 of 2 |" in page
     assert "| GRPO | not reached | not reached | not reached | 0 of 2 |" in page and r"; beside \| other work |" in page
-    scoreboard.main(Arguments(("tokens:sort-5",), ("PPO", "GRPO"), 1, out=tmp_path))
-    page = (tmp_path / "README.md").read_text()
-    assert page.count("\n| Acrobot-v1, -100 |") == 3 and page.count("\n| tokens:sort-5, 0.95 | GRPO |") == 1
-    assert "Results in" in capsys.readouterr().out
 
 
 def test_a_mistake_costs_nothing(tmp_path):
@@ -74,41 +59,14 @@ def test_a_mistake_costs_nothing(tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             scoreboard.main(Arguments(**changes, out=tmp_path))
-    for damaged in (b'{"task": "CartPole-v1"}', b"[1]", b"\xff", b'{"task": ["a"]}', b"[" * 100_000):
+    for damaged in (b'{"task": "CartPole-v1"}', b"[1]", b"\xff"):
         (tmp_path / "runs.jsonl").write_bytes(damaged + b"\n")
         with pytest.raises(ConfigError, match=r"line 1 of .*runs.jsonl is damaged .*; remove it"):
             scoreboard.main(Arguments(out=tmp_path))
         assert (tmp_path / "runs.jsonl").read_bytes() == damaged + b"\n"
-    with pytest.raises(ConfigError, match="--out .* cannot be written, as .* is a file"):
-        scoreboard.main(Arguments(out=tmp_path / "runs.jsonl"))
 
 
 def test_the_page_is_made_of_its_lines():
     folder = Path(scoreboard.__file__).parent / "results" / "scoreboard"
     lines = scoreboard.read_lines(folder / "runs.jsonl")
     assert (folder / "README.md").read_text() == f"{scoreboard.HEAD}\n{scoreboard.table(lines)}"
-
-
-@pytest.mark.slow
-def test_a_token_task_begins_with_its_warm_start(monkeypatch):
-    """The warm start is replaced by other random weights."""
-    asked, weights = [], []
-
-    def warm_start(config, keys, **options):
-        asked.append(options)
-        weights.append(config.policy.init(jax.random.key(7)))
-        return WarmStart(jax.tree.map(lambda leaf: leaf[None], weights[0]), None, None)
-
-    monkeypatch.setattr(trainings, "warm_start", warm_start)
-    training = trainings.tuned("grpo", "tokens:sort-5", 1e6, 0)
-    assert asked == [{"target": 0.5, "learning_rate": 5e-4}]
-    state = jax.jit(training.init)(jax.random.key(0))
-    chex.assert_trees_all_equal(state.params, weights[0])
-
-
-@pytest.mark.slow
-def test_catch_from_a_new_process(tmp_path):
-    scoreboard.main(Arguments(("Catch-bsuite",), ("plain PPO", "PPO, tuned"), 1, out=tmp_path))
-    for line in scoreboard.read_lines(tmp_path / "runs.jsonl"):
-        assert all(0 < seconds < math.inf for seconds in (*line["seconds"]["empty"], *line["seconds"]["warm"])), line
-        assert 10_000 < line["steps"][0] < 500_000, line

@@ -2,19 +2,17 @@
 
 import pkgutil
 import re
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import grpo_jax
-from grpo_jax import Algorithm, Config, Hyperparams, baselines, make_init, make_train_step, objectives
+from grpo_jax import Algorithm, Config, Hyperparams, make_init, make_train_step, objectives
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
-from grpo_jax.environments.tokens import TASKS, make_task
+from grpo_jax.environments.tokens import TASKS
 from grpo_jax.language.rewards import score
 from grpo_jax.recording import Recording
 from grpo_jax.training.evaluations import GREEDY, SAMPLED
@@ -40,27 +38,77 @@ def run_page(page, module="__main__", last=None):
     return names
 
 
-@pytest.mark.slow
-def test_the_page_about_environments_runs(monkeypatch):
-    names = run_page("environments.md", "corridor")
+def environments_page(names):
     assert names["metrics"]["environment/steps"] > 0
     assert jnp.allclose(names["swept"].rollout.environment_params["slip"][:, 0], names["slips"])
     slips = names["randomised"].rollout.environment_params["slip"].reshape(-1, 16)
     assert (slips == slips[:, :1]).all() and len(set(slips[:, 0].tolist())) == 4
-    # The example is an environment by its path.
-    monkeypatch.setitem(sys.modules, "corridor", type(sys)("corridor"))
-    vars(sys.modules["corridor"]).update(names)
-    env = make_environment("corridor:Corridor", {"length": 7})
-    assert set(env.params) == {"length", "slip"} and env.max_steps == 20
-    assert make_environment("corridor:Walls").action_mask is not None
 
 
-def test_groups_are_configured_as_printed():
-    run_page("groups.md")
+def algorithms_page(names):
+    assert names["state"].hyperparams.auxiliary_coef == 0.5 and names["state"].iteration == 1
+    assert abs(names["loss"]) < 1e-6, "whitened advantages have mean 0"
 
 
-def test_execution_plans_are_configured_as_printed():
-    assert run_page("accelerators.md")["config"].plan.steps_per_loop == 8
+def optimizers_page(names):
+    assert names["metrics"]["optim/learning_rate"] == names["metrics"]["optim/critic_learning_rate"] == 0
+
+
+def tokens_page(names):
+    assert names["answers"].correct.shape == (4, 8) and names["metrics"]["episode/count"] == 16
+    assert names["trained"].steps[-1].max() > 0 and make_environment(names["larger"]).max_steps == 3
+
+
+def trained_policies_page(names):
+    assert names["actions"].shape == (32,) and names["action"].shape == ()
+    assert names["arrays"]["params/actor/Dense_1/kernel"].shape == (4, 64, 64)
+
+
+def many_devices_page(names):
+    result, policies = names["result"], names["policies"]
+    assert result.curves()["episode/return_mean"].shape == (4, 8, 10) and len(policies) == 8
+    states = names["run"](names["config"], names["population"].replace(total_steps=128), names["keys"]).states
+    rates, chosen = states.hyperparams.learning_rate, names["select"](states, jnp.arange(8.0)).hyperparams.learning_rate
+    assert jnp.allclose(chosen, jnp.concatenate([0.8 * rates[6:], rates[2:]]))
+
+
+def language_models_page(names):
+    prompts = names["prompts"]
+    arguments = {"prompts": prompts.contents, "completions": ["5", " 9"], "completion_ids": [[0], [0, 0]]}
+    assert score(names["rewards"], arguments | prompts.fields).tolist() == [
+        [1, jnp.float32(-0.01)],
+        [0, jnp.float32(-0.02)],
+    ]
+
+
+def transformers_page(names):
+    shapes = [names[name].shape for name in ("tokens", "log_probs", "lengths")]
+    assert shapes == [(2, 4, 6), (2, 4, 6), (2, 4)]
+
+
+RUNS = {
+    "accelerators.md": lambda names: names["config"].plan.steps_per_loop == 8 or pytest.fail("another plan"),
+    "groups.md": lambda names: None,
+    "language_models.md": language_models_page,
+}
+RUNS_SLOWLY = {
+    "algorithms.md": algorithms_page,
+    "environments.md": environments_page,
+    "many_devices.md": many_devices_page,
+    "optimizers.md": optimizers_page,
+    "own_loop.md": lambda names: names["returns"][-10:].mean() > 0.9 or pytest.fail("it does not learn"),
+    "playing.md": lambda names: Path("episode.gif").read_bytes().startswith(b"GIF8") or pytest.fail("no GIF"),
+    "tokens.md": tokens_page,
+    "trained_policies.md": trained_policies_page,
+    "transformers.md": transformers_page,
+}
+MODULE = {"environments.md": "corridor", "tokens.md": "my_tasks"}
+
+
+@pytest.mark.parametrize("page", [*RUNS, *(pytest.param(page, marks=pytest.mark.slow) for page in RUNS_SLOWLY)])
+def test_a_page_runs_as_printed(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (RUNS | RUNS_SLOWLY)[page](run_page(page, MODULE.get(page, "__main__")))
 
 
 def test_an_environment_on_the_host_is_configured_as_printed():
@@ -69,114 +117,22 @@ def test_an_environment_on_the_host_is_configured_as_printed():
 
 
 @pytest.mark.slow
-def test_the_page_about_pictures_writes_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_page("playing.md")
-    assert (tmp_path / "episode.gif").read_bytes().startswith(b"GIF8")
-
-
-@pytest.mark.slow
-def test_the_page_about_algorithms_runs():
-    names = run_page("algorithms.md")
-    assert names["state"].hyperparams.auxiliary_coef == 0.5
-    assert names["state"].iteration == 1
-    assert abs(names["loss"]) < 1e-6, "whitened advantages have mean 0"
-
-
-@pytest.mark.slow
-def test_the_loop_of_ones_own_learns():
-    assert run_page("own_loop.md")["returns"][-10:].mean() > 0.9
-
-
-def test_every_slot_has_a_row_and_what_fills_it_exists():
-    slots, _, _ = PAGES["algorithms.md"].partition("## The published algorithms")
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", slots, flags=re.MULTILINE)
-    flags = {name for name, default in Algorithm._field_defaults.items() if default is False}
-    assert {slot for slot, _ in rows} == set(Algorithm._fields) - flags
-    for _, filled_by in rows:
-        for name in re.findall(r"`(\w+)", filled_by):
-            assert any(hasattr(package, name) for package in (objectives, baselines, grpo_jax)), name
-
-
-@pytest.mark.slow
-def test_the_page_about_optimizers_runs():
-    names = run_page("optimizers.md")
-    assert names["metrics"]["optim/learning_rate"] == names["metrics"]["optim/critic_learning_rate"] == 0
-
-
-def test_every_optimizer_and_schedule_has_a_row():
-    rows = set(re.findall(r'^\| `"(\w+)"`', PAGES["optimizers.md"], flags=re.MULTILINE))
-    assert rows == {*OPTIMIZERS, *DECAYS}
-
-
-@pytest.mark.slow
-def test_completions_have_the_printed_shapes():
-    names = run_page("transformers.md")
-    assert [names[name].shape for name in ("tokens", "log_probs", "lengths")] == [(2, 4, 6), (2, 4, 6), (2, 4)]
-
-
-def test_the_suites_are_named():
-    assert all(f"`{suite}:" in ENVIRONMENTS for suite in SUITES)
-
-
-@pytest.mark.slow
-def test_the_page_about_token_tasks_runs():
-    names = run_page("tokens.md", "my_tasks")
-    assert names["answers"].correct.shape == (4, 8)
-    assert names["metrics"]["episode/count"] == 16
-    assert names["trained"].steps[-1].max() > 0
-    assert make_environment(names["larger"]).max_steps == 3
-
-
-def test_rewards_of_texts_are_called_as_printed():
-    names = run_page("language_models.md")
-    prompts = names["prompts"]
-    arguments = {"prompts": prompts.contents, "completions": ["5", " 9"], "completion_ids": [[0], [0, 0]]}
-    values = score(names["rewards"], arguments | prompts.fields)
-    assert values.tolist() == [[1, jnp.float32(-0.01)], [0, jnp.float32(-0.02)]]
-    assert names["equations"](["1+1=2\nso it is"]) == [[(5, 1.0), (14, 0.0)]]
-
-
-def test_the_token_tasks_are_named():
-    for name, prompt, completion in re.findall(r"\| `tokens:(\S+)` \| `(\S+)=` `(\S+)` \|", TOKENS):
-        task = make_task(name)
-        written = [task.vocabulary.index(character) for character in completion]
-        assert len(written) <= task.max_length and set(prompt) <= set(task.vocabulary)
-    assert all(f"`tokens:{kind}-" in TOKENS for kind in TASKS)
-
-
-@pytest.mark.slow
 def test_the_recorded_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first, again = (run_page("long_runs.md", last=1)["result"] for _ in range(2))
     assert len(again.steps) == len(first.steps) == 39
     assert first.compile_seconds > 0 == again.compile_seconds
-    assert (tmp_path / "runs" / "mine" / "metrics.jsonl").exists()
     evaluated = run_page("long_runs.md")["result"]
     assert evaluated.evaluations.sampled.shape == (len(evaluated.evaluations.steps), 2)
 
 
-@pytest.mark.slow
-def test_the_page_about_trained_policies_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = run_page("trained_policies.md")
-    assert names["actions"].shape == (32,) and names["action"].shape == ()
-    assert names["arrays"]["params/actor/Dense_1/kernel"].shape == (4, 64, 64)
-
-
-@pytest.mark.slow
-def test_the_page_about_sweeps_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = run_page("many_devices.md")
-    result, policies = names["result"], names["policies"]
-    assert result.curves()["episode/return_mean"].shape == (4, 8, 10) and len(policies) == 8
-    assert np.all(policies.hyperparams.learning_rate == np.float32(result.ranking[0].values["learning_rate"]))
-    states = names["run"](names["config"], names["population"].replace(total_steps=128), names["keys"]).states
-    rates, chosen = states.hyperparams.learning_rate, names["select"](states, jnp.arange(8.0)).hyperparams.learning_rate
-    assert jnp.allclose(chosen, jnp.concatenate([0.8 * rates[6:], rates[2:]]))
-
-
-def test_flags_of_long_runs_are_those_of_the_commands():
+def test_lists_on_pages_are_whole():
+    slots, _, _ = PAGES["algorithms.md"].partition("## The published algorithms")
+    flags = {name for name, default in Algorithm._field_defaults.items() if default is False}
+    assert set(re.findall(r"^\| `(\w+)` \|", slots, flags=re.MULTILINE)) == set(Algorithm._fields) - flags
+    optimizers = set(re.findall(r'^\| `"(\w+)"`', PAGES["optimizers.md"], flags=re.MULTILINE))
+    assert optimizers == {*OPTIMIZERS, *DECAYS}
+    assert all(f"`{suite}:" in ENVIRONMENTS for suite in SUITES) and all(f"`tokens:{kind}-" in TOKENS for kind in TASKS)
     fields = *Recording.__dataclass_fields__, "evaluate_every", "evaluation_episodes", "stop_at_return"
     assert all(f"--{field.replace('_', '-')}" in LONG_RUNS for field in fields)
 
