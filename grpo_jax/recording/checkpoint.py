@@ -1,24 +1,19 @@
-"""Host: checkpoints of whole training states, written in the background with orbax."""
+"""Host: checkpoints of whole training states, written in the background."""
 
-import contextlib
-import errno
+import concurrent.futures
+import functools
 import logging
-import os
-import re
-import shutil
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers as managers
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array, whole_view
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import plain, with_checksum, without_checksum
+from grpo_jax.recording.files import OLD_FORMAT, Arrays, plain, read_archive, write_archive
 from grpo_jax.recording.identity import check_same
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Progress, initial_progress
@@ -30,13 +25,14 @@ KEPT = 2
 LARGE = 2**28
 """Bytes of states on a CPU from which a checkpoint is written without a copy of them, while training waits."""
 
-_FILE_SIZE = 2**26
-"""Bytes of a file of a checkpoint: orbax keeps a whole file in memory, by default of 2 GiB."""
+_KINDS = {
+    **{"description": dict[str, Any], "notes": dict[str, Any], "iteration": int, "steps": list[int]},
+    **{"seconds": float, "evaluations": list[list[Any]], "stopped": list[bool], "score": float | None},
+    **{"types": dict[str, list[Any]], "given": dict[str, int], "generators": dict[str, str]},
+}
+"""What is saved beside the arrays."""
 
-_NO_SCORE = -float(np.finfo(np.float32).max)
 _log = logging.getLogger(__name__)
-# Arrays are saved as NumPy's: see `_OneByOne`.
-logging.getLogger("absl").addFilter(lambda record: "No jax.Array in TypeHandlerRegistry" not in record.getMessage())
 
 
 class Checkpoints:
@@ -57,9 +53,6 @@ class Checkpoints:
       notes: saved as well, but may change when the run is resumed: versions of packages, for example.
       given: checksums (CRC-32), by path, of arrays of the states that whoever resumes the run has, such as the frozen
         weights of LoRA. Checkpoints hold these arrays only once they have changed.
-
-    Raises:
-      ConfigError: the path of the directory has a character that orbax takes for a pattern.
     """
 
     def __init__(
@@ -71,27 +64,26 @@ class Checkpoints:
         notes: Mapping[str, Any] | None = None,
         given: Mapping[str, int] | None = None,
     ):
-        if pattern := {*"[]\\"} & {*str(directory.resolve())}:
-            raise ConfigError(
-                f"the folder {directory} has {min(pattern)!r} in its path, but checkpoints in it could not be read; "
-                "choose a path (--out) without brackets and backslashes"
-            )
-        self._directory = directory
-        self._description, self._notes, self._every = description, notes or {}, every
-        self._given = given or {}
-        self._manager = _cleaned_manager(directory) if is_process_zero() else None
+        self._directory, self._every = directory, every
+        self._description, self._notes, self._given = plain(description), notes or {}, given or {}
+        self._writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)
+        self._being_written: concurrent.futures.Future | None = None
         self._last: tuple[Progress, float] | None = None
         self._saved = -1  # iteration of the last checkpoint
+        if is_process_zero():
+            for unfinished in directory.glob(".*.tmp"):
+                unfinished.unlink()
 
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, exception_type, exception, traceback) -> None:
-        if exception_type is None and self._last is not None:
-            self.save(*self._last)
-        if self._manager is not None:
-            with self._disk_errors():
-                self._manager.close()
+        try:
+            if exception_type is None and self._last is not None:
+                self.save(*self._last)
+            self.wait()
+        finally:
+            self._writer.shutdown()
 
     def is_due(self, progress: Progress) -> bool:
         """Whether `update` would save."""
@@ -108,70 +100,44 @@ class Checkpoints:
         """Copies the states to the host, so that their buffers may be donated, and writes them in the background.
 
         Large states on a CPU are not copied, but written before it returns.
+
+        Raises:
+          OSError: this checkpoint, or the one before, cannot be written; the disk may be full.
         """
         if progress.iteration == self._saved:
             return
         self._saved = progress.iteration
-        states, num_rows = by_path(progress.states), len(progress.steps)
-        numbers = by_path(_as_numbers(progress.states))
+        num_rows, numbers = len(progress.steps), by_path(_as_numbers(progress.states))
         waits = sum(leaf.nbytes for leaf in numbers.values()) >= LARGE and jax.default_backend() == "cpu"
-        on_host = whole_view if waits else whole_array
-        arrays, checksums = {}, {}
+        arrays, given = {}, {}
         for path, leaf in numbers.items():
-            array = on_host(leaf)[:num_rows]  # without padding
-            checksums[path] = zlib.crc32(array)
-            if checksums[path] != self._given.get(path):
+            array = (whole_view if waits else whole_array)(leaf)[:num_rows]  # without padding
+            if path in self._given and zlib.crc32(array) == self._given[path]:
+                given[path] = self._given[path]
+            else:
                 arrays[path] = array
-        if self._manager is None:
+        if not is_process_zero():
             return
-        run = {
-            "description": self._description,
-            "notes": self._notes,
-            "iteration": progress.iteration,
-            "steps": progress.steps,
-            "seconds": progress.seconds,
-            "evaluations": progress.evaluations,
-            "stopped": progress.stopped,
+        states = by_path(progress.states)
+        fields = {
+            **{"description": self._description, "notes": self._notes, "given": given},
+            **{name: getattr(progress, name) for name in ("iteration", "steps", "seconds", "evaluations", "stopped")},
+            "score": float(score) if np.isfinite(score) else None,
             "types": {path: [[num_rows, *leaf.shape[1:]], str(leaf.dtype)] for path, leaf in states.items()},
-            "checksums": checksums,
-            "given": [path for path in numbers if path not in arrays],
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
-        arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
-        saved = ocp.args.PyTreeSave(arrays, ocdbt_target_data_file_size=_FILE_SIZE)
-        items = ocp.args.Composite(arrays=saved, run=ocp.args.JsonSave(with_checksum(run)))
-        metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
-        with self._disk_errors():  # also of the previous checkpoint, which was written in the background
-            self._check_space(sum(leaf.nbytes for leaf in arrays.values()))
-            self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
-            if waits:
-                self._manager.wait_until_finished()
-
-    def _check_space(self, needed: int) -> None:
-        """Raises OSError if the disk has less space than the arrays need: orbax would fail in all of its threads."""
-        if shutil.disk_usage(self._directory).free < needed:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        """Raises errors of the disk as an OSError of one line; tensorstore raises a ValueError with pages of JSON."""
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            code = re.search(r"os_error_code='(\d+)'|^\[Errno (\d+)\]", str(error))
-            if code is None:
-                raise
-            reason = os.strerror(int(code[1] or code[2]))
-            raise OSError(
-                f"a checkpoint cannot be written to {self._directory}: {reason}. Make room, or mend what is wrong; "
-                "then go on with resume=True (--resume)"
-            ) from None
+        self.wait()
+        write = functools.partial(_write, self._directory, fields, arrays)
+        if waits:
+            write()
+        else:
+            self._being_written = self._writer.submit(write)
 
     def wait(self) -> None:
-        """Waits until all checkpoints are on the disk."""
-        if self._manager is not None:
-            with self._disk_errors():
-                self._manager.wait_until_finished()
+        """Waits until all checkpoints are on the disk; OSError if one could not be written."""
+        written, self._being_written = self._being_written, None
+        if written is not None:
+            written.result()
 
     def restore(
         self, like: TrainState, *, at_most: float = np.inf, given: Mapping[str, np.ndarray] | None = None
@@ -186,8 +152,8 @@ class Checkpoints:
           given: the arrays whose checksums the class has.
 
         Raises:
-          ConfigError: the checkpoints have states of another structure, none of them can be read, or what was given
-            has changed.
+          ConfigError: the checkpoints are of another run or have states of another structure, none of them can be
+            read, or what was given has changed.
         """
         found = from_process_zero(lambda: self._newest(like, at_most, given or {}))
         if found is None:
@@ -207,53 +173,43 @@ class Checkpoints:
 
     def _newest(
         self, like: TrainState, at_most: float, given: Mapping[str, np.ndarray]
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+    ) -> tuple[dict[str, Any], Arrays] | None:
         """The newest checkpoint that can be read: what is saved beside the arrays, and the arrays."""
-        steps = sorted(self._manager.all_steps(), reverse=True)
-        for step in steps:
+        steps = saved_iterations(self._directory)
+        for i, step in enumerate(steps):
             if step > at_most:
                 _log.warning("The checkpoint of iteration %d is skipped: the metrics end before it.", step)
                 continue
             try:
-                found = self._read(step, like, given)
-            except ConfigError:
-                raise
-            except Exception as error:  # the libraries below raise different ones for a damaged file
-                reason = str(error).strip().split("\n")[0][:200]
-                _log.warning("The checkpoint of iteration %d is damaged (%s): an older one is tried.", step, reason)
+                run, arrays = read_archive(_path(self._directory, step), _KINDS)
+            except ConfigError as error:
+                _log.warning("The checkpoint of iteration %d cannot be used; an older one is tried. %s", step, error)
                 continue
-            for newer in steps[: steps.index(step)]:
-                self._manager.delete(newer)
-            return found
+            arrays = self._checked(run, arrays, like, given)
+            for newer in steps[:i]:
+                _path(self._directory, newer).unlink()
+            return run, arrays
         if steps:
             raise ConfigError(
-                f"none of the checkpoints in {self._manager.directory} can be used; to begin anew, choose another "
+                f"none of the checkpoints in {self._directory} can be used; to begin anew, choose another "
                 "folder (--out), or move this one away"
             )
         return None
 
-    def _read(
-        self, step: int, like: TrainState, given: Mapping[str, np.ndarray]
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        run = _read_run(self._manager, step)
-        check_same(run["types"], {path: _type(leaf) for path, leaf in by_path(like).items()}, "state")
-        numbers = by_path(jax.eval_shape(_as_numbers, like))
-        if changed := [path for path in run["given"] if self._given.get(path) != run["checksums"][path]]:
+    def _checked(
+        self, run: Mapping[str, Any], arrays: Arrays, like: TrainState, given: Mapping[str, np.ndarray]
+    ) -> Arrays:
+        """All arrays of the states, in their order, with those that were given."""
+        check_same(run["description"], self._description)
+        types = {path: [list(leaf.shape), str(leaf.dtype)] for path, leaf in by_path(like).items()}
+        check_same(run["types"], types, "state")
+        if changed := [path for path, checksum in run["given"].items() if self._given.get(path) != checksum]:
             raise ConfigError(
                 f"frozen weights are not those that the run began with ({changed[0]}, {len(changed)} in all), and "
                 "checkpoints do not hold them; resume with the same params, for grpo-jax lm: with the model folder "
                 "(--model) as it was"
             )
-        arrays = {
-            path: given[path] if path in run["given"] else np.empty(leaf.shape, leaf.dtype)
-            for path, leaf in numbers.items()
-        }
-        saved = {path: leaf for path, leaf in arrays.items() if leaf.size and path not in run["given"]}
-        arrays |= self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(saved))).arrays
-        for path, leaf in arrays.items():
-            if zlib.crc32(leaf) != run["checksums"][path]:
-                raise ValueError(f"{path} has changed since it was written")
-        return run, arrays
+        return {path: given[path] if path in run["given"] else arrays[path] for path in run["types"]}
 
 
 def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -262,86 +218,51 @@ def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str,
     Raises:
       ConfigError: the checkpoint is of another run, with the first field that differs.
     """
-    if not Path(directory).exists():
-        return None
-    with contextlib.closing(_manager(directory)) as manager:
-        for step in sorted(manager.all_steps(), reverse=True):
-            try:
-                run = _read_run(manager, step)
-            except Exception:  # it is damaged, as `restore` will report
-                continue
-            if unknown := check_same(run["description"], plain(description)):
-                _log.warning(
-                    "Whether %s is what the run was started with cannot be told, as its type shows nothing, or another "
-                    "Python compiled it; make sure of it.",
-                    ", ".join(unknown),
-                )
-            return run["notes"]
+    for step in saved_iterations(directory):
+        try:
+            run, _ = read_archive(_path(directory, step), _KINDS, only_fields=True)
+        except ConfigError:  # it is damaged, as `restore` will report
+            continue
+        if unknown := check_same(run["description"], plain(description)):
+            _log.warning(
+                "Whether %s is what the run was started with cannot be told: its type shows nothing, or it has no "
+                "source; make sure of it.",
+                ", ".join(unknown),
+            )
+        return run["notes"]
     return None
 
 
-class _OneByOne(ocp.type_handlers.NumpyHandler):
-    """Reads arrays one after the other.
-
-    Otherwise some are still being read when another is found damaged, and orbax closes the event loop.
-    """
-
-    async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> list[np.ndarray]:
-        arrays = []
-        for i, info in enumerate(infos):
-            arrays += await super().deserialize([info], None if args is None else [args[i]])
-        return arrays
+def saved_iterations(directory: Path) -> list[int]:
+    """The iterations of which there are checkpoints, the latest first; ConfigError if they are of an older format."""
+    if any(path.name.isdigit() for path in Path(directory).glob("*/")):
+        raise ConfigError(f"{directory} {OLD_FORMAT}")
+    return sorted((int(path.stem) for path in Path(directory).glob("*.npz") if path.stem.isdigit()), reverse=True)
 
 
-class _Manager(ocp.CheckpointManager):
-    """Of a checkpoint whose score is damaged it reads none, where orbax could not open the whole folder."""
-
-    def metrics(self, step: int) -> dict[str, float]:
-        try:
-            return {"return": float(super().metrics(step)["return"])}
-        except Exception:  # the libraries below raise different ones
-            return {"return": _NO_SCORE}
+def _path(directory: Path, iteration: int) -> Path:
+    return directory / f"{iteration}.npz"
 
 
-def _manager(directory: Path) -> ocp.CheckpointManager:
-    def score(metrics):
-        return metrics["return"]
-
-    best = managers.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
-    kept = managers.AnyPreservationPolicy([managers.LatestN(KEPT), best])
-    processes = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
-    options = ocp.CheckpointManagerOptions(
-        preservation_policy=kept,
-        best_fn=score,  # without it the metrics are not saved, and the next process would not know the best
-        multiprocessing_options=processes,
-        create=False,  # all processes would have to take part in that
-    )
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    handler = _OneByOne(deepcopy_host_arrays=False)  # `save` makes copies, or waits
-    types = ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
-    arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
-    handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
-    return _Manager(Path(directory).resolve(), options=options, item_handlers=handlers)
-
-
-def _cleaned_manager(directory: Path) -> ocp.CheckpointManager:
-    """Removes unfinished checkpoints first: the manager's own cleanup runs while it already reads the folder."""
-    for unfinished in Path(directory).glob("*.orbax-checkpoint-tmp*"):
-        shutil.rmtree(unfinished)
-    return _manager(directory)
-
-
-def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """All but the arrays; raises ValueError, or another error of the libraries below, if it is damaged."""
-    run = manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+def _write(directory: Path, fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a checkpoint, and removes those that are neither among the latest nor the best one."""
     try:
-        return without_checksum(f"checkpoint {step}", run)
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
+        write_archive(_path(directory, fields["iteration"]), fields, arrays)
+    except OSError as error:
+        raise OSError(f"{error}. Make room, or mend what is wrong; then go on with resume=True (--resume)") from error
+    steps = saved_iterations(directory)
+    best = max(steps, key=lambda step: _score(_path(directory, step)))
+    for step in steps[KEPT:]:
+        if step != best:
+            _path(directory, step).unlink()
 
 
-def _type(leaf: jax.Array | jax.ShapeDtypeStruct) -> list:
-    return [list(leaf.shape), str(leaf.dtype)]
+def _score(path: Path) -> float:
+    try:
+        score = read_archive(path, _KINDS, only_fields=True)[0]["score"]
+    except ConfigError:
+        score = None
+    return -np.inf if score is None else score
 
 
 def _is_key(leaf: jax.Array) -> bool:

@@ -2,34 +2,53 @@
 
 import contextlib
 import dataclasses
+import io
 import json
 import math
 import os
 import re
 import shutil
 import types
-import zlib
-from collections.abc import Collection, Iterator, Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.errors import ConfigError, first_line, nearest
 
-CHECKSUM, CHECKSUMS = "checksum", "checksums"
-"""The fields with the checksum over all other fields, and with the checksums of arrays by name."""
+FORMAT = 2
+"""The format of a run's folder; readers refuse others."""
+
+OLD_FORMAT = "is of format 1, which commit b55cab6d of grpo-jax reads; use that one, or train again in another folder"
 
 INFINITIES = ("inf", "-inf")
 """What stands in JSON for the infinities, which it lacks."""
 
-_HEADER = "grpo_jax"  # the only entry of the metadata: safetensors does not keep the order of several
+_FIELDS = "fields.json"
 _WORDS = {
     **{int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"},
     **{list: "a list", tuple: "a list", dict: "an object", Mapping: "an object"},
 }
 
 Arrays = dict[str, np.ndarray]
+
+
+def as_path(path: str | Path) -> Path:
+    """The path that a user means, with the home folder for ~; every path that the library is given comes through here.
+
+    Raises:
+      ConfigError: it is empty or none, or there is no such user.
+    """
+    try:
+        text = os.fspath(path)
+        if not text or "\0" in text:
+            raise ValueError("it is empty, or holds a zero character")
+        return Path(text).expanduser()
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path!r} is no path: {error}; write one such as runs/mine") from error
 
 
 def plain(value: Any) -> Any:
@@ -72,20 +91,32 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Errors of the disk name the path that was to be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # it says all of that already
+            raise
+        raise OSError(f"{path} cannot be written: {error.strerror}") from error
+
+
+@contextlib.contextmanager
 def replacement(path: Path) -> Iterator[Path]:
     """A temporary path for the block to write to; the file then takes the place of `path`, if the block succeeds.
 
-    The folder of the file is made if it does not exist.
+    The folder of the file is made if it does not exist. Raises OSError if the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
 
 @contextlib.contextmanager
@@ -94,22 +125,27 @@ def new_files(folder: Path) -> Iterator[Path]:
 
     Without success, such as on a full disk, nothing is left, and files that `folder` had stay as they were.
     """
-    is_new = not folder.exists()
-    # In an existing folder, as its parent may be on another file system.
-    temporary = (folder.parent if is_new else folder) / f".{folder.name}.{os.getpid()}.tmp"
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        for path in temporary.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        if is_new:
-            os.replace(temporary, folder)
-        else:
+    with disk_errors(folder):
+        is_new = not folder.exists()
+        # In an existing folder, as its parent may be on another file system.
+        temporary = (folder.parent if is_new else folder) / f".{folder.name}.{os.getpid()}.tmp"
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
             for path in temporary.iterdir():
-                os.replace(path, folder / path.name)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+                _flush(path)
+            if is_new:
+                os.replace(temporary, folder)
+            else:
+                for path in temporary.iterdir():
+                    os.replace(path, folder / path.name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def folder_name(name: str) -> str:
@@ -132,39 +168,63 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping
         temporary.chmod(mode)
 
 
-def write_checked(path: Path, arrays: Mapping[str, np.ndarray], fields: Mapping[str, Any]) -> None:
-    """Writes arrays and fields in JSON's types to one file of safetensors, with checksums over both."""
-    fields = with_checksum({**fields, CHECKSUMS: {name: _crc(array) for name, array in arrays.items()}})
-    write_arrays(path, arrays, {_HEADER: json.dumps(fields)})
+def write_archive(path: Path, fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes fields in JSON's types and arrays to one file, atomically: an .npz, as `numpy.load` reads it.
+
+    It is a zip file, whose parts have checksums, so that damage is noticed. The same contents give the same bytes.
+    """
+    fields = plain({"format": FORMAT, **fields}) | {"arrays": {name: str(each.dtype) for name, each in arrays.items()}}
+    with replacement(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(_FIELDS), json.dumps(fields, allow_nan=False))
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as part:
+                np.lib.format.write_array(part, np.asarray(array), allow_pickle=False)
 
 
-def read_checked(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """The arrays and the fields that `write_checked` wrote; ConfigError if the file is missing or damaged."""
-    from safetensors import SafetensorError, safe_open
+def read_archive(path: Path, kinds: Mapping[str, Any], *, only_fields: bool = False) -> tuple[dict[str, Any], Arrays]:
+    """The fields and the arrays that `write_archive` wrote.
 
+    Args:
+      path: of the file.
+      kinds: the types of the fields.
+      only_fields: read no arrays.
+
+    Raises:
+      ConfigError: the file is missing, damaged or of another format.
+    """
+    arrays = {}
     try:
-        with safe_open(path, framework="numpy") as file:
-            fields = json.loads((file.metadata() or {}).get(_HEADER, "null"))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    fields = without_checksum(f"the header of {path}", fields)
-    checksums = fields.pop(CHECKSUMS)
-    for name in {**checksums, **arrays}:
-        if name not in arrays or _crc(arrays[name]) != checksums.get(name):
-            raise ConfigError(f"{path} is damaged: {name} has changed since it was written")
-    return arrays, fields
+        with zipfile.ZipFile(path) as archive:
+            fields = json.loads(archive.read(_FIELDS))
+            types_by_name = fields.pop("arrays")
+            for name, dtype in {} if only_fields else types_by_name.items():
+                array = np.load(io.BytesIO(archive.read(f"{name}.npy")), allow_pickle=False)
+                arrays[name] = array.view(jnp.dtype(dtype)) if array.dtype.kind == "V" else array  # such as bfloat16
+    except Exception as error:  # zipfile, zlib, json and NumPy raise many for what is damaged
+        raise ConfigError(f"{path} is damaged or missing: {first_line(error)[:200]}") from error
+    if (found := fields.pop("format", None)) != FORMAT:
+        raise ConfigError(
+            f"{path} has format {found!r}, but this version of grpo-jax reads format {FORMAT}: it is damaged, or of "
+            f"another version ({fields.get('versions')}); use that one, or train again"
+        )
+    check_fields(path, fields, kinds)
+    return fields, arrays
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; ConfigError if it cannot be read, or holds something else."""
+def read_as(path: Path, kind: Any) -> Any:
+    """What a file of JSON holds; ConfigError if it cannot be read, or holds another type."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    if type(found) is not dict:
-        raise ConfigError(f"{path} cannot be read: it holds no object in JSON")
+    if not fits(found, kind):
+        raise ConfigError(f"{path} cannot be read: in JSON it must be {describe_kind(kind)}, and is not")
     return found
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; ConfigError if it cannot be read, or holds something else."""
+    return read_as(path, dict[str, Any])
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -190,29 +250,9 @@ def describe_kind(kind: Any) -> str:
     return f"{word} of {describe_kind(arguments[-1 if get_origin(kind) in (dict, Mapping) else 0])}"
 
 
-def with_checksum(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields, in JSON's types, and a checksum over them."""
-    fields = plain(fields)
-    return {**fields, CHECKSUM: _crc_of_fields(fields)}
-
-
-def without_checksum(name: str, fields: Any) -> dict[str, Any]:
-    """The fields of an object that `with_checksum` made; ConfigError if they have changed since."""
-    if type(fields) is not dict or fields.pop(CHECKSUM, None) != _crc_of_fields(fields):
-        raise ConfigError(f"{name} has changed since it was written, or is none of grpo_jax")
-    return fields
-
-
-def check_fields(
-    path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any], *, optional: Collection[str] = ()
-) -> None:
-    """Checks an object: its fields and their types, of which some are optional, and its checksum, if there is one.
-
-    Raises:
-      ConfigError: with the file and the field.
-    """
-    kinds = {**kinds, CHECKSUM: int}
-    if missing := kinds.keys() - fields.keys() - {*optional, CHECKSUM}:
+def check_fields(path: Path, fields: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Checks that an object has these fields, in their types; ConfigError with the file and the field."""
+    if missing := kinds.keys() - fields.keys():
         raise ConfigError(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
     for name, value in fields.items():
         if name not in kinds:
@@ -221,17 +261,3 @@ def check_fields(
             raise ConfigError(
                 f"{path} is damaged: {name} is {json.dumps(value)[:80]}, but must be {describe_kind(kinds[name])}"
             )
-    rest = {name: value for name, value in fields.items() if name != CHECKSUM}
-    if fields.get(CHECKSUM, _crc_of_fields(rest)) != _crc_of_fields(rest):
-        raise ConfigError(
-            f"{path} is damaged: its checksum does not match its contents; copy the file again, or, if you "
-            f"changed it yourself, remove the field {CHECKSUM!r}"
-        )
-
-
-def _crc_of_fields(fields: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
-
-
-def _crc(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

@@ -38,24 +38,23 @@ def lock_run_folder(path: Path, *, resume: bool = False) -> None:
         file. Nothing was written.
       OSError: the folder cannot be written to.
     """
-    path = path.resolve()
-    _check_usable(path, resume)
-    if path in _locks:
-        return
-    made = [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
     try:
-        file = _lock(path)
+        path = path.resolve()
+        _check_usable(path, resume)
+        if path not in _locks:
+            made = [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
+            _locks[path] = _Lock(_lock(path), made, {*path.iterdir()} - {path / ".lock"})
     except FileExistsError:
         raise
-    except OSError as error:
-        raise OSError(f"{path} cannot be written to: {error}. Choose another folder (--out).") from error
-    _locks[path] = _Lock(file, made, {*path.iterdir()} - {path / ".lock"})
+    except (OSError, RuntimeError) as error:  # the second: links that lead to themselves
+        reason = getattr(error, "strerror", None) or error
+        raise OSError(f"{path} cannot be written to: {reason}. Choose another folder (--out).") from error
 
 
 def _check_usable(path: Path, resume: bool) -> None:
     advice = "Nothing was written. Choose another folder (--out), or move the old one away"
     for part in (path, *path.parents):
-        if part.is_file():
+        if part.exists() and not part.is_dir():
             raise FileExistsError(f"{part} is a file, so it cannot be the folder of a run. {advice}.")
     for name in () if resume else (SUMMARY_FILE, METRICS_FILE):
         if (path / name).exists():
@@ -63,7 +62,7 @@ def _check_usable(path: Path, resume: bool) -> None:
             raise FileExistsError(f"{path} already holds a run ({name}). {advice}{more}.")
     for part in (path, *path.glob("*/"), *path.glob("*/*/")):
         if part.is_dir() and not os.access(part, os.W_OK | os.X_OK):
-            raise OSError(f"{path} cannot be written to: {part} is read-only. Choose another folder (--out).")
+            raise OSError(f"{part} is read-only")
 
 
 def _lock(path: Path) -> TextIO:

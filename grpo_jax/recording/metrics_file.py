@@ -1,6 +1,5 @@
 """Host: `metrics.jsonl`, a JSON object an iteration, in which the settings of a run's rows stand as well."""
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.recording.files import as_numbers, plain, write_text
+from grpo_jax.recording.files import as_numbers, fits, plain, write_text
 from grpo_jax.training.progress import Chunk
 from grpo_jax.training.settings import PREFIXES, Settings, settings_of
 
@@ -44,19 +43,43 @@ def _as_chunk(lines: list[dict[str, Any]]) -> Chunk:
     empty = [None] * len(lines[0]["environment_steps"])  # a resumed run may have evaluations that it had not before
     metrics = {name: np.array([line.get(name, empty) for line in lines], np.float32) for name in names}
     if "environment/steps" in metrics:
-        made = np.array([line["environment/steps"] for line in lines], np.float64)  # exact beyond float32's 2^24
+        # Exact beyond float32's 2^24.
+        made = np.array([line.get("environment/steps", empty) for line in lines], np.float64)
         metrics["environment/steps"] = np.nan_to_num(made).astype(np.int32)
     return Chunk(metrics, np.array([line["environment_steps"] for line in lines], np.int64), iteration=0, seconds=0.0)
 
 
 def read_lines(directory: Path) -> Iterator[dict[str, Any]]:
-    """The lines of `metrics.jsonl`, of all runs; one that was not written to its end is left out."""
-    path = Path(directory) / METRICS_FILE
+    """The lines of `metrics.jsonl`, of all runs, without those that were cut off or damaged."""
+    path, num_rows = Path(directory) / METRICS_FILE, {}
     if path.exists():
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                with contextlib.suppress(json.JSONDecodeError):  # its writer was killed
-                    yield json.loads(line)
+        with path.open("rb") as file:
+            for text in file:
+                try:
+                    line = json.loads(text)
+                except (ValueError, RecursionError):
+                    continue
+                if _is_line(line):
+                    number = len(line["environment_steps"])
+                    if num_rows.setdefault(line["run"], number) == number:
+                        yield line
+
+
+def _is_line(line: Any) -> bool:
+    """Whether this is what `as_lines` writes: columns of the right types, all of one length."""
+    if type(line) is not dict or type(line.get("run")) is not str or type(line.get("iteration")) is not int:
+        return False
+    steps = line.get("environment_steps")
+    if not fits(steps, list[int]) or not steps:
+        return False
+    for name in line.keys() - {"run", "iteration"}:
+        kind = float | bool | (str if name.startswith(PREFIXES) else None)
+        values = line[name]
+        if not fits(values, list[kind]) or len(values) != len(steps):
+            return False
+        if any(type(value) is int and abs(value) >= 2**63 for value in values):
+            return False
+    return True
 
 
 def as_lines(run: str, chunk: Chunk, active: np.ndarray, settings: Settings) -> Iterator[str]:

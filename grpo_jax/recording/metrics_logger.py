@@ -14,7 +14,7 @@ from rich.table import Column
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.metrics_file import METRICS_FILE, as_lines, truncate_metrics
 from grpo_jax.recording.run_spec import RunSpec
-from grpo_jax.recording.trackers import Tracker
+from grpo_jax.recording.trackers import Guarded, Tracker
 from grpo_jax.recording.training_warnings import TrainingWarnings, list_rows
 from grpo_jax.training.budget import most_steps
 from grpo_jax.training.evaluations import GREEDY, SAMPLED
@@ -42,7 +42,7 @@ class MetricsLogger:
       spec: the run.
       console: False shows nothing; True uses standard output; a rich `Console` is used as it is.
       past: the iterations recorded before a resumed run goes on; later ones are removed from the file.
-      trackers: receive the metrics as well; they are closed with the logger.
+      trackers: receive the metrics as well; they are closed with the logger. One that fails is left out.
 
     Attributes:
       skipped_updates: int64 `[R]`, updates skipped so far because of a non-finite loss or gradient.
@@ -73,7 +73,7 @@ class MetricsLogger:
         self._recent: deque[tuple[float, int, float]] = deque(maxlen=10)  # (seconds, steps of all rows, share done)
         self._last_line = 0  # its length
         self._printed_at = time.monotonic()
-        self._past, self._trackers = past, trackers
+        self._past, self._trackers = past, [Guarded(lambda each=each: each) for each in trackers]
         self._watch = TrainingWarnings(spec.config.env.action_space, self._settings.word)
         self.skipped_updates = np.zeros(len(spec.keys), np.int64)
         self.warnings: list[str] = []

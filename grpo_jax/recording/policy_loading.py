@@ -17,8 +17,8 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_object, import_path
 from grpo_jax.recording.config_file import FIELDS, from_json
-from grpo_jax.recording.files import Arrays, as_numbers, read_checked
-from grpo_jax.recording.policy_saver import DESCRIPTION, find_run
+from grpo_jax.recording.files import Arrays, as_numbers, as_path, read_archive
+from grpo_jax.recording.policy_saver import KINDS, find_run
 from grpo_jax.recording.trained_policy import TrainedPolicy
 from grpo_jax.training.train import make_init
 from grpo_jax.types import PyTree, by_path
@@ -48,10 +48,10 @@ def load(
       row: number of the seed, or of the seed × hyperparameters; "best" is the seed with the highest score, where rows
         differ in their settings among those of the setting with the highest mean score; "all" gives all rows, as
         `run(params=...)` takes them.
-      config: of the run, where policy.json cannot express it: with functions that have no import path, such as a
+      config: of the run, where its file cannot express it: with functions that have no import path, such as a
         lambda, or an environment that is an object.
-      trust: import what the folder names: environments, networks and other functions that are neither of this package
-        nor of JAX, Flax and Optax. Importing runs code, so do this only if you trust who made the folder.
+      trust: import what the folder names: environments, networks and other functions that are not of this package.
+        Importing runs code, so do this only if you trust who made the folder.
 
     Raises:
       ConfigError: there is no such folder, run, file or row, a file is damaged or of a newer format, the parameters
@@ -59,19 +59,16 @@ def load(
     """
     if which not in ("final", "best"):
         raise ConfigError(f"which={which!r} is unknown; use 'final' or 'best'")
-    path, description = find_run(Path(folder), run)
+    file = find_run(as_path(folder), run, which)
+    description, arrays = read_archive(file, KINDS)
     if config is None:
-        config = _read_config(path / DESCRIPTION, description, trust=trust)
-    file = path / f"{which}.safetensors"
-    if which == "final" and not file.exists() and (path / "best.safetensors").exists():
-        raise ConfigError(f"{path} has no final policies, as the run did not end; use which='best' (--which best)")
-    arrays = read_checked(file)[0]
+        config = _read_config(file, description, trust=trust)
     num_rows, kind = description["num_rows"], _hyperparams_class(description, arrays, trust=trust)
     policies = TrainedPolicy(
         name=description["name"],
         config=config,
         **_as_trees(config, kind, arrays, num_rows, file),
-        env_params=_read_env_params(path / DESCRIPTION, description, config),
+        env_params=_read_env_params(file, description, config),
         row=np.arange(num_rows),
     )
     if row == "all":
@@ -79,7 +76,7 @@ def load(
     if row == "best":
         row = policies.settings.best_row(arrays["score"])
     if not isinstance(row, int | np.integer) or not 0 <= row < num_rows:
-        raise ConfigError(f"row={row!r}, but {path} holds the rows 0 to {num_rows - 1}; use one, 'best' or 'all'")
+        raise ConfigError(f"row={row!r}, but {file} holds the rows 0 to {num_rows - 1}; use one, 'best' or 'all'")
     return policies[row]
 
 
@@ -150,8 +147,7 @@ def _as_trees(config: Config, kind: type[Hyperparams], arrays: Arrays, num_rows:
     for path in {**expected, **arrays}:
         if path in arrays and arrays[path].shape[:1] != (num_rows,):
             raise ConfigError(
-                f"{path} has the shape {list(arrays[path].shape)} in {file}, but num_rows is {num_rows} in the "
-                f"{DESCRIPTION} beside it: one of the two files is damaged, or belongs to another run"
+                f"{path} has the shape {list(arrays[path].shape)} in {file}, but num_rows is {num_rows}: it is damaged"
             )
         here = _describe(expected[path].shape, expected[path].dtype) if path in expected else "missing"
         there = _describe(arrays[path].shape[1:], arrays[path].dtype) if path in arrays else "missing"

@@ -1,8 +1,7 @@
 """Host: the final and the best policy of each row, which are kept while a run goes on, and their files.
 
-OUT/policies/<run>/policy.json         config, versions, format
-OUT/policies/<run>/final.safetensors   arrays by path, such as params/actor/Dense_0/kernel, with rows first
-OUT/policies/<run>/best.safetensors
+OUT/policies/<run>/final.npz   arrays by path, such as params/actor/Dense_0/kernel, with rows first; config, versions
+OUT/policies/<run>/best.npz
 """
 
 import contextlib
@@ -18,42 +17,31 @@ from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.importing import import_path
 from grpo_jax.recording.config_file import config_fields
-from grpo_jax.recording.files import (
-    Arrays,
-    check_fields,
-    read_checked,
-    read_object,
-    with_checksum,
-    write_checked,
-    write_json,
-)
+from grpo_jax.recording.files import OLD_FORMAT, Arrays, read_archive, read_as, write_archive
 from grpo_jax.recording.folder_lock import SUMMARY_FILE
 from grpo_jax.recording.run_spec import RunSpec, versions
 from grpo_jax.training.progress import Chunk, Progress
 from grpo_jax.types import TrainState, by_path
 
-FOLDER, DESCRIPTION = "policies", "policy.json"
-FORMAT = 2
-"""The format of the files; readers refuse others."""
+FOLDER = "policies"
 
 NUM_EPISODES = 100
 """A score is the mean of at least this many training episodes, once so many have ended."""
 
-_FIELDS = {
-    **{"format": int, "name": str, "label": str, "environment": str, "num_rows": int, "config": dict[str, Any]},
-    **{"not_in_config": list[str], "hyperparams": str | None, "env_params": dict[str, Any] | None, "score": str},
+KINDS = {
+    **{"name": str, "label": str, "environment": str, "num_rows": int, "config": dict[str, Any], "run": str},
+    **{"not_in_config": list[str], "hyperparams": str | None, "env_params": dict[str, Any] | None},
     "versions": dict[str, str],
 }
-"""Of policy.json."""
+"""Of the fields beside the arrays."""
 
 _log = logging.getLogger(__name__)
 
 
 def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays]) -> None:
-    """Writes policy.json and a file of arrays for each of "final" and "best"; each file is replaced as a whole."""
-    folder, (config, missing) = directory / FOLDER / spec.folder, config_fields(spec.config)
+    """Writes a file for each of "final" and "best", which is replaced as a whole."""
+    config, missing = config_fields(spec.config)
     description = {
-        "format": FORMAT,
         "name": spec.name,
         "label": spec.label,
         "environment": spec.config.env.name,
@@ -62,53 +50,52 @@ def write_policies(directory: Path, spec: RunSpec, arrays: Mapping[str, Arrays])
         "not_in_config": missing,
         "hyperparams": import_path(type(spec.hyperparams)),
         "env_params": spec.env_params,
-        "score": f"mean return of an evaluation, or else of the last {NUM_EPISODES} or more training episodes",
+        "run": spec.digest,
         "versions": versions(),
     }
-    write_json(folder / DESCRIPTION, with_checksum(description))
     for which, leaves in arrays.items():
-        write_checked(folder / f"{which}.safetensors", leaves, {})
+        write_archive(policy_file(directory, spec, which), description, leaves)
 
 
-def find_run(folder: Path, run: str | None = None) -> tuple[Path, dict[str, Any]]:
-    """The folder of a run's policies, and the contents of its policy.json; of a sweep, those of the best setting.
+def policy_file(directory: Path, spec: RunSpec, which: str) -> Path:
+    """Where the policies of a run are, "final" or "best"."""
+    return directory / FOLDER / spec.folder / f"{which}.npz"
+
+
+def find_run(folder: Path, run: str | None = None, which: str = "final") -> Path:
+    """The file of a run's policies; of a sweep, of those of the best setting.
 
     Raises:
-      ConfigError: there is no such folder or run, or there are several and `run` is None.
+      ConfigError: there is no such folder, run or file, or there are several runs and `run` is None.
     """
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; name a run's, such as runs/mine")
-    paths = [path for path in (folder, *sorted((folder / FOLDER).glob("*"))) if (path / DESCRIPTION).exists()]
-    if not paths:
+    folders = [path for path in (folder, *sorted((folder / FOLDER).glob("*"))) if path.is_dir()]
+    if old := [path for path in folders if (path / "policy.json").exists()]:
+        raise ConfigError(f"{old[0]} {OLD_FORMAT}")
+    files = [path / f"{name}.npz" for path in folders for name in ("best", "final")]
+    found = {path.parent: read_archive(path, KINDS, only_fields=True)[0] for path in files if path.exists()}
+    if not found:
         raise ConfigError(
-            f"{folder} has no trained policies ({FOLDER}/*/{DESCRIPTION}); they are written at a run's end, for "
-            "language models with --policies"
+            f"{folder} has no trained policies ({FOLDER}/*/final.npz); they are written at a run's end, for language "
+            "models with --policies"
         )
-    found = [(path, _read_description(path / DESCRIPTION)) for path in paths]
     if run is not None:
-        named = [each for each in found if run in (each[1]["name"], each[1]["label"], each[0].name)]
+        named = {path: each for path, each in found.items() if run in (each["name"], each["label"], path.name)}
         if not named:
-            names = [description["name"] for _, description in found]
+            names = [description["name"] for description in found.values()]
             raise ConfigError(f"{folder} has no run {run!r}: {nearest(run, names)}")
         found = named
     if len(found) > 1 and (folder / SUMMARY_FILE).exists():  # of a sweep: the best setting
-        best = read_object(folder / SUMMARY_FILE).get("best")
-        found = [each for each in found if each[1]["label"] == best] or found
+        best = read_as(folder / SUMMARY_FILE, dict[str, Any]).get("best")
+        found = {path: each for path, each in found.items() if each["label"] == best} or found
     if len(found) > 1:
-        names = ", ".join(repr(description["name"]) for _, description in found)
+        names = ", ".join(repr(description["name"]) for description in found.values())
         raise ConfigError(f"{folder} holds several runs: {names}; choose one by its name (run=..., --run)")
-    return found[0]
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    description = read_object(path)
-    if (found := description.get("format")) != FORMAT or type(found) is not int:
-        raise ConfigError(
-            f"{path} has format {found!r}, but this version of grpo-jax reads format {FORMAT}: it is damaged, or of "
-            f"another version ({description.get('versions')}); use that one, or train the policy again"
-        )
-    check_fields(path, description, _FIELDS, optional=("environment", "score", "versions"))
-    return description
+    (path,) = found
+    if which == "final" and not (path / "final.npz").exists():
+        raise ConfigError(f"{path} has no final policies, as the run did not end; use which='best' (--which best)")
+    return path / f"{which}.npz"
 
 
 def policy_arrays(policy: Any) -> dict[str, Any]:
@@ -122,7 +109,7 @@ class RecentReturns:
     def __init__(self, num_rows: int, past: Chunk | None = None):
         self._returns, self._counts = np.zeros((2, 0, num_rows))
         self.scores = np.full(num_rows, np.nan)
-        if past is not None and len(past.steps):
+        if past is not None and "episode/count" in past.metrics:
             self.add(past)
 
     def add(self, chunk: Chunk) -> None:
@@ -205,9 +192,13 @@ class PolicySaver:
         self.save()
 
     def _read_best(self) -> Arrays | None:
-        """None, with a warning, if the file is damaged or missing."""
+        """None, with a warning, if the file is damaged or missing, or of another run."""
+        path = policy_file(self._directory, self._spec, "best")
         try:
-            return read_checked(self._directory / FOLDER / self._spec.folder / "best.safetensors")[0]
+            description, arrays = read_archive(path, KINDS)
+            if description["run"] != self._spec.digest:
+                raise ConfigError(f"{path} is of another run")
+            return arrays
         except ConfigError as error:
             _log.warning("The best policies before the interruption are lost: %s", error)
             return None

@@ -20,13 +20,14 @@ from grpo_jax.environments import EnvParams
 from grpo_jax.errors import ConfigError, check_arguments
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.policies import partition
+from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.figures import plot_settings, ranked_settings
 from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, deferred_signals
 from grpo_jax.recording.metrics_file import read_metrics
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_saver import PolicySaver, RecentReturns
 from grpo_jax.recording.run_spec import Recording, RunSpec, prepare_folder, versions
-from grpo_jax.recording.trackers import TensorBoard, Tracker, WeightsAndBiases
+from grpo_jax.recording.trackers import Guarded, TensorBoard, Tracker, WeightsAndBiases
 from grpo_jax.recording.training_warnings import NonFiniteFinder
 from grpo_jax.training.budget import most_steps
 from grpo_jax.training.checks import check_options, check_rows, check_run, makes_params
@@ -110,7 +111,7 @@ def recorded_run(
     check_run(config, hyperparams)
     check_rows(hyperparams, keys)
     check_options(config, **{name: options.get(name) for name in ("params", "callback", "mesh")})
-    spec, out = RunSpec(name_of(config.algorithm), config, hyperparams, keys, env_params), Path(recording.out)
+    spec, out = RunSpec(name_of(config.algorithm), config, hyperparams, keys, env_params), recording.out
     with clean_up_on_error(out):
         from_process_zero(lambda: prepare_folder(out, [spec], resume=recording.resume))
         try:
@@ -126,8 +127,6 @@ def recorded_run(
 
 def as_recording(recording: Recording | str | Path) -> Recording:
     """The recording, of a folder alone too; raises ConfigError for anything else."""
-    if not isinstance(recording, Recording | str | Path) or recording == "":
-        raise ConfigError(f"recording={recording!r} must be a folder or a Recording(folder, ...)")
     return recording if isinstance(recording, Recording) else Recording(recording)
 
 
@@ -190,7 +189,7 @@ class Recorder:
         self.chunk_length: int | None = 1 if recording.debug_nans else None
 
     def __enter__(self) -> "Recorder":
-        spec, recording, out = self._spec, self._recording, Path(self._recording.out)
+        spec, recording, out = self._spec, self._recording, self._recording.out
         self._past = None
         with contextlib.ExitStack() as stack:
             if recording.checkpoint_every:
@@ -219,9 +218,7 @@ class Recorder:
         self._closing.__exit__(*exception)
 
     def _open_checkpoints(self, stack: contextlib.ExitStack) -> None:
-        from grpo_jax.recording.checkpoint import Checkpoints  # only here, as orbax takes a second
-
-        folder = Path(self._recording.out) / "checkpoints" / self._spec.folder
+        folder = self._recording.out / "checkpoints" / self._spec.folder
         every, description = self._recording.checkpoint_every, self._spec.describe()
         options = {"notes": versions(), "every": every, "given": self._checksums}
         self._checkpoints = stack.enter_context(Checkpoints(folder, description, **options))
@@ -258,11 +255,11 @@ class Recorder:
             return MetricsLogger(None, spec, console=False, past=self._past)
         trackers: list[Tracker] = []
         if recording.tensorboard:
-            steps = None if self.start is None else self.start.steps
-            trackers.append(TensorBoard(out / "tensorboard" / spec.folder, spec.settings, steps))
+            steps, folder = None if self.start is None else self.start.steps, out / "tensorboard" / spec.folder
+            trackers.append(Guarded(lambda: TensorBoard(folder, spec.settings, steps)))
         if recording.wandb is not None:
             group = recording.wandb_group or (out.resolve().name if len(spec.settings.rows) > 1 else None)
-            trackers.append(WeightsAndBiases(out, spec, mode=recording.wandb, group=group))
+            trackers.append(Guarded(lambda: WeightsAndBiases(out, spec, mode=recording.wandb, group=group)))
         return MetricsLogger(out, spec, console=self._console, past=self._past, trackers=trackers)
 
     def _scores(self, evaluations: Evaluations) -> np.ndarray:
@@ -290,7 +287,7 @@ class Recorder:
             signal = int(from_every_process(self._received[0] if self._received else 0).max())
             self._checkpoint(changed, is_last=signal > 0)
             if signal:
-                raise StopSignal(signal, Path(self._recording.out))
+                raise StopSignal(signal, self._recording.out)
         return None if changed is progress else changed
 
     def _checkpoint(self, progress: Progress, *, is_last: bool) -> None:

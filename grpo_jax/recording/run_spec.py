@@ -1,8 +1,10 @@
 """The specification of a run: its arguments, its description, and the folder for its results."""
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import logging
 import os
 import platform
@@ -18,7 +20,8 @@ from grpo_jax.environments.suites import SUITES
 from grpo_jax.errors import ConfigError
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.importing import import_custom, is_custom
-from grpo_jax.recording.files import folder_name, plain
+from grpo_jax.recording.checkpoint import check_same_run
+from grpo_jax.recording.files import as_path, folder_name, plain
 from grpo_jax.recording.folder_lock import SUMMARY_FILE, lock_run_folder
 from grpo_jax.recording.identity import identity
 from grpo_jax.recording.metrics_file import METRICS_FILE
@@ -63,6 +66,11 @@ class RunSpec(NamedTuple):
         described = {"name": self.name, "config": describe(self.config), "hyperparams": vars(self.hyperparams)}
         return plain(described | {"keys": jax.random.key_data(self.keys), "env_params": self.env_params})
 
+    @property
+    def digest(self) -> str:
+        """A hash of the description."""
+        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()[:12]
+
 
 def describe(config: Config) -> dict[str, Any]:
     """The fields of a config as far as two processes can compare them (`identity`), also what import paths lead to."""
@@ -94,6 +102,10 @@ class Recording:
     """Name of the group of these runs in Weights & Biases; by default, of several settings, the name of the folder."""
     debug_nans: bool = False
     """Stop at the first loss or gradient that is not finite, and show the operation it comes from; slow."""
+
+    def __post_init__(self):
+        """Takes ~ for the home folder."""
+        self.out = as_path(self.out)
 
     def check(self) -> None:
         """Raises ConfigError for fields that contradict each other or need a package that is not installed."""
@@ -128,8 +140,6 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
     lock_run_folder(directory, resume=resume)
     if not checkpoints.is_dir():
         return
-    from grpo_jax.recording.checkpoint import check_same_run  # only here, as orbax takes a second
-
     folders = {spec.folder for spec in specs}
     for folder in sorted({path.name for path in checkpoints.glob("*")} - folders):
         raise ConfigError(

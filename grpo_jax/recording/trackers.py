@@ -1,8 +1,10 @@
 """Host: the metrics of a run in TensorBoard or Weights & Biases, of many seeds as quantiles."""
 
+import contextlib
 import hashlib
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +17,8 @@ from grpo_jax.training.settings import Settings
 QUARTILES = {"": 0.5, "_q25": 0.25, "_q75": 0.75}
 """The quantile of each suffix of a metric's name."""
 
+_log = logging.getLogger(__name__)
+
 
 class Tracker(Protocol):
     """Receives the metrics of a run beside `metrics.jsonl`."""
@@ -24,6 +28,36 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Writes the lines that are not written yet."""
+
+
+class Guarded:
+    """A tracker whose failure does not end a run: it is told in a warning, and the tracker gets no more metrics."""
+
+    def __init__(self, make: Callable[[], Tracker]):
+        self._tracker: Tracker | None = None
+        with self._guard():
+            self._tracker = make()
+
+    def record(self, iteration: int, steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> None:
+        """As the tracker's."""
+        with self._guard():
+            if self._tracker is not None:
+                self._tracker.record(iteration, steps, metrics)
+
+    def close(self) -> None:
+        """As the tracker's."""
+        with self._guard():
+            if self._tracker is not None:
+                self._tracker.close()
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            name = type(self._tracker).__name__ if self._tracker is not None else "a tracker"
+            self._tracker = None
+            _log.warning("%s failed (%s: %s); the run goes on without it.", name, type(error).__name__, error)
 
 
 class TensorBoard:

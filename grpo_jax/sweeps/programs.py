@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,8 @@ from grpo_jax.devices.memory import Memory, device_memory
 from grpo_jax.devices.mesh import make_row_mesh, over_rows, replicated, state_shardings
 from grpo_jax.devices.processes import from_every_process, from_process_zero
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import read_checked
-from grpo_jax.recording.policy_saver import FOLDER, write_policies
+from grpo_jax.recording.files import read_archive, read_as
+from grpo_jax.recording.policy_saver import KINDS, policy_file, write_policies
 from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.sweeps.study import PROGRAMS
 from grpo_jax.training.train import initial_states
@@ -49,10 +48,10 @@ def make_programs(
 def split_policies(out: Path, programs: Sequence[tuple[RunSpec, list[RunSpec]]], labels: set[str]) -> None:
     """Copies the rows of the plans with these labels from the policies of their programs to folders of their own."""
     for program, plans in programs:
-        folder = out / PROGRAMS / FOLDER / program.folder
         settings = zip(plans, program.settings.rows.values(), strict=True)
         chosen = [(plan, setting) for plan, setting in settings if plan.label in labels]
-        saved = {which: read_checked(folder / f"{which}.safetensors")[0] for which in ("final", "best") if chosen}
+        files = {which: policy_file(out / PROGRAMS, program, which) for which in ("final", "best") if chosen}
+        saved = {which: read_archive(path, KINDS)[1] for which, path in files.items()}
         for plan, setting in chosen:
             rows = {which: {path: leaf[setting] for path, leaf in saved[which].items()} for which in saved}
             write_policies(out, plan, rows)
@@ -74,7 +73,7 @@ def _saved_split(plans: Sequence[RunSpec], folder: Path | None) -> list[list[Run
     if folder is None:
         return []
     path = folder / SPLIT_FILE
-    labels = from_process_zero(lambda: json.loads(path.read_text(encoding="utf-8")) if path.exists() else [])
+    labels = from_process_zero(lambda: read_as(path, list[list[str]]) if path.exists() else [])
     known = {plan.label: plan for plan in plans}
     if sorted(itertools.chain(*labels)) != sorted(known):
         return []

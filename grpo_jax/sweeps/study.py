@@ -58,7 +58,7 @@ class Study:
         trained = programs or plans
         if len({plan.folder for plan in trained}) < len(trained):
             raise ConfigError("two runs have the same name, so their records would be mixed up; leave one out")
-        self.plans, self.out, self.console, self.runs = plans, Path(recording.out), console, []
+        self.plans, self.out, self.console, self.runs = plans, recording.out, console, []
         self._recording, self._evaluate, self._score, self.mesh = recording, evaluate, score, mesh
         self._compilation_cache, self._subfolder = compilation_cache, PROGRAMS if programs else ""
         with clean_up_on_error(self.out):

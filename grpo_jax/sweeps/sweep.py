@@ -12,12 +12,13 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from grpo_jax.config import Config
-from grpo_jax.devices.processes import is_process_zero
+from grpo_jax.devices.processes import from_process_zero, is_process_zero
 from grpo_jax.errors import ConfigError, as_count, check_arguments
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.recording.config_file import as_fields
 from grpo_jax.recording.figures import NUM_DRAWN
 from grpo_jax.recording.files import write_json
+from grpo_jax.recording.folder_lock import clean_up_on_error, lock_run_folder
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.policy_saver import FOLDER as POLICIES
 from grpo_jax.recording.recorder import NO_ITERATIONS, as_recording
@@ -112,8 +113,10 @@ def train_grid(
         check_run(plan.config, plan.hyperparams)
         if mesh is not None:
             check_mesh(plan.config, mesh)
-    out = Path(recording.out)
-    programs = make_programs(grid.plans, mesh, memory_gib=memory_gib, resumed=out if recording.resume else None)
+    out = recording.out
+    with clean_up_on_error(out):
+        from_process_zero(lambda: lock_run_folder(out, resume=recording.resume))  # before anything is compiled
+        programs = make_programs(grid.plans, mesh, memory_gib=memory_gib, resumed=out if recording.resume else None)
     if isinstance(console, bool):
         console = Console(quiet=not (console and is_process_zero()))
     trained = [program for program, _ in programs]

@@ -139,7 +139,7 @@ def test_a_file_of_fields_is_read_back(tmp_path):
 
 INVALID = {
     '{"learning_rat": 1e-3}': "'learning_rat' is no field .*did you mean 'learning_rate'",
-    "[1]": "holds no object in JSON",
+    "[1]": "in JSON it must be an object",
     "{": "cannot be read",
     '{"num_envs": "8"}': 'num_envs="8" must be a whole number',
     '{"network": {"name": "mlp", "shared_critic": "no"}}': 'shared_critic="no" must be true or false',

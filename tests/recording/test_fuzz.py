@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from language_models import make_model
 from probes import bits
-from saved_policies import save_policies
+from saved_policies import edited, save_policies
 
 import grpo_jax
 from grpo_jax import Config
@@ -20,7 +20,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language import load_model, load_params
 from grpo_jax.policies import MLP
 from grpo_jax.recording.checkpoint import Checkpoints, check_same_run
-from grpo_jax.recording.files import CHECKSUM
+from grpo_jax.recording.metrics_file import read_metrics, read_settings, truncate_metrics
 from grpo_jax.training.progress import initial_progress
 
 CATCH = Config(
@@ -71,80 +71,7 @@ def damaged_json(value, draw: random.Random):
     return value
 
 
-# --- policies --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory):
-    """A folder with policies, and what `load` gives for it."""
-    directory = tmp_path_factory.mktemp("policies")
-    save_policies(directory, CATCH)
-    return directory, grpo_jax.load(directory, row="all")
-
-
-@pytest.fixture
-def restored(policies):
-    """The folder is as it was after a test."""
-    files = {path: path.read_bytes() for path in policies[0].rglob("*.*") if path.is_file()}
-    yield policies
-    for path, content in files.items():
-        path.write_bytes(content)
-
-
-def check_loads_the_same(directory, before):
-    try:
-        after = grpo_jax.load(directory, row="all")
-    except ConfigError as error:
-        assert str(directory) in str(error) and "\n" not in str(error)[:300]
-        return
-    assert after.config == before.config and bits(after) == bits(before)
-
-
-@pytest.mark.parametrize("seed", cases(4, 40))
-@pytest.mark.parametrize("name", ["policy.json", "final.safetensors"])
-def test_damaged_policies_are_refused_or_the_same(name, seed, restored):
-    directory, before = restored
-    (path,) = directory.glob(f"policies/*/{name}")
-    content, draw = path.read_bytes(), random.Random(seed)
-    if name == "final.safetensors":  # of which the header is least protected
-        size = 8 + int.from_bytes(content[:8], "little")
-        path.write_bytes(damaged_bytes(content[:size], draw) + content[size:])
-    else:
-        path.write_bytes(damaged_bytes(content, draw))
-    check_loads_the_same(directory, before)
-
-
-@pytest.mark.parametrize("seed", cases(5, 60))
-def test_any_content_of_a_description_is_read_or_refused(seed, restored):
-    directory, _ = restored
-    (path,) = directory.glob("policies/*/policy.json")
-    description = json.loads(path.read_text())
-    del description[CHECKSUM]  # without which a change may be valid
-    draw = random.Random(seed)
-    for _ in range(2):
-        path.write_text(json.dumps(damaged_json(description, draw)))
-        try:
-            policy = grpo_jax.load(directory)
-            jax.eval_shape(policy.state, jax.random.key(0))
-        except ConfigError as error:
-            assert "\n" not in str(error)[:120]
-
-
-@pytest.mark.parametrize("seed", cases(4, 60))
-def test_headers_of_arrays_are_bounded_and_checked(seed, restored):
-    directory, before = restored
-    (path,) = directory.glob("policies/*/final.safetensors")
-    content, draw = path.read_bytes(), random.Random(seed)
-    size = int.from_bytes(content[:8], "little")
-    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
-    for _ in range(2):
-        text = json.dumps(damaged_json(header, draw)).encode()
-        claimed = draw.choice((len(text), len(text), len(text), 2**40, 2**63, 0, len(text) + 8))
-        path.write_bytes(claimed.to_bytes(8, "little") + text + data)
-        check_loads_the_same(directory, before)
-
-
-# --- checkpoints -----------------------------------------------------------------------------------------------------
+# --- the files of a run ----------------------------------------------------------------------------------------------
 
 
 def state(value=1.0):
@@ -152,37 +79,96 @@ def state(value=1.0):
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("checkpoints")
-    with Checkpoints(directory, DESCRIPTION, every=1) as saved:
+def run(tmp_path_factory):
+    """A folder with policies and checkpoints, and what `load` gives for it."""
+    directory = tmp_path_factory.mktemp("run")
+    save_policies(directory, CATCH)
+    with Checkpoints(directory / "checkpoints", DESCRIPTION, every=1) as saved:
         for iteration in (1, 2):
             progress = initial_progress(state(float(iteration)), 3)
             saved.update(progress._replace(steps=np.full(3, iteration), iteration=iteration))
-    return directory
+    return directory, grpo_jax.load(directory, row="all")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("seed", cases(7, 50))
-def test_a_damaged_checkpoint_is_skipped_refused_or_the_same(seed, checkpoints, tmp_path, caplog):
-    folder, draw = shutil.copytree(checkpoints, tmp_path / "copy"), random.Random(seed)
-    metadata = [path for path in sorted((folder / "2").rglob("*")) if path.is_file() and "/d/" not in str(path)]
-    path = draw.choice(metadata)
-    content = path.read_bytes()
-    if path.name == "metadata" and path.parent.name == "run" and draw.random() < 0.5:
-        path.write_text(json.dumps(damaged_json(json.loads(content), draw)))
+@pytest.fixture
+def folder(run):
+    """The folder is as it was after a test."""
+    files = {path: path.read_bytes() for path in run[0].rglob("*.npz")}
+    yield run
+    for path, content in files.items():
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("seed", cases(6, 80))
+def test_damaged_policies_are_refused_or_the_same(seed, folder):
+    directory, before = folder
+    (path,) = directory.glob("policies/*/final.npz")
+    path.write_bytes(damaged_bytes(path.read_bytes(), random.Random(seed)))
+    try:
+        after = grpo_jax.load(directory, row="all")
+    except ConfigError as error:
+        assert str(directory) in str(error) and "\n" not in str(error)[:300]
     else:
-        path.write_bytes(damaged_bytes(content, draw))
+        assert after.config == before.config and bits(after) == bits(before)
+
+
+@pytest.mark.parametrize("seed", cases(5, 60))
+def test_any_content_of_a_description_is_read_or_refused(seed, folder):
+    directory, _ = folder
+    (path,) = directory.glob("policies/*/final.npz")
+    content, draw = path.read_bytes(), random.Random(seed)
+    for _ in range(2):
+        path.write_bytes(content)
+        edited(path, lambda fields: damaged_json(fields, draw))
+        try:
+            policy = grpo_jax.load(directory)
+            jax.eval_shape(policy.state, jax.random.key(0))
+        except ConfigError as error:
+            assert "\n" not in str(error)[:120]
+
+
+@pytest.mark.parametrize("seed", cases(6, 80))
+def test_a_damaged_checkpoint_is_skipped_refused_or_the_same(seed, folder, caplog):
+    directory, draw = folder[0] / "checkpoints", random.Random(seed)
+    path = directory / "2.npz"
+    if draw.random() < 0.5:
+        edited(path, lambda fields: fields | {"description": damaged_json(DESCRIPTION, draw)})
+    else:
+        path.write_bytes(damaged_bytes(path.read_bytes(), draw))
     with caplog.at_level(logging.WARNING):
         try:
-            check_same_run(folder, DESCRIPTION)
-            with Checkpoints(folder, DESCRIPTION, every=1) as saved:
+            check_same_run(directory, DESCRIPTION)
+            with Checkpoints(directory, DESCRIPTION, every=None) as saved:
                 found = saved.restore(jax.eval_shape(state))
         except ConfigError as error:
-            assert str(folder) in str(error)
+            assert str(directory) in str(error) or "in the checkpoints" in str(error)
             return
-    assert found.iteration == 2 or "checkpoint of iteration 2 is damaged" in caplog.text
+    assert found.iteration == 2 or "checkpoint of iteration 2 cannot be used" in caplog.text
     assert bits(found.states) == bits(state(float(found.iteration))), path
     assert found.steps.tolist() == [found.iteration] * 3 and not found.stopped.any() and found.seconds == 0
+
+
+@pytest.mark.parametrize("seed", cases(8, 80))
+def test_lines_of_metrics_are_read_or_left_out(seed, tmp_path):
+    draw, path = random.Random(seed), tmp_path / "metrics.jsonl"
+    column = {"environment_steps": [10, 20], "episode/return_mean": [1.5, None], "hyperparams/discount": [0.5, "inf"]}
+    lines = [{"run": "a on b", "iteration": i} | column for i in range(6)]
+    damaged = draw.randrange(6)
+    texts = [json.dumps(line).encode() for line in lines]
+    texts[damaged] = draw.choice(
+        (
+            damaged_bytes(texts[damaged], draw),
+            json.dumps(damaged_json(lines[damaged], draw)).encode(),
+            *(b"[" * 99999, b"\xff\xfe", b"1e999", json.dumps(lines[damaged] | {"x": [10**400, 1]}).encode()),
+            json.dumps(lines[damaged] | {"environment_steps": [2**64, 1]}).encode(),
+        )
+    )
+    path.write_bytes(b"\n".join([*texts, b""]))
+    read_settings(tmp_path)
+    chunk = read_metrics(tmp_path).get("a on b")
+    assert (damaged == 0 and chunk is None) or chunk.steps[:damaged].tolist() == [[10, 20]] * damaged
+    truncate_metrics(tmp_path, "a on b", damaged)
+    assert [json.loads(line) for line in path.read_text().splitlines()][:damaged] == lines[:damaged]
 
 
 # --- language models -------------------------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ def test_arguments_that_are_elsewhere_are_refused(tmp_path):
         recorded_run(*arguments, tmp_path / "out", checkpoint_every=3)
     with pytest.raises(ConfigError, match="unknown argument 'evaluations'.*evaluate"):
         recorded_run(*arguments, tmp_path / "out", evaluations=3)
-    with pytest.raises(ConfigError, match="must be a folder"):
+    with pytest.raises(ConfigError, match="None is no path.*such as runs/mine"):
         recorded_run(*arguments, None)
     with pytest.raises(ConfigError, match="keys must be an array"):
         recorded_run(*arguments[:2], list(arguments[2]), tmp_path / "out")

@@ -36,6 +36,9 @@ class RecordingArguments(Recording):
 
     out: tyro.conf.Suppress[tyro.conf.Fixed[Path | None]] = None
 
+    def __post_init__(self):
+        """There is no folder yet."""
+
 
 @dataclasses.dataclass
 class EvaluationArguments:
@@ -186,6 +189,6 @@ def study_options(name: str, plans: Sequence[RunSpec], arguments: StudyArguments
 
 def print_files(console: Console, out: Path, *names: str) -> None:
     """Prints the names of the files of results, and the size of the policies."""
-    size = sum(path.stat().st_size for path in (out / POLICIES).rglob("*.safetensors"))
+    size = sum(path.stat().st_size for path in (out / POLICIES).rglob("*.npz"))
     policies = [f"policies ({size / 1e6:.1f} MB)"] if size else []
     console.print(f"Results in {out}: {', '.join([*names, *policies])}", soft_wrap=True)
