@@ -18,8 +18,8 @@ from rich.progress import track
 from rich.table import Table
 
 from grpo_jax import GRPO, PPO, Algorithm, Config, Hyperparams, make_init, objectives
-from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, LSTD_GAE, RECURSIVE_LSTD_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
-from grpo_jax.baselines import kernel_baseline, lstd_baseline, observed, stateless
+from grpo_jax.algorithms import DR_GRPO, KERNEL_GAE, RLOO, SAME_STEP_GAE, STATE_HASH
+from grpo_jax.baselines import kernel_baseline, stateless
 from grpo_jax.commands.harness.command import command, make_console, provenance
 from grpo_jax.commands.harness.limits import Count, OutFile, Seed
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
@@ -89,7 +89,6 @@ def estimators(known: Exact) -> list[Estimator]:
     kernel_gae = KERNEL_GAE._replace(baseline=kernel_baseline(relative=False))
     kernel = kernel_gae._replace(advantage=objectives.return_minus_value_advantage)
     vine = RLOO._replace(advantage=objectives.return_to_go_advantage)
-    lstd = LSTD_GAE._replace(baseline=lstd_baseline(features=observed))
     cut = "the window cuts returns"
     return [
         Estimator("GRPO, fresh", per_episode(GRPO), "divided by the group's standard deviation"),
@@ -101,8 +100,6 @@ def estimators(known: Exact) -> list[Estimator]:
         Estimator("kernel + GAE, fresh", per_episode(kernel_gae), "bootstraps from noisy values"),
         Estimator("same step, anchored", per_step(return_to_go, ANCHORED), cut),
         Estimator("kernel + GAE, anchored", per_step(kernel_gae, ANCHORED), "bootstraps from noisy values"),
-        Estimator("LSTD + GAE", per_step(lstd, CONTINUE), "bootstraps from noisy values"),
-        Estimator("recursive LSTD + GAE", per_step(RECURSIVE_LSTD_GAE, CONTINUE)),
         Estimator("forked", per_step(vine, forked(4)), "later steps of branches weigh more"),
         Estimator(
             "GAE, exact critic",

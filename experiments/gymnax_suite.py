@@ -1,4 +1,4 @@
-"""PPO, least squares in place of its critic, and GRPO on all of gymnax: `python -m experiments.gymnax_suite`."""
+"""PPO and GRPO on all of gymnax: `python -m experiments.gymnax_suite`."""
 
 import dataclasses
 import functools
@@ -17,21 +17,16 @@ class Entry(NamedTuple):
     goal: float | None = None  # the mean return that the best of them should reach
     published: str = ""
     variant: str = "grpo"  # of GRPO
-    least_squares: str = "lstd_gae"  # the method without a critic whose values are in closed form
 
 
 # Where many steps are rewarded and most of a return does not depend on a single step.
 RETURN_TO_GO = "grpo_return_to_go"
-# Where the features of the policy say too little of values before it has learnt anything.
-RECURSIVE = "recursive_lstd_gae"
 
 SUITE = {
     "CartPole-v1": Entry(steps=500_000, goal=490.0, published="500"),
     "Acrobot-v1": Entry(steps=500_000, goal=-90.0, published="-80"),
-    "MountainCar-v0": Entry(steps=400_000, goal=-120.0, published="-118", least_squares=RECURSIVE),
-    "MountainCarContinuous-v0": Entry(
-        steps=200_000, goal=85.0, published="92", variant=RETURN_TO_GO, least_squares=RECURSIVE
-    ),
+    "MountainCar-v0": Entry(steps=400_000, goal=-120.0, published="-118"),
+    "MountainCarContinuous-v0": Entry(steps=200_000, goal=85.0, published="92", variant=RETURN_TO_GO),
     "Pendulum-v1": Entry(steps=200_000, goal=-250.0, published="-130", variant=RETURN_TO_GO),
     "Catch-bsuite": Entry(goal=0.98, published="1"),
     "DeepSea-bsuite": Entry(steps=150_000, goal=0.95, variant="rloo"),
@@ -46,7 +41,7 @@ SUITE = {
     "MetaMaze-misc": Entry(published="32", variant=RETURN_TO_GO),
     "PointRobot-misc": Entry(published="10", variant=RETURN_TO_GO),
     "Reacher-misc": Entry(variant=RETURN_TO_GO),
-    "Swimmer-misc": Entry(variant=RETURN_TO_GO, least_squares=RECURSIVE),
+    "Swimmer-misc": Entry(variant=RETURN_TO_GO),
     "Pong-misc": Entry(variant=RETURN_TO_GO),
     "Breakout-MinAtar": Entry(steps=500_000, published="17.1 (27.7 at 5M)", variant=RETURN_TO_GO),
     "SpaceInvaders-MinAtar": Entry(steps=500_000, published="34.6 (154 at 5M)", variant=RETURN_TO_GO),
@@ -63,13 +58,13 @@ which would magnify the small costs of unlucky groups. SimpleBandit has no goal:
 of one pull, so that every policy has a mean return of 0.5.
 """
 
-METHODS = ("PPO", "LSTD", "GRPO")
+METHODS = ("PPO", "GRPO")
 HEADER = ["steps", *METHODS, "random", "published", "goal", "PPO's core time"]
 
 
 @dataclasses.dataclass
 class Arguments(SuiteArguments):
-    """Trains PPO, GRPO and LSTD (PPO with least-squares values) on gymnax's environments, and compares them.
+    """Trains PPO and GRPO on gymnax's environments, and compares them.
 
     The results of an environment are written as soon as it is done, beside those that the folder has already.
     """
@@ -84,7 +79,7 @@ def main(arguments: Arguments) -> None:
 
 def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
     entry = SUITE.get(environment, Entry())
-    algorithms = zip(METHODS, ("ppo", entry.least_squares, entry.variant), strict=True)
+    algorithms = zip(METHODS, ("ppo", entry.variant), strict=True)
     return make_plans(arguments, environment, dict(algorithms), entry.steps)
 
 
@@ -96,7 +91,7 @@ def cells(environment: str, result: dict) -> list[str]:
     if entry.goal is not None:
         best = max(run["iqm"] for run in runs if run is not None)
         goal = f"{entry.goal:g}" + ("" if best >= entry.goal else " (missed)")
-    scores = [score_cell(run, usual=("ppo", "lstd_gae", "grpo")) for run in runs]
+    scores = [score_cell(run, usual=("ppo", "grpo")) for run in runs]
     random = "" if result.get("random") is None else f"{result['random']:.4g}"
     core_time = "" if runs[0] is None else f"{runs[0]['core_seconds']:.0f} s"
     return [f"{result['steps']:,}", *scores, random, entry.published, goal, core_time]

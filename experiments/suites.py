@@ -1,4 +1,4 @@
-"""PPO and a method without a critic on other suites than gymnax: `python -m experiments.suites`."""
+"""PPO on other suites than gymnax: `python -m experiments.suites`."""
 
 import dataclasses
 import functools
@@ -13,8 +13,6 @@ from grpo_jax.commands.harness.settings import settings
 from grpo_jax.recording.run_spec import RunSpec
 
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
-
-ALGORITHMS = {"PPO": "ppo", "critic-free": "lstd_gae"}
 
 
 class Entry(NamedTuple):
@@ -62,7 +60,7 @@ SUITE = {
 
 @dataclasses.dataclass
 class Arguments(SuiteArguments):
-    """Trains PPO and a method without a critic on environments of other suites than gymnax, and compares them.
+    """Trains PPO on environments of other suites than gymnax.
 
     The results of an environment are written as soon as it is done, beside those that the folder has already.
     """
@@ -80,23 +78,22 @@ def main(arguments: Arguments) -> None:
 
 
 def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
-    """The runs of PPO and of the method without a critic, over the same number of steps."""
+    """The runs of PPO, over the published steps or those of its tuned settings."""
     entry = SUITE.get(environment, Entry())
     total_steps = settings(environment, "ppo").get("total_steps", Hyperparams().total_steps)
     if arguments.full and entry.full_steps is not None:
         total_steps = entry.full_steps
-    return make_plans(arguments, environment, ALGORITHMS, total_steps)
+    return make_plans(arguments, environment, {"PPO": "ppo"}, total_steps)
 
 
-HEADER = ["steps", "PPO", "critic-free", "published PPO", "PPO's steps/s", "PPO's core time"]
+HEADER = ["steps", "PPO", "published PPO", "PPO's steps/s", "PPO's core time"]
 
 
 def cells(environment: str, result: dict) -> list[str]:
-    ppo, critic_free = (result["runs"].get(label) for label in ALGORITHMS)
+    ppo = result["runs"].get("PPO")
     published = SUITE[environment].published if environment in SUITE else ""
     times = ["", ""] if ppo is None else [f"{ppo['steps_per_second']:,.0f}", f"{ppo['core_seconds']:,.0f} s"]
-    scores = score_cell(ppo, usual=("ppo",)), score_cell(critic_free)
-    return [f"{result['steps']:,}", *scores, published, *times]
+    return [f"{result['steps']:,}", score_cell(ppo, usual=("ppo",)), published, *times]
 
 
 if __name__ == "__main__":

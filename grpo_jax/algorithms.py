@@ -10,8 +10,6 @@ from grpo_jax.baselines import (
     Baseline,
     gigpo_advantage,
     kernel_baseline,
-    lstd_baseline,
-    recursive_lstd_baseline,
     same_step_baseline,
     state_hash_baseline,
 )
@@ -222,10 +220,6 @@ PPO = GRPO._replace(
 
 KERNEL_GAE = PPO._replace(start=ANCHORED, critic=None, baseline=kernel_baseline(), normalize=scale_by_rms)
 """PPO without a critic: values of states are returns of similar ones in other environments."""
-LSTD_GAE = KERNEL_GAE._replace(start=CONTINUE, baseline=lstd_baseline())
-"""PPO without a critic network or groups: values are linear in the policy's own features, by least squares."""
-RECURSIVE_LSTD_GAE = LSTD_GAE._replace(baseline=recursive_lstd_baseline(), normalize=whiten)
-"""PPO without a critic network or groups: values are linear in observations, by least squares on all past rollouts."""
 SAME_STEP_GAE = KERNEL_GAE._replace(baseline=same_step_baseline())
 SAME_STEP_CRITIC = SAME_STEP_GAE._replace(critic=tuned(value_loss))
 """The critic bootstraps where the window ends, and nowhere else."""
@@ -270,8 +264,6 @@ _TABLE = {
     "off_policy_mask": (OFF_POLICY_MASK, "2512.02556"),
     "ppo": (PPO, "1707.06347"),
     "kernel_gae": (KERNEL_GAE, "2604.28005"),
-    "lstd_gae": (LSTD_GAE, "1705.07461"),
-    "recursive_lstd_gae": (RECURSIVE_LSTD_GAE, "1106.0707"),
     "same_step_gae": (SAME_STEP_GAE, "2402.14740"),
     "same_step_critic": (SAME_STEP_CRITIC, "2402.14740"),
     "vine_ppo": (VINE_PPO, "2410.01679"),

@@ -10,7 +10,7 @@ from flax import struct
 
 from grpo_jax.errors import ConfigError, KnownFields
 
-_BETWEEN_0_AND_1 = ("discount", "gae_lambda", "value_decay", "reference_decay", "covariance_fraction", "top_p", "min_p")
+_BETWEEN_0_AND_1 = ("discount", "gae_lambda", "reference_decay", "covariance_fraction", "top_p", "min_p")
 _NOT_NEGATIVE = (
     *("learning_rate", "final_learning_rate", "clip_low", "clip_high", "value_clip", "kl_limit"),
     *("observation_clip", "reward_clip", "temperature", "kernel_bandwidth"),
@@ -20,7 +20,7 @@ _BELOW_1 = ("beta1", "beta2", "warmup")
 # Divisors, and the limit of the gradient's norm: if it were 0, a gradient of 0 would be scaled by 0 / 0.
 _POSITIVE = (
     *("kl_target", "reference_interval", "sapo_tau_positive", "sapo_tau_negative", "adam_eps", "max_grad_norm"),
-    *("desired_kl", "value_ridge"),
+    "desired_kl",
 )
 _AT_LEAST_1 = {
     "max_episodes": "does not allow one iteration; leave it out for no limit",
@@ -69,10 +69,6 @@ class Hyperparams(KnownFields):
     """Trace of generalised advantage estimation: 0 is the one-step error, 1 is return minus value."""
     kernel_bandwidth: float = 0.2
     """Squared distance of two states, relative to the mean one, at which a kernel baseline's weight falls to 1/e."""
-    value_ridge: float = 1e-3
-    """Penalty of a least-squares baseline on its weights, in units of the features' mean squares."""
-    value_decay: float = 0.95
-    """Factor by which the weight of earlier rollouts falls in each iteration, in `recursive_lstd_baseline`."""
     clip_low: float = 0.2
     """The probability ratio is clipped from below at 1 - clip_low, so not at all with 1 or more; by gmpo at
     exp(-clip_low)."""

@@ -1,6 +1,5 @@
 """Every function on plain arrays takes numbers of any type, and computes with float32 at least."""
 
-import functools
 import inspect
 from collections.abc import Callable
 
@@ -39,7 +38,7 @@ def bound(function, *arguments, **options):
 
 def of_window(function, **options):
     """The function of the features, the final features and the rewards of a `Window`."""
-    flags = TERMINATED, TRUNCATED, MASK, jnp.roll(TERMINATED, 1, axis=0)
+    flags = TERMINATED, TRUNCATED, MASK
     return lambda *reals: function(baselines.Window(*reals, *flags), **options)
 
 
@@ -89,26 +88,6 @@ FUNCTIONS = {
     "kernel_values": (
         of_window(baselines.kernel_values, discount=0.9, bandwidth=0.2, relative=True, standardize=True),
         *((T, N, E), (F, N, E), STEPS),
-    ),
-    "lstd_values": (
-        of_window(baselines.lstd_values, discount=0.9, trace=0.8, ridge=0.1),
-        *((T, N, E), (F, N, E), STEPS),
-    ),
-    "recursive_lstd_values": (
-        of_window(
-            functools.partial(
-                baselines.recursive_lstd_values,
-                baselines.LeastSquares(*(np.float32(x) for x in (np.eye(E + 1), np.ones(E + 1), np.ones(E + 1))), 1.0),
-            ),
-            **{"discount": 0.9, "trace": 0.8, "ridge": 0.1, "decay": 0.5},
-        ),
-        *((T, N, E), (F, N, E), STEPS),
-    ),
-    "channel_correlations": (bound(baselines.channel_correlations, ..., 1), (T, 3, 4, 2)),
-    "scaling_of": (bound(baselines.scaling_of, ..., MASK), (T, N, E)),
-    "random_features": (
-        lambda x, mean: baselines.random_features(x, baselines.Scaling(mean, jnp.ones(E)), 5),
-        *((T, N, E), (E,)),
     ),
     "state_hash_values": (
         bound(baselines.state_hash_values, ..., ..., ..., MASK, ...),
@@ -171,7 +150,7 @@ FUNCTIONS = {
 }
 EXEMPT = {
     # By those that they are the parts of.
-    *("centred", "std", "is_usable", "with_constant", "lstd_steps", "lstd_weights"),
+    *("centred", "std"),
     *("missing", "mean_or_missing"),  # of metrics, which are of the default type
     "gigpo_advantage",  # makes a slot
     *("state_numbers", "prefix_hashes"),  # hash bits

@@ -73,7 +73,6 @@ class Window(NamedTuple):
     terminated: jax.Array  # [T, N] bool
     truncated: jax.Array  # [T, N] bool
     mask: jax.Array  # [T, N], true on the valid steps
-    is_first: jax.Array | None = None  # [T, N] bool: the first step of an episode; only for least squares
 
 
 def window_of(trajectory: Trajectory, features: jax.Array, final_features: jax.Array) -> Window:
@@ -84,5 +83,4 @@ def window_of(trajectory: Trajectory, features: jax.Array, final_features: jax.A
         trajectory.terminated,
         trajectory.truncated,
         trajectory.valid,
-        trajectory.is_first,
     )

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax.lax import broadcast_to_rank
 
 from grpo_jax.baselines.baseline import Baseline, Window, no_state, window_of, with_options
-from grpo_jax.baselines.features import observed
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.returns import bootstrapped_returns
+from grpo_jax.observations import flatten_observation, leading_shape
 from grpo_jax.precision import at_least_float32, exact_sum
-from grpo_jax.types import PyTree
+from grpo_jax.types import PyTree, Trajectory
 
 FAR = 1e30  # a squared distance beyond any
 CLOSEST = 1e-30  # bandwidths are no smaller
@@ -50,7 +50,7 @@ def kernel_values(
       state that is not finite, or whose square is not, counts as not valid, and its value is 0. With `relative` or
       `standardize` a rollout also enters its own values through the scale.
     """
-    features, final_features, rewards, terminated, truncated, mask, _ = window
+    features, final_features, rewards, terminated, truncated, mask = window
     (num_steps, num_envs), num_finals = rewards.shape, len(final_features)
     rewards = at_least_float32(rewards)
     features, final_features = (x.reshape(*x.shape[:2], -1) for x in (features, final_features))
@@ -164,6 +164,50 @@ def _squared_distances(a, b):
 def _comparable(x):
     """`[T, N]` bool: the distances of the states `[T, N, E]` from others are finite."""
     return jnp.isfinite(jnp.sum(jnp.square(at_least_float32(x)), axis=-1))
+
+
+def observed(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
+    """The observations themselves; several arrays are flattened into one (`flatten_observation`)."""
+    return flatten_observation(trajectory.observation, 2), flatten_observation(trajectory.final_observation, 2)
+
+
+def policy_features(trajectory: Trajectory, policy: Any, params: PyTree) -> tuple[jax.Array, jax.Array]:
+    """The features that the actor's head reads; for a transformer, its last hidden states.
+
+    Raises:
+      ValueError: the policy has no features, or is a transformer whose rollout has more than one episode.
+    """
+    if policy.features is None:
+        raise ValueError(
+            "this policy, a custom network, has no features for policy_features; give make_pure_policy "
+            "features=..., or use `observed`"
+        )
+    carry = jax.tree.map(lambda leaf: leaf[0], trajectory.carry)
+    begins = jnp.zeros((1, trajectory.valid.shape[1]), bool)
+    if policy.max_steps is not None:
+        return _transformer_features(trajectory, policy, params, carry, begins)
+
+    def of_final(observation, carry):
+        one_step = jax.tree.map(lambda leaf: leaf[None], observation)
+        return policy.features(params, one_step, carry, begins)[0]
+
+    return (
+        policy.features(params, trajectory.observation, carry, trajectory.is_first),
+        jax.vmap(of_final)(trajectory.final_observation, trajectory.final_carry),
+    )
+
+
+def _transformer_features(trajectory, policy, params, carry, begins):
+    """As `policy_features`. The final carry has no cache, so the final observation is read after all others."""
+    if leading_shape(trajectory.final_observation, 1) != (1,):
+        raise ValueError(
+            "policy_features of a transformer needs rollouts of one episode, as it reads a prompt only where a rollout "
+            "begins; use one-episode groups (start=FRESH), or `observed`"
+        )
+    both = trajectory.observation, trajectory.final_observation
+    observation = jax.tree.map(lambda *parts: jnp.concatenate(parts), *both)
+    features = policy.features(params, observation, carry, jnp.concatenate([trajectory.is_first, begins]))
+    return features[:-1], features[-1:]
 
 
 def kernel_baseline(

@@ -4,7 +4,6 @@ Trajectories are `[T, N]`. A value comes from the returns of other rollouts only
 policy gradient unbiased. Invalid steps, and those whose return is not finite, have no part in the values of others.
 """
 
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from grpo_jax.baselines.baseline import Baseline, no_state, with_options
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import same_step_leave_one_out
-from grpo_jax.objectives.returns import bootstrapped_returns, next_values
+from grpo_jax.objectives.returns import bootstrapped_returns
 from grpo_jax.observations import leading_shape
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import PyTree, Trajectory
@@ -166,39 +165,3 @@ def _window_returns(trajectory: Trajectory, hyperparams: Hyperparams) -> tuple[j
         trajectory.reward, final_value, trajectory.terminated, trajectory.truncated, discount=hyperparams.discount
     )
     return returns, final_value
-
-
-def boosted(first: Baseline, second: Baseline) -> Baseline:
-    """The sum of a baseline and of another one that is fitted to its errors, as in boosting.
-
-        V(s) = V1(s) + V2(s)
-
-    V1 is the first baseline on the rewards `r_t`, and V2 the second one on the temporal differences of the first:
-
-        r_t + discount V1(s_{t+1}) - V1(s_t)
-
-    In `boosted(same_step_baseline(), lstd_baseline())` V1 tells prompts apart and V2 the states of one rollout. V1
-    mixes the rewards of the rollouts that it compares, so V2 must be fitted without them. This holds for this pair, as
-    folds are whole groups, for its reverse, and after `recursive_lstd_baseline`. In other pairs, such as with
-    `kernel_baseline`, a rollout's own rewards enter its values, which biases the gradient.
-    """
-    pair = {"first": first, "second": second}
-    return Baseline(with_options(_boosted_init, **pair), with_options(_boosted, **pair))
-
-
-def _boosted_init(*arguments: Any, first: Baseline, second: Baseline) -> tuple[PyTree, PyTree]:
-    return first.init(*arguments), second.init(*arguments)
-
-
-def _boosted(
-    trajectory: Trajectory, state: tuple[PyTree, PyTree], *others: Any, first: Baseline, second: Baseline
-) -> tuple[jax.Array, jax.Array, tuple[PyTree, PyTree]]:
-    _, _, hyperparams, _ = others
-    value, final_value, first_state = first.apply(trajectory, state[0], *others)
-    next_value = jnp.where(trajectory.terminated, 0.0, next_values(value, final_value, trajectory.truncated))
-    errors = trajectory.reward + hyperparams.discount * next_value - value
-    unexplained = trajectory._replace(reward=jnp.where(trajectory.valid, errors, 0.0))
-    if trajectory.final_value is not None:  # of a critic, from which the second may bootstrap
-        unexplained = unexplained._replace(final_value=trajectory.final_value - final_value)
-    rest, final_rest, second_state = second.apply(unexplained, state[1], *others)
-    return value + rest, final_value + final_rest, (first_state, second_state)

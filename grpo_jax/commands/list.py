@@ -58,8 +58,6 @@ WORDS = {
     "off_policy_mask": "Bad sequences that have moved far from the behaviour are left out",
     "ppo": "GAE and a critic; environments continue across rollouts",
     "kernel_gae": "GAE without a critic: values from similar states of other environments",
-    "lstd_gae": "GAE without a critic network: least squares on the policy's features",
-    "recursive_lstd_gae": "GAE without a critic network: least squares on all past rollouts",
     "same_step_gae": "GAE on the group's mean return at the same step",
     "same_step_critic": "The same, with a critic where the window ends",
     "vine_ppo": "Values from rollouts that branch off every state",

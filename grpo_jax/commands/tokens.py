@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from grpo_jax import Config, Hyperparams, baselines, objectives
+from grpo_jax import Config, Hyperparams, objectives
 from grpo_jax.algorithms import by_name
 from grpo_jax.commands.harness.command import command, need_one_process
 from grpo_jax.commands.harness.limits import OutFile, Seeds, Share, Steps
@@ -40,7 +40,7 @@ class Arguments(StudyArguments):
     reward_hacking: bool = False
     """Add a small reward for the format: how it takes over from that for the right answer, and what prevents that."""
     values: bool = False
-    """Compare where the advantages of tokens come from: groups, a critic, least squares, Monte Carlo values."""
+    """Compare where the advantages of tokens come from: groups, a critic, Monte Carlo values."""
     variety: bool = False
     """Compare what keeps the variety of answers: an entropy bonus, KL penalties, clip-higher, pass@k."""
     num_seeds: Seeds = 5
@@ -118,20 +118,17 @@ def reward_hacking(arguments: Arguments) -> list[RunSpec]:
 
 
 def sources_of_values(arguments: Arguments) -> list[RunSpec]:
-    """Advantages of completions by groups, and of tokens by a critic, by least squares or by branches.
+    """Advantages of completions by groups, and of tokens by a critic or by branches.
 
     Without groups, each completion has its own prompt. "Mean of all" has as many prompts but no values
     of tokens, and so separates the effects of prompts and values.
     """
     plan = functools.partial(make_plan, arguments)
-    on_groups = {"baseline": baselines.boosted(baselines.same_step_baseline(), baselines.lstd_baseline())}
     return [
         plan("GRPO"),
         plan("RLOO", "rloo"),
         plan("mean of all", "reinforce_plus_plus", group_size=1),
         plan("PPO", "ppo"),
-        plan("LSTD", "lstd_gae"),
-        plan("LSTD on groups", "lstd_gae", on_groups, group_size=8),
         plan("Monte Carlo", "vine_ppo"),
     ]
 

@@ -12,24 +12,18 @@ from grpo_jax import PPO, Config, Hyperparams, make_init, make_train_step, objec
 from grpo_jax.algorithms import KERNEL_GAE, SAME_STEP_CRITIC, SAME_STEP_GAE, STATE_HASH
 from grpo_jax.baselines import (
     Window,
-    boosted,
     kernel_baseline,
     kernel_values,
-    lstd_baseline,
-    observed,
     policy_features,
-    same_step_baseline,
     state_hash_values,
-    stateless,
 )
 from grpo_jax.environments import make_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.groups import FRESH
-from grpo_jax.objectives import bootstrapped_returns, next_values, same_step_leave_one_out
+from grpo_jax.objectives import bootstrapped_returns, same_step_leave_one_out
 from grpo_jax.policies import MLP
 from grpo_jax.policies.normalization import initial_statistics, normalized
 from grpo_jax.rollouts.rollout import Simulator
-from grpo_jax.types import Trajectory
 from grpo_jax.updates.batch import make_batch
 
 T, N, F, E = 6, 5, 3, 4  # steps, rollouts, final states of each, elements of a state
@@ -442,68 +436,6 @@ def test_no_gradient_flows_into_values(rollout):
 
     gradient = jax.jit(jax.grad(total))(known_params((0.0, 0.0)))
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
-
-
-def test_a_boosted_baseline_fits_the_errors_of_the_first(rollout):
-    trajectory, seen = rollout[1], []
-
-    def second(trajectory, *others):
-        seen.append(trajectory.reward)
-        return jnp.full_like(trajectory.reward, 5.0), jnp.full_like(first[1], 7.0)
-
-    first = 0.1 * trajectory.reward + 3.0, np.arange(trajectory.final_observation.shape[1], dtype=np.float32)[None]
-    both = boosted(stateless(lambda *_: first), stateless(second))
-    value, final_value, _ = both.apply(trajectory, ((), ()), known_policy, None, HYPERPARAMS, 4)
-    np.testing.assert_allclose(value, first[0] + 5)
-    np.testing.assert_allclose(final_value, first[1] + 7)
-    following = np.where(trajectory.terminated, 0, next_values(*first, trajectory.truncated))
-    errors = trajectory.reward + HYPERPARAMS.discount * following - first[0]
-    np.testing.assert_allclose(seen[0], np.where(trajectory.valid, errors, 0), rtol=1e-6)
-    assert boosted(same_step_baseline(), lstd_baseline()) == boosted(same_step_baseline(), lstd_baseline())
-
-
-BY_STATES = lstd_baseline(features=observed)
-
-
-@pytest.mark.parametrize(
-    "baseline, num_envs, group_size",
-    [
-        (boosted(same_step_baseline(), BY_STATES), 96, 16),
-        pytest.param(boosted(BY_STATES, same_step_baseline()), 40, 4, marks=pytest.mark.slow),
-    ],
-    ids=["same step, lstd, large groups", "lstd, same step"],
-)
-def test_own_rewards_have_no_part_in_boosted_values(baseline, num_envs, group_size):
-    data = random_window(T, num_envs, 1, E)
-    trajectory = Trajectory(**dict.fromkeys(Trajectory._fields))._replace(
-        observation=data["features"],
-        final_observation=data["final_features"],
-        reward=data["rewards"],
-        **{name: data[name] for name in ("terminated", "truncated")},
-        valid=np.ones((T, num_envs), bool),
-        episode_length=np.arange(1, T + 1)[:, None] + np.zeros(num_envs, np.int32),
-    )
-
-    @jax.jit
-    def values(reward):
-        paid = jax.tree.map(jnp.asarray, trajectory._replace(reward=reward))
-        return baseline.apply(paid, ((), ()), None, None, HYPERPARAMS, group_size)[:2]
-
-    member = num_envs // 4 - 1  # the last of a quarter, which does not end with a group
-    before, after = values(data["rewards"]), values(data["rewards"] + np.float32(np.arange(num_envs) == member))
-    for old, new in zip(before, after, strict=True):
-        assert np.array_equal(old[:, member], new[:, member])
-    assert not np.allclose(before[0][:, member - 1], after[0][:, member - 1], atol=1e-2), "but in those of others"
-
-
-def test_a_boosted_baseline_bootstraps_once_from_a_critic(rollout):
-    def of_critic(trajectory, *others):
-        return jnp.zeros_like(trajectory.reward), trajectory.final_value
-
-    trajectory = rollout[1]._replace(final_value=np.full(rollout[1].final_observation.shape[:2], 3.0, np.float32))
-    both = boosted(stateless(of_critic), stateless(of_critic))
-    _, final_value, _ = both.apply(trajectory, ((), ()), known_policy, None, HYPERPARAMS, 4)
-    assert np.array_equal(final_value, trajectory.final_value)
 
 
 def test_what_cannot_be_compared_is_refused():

@@ -115,7 +115,7 @@ def test_mistakes_and_what_stays(tmp_path, monkeypatch):
     assert not any(map(can_grow, kept)) and all(map(can_grow, ("CartPole-v1", "brax:ant", "probes:Echo")))
 
 
-ALGORITHMS = "ppo", "grpo", "kernel_gae", "lstd_gae", "gspo"
+ALGORITHMS = "ppo", "grpo", "kernel_gae", "gspo"
 
 
 def check_sizes(environment, made, **fixed):

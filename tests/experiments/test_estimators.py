@@ -73,8 +73,8 @@ def test_states_are_worth_what_branches_from_them_are_paid():
 
 def test_an_unknown_estimator_is_refused(monkeypatch):
     monkeypatch.setattr(estimators, "exact_gradient", exact_gradient)
-    with pytest.raises(ConfigError, match="unknown estimator 'LSTD'.*LSTD \\+ GAE"):
-        estimators.main(estimators.Arguments(estimators=("LSTD",)))
+    with pytest.raises(ConfigError, match="unknown estimator 'RLOO'.*RLOO, fresh"):
+        estimators.main(estimators.Arguments(estimators=("RLOO",)))
 
 
 COMPARED = ("RLOO, fresh", "GAE, exact critic", "GAE, critic of half the value")

@@ -11,7 +11,6 @@ import jax
 
 from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import ALGORITHMS
-from grpo_jax.baselines import recursive_lstd_baseline, relative_positions
 from grpo_jax.commands.harness.suite_settings import BY_ENVIRONMENT, BY_SUITE
 from grpo_jax.environments import make_environment
 from grpo_jax.groups import ANCHORED
@@ -44,8 +43,6 @@ MINATAR = {"network": "mlp", "activation": "relu", "num_envs": 64, "learning_rat
 MINATAR_PPO = {"num_minibatches": 8, "entropy_coef": 0.01, "value_clip": 0.2, "gae_lambda": 0.8}
 MINATAR_BASELINES = {
     **{name: {"group_size": 32, "learning_rate": 2.5e-3, "gae_lambda": 0.95} for name in IN_ANCHORED_GROUPS},
-    "lstd_gae": {"learning_rate": 2.5e-3, "gae_lambda": 0.8},
-    "recursive_lstd_gae": {"gae_lambda": 0.8},
 }
 MINATAR_GRPO = {"num_envs": 32, "learning_rate": 2.5e-3}
 MINATAR_GAME = {"any": MINATAR, "ppo": MINATAR_PPO, "grpo": MINATAR_GRPO, **MINATAR_BASELINES}
@@ -60,9 +57,6 @@ TOKEN_SETTINGS = {
     "vine_ppo": {"num_envs": 64, "group_size": 1, "gae_lambda": 0.0, "learning_rate": 2e-4},
     **IN_GROUPS,
 }
-
-ON_RELATIVE_POSITIONS = recursive_lstd_baseline(features=relative_positions, fit_every=4)
-"""The baseline of `recursive_lstd_gae` for boards whose channels are kinds of things."""
 
 SUITE_SETTINGS = BY_SUITE | {"tokens": TOKEN_SETTINGS}
 """By the name before the colon."""

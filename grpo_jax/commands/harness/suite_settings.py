@@ -34,7 +34,7 @@ BY_SUITE: dict[str, dict[str, dict[str, Any]]] = {
         "ppo": {"num_envs": 16, "num_steps": 128},
         "grpo": {"num_envs": 64},
     },
-    "pgx": {"any": BOARD | {"network": "mlp"}, "ppo": {"num_steps": 64}, "lstd_gae": {"learning_rate": 2e-3}},
+    "pgx": {"any": BOARD | {"network": "mlp"}, "ppo": {"num_steps": 64}},
     # MuJoCo Playground publishes a discount of 0.995, rewards times 10, 2048 environments, 60 million steps.
     "playground": BRAX | {"any": BRAX["any"] | {"discount": 0.995}},
 }
