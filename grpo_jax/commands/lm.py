@@ -6,17 +6,15 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import tyro
 
 from grpo_jax import Config
 from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.commands.harness import language_training
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
-from grpo_jax.commands.harness.language_flags import TrainingArguments, parse
-from grpo_jax.commands.harness.token_runs import prompted
+from grpo_jax.commands.harness.language_flags import DEFAULTS, Arguments, parse
+from grpo_jax.commands.harness.language_training import prompted
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError, nearest
 from grpo_jax.groups import FRESH
@@ -39,34 +37,6 @@ SMALL_VOCABULARY = 4096
 
 STEPS_PER_CHECK = 16
 """The most tokens between two checks whether all completions have ended."""
-
-
-@dataclasses.dataclass(kw_only=True)
-class Arguments(TrainingArguments):
-    """Trains the model in a folder by rewards for its completions, and writes a folder of the same format."""
-
-    model: Path
-    """Folder of a Llama, Qwen2 or Qwen3 model: config.json, safetensors, tokenizer.json."""
-    prompts: Path
-    """JSON lines with prompt (a text) or messages (a chat), and fields for the rewards."""
-    reward: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE:NAME[=WEIGHT]")]
-    """A function (prompts, completions, **fields) -> numbers, by its import path; repeat the flag for several, whose
-    weighted sum is the reward."""
-    reward_model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FOLDER[=WEIGHT]")] = ()
-    """A model whose score of a completion is a further reward: a folder such as that of a
-    LlamaForSequenceClassification; repeat the flag for several."""
-    reward_label: str | None = None
-    """Name or number of the label whose logit is the score, if a reward model has several."""
-    step_separator: str | None = None
-    """Reward models score each step that ends with this text, such as '\\n', instead of the whole completion."""
-    held_out: str = "0.1"
-    """Held-out prompts: another file, or a share of the prompts."""
-    system_prompt: str | None = None
-    """A system message before each prompt; a prompt that is a text becomes the message of a user."""
-    stop_string: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A completion also ends once its text contains this, such as '</answer>' or '\\n'; repeat the flag for several."""
-    process_rewards: bool = False
-    """Pay rewards of steps within a completion where the steps end, for algorithms such as grpo_process."""
 
 
 def make_task(arguments: Arguments) -> LanguageTask:
@@ -102,7 +72,7 @@ def load_rewards(arguments: Arguments) -> tuple[Reward, ...]:
     return *map(load_reward, arguments.reward), *models
 
 
-def make_algorithm(arguments: TrainingArguments) -> Algorithm:
+def make_algorithm(arguments: Arguments) -> Algorithm:
     """The algorithm with rollouts that begin with a prompt, and KL to the model before training, if it has a weight.
 
     Raises ConfigError if the KL has a weight, but the algorithm has no such penalty.
@@ -114,8 +84,7 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
         penalties = tuple(penalty for penalty in found.penalties if penalty is not kl_to_behaviour)
         return found._replace(start=FRESH, penalties=penalties)
     # The default weight goes with every algorithm; only one that was chosen is refused.
-    default = type(arguments).__dataclass_fields__["hyperparams"].default_factory()
-    if algorithm.reference is None and np.any(kl_coef != default.kl_coef):
+    if algorithm.reference is None and np.any(kl_coef != DEFAULTS.kl_coef):
         raise ConfigError(
             f"--kl-coef {kl_coef} has no effect, as --algorithm {arguments.algorithm} has no KL penalty by "
             "design; leave out --kl-coef, or use another algorithm, such as grpo"
@@ -123,7 +92,7 @@ def make_algorithm(arguments: TrainingArguments) -> Algorithm:
     return algorithm
 
 
-def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
+def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
     truncated = arguments.hyperparams.truncates_sampling
@@ -148,7 +117,7 @@ def make_plan(arguments: TrainingArguments, task: LanguageTask) -> RunSpec:
     return RunSpec(arguments.algorithm, config, arguments.hyperparams, arguments.training_keys)
 
 
-def make_plans(arguments: TrainingArguments, task: LanguageTask) -> list[RunSpec]:
+def make_plans(arguments: Arguments, task: LanguageTask) -> list[RunSpec]:
     """The run, or one for each value of --sweep, which share a config that suits all of them."""
     if not arguments.sweep:
         return [make_plan(arguments, task)]
@@ -164,7 +133,7 @@ def make_plans(arguments: TrainingArguments, task: LanguageTask) -> list[RunSpec
     return make_grid([base], {name: numbers}, arguments.training_keys).plans
 
 
-def train(arguments: TrainingArguments, task: LanguageTask, starts: Sequence[Path]) -> None:
+def train(arguments: Arguments, task: LanguageTask, starts: Sequence[Path]) -> None:
     """Trains a model for each seed and writes the results: see `language_training.train`."""
     language_training.train(arguments, task, starts, make_plans(arguments, task))
 
@@ -179,4 +148,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    command(lambda: main(parse(Arguments)))
+    command(lambda: main(parse()))

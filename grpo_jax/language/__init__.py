@@ -11,6 +11,7 @@ from grpo_jax.language.rewards import Reward, load_reward, overlong
 from grpo_jax.language.saving import save_model, save_trained
 from grpo_jax.language.scorer import Scorer, load_scorer
 from grpo_jax.language.task import LanguageTask
+from grpo_jax.language.tiny import make_tiny_model
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.language.weights import load_params
 
@@ -34,6 +35,7 @@ __all__ = [
     "load_reward",
     "load_scorer",
     "load_tokenizer",
+    "make_tiny_model",
     "overlong",
     "read_prompts",
     "sample_completions",

@@ -11,7 +11,8 @@ from grpo_jax.commands.harness import parsing
 from grpo_jax.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = [path for each in ("*.md", "docs/*.md", "experiments/results/*/README.md") for path in REPOSITORY.glob(each)]
+PATTERNS = "README.md", "CONTRIBUTING.md", "docs/*.md", "experiments/results/*/README.md"
+PAGES = [path for pattern in PATTERNS for path in REPOSITORY.glob(pattern)]
 COMMAND = re.compile(r"(?:grpo-jax|python -m(?= experiments)) ((?:experiments\.)?[a-z][\w-]*)((?: [^`|]*)?)")
 RUN = {f"--{name.replace('_', '-')}" for part in (Config, Hyperparams) for name in part.__dataclass_fields__}
 

@@ -22,9 +22,11 @@ COMPLETIONS = np.array(
 SETTINGS = {"num_held_out": 2, "num_samples": 2, "num_final": 4, "sample_every": 2, "correct_at": 1.0}
 
 
-def score(_, completions):
-    """A reward of 1 for a first token of 5, and one of the number of tokens."""
-    return np.stack([completions[..., 0] == 5, (completions >= 0).sum(-1)], axis=-1).astype(float)
+def judge(_, completions):
+    """A reward of 1 for a first token of 5, and one of the number of tokens, which applies to those of several."""
+    lengths = (completions >= 0).sum(-1)
+    values = np.stack([completions[..., 0] == 5, lengths * (lengths > 1)], axis=-1)
+    return values.astype(float), np.stack([lengths > 0, lengths > 1], axis=-1)
 
 
 def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None):
@@ -35,7 +37,7 @@ def curves(folder, *, received=(), checkpoint_every=None, stop_at_reward=None):
         num_training=1,
         tokens=np.zeros((3, 4), int),
         times=SimpleNamespace(stop=lambda: None, take=lambda: seconds),
-        score=score,
+        judge=judge,
         rewards=[SimpleNamespace(name="five", weight=1.0), SimpleNamespace(name="length", weight=0.0)],
         is_cut=lambda completions: (completions >= 0).all(-1),
         all_prompts=SimpleNamespace(contents=["a", "b", [{"role": "user", "content": "c"}]]),
@@ -63,14 +65,14 @@ def test_a_point_has_the_means_of_each_seed(tmp_path, capsys):
     assert [point["iteration"] for point in measured.points] == [0, 2, 5], "every second, and the last"
     point = json.loads((tmp_path / "held_out.json").read_text())[1]
     assert point["tokens"] == [200, 200]
-    assert point["rewards"] == {"five": [0.5, 0.75], "length": [2.5, 1.75]}
-    assert point["greedy"] == {"five": [1.0, 0.0], "length": [1.5, 1.5]}
+    assert point["rewards"] == {"five": [0.5, 0.75], "length": [2.5, 2.5]}
+    assert point["greedy"] == {"five": [1.0, 0.0], "length": [2.0, 2.0]}
     assert point["length_of_correct"] == [2.5, 2.0]
     assert point["cut"] == [0.5, 0.25] and point["all_equal"] == [1.0, 0.5]
     assert point["pass_at_k"] == {"1": [0.5, 0.75], "2": [0.5, 1.0]}
     printed = capsys.readouterr().out
     assert "rollouts 200 tokens/s, updates 400 tokens/s, rewards 25% of the time" in printed
-    assert "Held-out prompts after 2 iterations: five 0.625, length 2.125; pass@1 0.625, pass@2 0.750" in printed
+    assert "Held-out prompts after 2 iterations: five 0.625, length 2.500; pass@1 0.625, pass@2 0.750" in printed
     measured.finish()
     assert (tmp_path / "held_out.png").exists()
     assert "| five, greedy | 0.500" in (tmp_path / "held_out.md").read_text()

@@ -27,16 +27,12 @@ REFUSED = {
     "evaluate": ["--seed -1", "--num-episodes 0"],
     "play": ["--fps 0.001", "--fps nan", "--num-episodes 99999999999"],
     "tokens": ["--total-steps 0", "--target 0", "--target nan", "--num-seeds 0"],
-    "reasoning": ["--num-seeds 0", "--target 1.5", "--largest 0", "--vocab-size 10", "--accuracy nan"],
-    "tiny-language-model": ["--context 0", "--num-layers 0", "--seed -1"],
-    "values": ["--gae-lambda nan", "--before 0 5", "--before", "--num-seeds 0"],
     "gymnax-suite": ["--steps-factor 1e300"],
     "family": ["--algorithms", "--total-steps 0"],
     "token-speed": ["--seconds -1", "--repeats 0"],
-    "language-memory": ["--completion-lengths 0", "--completion-lengths"],
     "estimators": ["--num-groups 0"],
 }
-NEEDED = {"evaluate": "runs/a", "play": "runs/a", "tiny-language-model": "--out a --prompts b"}
+NEEDED = {"evaluate": "runs/a", "play": "runs/a"}
 
 
 def arguments_of(name):
@@ -53,7 +49,7 @@ def test_a_value_without_a_meaning_is_refused(name, flags):
         parse(arguments_of(name), [*NEEDED.get(name, "").split(), *flags.split()])
 
 
-@pytest.mark.parametrize("name, flag", [("evaluate", "--out"), ("play", "--out"), ("tokens", "--warm-start")])
+@pytest.mark.parametrize("name, flag", [("evaluate", "--out"), ("play", "--out")])
 def test_a_folder_in_place_of_a_file_is_refused(name, flag):
     with pytest.raises(ConfigError, match=rf"^{flag} \. is a folder; name a file in it, such as results.json"):
         parse_flags(arguments_of(name), [*NEEDED.get(name, "").split(), flag, "."])

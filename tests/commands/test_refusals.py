@@ -3,27 +3,20 @@
 import errno
 import fcntl
 import sys
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import serialization
-from probes import difference
-from rich.console import Console
 
 from experiments import family
 from grpo_jax import TrainState
-from grpo_jax.commands import plot, tokens, train
-from grpo_jax.commands.harness import token_runs
+from grpo_jax.commands import plot, train
 from grpo_jax.commands.harness.command import command, join_processes
 from grpo_jax.errors import ConfigError
-from grpo_jax.policies import Transformer
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.run_spec import RunSpec
-from grpo_jax.training.imitation import WarmStart
 from grpo_jax.training.progress import Chunk, initial_progress
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
@@ -141,50 +134,6 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
         fcntl.flock(held_by_another, fcntl.LOCK_EX)
         said = refused(capsys, lambda: start(*SAVED, "--resume", "--out", str(tmp_path)))
     assert "another process is writing" in said and contents(tmp_path) == {}
-
-
-def test_several_processes_on_a_token_task(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    said = refused(capsys, lambda: tokens.main(tokens.Arguments(out=tmp_path / "out")))
-    assert "leave --coordinator out" in said and not (tmp_path / "out").exists()
-
-
-OTHERWISE = {
-    "target": ({"target": 0.25}, "target is 0.25 here, and 0.5 in the warm start"),
-    "rate": ({"learning_rate": 1e-2}, "learning_rate is 0.01 here, and 0.001 in"),
-    "seed": ({"keys": jax.random.split(jax.random.key(1), 2)}, "keys is"),
-    "layers": ({"num_layers": 1}, "num_layers is '1' here"),
-    "other weights": ({}, "other has other params than"),
-}
-
-
-@pytest.mark.parametrize("changes, message", OTHERWISE.values(), ids=OTHERWISE)
-def test_a_warm_start_made_otherwise(changes, message, tmp_path, monkeypatch):
-    weights = iter((np.zeros((2, 3)), np.ones((2, 3))))
-    accuracy, updates = np.full(2, 0.5), np.full(2, 25)
-    monkeypatch.setattr(token_runs, "warm_start", lambda *_, **__: WarmStart(next(weights), accuracy, updates))
-
-    def start(*paths, num_layers=2, **changes):
-        task = SimpleNamespace(task=SimpleNamespace(name="sort-2"))
-        config = SimpleNamespace(env=task, network=Transformer(num_layers=num_layers))
-        arguments = {"keys": jax.random.split(jax.random.key(0), 2), "target": 0.5, "learning_rate": 1e-3} | changes
-        paths = [tmp_path / path for path in paths]
-        return token_runs.load_or_make_warm_start(config, **arguments, paths=paths, console=Console(quiet=True))
-
-    begun = start("kept", "copy")
-    assert not difference(start("copy").params, begun.params)
-    start("other")
-    before = contents(tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        start("kept", **changes) if changes else start("kept", "other")
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("content", [b"{}", b"", serialization.msgpack_serialize({"params": 1})])
-def test_a_file_that_is_no_warm_start(content, tmp_path):
-    (tmp_path / "kept").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"kept is not a warm start .*; name another file \(--warm-start\)"):
-        token_runs._read_warm_start(tmp_path / "kept", {})
 
 
 def test_two_runs_of_one_name(tmp_path, capsys):

@@ -10,10 +10,10 @@ import pytest
 from language_models import CHAT, CHATML, MODEL_TYPES, make_params
 
 from grpo_jax.commands.from_gguf import Arguments, main
-from grpo_jax.commands.tiny_language_model import END, train_tokenizer
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import load_architecture, load_model, load_params, save_model
 from grpo_jax.language.gguf_files import convert_gguf, gguf_in_package
+from grpo_jax.language.tiny import END, train_tokenizer
 from grpo_jax.language.weights import published_weights
 from grpo_jax.policies import Transformer, categorical, make_token_policy
 

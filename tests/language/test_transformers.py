@@ -11,7 +11,6 @@ import pytest
 from language_models import CHAT, MODEL_TYPES, TEMPLATES, make_model
 
 from grpo_jax.commands import lm
-from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.language import load_architecture, load_model, load_params, save_trained
 from grpo_jax.policies import categorical, make_token_policy
 
@@ -67,7 +66,7 @@ def test_a_trained_folder_answers_as_the_command_says(tmp_path, monkeypatch, fla
     small = "--num-prompts 2 --group-size 4 --num-samples 2 --num-final 4 --num-iterations 2 --max-completion 12"
     files = f"--model {folder} --prompts prompts.jsonl --held-out prompts.jsonl --reward my_rewards:lengths"
     fixed = "--learning-rate 3e-2 --num-held-out 6 --no-compilation-cache --out out"
-    lm.main(parse_flags(lm.Arguments, f"{files} {small} {fixed} {flags}".split()))
+    lm.main(lm.parse(f"{files} {small} {fixed} {flags}".split()))
     saved = "out/adapter" if flags else "out/model"
     kind = peft.AutoPeftModelForCausalLM if flags else transformers.AutoModelForCausalLM
     model, tokenizer = kind.from_pretrained(saved), transformers.AutoTokenizer.from_pretrained(saved)

@@ -1,8 +1,11 @@
-"""The flags of training a language model by rewards: those of `grpo-jax lm` and `grpo-jax reasoning`."""
+"""The flags of `grpo-jax lm`."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
 
 from grpo_jax import Hyperparams
 from grpo_jax.algorithms import by_name
@@ -12,12 +15,35 @@ from grpo_jax.commands.harness.settings import settings
 from grpo_jax.commands.harness.study import RecordingArguments, StudyArguments
 from grpo_jax.policies import Transformer
 
-T = TypeVar("T")
+DEFAULTS = Hyperparams(learning_rate=1e-5, num_iterations=100, discount=1.0, gae_lambda=1.0)
 
 
 @dataclasses.dataclass(kw_only=True)
-class TrainingArguments(StudyArguments):
-    """The flags of training by rewards, for any model and any prompts."""
+class Arguments(StudyArguments):
+    """Trains the model in a folder by rewards for its completions, and writes a folder of the same format."""
+
+    model: Path
+    """Folder of a Llama, Qwen2 or Qwen3 model: config.json, safetensors, tokenizer.json."""
+    prompts: Path
+    """JSON lines with prompt (a text) or messages (a chat), and fields for the rewards."""
+    reward: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE:NAME[=WEIGHT]")]
+    """A function (prompts, completions, **fields) -> numbers, by its import path; repeat the flag for several, whose
+    weighted sum is the reward."""
+    reward_model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FOLDER[=WEIGHT]")] = ()
+    """A model whose score of a completion is a further reward: a folder such as that of a
+    LlamaForSequenceClassification; repeat the flag for several."""
+    reward_label: str | None = None
+    """Name or number of the label whose logit is the score, if a reward model has several."""
+    step_separator: str | None = None
+    """Reward models score each step that ends with this text, such as '\\n', instead of the whole completion."""
+    held_out: str = "0.1"
+    """Held-out prompts: another file, or a share of the prompts."""
+    system_prompt: str | None = None
+    """A system message before each prompt; a prompt that is a text becomes the message of a user."""
+    stop_string: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """A completion also ends once its text contains this, such as '</answer>' or '\\n'; repeat the flag for several."""
+    process_rewards: bool = False
+    """Pay rewards of steps within a completion where the steps end, for algorithms such as grpo_process."""
 
     max_completion: Count = 256
     """The most tokens of a completion."""
@@ -73,28 +99,30 @@ class TrainingArguments(StudyArguments):
     """Completions of each held-out prompt, for pass@k with k up to this."""
     correct_at: Finite = 1.0
     """For pass@k a completion is correct if its first reward is at least this."""
-    hyperparams: Hyperparams = dataclasses.field(
-        default_factory=lambda: Hyperparams(learning_rate=1e-5, num_iterations=100, discount=1.0, gae_lambda=1.0)
-    )
+    hyperparams: Hyperparams = DEFAULTS
     recording: RecordingArguments = dataclasses.field(default_factory=lambda: RecordingArguments(policies=False))
 
 
 @dataclasses.dataclass
 class Chosen:
-    """The flag on which the defaults of others depend."""
+    """The flags on which the defaults of others depend."""
 
-    algorithm: str = TrainingArguments.algorithm
+    algorithm: str = Arguments.algorithm
+    total_steps: float | None = None
+    num_iterations: float | None = None
 
 
-def parse(arguments: type[T], flags: Sequence[str] | None = None) -> T:
-    """Parses the flags of a class of `TrainingArguments`; clip widths are by default those of the algorithm.
+def parse(flags: Sequence[str] | None = None) -> Arguments:
+    """Parses the flags; clip widths are by default those of the algorithm, and a budget replaces the default one.
 
     Raises ConfigError if the algorithm is unknown.
     """
-    algorithm = peek(Chosen, flags).algorithm
-    by_name(algorithm)
-    tuned = settings("tokens:", algorithm)
-    widths = {name: tuned[name] for name in ("clip_low", "clip_high") if name in tuned}
-    default = object.__new__(arguments)  # what it lacks are the defaults of its class
-    default.hyperparams = arguments.__dataclass_fields__["hyperparams"].default_factory().replace(**widths)
-    return parse_flags(arguments, flags, default=default)
+    chosen = peek(Chosen, flags)
+    by_name(chosen.algorithm)
+    tuned = settings("tokens:", chosen.algorithm)
+    changes = {name: tuned[name] for name in ("clip_low", "clip_high") if name in tuned}
+    if chosen.total_steps is not None and chosen.num_iterations is None:
+        changes["num_iterations"] = None
+    default = object.__new__(Arguments)  # what it lacks are the defaults of its class
+    default.hyperparams = DEFAULTS.replace(**changes)
+    return parse_flags(Arguments, flags, default=default)

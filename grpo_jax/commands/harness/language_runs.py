@@ -194,7 +194,8 @@ class HeldOutCurves:
         rows = [[*pair, *parts] for *pair, parts in zip(self._texts(), texts, values.tolist(), strict=True)]
         changed = [] if self._before is None else np.flatnonzero((values != self._before).any(-1)).tolist()
         self._before = values
-        chosen = list(dict.fromkeys([*range(NUM_SHOWN // 2), *changed, *range(len(rows))]))[:NUM_SHOWN]
+        first = range(min(NUM_SHOWN // 2, len(rows)))
+        chosen = list(dict.fromkeys([*first, *changed, *range(len(rows))]))[:NUM_SHOWN]
         for prompt, text, *parts in (rows[index] for index in chosen):
             scores = ", ".join(f"{name} {value:g}" for name, value in zip(names, parts, strict=True))
             self._console.print(f"  {prompt!r} -> {text!r} ({scores})", soft_wrap=True)

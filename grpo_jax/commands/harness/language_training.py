@@ -4,15 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_jax import TrainState
+import jax
+
+from grpo_jax import Algorithm, Config, TrainState, with_reference
 from grpo_jax.commands.harness.language_folders import load_actors, save_models
 from grpo_jax.commands.harness.language_runs import HeldOutCurves, held_out_reward
 from grpo_jax.commands.harness.study import Study
-from grpo_jax.commands.harness.token_runs import params_from_warm_start
+from grpo_jax.config import kept_with
+from grpo_jax.groups import FRESH
 from grpo_jax.language import LanguageTask, RewardError
+from grpo_jax.objectives import kl_to_behaviour
+from grpo_jax.policies import add_lora
 from grpo_jax.recording import RunSpec
 from grpo_jax.recording.files import folder_name
 from grpo_jax.recording.folder_lock import StopSignal, deferred_signals
+from grpo_jax.types import PyTree
 
 
 def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plans: Sequence[RunSpec]) -> None:
@@ -58,3 +64,31 @@ def _train(arguments: Any, study: Study, plan: RunSpec, starts: Sequence[Path], 
         raise RewardError(f"{error}. Nothing before is lost: {advice}") from error
     study.add(run._replace(result=run.result._replace(states=None)))
     return run.result.states
+
+
+def prompted(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with rollouts that begin with a prompt; a KL penalty is to the policy before training.
+
+    Algorithms that have no KL penalty by design, such as DAPO, get none; those with values of states do.
+    """
+    algorithm = algorithm._replace(start=FRESH)
+    has_values = algorithm.critic is not None or algorithm.baseline is not None or algorithm.num_branches
+    has_kl = kl_to_behaviour in algorithm.penalties or has_values
+    return with_reference(algorithm) if has_kl else algorithm
+
+
+def params_from_warm_start(config: Config, actor: PyTree, keys: jax.Array) -> PyTree:
+    """Parameters of a policy whose networks, also the critic, are copies of an actor, with new heads.
+
+    With LoRA the actor gets fresh adapters. Each leaf of the actor is `[R, ...]`.
+    """
+
+    def init(key, actor):
+        if config.network.adapter is not None:
+            actor = add_lora(config.network, {"actor": actor}, key)["actor"]
+        return {
+            name: {part: actor.get(part, value) for part, value in network.items()}
+            for name, network in config.policy.init(key).items()
+        }
+
+    return kept_with(config, ("params from a warm start",), lambda: jax.jit(jax.vmap(init)))(keys, actor)

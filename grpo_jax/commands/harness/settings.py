@@ -5,7 +5,7 @@ Each is a field of `Config`, of its network or of `Hyperparams`, and the default
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -153,29 +153,3 @@ def make_network(network: str, fields: Mapping[str, Any], environment: Any, env_
         env = make_environment(environment, dict(env_params))
         shown = env.observation, env.prompt is not None
     return dataclasses.replace(resolve_network(network, *shown), **fields)
-
-
-class TokenTask(NamedTuple):
-    """The length of training and the warm start of a token task."""
-
-    total_steps: int  # tokens that each seed may sample
-    target: float  # sampled accuracy at which the warm start ends
-    learning_rate: float = 5e-4  # of the warm start
-
-
-TOKEN_TASKS = {
-    "sort": TokenTask(total_steps=1_000_000, target=0.5),
-    "addition": TokenTask(total_steps=2_500_000, target=0.7, learning_rate=3e-3),
-    "calculator": TokenTask(total_steps=1_000_000, target=0.1, learning_rate=1e-3),
-    "countdown": TokenTask(total_steps=2_500_000, target=0.4, learning_rate=3e-3),
-}
-"""By the name without the size."""
-
-# A warm start so short that most groups contain no right answer, so that a reward for the format dominates.
-REWARD_HACKING = TokenTask(total_steps=200_000, target=0.02)
-
-
-def token_task(task: str) -> TokenTask:
-    """For the name of a task, such as "sort-5"."""
-    others = TokenTask(total_steps=4_000_000, target=0.5, learning_rate=1e-3)
-    return TOKEN_TASKS.get(task.partition("-")[0], others)
