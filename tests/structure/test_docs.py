@@ -10,6 +10,7 @@ import pytest
 
 import grpo_jax
 from grpo_jax import Algorithm, Config, Hyperparams, make_init, make_train_step, objectives
+from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.environments import make_environment
 from grpo_jax.environments.suites import SUITES
 from grpo_jax.environments.tokens import TASKS
@@ -128,6 +129,8 @@ def test_the_recorded_run_goes_on(tmp_path, monkeypatch):
 
 def test_lists_on_pages_are_whole():
     slots, _, _ = PAGES["algorithms.md"].partition("## The published algorithms")
+    published = PAGES["algorithms.md"].partition("## The published algorithms")[2]
+    assert set(re.findall(r"^\| `(\w+)` \|", published, flags=re.MULTILINE)) == ALGORITHMS.keys()
     flags = {name for name, default in Algorithm._field_defaults.items() if default is False}
     assert set(re.findall(r"^\| `(\w+)` \|", slots, flags=re.MULTILINE)) == set(Algorithm._fields) - flags
     optimizers = set(re.findall(r'^\| `"(\w+)"`', PAGES["optimizers.md"], flags=re.MULTILINE))
