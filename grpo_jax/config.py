@@ -225,7 +225,7 @@ class Config(KnownFields):
         if self.is_transformer:  # a critic also reads the last token, for its value
             options = {"max_steps": self.env.max_steps + critic, "logits_chunk": self.logits_chunk}
         else:
-            options = {"fused_layers": self.plan.fused_layers, "steps_per_loop": self.plan.steps_per_loop}
+            options = {"steps_per_loop": self.plan.steps_per_loop}
         return self.network(self.env.observation, distribution, critic, **options)
 
     @classmethod

@@ -11,7 +11,6 @@ from jax.extend.core import jaxprs_in_params
 
 from grpo_jax import Hyperparams, baselines, objectives
 from grpo_jax.environments.tokens import rewards
-from grpo_jax.objectives.reductions import weighted_sums
 from grpo_jax.policies import sampling
 from grpo_jax.types import Batch, Prediction, Trajectory
 
@@ -101,7 +100,6 @@ FUNCTIONS = {
     "mean_of_sequence_sums": (bound(objectives.mean_of_sequence_sums, ...), STEPS),
     "sum_over_horizon": (bound(objectives.sum_over_horizon, ...), STEPS),
     "weighted_sum": (bound(objectives.weighted_sum, ..., ...), STEPS, STEPS),
-    "weighted_sums": (lambda x, w: jnp.stack(weighted_sums([x, x], [w, w], stacked=True)), STEPS, STEPS),
     "value_loss": (bound(objectives.value_loss, ..., ...), STEPS, STEPS),
     "value_loss, clipped": (bound(objectives.value_loss, ..., ..., ..., clip=0.3), STEPS, STEPS, STEPS),
     "explained_variance": (bound(objectives.explained_variance, ..., ..., MASK), STEPS, STEPS),

@@ -28,10 +28,6 @@ class ExecutionPlan:
     """The most samples of a minibatch whose gradient is computed at once."""
     skips_empty_parts: bool
     """Parts without a valid sample are skipped, by a loop of traced length."""
-    stacked_sums: bool
-    """The loss and its metrics are one reduction of a stack of arrays: fewer launches."""
-    fused_layers: bool
-    """Dense layers with few inputs or outputs are sums that XLA fuses with their neighbours: fewer bytes."""
     steps_per_check: int = 0
     """Rollouts of one episode each stop when all have ended: the most steps between two checks; 0: they do not stop."""
 
@@ -51,8 +47,6 @@ CPU = ExecutionPlan(
     num_reset_draws=8,
     samples_per_part=512,
     skips_empty_parts=True,
-    stacked_sums=False,
-    fused_layers=False,
 )
 
 GPU = ExecutionPlan(
@@ -62,8 +56,6 @@ GPU = ExecutionPlan(
     num_reset_draws=0,
     samples_per_part=2**21,
     skips_empty_parts=False,
-    stacked_sums=True,
-    fused_layers=True,
 )
 
 TPU = GPU

@@ -5,7 +5,6 @@ are 0 if no step is valid. Weights are computed for a whole minibatch and split 
 gradient of its parts is the gradient of the whole, under every reduction.
 """
 
-from collections.abc import Sequence
 
 import chex
 import jax
@@ -70,23 +69,8 @@ def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
     give NaN: replace masked *inputs*, as `grpo_loss` does. Weights get no gradient.
     """
     chex.assert_equal_shape([values, weights])
-    return jnp.sum(_weighted(values, weights))
-
-
-def weighted_sums(
-    values: Sequence[jax.Array], weights: Sequence[jax.Array], *, stacked: bool = False
-) -> list[jax.Array]:
-    """`weighted_sum` of several values of equal shape; `stacked`: in one reduction, which a GPU launches at once."""
-    chex.assert_equal_shape([*values, *weights])
-    weighted = [_weighted(value, weight) for value, weight in zip(values, weights, strict=True)]
-    if not stacked:
-        return [jnp.sum(value) for value in weighted]
-    return list(jnp.sum(jnp.stack([value.reshape(-1) for value in weighted]), axis=1))
-
-
-def _weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
     values, weights = at_least_float32(values), at_least_float32(weights)
-    return weights * jnp.where(weights == 0, 0.0, values)
+    return jnp.sum(weights * jnp.where(weights == 0, 0.0, values))
 
 
 def missing() -> float:

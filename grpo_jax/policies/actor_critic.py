@@ -26,7 +26,6 @@ class Network(nn.Module):
 
     torso: Callable  # (leaves [N, ...]) -> [N, features]; creates its layers inside this module
     recurrent: Callable | None  # () -> a layer of `policies.recurrent`
-    fused_layers: bool  # of the heads; the dense layers have their own
     heads: tuple[Head, ...]
     keys: tuple[str, ...] | None  # of a dict of observations, those that this network sees; None: all
 
@@ -48,10 +47,7 @@ class Network(nn.Module):
         if self.recurrent:
             x, carry = self.recurrent()(x.reshape(*batch_shape, -1), carry, is_first)
             x = x.reshape(-1, x.shape[-1])
-        outputs = [
-            Dense(head.num_outputs, kernel_init=orthogonal(head.init_gain), fused=self.fused_layers)(x)
-            for head in self.heads
-        ]
+        outputs = [Dense(head.num_outputs, kernel_init=orthogonal(head.init_gain))(x) for head in self.heads]
         return [output.reshape(*batch_shape, -1) for output in outputs], x.reshape(*batch_shape, -1), carry
 
     def initial_carry(self, num_envs: int) -> Any:

@@ -63,15 +63,12 @@ class Dense(nn.Module):
     kernel_init: Callable = dataclasses.field(default_factory=nn.initializers.lecun_normal)
     param_dtype: Any = jnp.float32  # of kernel and bias
     adapter: Adapter | None = None
-    fused: bool = False  # the product is `fused_dense`; for inputs [N, features] and with a bias
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[..., inputs]` to `[..., features]`."""
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), self.param_dtype) if self.use_bias else None
-        if self.fused:
-            return fused_dense(x, kernel, bias)
         adapter = []
         if self.adapter is not None:
             shape = x.shape[-1], self.adapter.rank
@@ -82,77 +79,6 @@ class Dense(nn.Module):
         if adapter:
             y += self.adapter.scale * product(product(x, adapter[0]), adapter[1])
         return y if bias is None else y + broadcast_to_rank(bias, y.ndim)
-
-
-NARROW = 8
-"""The most inputs or outputs of a layer that `fused_dense` computes one by one."""
-
-
-@jax.custom_vjp
-def fused_dense(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """`x @ kernel + bias`, laid out so that an accelerator moves few bytes.
-
-    A matrix product reads its operands from memory and writes its result to it, also where one side is narrow, such as
-    the observations of CartPole and the heads of a policy. XLA fuses a sum of products of columns into the operations
-    around it. The gradient of a bias is one more column, of ones. Integers are converted in each product, which reads
-    a quarter of the bytes of float32.
-
-    Args:
-      x: `[N, inputs]`, of any dtype.
-      kernel: `[inputs, outputs]`.
-      bias: `[outputs]`.
-
-    Returns:
-      `[N, outputs]`.
-    """
-    return _narrow_product(x, kernel) + bias[None]
-
-
-def _fused_backward(residuals, gradient):
-    x, kernel = residuals
-    into_x = _narrow_product(gradient, kernel.T) if jnp.issubdtype(x.dtype, jnp.floating) else None
-    x = _as_float(x)
-    if is_narrow(x):
-        both = _sum_of_outer_products(jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1), gradient)
-        return into_x, both[:-1], both[-1]
-    into_kernel = _sum_of_outer_products(gradient, x).T if is_narrow(gradient) else x.T @ gradient
-    return into_x, into_kernel, jnp.sum(gradient, axis=0)
-
-
-fused_dense.defvjp(lambda x, kernel, bias: (fused_dense(x, kernel, bias), (x, kernel)), _fused_backward)
-
-
-def is_narrow(x: jax.Array) -> bool:
-    """Whether `[N, columns]` has at most `NARROW` columns."""
-    return x.shape[1] <= NARROW
-
-
-def _narrow_product(x, kernel):
-    """`x @ kernel`."""
-    x = _as_float(x)
-    return sum(x[:, i : i + 1] * kernel[i][None] for i in range(x.shape[1])) if is_narrow(x) else x @ kernel
-
-
-def _as_float(x):
-    """Integers as float32. If only one product reads a conversion, XLA fuses it, so this makes a separate one."""
-    return x if jnp.issubdtype(x.dtype, jnp.floating) else optimization_barrier(x).astype(jnp.float32)
-
-
-def _sum_of_outer_products(narrow, x):
-    """`narrow.T @ x`, `[N, k]` and `[N, m]` to `[k, m]`, in one pass over `x`.
-
-    XLA must fuse the `[N, k, m]` products with their sum. TPU: write it as a broadcast. GPU: write it as a stack. The
-    other form is materialised in memory, on a GPU from a million rows on (jax 0.10.2).
-    """
-    return jax.lax.platform_dependent(narrow, x, tpu=_sum_of_broadcast, default=_sum_of_stack)
-
-
-def _sum_of_broadcast(narrow, x):
-    return jnp.sum(narrow[:, :, None] * x[:, None, :], axis=0)
-
-
-def _sum_of_stack(narrow, x):
-    return jnp.sum(jnp.stack([narrow[:, i : i + 1] * x for i in range(narrow.shape[1])], axis=1), axis=0)
 
 
 def orthogonal(scale: float) -> Callable:
@@ -203,7 +129,6 @@ def mlp(
     activation: Callable,
     scale: float,
     layer_norm: bool = False,
-    fused: bool = False,
 ) -> jax.Array:
     """Dense layers with orthogonal weights and zero biases, created inside the flax module that calls this function.
 
@@ -213,19 +138,12 @@ def mlp(
       activation: applied after each layer.
       scale: gain of the initial weights.
       layer_norm: normalise the features of each layer before the activation (https://arxiv.org/abs/1607.06450).
-      fused: the layers are laid out for an accelerator (`fused_dense`).
 
     Returns:
-      `[N, features]` float32; with `fused` and without layers, integers stay integers.
+      `[N, features]` float32.
     """
-    x = x.reshape(x.shape[0], -1)
-    if not fused or jnp.issubdtype(x.dtype, jnp.floating):
-        x = x.astype(jnp.float32)
+    x = x.reshape(x.shape[0], -1).astype(jnp.float32)
     for size in hidden_sizes:
-        was_narrow = is_narrow(x)
-        x = Dense(size, kernel_init=orthogonal(scale), fused=fused)(x)
+        x = Dense(size, kernel_init=orthogonal(scale))(x)
         x = activation(nn.LayerNorm()(x) if layer_norm else x)
-        if fused and was_narrow:
-            # Otherwise XLA stores the sums and repeats the activation, which it does not fuse into the gradient's sums.
-            x = optimization_barrier(x)
     return x

@@ -99,7 +99,6 @@ class MLP(KnownFields):
         distribution: Distribution,
         critic: bool,
         *,
-        fused_layers: bool = False,
         steps_per_loop: int = 1,
     ) -> Policy:
         """The policy.
@@ -108,7 +107,6 @@ class MLP(KnownFields):
           observation: shape and dtype of each array of one observation.
           distribution: the family of action distributions; its free parameters are one trainable vector.
           critic: whether to make a critic. Without one, it has no parameters and costs nothing.
-          fused_layers: dense layers are laid out for an accelerator (`dense.fused_dense`).
           steps_per_loop: steps of a recurrent layer in one iteration of a compiled loop.
         """
         if self.actor_observation is not None:
@@ -120,8 +118,8 @@ class MLP(KnownFields):
         def make(*heads, sizes=None, activation=None, keys=None):
             layer = {"activation": getattr(nn, activation or self.activation), "scale": self.hidden_init_gain}
             sizes = self.hidden_sizes if sizes is None else sizes
-            dense = functools.partial(mlp, hidden_sizes=sizes, layer_norm=self.layer_norm, fused=fused_layers, **layer)
-            return Network(self._torso(seen(observation, keys), dense, layer), recurrent, fused_layers, heads, keys)
+            dense = functools.partial(mlp, hidden_sizes=sizes, layer_norm=self.layer_norm, **layer)
+            return Network(self._torso(seen(observation, keys), dense, layer), recurrent, heads, keys)
 
         actor, value = Head(distribution.num_outputs, self.actor_init_gain), Head(1, self.critic_init_gain)
         if critic and self.shared_critic:

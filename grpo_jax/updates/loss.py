@@ -9,7 +9,7 @@ from grpo_jax.config import Config
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.divergences import k3, k3_from_behaviour
 from grpo_jax.objectives.ratios import importance_ratio
-from grpo_jax.objectives.reductions import weighted_sums
+from grpo_jax.objectives.reductions import weighted_sum
 from grpo_jax.policies import Policy
 from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.policies.scoring import score
@@ -99,7 +99,7 @@ def loss(
 
     weighed = [*means.values(), *losses.values(), *penalties]
     weights = [per_step] * len(means) + [batch.weight] * (len(losses) + len(penalties))
-    sums = weighted_sums(weighed, weights, stacked=config.plan.stacked_sums)
+    sums = list(map(weighted_sum, weighed, weights))
     metrics = dict(zip([*means, *losses], sums, strict=False))
     total = metrics["loss/policy"] + sum(sums[len(means) + len(losses) :])
     if algorithm.critic is not None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.policies.convolutions import patches
-from grpo_jax.policies.dense import _sum_of_broadcast, _sum_of_stack, fused_dense, orthogonal, product, side_by_side
+from grpo_jax.policies.dense import orthogonal, product, side_by_side
 
 
 def curve(product, kernel, inputs):
@@ -20,48 +20,6 @@ def test_gradients_of_the_dense_product(shape, outputs):
     both = jax.jit(lambda *arguments: [jax.grad(curve, (1, 2))(f, *arguments) for f in (product, jnp.matmul)])
     for ours, plain in zip(*both(kernel, inputs), strict=True):
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "inputs, outputs, dtype",
-    [(4, 16, jnp.float32), (16, 2, jnp.float32), (16, 16, jnp.float32), (3, 5, jnp.int8), (16, 16, jnp.int8)],
-)
-def test_the_fused_layer_is_a_dense_layer(inputs, outputs, dtype):
-    rng = np.random.default_rng(0)
-    x = (3 * rng.normal(size=(10, inputs))).astype(dtype)
-    kernel, bias = rng.normal(size=(inputs, outputs)), rng.normal(size=outputs)
-
-    @jax.jit
-    def differentiate(kernel, bias):
-        def curve(kernel, bias):
-            values = fused_dense(x, kernel, bias)
-            return jnp.sum(jnp.sin(values)), values
-
-        return jax.grad(curve, (0, 1), has_aux=True)(kernel, bias)
-
-    gradients, values = differentiate(np.float32(kernel), np.float32(bias))
-    expected = x.astype(np.float64) @ kernel + bias
-    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
-    slope = np.cos(expected)
-    for gradient, of_dense in zip(gradients, (x.astype(np.float64).T @ slope, slope.sum(0)), strict=True):
-        np.testing.assert_allclose(gradient, of_dense, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("outputs", [3, 9])
-def test_a_product_is_the_same_with_a_gradient_as_without(outputs):
-    """On an accelerator products round their inputs: another one in the update would make a first ratio differ."""
-
-    def products(layer):
-        lowered = jax.jit(layer).lower(jnp.ones((4, 16)), jnp.ones((16, outputs)), jnp.zeros(outputs))
-        return [line.strip() for line in lowered.as_text().splitlines() if "dot_general" in line]
-
-    assert products(fused_dense) and products(fused_dense) == products(lambda *inputs: jax.vjp(fused_dense, *inputs)[0])
-
-
-@pytest.mark.parametrize("total", [_sum_of_broadcast, _sum_of_stack])
-def test_sums_of_outer_products_are_a_product_on_every_device(total):
-    narrow, x = jax.random.normal(jax.random.key(0), (10, 3)), jax.random.normal(jax.random.key(1), (10, 7))
-    np.testing.assert_allclose(total(narrow, x), np.asarray(narrow).T @ np.asarray(x), rtol=1e-5, atol=1e-5)
 
 
 def test_many_kernels_at_once_and_second_derivatives():
