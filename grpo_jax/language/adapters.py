@@ -11,7 +11,7 @@ from grpo_jax.language.saving import copy_tokenizer, model_files
 from grpo_jax.language.weights import actor_params, published_names, split_outputs
 from grpo_jax.policies import Transformer
 from grpo_jax.policies.transformer import DTYPES
-from grpo_jax.recording.files import Arrays, write_arrays, write_json
+from grpo_jax.recording.files import Arrays, as_path, write_arrays, write_json
 from grpo_jax.types import PyTree, by_path
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -39,7 +39,7 @@ def save_adapter(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
             "context than its config.json; use save_trained, which adds them to the weights"
         )
     arrays = adapter_weights(model.architecture, params, dtype)
-    with model_files(Path(folder)) as new:
+    with model_files(as_path(folder)) as new:
         copy_tokenizer(model.folder, new)
         write_json(new / ADAPTER_CONFIG, describe_adapter(model, sorted({name.split(".")[-3] for name in arrays})))
         write_arrays(new / ADAPTER, arrays, {"format": "pt"})

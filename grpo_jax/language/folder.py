@@ -1,11 +1,13 @@
 """What reads a model folder: its files, and the packages of the extra `lm`."""
 
+import contextlib
 import importlib
 from pathlib import Path
 from types import ModuleType
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import pip_install
+from grpo_jax.recording.files import as_path
 
 
 def need(package: str) -> ModuleType:
@@ -25,12 +27,15 @@ def file_in(folder: str | Path, name: str) -> Path:
     Raises:
       ConfigError: the path leads elsewhere, or to something that is not a file.
     """
-    path = Path(folder) / name
+    folder = as_path(folder)
+    path = folder / name
     try:
-        inside, found = Path(folder).resolve(), path.resolve()
+        inside, found = folder.resolve(), path.resolve()
         allowed = [inside, *([inside.parents[1] / "blobs"] if inside.parent.name == "snapshots" else [])]
         is_inside = any(found.is_relative_to(each) for each in allowed)
         is_other = found.exists() and not found.is_file()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()  # of a loop of links, which `resolve` takes from Python 3.13 on
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or not a name
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not is_inside:

@@ -16,7 +16,7 @@ from grpo_jax.language.saving import model_files
 from grpo_jax.language.weights import WEIGHTS, finite, published_weights
 from grpo_jax.policies import Transformer, categorical, make_token_policy
 from grpo_jax.policies.transformer import DTYPES
-from grpo_jax.recording.files import write_arrays, write_json
+from grpo_jax.recording.files import as_path, write_arrays, write_json
 
 # Names of tensors, by those of transformers.
 _NAMES = {
@@ -50,7 +50,7 @@ def convert_gguf(path: str | Path, folder: str | Path, *, dtype: str = "float32"
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
-    path = Path(path)
+    path = as_path(path)
     reader = _open(path)
     field = _fields(path, reader)
     architecture, context = _architecture(path, field, {tensor.name: tensor.shape for tensor in reader.tensors})
@@ -73,7 +73,7 @@ def convert_gguf(path: str | Path, folder: str | Path, *, dtype: str = "float32"
     numbers = {"bos_token_id": special.get("bos"), "eos_token_id": ends if len(ends) > 1 else ends[0]}
     numbers["pad_token_id"] = special.get("pad", ends[0])
     description = describe_architecture(architecture, vocab_size=size, context=context) | numbers
-    with model_files(Path(folder)) as new:
+    with model_files(as_path(folder)) as new:
         (new / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
         write_json(new / "tokenizer_config.json", about)
         write_json(new / "generation_config.json", numbers)

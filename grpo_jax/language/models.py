@@ -12,7 +12,7 @@ from grpo_jax.errors import ConfigError, as_count
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.tokenizer import Tokenizer, load_tokenizer
 from grpo_jax.policies import Transformer
-from grpo_jax.recording.files import describe_kind, fits, read_object
+from grpo_jax.recording.files import as_path, describe_kind, fits, read_object
 
 # For each supported `model_type`: fields of `Transformer` beyond the sizes, and the class in transformers.
 MODEL_TYPES = {
@@ -81,7 +81,7 @@ def load_model(
     Raises:
       ConfigError: a file is missing, the model has a feature that this transformer lacks, or no end token is known.
     """
-    folder = Path(folder)
+    folder = as_path(folder)
     published = read_config(folder)
     tokenizer = load_tokenizer(folder, template_variables=template_variables, date=date)
     architecture, context = load_architecture(folder, **changes), published.get("max_position_embeddings") or UNLIMITED
@@ -103,7 +103,7 @@ def load_architecture(folder: str | Path, **changes: Any) -> Transformer:
     Raises:
       ConfigError: if the model has a feature that this transformer lacks, or the file is damaged.
     """
-    path, published = Path(folder) / "config.json", read_config(folder)
+    path, published = as_path(folder) / "config.json", read_config(folder)
     model_type = published.get("model_type")
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"{path}: model_type={model_type!r} is not supported; use one of {', '.join(MODEL_TYPES)}")
@@ -164,7 +164,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     try:
         published = read_object(path)
     except ConfigError as error:
-        files = [Path(folder), *Path(folder).glob("*.gguf")]
+        files = [as_path(folder), *as_path(folder).glob("*.gguf")]
         if gguf := next((file for file in files if file.suffix == ".gguf"), None):
             advice = f"make one: grpo-jax from-gguf {gguf} --out model"
             raise ConfigError(f"{gguf} is not a model folder; {advice}") from error

@@ -11,6 +11,7 @@ import numpy as np
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import as_messages
 from grpo_jax.language.tokenizer import Prompt, Tokenizer, pad_left
+from grpo_jax.recording.files import as_path
 
 RESERVED = ("prompt", "messages", "prompts", "completions", "completion_ids", "max_completion")
 """Names that a field for the rewards may not have."""
@@ -38,7 +39,7 @@ class Prompts(NamedTuple):
 
 def read_prompts(path: str | Path) -> Prompts:
     """The prompts in a file of JSON lines, see `as_prompts`; ConfigErrors name the line. Empty lines are skipped."""
-    path = Path(path)
+    path = as_path(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # texts may contain other separators
     except (OSError, ValueError) as error:

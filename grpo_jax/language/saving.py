@@ -15,7 +15,7 @@ from grpo_jax.language.tokenizer import FILES, Tokenizer
 from grpo_jax.language.weights import WEIGHTS, actor_params, published_weights
 from grpo_jax.policies import Transformer
 from grpo_jax.policies.transformer import DTYPES
-from grpo_jax.recording.files import new_files, write_arrays, write_json
+from grpo_jax.recording.files import as_path, new_files, write_arrays, write_json
 from grpo_jax.types import PyTree
 
 
@@ -32,7 +32,7 @@ def save_trained(folder: str | Path, model: LanguageModel, params: PyTree, *, dt
       ConfigError: for another dtype, or params of another architecture.
     """
     description = read_config(model.folder) | changed_fields(model, len(actor_params(params)["embedding"]))
-    with model_files(Path(folder)) as new:
+    with model_files(as_path(folder)) as new:
         copy_tokenizer(model.folder, new)
         _write(new, model.architecture, params, description, dtype)
 
@@ -76,7 +76,7 @@ def save_model(
     about |= {"model_max_length": context, "clean_up_tokenization_spaces": False}
     if chat_template is not None:
         about["chat_template"] = chat_template
-    with model_files(Path(folder)) as new:
+    with model_files(as_path(folder)) as new:
         (new / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         write_json(new / "tokenizer_config.json", about)
         write_json(new / "generation_config.json", {"eos_token_id": number, "pad_token_id": number})

@@ -21,6 +21,7 @@ from grpo_jax.language.tokenizer import Prompt
 from grpo_jax.language.weights import load_scorer_params
 from grpo_jax.policies import Transformer
 from grpo_jax.policies.token_policy import text_features
+from grpo_jax.recording.files import as_path
 from grpo_jax.types import PyTree
 
 SHORTEST = 16
@@ -158,7 +159,7 @@ def load_scorer(
       ConfigError: a file is missing, the folder has no scorer, its tokenizer is another model's, or the label is
         unknown.
     """
-    folder, published = Path(folder), read_config(folder)
+    folder, published = as_path(folder), read_config(folder)
     kinds = published.get("architectures") or ["a model without architectures in config.json"]
     if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
         raise ConfigError(
@@ -182,9 +183,9 @@ def load_scorer(
 
 def load_reward_model(path: str, **options: Any) -> Reward:
     """The reward FOLDER or FOLDER=WEIGHT by a scorer, with the name of its folder; see `load_scorer`."""
-    folder, weight = (path, 1.0) if Path(path).exists() else read_weight(path)
+    folder, weight = (path, 1.0) if as_path(path).exists() else read_weight(path)
     scorer = load_scorer(folder, **options)
-    return Reward(Path(folder).resolve().name, scorer, weight)
+    return Reward(as_path(folder).resolve().name, scorer, weight)
 
 
 def _label_index(folder: Path, names: dict[str, str], num_labels: int, label: str | None) -> int:

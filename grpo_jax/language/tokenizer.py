@@ -13,7 +13,7 @@ from grpo_jax.environments.tokens import PAD
 from grpo_jax.errors import ConfigError
 from grpo_jax.language.chat import ChatTemplate, Messages, as_messages, load_chat_template, special_tokens
 from grpo_jax.language.folder import file_in, need
-from grpo_jax.recording.files import fits, read_object
+from grpo_jax.recording.files import as_path, fits, read_object
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
@@ -184,7 +184,7 @@ def load_tokenizer(
     Raises:
       ConfigError: a file or a package is missing, no end token is named, or the template reads no such variable.
     """
-    folder = Path(folder)
+    folder = as_path(folder)
     path = file_in(folder, "tokenizer.json")
     if not path.exists():
         raise ConfigError(

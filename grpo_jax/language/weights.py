@@ -14,7 +14,7 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.language.folder import file_in
 from grpo_jax.language.models import load_architecture, read_config
 from grpo_jax.policies import Transformer, categorical, make_token_policy, merge_lora
-from grpo_jax.recording.files import fits, read_object
+from grpo_jax.recording.files import as_path, fits, read_object
 from grpo_jax.types import PyTree, by_path
 
 WEIGHTS = "model.safetensors"
@@ -71,7 +71,7 @@ def load_scorer_params(folder: str | Path) -> tuple[PyTree, jax.Array]:
       folder: as for `load_params`, which also has the errors.
     """
     architecture = dataclasses.replace(load_architecture(folder), tie_embeddings=True)
-    head = _reader(Path(folder))("score.weight")
+    head = _reader(as_path(folder))("score.weight")
     if head.ndim != 2 or head.shape[1] != architecture.width:
         raise ConfigError(
             f"the checkpoint {str(folder)!r} has score.weight of another size than its config.json implies: "
@@ -82,7 +82,7 @@ def load_scorer_params(folder: str | Path) -> tuple[PyTree, jax.Array]:
 
 def _load(folder: str | Path, architecture: Transformer) -> PyTree:
     """The parameters of the network."""
-    tensor, params = _reader(Path(folder)), {}
+    tensor, params = _reader(as_path(folder)), {}
     tensor(f"model.layers.{architecture.num_layers - 1}.input_layernorm.weight")  # before a name for each layer is made
     for path, names in published_names(architecture).items():
         parts = [tensor(name).T if path.endswith("kernel") else tensor(name) for name in names]

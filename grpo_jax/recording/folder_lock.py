@@ -39,23 +39,23 @@ def lock_run_folder(path: Path, *, resume: bool = False) -> None:
       OSError: the folder cannot be written to.
     """
     try:
-        path = path.resolve()
+        path = Path(os.path.realpath(path))
         _check_usable(path, resume)
         if path not in _locks:
             made = [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
             _locks[path] = _Lock(_lock(path), made, {*path.iterdir()} - {path / ".lock"})
     except FileExistsError:
         raise
-    except (OSError, RuntimeError) as error:  # the second: links that lead to themselves
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = error.strerror or error
         raise OSError(f"{path} cannot be written to: {reason}. Choose another folder (--out).") from error
 
 
 def _check_usable(path: Path, resume: bool) -> None:
     advice = "Nothing was written. Choose another folder (--out), or move the old one away"
     for part in (path, *path.parents):
-        if part.exists() and not part.is_dir():
-            raise FileExistsError(f"{part} is a file, so it cannot be the folder of a run. {advice}.")
+        if os.path.lexists(part) and not part.is_dir():
+            raise FileExistsError(f"{part} is a file or a broken link, so it cannot be the folder of a run. {advice}.")
     for name in () if resume else (SUMMARY_FILE, METRICS_FILE):
         if (path / name).exists():
             more = "; or go on with it (resume=True, --resume)" if (path / "checkpoints").is_dir() else ""
@@ -93,7 +93,7 @@ def clean_up_on_error(directory: Path = Path("/")) -> Iterator[None]:
     except SystemExit:
         raise
     except BaseException:
-        for path in sorted((path for path in _locks if path.is_relative_to(directory.resolve())), reverse=True):
+        for path in sorted((path for path in _locks if path.is_relative_to(os.path.realpath(directory))), reverse=True):
             lock = _locks[path]
             new = {*path.iterdir()} - lock.before
             metrics = path / METRICS_FILE, *(part / METRICS_FILE for part in new)

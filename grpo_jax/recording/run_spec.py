@@ -131,13 +131,13 @@ def prepare_folder(directory: Path, specs: Sequence[RunSpec], *, resume: bool, s
       ConfigError: with `resume`, it contains another run.
     """
     checkpoints, metrics = directory / subfolder / "checkpoints", directory / METRICS_FILE
+    lock_run_folder(directory, resume=resume)
     begun = (directory / SUMMARY_FILE).exists() or (metrics.exists() and metrics.stat().st_size > 0)
     if resume and begun and not checkpoints.is_dir():
         raise FileExistsError(
             f"{directory} holds a run without checkpoints, so it cannot be resumed. Nothing was written. Choose "
             "another folder (--out), or move the old one away."
         )
-    lock_run_folder(directory, resume=resume)
     if not checkpoints.is_dir():
         return
     folders = {spec.folder for spec in specs}

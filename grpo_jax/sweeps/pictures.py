@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo_jax.recording.figures import legend_below, panels, plot_settings, ranked_settings
+from grpo_jax.recording.files import as_path
 from grpo_jax.recording.statistics import describe_seeds
 from grpo_jax.sweeps.grid import Value
 from grpo_jax.sweeps.result import SweepResult, SweptSetting
@@ -44,7 +45,7 @@ def plot(
         else:
             ranked = ranked_settings(each)
         blocks |= {", ".join(filter(None, (name, label))): block for label, block in ranked.items()}
-    return plot_settings(environment, blocks, None if path is None else Path(path), metric)
+    return plot_settings(environment, blocks, None if path is None else as_path(path), metric)
 
 
 def plot_axes(result: SweepResult, path: Path) -> None:

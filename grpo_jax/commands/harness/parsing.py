@@ -8,6 +8,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import tyro
@@ -51,6 +52,9 @@ def peek(arguments: type[T], flags: Sequence[str] | None = None) -> T:
 
 def _parse(arguments, flags, default=None, registry=None, complete=lambda values: None, allow_unknown=False):
     flags = sys.argv[1:] if flags is None else list(flags)
+    flags = [
+        re.sub(r"^(--[\w-]+=|)~(?=/|$)", rf"\g<1>{Path.home()}", word) for word in flags
+    ]  # a shell leaves --out=~/x
     if "--help-all" in flags:
         flags = ["--help"]
     elif {"-h", "--help"} & {*flags} and len(found := flat_fields(arguments, default)) > FEW:
