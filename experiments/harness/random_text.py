@@ -28,4 +28,4 @@ def random_text(prompt_length: int, num_steps: int, vocab_size: int) -> Environm
         return transition(time + 1, action, jax.random.normal(key) * last, False, last)
 
     observation, space = jax.ShapeDtypeStruct((), jnp.int32), Discrete(vocab_size)
-    return Environment("random text", reset, step, {}, observation, space, None, num_steps, prompt)
+    return Environment("random text", reset, step, {}, observation, space, None, num_steps, prompt=prompt)

@@ -4,7 +4,6 @@ import json
 import subprocess
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,16 +19,6 @@ def test_flops_of_the_matrix_products():
     for environment, critic, whole in (("CartPole-v1", True, 227_200), ("CartPole-v1", False, 114_432)):
         config = workloads.make_config(environment, Size(8), critic)
         assert workloads.forward_flops(config) + 4 * workloads.gradient_flops(config) == whole
-
-
-@pytest.mark.slow
-def test_ours_and_the_reference_make_the_same_number_of_gradient_steps():
-    for critic in (True, False):
-        config = workloads.make_config("CartPole-v1", size := Size(8, num_epochs=2), critic)
-        state, metrics = jax.jit(workloads.ours(config).step)(workloads.ours(config).init(jax.random.key(0)))
-        count = [leaf for leaf in jax.tree.leaves(state.opt_state) if jnp.issubdtype(leaf.dtype, jnp.integer)]
-        assert [int(leaf) for leaf in count] == [size.num_gradient_steps] == [8]
-        assert float(metrics["environment/steps"]) == size.num_samples == 8 * 128
 
 
 def test_a_mistake_costs_nothing(tmp_path):
@@ -74,11 +63,8 @@ def test_smallest_run(tmp_path):
     )
     record = json.loads(out.read_text())
     assert plot.stat().st_size > 1000
-    names = [row["implementation"] for row in record["results"] if row["num_seeds"] == 1]
-    expected = [name for name in workloads.IMPLEMENTATIONS if name != "rejax PPO" or reference.rejax_version()]
-    parts = ("random actions", "rollout alone", "update alone", "networks alone", "products alone")
-    assert names == [*expected, *(f"{name}, {part}" for name in ("PPO", "GRPO") for part in parts)]
-    assert [row["implementation"] for row in record["results"] if row["num_seeds"] == 2] == expected
+    names = [row["implementation"] for row in record["results"] if row["num_seeds"] == 2]
+    assert names == [name for name in workloads.IMPLEMENTATIONS if name != "rejax PPO" or reference.rejax_version()]
     for row in record["results"]:
         low, middle, high = (row[f"steps_per_second{end}"] for end in ("_low", "", "_high"))
         assert 0 < low <= middle <= high

@@ -10,7 +10,6 @@ from small import begin
 from experiments import estimators
 from experiments.harness import tabular
 from grpo_jax import Config
-from grpo_jax.errors import ConfigError
 from grpo_jax.policies import MLP
 from grpo_jax.rollouts.collect import monte_carlo_values
 from grpo_jax.rollouts.rollout import Simulator
@@ -69,12 +68,6 @@ def test_states_are_worth_what_branches_from_them_are_paid():
     expected = exact.values[state.environment.at]
     spread = 3.0 / np.sqrt(256)  # returns of some seven rewards of deviation 1
     assert np.abs(values - expected).max() < 4 * spread and np.abs(values - expected).mean() < spread
-
-
-def test_an_unknown_estimator_is_refused(monkeypatch):
-    monkeypatch.setattr(estimators, "exact_gradient", exact_gradient)
-    with pytest.raises(ConfigError, match="unknown estimator 'RLOO'.*RLOO, fresh"):
-        estimators.main(estimators.Arguments(estimators=("RLOO",)))
 
 
 COMPARED = ("RLOO, fresh", "GAE, exact critic", "GAE, critic of half the value")

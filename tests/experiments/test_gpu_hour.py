@@ -1,6 +1,5 @@
 """The hour on a GPU: what it would run, that it goes on where it stopped, and its page; no GPU is needed."""
 
-import dataclasses
 import importlib
 import json
 import subprocess
@@ -44,9 +43,6 @@ def test_what_is_measured_is_not_measured_again_and_what_failed_is(tmp_path, mon
     broken.clear()
     gpu_hour.main(arguments)
     assert ran == [None, "purejaxrl-cartpole"]
-    ran.clear()
-    gpu_hour.main(dataclasses.replace(arguments, out=tmp_path / "other", minutes=1.0))
-    assert ran == [None] and f"{len(SHAPES)} measurements are left" in capsys.readouterr().out
 
 
 def test_the_page_has_a_whole_training_beside_the_published_one(tmp_path):
@@ -73,6 +69,4 @@ def test_every_piece_runs_small(tmp_path, capsys):
     page = (tmp_path / "smoke" / "README.md").read_text()
     assert page.startswith("# A smoke test")
     assert all(f"## {title}" in page for title in ("Published trainings", "Settings", "Language models"))
-    agreement = json.loads((tmp_path / "smoke" / "agreement" / "devices" / "agreement.json").read_text())["results"]
-    assert len(agreement) == 5 and all(row["parameters"] == 0 < row["step"] for row in agreement)
     assert "Tests on the device: 1, of which 0 failed" in page

@@ -14,6 +14,7 @@ import experiments
 from experiments import pretrained, pretrained_speed, published_cartpole
 from experiments.harness import pretrained_tasks
 from experiments.harness.hidden import HiddenCartPole
+from experiments.harness.random_text import random_text
 from grpo_jax.sweeps.runs import Run
 from grpo_jax.training.progress import RunResult
 
@@ -66,6 +67,11 @@ def test_a_study_runs_on_its_smallest_flags(name, tmp_path, monkeypatch, capsys)
     for path in written:
         assert path.suffix != ".json" or json.loads(path.read_text())
         assert path.suffix != ".png" or path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_texts_that_are_measured_have_prompts():
+    environment = random_text(prompt_length=5, num_steps=2, vocab_size=9)
+    assert environment.prompt(0, {}).shape == (5,) and not environment.limit_terminates
 
 
 def test_the_last_episodes_are_weighted_by_iteration():
