@@ -3,7 +3,6 @@
 import json
 
 import jax.numpy as jnp
-import pytest
 from probes import Probe
 
 from experiments import environments
@@ -17,12 +16,6 @@ class Infinite(Probe):
         return observation, state, reward * jnp.inf, terminated, info
 
 
-class Suite:
-    """Imports a package that is missing."""
-
-    names = staticmethod(lambda: __import__("a_missing_package"))
-
-
 def test_a_row_says_what_is_wrong(tmp_path, capsys):
     names = ("probes:Probe", "test_environment_table:Infinite", "probes:Missing")
     environments.main(environments.Arguments(environments=names, num_envs=2, num_steps=7, out=tmp_path))
@@ -31,13 +24,3 @@ def test_a_row_says_what_is_wrong(tmp_path, capsys):
     assert rows["test_environment_table:Infinite"]["problem"] == "a reward is not finite"
     assert rows["probes:Missing"]["problem"].startswith("ConfigError: ")
     assert "1 of 3 environments have no problem" in capsys.readouterr().out
-
-
-def test_a_suite_that_is_not_installed_is_left_out_or_named(monkeypatch, capsys):
-    monkeypatch.setattr(environments, "SUITES", {"some": Suite})
-    monkeypatch.setattr(environments, "LISTED", ("some",))
-    assert environments.all_names(()) == []
-    assert "some is not installed, so it is left out" in capsys.readouterr().out
-    for name, message in (("some", r"some is not installed: pip install '.\[some\]'"), ("sone", "did you mean 'some'")):
-        with pytest.raises(ValueError, match=message):
-            environments.all_names((name,))

@@ -106,16 +106,6 @@ def test_a_hidden_number_changes_the_rewards_as_it_says():
     assert period > 1 and sum(delayed) == 30 and delayed[: 2 * period] == ([0.0] * (period - 1) + [float(period)]) * 2
 
 
-def test_few_hidden_values_are_all_drawn_and_only_seen_if_observed():
-    environment, keys = HiddenCartPole(observed=True), jax.random.split(jax.random.key(0), 100)
-    params = environment.default_params.replace(num_values=5)
-    observation, state = jax.jit(jax.vmap(environment.reset_env, (0, None)))(keys, params)
-    np.testing.assert_array_equal(np.unique(state.hidden), [-1.0, -0.5, 0.0, 0.5, 1.0])
-    np.testing.assert_array_equal(observation["hidden"][:, 0], state.hidden)
-    observation, _ = jax.jit(jax.vmap(HiddenCartPole().reset_env, (0, None)))(keys, params)
-    assert observation.shape == (100, 4)
-
-
 def test_held_out_prompts_are_new():
     """No adjective or subject, animal or food, pair of numbers, or noun is also trained on."""
     parts = {
