@@ -228,6 +228,10 @@ class Config(KnownFields):
             options = {"steps_per_loop": self.plan.steps_per_loop}
         return self.network(self.env.observation, distribution, critic, **options)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles the fields alone: what was made of them (functions, programs) is made again."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     @classmethod
     def _unknown_field(cls, name: str, value: Any) -> str:
         for network in NETWORKS.values():

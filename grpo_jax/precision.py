@@ -30,3 +30,31 @@ def at_least_float32(x: jax.Array) -> jax.Array:
 def nan_where(condition: jax.Array) -> jax.Array:
     """NaN where the condition is true, else 0. A constant NaN would stop `jax_debug_nans` whatever the condition."""
     return 0.0 / jnp.where(condition, 0.0, 1.0)
+
+
+ROUNDING = 16.0
+"""Two results of one computation that differ by at most this many eps of their size are equal.
+
+Measured between the programs of a rollout and of its update, and between sums of the same rewards on different paths:
+see `above_rounding`.
+"""
+
+
+def above_rounding(difference: jax.Array, *numbers: jax.Array, least: float = 0.0) -> jax.Array:
+    """The difference; 0, with slope 0, where rounding alone may have made it from equal numbers.
+
+        0  if |difference| <= ROUNDING eps max(least, |numbers|)
+
+    eps is that of float32 or float64, and one more of the numbers' own where they come in half precision.
+
+    Args:
+      difference: any shape; NaN and infinite ones stay.
+      numbers: of shapes that broadcast with it: what it is a difference of, or the sum of the absolute values of what
+        that is a sum of. One that is not finite has no size.
+      least: the smallest size that counts.
+    """
+    sizes = [jnp.abs(at_least_float32(number)) for number in numbers]
+    size = functools.reduce(jnp.maximum, [jnp.where(jnp.isfinite(size), size, 0.0) for size in sizes])
+    half = sum({float(jnp.finfo(number.dtype).eps) for number in numbers if number.dtype in (jnp.float16, jnp.bfloat16)})
+    floor = (ROUNDING * float(jnp.finfo(size.dtype).eps) + half) * jnp.maximum(size, least)
+    return jnp.where(jnp.abs(difference) <= jax.lax.stop_gradient(floor), 0.0, difference)

@@ -2,8 +2,8 @@
 
 Scores are `[num_groups, group_size]`, one number for each rollout: the members of a group (rollouts from the same
 start) are on the last axis. The result has the same shape, and the units of the scores unless it is normalised. A group
-whose scores are all equal gets exactly 0, at any magnitude of the scores. A NaN spoils its own group only, except where
-an estimator normalises over the batch.
+whose scores are equal up to rounding gets exactly 0, at any magnitude of the scores. A NaN spoils its own group only,
+except where an estimator normalises over the batch.
 
 Numbers for single steps are time-major, `[T, N]`: rollout `g * group_size + i` is member `i` of group `g`. A mask is
 true on the valid steps; values on the others, NaN included, are ignored, and the advantage there is 0.
@@ -21,7 +21,7 @@ from jax.lax import broadcast_to_rank
 
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.whitening import centred, std
-from grpo_jax.precision import at_least_float32
+from grpo_jax.precision import above_rounding, at_least_float32
 from grpo_jax.types import Trajectory
 
 __all__ = ["batch_normalized", "decoupled_normalized", "greedy_baseline", "group_centered", "group_normalized"]
@@ -187,7 +187,7 @@ def pass_at_k(scores: jax.Array, *, normalize: bool = True, eps: float = 1e-6, d
     _check_groups(group_size, "pass_at_k")
     scores = at_least_float32(scores)
     (best, second), (index, _) = (jnp.moveaxis(x, -1, 0)[..., None] for x in jax.lax.top_k(scores, 2))
-    lead = best - second
+    lead = above_rounding(best - second, best, second)
     if normalize:
         lead = lead / (std(centred(scores), ddof=ddof) + eps)
     is_best = jax.nn.one_hot(index[..., 0], group_size, dtype=bool)

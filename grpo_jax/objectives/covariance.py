@@ -8,7 +8,7 @@ from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.divergences import abs_k1
 from grpo_jax.objectives.ratios import check_together
 from grpo_jax.objectives.surrogates import clip_fractions
-from grpo_jax.precision import at_least_float32
+from grpo_jax.objectives.whitening import centred
 from grpo_jax.types import Batch, Prediction
 
 __all__ = ["covariance_clipped_ratio", "covariance_kl", "most_covariant_steps", "random_covariant_steps"]
@@ -56,21 +56,16 @@ def most_covariant_steps(
         the fraction * (valid steps) with the largest (A_t - mean(A)) (log pi_t - mean(log pi))
 
     On them the objective is `ratio A - coef |log_ratio|` (`abs_k1`). Arguments and result as in
-    `random_covariant_steps`.
+    `random_covariant_steps`; none if all covariances are 0.
     """
-    return _first(-_covariance(log_prob, advantages, mask), mask.astype(bool), mask, fraction)
+    covariance = _covariance(log_prob, advantages, mask)
+    return _first(-covariance, mask.astype(bool) & jnp.any(covariance != 0), mask, fraction)
 
 
 def _covariance(log_prob: jax.Array, advantages: jax.Array, mask: jax.Array) -> jax.Array:
     chex.assert_equal_shape([log_prob, advantages, mask])
-    valid = mask.astype(bool)
-    count = jnp.maximum(jnp.sum(valid), 1)
-
-    def deviation(x: jax.Array) -> jax.Array:
-        x = jnp.where(valid, jax.lax.stop_gradient(at_least_float32(x)), 0.0)
-        return x - jnp.sum(x) / count
-
-    return deviation(advantages) * deviation(log_prob)
+    advantages, log_prob = jax.lax.stop_gradient((advantages, log_prob))
+    return centred(advantages, mask, axis=None) * centred(log_prob, mask, axis=None)
 
 
 def _first(order: jax.Array, eligible: jax.Array, mask: jax.Array, fraction: float) -> jax.Array:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
+from grpo_jax.objectives.divergences import log_ratio_above_rounding
 from grpo_jax.objectives.ratios import check_together
 from grpo_jax.precision import at_least_float32
 from grpo_jax.types import Batch, Prediction
@@ -25,7 +26,9 @@ def near_behaviour(log_prob: jax.Array, behaviour_log_prob: jax.Array, *, limit:
 
 
 def _change(log_prob: jax.Array, behaviour_log_prob: jax.Array) -> jax.Array:
-    return jnp.exp(at_least_float32(log_prob)) - jnp.exp(at_least_float32(behaviour_log_prob))
+    """p - b; 0 where rounding alone may have made it."""
+    change = jnp.exp(at_least_float32(log_prob)) - jnp.exp(at_least_float32(behaviour_log_prob))
+    return jnp.where(log_ratio_above_rounding(log_prob, behaviour_log_prob) == 0, 0.0, change)
 
 
 def within_total_variation(
@@ -48,9 +51,10 @@ def within_kl(
 
     KL = b log(b/p) + (1 - b) log((1 - b)/(1 - p)) <= high if A > 0 (low else), or the change is against the advantage
     """
-    log_prob, behaviour_log_prob = at_least_float32(log_prob), at_least_float32(behaviour_log_prob)
-    p, b = jnp.exp(log_prob), jnp.exp(behaviour_log_prob)
-    kl = b * (behaviour_log_prob - log_prob) + (1 - b) * jnp.log((1 - b + 1e-8) / (1 - p + 1e-8))
+    log_ratio = log_ratio_above_rounding(log_prob, behaviour_log_prob)
+    p, b = jnp.exp(at_least_float32(log_prob)), jnp.exp(at_least_float32(behaviour_log_prob))
+    kl = -b * log_ratio + (1 - b) * jnp.log((1 - b + 1e-8) / (1 - p + 1e-8))
+    kl = jnp.where(log_ratio == 0, 0.0, kl)
     return jnp.where(advantages > 0, (kl <= high) | (p <= b), (kl <= low) | (p >= b))
 
 
@@ -74,7 +78,7 @@ def on_policy_sequences(
     DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556).
     """
     valid = mask.astype(bool)
-    away = at_least_float32(behaviour_log_prob) - at_least_float32(log_prob)
+    away = -log_ratio_above_rounding(log_prob, behaviour_log_prob)
     away = jnp.sum(away, axis=0, keepdims=True, where=valid)
     return (advantages >= 0) | (away / jnp.maximum(jnp.sum(valid, axis=0, keepdims=True), 1) <= limit)
 

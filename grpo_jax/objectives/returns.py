@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.advantages import optimal_token_baseline, same_step_leave_one_out
-from grpo_jax.precision import at_least_float32, nan_where
+from grpo_jax.objectives.slots import score_sizes
+from grpo_jax.precision import above_rounding, at_least_float32, nan_where
 from grpo_jax.types import Trajectory
 
 __all__ = ["bootstrapped_returns", "discounted_returns", "gae", "gae_advantage"]
@@ -147,7 +148,13 @@ def return_to_go_advantage(trajectory: Trajectory, hyperparams: Hyperparams, gro
     """Discounted return-to-go minus the mean of the group's others at the same step."""
     returns = returns_to_go(trajectory, hyperparams, group_size)
     others = same_step_leave_one_out(returns, trajectory.valid, group_size)
-    return jnp.where(trajectory.valid, returns - others, 0.0)
+    return jnp.where(trajectory.valid, _above_rounding(returns - others, trajectory, group_size), 0.0)
+
+
+def _above_rounding(advantage: jax.Array, trajectory: Trajectory, group_size: int) -> jax.Array:
+    """0 where rounding of the group's rewards alone may have made the advantage `[T, B]`."""
+    sizes = score_sizes(trajectory.reward, trajectory, group_size)
+    return above_rounding(advantage, jnp.repeat(sizes[:, 0], group_size))
 
 
 def optimal_token_baseline_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:
@@ -164,7 +171,8 @@ def optimal_token_baseline_advantage(trajectory: Trajectory, hyperparams: Hyperp
         )
     sum_squares = jnp.sum(jnp.square(jax.nn.softmax(logits)), axis=-1)
     returns = returns_to_go(trajectory, hyperparams, group_size)
-    return optimal_token_baseline(returns, trajectory.log_prob, sum_squares, trajectory.acted, group_size)
+    advantage = optimal_token_baseline(returns, trajectory.log_prob, sum_squares, trajectory.acted, group_size)
+    return _above_rounding(advantage, trajectory, group_size)
 
 
 def gae_advantage(trajectory: Trajectory, hyperparams: Hyperparams, group_size: int) -> jax.Array:

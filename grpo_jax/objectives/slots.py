@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from grpo_jax.errors import nearest
 from grpo_jax.hyperparams import Hyperparams
 from grpo_jax.objectives.whitening import whiten
+from grpo_jax.precision import above_rounding
 from grpo_jax.types import Trajectory
 
 __all__ = ["episode_lengths", "episode_scores", "greedy_scores", "outcome", "reward_part_scores"]
@@ -22,11 +23,12 @@ __all__ += ["reward_part_judged", "reward_part_weights", "tuned", "whitened"]
 
 
 def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
-    """`[num_groups, group_size]`: the undiscounted return of each rollout.
+    """`[num_groups, group_size]`: the undiscounted return of each rollout; equal in a group where rounding differs.
 
     One that diverged gets the mean of the group's others, which it thus does not move; 0 if all of them diverged.
     """
     scores = jnp.sum(trajectory.reward, axis=0, where=trajectory.valid).reshape(-1, group_size)
+    scores = equal_up_to_rounding(scores, score_sizes(trajectory.reward, trajectory, group_size))
     if trajectory.diverged is None:
         return scores
     whole = ~jnp.any(trajectory.diverged, axis=0).reshape(-1, group_size)
@@ -34,6 +36,19 @@ def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
     excess = jnp.sum(scores - first, axis=1, where=whole, keepdims=True)  # exactly 0 for equal scores
     mean = first + excess / jnp.maximum(jnp.sum(whole, axis=1, keepdims=True), 1)
     return jnp.where(whole, scores, jnp.where(jnp.any(whole, axis=1, keepdims=True), mean, 0.0))
+
+
+def score_sizes(rewards: jax.Array, trajectory: Trajectory, group_size: int) -> jax.Array:
+    """`[num_groups, 1, ...]`: the largest sum of absolute rewards `[T, B, ...]` of a member, which bounds rounding."""
+    valid = trajectory.valid.reshape(trajectory.valid.shape + (1,) * (rewards.ndim - 2))
+    sizes = jnp.sum(jnp.abs(rewards), axis=0, where=valid)
+    return jnp.max(sizes.reshape(-1, group_size, *rewards.shape[2:]), axis=1, keepdims=True)
+
+
+def equal_up_to_rounding(scores: jax.Array, sizes: jax.Array) -> jax.Array:
+    """The scores `[num_groups, group_size, ...]`; those of a group whose differences are rounding are its first one."""
+    differs = above_rounding(jnp.max(scores, 1, keepdims=True) - jnp.min(scores, 1, keepdims=True), sizes) != 0
+    return jnp.where(differs, scores, scores[:, :1])
 
 
 def episode_lengths(trajectory: Trajectory, group_size: int) -> jax.Array:
@@ -62,7 +77,8 @@ def reward_part_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
     """
     _check_reward_parts(trajectory)
     values = trajectory.reward_parts.values
-    return jnp.sum(values, axis=0, where=trajectory.valid[..., None]).T.reshape(values.shape[-1], -1, group_size)
+    scores = jnp.sum(values, axis=0, where=trajectory.valid[..., None]).reshape(-1, group_size, values.shape[-1])
+    return jnp.moveaxis(equal_up_to_rounding(scores, score_sizes(values, trajectory, group_size)), -1, 0)
 
 
 def reward_part_weights(trajectory: Trajectory, group_size: int) -> jax.Array:

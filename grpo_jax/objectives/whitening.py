@@ -1,9 +1,9 @@
-"""Centred and scaled numbers, exactly 0 where all are equal."""
+"""Centred and scaled numbers, exactly 0 where all are equal up to rounding."""
 
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.precision import at_least_float32
+from grpo_jax.precision import above_rounding, at_least_float32
 
 __all__ = ["scale_by_rms", "whiten"]
 
@@ -40,12 +40,14 @@ def scale_by_rms(advantages: jax.Array, mask: jax.Array | None = None, *, eps: f
 
 
 def centred(x: jax.Array, valid: jax.Array | None = None, axis=-1) -> jax.Array:
-    """The deviations from the mean over `axis`; 0 where not valid."""
+    """The deviations from the mean over `axis`; 0 where not valid, and where all differ by no more than rounding."""
     x = at_least_float32(x)
     # float32 means are off by an ulp, so the mean of equal numbers need not equal them; the mean of zeros does.
-    valid = jnp.ones(x.shape, bool) if valid is None else valid
+    valid = jnp.ones(x.shape, bool) if valid is None else valid.astype(bool)
     lowest = jnp.min(x, axis, keepdims=True, where=valid, initial=jnp.inf)
-    shifted = jnp.where(valid, x - lowest, 0.0)
+    highest = jnp.max(x, axis, keepdims=True, where=valid, initial=-jnp.inf)
+    differs = above_rounding(highest - lowest, highest, lowest) != 0
+    shifted = jnp.where(valid & differs, x - lowest, 0.0)
     mean = jnp.sum(shifted, axis, keepdims=True) / jnp.maximum(jnp.sum(valid, axis, keepdims=True), 1)
     return jnp.where(valid, shifted - mean, 0.0)
 

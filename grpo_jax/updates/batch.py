@@ -16,6 +16,7 @@ from grpo_jax.objectives.slots import bound
 from grpo_jax.policies import Policy, combine, partition
 from grpo_jax.policies.sampling import mask_actions
 from grpo_jax.policies.scoring import score
+from grpo_jax.precision import above_rounding
 from grpo_jax.types import Batch, PyTree, TrainState, Trajectory
 
 
@@ -61,8 +62,9 @@ def make_batch(
         compared, baseline_state = _with_baseline(config, policy, state, trajectory, hyperparams)
     advantage = check_shape("advantage", algorithm.advantage(compared, hyperparams, group_size), trajectory.reward)
     target = None if compared.value is None else advantage + compared.value
+    if compared.value is not None and (algorithm.baseline is not None or algorithm.critic is None):
+        advantage = _above_rounding(advantage, compared)
     if algorithm.baseline is not None:
-        advantage = _above_rounding(advantage, compared.value, trajectory.valid)
         if trajectory.value is not None:  # the targets of a critic beside a baseline come from its own values
             target = gae_advantage(trajectory, hyperparams, group_size) + trajectory.value
 
@@ -151,16 +153,15 @@ def _with_baseline(
     return trajectory._replace(value=value, next_value=following), baseline_state
 
 
-def _above_rounding(advantage: jax.Array, value: jax.Array, valid: jax.Array) -> jax.Array:
-    """The advantage, or 0 where it is no larger than the rounding error of the values that it is a difference of.
+def _above_rounding(advantage: jax.Array, trajectory: Trajectory) -> jax.Array:
+    """The advantage, or 0 where rounding alone may have made it from values that are returns of other rollouts.
 
-    That error is taken as 8 eps (|V| + mean |V|), since a baseline computes V from the returns of other states. A
-    minibatch of states whose visits all had the same return has only such advantages, which `normalize` would scale up.
-    What is infinite stays so, for the update to notice.
+    A minibatch of states whose visits all had the same return has only such advantages, which `normalize` would scale.
     """
-    size = jnp.abs(value)
-    rounding = 8 * jnp.finfo(advantage.dtype).eps * (size + jnp.mean(size, where=valid & jnp.isfinite(size)))
-    return jnp.where((jnp.abs(advantage) <= rounding) & jnp.isfinite(rounding), 0.0, advantage)
+    value, valid = trajectory.value, trajectory.valid
+    mean_value = jnp.mean(jnp.abs(value), where=valid & jnp.isfinite(value))
+    mean_size = jnp.mean(jnp.sum(jnp.abs(trajectory.reward), axis=0, where=valid))
+    return above_rounding(advantage, value, mean_value, mean_size)
 
 
 def _by_window(function: Callable, trajectory: Trajectory, num_windows: int) -> PyTree:

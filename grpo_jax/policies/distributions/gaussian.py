@@ -9,6 +9,7 @@ from jax.lax import broadcast_to_rank
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies.distributions.distribution import Distribution
+from grpo_jax.precision import above_rounding
 
 LOG_STD_RANGE = (-5.0, 2.0)
 """Log standard deviations are clamped to this range: below it float32 no longer resolves the differences between
@@ -150,5 +151,8 @@ def _kl(parameters: jax.Array, other: jax.Array) -> jax.Array:
     (mean, log_std), (other_mean, other_log_std) = map(_mean_and_log_std, (parameters, other))
     log_ratio = 2.0 * (log_std - other_log_std)
     distance = (mean - other_mean) * jnp.exp(-other_log_std)
+    changes = above_rounding(mean - other_mean, mean, other_mean, least=1.0), above_rounding(log_ratio, log_std, least=1.0)
+    differs = jnp.any((changes[0] != 0) | (changes[1] != 0), axis=-1)
     # exp(x) - 1 - x would round the small divergences of a trust region to 0; expm1 keeps them.
-    return 0.5 * jnp.sum(jnp.expm1(log_ratio) - log_ratio + distance**2, axis=-1)
+    kl = 0.5 * jnp.sum(jnp.expm1(log_ratio) - log_ratio + distance**2, axis=-1)
+    return jnp.where(differs, kl, 0.0)
