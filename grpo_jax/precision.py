@@ -55,6 +55,9 @@ def above_rounding(difference: jax.Array, *numbers: jax.Array, least: float = 0.
     """
     sizes = [jnp.abs(at_least_float32(number)) for number in numbers]
     size = functools.reduce(jnp.maximum, [jnp.where(jnp.isfinite(size), size, 0.0) for size in sizes])
-    half = sum({float(jnp.finfo(number.dtype).eps) for number in numbers if number.dtype in (jnp.float16, jnp.bfloat16)})
-    floor = (ROUNDING * float(jnp.finfo(size.dtype).eps) + half) * jnp.maximum(size, least)
+    own = max(
+        [float(jnp.finfo(number.dtype).eps) for number in numbers if number.dtype in (jnp.float16, jnp.bfloat16)],
+        default=0.0,
+    )
+    floor = (ROUNDING * float(jnp.finfo(size.dtype).eps) + own) * jnp.maximum(size, least)
     return jnp.where(jnp.abs(difference) <= jax.lax.stop_gradient(floor), 0.0, difference)

@@ -148,7 +148,7 @@ FUNCTIONS = {
 }
 EXEMPT = {
     # By those that they are the parts of.
-    *("centred", "std"),
+    *("centred", "std", "log_ratio_above_rounding"),
     *("missing", "mean_or_missing"),  # of metrics, which are of the default type
     "gigpo_advantage",  # makes a slot
     *("state_numbers", "prefix_hashes"),  # hash bits

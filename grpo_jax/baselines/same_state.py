@@ -4,7 +4,6 @@ Trajectories are `[T, N]`. A value comes from the returns of other rollouts only
 policy gradient unbiased. Invalid steps, and those whose return is not finite, have no part in the values of others.
 """
 
-
 import jax
 import jax.numpy as jnp
 

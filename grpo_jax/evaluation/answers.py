@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from grpo_jax.config import Config
+from grpo_jax.config import Config, kept_with
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.tokens import accuracy, well_formed
 from grpo_jax.errors import ConfigError
@@ -48,16 +48,20 @@ def answer(
     env, task = config.env, config.env.task
     if task is None:
         raise ConfigError(f"{env.name!r} is not a token task, so it has no correct answers; use evaluate")
-    key_reset, key_rollout = jax.random.split(key)
-    environment_params = group_parameters(env, env_params, num_prompts, num_samples)
-    simulator = Simulator(env, config.policy._replace(has_critic=False), params, plan=config.plan)
-    start = simulator.reset(environment_params, key_reset, num_prompts * num_samples, group_size=num_samples)
-    whole = {"num_steps": env.max_steps, "auto_reset": False, "from_reset": True}
-    end, _ = simulator.unroll(start, key_rollout, **whole, greedy=greedy)
-    problem, tokens = end.environment.problem, end.environment.tokens
 
-    def satisfied(score):
-        return (jax.vmap(functools.partial(score, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)
+    def play(params, environment_params, key):
+        key_reset, key_rollout = jax.random.split(key)
+        simulator = Simulator(env, config.policy._replace(has_critic=False), params, plan=config.plan)
+        start = simulator.reset(environment_params, key_reset, num_prompts * num_samples, group_size=num_samples)
+        whole = {"num_steps": env.max_steps, "auto_reset": False, "from_reset": True}
+        end, _ = simulator.unroll(start, key_rollout, **whole, greedy=greedy)
+        problem, tokens = end.environment.problem, end.environment.tokens
 
-    completions = tokens.reshape(num_prompts, num_samples, -1)
-    return Answers(jax.vmap(task.prompt)(problem)[::num_samples], completions, *map(satisfied, (accuracy, well_formed)))
+        def satisfied(score):
+            return (jax.vmap(functools.partial(score, task))(problem, tokens) > 0).reshape(num_prompts, num_samples)
+
+        completions, prompts = tokens.reshape(num_prompts, num_samples, -1), jax.vmap(task.prompt)(problem)
+        return Answers(prompts[::num_samples], completions, *map(satisfied, (accuracy, well_formed)))
+
+    program = kept_with(config, ("answer", num_prompts, num_samples, greedy), lambda: jax.jit(play, inline=True))
+    return program(params, group_parameters(env, env_params, num_prompts, num_samples), key)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.config import Config, behaviour_policy
+from grpo_jax.config import Config, behaviour_policy, kept_with
 from grpo_jax.environments import EnvParams, group_parameters
 from grpo_jax.environments.frame_stack import unstacked_state
 from grpo_jax.hyperparams import Hyperparams
@@ -51,12 +51,18 @@ def evaluate(
       greedy: take the most probable actions instead of samples, or for squashed actions the medians.
       env_params: parameters of the environment by name, instead of the state's: one value for all episodes.
     """
-    key_reset, key_rollout = jax.random.split(key)
-    simulator = _simulator(config, state.params, state.normalizer, state.hyperparams)
-    start = simulator.reset(_environment_params(config, state, num_episodes, env_params), key_reset, num_episodes)
-    whole = {"num_steps": config.env.max_steps, "auto_reset": False, "from_reset": True}
-    end, _ = simulator.unroll(start, key_rollout, **whole, greedy=greedy)
-    return Evaluation(returns=end.episode_return, lengths=end.episode_length)
+
+    def play(policy, environment_params, key):
+        key_reset, key_rollout = jax.random.split(key)
+        simulator = _simulator(config, *policy)
+        start = simulator.reset(environment_params, key_reset, num_episodes)
+        whole = {"num_steps": config.env.max_steps, "auto_reset": False, "from_reset": True}
+        end, _ = simulator.unroll(start, key_rollout, **whole, greedy=greedy)
+        return Evaluation(returns=end.episode_return, lengths=end.episode_length)
+
+    program = kept_with(config, ("evaluate", num_episodes, greedy), lambda: jax.jit(play, inline=True))
+    environment_params = _environment_params(config, state, num_episodes, env_params)
+    return program((state.params, state.normalizer, state.hyperparams), environment_params, key)
 
 
 class Steps(NamedTuple):
@@ -88,12 +94,10 @@ def record_episodes(
     key_reset, key_rollout = jax.random.split(key)
     num_chunks = config.env.max_steps // CHUNK + 1  # one more row than there are steps, for the final state
 
-    @jax.jit
-    def reset(policy):
-        rollout = _simulator(config, *policy).reset(environment_params, key_reset, num_episodes)
+    def reset(policy, environment_params, key):
+        rollout = _simulator(config, *policy).reset(environment_params, key, num_episodes)
         return rollout, jnp.ones(num_episodes, bool)
 
-    @jax.jit
     def play(policy, start, keys):
         simulator = _simulator(config, *policy)
         # Each rollout here is one step, so the final reward is added by hand below, to the episode's last step.
@@ -114,9 +118,11 @@ def record_episodes(
             steps = steps._replace(returns=steps.returns + jnp.where(alive, 0.0, final_reward))
         return carry, (steps, alive.any(axis=1))
 
-    carry = reset(policy)
+    programs = "record episodes", num_episodes, greedy
+    start, go_on = kept_with(config, programs, lambda: (jax.jit(reset), jax.jit(play)))
+    carry = start(policy, environment_params, key_reset)
     for keys in jax.random.split(key_rollout, (num_chunks, CHUNK)):
-        carry, (steps, alive) = play(policy, carry, keys)
+        carry, (steps, alive) = go_on(policy, carry, keys)
         num_rows = min(int(alive.sum()) + 1, CHUNK)
         yield jax.tree.map(lambda leaf, num_rows=num_rows: _to_host(leaf)[:num_rows], steps)
         if not alive.all():

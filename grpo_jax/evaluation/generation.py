@@ -1,12 +1,13 @@
 """Completions of prompts."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.devices.execution_plan import ExecutionPlan
+from grpo_jax.devices.execution_plan import ExecutionPlan, resolve_plan
 from grpo_jax.environments import Environment
 from grpo_jax.environments.environment import transition
 from grpo_jax.environments.spaces import Discrete
@@ -70,12 +71,19 @@ def generate(
             f"num_steps={num_steps}, but the policy's cache holds max_steps={policy.max_steps}; use fewer, or make a "
             "policy with more by make_token_policy"
         )
-    policy = with_temperature(policy._replace(has_critic=False), sampling.temperature)
     truncation = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
     if given := {name: value for name, value in truncation.items() if value is not None}:
-        policy = with_truncation(policy, **{"top_k": np.inf, "top_p": 1.0, "min_p": 0.0} | given)
-    prompts = as_prompt_tokens(prompts, params)
-    environment = _continuation(policy.distribution.num_parameters, num_steps, sampling.end_token)
+        given = {"top_k": np.inf, "top_p": 1.0, "min_p": 0.0} | given
+    static = policy._replace(has_critic=False), num_samples, num_steps, sampling.end_token, resolve_plan(plan)
+    return _complete(*static, params, as_prompt_tokens(prompts, params), key, sampling.temperature, given)
+
+
+@functools.partial(jax.jit, static_argnums=range(5), inline=True)
+def _complete(policy, num_samples, num_steps, end_token, plan, params, prompts, key, temperature, truncation):
+    policy = with_temperature(policy, temperature)
+    if truncation:
+        policy = with_truncation(policy, **truncation)
+    environment = _continuation(policy.distribution.num_parameters, num_steps, end_token)
     key_reset, key_steps = jax.random.split(key)
     num_texts = prompts.shape[0] * num_samples
     texts = {"text": jnp.repeat(prompts, num_samples, axis=0)}

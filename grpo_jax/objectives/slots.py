@@ -28,7 +28,7 @@ def episode_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
     One that diverged gets the mean of the group's others, which it thus does not move; 0 if all of them diverged.
     """
     scores = jnp.sum(trajectory.reward, axis=0, where=trajectory.valid).reshape(-1, group_size)
-    scores = equal_up_to_rounding(scores, score_sizes(trajectory.reward, trajectory, group_size))
+    scores = _equal_up_to_rounding(scores, score_sizes(trajectory.reward, trajectory, group_size))
     if trajectory.diverged is None:
         return scores
     whole = ~jnp.any(trajectory.diverged, axis=0).reshape(-1, group_size)
@@ -45,7 +45,7 @@ def score_sizes(rewards: jax.Array, trajectory: Trajectory, group_size: int) -> 
     return jnp.max(sizes.reshape(-1, group_size, *rewards.shape[2:]), axis=1, keepdims=True)
 
 
-def equal_up_to_rounding(scores: jax.Array, sizes: jax.Array) -> jax.Array:
+def _equal_up_to_rounding(scores: jax.Array, sizes: jax.Array) -> jax.Array:
     """The scores `[num_groups, group_size, ...]`; those of a group whose differences are rounding are its first one."""
     differs = above_rounding(jnp.max(scores, 1, keepdims=True) - jnp.min(scores, 1, keepdims=True), sizes) != 0
     return jnp.where(differs, scores, scores[:, :1])
@@ -78,7 +78,7 @@ def reward_part_scores(trajectory: Trajectory, group_size: int) -> jax.Array:
     _check_reward_parts(trajectory)
     values = trajectory.reward_parts.values
     scores = jnp.sum(values, axis=0, where=trajectory.valid[..., None]).reshape(-1, group_size, values.shape[-1])
-    return jnp.moveaxis(equal_up_to_rounding(scores, score_sizes(values, trajectory, group_size)), -1, 0)
+    return jnp.moveaxis(_equal_up_to_rounding(scores, score_sizes(values, trajectory, group_size)), -1, 0)
 
 
 def reward_part_weights(trajectory: Trajectory, group_size: int) -> jax.Array:

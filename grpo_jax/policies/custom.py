@@ -13,7 +13,7 @@ from grpo_jax.observations import leading_shape
 from grpo_jax.policies.distributions import Distribution
 from grpo_jax.policies.policy import Policy
 from grpo_jax.policies.pure_policy import make_pure_policy
-from grpo_jax.types import PyTree
+from grpo_jax.types import PyTree, by_path
 
 
 def make_custom_policy(
@@ -28,13 +28,15 @@ def make_custom_policy(
 
     Raises:
       ConfigError: the network gives something else, or fails. Its functions raise ConfigError for parameters that are
-        not floating-point, for outputs, values or features of the wrong shape or dtype, and for a carry that changes.
+        not floating-point, or statistics that gradient steps would change, for outputs, values or features of the wrong
+        shape or dtype, and for a carry that changes.
     """
     name = describe_function("network", network)
     network = import_custom(network, "network")
     if isinstance(network, type) and issubclass(network, nn.Module):
         network = network(distribution.num_outputs)
-    if isinstance(network, nn.Module):
+    is_module = isinstance(network, nn.Module)
+    if is_module:
         policy = make_pure_policy(network.init, network.apply, observation, distribution, critic)
     else:
         policy = _call(name, lambda: network(observation, distribution, critic))
@@ -63,8 +65,9 @@ def make_custom_policy(
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise ConfigError(
                     f"{name}: init gives {jax.tree_util.keystr(path)} of type {leaf.dtype}, but the optimiser needs "
-                    "floating-point arrays; leave the others out"
+                    f"floating-point arrays; leave the others out. {_INSTEAD}"
                 )
+        _check_collections(name, params, policy.trainable, is_module)
         return params
 
     def step(params, observation, carry):
@@ -97,6 +100,22 @@ def make_custom_policy(
     functions = {"init": init, "step": step, "sequence": sequence, "initial_carry": initial_carry}
     optional = {"features": policy.features and features, "trainable": policy.trainable and trainable}
     return policy._replace(**functions, **optional)
+
+
+_COLLECTIONS = {"batch_stats", "cache", "intermediates", "perturbations"}  # of flax, beside its params
+_INSTEAD = (
+    "Gradient steps change all parameters, and running statistics are none: write a layer without, such as LayerNorm, "
+    "or normalize_observations=True, or keep them as they are with make_pure_policy(..., trainable=...)"
+)
+
+
+def _check_collections(name: str, params: PyTree, trainable: Callable | None, is_module: bool) -> None:
+    """Raises ConfigError for collections of a flax module beside its params that gradient steps would change."""
+    for path in by_path(params):
+        parts = path.split("/")
+        beside = is_module and parts[0] == "network" and parts[1] != "params"
+        if (beside or _COLLECTIONS & {*parts}) and (trainable is None or trainable(path)):
+            raise ConfigError(f"{name}: init gives {path}, which is no parameter. {_INSTEAD}")
 
 
 def _check_array(what: str, array: Any, shape: tuple[int, ...], instead: str) -> None:

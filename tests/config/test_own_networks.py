@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from probes import bits, check
 
 from grpo_jax import Config
@@ -134,9 +135,27 @@ def variant(**changes):
     return network
 
 
+class Normed(nn.Module):
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=True)(x)
+        return nn.Dense(self.num_outputs)(x), nn.Dense(1)(x)[:, 0]
+
+
+def normed(trainable=None):
+    """The module as pure functions."""
+    return lambda observation, distribution, critic: make_pure_policy(
+        *(Normed(2).init, Normed(2).apply, observation, distribution, critic), trainable=trainable
+    )
+
+
 @pytest.mark.parametrize(
     "network, message",
     [
+        (Normed, "network/batch_stats/BatchNorm_0/mean, which is no parameter.*LayerNorm"),
+        (normed(), "batch_stats/BatchNorm_0/mean, which is no parameter.*trainable"),
         (variant(apply=lambda p, x: (x @ p, x[:, 0])), r"float32\[4, 3\] instead of float32\[4, 2\].* \[N, 2\]"),
         (variant(apply=lambda p, x: ((x @ p[:, :2]).astype("bfloat16"), x[:, 0])), r"bfloat16\[4, 2\] instead of"),
         (variant(apply=lambda p, x: ((x @ p)[:, :2], x[:, :1])), r"values float32\[4, 1\] instead of float32\[4\]"),
@@ -156,6 +175,10 @@ def variant(**changes):
 def test_errors_say_what_is_wrong_with_a_network(network, message):
     with pytest.raises(ConfigError, match=message):
         check(Config(network=network, **SMALL))
+
+
+def test_statistics_that_stay_as_they_are_are_accepted():
+    check(Config(network=normed(lambda path: "batch_stats" not in path), **SMALL))
 
 
 def test_a_baseline_by_features_needs_features():

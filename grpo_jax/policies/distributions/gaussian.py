@@ -151,8 +151,7 @@ def _kl(parameters: jax.Array, other: jax.Array) -> jax.Array:
     (mean, log_std), (other_mean, other_log_std) = map(_mean_and_log_std, (parameters, other))
     log_ratio = 2.0 * (log_std - other_log_std)
     distance = (mean - other_mean) * jnp.exp(-other_log_std)
-    changes = above_rounding(mean - other_mean, mean, other_mean, least=1.0), above_rounding(log_ratio, log_std, least=1.0)
-    differs = jnp.any((changes[0] != 0) | (changes[1] != 0), axis=-1)
+    differs = jnp.any(above_rounding(parameters - other, parameters, other, least=1.0) != 0, axis=-1)
     # exp(x) - 1 - x would round the small divergences of a trust region to 0; expm1 keeps them.
     kl = 0.5 * jnp.sum(jnp.expm1(log_ratio) - log_ratio + distance**2, axis=-1)
     return jnp.where(differs, kl, 0.0)
