@@ -4,8 +4,10 @@
 """
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from grpo_jax.algorithms import Algorithm, by_name
 from grpo_jax.commands.harness import language_training
 from grpo_jax.commands.harness.command import command, make_console, need_one_process
 from grpo_jax.commands.harness.language_flags import DEFAULTS, Arguments, parse
+from grpo_jax.commands.harness.language_folders import begun_date
 from grpo_jax.commands.harness.language_training import prompted
 from grpo_jax.devices.execution_plan import resolve_plan
 from grpo_jax.errors import ConfigError, nearest
@@ -49,10 +52,14 @@ def make_task(arguments: Arguments) -> LanguageTask:
         except ValueError:
             raise ConfigError(f"--held-out {path} is neither a file nor a share of the prompts, such as 0.1") from None
         prompts, held_out = split_held_out(prompts, share)
+    date = begun_date(arguments.out) if arguments.recording.resume and arguments.out else None
+    variables = dict(map(template_variable, arguments.template_variable))
     return LanguageTask(
-        model=load_model(arguments.model, compute_dtype=arguments.compute_dtype),
+        model=load_model(
+            arguments.model, template_variables=variables, date=date, compute_dtype=arguments.compute_dtype
+        ),
         prompts=prompts,
-        rewards=load_rewards(arguments),
+        rewards=load_rewards(arguments, date),
         held_out=held_out,
         max_completion=arguments.max_completion,
         system_prompt=arguments.system_prompt,
@@ -61,14 +68,26 @@ def make_task(arguments: Arguments) -> LanguageTask:
     )
 
 
-def load_rewards(arguments: Arguments) -> tuple[Reward, ...]:
+def template_variable(word: str) -> tuple[str, Any]:
+    """NAME=VALUE as the name and the value: JSON, such as false, or else a text."""
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise ConfigError(f"--template-variable {word} has no value; write a name and its value, such as {word}=false")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def load_rewards(arguments: Arguments, date: str | None = None) -> tuple[Reward, ...]:
     """The functions, then the models; raises ConfigError for a flag of reward models without any."""
     label, separator = arguments.reward_label, arguments.step_separator
     if not arguments.reward_model and (label, separator) != (None, None):
         raise ConfigError("--reward-label and --step-separator are of reward models; name one with --reward-model")
     if separator is not None:
         separator = separator.replace("\\n", "\n")
-    models = (load_reward_model(path, label=label, step_separator=separator) for path in arguments.reward_model)
+    options = {"label": label, "step_separator": separator, "date": date}
+    models = (load_reward_model(path, **options) for path in arguments.reward_model)
     return *map(load_reward, arguments.reward), *models
 
 

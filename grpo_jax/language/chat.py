@@ -76,8 +76,8 @@ class ChatTemplate:
         """
         messages = as_messages(messages)
         if continue_final_message:
-            if not isinstance(messages[-1].get("content"), str):
-                raise ConfigError(f"the last message has no text to continue: {messages[-1]!r}")
+            if messages[-1].get("tool_calls"):
+                raise ConfigError(f"the last message calls tools, so it cannot be continued: {messages[-1]!r:.200}")
             messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + _CUT}]
         names = {"messages": messages, "tools": None, "documents": None} | self._special_tokens | self.variables
         names["add_generation_prompt"] = add_generation_prompt and not continue_final_message
@@ -137,7 +137,7 @@ def _as_message(message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(role, str):
         raise ConfigError(f'a prompt has a message with the role {role!r}; write a text, such as "user"')
     if content is None and message.get("tool_calls"):
-        return dict(message)
+        content = ""
     if isinstance(content, list | tuple) and content and all(map(_is_text, content)):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):

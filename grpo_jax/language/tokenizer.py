@@ -199,8 +199,6 @@ def load_tokenizer(
     description = _read(folder, "tokenizer_config.json")
     if description.get("split_special_tokens"):
         raise ConfigError(f"{folder / 'tokenizer_config.json'}: split_special_tokens is not supported; leave it out")
-    if {"add_bos_token", "add_eos_token"} & description.keys():
-        tokenizer.post_processor = _special_ends(tokenizer, description)
     ends = []
     for name in ("generation_config.json", "config.json"):
         found = _read(folder, name).get("eos_token_id")
@@ -215,17 +213,6 @@ def load_tokenizer(
             "eos_token_id, or tokenizer_config.json eos_token"
         )
     return Tokenizer(tokenizer, ends, load_chat_template(folder, description, template_variables, date))
-
-
-def _special_ends(tokenizer: Any, description: Mapping[str, Any]) -> Any:
-    """The post-processor that tokenizer_config.json describes, which counts more than that of tokenizer.json."""
-    names = {name: special_tokens(description).get(f"{name}_token") for name in ("bos", "eos")}
-    added = {name: token for name, token in names.items() if token and description.get(f"add_{name}_token")}
-    numbers = [(token, tokenizer.token_to_id(token)) for token in added.values()]
-    if missing := [token for token, number in numbers if number is None]:
-        raise ConfigError(f"tokenizer_config.json adds {missing[0]!r} to texts, which is no token; copy the file again")
-    single = " ".join([*filter(None, [added.get("bos")]), "$A", *filter(None, [added.get("eos")])])
-    return need("tokenizers").processors.TemplateProcessing(single=single, special_tokens=numbers)
 
 
 def pad_left(tokens: Sequence[Sequence[int]]) -> np.ndarray:

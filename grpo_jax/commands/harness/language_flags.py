@@ -40,6 +40,8 @@ class Arguments(StudyArguments):
     """Held-out prompts: another file, or a share of the prompts."""
     system_prompt: str | None = None
     """A system message before each prompt; a prompt that is a text becomes the message of a user."""
+    template_variable: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    """A value that the chat template reads, such as enable_thinking=false; repeat the flag for several."""
     stop_string: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A completion also ends once its text contains this, such as '</answer>' or '\\n'; repeat the flag for several."""
     process_rewards: bool = False

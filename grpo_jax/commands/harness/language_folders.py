@@ -10,13 +10,27 @@ from rich.console import Console
 
 from grpo_jax import Config
 from grpo_jax.language import LanguageTask, load_params, save_adapter, save_trained
+from grpo_jax.recording.files import read_object, write_json
 from grpo_jax.types import PyTree
+
+TEMPLATE = "template.json"
 
 
 def load_actors(folders: Sequence[Path]) -> PyTree:
     """The weights of the models in folders, each leaf `[len(folders), ...]`."""
     actors = {folder: load_params(folder)["actor"] for folder in set(folders)}
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(actors[folder] for folder in folders))
+
+
+def begun_date(out: Path) -> str | None:
+    """The date that the chat template of the run in a folder was given; None if nothing is recorded."""
+    return read_object(out / TEMPLATE)["date"] if (out / TEMPLATE).exists() else None
+
+
+def record_template(out: Path, task: LanguageTask) -> None:
+    """Writes what a chat template was given, so that a run that is resumed reads the same prompts on another day."""
+    if (template := task.model.tokenizer.template) is not None:
+        write_json(out / TEMPLATE, {"date": template.date, "variables": template.variables})
 
 
 def model_folders(out: Path, name: str, num_seeds: int) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from grpo_jax import Algorithm, Config, TrainState, with_reference
-from grpo_jax.commands.harness.language_folders import load_actors, save_models
+from grpo_jax.commands.harness.language_folders import load_actors, record_template, save_models
 from grpo_jax.commands.harness.language_runs import HeldOutCurves, held_out_reward
 from grpo_jax.commands.harness.study import Study
 from grpo_jax.config import kept_with
@@ -32,6 +32,7 @@ def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plans: Seq
     """
     with deferred_signals() as received:
         study = Study("language_model", plans, arguments, score=held_out_reward(arguments.num_final))
+        record_template(study.out, task)
         for plan in plans:
             out = study.out if len(plans) == 1 else study.out / folder_name(plan.label)
             out.mkdir(exist_ok=True)

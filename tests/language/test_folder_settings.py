@@ -1,0 +1,250 @@
+"""What a published folder brings along: truncation, padding, special tokens, spaces, ends, chats, dates, variables."""
+
+import datetime
+import json
+
+import numpy as np
+import pytest
+from language_models import CHATML, make_model, make_params, make_tokenizer
+
+from grpo_jax.errors import ConfigError
+from grpo_jax.language import (
+    LanguageTask,
+    Reward,
+    Tokenizer,
+    as_prompts,
+    chat,
+    demonstration_tokens,
+    encode_prompts,
+    language_environment,
+    load_model,
+    load_tokenizer,
+    read_prompts,
+    save_model,
+)
+
+tokenizers = pytest.importorskip("tokenizers")
+USER = [{"role": "user", "content": "1"}]
+
+
+def metaspace():
+    """Of Llama 2's kind: "▁" for spaces, also before a text; other letters as their bytes."""
+    names = ["<unk>", "</s>", "<s>", "▁", *"23=+a", "▁5", "5", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    model = tokenizers.models.BPE(vocabulary, [("▁", "5")], unk_token="<unk>", byte_fallback=True)
+    made, decoders = tokenizers.Tokenizer(model), tokenizers.decoders
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    made.add_special_tokens(["<s>", "</s>"])
+    return made
+
+
+def with_template(single, made):
+    special = [(name, made.token_to_id(name)) for name in single.split() if name != "$A"]
+    made.post_processor = tokenizers.processors.TemplateProcessing(single=single, special_tokens=special)
+    return made
+
+
+def make_task(model, rows, seen=None, **options):
+    def reward(completions):
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    options = {"rewards": (Reward("seen", reward),), "max_completion": 8} | options
+    return LanguageTask(model=model, prompts=as_prompts(rows), **options)
+
+
+def test_truncation_padding_and_dropout_are_left_out():
+    made, text = make_tokenizer(), "12 + 3 = 15"
+    plain = made.encode(text).ids
+    made.enable_truncation(max_length=5)
+    made.enable_padding(length=20, pad_id=0)
+    made.model.dropout = 0.5
+    tokenizer = Tokenizer(made, [0])
+    assert tokenizer.encode(text) == tokenizer.encode_part(text) == tokenizer.encode_whole(text) == plain
+    assert len(made.encode(text).ids) != len(plain), "the argument stays as it is"
+
+
+@pytest.mark.parametrize(
+    "single, text, prompt, whole",
+    [
+        ("$A </s>", "a", [3, 8], [3, 8, 1]),
+        ("<s> $A </s>", "a", [2, 3, 8], [2, 3, 8, 1]),
+        ("<s> $A", "a", [2, 3, 8], [2, 3, 8]),
+        ("<s> $A </s>", "", [2], [2, 1]),
+        ("$A <unk>", "a", [3, 8], [3, 8, 0]),
+        ("<s> $A </s>", "a</s>", [2, 3, 8, 1], [2, 3, 8, 1, 1]),
+    ],
+)
+def test_what_a_tokenizer_appends_ends_whole_texts_and_no_prompts(single, text, prompt, whole):
+    tokenizer = Tokenizer(with_template(single, metaspace()), [1])
+    assert (tokenizer.encode(text), tokenizer.encode_whole(text)) == (prompt, whole)
+
+
+@pytest.mark.parametrize(
+    "prompt, rest",
+    [("2 + 3 =", " 5"), ("2 + 3 = ", "5"), ("a", "a a 5"), ("", "a"), ("日", "本"), ("é", "5é"), ("a ", "  5 ")],
+)
+def test_a_prompt_and_its_completion_are_the_text_of_their_tokens(prompt, rest):
+    """Also for positions, and for completions that are cut within a letter."""
+    for made in (with_template("<s> $A", metaspace()), make_tokenizer()):
+        tokenizer = Tokenizer(made, [0])
+        before, tokens = tokenizer.encode(prompt), tokenizer.encode_part(rest)
+        assert prompt + tokenizer.decode(tokens, before) == tokenizer.decode([*before, *tokens]) == prompt + rest
+        assert tokenizer.decode_batch(np.array([[*tokens, -1]]), np.array([[-1, *before]])) == [rest]
+        for end in range(1, len(tokens) + 1):
+            text = tokenizer.decode(tokens[:end], before)
+            assert rest.startswith(text.rstrip("\ufffd")) and text.count("\ufffd") <= 1
+        for length in range(1, len(rest) + 1):
+            index = tokenizer.token_index(tokens, length, before)
+            assert tokenizer.decode(tokens[: index + 1], before)[:length] == rest[:length]
+            assert tokenizer.decode(tokens[:index], before)[:length] != rest[:length]
+
+
+def test_rewards_and_demonstrations_keep_the_first_space(tmp_path):
+    architecture = load_model(make_model(tmp_path / "sizes")).architecture
+    end = {"end_token": "</s>", "context": 64}
+    save_model(tmp_path / "m", architecture, make_params(architecture, 268), metaspace(), **end)
+    seen, rows = [], [{"prompt": "2 + 3 =", "completion": " 5"}, {"prompt": "2 + 3 =", "completion": "5"}]
+    task = make_task(load_model(tmp_path / "m"), rows, seen)
+    tokens = demonstration_tokens(task, task.prompts)[1]
+    assert tokens.tolist() == [[9, 1], [10, 1]]
+    task.score(np.arange(2), tokens)
+    assert seen == [" 5", "5"] and task.texts(np.arange(2), tokens) == seen
+
+
+TRIM = CHATML.replace("message.content", "message.content | trim")
+ANSWER = {"role": "assistant", "content": "The end"}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+RENDERED = {
+    "answer": (CHATML, [*USER, ANSWER], "<|im_start|>assistant\nThe end"),
+    "a word of the template": (CHATML, [*USER, ANSWER | {"content": "im_end"}], "<|im_start|>assistant\nim_end"),
+    "empty": (CHATML, [*USER, ANSWER | {"content": ""}], "<|im_start|>assistant\n"),
+    "spaces": (CHATML, [*USER, ANSWER | {"content": " a "}], "<|im_start|>assistant\n a "),
+    "trimmed": (TRIM, [*USER, ANSWER | {"content": " a "}], "<|im_start|>assistant\na"),
+    "parts": (CHATML, [{"role": "user", "content": [{"type": "text", "text": t} for t in "12"]}], "user\n12<|im_end|>"),
+    "parts of an answer": (CHATML, [*USER, {"role": "assistant", "content": [{"type": "text", "text": "a"}]}], "\na"),
+    "a call of a tool": (
+        CHATML,
+        [*USER, CALL, {"role": "tool", "content": "5"}],
+        "assistant\n<|im_end|>\n<|im_start|>tool",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RENDERED)
+def test_chats_are_rendered_as_transformers_does(tmp_path, case):
+    template, messages, text = RENDERED[case]
+    tokenizer = load_tokenizer(make_model(tmp_path, chat_template=template))
+    found = tokenizer._tokenizer.decode(tokenizer.encode(messages), skip_special_tokens=False)
+    assert text in found and (messages[-1]["role"] != "assistant" or found.endswith(text))
+
+
+WRONG_CHATS = {
+    **{"null": [{"role": "user", "content": None}], "number": [{"role": "user", "content": 5}]},
+    **{"image": [{"role": "user", "content": [{"type": "image"}]}], "no parts": [{"role": "user", "content": []}]},
+    **{"role": [{"role": 1, "content": "a"}], "texts": ["a", "b"], "message": {"role": "user", "content": "a"}},
+    **{
+        "bytes": b"a",
+        "none": None,
+        "number alone": 3,
+        "a call at the end": [*USER, CALL],
+        "no content": [{"role": "user"}],
+    },
+    "a part without a text": [{"role": "user", "content": [{"type": "text", "text": None}]}],
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CHATS)
+def test_what_is_no_chat_is_refused_wherever_it_is_given(tmp_path, case):
+    tokenizer, prompt = load_tokenizer(make_model(tmp_path)), WRONG_CHATS[case]
+    for give in (tokenizer.encode, lambda chat: encode_prompts(tokenizer, [chat])):
+        with pytest.raises(ConfigError):
+            give(prompt)
+    if case not in ("bytes", "a call at the end"):
+        path = tmp_path / "prompts.jsonl"
+        path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"messages": prompt}))
+        with pytest.raises(ConfigError, match="prompts.jsonl, line 2"):
+            read_prompts(path)
+
+
+def test_prompts_are_encoded_whatever_they_come_from(tmp_path):
+    tokenizer = load_tokenizer(make_model(tmp_path))
+    prompts = as_prompts([{"prompt": "12"}, {"prompt": "3"}])
+    assert encode_prompts(tokenizer, prompts).tolist() == encode_prompts(tokenizer, ("12", "3")).tolist()
+    for wrong in ("12", {"prompt": "12"}, b"12", 3, [], [3], [""], [None], [USER[0]]):
+        with pytest.raises(ConfigError):
+            encode_prompts(tokenizer, wrong)
+    for wrong in ("12", {"prompt": "12"}, prompts, ["12"], [b"12"], []):
+        with pytest.raises(ConfigError):
+            as_prompts(wrong)
+    for wrong in ([[1, 2]], [1.5], np.zeros((1, 2), int)):
+        with pytest.raises(ConfigError, match="tokens are whole numbers"):
+            tokenizer.decode(wrong)
+
+
+THINK = CHATML.replace("assistant\n{%", "assistant\n{% if enable_thinking is false %}<think></think>{% endif %}{%", 1)
+
+
+def test_variables_of_the_template(tmp_path):
+    folder = make_model(tmp_path, chat_template=THINK)
+    model = load_model(folder, template_variables={"enable_thinking": False})
+    assert model.tokenizer.render(USER).endswith("assistant\n<think></think>")
+    assert load_tokenizer(folder).render(USER).endswith("assistant\n")
+    tasks = [make_task(each, [{"messages": USER}]) for each in (model, load_model(folder))]
+    assert tasks[0].digest != tasks[1].digest and tasks[0].identity[2] == ({"enable_thinking": False}, {})
+    with pytest.raises(ConfigError, match="reads no variable 'thinking', only: enable_thinking"):
+        load_tokenizer(folder, template_variables={"thinking": True})
+    with pytest.raises(ConfigError, match="no chat template for the variables enable_thinking"):
+        load_tokenizer(make_model(tmp_path / "no", chat_template=None), template_variables={"enable_thinking": True})
+
+
+def test_the_date_of_a_template_is_fixed_and_named(tmp_path, monkeypatch):
+    class Clock(datetime.datetime):
+        now = classmethod(lambda cls, tz=None: day)
+
+    monkeypatch.setattr(chat.datetime, "datetime", Clock)
+    day, tasks = datetime.datetime(2026, 1, 1, 12), []
+    dated = (
+        "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b') %}{% endif %}{{ date_string }}"
+    )
+    folder = make_model(tmp_path, chat_template=dated + CHATML)
+    tokenizer = load_tokenizer(folder)
+    for hours in (11, 12):
+        day += datetime.timedelta(hours=hours)
+        tasks.append(make_task(load_model(folder), [{"messages": USER}]))
+        assert tokenizer.render(USER).startswith("01 Jan<|im_start|>"), "as when it was loaded"
+    names = [language_environment(task).name for task in tasks]
+    assert [name.split(":")[2] for name in names] == ["date 01 Jan", "date 02 Jan"]
+    again = load_model(folder, date=tokenizer.template.date)
+    assert make_task(again, [{"messages": USER}]).identity[::2] == tasks[0].identity[::2]
+    given = load_model(folder, template_variables={"date_string": "1 May"})
+    assert language_environment(make_task(given, [{"messages": USER}])).name.count(":") == 1
+    with pytest.raises(ConfigError, match="date='today' is no date in ISO's format"):
+        load_model(folder, date="today")
+
+
+SPACED = CHATML.replace("<|im_end|>\n{% endfor", " <|im_end|>\n{% endfor")
+ENDS = {
+    "turn": (CHATML, USER, "2<|im_end|>"),
+    "what the template adds": (SPACED, USER, "2 <|im_end|>"),
+    "begun": (CHATML, [*USER, {"role": "assistant", "content": "1 + 1 ="}], "2<|im_end|>"),
+    "no turn": ("{{ messages[-1].content }}", USER, "2\x07"),
+    "no prefix": (CHATML.replace("<|im_start|>assistant", "<|im_start|>A"), USER, "2<|im_end|>"),
+    "text": (CHATML, "1", "2\x07"),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_demonstration_ends_as_the_template_ends_a_turn(tmp_path, case):
+    template, prompt, expected = ENDS[case]
+    folder = make_model(tmp_path, chat_template=template)
+    bell = make_tokenizer().encode("\x07").ids
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*bell, 0]}))
+    model = load_model(folder)
+    rows = [{"prompt": prompt, "completion": "2"}]
+    completion = demonstration_tokens(make_task(model, rows), as_prompts(rows))[1][0]
+    assert completion.tolist() == make_tokenizer().encode(expected).ids
+    with pytest.raises(ConfigError, match="prompt 0: the completion is 5; write a text"):
+        demonstration_tokens(make_task(model, rows), as_prompts([{"prompt": prompt, "completion": 5}]))
