@@ -5,12 +5,15 @@ import math
 import os
 import shutil
 
+import numpy as np
 import pytest
 from language_models import make_model
+from safetensors.numpy import load_file, save_file
 
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import ChatTemplate, load_model, load_params, load_tokenizer, save_trained
 from grpo_jax.language.folder import file_in
+from grpo_jax.language.weights import load_scorer_params
 
 
 @pytest.fixture
@@ -164,24 +167,45 @@ def test_the_size_of_a_header_is_bounded(claimed, folder):
         load_params(folder)
 
 
+NOT_NUMBERS = "16", [1], True, math.nan, math.inf, -1, 0, 10**400
+DAMAGED = {
+    **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"), (None, 1.5, 16.0)),
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings"), (1.5, 2.0)),
+    **{"rope_theta": (), "rms_norm_eps": (), "rope_parameters": (3, [], "x"), "model_type": (3, None, [], {})},
+    **{"layer_types": (["sliding_attention"],), "eos_token_id": ("x", 1.5, ["x"], {}, True)},
+}
+
+
+@pytest.mark.parametrize("field", DAMAGED)
+def test_a_damaged_field_of_the_config_is_named(field, folder):
+    path, is_number = folder / "config.json", field not in ("rope_parameters", "model_type", "eos_token_id")
+    described = json.loads(path.read_text())
+    large = (10**9,) if field.startswith(("hidden", "num_hidden", "vocab")) else ()
+    for value in (*DAMAGED[field], *large, *(NOT_NUMBERS if is_number else ())):
+        path.write_text(json.dumps(described | {field: value}))
+        with pytest.raises(ConfigError) as refused:
+            load_model(folder)
+            load_params(folder)
+        assert str(folder) in str(refused.value) or field in str(refused.value)
+
+
 @pytest.mark.parametrize(
-    "field, value",
-    [
-        *[("hidden_size", value) for value in ("16", 16.0, [], None, 0, -16)],
-        *[("num_key_value_heads", value) for value in ("2", 1.5, [2], -2)],
-        *[("rope_theta", value) for value in ("x", [], -1.0, math.inf, math.nan)],
-        *[("rms_norm_eps", value) for value in ("x", -1e-6, 0.0, math.inf, math.nan)],
-        *[("rope_parameters", value) for value in (3, [], "x")],
-        *[("model_type", value) for value in (3, None, [], {})],
-        *[("eos_token_id", value) for value in ("x", 1.5, ["x"], {}, True)],
-        *[("vocab_size", value) for value in (None, "258", -1, 10**9)],
-    ],
-    ids=repr,
+    "wrong", [np.nan, np.inf, np.float64(1e300), np.int32(1), np.uint8(1), np.bool_(True)], ids=repr
 )
-def test_a_damaged_field_of_the_config_is_named(field, value, folder):
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_weights_that_are_no_finite_floats_are_named(wrong, folder):
+    """Of a model, and of the head of a scorer."""
+    tensors = load_file(folder / "model.safetensors") | {"score.weight": np.zeros((1, 16), np.float32)}
+    for name, load in {"model.norm.weight": load_params, "score.weight": load_scorer_params}.items():
+        array = tensors[name].astype(getattr(wrong, "dtype", np.float32))
+        array.flat[3] = wrong
+        save_file(tensors | {name: array}, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ConfigError, match=f"{name}.* (has weights that are not finite|is (int32|uint8|bool); use)"):
+            load(folder)
+
+
+def test_a_scorer_is_no_language_model(folder):
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
-    with pytest.raises(ConfigError) as refused:
-        load_model(folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["Qwen3ForSequenceClassification"]}))
+    with pytest.raises(ConfigError, match="is a scorer .*, not a language model; use load_scorer"):
         load_params(folder)
-    assert str(folder) in str(refused.value) or field in str(refused.value)

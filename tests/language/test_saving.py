@@ -2,14 +2,15 @@
 
 import dataclasses
 import errno
+import json
 
 import jax
 import numpy as np
 import pytest
-from language_models import make_model, make_tokenizer
+from language_models import make_model, make_params, make_tokenizer
 
 from grpo_jax.errors import ConfigError
-from grpo_jax.language import load_model, load_params, save_model, save_trained, saving
+from grpo_jax.language import load_model, load_params, save_adapter, save_model, save_trained, saving
 from grpo_jax.policies import add_lora, merge_lora
 
 
@@ -46,6 +47,43 @@ def test_adapters_are_merged_when_a_model_is_saved(model, trained, tmp_path, nam
     save_trained(tmp_path / "trained", model._replace(architecture=architecture), params)
     save_anew(tmp_path / "new", architecture, params)
     assert are_equal(load_params(tmp_path / "trained"), merged) and are_equal(load_params(tmp_path / "new"), merged)
+
+
+CHANGES = {
+    **{"rope_base": 100.0, "norm_eps": 0.5, "tie_embeddings": True, "num_kv_heads": 1, "head_size": 6, "num_layers": 2},
+    **{"feedforward_size": 24, "qk_norm": False, "num_heads": 8, "vocab_size": 300},
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_the_saved_model_is_the_one_that_was_trained(tmp_path, field):
+    """Whatever `load_model` was told to change, also where transformers 5 keeps it."""
+    folder = make_model(tmp_path / "first", "qwen3")
+    config = json.loads((folder / "config.json").read_text())
+    rope = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope, "note": 1}))
+    model = load_model(folder, **{field: CHANGES[field]})._replace(context=32)
+    params = make_params(model.architecture, model.vocab_size)
+    save_trained(tmp_path / "second", model, params)
+    again = load_model(tmp_path / "second")
+    assert (again.architecture, again.context) == (model.architecture, 32)
+    assert are_equal(load_params(tmp_path / "second"), params)
+    saved = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert saved["rope_parameters"]["rope_theta"] == model.architecture.rope_base and saved["note"] == 1
+    assert saved["architectures"] == ["LlamaForCausalLM" if field == "qk_norm" else "Qwen3ForCausalLM"]
+
+
+def test_what_no_published_model_has_is_not_saved(model, trained, tmp_path):
+    params, lora = load_params(model.folder), model._replace(architecture=trained[0])
+    changed = model._replace(architecture=dataclasses.replace(model.architecture, attention_bias=True))
+    with pytest.raises(ConfigError, match="no published model type has .*'attention_bias': True"):
+        save_trained(tmp_path / "a", changed, params)
+    for other in (lora._replace(context=32), lora._replace(architecture=dataclasses.replace(trained[0], norm_eps=0.5))):
+        with pytest.raises(ConfigError, match="another architecture or context than its config.json; use save_trained"):
+            save_adapter(tmp_path / "a", other, trained[1])
+    with pytest.raises(ConfigError, match="save_model needs a tokenizers.Tokenizer; .* use save_trained"):
+        save_model(tmp_path / "a", model.architecture, params, model.tokenizer, end_token="<|im_end|>", context=64)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_params_of_another_architecture_are_not_saved(model, trained, tmp_path):
