@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from language_models import CHATML, make_model, make_params, make_tokenizer
 
+from grpo_jax.commands import lm
+from grpo_jax.commands.harness import language_folders
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import (
     LanguageTask,
@@ -194,6 +196,10 @@ def test_variables_of_the_template(tmp_path):
     assert load_tokenizer(folder).render(USER).endswith("assistant\n")
     tasks = [make_task(each, [{"messages": USER}]) for each in (model, load_model(folder))]
     assert tasks[0].digest != tasks[1].digest and tasks[0].identity[2] == ({"enable_thinking": False}, {})
+    words = {"a=false": False, "a=1 May": "1 May", 'a={"b": [1]}': {"b": [1]}, "a=": ""}
+    assert [lm.template_variable(word) for word in words] == [("a", value) for value in words.values()]
+    with pytest.raises(ConfigError, match="--template-variable a has no value"):
+        lm.template_variable("a")
     with pytest.raises(ConfigError, match="reads no variable 'thinking', only: enable_thinking"):
         load_tokenizer(folder, template_variables={"thinking": True})
     with pytest.raises(ConfigError, match="no chat template for the variables enable_thinking"):
@@ -217,7 +223,9 @@ def test_the_date_of_a_template_is_fixed_and_named(tmp_path, monkeypatch):
         assert tokenizer.render(USER).startswith("01 Jan<|im_start|>"), "as when it was loaded"
     names = [language_environment(task).name for task in tasks]
     assert [name.split(":")[2] for name in names] == ["date 01 Jan", "date 02 Jan"]
-    again = load_model(folder, date=tokenizer.template.date)
+    assert language_folders.begun_date(tmp_path) is None
+    language_folders.record_template(tmp_path, tasks[0])  # for grpo-jax lm --resume
+    again = load_model(folder, date=language_folders.begun_date(tmp_path))
     assert make_task(again, [{"messages": USER}]).identity[::2] == tasks[0].identity[::2]
     given = load_model(folder, template_variables={"date_string": "1 May"})
     assert language_environment(make_task(given, [{"messages": USER}])).name.count(":") == 1

@@ -291,6 +291,38 @@ def test_temperature_zero_is_greedy_whatever_the_padding(policy_and_params):
         text.append(token)
 
 
+def test_each_of_several_end_tokens_ends_a_completion(policy_and_params):
+    policy, params = policy_and_params
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def sample(end_token):
+        return generate(policy, params, RAGGED, jax.random.key(0), Sampling(num_samples=8, end_token=end_token))
+
+    whole = np.asarray(sample(None).tokens)
+    for ends in (2, (2,), (0, 4), (END, 1, 2)):
+        tokens = np.asarray(sample(ends).tokens)
+        is_end = np.isin(whole, ends)
+        kept = np.cumsum(is_end, axis=-1) - is_end == 0
+        assert np.array_equal(tokens, np.where(kept, whole, -1)) and not kept.all()
+
+
+def test_prompts_and_ends_that_the_policy_lacks_are_refused(policy_and_params):
+    policy, params = policy_and_params
+    size = policy.distribution.num_parameters
+    cases = {
+        r"prompts are whole numbers \[N, P\]": ([1, 2], [[1.5]], [[1], [1, 2]], "12", [["a"]], (["a"], {}, ["b"])),
+        "a prompt has no tokens": ([[1], [-1]], jnp.full((2, 2), -1)),
+        f"prompts have the token {size}, but the policy {size}; use its own": ([[size]],),
+    }
+    for message, given in cases.items():
+        for prompts in given:
+            with pytest.raises(ConfigError, match=message):
+                generate(policy, params, prompts, jax.random.key(0))
+    for wrong in (size, -1, 1.5, "2", (0, size), True):
+        with pytest.raises(ConfigError, match="must be one of the"):
+            generate(policy, params, RAGGED, jax.random.key(0), Sampling(end_token=wrong))
+
+
 @pytest.mark.parametrize(
     "sizes, message",
     [
@@ -298,6 +330,7 @@ def test_temperature_zero_is_greedy_whatever_the_padding(policy_and_params):
         ({"width": 12}, "heads of size 3, but rotary positions need an even size"),
         ({"num_heads": 4, "num_kv_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
         ({"width": 30}, "width=30 is not a multiple of num_heads=4"),
+        ({"rope_base": 10**400}, "rope_base=10+ must be a positive number"),
         ({"compute_dtype": "float8"}, "compute_dtype='float8'; use one of float32, bfloat16"),
     ],
 )
