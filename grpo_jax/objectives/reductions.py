@@ -5,7 +5,6 @@ are 0 if no step is valid. Weights are computed for a whole minibatch and split 
 gradient of its parts is the gradient of the whole, under every reduction.
 """
 
-
 import chex
 import jax
 import jax.numpy as jnp

@@ -1,19 +1,25 @@
-"""Host: checkpoints of whole training states, written in the background."""
+"""Host: checkpoints of whole training states, written in the background with orbax."""
 
-import concurrent.futures
-import functools
+import contextlib
+import errno
+import json
 import logging
+import os
+import re
+import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as managers
 
 from grpo_jax.devices.processes import from_process_zero, is_process_zero, whole_array, whole_view
 from grpo_jax.errors import ConfigError
-from grpo_jax.recording.files import OLD_FORMAT, Arrays, plain, read_archive, write_archive
+from grpo_jax.recording.files import FORMAT, OLD_FORMAT, Arrays, plain
 from grpo_jax.recording.identity import check_same
 from grpo_jax.training.evaluations import no_evaluations
 from grpo_jax.training.progress import Progress, initial_progress
@@ -25,14 +31,16 @@ KEPT = 2
 LARGE = 2**28
 """Bytes of states on a CPU from which a checkpoint is written without a copy of them, while training waits."""
 
-_KINDS = {
-    **{"description": dict[str, Any], "notes": dict[str, Any], "iteration": int, "steps": list[int]},
-    **{"seconds": float, "evaluations": list[list[Any]], "stopped": list[bool], "score": float | None},
-    **{"types": dict[str, list[Any]], "given": dict[str, int], "generators": dict[str, str]},
-}
-"""What is saved beside the arrays."""
+SPACE = 2**20
+"""Bytes on the disk that orbax may need beside twice those of the arrays."""
 
+_FILE_SIZE = 2**26
+"""Bytes of a file of a checkpoint: orbax keeps a whole file in memory, by default of 2 GiB."""
+
+_NO_SCORE = -float(np.finfo(np.float32).max)
 _log = logging.getLogger(__name__)
+# Arrays are saved as NumPy's: see `_OneByOne`.
+logging.getLogger("absl").addFilter(lambda record: "No jax.Array in TypeHandlerRegistry" not in record.getMessage())
 
 
 class Checkpoints:
@@ -53,6 +61,10 @@ class Checkpoints:
       notes: saved as well, but may change when the run is resumed: versions of packages, for example.
       given: checksums (CRC-32), by path, of arrays of the states that whoever resumes the run has, such as the frozen
         weights of LoRA. Checkpoints hold these arrays only once they have changed.
+
+    Raises:
+      ConfigError: the path of the directory has a character that orbax takes for a pattern, or holds checkpoints of an
+        older format.
     """
 
     def __init__(
@@ -64,26 +76,26 @@ class Checkpoints:
         notes: Mapping[str, Any] | None = None,
         given: Mapping[str, int] | None = None,
     ):
+        if pattern := {*"[]\\"} & {*str(directory.resolve())}:
+            raise ConfigError(
+                f"the folder {directory} has {min(pattern)!r} in its path, but checkpoints in it could not be read; "
+                "choose a path (--out) without brackets and backslashes"
+            )
         self._directory, self._every = directory, every
         self._description, self._notes, self._given = plain(description), notes or {}, given or {}
-        self._writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)
-        self._being_written: concurrent.futures.Future | None = None
+        self._manager = _manager(directory) if is_process_zero() else None
         self._last: tuple[Progress, float] | None = None
         self._saved = -1  # iteration of the last checkpoint
-        if is_process_zero():
-            for unfinished in directory.glob(".*.tmp"):
-                unfinished.unlink()
 
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, exception_type, exception, traceback) -> None:
-        try:
-            if exception_type is None and self._last is not None:
-                self.save(*self._last)
-            self.wait()
-        finally:
-            self._writer.shutdown()
+        if exception_type is None and self._last is not None:
+            self.save(*self._last)
+        if self._manager is not None:
+            with self._disk_errors():
+                self._manager.close()
 
     def is_due(self, progress: Progress) -> bool:
         """Whether `update` would save."""
@@ -109,35 +121,54 @@ class Checkpoints:
         self._saved = progress.iteration
         num_rows, numbers = len(progress.steps), by_path(_as_numbers(progress.states))
         waits = sum(leaf.nbytes for leaf in numbers.values()) >= LARGE and jax.default_backend() == "cpu"
-        arrays, given = {}, {}
+        arrays, checksums = {}, {}
         for path, leaf in numbers.items():
             array = (whole_view if waits else whole_array)(leaf)[:num_rows]  # without padding
-            if path in self._given and zlib.crc32(array) == self._given[path]:
-                given[path] = self._given[path]
-            else:
+            checksums[path] = zlib.crc32(array)
+            if checksums[path] != self._given.get(path):
                 arrays[path] = array
-        if not is_process_zero():
+        if self._manager is None:
             return
         states = by_path(progress.states)
-        fields = {
-            **{"description": self._description, "notes": self._notes, "given": given},
+        run = {
+            **{"description": self._description, "notes": self._notes, "checksums": checksums},
             **{name: getattr(progress, name) for name in ("iteration", "steps", "seconds", "evaluations", "stopped")},
-            "score": float(score) if np.isfinite(score) else None,
             "types": {path: [[num_rows, *leaf.shape[1:]], str(leaf.dtype)] for path, leaf in states.items()},
+            "given": [path for path in numbers if path not in arrays],
             "generators": {path: str(jax.random.key_impl(leaf)) for path, leaf in states.items() if _is_key(leaf)},
         }
-        self.wait()
-        write = functools.partial(_write, self._directory, fields, arrays)
-        if waits:
-            write()
-        else:
-            self._being_written = self._writer.submit(write)
+        arrays = {path: leaf for path, leaf in arrays.items() if leaf.size}  # orbax refuses empty ones
+        saved = ocp.args.PyTreeSave(arrays, ocdbt_target_data_file_size=_FILE_SIZE)
+        items = ocp.args.Composite(arrays=saved, run=ocp.args.JsonSave(_sealed(run)))
+        metrics = {"return": float(score) if np.isfinite(score) else _NO_SCORE}
+        with self._disk_errors():  # also of the previous checkpoint, which was written in the background
+            self._manager.wait_until_finished()
+            if shutil.disk_usage(self._directory).free < 2 * sum(leaf.nbytes for leaf in arrays.values()) + SPACE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # orbax would fail in all of its threads
+            self._manager.save(progress.iteration, args=items, metrics=metrics, force=True)
+            if waits:
+                self._manager.wait_until_finished()
 
     def wait(self) -> None:
         """Waits until all checkpoints are on the disk; OSError if one could not be written."""
-        written, self._being_written = self._being_written, None
-        if written is not None:
-            written.result()
+        if self._manager is not None:
+            with self._disk_errors():
+                self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Raises errors of the disk as an OSError of one line; tensorstore raises a ValueError with pages of JSON."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            code = re.search(r"os_error_code='(\d+)'|^\[Errno (\d+)\]", str(error))
+            if code is None:
+                raise
+            reason = os.strerror(int(code[1] or code[2]))
+            raise OSError(
+                f"a checkpoint cannot be written to {self._directory}: {reason}. Make room, or mend what is wrong; "
+                "then go on with resume=True (--resume)"
+            ) from None
 
     def restore(
         self, like: TrainState, *, at_most: float = np.inf, given: Mapping[str, np.ndarray] | None = None
@@ -175,19 +206,21 @@ class Checkpoints:
         self, like: TrainState, at_most: float, given: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, Any], Arrays] | None:
         """The newest checkpoint that can be read: what is saved beside the arrays, and the arrays."""
-        steps = saved_iterations(self._directory)
+        steps = sorted(self._manager.all_steps(), reverse=True)
         for i, step in enumerate(steps):
             if step > at_most:
                 _log.warning("The checkpoint of iteration %d is skipped: the metrics end before it.", step)
                 continue
             try:
-                run, arrays = read_archive(_path(self._directory, step), _KINDS)
-            except ConfigError as error:
-                _log.warning("The checkpoint of iteration %d cannot be used; an older one is tried. %s", step, error)
+                run, arrays = self._read(step, like, given)
+            except ConfigError:
+                raise
+            except Exception as error:  # the libraries below raise different ones for a damaged file
+                reason = str(error).strip().split("\n")[0][:200]
+                _log.warning("The checkpoint of iteration %d is damaged (%s): an older one is tried.", step, reason)
                 continue
-            arrays = self._checked(run, arrays, like, given)
             for newer in steps[:i]:
-                _path(self._directory, newer).unlink()
+                self._manager.delete(newer)
             return run, arrays
         if steps:
             raise ConfigError(
@@ -196,73 +229,112 @@ class Checkpoints:
             )
         return None
 
-    def _checked(
-        self, run: Mapping[str, Any], arrays: Arrays, like: TrainState, given: Mapping[str, np.ndarray]
-    ) -> Arrays:
-        """All arrays of the states, in their order, with those that were given."""
+    def _read(self, step: int, like: TrainState, given: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], Arrays]:
+        """A checkpoint, with what was given; ConfigError if it is of another run, other errors if it is damaged."""
+        run = _read_run(self._manager, step)
         check_same(run["description"], self._description)
-        types = {path: [list(leaf.shape), str(leaf.dtype)] for path, leaf in by_path(like).items()}
-        check_same(run["types"], types, "state")
-        if changed := [path for path, checksum in run["given"].items() if self._given.get(path) != checksum]:
+        check_same(run["types"], {path: [list(x.shape), str(x.dtype)] for path, x in by_path(like).items()}, "state")
+        if changed := [path for path in run["given"] if self._given.get(path) != run["checksums"][path]]:
             raise ConfigError(
                 f"frozen weights are not those that the run began with ({changed[0]}, {len(changed)} in all), and "
                 "checkpoints do not hold them; resume with the same params, for grpo-jax lm: with the model folder "
                 "(--model) as it was"
             )
-        return {path: given[path] if path in run["given"] else arrays[path] for path in run["types"]}
+        numbers = by_path(jax.eval_shape(_as_numbers, like))
+        arrays = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in numbers.items()}
+        arrays |= {path: given[path] for path in run["given"]}
+        saved = {path: leaf for path, leaf in arrays.items() if leaf.size and path not in run["given"]}
+        arrays |= self._manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(saved))).arrays
+        for path, leaf in arrays.items():
+            if zlib.crc32(leaf) != run["checksums"][path]:
+                raise ValueError(f"{path} has changed since it was written")
+        return run, arrays
 
 
 def check_same_run(directory: Path, description: Mapping[str, Any]) -> dict[str, Any] | None:
     """The notes of the newest checkpoint, which has to be of a run with this description; None if there is none.
 
     Raises:
-      ConfigError: the checkpoint is of another run, with the first field that differs.
+      ConfigError: the checkpoint is of another run, with the first field that differs, or of an older format.
     """
-    for step in saved_iterations(directory):
-        try:
-            run, _ = read_archive(_path(directory, step), _KINDS, only_fields=True)
-        except ConfigError:  # it is damaged, as `restore` will report
-            continue
-        if unknown := check_same(run["description"], plain(description)):
-            _log.warning(
-                "Whether %s is what the run was started with cannot be told: its type shows nothing, or it has no "
-                "source; make sure of it.",
-                ", ".join(unknown),
-            )
-        return run["notes"]
+    if not Path(directory).exists():
+        return None
+    with contextlib.closing(_manager(directory)) as manager:
+        for step in sorted(manager.all_steps(), reverse=True):
+            try:
+                run = _read_run(manager, step)
+            except ConfigError:
+                raise
+            except Exception:  # it is damaged, as `restore` will report
+                continue
+            if unknown := check_same(run["description"], plain(description)):
+                _log.warning(
+                    "Whether %s is what the run was started with cannot be told: its type shows nothing, or it has no "
+                    "source; make sure of it.",
+                    ", ".join(unknown),
+                )
+            return run["notes"]
     return None
 
 
-def saved_iterations(directory: Path) -> list[int]:
-    """The iterations of which there are checkpoints, the latest first; ConfigError if they are of an older format."""
-    if any(path.name.isdigit() for path in Path(directory).glob("*/")):
-        raise ConfigError(f"{directory} {OLD_FORMAT}")
-    return sorted((int(path.stem) for path in Path(directory).glob("*.npz") if path.stem.isdigit()), reverse=True)
+class _OneByOne(ocp.type_handlers.NumpyHandler):
+    """Reads arrays one after the other.
+
+    Otherwise some are still being read when another is found damaged, and orbax closes the event loop.
+    """
+
+    async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> list[np.ndarray]:
+        arrays = []
+        for i, info in enumerate(infos):
+            arrays += await super().deserialize([info], None if args is None else [args[i]])
+        return arrays
 
 
-def _path(directory: Path, iteration: int) -> Path:
-    return directory / f"{iteration}.npz"
+class _Manager(ocp.CheckpointManager):
+    """Of a checkpoint whose score is damaged it reads none, where orbax could not open the whole folder."""
+
+    def metrics(self, step: int) -> dict[str, float]:
+        try:
+            return {"return": float(super().metrics(step)["return"])}
+        except Exception:  # the libraries below raise different ones
+            return {"return": _NO_SCORE}
 
 
-def _write(directory: Path, fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a checkpoint, and removes those that are neither among the latest nor the best one."""
-    try:
-        write_archive(_path(directory, fields["iteration"]), fields, arrays)
-    except OSError as error:
-        raise OSError(f"{error}. Make room, or mend what is wrong; then go on with resume=True (--resume)") from error
-    steps = saved_iterations(directory)
-    best = max(steps, key=lambda step: _score(_path(directory, step)))
-    for step in steps[KEPT:]:
-        if step != best:
-            _path(directory, step).unlink()
+def _manager(directory: Path) -> ocp.CheckpointManager:
+    def score(metrics):
+        return metrics["return"]
+
+    best = managers.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
+    kept = managers.AnyPreservationPolicy([managers.LatestN(KEPT), best])
+    processes = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=kept,
+        best_fn=score,  # without it the metrics are not saved, and the next process would not know the best
+        multiprocessing_options=processes,
+        create=False,  # all processes would have to take part in that
+    )
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    handler = _OneByOne(deepcopy_host_arrays=False)  # `save` makes copies, or waits
+    types = ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
+    arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=types, multiprocessing_options=processes)
+    handlers = {"arrays": arrays, "run": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
+    return _Manager(Path(directory).resolve(), options=options, item_handlers=handlers)
 
 
-def _score(path: Path) -> float:
-    try:
-        score = read_archive(path, _KINDS, only_fields=True)[0]["score"]
-    except ConfigError:
-        score = None
-    return -np.inf if score is None else score
+def _sealed(run: Mapping[str, Any]) -> dict[str, Any]:
+    """As one text with a checksum, so that damage is noticed."""
+    text = json.dumps(plain(run), allow_nan=False)
+    return {"format": FORMAT, "text": text, "checksum": zlib.crc32(text.encode())}
+
+
+def _read_run(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    """All but the arrays; ConfigError if it is of an older format, other errors if it is damaged."""
+    sealed = manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
+    if "description" in sealed:
+        raise ConfigError(f"{manager.directory} {OLD_FORMAT}")
+    if sealed["format"] != FORMAT or zlib.crc32(sealed["text"].encode()) != sealed["checksum"]:
+        raise ValueError("what is written beside the arrays has changed")
+    return json.loads(sealed["text"])
 
 
 def _is_key(leaf: jax.Array) -> bool:

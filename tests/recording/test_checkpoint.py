@@ -1,10 +1,14 @@
 """Checkpoints: what is read is what was saved, bitwise; damaged ones are skipped, those of other runs refused."""
 
+import errno
 import functools
 import json
 import logging
 import math
-import resource
+import os
+import random
+import shutil
+import types
 import zlib
 
 import jax
@@ -20,7 +24,8 @@ from grpo_jax.errors import ConfigError
 from grpo_jax.objectives import adaptive_coefficient, adaptive_entropy_coefficient, group_normalized, outcome, tuned
 from grpo_jax.policies import MLP
 from grpo_jax.recording import checkpoint
-from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run, saved_iterations
+from grpo_jax.recording.checkpoint import KEPT, Checkpoints, check_same_run
+from grpo_jax.recording.files import plain
 from grpo_jax.recording.identity import check_same
 from grpo_jax.recording.run_spec import describe
 from grpo_jax.training.progress import initial_progress
@@ -59,7 +64,7 @@ def saved_at(path, iterations, scores=None, every=1):
     with Checkpoints(path, DESCRIPTION, every=every) as checkpoints:
         for iteration in iterations:
             checkpoints.update(progress(iteration), (scores or {}).get(iteration, np.nan))
-    return saved_iterations(path)[::-1]
+    return sorted(int(folder.name) for folder in path.iterdir() if folder.name.isdigit())
 
 
 def saved_in(checkpoints):
@@ -76,7 +81,7 @@ def test_large_states_are_on_the_disk_before_training_goes_on(tmp_path, monkeypa
     monkeypatch.setattr(checkpoint, "LARGE", 1)
     with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
         checkpoints.save(given := progress(1))
-        assert (tmp_path / "1.npz").exists()
+        assert (tmp_path / "1").is_dir()
         kernel = given.states["params"]["kernel"]
         jax.jit(lambda x: x + 1, donate_argnums=0)(kernel)
         assert kernel.is_deleted(), "no view keeps its buffer from being donated"
@@ -104,7 +109,7 @@ def test_what_was_given_is_not_saved_until_it_changes(tmp_path):
         return Checkpoints(tmp_path, DESCRIPTION, every=1, given=checksums)
 
     def size(iteration):
-        return (tmp_path / f"{iteration}.npz").stat().st_size
+        return sum(path.stat().st_size for path in (tmp_path / str(iteration)).rglob("*") if path.is_file())
 
     with opened(given) as checkpoints:
         checkpoints.save(initial_progress(states, 3)._replace(iteration=1))
@@ -149,68 +154,79 @@ def test_buffers_may_be_donated_while_it_writes(tmp_path):
     assert (found.states["params"]["kernel"] == 4).all()
 
 
-def damage(path, how):
-    content = bytearray(path.read_bytes())
+def damage(checkpoint, how):
+    data = max((checkpoint / "arrays").rglob("d/*"), key=lambda path: path.stat().st_size)
     match how:
-        case "half":
-            del content[len(content) // 2 :]
-        case "a flipped bit":
-            content[content.index(np.float32(3).tobytes() * 6) + 3] ^= 1  # of the kernel: 3 becomes 5.4e-20
-        case "empty":
-            content.clear()
-    path.write_bytes(bytes(content))
+        case "half of the data":
+            data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+        case "no data":
+            data.unlink()
+        case "half of the metadata":
+            path = checkpoint / "run" / "metadata"
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("how", ["half", "a flipped bit", "empty"])
+@pytest.mark.parametrize("how", ["half of the data", "no data", "half of the metadata"])
 def test_a_damaged_one_is_passed_over(how, tmp_path, caplog):
     saved_at(tmp_path, [1, 2, 3])
-    damage(tmp_path / "3.npz", how)
+    damage(tmp_path / "3", how)
     with caplog.at_level(logging.WARNING, "grpo_jax.recording.checkpoint"):
         assert check_same_run(tmp_path, DESCRIPTION) == {}
         found = restored(tmp_path)
     assert found.iteration == 2 and bits(found.states) == bits(progress(2).states)
-    assert "checkpoint of iteration 3 cannot be used" in caplog.text
+    assert "checkpoint of iteration 3 is damaged" in caplog.text
     assert 3 in saved_at(tmp_path, [3]), "its number is free again"
-
-
-def test_no_flipped_bit_becomes_another_number(tmp_path):
-    saved_at(tmp_path, [1])
-    path, expected = tmp_path / "1.npz", bits(progress(1).states)
-    content, refused = path.read_bytes(), 0
-    for place in range(0, len(content), 7):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
-        try:
-            assert bits(restored(tmp_path).states) == expected
-        except ConfigError:
-            refused += 1
-    assert refused > len(content) // 14
 
 
 def test_if_none_can_be_read_all_are_left_alone(tmp_path):
     saved_at(tmp_path, [1, 2])
     for step in "12":
-        damage(tmp_path / f"{step}.npz", "half")
+        damage(tmp_path / step, "half of the data")
     with pytest.raises(ConfigError, match="none of the checkpoints.*can be used.*another folder"):
         restored(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"1.npz", "2.npz"}
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
 
 
-def test_a_full_disk_is_one_line_of_what_to_do(tmp_path, capfd):
-    """Files of this process may not become larger, as on a full disk."""
-    states = state() | {"large": jnp.zeros((3, 9999))}
-    with pytest.raises(OSError, match=r"2\.npz cannot be written: .*\. Make room.*--resume\)$"):
-        with Checkpoints(tmp_path, DESCRIPTION, every=1) as checkpoints:
+def test_no_flipped_bit_becomes_another_number(tmp_path):
+    """In any file of a checkpoint; what is noticed is passed over."""
+    saved_at(tmp_path / "whole", [1])
+    draw, noticed = random.Random(0), 0
+    files = sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*") if path.is_file())
+    for i, path in enumerate(files * 3):
+        copy = shutil.copytree(tmp_path / "whole", tmp_path / str(i))
+        content = bytearray((copy / path).read_bytes())
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        (copy / path).write_bytes(content)
+        try:
+            found = restored(copy)
+            assert bits(found.states) == bits(progress(1).states) and found.steps.tolist() == [2**40 + 1, 1, 2], path
+        except ConfigError:
+            noticed += 1
+    assert noticed >= 9
+
+
+FULL = rf"^a checkpoint cannot be written to .*run: {os.strerror(errno.ENOSPC)}\. Make room.*--resume\)$"
+
+
+def test_a_full_disk_is_one_line_of_what_to_do(tmp_path, monkeypatch):
+    """As tensorstore says it of a save in the background: with a page of JSON."""
+    said = f"RESOURCE_EXHAUSTED: Failed writing [os_error_code='{errno.ENOSPC}'] [tensorstore_spec='{{{'1,' * 999}}}']"
+    with pytest.raises(OSError, match=FULL):
+        with Checkpoints(tmp_path / "run", DESCRIPTION, every=1) as checkpoints:
             checkpoints.save(progress(1))
             checkpoints.wait()
-            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
-            try:
-                checkpoints.save(initial_progress(states, 3)._replace(iteration=2))
-                checkpoints.wait()
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [path.name for path in tmp_path.iterdir()] == ["1.npz"] and capfd.readouterr() == ("", "")
-    assert restored(tmp_path).iteration == 1
+            monkeypatch.setattr(checkpoints._manager, "save", lambda *_, **__: (_ for _ in ()).throw(ValueError(said)))
+            checkpoints.save(progress(2))
+    assert restored(tmp_path / "run").iteration == 1
+
+
+def test_a_checkpoint_that_may_not_fit_is_not_begun(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match=FULL):
+        with Checkpoints(tmp_path / "run", DESCRIPTION, every=1) as checkpoints:
+            checkpoints.save(progress(1))
+            monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=2**20))
+            checkpoints.save(progress(2))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["1"]
 
 
 def test_none_after_what_the_metrics_reach(tmp_path):
@@ -220,8 +236,9 @@ def test_none_after_what_the_metrics_reach(tmp_path):
 
 def test_a_save_that_was_not_finished_does_not_count(tmp_path):
     saved_at(tmp_path, [1, 2])
-    (tmp_path / "2.npz").rename(tmp_path / ".2.npz.123.tmp")
-    assert restored(tmp_path).iteration == 1 and [path.name for path in tmp_path.iterdir()] == ["1.npz"]
+    (tmp_path / "2" / "commit_success.txt").unlink(missing_ok=True)
+    (tmp_path / "2").rename(tmp_path / "2.orbax-checkpoint-tmp")
+    assert restored(tmp_path).iteration == 1
 
 
 def test_the_checkpoint_of_another_run_is_refused(tmp_path):
@@ -229,14 +246,16 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path):
     saved_at(tmp_path / "a", [1, 2])
     with Checkpoints(tmp_path / "b", DESCRIPTION | {"keys": [1, 2]}, every=1) as checkpoints:
         checkpoints.save(progress(1))
-    (tmp_path / "b" / "1.npz").replace(tmp_path / "a" / "1.npz")
+    shutil.rmtree(tmp_path / "a" / "1")
+    (tmp_path / "b" / "1").rename(tmp_path / "a" / "1")
     assert restored(tmp_path / "a").iteration == 2
     with pytest.raises(ConfigError, match=r"keys is None here, and \[1, 2\] in the checkpoints"):
         restored(tmp_path / "a", at_most=1)
 
 
-def test_an_older_format_is_refused_by_the_commit_that_reads_it(tmp_path):
-    (tmp_path / "12" / "arrays").mkdir(parents=True)
+def test_an_older_format_is_refused_by_the_commit_that_reads_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_sealed", lambda run: plain({"description": run["description"]}))
+    saved_at(tmp_path, [1])
     for read in (lambda: check_same_run(tmp_path, DESCRIPTION), lambda: restored(tmp_path)):
         with pytest.raises(ConfigError, match="is of format 1, which commit b55cab6d of grpo-jax reads"):
             read()
@@ -269,7 +288,9 @@ def test_what_is_saved_of_a_run_is_json_whatever_its_numbers(limit, tmp_path):
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    json.loads(np.load(tmp_path / "1.npz")["fields.json"], parse_constant=refuse)
+    for path in (path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes().startswith(b"{")):
+        found = json.loads(path.read_text(), parse_constant=refuse)
+        json.loads(found.get("text", "{}"), parse_constant=refuse)
     written = None if math.isnan(limit) else str(limit)
     assert check_same_run(tmp_path, description) == {"most": written}
     with pytest.raises(ConfigError, match=f"hyperparams.kl_limit is 0.5 here, and {written!r} in the checkpoints"):
@@ -338,3 +359,10 @@ def test_a_run_goes_on_with_other_devices(tmp_path):
         assert start.iteration == 8 and len(jax.tree.leaves(rest.states)[0].devices()) == after
         for one, other in zip(jax.tree.leaves(whole.states.params), jax.tree.leaves(rest.states.params), strict=True):
             np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["[red]", "a\\b"])
+def test_a_folder_that_is_a_pattern_is_refused_before_training(tmp_path, name):
+    with pytest.raises(ConfigError, match="without brackets"):
+        Checkpoints(tmp_path / name, DESCRIPTION, every=1)
+    assert not (tmp_path / name).exists()

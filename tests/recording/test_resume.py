@@ -94,14 +94,13 @@ def finish_both(processes):
 
 def ending(out):
     """What a run leaves behind, but for its times: the final state bit by bit, its record, its evaluation."""
-    with np.load(next(out.glob(f"checkpoints/*/{last_saved(out)}.npz"))) as saved:
-        state = {name: saved[name].tobytes() for name in saved.files}
-    fields = json.loads(state.pop("fields.json"))
+    (folder,) = out.glob(f"checkpoints/*/{last_saved(out)}")
+    state = json.loads(json.loads((folder / "run" / "metadata").read_text())["text"])
     summary = json.loads((out / "summary.json").read_text())["runs"][0]
     return {
-        "iteration": fields["iteration"],
-        "steps": fields["steps"],
-        "state": state,
+        "iteration": state["iteration"],
+        "steps": state["steps"],
+        "state": state["checksums"],
         "metrics": (out / "metrics.jsonl").read_bytes(),
         "final_return": summary["final_return"],
         "warnings": summary["warnings"],
@@ -114,7 +113,7 @@ def num_recorded(out):
 
 
 def last_saved(out):
-    return max((int(path.stem) for path in out.glob("checkpoints/*/*.npz") if path.stem.isdigit()), default=0)
+    return max((int(path.name) for path in out.glob("checkpoints/*/*") if path.name.isdigit()), default=0)
 
 
 def wait_for(condition, process):
