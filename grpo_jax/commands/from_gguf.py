@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from grpo_jax.commands.harness.command import command
+from grpo_jax.commands.harness.limits import OutFolder
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import load_model
@@ -21,7 +22,7 @@ class Arguments:
     """The GGUF file."""
     from_package: str | None = None
     """Name of an installed package that has the file, in place of its path."""
-    out: Path = Path("model")
+    out: OutFolder = Path("model")
     """The folder to write."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the saved weights."""

@@ -44,7 +44,7 @@ STEPS_PER_CHECK = 16
 
 def make_task(arguments: Arguments) -> LanguageTask:
     prompts, path = read_prompts(arguments.prompts), Path(arguments.held_out)
-    if path.exists():
+    if path.is_file():
         held_out = read_prompts(path)
     else:
         try:
@@ -113,6 +113,11 @@ def make_algorithm(arguments: Arguments) -> Algorithm:
 
 def make_plan(arguments: Arguments, task: LanguageTask) -> RunSpec:
     names = ("lora_rank", "lora_alpha", "frozen_dtype", "checkpoint_layers")
+    if arguments.lora_rank is not None and arguments.lora_rank > task.model.architecture.width:
+        raise ConfigError(
+            f"--lora-rank {arguments.lora_rank} is more than the model's width of {task.model.architecture.width}, so "
+            "that adapters would be larger than what they adapt; use 8 to 64, or leave it out to train all weights"
+        )
     architecture = dataclasses.replace(task.model.architecture, **{name: getattr(arguments, name) for name in names})
     truncated = arguments.hyperparams.truncates_sampling
     large_chunk = 256 if task.model.vocab_size > SMALL_VOCABULARY else None

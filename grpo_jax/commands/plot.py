@@ -12,6 +12,7 @@ from rich.table import Table
 
 from grpo_jax.commands.harness.command import command, make_console, new_folder
 from grpo_jax.commands.harness.figures import with_interval
+from grpo_jax.commands.harness.limits import OutFolder
 from grpo_jax.commands.harness.parsing import invocation, parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import learning_curve, performance_profile, probability_of_improvement
@@ -31,7 +32,7 @@ class Arguments:
     """Folders of results, each of one run or several. The first run of the first folder is the baseline."""
     metric: str = RETURN
     """What the curves show, by its name in metrics.jsonl."""
-    out: Path | None = None
+    out: OutFolder | None = None
     """Folder for the picture, comparison.png; a new one under runs/ if left out."""
 
 

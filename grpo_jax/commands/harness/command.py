@@ -1,5 +1,6 @@
 """What every command needs: errors, devices, the console, and the hardware and versions they ran on."""
 
+import contextlib
 import dataclasses
 import datetime
 import errno
@@ -13,21 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import tyro
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from grpo_jax.commands.harness.parsing import invocation, one_line_errors
+from grpo_jax.commands.harness.parsing import invocation, peek
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.folder_lock import StopSignal, clean_up_on_error, describe_locked
 from grpo_jax.recording.run_spec import hardware, versions
 
-# None: raised by this library. The last three: the name cannot be that of a file.
+# None: raised by this library. An error with the name of a file is one of the disk too.
 DISK_ERRORS = {None, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
-DISK_ERRORS |= {errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 # What XLA and JAX read from the environment, and docs/accelerators.md describes.
 VARIABLES = ("XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
@@ -50,6 +49,9 @@ def command(main: Callable[[], None]) -> None:
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if PATIENT not in flags and flags[:1] in ("", "-"):  # what does not begin with - is the name of a file of flags
         os.environ["XLA_FLAGS"] = f"{PATIENT} {flags}".strip()  # of a flag that is given twice, the last counts
+    for stream in (sys.stdout, sys.stderr):  # texts that the console cannot show are no reason to end
+        with contextlib.suppress(AttributeError):  # a notebook's
+            stream.reconfigure(errors="backslashreplace")
     try:
         join_processes()
         with clean_up_on_error():
@@ -72,7 +74,7 @@ def command(main: Callable[[], None]) -> None:
         print(f"error: not enough memory: {str(error).splitlines()[0]}; use smaller numbers", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        if error.errno not in DISK_ERRORS and error.filename is None:
             raise
         kept = describe_locked()
         print(f"error: {error}" + (f". What was not written yet is lost; {kept}" if kept else ""), file=sys.stderr)
@@ -166,8 +168,7 @@ def join_processes(flags: Sequence[str] | None = None) -> None:
 
     Raises ConfigError if flags are missing or contradict each other, or no scheduler is found.
     """
-    with one_line_errors():
-        arguments, _ = tyro.cli(DeviceArguments, args=flags, return_unknown_args=True, add_help=False)
+    arguments = peek(DeviceArguments, flags)
     address, count, number = arguments.coordinator, arguments.num_processes, arguments.process_id
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM in our place
     if address == "auto":

@@ -191,7 +191,7 @@ def _constructors(env_params: Mapping[str, float]) -> ConstructorRegistry:
             )
         if info.type == FIELDS["env_params"]:
             return PrimitiveConstructorSpec(
-                *("*", "[NAME=VALUE ...]", lambda words: {**env_params, **dict(map(parse_override, words))}),
+                *("*", "[NAME=VALUE ...]", lambda words: {**env_params, **parse_overrides(words)}),
                 *(lambda value: True, lambda value: [f"{name}={number}" for name, number in dict(value).items()]),
             )
         return None
@@ -199,11 +199,18 @@ def _constructors(env_params: Mapping[str, float]) -> ConstructorRegistry:
     return registry
 
 
-def parse_override(string: str) -> tuple[str, float]:
-    """The name and the number of NAME=NUMBER; raises ConfigError if there is no number."""
-    name, equals, value = string.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        problem = f"{value!r} is not a number" if equals else "there is no '='"
-        raise ConfigError(f"{string!r}: {problem}; write NAME=NUMBER, such as max_steps_in_episode=200") from None
+def parse_overrides(words: Sequence[str]) -> dict[str, float]:
+    """The numbers of NAME=NUMBER ... by their names; raises ConfigError for any other word, and a name twice."""
+    found: dict[str, float] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or name in found:
+            problem = f"{name} has a value already" if math.isfinite(number) else f"{value!r} is not a finite number"
+            problem = problem if equals else "there is no '='"
+            raise ConfigError(f"{word!r}: {problem}; write NAME=NUMBER, such as max_steps_in_episode=200")
+        found[name] = number
+    return found

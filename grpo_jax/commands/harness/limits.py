@@ -1,6 +1,7 @@
 """What the value of a flag may be, as a type of its field: a count, a seed, a file to write."""
 
 import math
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -20,14 +21,22 @@ class Between(NamedTuple):
 
 
 class ToWrite(NamedTuple):
-    """A file that can be written, in a folder that exists or can be made."""
+    """A path at which a file, or a new folder, can be written, in a folder that exists or can be made."""
+
+    is_file: bool = True
 
     def problem(self, value: Path) -> str:
         """What is wrong with a path; empty if nothing is."""
-        if value.is_dir():
-            return f"is a folder; name a file in it, such as {value / 'results.json'}"
-        blocked = next((parent for parent in value.parents if parent.exists() and not parent.is_dir()), None)
-        return f"cannot be written, as {blocked} is a file" if blocked else ""
+        try:
+            if self.is_file and value.is_dir():
+                return f"is a folder; name a file in it, such as {value / 'results.json'}"
+            there = next(part for part in (value, *value.parents) if part.exists())
+            if not there.is_dir() and there != value:
+                return f"cannot be written, as {there} is a file"
+            with tempfile.TemporaryFile(dir=there if there.is_dir() else there.parent):
+                return ""
+        except OSError as error:
+            return f"cannot be written: {error.strerror}"
 
 
 _LEAST = math.ulp(0.0)  # the smallest positive number
@@ -42,6 +51,7 @@ Positive = Annotated[float, Between(_LEAST, math.inf, "a number above 0")]
 Finite = Annotated[float, Between(-1e38, 1e38, "a number that float32 can hold")]
 Share = Annotated[float, Between(_LEAST, 1.0, "a number above 0 and at most 1")]
 OutFile = Annotated[Path, ToWrite()]
+OutFolder = Annotated[Path, ToWrite(is_file=False)]
 
 
 def check(flag: str, annotation: Any, value: Any) -> None:

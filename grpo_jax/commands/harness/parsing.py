@@ -1,13 +1,10 @@
-"""Dataclasses from the flags of a command line: values within their limits, errors in one line."""
+"""Dataclasses from the flags of a command line, by tyro: values within their limits, and a short help."""
 
-import contextlib
 import dataclasses
 import functools
 import inspect
-import io
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -15,12 +12,10 @@ import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from grpo_jax.commands.harness import limits
-from grpo_jax.commands.harness.short_help import FEW, field_words, flat_fields, invocation, print_short_help
+from grpo_jax.commands.harness.short_help import FEW, Field, field_words, flat_fields, invocation, print_short_help
 from grpo_jax.errors import OTHER_WORDS, ConfigError, nearest
 
 T = TypeVar("T")
-
-KINDS = {"FLOAT": "a number, such as 0.5 or 1e6", "INT": "a whole number, such as 64"}
 
 
 def parse_flags(
@@ -33,8 +28,8 @@ def parse_flags(
 ) -> T:
     """The dataclass of flags, by default those of the command line; fields of dataclasses in it are flags as well.
 
-    `complete` may change its values before dataclasses are made of them.
-    Raises ConfigError if a flag is unknown, has a wrong value, or one beyond the limits of its type (`limits`).
+    `complete` may change its values before dataclasses are made of them. A flag that is unknown or whose value has
+    another type ends the process with tyro's message; a value beyond the limits of its type raises ConfigError.
     """
     return _parse(arguments, flags, default, registry, complete)[0]
 
@@ -46,49 +41,43 @@ def parse_known_flags(arguments: type[T], flags: Sequence[str] | None = None) ->
 
 def peek(arguments: type[T], flags: Sequence[str] | None = None) -> T:
     """The few flags on which the defaults of others depend, whatever else is on the command line."""
-    with one_line_errors():
-        return tyro.cli(arguments, args=flags, return_unknown_args=True, add_help=False)[0]
+    return tyro.cli(arguments, args=flags, return_unknown_args=True, add_help=False)[0]
 
 
 def _parse(arguments, flags, default=None, registry=None, complete=lambda values: None, allow_unknown=False):
     flags = sys.argv[1:] if flags is None else list(flags)
-    flags = [
-        re.sub(r"^(--[\w-]+=|)~(?=/|$)", rf"\g<1>{Path.home()}", word) for word in flags
-    ]  # a shell leaves --out=~/x
+    fields = flat_fields(arguments, default)
     if "--help-all" in flags:
         flags = ["--help"]
-    elif {"-h", "--help"} & {*flags} and len(found := flat_fields(arguments, default)) > FEW:
-        print_short_help(arguments, found)
+    elif {"-h", "--help"} & {*flags} and len(fields) > FEW:
+        print_short_help(arguments, fields)
         sys.exit(0)
-    if not allow_unknown:
-        check_flags(flags, arguments, default)
+    _check_words(flags, fields)
     registry = ConstructorRegistry() if registry is None else registry
     registry.struct_rule(_of_dataclass)
-    with one_line_errors():
-        parsed = tyro.cli(
-            arguments,
-            prog=invocation(),
-            description=inspect.cleandoc(arguments.__doc__ or ""),
-            args=flags,
-            default=default,
-            return_unknown_args=allow_unknown,
-            config=(tyro.conf.OmitArgPrefixes,),
-            registry=registry,
-        )
+    parsed = tyro.cli(
+        arguments,
+        prog=invocation(),
+        description=inspect.cleandoc(arguments.__doc__ or ""),
+        args=flags,
+        default=default,
+        return_unknown_args=allow_unknown,
+        config=(tyro.conf.OmitArgPrefixes,),
+        registry=registry,
+    )
     unmade, unknown = parsed if allow_unknown else (parsed, [])
     complete(unmade.keywords)
     return _construct(unmade, {word.replace("_", "-") for word in flags}), unknown
 
 
-def check_flags(flags: Sequence[str], arguments: type, default: Any) -> None:
-    """Raises ConfigError for an unknown flag where others are needed, as tyro names only those that are missing."""
-    fields = flat_fields(arguments, default)
-    needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
-    given = {word.partition("=")[0][2:].replace("-", "_") for word in flags if word.startswith("--")}
-    unknown = sorted(given - {*fields, *(f"no_{name}" for name in fields), "help"})
-    if needed and unknown:
-        flag, *known = (f"--{name.replace('_', '-')}" for name in (unknown[0], *fields))
-        raise ConfigError(f"unknown flag {flag}: {nearest(flag, known)}")
+def _check_words(flags: Sequence[str], fields: Mapping[str, Field]) -> None:
+    """Raises ConfigError for what no file or console can hold, and for the names that other libraries have."""
+    for word in flags:
+        if not word.isascii() and word.encode(errors="replace").decode() != word:
+            raise ConfigError(f"{word!r} is no text in UTF-8; write it in UTF-8")
+        name = word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
+        if name not in fields and (ours := OTHER_WORDS.get(name)) in fields:
+            raise ConfigError(f"--{name.replace('_', '-')} is --{ours.replace('_', '-')} here")
 
 
 class _Unmade(functools.partial):
@@ -120,6 +109,10 @@ def _construct(unmade: _Unmade, given: set[str]) -> Any:
         word = f"--{name.replace('_', '-')}"
         if value in ((), {}) and word in given:
             raise ConfigError(f"{word} has no value; write one or several after it, or leave it out")
+        if isinstance(value, Path):
+            if value == Path() and {"", f"{word}="} & given:
+                raise ConfigError(f"{word} has an empty path; write . for the current folder")
+            value = value.expanduser()
         limits.check(word, hints[name], value)
         values[name] = _construct(value, given) if isinstance(value, _Unmade) else value
     return unmade.func(**values)
@@ -131,51 +124,3 @@ def chosen(known: Mapping[str, T], names: Sequence[str], kind: str) -> dict[str,
         if name not in known:
             raise ConfigError(f"unknown {kind} {name!r}: {nearest(name, known)}")
     return {name: known[name] for name in names or known}
-
-
-@contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Raises ConfigError with what tyro would print in a box: the mistake, and similar flags."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed):
-            yield
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        sections: list[list[str]] = [[]]
-        for line in printed.getvalue().splitlines()[1:]:  # without the title
-            text = re.sub("\x1b\\[[0-9;]*m", "", line).strip(" │╰╯")
-            sections.append([]) if set(text) <= {"─", "-"} else sections[-1].append(text)
-        message, *others = filter(None, sections)
-        similar = [
-            line.split()[0].rstrip(",")
-            for heading, *lines in others
-            for line in lines
-            if line.startswith("--") and heading.startswith(("Perhaps you meant", "Arguments similar"))
-        ]
-        advice = f"did you mean {' or '.join(similar)}?" if similar else f"see {invocation()} --help"
-        raise ConfigError(_in_plain_words(" ".join(message)) or f"{' '.join(message)}; {advice}") from None
-
-
-def _in_plain_words(message: str) -> str | None:
-    """What to write where a value does not parse, or a flag has several; None for any other mistake."""
-    if (found := re.match(r"Unrecognized options: --([\w-]+)", message)) and (
-        field := OTHER_WORDS.get(found[1].replace("-", "_"))
-    ):
-        return f"--{found[1]} is --{field.replace('_', '-')} here"
-    if found := re.match(r"Unrecognized options: ([^-\s].*)", message):
-        return (
-            f"{found[1]!r} follows a flag that has its value, or no flag; for several values of a setting use grpo-jax "
-            "sweep, such as grpo-jax sweep --learning-rate 1e-3 1e-2"
-        )
-    if found := re.match(r"Error parsing (--\S+): .*?\['(.*)'\]\.?$", message):
-        flag, value = found[1], found[2].replace("', '", " ")
-        if "," in value:
-            return f"{flag} {value}: values are separated by spaces; write {flag} {' '.join(value.split(','))}"
-        if kind := next((words for name, words in KINDS.items() if name in message), None):
-            return f"{flag} {value}: {value!r} is not {kind}"
-    if found := re.match(r"Error parsing (--\S+): (invalid literal for int|could not convert).*: '(.*)'", message):
-        kind = KINDS["INT" if found[2].endswith("int") else "FLOAT"]
-        return f"{found[1]} {found[3]}: {found[3]!r} is not {kind}"
-    return None

@@ -4,30 +4,20 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from rich.console import Console
 from rich.table import Table
 
-from grpo_jax.algorithms import ALGORITHMS
-from grpo_jax.policies.networks import NETWORKS
-
 FEW = 15
 """Flags that are all shown."""
 FIRST = ("environment", "algorithm", "total_steps", "num_seeds", "out", "num_envs", "learning_rate", "network")
-NEXT = ("scale", "group_size", "discount", "entropy_coef", "env_params", "seed", "config", "hyperparams")
-LAST = ("evaluate_every", "checkpoint_every", "resume", "tensorboard", "wandb")
-CHOICES = {"algorithm": ALGORITHMS, "network": ("auto", *NETWORKS)}
+LATER = ("scale", "group_size", "discount", "entropy_coef", "env_params", "seed", "config", "hyperparams")
+LATER += ("evaluate_every", "checkpoint_every", "resume", "tensorboard", "wandb")
+MOST_OWN = 12
 LISTED = {"algorithm": "algorithms", "environment": "environments", "network": "networks"}
 """The flags whose values `grpo-jax list` has."""
-SHORT = {
-    "total_steps": "Environment steps of each seed",
-    "learning_rate": "The optimiser's step size, at the start",
-    "wandb": "Also log to Weights & Biases",
-}
-"""Of flags with long descriptions."""
-MOST_OWN = 12
 
 
 class Field(NamedTuple):
@@ -61,10 +51,7 @@ def _field_docs(arguments: type) -> dict[str, str]:
 
 def flat_fields(arguments: type, default: Any = None) -> dict[str, Field]:
     """The flags of a dataclass and of the dataclasses in it, by their names."""
-    found = {}
-    for name, field in _fields(arguments, default, top=arguments):
-        found.setdefault(name, field)
-    return found
+    return dict(reversed([*_fields(arguments, default, top=arguments)]))
 
 
 def _fields(kind: type, default: Any, top: type) -> Iterator[tuple[str, Field]]:
@@ -82,15 +69,15 @@ def _fields(kind: type, default: Any, top: type) -> Iterator[tuple[str, Field]]:
         yield name, Field(words, value, kind is top and field.name in vars(top)["__annotations__"])
 
 
-def print_short_help(arguments: type, fields: dict[str, Field]) -> None:
+def print_short_help(arguments: type, fields: Mapping[str, Field]) -> None:
     """Prints the flags that are needed, those used most, and those of this command alone."""
-    own = [name for name, field in fields.items() if field.is_own]
+    own = [name for name in reversed(fields) if fields[name].is_own]
     needed = [name for name in own if fields[name].default is dataclasses.MISSING]
-    names = [*needed, *FIRST, *own[: len(needed) + MOST_OWN], *NEXT, *LAST]
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    for name in dict.fromkeys(name for name in names if name in fields):
-        table.add_row(f"  --{name.replace('_', '-')}", _describe(name, fields[name]))
+    for name in dict.fromkeys([*needed, *FIRST, *own[: len(needed) + MOST_OWN], *LATER]):
+        if name in fields:
+            table.add_row(f"  --{name.replace('_', '-')}", _describe(name, fields[name]))
     console = Console(width=None if sys.stdout.isatty() else 80, markup=False, highlight=False)
     console.print(f"usage: {invocation()} [OPTIONS]\n\n{inspect.cleandoc(arguments.__doc__ or '')}\n")
     console.print(table)
@@ -98,10 +85,8 @@ def print_short_help(arguments: type, fields: dict[str, Field]) -> None:
 
 
 def _describe(name: str, field: Field) -> str:
-    words = SHORT.get(name) or field.words.partition(". ")[0].partition(" (or ")[0].rstrip(".")
-    words = ", ".join(CHOICES[name]) if name in CHOICES else words
-    listed = f"; see grpo-jax list {LISTED[name]}" if name in LISTED else ""
+    words = field.words.partition(". ")[0].partition(" (or ")[0].rstrip(".")
+    words += f"; see grpo-jax list {LISTED[name]}" if name in LISTED else ""
     if field.default is dataclasses.MISSING:
-        return f"{words}{listed} (needed)"
-    is_empty = field.default is None or field.default == ()
-    return f"{words}{listed}" + ("" if is_empty else f" [{field.default}]")
+        return f"{words} (needed)"
+    return words if field.default is None or field.default == () else f"{words} [{field.default}]"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from grpo_jax import TrainedPolicy, load
-from grpo_jax.commands.harness.flags import parse_override
+from grpo_jax.commands.harness.flags import parse_overrides
 from grpo_jax.commands.harness.limits import Seed
 
 
@@ -44,5 +44,5 @@ class EpisodeArguments(PolicyArguments):
 
     def load(self, row: int | Literal["best", "all"] | None) -> TrainedPolicy:
         """As in `PolicyArguments`, in the environment of the flags."""
-        policy, overrides = super().load(row), dict(map(parse_override, self.env_params))
+        policy, overrides = super().load(row), parse_overrides(self.env_params)
         return policy.on(self.environment, overrides) if self.environment is not None or overrides else policy
