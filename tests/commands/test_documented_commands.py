@@ -1,12 +1,14 @@
 """Every command that a page shows has the flags that it is shown with."""
 
+import contextlib
 import importlib
+import io
 import re
 import shlex
 from pathlib import Path
 
 from grpo_jax import Config, Hyperparams
-from grpo_jax.commands import train
+from grpo_jax.commands import lm
 from grpo_jax.commands.harness import parsing
 from grpo_jax.errors import ConfigError
 
@@ -14,7 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 PATTERNS = "README.md", "CONTRIBUTING.md", "docs/*.md", "experiments/results/*/README.md"
 PAGES = [path for pattern in PATTERNS for path in REPOSITORY.glob(pattern)]
 COMMAND = re.compile(r"(?:grpo-jax|python -m(?= experiments)) ((?:experiments\.)?[a-z][\w-]*)((?: [^`|]*)?)")
-RUN = {f"--{name.replace('_', '-')}" for part in (Config, Hyperparams) for name in part.__dataclass_fields__}
+RUN = {name for part in (Config, Hyperparams) for name in part.__dataclass_fields__}
 
 
 def documented():
@@ -29,18 +31,19 @@ def documented():
 
 
 def unknown(name, flags):
-    """What is wrong with the flags of a command; None if nothing is."""
+    """What is wrong with the flags of a command; None if nothing is but that others are needed."""
     module = importlib.import_module(name if name.startswith("experiments.") else f"grpo_jax.commands.{name}")
+    said = io.StringIO()
     try:
-        if name == "train":
-            train.parse(module.Arguments, flags)
-        elif name == "sweep":
-            axes = parsing.parse_known_flags(module.Arguments, flags)[1]
-            return {word for word in axes if word.startswith("--")} - RUN or None
-        else:
-            parsing.parse_flags(module.Arguments, flags)
-    except ConfigError as error:
-        return None if str(error).startswith("Missing") else error
+        with contextlib.redirect_stderr(said):
+            if name in ("sweep", "experiments.reasoning"):
+                others = parsing.parse_known_flags(module.Arguments, flags)[1]
+                known = RUN if name == "sweep" else parsing.flat_fields(lm.Arguments).keys()
+                return {word for word in others if word.startswith("--") and word[2:].replace("-", "_") not in known}
+            module.parse(module.Arguments, flags) if name == "train" else parsing.parse_flags(module.Arguments, flags)
+    except (ConfigError, SystemExit) as error:
+        is_short = re.search("Required options|Missing argument", said.getvalue()) and "Unrec" not in said.getvalue()
+        return None if is_short else (error, said.getvalue())
 
 
 def test_documented_commands_have_their_flags(monkeypatch):

@@ -1,7 +1,6 @@
 """The command for language models: from a tiny model to a trained folder, and errors in one line."""
 
 import json
-import re
 import signal
 import sys
 import types
@@ -13,6 +12,7 @@ import pytest
 from language_models import make_model
 from safetensors.numpy import load_file
 
+from grpo_jax import Hyperparams
 from grpo_jax.commands import lm
 from grpo_jax.commands.harness import language_training
 from grpo_jax.commands.harness.command import command
@@ -292,48 +292,10 @@ def test_clip_widths_are_the_algorithms_own(flags, low, high):
     assert arguments.hyperparams.learning_rate == 1e-5 and arguments.max_completion == 256
 
 
-def test_an_unknown_algorithm_is_refused_before_prompts_are_read():
-    with pytest.raises(ConfigError, match="unknown algorithm 'grop': did you mean 'grpo'"):
-        lm.parse("--model m --prompts p --reward r:r --algorithm grop".split())
+def test_a_given_budget_replaces_the_default_one():
+    def budget(flags):
+        given = lm.parse(f"--model m --prompts p --reward r:r {flags}".split()).hyperparams
+        return given.total_steps, given.num_iterations
 
-
-MISTAKES = {
-    "no reward": ("", "there is no reward to learn from; name a function, such as --reward my_rewards:reward"),
-    "no such reward": ("--reward my_rewards:digit", "'my_rewards' has no 'digit': did you mean 'digits'"),
-    "min-p": ("--reward my_rewards:digits --min-p 2", "min_p=2.0 must be between 0 and 1"),
-    "final": ("--reward my_rewards:digits --num-final 0", "--num-final 0 is not a whole number from 1"),
-    "held out": ("--reward my_rewards:digits --held-out x", "--held-out x is neither a file nor a share"),
-    "context": ("--reward my_rewards:digits --max-completion 600", "line 1: the prompt has .* context of 512"),
-    "chunk": ("--reward my_rewards:digits --logits-chunk 0", "--logits-chunk 0 is not a whole number from 1"),
-    "no KL": (
-        "--reward my_rewards:digits --algorithm dapo --kl-coef 0.1",
-        "--kl-coef 0.1 has no effect, as --algorithm",
-    ),
-    "no scorer": ("--reward-model tiny", "tiny is no scorer but Qwen3ForCausalLM; name a folder in the layout"),
-    "no such scorer": ("--reward-model x=0.5", "x/config.json cannot be read"),
-    "weight of a scorer": ("--reward-model x=high", "the weight 'high' is not a number; write x=0.5"),
-    "steps of no scorer": ("--reward my_rewards:digits --step-separator x", "are of reward models; name one with"),
-    "greedy": ("--reward my_rewards:digits --temperature 0", "temperature=0 takes the most probable token"),
-    "sweep": (
-        "--reward my_rewards:digits --sweep learning_rat 1 2",
-        "--sweep learning_rat: no such hyperparameter: did you mean 'learning_rate'",
-    ),
-    "sweep of one value": ("--reward my_rewards:digits --sweep learning_rate 1", "learning_rate has no two values"),
-    "sweep of no KL": (
-        "--reward my_rewards:digits --algorithm dapo --sweep kl-coef 0.1 0.2",
-        r"--kl-coef \[0.1 0.2\] has no effect, as --algorithm",
-    ),
-    "rate": ("--reward my_rewards:digits --learning-rate nan", "learning_rate=nan is not a number"),
-    "count": ("--reward my_rewards:digits --sample-every 0", "--sample-every 0 is not a whole number from 1"),
-}
-
-
-def test_mistakes_are_one_line_and_write_nothing(folder, capsys):
-    make_model("tiny", context=512)
-    for flags, message in MISTAKES.values():
-        with pytest.raises(SystemExit):
-            command(lambda flags=flags: train(f"{flags} --out out"))
-        said = capsys.readouterr().err
-        assert said.startswith("error: ") and said.count("\n") == 1, said
-        assert re.search(message, said), said
-    assert not (folder / "out").exists()
+    assert budget("") == (Hyperparams.total_steps, 100) and budget("--num-iterations 7")[1] == 7
+    assert budget("--total-steps 200") == budget("--total-steps=200") == (200, None)

@@ -1,16 +1,19 @@
-"""Flags, and their mistakes in one line."""
+"""Flags: dataclasses of them, the values that they may have, and a help that fits a screen."""
 
 import dataclasses
-from typing import Annotated
+import importlib
+from pathlib import Path
+from typing import Annotated, get_args, get_type_hints
 
 import jax
 import pytest
 import tyro
 
-from grpo_jax import PPO, Hyperparams
-from grpo_jax.algorithms import ALGORITHMS
-from grpo_jax.commands import list as names
+import grpo_jax
+from grpo_jax import PPO, Config, Hyperparams
 from grpo_jax.commands import train
+from grpo_jax.commands.harness import limits
+from grpo_jax.commands.harness.limits import Between, Count, OutFile, OutFolder, Seed, ToWrite
 from grpo_jax.commands.harness.parsing import parse_flags, parse_known_flags
 from grpo_jax.commands.sweep import grid_of_flags
 from grpo_jax.errors import ConfigError
@@ -31,41 +34,18 @@ class Arguments:
     part: Part = Part()
     options: dict[str, float] = dataclasses.field(default_factory=dict)
     """Of its own."""
-    out: str | None = None
+    out: Path | None = None
     """Where it writes."""
 
 
-def test_flags_fill_a_dataclass_and_the_dataclasses_in_it():
+def test_flags_fill_a_dataclass_and_the_dataclasses_in_it(monkeypatch):
     assert parse_flags(Arguments, ["a", "b", "--width", "4"]) == Arguments(("a", "b"), Part(4))
-    assert parse_flags(Arguments, [], default=Arguments((), Part(5), out="there")).part == Part(5)
+    assert parse_flags(Arguments, [], default=Arguments((), Part(5), out=Path("there"))).part == Part(5)
     assert parse_flags(Arguments, ["--options", "x", "1"]).options == {"x": 1.0}
-    assert parse_known_flags(Arguments, ["--out", "x", "--other", "1"]) == (Arguments((), out="x"), ["--other", "1"])
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    {
-        "--widht 4": r"^unknown flag --widht: did you mean '--width'",
-        "--width wide": r"^--width wide: 'wide' is not a whole number, such as 64$",
-    }.items(),
-)
-def test_a_mistake_is_one_line(flags, message):
-    with pytest.raises(ConfigError, match=message):
-        parse_flags(Arguments, flags.split())
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    {
-        "--total-steps 1e6x": "^--total-steps 1e6x: '1e6x' is not a number, such as 0.5 or 1e6$",
-        "--num-envs 3.5": "^--num-envs 3.5: '3.5' is not a whole number",
-        "--hidden-sizes 64,64": "write --hidden-sizes 64 64$",
-        "--learning-rate 1e-3 1e-2": "'1e-2' follows .* use grpo-jax sweep",
-    }.items(),
-)
-def test_wrong_values_of_train_are_in_plain_words(flags, message):
-    with pytest.raises(ConfigError, match=message):
-        train.parse(train.Arguments, flags.split())
+    parsed = Arguments((), out=Path("x"))
+    assert parse_known_flags(Arguments, ["--out", "x", "--other", "1"]) == (parsed, ["--other", "1"])
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parse_flags(Arguments, ["--out=~/x"]).out == Path("/home/me/x"), "which a shell leaves as it is"
 
 
 def test_help_of_train_is_short_and_begins_with_the_environment(capsys):
@@ -74,16 +54,7 @@ def test_help_of_train_is_short_and_begins_with_the_environment(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 60 and max(map(len, lines)) <= 80
     assert next(line for line in lines if line.startswith("  --")).startswith("  --environment ")
-    assert any("dr_grpo" in line for line in lines) and any("--help-all" in line for line in lines)
-
-
-def test_lists_name_every_algorithm_and_hyperparameter(capsys):
-    names.main(names.Arguments("algorithms"))
-    names.main(names.Arguments("hyperparameters"))
-    first = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
-    assert {*ALGORITHMS, *Hyperparams.__dataclass_fields__} <= first and names.WORDS.keys() == ALGORITHMS.keys()
-    with pytest.raises(ConfigError, match="did you mean 'environments'"):
-        names.main(names.Arguments("environmets"))
+    assert any("grpo-jax list algorithms" in line for line in lines) and any("--help-all" in line for line in lines)
 
 
 OWN_SLOTS = """
@@ -110,3 +81,54 @@ def test_an_own_algorithm_and_hyperparams_are_import_paths(tmp_path, monkeypatch
     for flag, path, message in (("algorithm", "Mine", "not an Algorithm"), ("hyperparams", "MINE", "no subclass")):
         with pytest.raises(ConfigError, match=message):
             train.parse(train.Arguments, [f"--{flag}", f"own_slots:{path}"])
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+CHECKED_ELSEWHERE = {"row", *Config.__dataclass_fields__, *Hyperparams.__dataclass_fields__}
+MODULES = [
+    f"{package}.{path.stem}"
+    for package, parents in (("grpo_jax.commands", 1), ("experiments", 2))
+    for path in (Path(grpo_jax.__file__).parents[parents - 1] / package.removeprefix("grpo_jax.")).glob("[!_]*.py")
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_number_of_a_command_has_limits(module):
+    hints = get_type_hints(importlib.import_module(module).Arguments, include_extras=True)
+    for field, hint in hints.items():
+        parts = [hint]
+        for part in parts:
+            parts += get_args(part)
+        known = any(
+            isinstance(limit, Between | ToWrite) for part in parts for limit in getattr(part, "__metadata__", ())
+        )
+        if field not in CHECKED_ELSEWHERE and {int, float} & set(parts):
+            assert known, f"--{field} of {module} takes any number; give it a type of harness/limits.py"
+
+
+def test_limits_are_found_wherever_they_are_in_a_type():
+    limits.check("--n", Count | None, None)
+    limits.check("--n", tuple[Count, ...], (1, 2))
+    limits.check("--seed", Seed, 2**32 - 1)
+    for annotation, value in ((Count | None, 0), (tuple[Count, ...], (1, 0)), (Annotated[Count, "help"], 0)):
+        with pytest.raises(ConfigError, match="--n 0 is not a whole number from 1 to 2147483647"):
+            limits.check("--n", annotation, value)
+
+
+def test_a_place_of_results_can_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in ("new/results.json", "file"):
+        limits.check("--out", OutFile | None, tmp_path / path)
+        limits.check("--out", OutFolder, tmp_path / path)
+    limits.check("--out", OutFolder, tmp_path)
+    refused = {
+        tmp_path / "file" / "results.json": "cannot be written, as .*file is a file",
+        tmp_path: "is a folder; name a file in it, such as .*results.json",
+        Path("/proc/results.json"): "cannot be written: No such file or directory",
+        tmp_path / ("x" * 300): "cannot be written: File name too long",
+    }
+    for path, message in refused.items():
+        with pytest.raises(ConfigError, match=f"--out .* {message}"):
+            limits.check("--out", OutFile, path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -2,24 +2,28 @@
 
 import errno
 import fcntl
+import importlib
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from language_models import make_model
 
 from experiments import family
 from grpo_jax import TrainState
-from grpo_jax.commands import plot, train
+from grpo_jax.commands import lm, plot, train
 from grpo_jax.commands.harness.command import command, join_processes
+from grpo_jax.commands.harness.parsing import parse_flags, parse_known_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.checkpoint import Checkpoints
 from grpo_jax.recording.metrics_logger import MetricsLogger
 from grpo_jax.recording.run_spec import RunSpec
 from grpo_jax.training.progress import Chunk, initial_progress
 
-pytestmark = pytest.mark.usefixtures("shared_traces")
+shared = pytest.mark.usefixtures("shared_traces")
 TINY = (
     *("--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "8"),
     *("--num-minibatches", "2", "--num-epochs", "1", "--hidden-sizes", "4", "--total-steps", "64"),
@@ -58,36 +62,116 @@ def start(*flags):
     train.main(train.parse(train.Arguments, [*TINY, *flags]))
 
 
-# One or two of each source of errors; the tests of `Config` and `Hyperparams` have theirs.
-FLAGS = {
-    "unknown flag": ("--num-env 8", "--num-envs"),
-    "unknown environment": ("--environment Catch", "did you mean 'Catch-bsuite'"),
-    "parameter without a value": ("--env-params gravity=1 gravity", "'gravity': there is no '='; write NAME=NUMBER"),
-    "words for a number": ("--learning-rate fast", "fast"),
-    "negative rate": ("--learning-rate -1", "learning_rate=-1.0 is negative"),
-    "top p that nothing reads": ("--top-p 0.9", "truncate_sampling=True (--truncate-sampling)"),
-    "budget too small": ("--total-steps 31", "does not allow one iteration"),
-    "no seeds": ("--num-seeds 0", "--num-seeds 0 is not a whole number from 1 to"),
-    "uneven minibatches": ("--num-minibatches 5", "num_minibatches=4"),
-    "episodes beyond int32": ("--evaluate-every 1 --evaluation-episodes 4294967296", "=4294967296 is more than"),
-    "checkpoints every -1": ("--checkpoint-every -1", "checkpoint_every=-1"),
-    "resume without checkpoints": ("--checkpoint-every 0 --resume", "checkpoint_every=0 makes none"),
-    "unknown tracker mode": ("--wandb sometimes", "sometimes"),
-    "no tracker": ("--wandb offline", "pip install wandb"),
-    "drawing into no picture": ("--render x.xyz", "x.xyz is not a name for an animation; use one"),
-    "a video without ffmpeg": ("--render x.mp4", "needs imageio-ffmpeg"),
-    "drawing what cannot be": ("--environment DiscountingChain-bsuite --render x.gif", "there is no drawing"),
+TRAIN = {
+    "--environment Catch": "did you mean 'Catch-bsuite'",
+    "--lr 1e-3": "--lr is --learning-rate here",
+    "--learning-rate -1": "learning_rate=-1.0 is negative",
+    "--top-p 0.9": "truncate_sampling=True (--truncate-sampling)",
+    "--total-steps 31": "does not allow one iteration",
+    "--num-seeds 0": "--num-seeds 0 is not a whole number from 1 to",
+    "--seed 4294967296": "--seed 4294967296 is not a whole number from 0 to",
+    "--seed -1": "--seed -1 is not a whole number from 0 to",
+    "--hidden-sizes": "--hidden-sizes has no value; write one or several",
+    "--num-minibatches 5": "num_minibatches=4",
+    "--evaluate-every 1 --evaluation-episodes 4294967296": "=4294967296 is more than",
+    "--checkpoint-every -1": "checkpoint_every=-1",
+    "--checkpoint-every 0 --resume --out x": "checkpoint_every=0 makes none",
+    "--wandb offline": "pip install wandb",
+    "--render x.xyz": "x.xyz is not a name for an animation; use one",
+    "--render x.mp4": "needs imageio-ffmpeg",
+    "--render /proc/x.gif": "--render /proc/x.gif cannot be written: No such file or directory",
+    "--environment DiscountingChain-bsuite --render x.gif": "there is no drawing",
+    "--out=": "--out has an empty path; write . for the current folder",
+    "--out /proc/out": "/proc/out cannot be written",
+    "--out mistyped/out": "there is no folder mistyped",
+    f"--out {'x' * 300}": "File name too long",
+    "--out \udcff": "is no text in UTF-8",
+}
+COMMANDS = {
+    "sweep --memory-gib nan": "--memory-gib nan is not a number above 0",
+    "sweep --samples 0": "--samples 0 is not a whole number",
+    "evaluate runs --seed -1": "--seed -1 is not a whole number",
+    "evaluate runs --num-episodes 0": "--num-episodes 0 is not a whole number",
+    "evaluate runs --out .": "--out . is a folder; name a file in it, such as results.json",
+    "evaluate runs --out /proc/x.json": "--out /proc/x.json cannot be written: No such file or directory",
+    "evaluate runs --env-params gravity": "'gravity': there is no '='; write NAME=NUMBER",
+    "evaluate runs --env-params gravity=nan": "'nan' is not a finite number",
+    "evaluate runs --env-params gravity=1 gravity=2": "gravity has a value already",
+    "play runs --fps nan": "--fps nan is not a number from 0.01 to 1000",
+    "play runs --num-episodes 99999999999": "is not a whole number from 1 to 1024",
+    "plot": "no folders given",
+    "plot runs --out /proc/x": "--out /proc/x cannot be written",
+    "from_gguf": "give either a GGUF file, or a package",
+    "from_gguf x.gguf --out=": "--out has an empty path",
+    "list environmets": "did you mean 'environments'",
+    "docs sharp_bit": "did you mean 'sharp_bits'",
+}
+LM = {
+    "": "there is no reward to learn from; name a function, such as --reward my_rewards:reward",
+    "--reward builtins:digit": "'builtins' has no 'digit'",
+    "--algorithm grop": "unknown algorithm 'grop': did you mean 'grpo'",
+    "--model=": "--model has an empty path",
+    "--reward-model tiny": "tiny is no scorer but Qwen3ForCausalLM; name a folder in the layout",
+    "--reward-model x=0.5": "x/config.json cannot be read",
+    "--reward-model x=high": "the weight 'high' is not a number; write x=0.5",
+    "--reward builtins:len --step-separator x": "are of reward models; name one with",
+    **{
+        f"--reward grpo_jax.language:overlong {flags}": message
+        for flags, message in {
+            "--min-p 2": "min_p=2.0 must be between 0 and 1",
+            "--num-final 0": "--num-final 0 is not a whole number from 1",
+            "--held-out x": "--held-out x is neither a file nor a share",
+            "--held-out=": "--held-out . is neither a file nor a share",
+            "--max-completion 600": "the prompt has 7 tokens, and 607 with a completion",
+            "--logits-chunk 0": "--logits-chunk 0 is not a whole number from 1",
+            "--lora-rank 2147483647": "--lora-rank 2147483647 is more than the model's width of 16",
+            "--num-prompts 2147483647": "num_envs=17179869176 is more than 2147483647",
+            "--algorithm dapo --kl-coef 0.1": "--kl-coef 0.1 has no effect, as --algorithm",
+            "--temperature 0": "temperature=0 takes the most probable token",
+            "--sweep learning_rat 1 2": "--sweep learning_rat: no such hyperparameter: did you mean 'learning_rate'",
+            "--sweep learning_rate 1": "learning_rate has no two values",
+            "--algorithm dapo --sweep kl-coef 0.1 0.2": "--kl-coef [0.1 0.2] has no effect, as --algorithm",
+            "--learning-rate nan": "learning_rate=nan is not a number",
+            "--sample-every 0": "--sample-every 0 is not a whole number from 1",
+            "--total-steps 100 --num-iterations 5": "total_steps=100 and num_iterations=5 are two budgets",
+        }.items()
+    },
 }
 
 
-@pytest.mark.parametrize("flags, message", FLAGS.values(), ids=FLAGS)
-def test_flags(flags, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+def start_lm(flags):
+    (Path.cwd() / "prompts.jsonl").write_text('{"prompt": "1 + 2 ="}\n{"prompt": "1 + 3 ="}\n')
+    make_model("tiny", context=512)
+    lm.main(lm.parse(["--model", "tiny", "--prompts", "prompts.jsonl", "--held-out", "0.5", *flags]))
+
+
+def start_other(name, *flags):
+    module = importlib.import_module(f"grpo_jax.commands.{name}")
+    parsed = (parse_known_flags if name == "sweep" else parse_flags)(module.Arguments, flags)
+    module.main(*parsed) if name == "sweep" else module.main(parsed)
+
+
+STARTS = [(start, TRAIN), (lambda *flags: start_lm(flags), LM), (start_other, COMMANDS)]
+CASES = [(call, flags, message) for call, table in STARTS for flags, message in table.items()]
+
+
+@pytest.mark.parametrize("call, flags, message", CASES, ids=[f"{flags[:40]!r}" for _, flags, _ in CASES])
+def test_a_wrong_command_line_is_one_line(call, flags, message, tmp_path, capsys, monkeypatch):
+    """One or two of each source of errors; the tests of `Config` and `Hyperparams` have theirs."""
+    for package in ("wandb", "imageio_ffmpeg"):
+        monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setenv("PATH", "")
-    said = refused(capsys, lambda: start(*flags.split(), "--out", str(tmp_path / "out")))
-    assert message in said and "Traceback" not in said
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, lambda: call(*flags.split()))
+    assert not {path.name for path in tmp_path.iterdir()} - {"tiny", "prompts.jsonl"}
+
+
+def test_what_tyro_refuses_ends_with_its_message(capsys):
+    for flags in ("--num-env 8", "--learning-rate fast", "--wandb sometimes", "--env-params gravity=inf"):
+        with pytest.raises(SystemExit) as stopped:
+            command(lambda flags=flags: start(*flags.split()))
+        said = capsys.readouterr().err
+        assert stopped.value.code == 2 and flags.split()[0] in said and "Traceback" not in said
 
 
 def test_resume_of_nothing_named(capsys):
@@ -115,6 +199,7 @@ DIFFERENT = {
 }
 
 
+@shared
 @pytest.mark.parametrize("flags, message", DIFFERENT.values(), ids=DIFFERENT)
 def test_resume_of_another_run(flags, message, saved_run, capsys):
     before = contents(saved_run)
@@ -158,7 +243,6 @@ def failing(error):
 
 FAILURES = {
     "memory": ("grpo_jax.training.run.initial_states", exhausted, "not enough memory for 1 rows"),
-    "a tracker": ("grpo_jax.recording.recorder.TensorBoard", failing(OSError("no import")), "no import"),
     "checkpoints": ("grpo_jax.sweeps.study.record", failing(ConfigError("of another run")), "of another run"),
     "the first chunk": (
         "grpo_jax.recording.recorder.run",
@@ -176,6 +260,7 @@ def save_and_fail(callback):
     raise MemoryError("not enough memory: 1")
 
 
+@shared
 @pytest.mark.parametrize("what, fails, message", FAILURES.values(), ids=FAILURES)
 def test_a_failed_start_leaves_no_claimed_folder(what, fails, message, tmp_path, capsys, monkeypatch):
     (tmp_path / "there").mkdir()
@@ -183,19 +268,20 @@ def test_a_failed_start_leaves_no_claimed_folder(what, fails, message, tmp_path,
     with monkeypatch.context() as patched:
         patched.setattr(what, fails)
         for out, resume in (("new", ()), ("there", ("--resume",))):
-            flags = (*SAVED, "--tensorboard", "--out", str(tmp_path / out), *resume)
+            flags = (*SAVED, "--out", str(tmp_path / out), *resume)
             assert message in refused(capsys, lambda flags=flags: start(*flags))
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"there", "there/notes.txt"}
 
 
 def test_a_start_that_fails_in_a_library_leaves_no_claimed_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo_jax.recording.recorder.TensorBoard", failing(ImportError("no protobuf")))
+    monkeypatch.setattr("grpo_jax.sweeps.study.record", failing(ImportError("no protobuf")))
     for _ in range(2):  # also within one process, without `command`
         with pytest.raises(ImportError, match="no protobuf"):
-            start("--tensorboard", "--out", str(tmp_path / "out"))
+            start("--out", str(tmp_path / "out"))
         assert list(tmp_path.iterdir()) == []
 
 
+@shared
 def test_a_failed_start_keeps_what_was_saved_before(saved_run, capsys, monkeypatch):
     before = contents(saved_run)
     monkeypatch.setattr("grpo_jax.sweeps.study.record", failing(MemoryError("not enough")))
@@ -217,6 +303,7 @@ def test_an_address_without_a_port():
             join_processes(["--coordinator", address, "--num-processes", "2", "--process-id", "0"])
 
 
+@shared
 def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
     chunk = Chunk(
         dict.fromkeys(["environment/steps", "episode/return_mean", "episode/count"], np.full((2, 1), 32.0)),
@@ -236,21 +323,6 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
     assert "error: [Errno 28] No space left on device. What was not written yet is lost; " in said
     assert said.count(f"{tmp_path / '[red]'} keeps 2 iterations of 'ppo on Catch-bsuite'") == 1
     assert len((tmp_path / "[red]" / "metrics.jsonl").read_text().splitlines()) == 2
-
-
-def test_a_folder_that_cannot_be_written(tmp_path, capsys):
-    said = refused(capsys, lambda: start("--out", "/proc/out"))
-    assert "error: /proc/out cannot be written to: " in said and "another folder (--out)" in said
-
-
-def test_only_the_last_folder_of_out_is_made(tmp_path, capsys):
-    said = refused(capsys, lambda: start("--out", str(tmp_path / "mistyped" / "out")))
-    assert f"there is no folder {tmp_path / 'mistyped'}" in said and not list(tmp_path.iterdir())
-
-
-def test_a_name_that_is_too_long_for_a_folder(tmp_path, capsys):
-    said = refused(capsys, lambda: start("--out", str(tmp_path / ("x" * 300))))
-    assert said.startswith("error: ") and "File name too long" in said
 
 
 def test_a_picture_that_cannot_be_where_a_folder_is(tmp_path, capsys, monkeypatch):

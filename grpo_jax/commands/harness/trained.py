@@ -44,5 +44,6 @@ class EpisodeArguments(PolicyArguments):
 
     def load(self, row: int | Literal["best", "all"] | None) -> TrainedPolicy:
         """As in `PolicyArguments`, in the environment of the flags."""
-        policy, overrides = super().load(row), parse_overrides(self.env_params)
+        overrides = parse_overrides(self.env_params)
+        policy = super().load(row)
         return policy.on(self.environment, overrides) if self.environment is not None or overrides else policy
