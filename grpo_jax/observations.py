@@ -27,3 +27,14 @@ def flatten_observation(observation: PyTree, num_axes: int) -> jax.Array:
         return leaves[0]
     flat = (leaf.reshape(*leaf.shape[:num_axes], -1).astype(jnp.float32) for leaf in leaves)
     return jnp.concatenate(list(flat), axis=-1)
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether arrays of this shape are images with their channels, or frames, first: (4, 84, 84) or (4, 84, 84, 3).
+
+    The first axis is at most half as long as the two after it, which have at least 8 pixels and differ at most twofold.
+    """
+    if len(shape) not in (3, 4):
+        return False
+    channels, least, most = shape[0], min(shape[1:3]), max(shape[1:3])
+    return 2 * channels <= least and least >= 8 and most <= 2 * least

@@ -97,9 +97,8 @@ def make_program(policy: TrainedPolicy, greedy: bool) -> Program:
     def batched(leaf):
         return jax.ShapeDtypeStruct((*num, *leaf.shape[1:]), leaf.dtype)
 
-    arguments = {
-        "observation": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*num, *leaf.shape), leaf.dtype), env.observation)
-    }
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*num, *leaf.shape), leaf.dtype), env.codec.given)
+    arguments = {"observation": shapes}
     carry, structure = jax.tree.flatten(policy.initial_carry())
     if carry:
         arguments["carry"] = tuple(map(batched, carry))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.environments.codec import Codec, plain_codec
 from grpo_jax.environments.spaces import ActionSpace
 from grpo_jax.types import PyTree, RewardParts
 
@@ -32,7 +33,7 @@ class Environment(NamedTuple):
     observation: PyTree  # shape and dtype of each array of one observation, a jax.ShapeDtypeStruct
     action_space: ActionSpace
     action_mask: Callable | None  # (state, params) -> bool [num_actions]: the legal actions; None: all always are
-    max_steps: int  # the time limit: an episode is truncated at this length and never earlier
+    max_steps: int  # the time limit: an episode is truncated at this length, and earlier only with `truncates_early`
     # If True, a time limit counts as termination (no bootstrapping).
     limit_terminates: bool = False
     # (state, params) -> int32 [P]: the tokens that a policy reads before the first observation, padded with -1
@@ -43,13 +44,20 @@ class Environment(NamedTuple):
     # last step; or RewardParts [B, max_steps, K]: added to the rewards of their steps, in order. It is called once, on
     # the final states of a rollout, so rollouts must have one episode each.
     outcome: Callable | None = None
-    # (state, params) -> int32: the action that the environment itself takes at this step; -1: the policy acts
+    # (state, params) -> int32: the action, counted from 0, that the environment itself takes here; -1: the policy acts
     forced_action: Callable | None = None
     extras: tuple[str, ...] = ()  # the entries of the info that rollouts keep
     # A step can make NaN or inf of a finite state (physics do): rollouts discard such steps, see `Simulator.unroll`.
     can_diverge: bool = False
     reward_names: tuple[str, ...] = ()  # of the K parts of the outcome, for metrics
+    truncates_early: bool = False  # the critic then values the observation after every step, in the loop of steps
+    own_codec: Codec | None = None  # between the environment's own values and these; None: they are the same
     step_word: str = "environment steps"  # what the console calls steps; each iteration gets a line if it is another
+
+    @property
+    def codec(self) -> Codec:
+        """Between the environment's own observations and actions and those of policies."""
+        return self.own_codec or plain_codec(self.observation)
 
     @property
     def words(self) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from grpo_jax.environments.environment import Environment
 from grpo_jax.errors import ConfigError
+from grpo_jax.observations import channels_first
 from grpo_jax.types import PyTree
 
 
@@ -23,7 +24,8 @@ def stack_frames(environment: Environment, num_frames: int) -> Environment:
         o'_t = [o_{t-k+1}, ..., o_{t-1}, o_t]
 
     Before the first observation of an episode lie copies of it. The frames lie along the last axis, oldest first:
-    features of a vector, channels of an image. A number, and an image without channels (2 axes), get an axis for them.
+    features of a vector, channels of an image, also of one with its channels first. A number, and an image without
+    channels (2 axes), get an axis for them.
     Each array of an observation is stacked. All else is the environment's: rewards, ends, masks, parameters.
 
     Args:
@@ -54,12 +56,15 @@ def stack_frames(environment: Environment, num_frames: int) -> Environment:
         after = StackedState(moved.state, _without_oldest(stacked, moved.observation))
         return moved._replace(state=after, observation=stacked)
 
+    codec = environment.codec
+
     def unstacked(function):
         return function and (lambda states, params: function(states.environment, params))
 
     return environment._replace(
         reset=reset,
         step=step,
+        own_codec=codec._replace(leaves=jax.tree.map(lambda leaf: leaf.stacked(num_frames), codec.leaves)),
         observation=jax.eval_shape(lambda: reset(jax.random.key(0), environment.params)[1]),
         action_mask=unstacked(environment.action_mask),
         outcome=unstacked(environment.outcome),
@@ -73,7 +78,9 @@ def unstacked_state(state: PyTree) -> PyTree:
 
 
 def _with_channels(x: jax.Array) -> jax.Array:
-    """The array with an axis for frames: a new last one for a number or for `[height, width]`."""
+    """The array with its axis for frames last: a new one for a number or for `[height, width]`."""
+    if channels_first(x.shape):
+        return jnp.moveaxis(x, 0, -1)
     return x[..., None] if x.ndim in (0, 2) else x
 
 

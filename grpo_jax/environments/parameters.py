@@ -15,6 +15,9 @@ from grpo_jax.errors import LARGEST_COUNT, ConfigError, nearest
 EnvParams = Mapping[str, Any] | None
 """Values by name for an environment's traced parameters; parameters that are not named keep their default."""
 
+LIMIT = "max_steps_in_episode"
+"""Name of the parameter with the time limit. It is static, as the length of rollouts depends on it."""
+
 
 @struct.dataclass
 class TimeLimit:

@@ -7,14 +7,15 @@ from typing import Any
 
 import jax
 
+from grpo_jax.environments.door import from_gymnax
 from grpo_jax.environments.environment import Environment
-from grpo_jax.environments.gymnax_adapter import from_gymnax
 from grpo_jax.environments.gymnax_names import registered
+from grpo_jax.environments.interface import Opened, opened
 from grpo_jax.environments.lean import lean_or_same
 from grpo_jax.environments.parameters import static_parameters
 from grpo_jax.environments.suites import SUITES, from_suite
 from grpo_jax.environments.suites.physics import RigidBodies, with_model_parameters
-from grpo_jax.environments.time_limits import warn_of_termination_at_limit
+from grpo_jax.environments.time_limits import checked_limit
 from grpo_jax.environments.tokens import Task, token_environment
 from grpo_jax.errors import ConfigError
 from grpo_jax.importing import import_object
@@ -37,28 +38,29 @@ def make_environment(environment: str | Any, params: Mapping[str, Any] | None = 
         return environment
     if isinstance(environment, str) and ":" not in environment:
         return _of_gymnax(environment, static_parameters(params), jax.config.jax_enable_x64)
-    found = environment_object(environment)
-    if isinstance(found, Task):
-        made = token_environment(found, params)
-    elif isinstance(found, RigidBodies):
-        made = with_model_parameters(found, params)
-    else:
-        made = from_gymnax(found, params)
-        is_custom = not isinstance(environment, str) or environment.partition(":")[0] not in SUITES
-        if is_custom and not (made.limit_terminates or made.on_host):
-            warn_of_termination_at_limit(found, params)
+    made = _made(environment_object(environment), params)
     return made._replace(name=environment) if isinstance(environment, str) else made
+
+
+def _made(found: Any, params: Mapping[str, Any]) -> Environment:
+    if isinstance(found, Task):
+        return token_environment(found, params)
+    if isinstance(found, RigidBodies):
+        return with_model_parameters(found, params)
+    made = from_gymnax(found, params)
+    is_known = type(found).__module__.startswith(("gymnax.", "grpo_jax.")) and not isinstance(found, Opened)
+    return made if is_known or made.on_host else checked_limit(found, made, params)
 
 
 @functools.lru_cache
 def _of_gymnax(name: str, params: tuple[tuple[str, Any], ...], wide: bool) -> Environment:
     """The environment of a name in gymnax, traced once; `wide`: with dtypes of 64 bits."""
     # The requested name; gymnax's own differs, for example for DiscountingChain-bsuite.
-    return from_gymnax(environment_object(name), dict(params))._replace(name=name)
+    return _made(environment_object(name), dict(params))._replace(name=name)
 
 
 def environment_object(environment: str | Any) -> Any:
-    """An object with gymnax's interface, or a token task.
+    """An object with gymnax's interface (see `opened`), or a token task.
 
     Args:
       environment: a name in gymnax, such as "CartPole-v1"; a name in another suite, such as "brax:ant"; a path
@@ -66,22 +68,28 @@ def environment_object(environment: str | Any) -> Any:
     """
     if isinstance(environment, type):
         raise ConfigError(f"environment={environment.__name__} is a class; write {environment.__name__}()")
-    if type(environment).__module__.partition(".")[0] == "gymnasium":
-        raise ConfigError("a gymnasium environment is made by its name: environment='gymnasium:CartPole-v1', say")
-    if not isinstance(environment, str):
-        return environment
-    source, colon, name = environment.partition(":")
-    # Constructors compute with arrays, and compare them, also where a Config is made while a function is traced.
-    with jax.ensure_compile_time_eval():
-        if not colon:
-            return lean_or_same(registered(environment), environment)
-        return from_suite(source, name) if source in SUITES else _imported(environment)
+    found = environment
+    if isinstance(environment, str):
+        source, colon, name = environment.partition(":")
+        # Constructors compute with arrays, and compare them, also where a Config is made while a function is traced.
+        with jax.ensure_compile_time_eval():
+            if not colon:
+                found = lean_or_same(registered(environment), environment)
+            else:
+                found = from_suite(source, name) if source in SUITES else _imported(environment)
+    kind = type(found)
+    if any(each.__module__.partition(".")[0] in ("gymnasium", "gym") for each in kind.__mro__):
+        raise ConfigError(
+            f"{kind.__name__} has the interface of gymnasium and runs on the host; write environment='gymnasium:"
+            "CartPole-v1', say, or HostEnvironment(make) with a function that makes a new instance"
+        )
+    return opened(found)
 
 
 def _imported(path: str) -> Any:
     name = path.partition(":")[2]
     found = import_object(path, "environment", alternative=f" or one of the suites {', '.join(SUITES)}")
-    if isinstance(found, type) or not (hasattr(found, "step_env") or isinstance(found, Task)):
+    if isinstance(found, type) or not (hasattr(found, "step_env") or hasattr(found, "step") or isinstance(found, Task)):
         try:
             inspect.signature(found).bind()
         except (TypeError, ValueError) as error:  # ValueError: of builtins

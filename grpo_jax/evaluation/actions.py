@@ -19,7 +19,7 @@ def choose_actions(
     key: jax.Array | None = None,
     action_mask: jax.Array | None = None,
 ) -> tuple[jax.Array, PyTree]:
-    """Actions for `N` observations, scaled and clipped to the action space, and the policy's next carry. Pure.
+    """Actions for `N` observations, both as the environment gives and takes them, and the policy's next carry. Pure.
 
     Args:
       config: the run that the policy comes from.
@@ -29,8 +29,9 @@ def choose_actions(
       action_mask: bool `[N, num_actions]`, the legal actions; None if all are.
     """
     policy = behaviour_policy(config, normalizer, hyperparams)
-    parameters, _, carry = policy.step(params, observation, carry)
+    codec = config.env.codec
+    parameters, _, carry = policy.step(params, jax.vmap(codec.encode)(observation), carry)
     parameters, _ = apply_sampling_mask(policy, parameters, action_mask)
     distribution = policy.distribution
     action = distribution.mode(parameters) if key is None else distribution.sample(parameters, key)
-    return distribution.to_environment(action), carry
+    return jax.vmap(codec.decode)(distribution.to_environment(action)), carry

@@ -1,9 +1,9 @@
 """Convolutional layers for images, created inside the flax module that calls these functions.
 
-Each takes `[N, height, width, ...]`, whose axes after the width are flattened into channels, and returns `[N, height',
-width', channels]` float32. Pixels of type uint8 are divided by 255; other types are converted to float32 unscaled.
-`channels` is the number of output channels, in a network of several layers the unit of their numbers. `scale` is the
-gain of the initial weights, which are orthogonal.
+Each takes `[N, height, width, ...]`, whose axes after the width are flattened into channels, or images with their
+channels first (`observations.channels_first`), and returns `[N, height', width', channels]` float32. Pixels of type
+uint8 are divided by 255; other types are converted to float32 unscaled. `channels` is the number of output channels, in
+a network of several layers the unit of their numbers. `scale` is the gain of the initial weights, which are orthogonal.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.observations import channels_first
 from grpo_jax.policies.dense import Dense, orthogonal
 
 
@@ -21,7 +22,7 @@ def convolution(x: jax.Array, *, channels: int, activation: Callable, scale: flo
     The stride is 1 for images of up to 16 pixels a side, as in MinAtar's paper (https://arxiv.org/abs/1903.03176). It
     grows to 3 for larger images, to limit the cost of the dense layers. Every pixel is in some patch.
     """
-    x = x.reshape(*x.shape[:3], -1)
+    x = _channels_last(x)
     stride = min(3, -(-max(x.shape[1:3]) // 16))
     x = _as_float(patches(x, stride))
     return activation(Dense(channels, kernel_init=orthogonal(scale), name="Conv_0")(x))
@@ -33,7 +34,7 @@ def nature_cnn(x: jax.Array, *, channels: int, activation: Callable, scale: floa
     They have 2, 4 and 4 times `channels`, 16 in the paper, and an activation after each. The paper's images are 84×84,
     which become 7×7, followed by a dense layer of 512 units, all with relu.
     """
-    x = x.reshape(*x.shape[:3], -1)
+    x = _channels_last(x)
     for i, (multiple, kernel, stride) in enumerate(((2, 8, 4), (4, 4, 2), (4, 3, 1))):
         x = _as_float(patches(x, stride, kernel))
         x = activation(Dense(multiple * channels, kernel_init=orthogonal(scale), name=f"Conv_{i}")(x))
@@ -55,7 +56,7 @@ def impala(x: jax.Array, *, channels: int, activation: Callable, scale: float) -
         x = patches(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), stride=1)
         return Dense(channels, kernel_init=orthogonal(scale), name=name)(x)
 
-    x = _as_float(x.reshape(*x.shape[:3], -1))
+    x = _as_float(_channels_last(x))
     for stage, multiple in enumerate((1, 2, 2)):
         size = multiple * channels
         x = nn.max_pool(conv(x, size, f"Conv_{stage}"), (3, 3), (2, 2), "SAME")
@@ -67,7 +68,14 @@ def impala(x: jax.Array, *, channels: int, activation: Callable, scale: float) -
 
 def is_image(shape: tuple[int, ...], least: int = 3) -> bool:
     """Whether observations of this shape have a height and a width of at least this many pixels."""
-    return len(shape) >= 2 and min(shape[:2]) >= least
+    first = channels_first(shape)
+    return len(shape) >= 2 and min(shape[first : 2 + first]) >= least
+
+
+def _channels_last(x: jax.Array) -> jax.Array:
+    """`[N, height, width, channels]`."""
+    x = jnp.moveaxis(x, 1, -1) if channels_first(x.shape[1:]) else x
+    return x.reshape(*x.shape[:3], -1)
 
 
 def patches(x: jax.Array, stride: int, kernel: int = 3) -> jax.Array:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from grpo_jax.config import Config
+from grpo_jax.config import Config, kept_with
+from grpo_jax.environments.casting import exact_leaves
 from grpo_jax.errors import ConfigError, describe_arrays
 from grpo_jax.evaluation.actions import choose_actions
 from grpo_jax.hyperparams import Hyperparams
@@ -73,7 +74,8 @@ class TrainedPolicy:
         """The action for an observation, or the actions for a batch of them, as the environment takes them.
 
         Args:
-          observation: one, or a batch `[N, ...]`.
+          observation: one, or a batch `[N, ...]`, as the environment gives it, such as the integer of a `Discrete`
+            space; with `frame_stack` the last ones side by side, oldest first.
           key: samples the action; None takes the most probable one, or for squashed actions the median.
           carry: of a recurrent policy: from `initial_carry` at the start of an episode, then from the call before.
           action_mask: bool `[num_actions]` or `[N, num_actions]`, the legal actions; None if all are.
@@ -82,8 +84,8 @@ class TrainedPolicy:
           The action, `[...]` or `[N, ...]`; with a carry, the action and the next carry.
 
         Raises:
-          ConfigError: the observation has another shape, a recurrent policy has no carry, the carry or the mask is that
-            of another number of observations, or there are several rows.
+          ConfigError: the observation has another shape or type, a recurrent policy has no carry, the carry or the mask
+            is that of another number of observations, or there are several rows.
         """
         if np.ndim(self.row):
             raise ConfigError(f"these are the policies of {len(self)} rows; take one of them, policy[0]")
@@ -106,8 +108,10 @@ class TrainedPolicy:
                     f"observation, [{num}, ...]; begin with policy.initial_carry({num})"
                 )
         arrays = self.params, self.normalizer, self.hyperparams
-        action, after = _program(self.config)(*arrays, observation, before, key, action_mask)
-        action = action[0] if is_single else action
+        # Rows of a run share compiled programs.
+        program = kept_with(self.config, ("act",), lambda: jax.jit(functools.partial(choose_actions, self.config)))
+        action, after = program(*arrays, observation, before, key, action_mask)
+        action = jax.tree.map(lambda part: part[0], action) if is_single else action
         return action if carry is None else (action, after)
 
     def initial_carry(self, num: int = 1, prompt: jax.Array | None = None) -> PyTree:
@@ -155,32 +159,20 @@ class TrainedPolicy:
         return self.replace(config=config, env_params={name: rows[name] for name in rows if name not in given})
 
 
-@functools.lru_cache
-def _program(config: Config):
-    """Rows of a run share compiled programs."""
-    return jax.jit(functools.partial(choose_actions, config))
-
-
 def _as_observation(config: Config, observation: PyTree) -> tuple[PyTree, bool]:
     """The observation as arrays, and whether it is one; False for a batch."""
-    like, structure = jax.tree.flatten(config.env.observation)
-    try:
-        leaves = structure.flatten_up_to(observation)
-        leaves = [jnp.asarray(leaf, each.dtype) for leaf, each in zip(leaves, like, strict=True)]
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"an observation of {config.env.name!r} is {config.env.observation}, but was given another structure: "
-            f"{error}"
-        ) from error
+    given, what = config.env.codec.given, f"an observation of {config.env.name!r}"
+    leaves = exact_leaves(given, observation, what)
+    like, structure = jax.tree.flatten(given)
     expected, shapes = [leaf.shape for leaf in like], [leaf.shape for leaf in leaves]
     is_single = shapes == expected
     sizes = {shape[:1] for shape in shapes}
     if not is_single and ([shape[1:] for shape in shapes] != expected or len(sizes) != 1 or sizes & {(), (0,)}):
         raise ConfigError(
-            f"an observation of {config.env.name!r} has the shape {', '.join(map(str, expected))}, but was given "
-            f"{', '.join(map(str, shapes))}; a batch of one or more has one more axis, the first"
+            f"{what} has the shape {', '.join(map(str, expected))}, but was given {', '.join(map(str, shapes))}; a "
+            "batch of one or more has one more axis, the first"
         )
-    return jax.tree.unflatten(structure, leaves), is_single
+    return jax.tree.unflatten(structure, map(jnp.asarray, leaves)), is_single
 
 
 def _as_action_mask(config: Config, action_mask: Any, num: int, is_single: bool) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from grpo_jax.environments.environment import Environment
-from grpo_jax.environments.gymnax_adapter import env_name, overridden_params
+from grpo_jax.environments.interface import env_name, overridden_params
 from grpo_jax.environments.registry import environment_object, make_environment
 from grpo_jax.environments.suites import Craftax, Pgx
 from grpo_jax.environments.suites.physics import RigidBodies

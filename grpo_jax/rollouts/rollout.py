@@ -189,6 +189,9 @@ class Simulator(NamedTuple):
             next_state = select(record.diverged, state, next_state)
             ended, cut = ended | record.diverged, cut | record.diverged
         truncations = carry.truncations and carry.truncations.add(cut, next_state)
+        if take_start and self.environment.truncates_early and self.policy.has_critic:
+            next_value = self.policy.step(self.params, next_state.observation, next_state.policy_carry)[1]
+            record = record._replace(next_value=next_value)
         if self._num_passes:
             record = record._replace(log_prob=None, value=None)
         if self.keep_states:
@@ -249,7 +252,7 @@ class Simulator(NamedTuple):
             log_prob=family.log_prob(distribution, action),
             distribution=None if in_chunks else distribution,
             value=value,
-            next_value=None,  # known after the rollout
+            next_value=None,  # known after the rollout, or in `_step`
             episode_return=next_state.episode_return,
             episode_length=next_state.episode_length,
             discounted_return=next_state.discounted_return,
@@ -272,6 +275,14 @@ class Simulator(NamedTuple):
     def _no_truncations(self, state: RolloutState, num_steps: int) -> Truncations | None:
         """Slots for all episodes that can be truncated in `num_steps`; None where nothing reads them."""
         if not (self.policy.has_critic or self.keep_final):
+            return None
+        if self.environment.truncates_early:
+            if self.keep_final:
+                raise ConfigError(
+                    f"{self.environment.name!r} may truncate an episode before max_steps_in_episode, but the baseline "
+                    "of this algorithm keeps a place for the ends at that limit alone; terminate there instead, or use "
+                    "an algorithm with a critic, such as ppo, or with one-episode groups, such as grpo"
+                )
             return None
         num_slots = -(-num_steps // self.environment.max_steps) + self.environment.can_diverge
         return Truncations.none(num_slots, state)

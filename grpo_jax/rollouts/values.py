@@ -1,10 +1,9 @@
 """Log-probabilities and the critic's values of a trajectory, computed after its steps.
 
 Bootstrapping needs the values of final observations: the true last one of each truncated episode, and those after the
-last step. An episode is truncated at `max_steps` and no earlier, so within `num_steps` that happens at most
-ceil(num_steps / max_steps) times. That many are kept for each environment, with the policy's carry, and valued in one
-pass after the rollout. If an environment truncates more often, the missing values are NaN: no update is better than a
-wrong one.
+last step. Where an episode is truncated at `max_steps` alone, that happens at most ceil(num_steps / max_steps) times
+within `num_steps`. That many are kept for each environment, with the policy's carry, and valued in one pass after the
+rollout. With `truncates_early` each step values its next observation instead.
 """
 
 from typing import NamedTuple
@@ -103,7 +102,8 @@ def with_final_values(
     value = None
     if policy.has_critic:
         value = jax.vmap(lambda *final: policy.step(params, *final)[1])(observation, carry)
-        trajectory = trajectory._replace(next_value=next_values(trajectory.value, value, trajectory.truncated))
+        if trajectory.next_value is None:
+            trajectory = trajectory._replace(next_value=next_values(trajectory.value, value, trajectory.truncated))
     if keep:
         carry = policy.sequence_carry(carry)
         trajectory = trajectory._replace(final_observation=observation, final_carry=carry, final_value=value)

@@ -172,14 +172,80 @@ class Unseeded(Walk):
         return np.random.normal(size=2)
 
 
+class Shows(Walk):
+    """Observes the values that it is given, and returns what it is given at a step."""
+
+    def __init__(self, space=Walk.observation_space, value=(0.0, 0.0), end=(0.0, False, False, {})):
+        self.observation_space, self.value, self.end = space, value, end
+
+    def look(self):
+        return self.value
+
+    def step(self, action):
+        return self.value, *self.end
+
+
+def bits(low, high, dtype):
+    return spaces.Box(low, high, (2,), dtype)
+
+
+the_same = Walk()
+REFUSED = {
+    "two environments would step one simulator": (lambda: the_same, "gives a simulator again"),
+    "also inside new wrappers": (lambda: gymnasium.Wrapper(the_same), "gives a simulator again"),
+    "beyond int32": (
+        lambda: Shows(bits(0, 2**40, np.int64), np.array([2**33 + 5, 7])),
+        "has .*8589934597",
+    ),
+    "a fraction in bytes": (lambda: Shows(bits(0, 255, np.uint8), np.array([0.7, 2])), "has .*0.7.* its type is uint8"),
+    "a negative byte": (lambda: Shows(bits(0, 255, np.uint8), np.array([-1, 3])), "has .*-1"),
+    "NaN in integers": (lambda: Shows(bits(0, 9, np.int32), np.array([np.nan, 3])), "has .*nan"),
+    "infinite as float32": (lambda: Shows(bits(-9, 9, np.float64), np.array([1e300, 0])), "has .*1e.?300"),
+    "in a Dict": (lambda: Shows(spaces.Dict(a=spaces.MultiBinary(2)), {"a": np.array([0.9, 0])}), "has .*0.9"),
+    "no numbers": (lambda: Shows(value=None), "give numbers"),
+    "another shape": (lambda: Shows(value=np.zeros(3)), r"has the shapes \[\(3,\)\]"),
+    "another key": (lambda: Shows(spaces.Dict(a=spaces.Discrete(2)), {"b": 0}), "another structure"),
+    "gym's four values": (lambda: Shows(end=(0.0, False, {"k": 1})), "step returns 4 values; return the 5"),
+    "no reward": (lambda: Shows(end=(None, False, False, {})), "step returns reward = .*None"),
+    "several ends": (lambda: Shows(end=(0.0, np.zeros(2, bool), False, {})), "step returns terminated ="),
+    "no seed": (Unseeded, r"differs when it is played again .*self\.np_random"),
+    "an error of its own": (lambda: Shows(end=2), "TypeError"),
+    "actions in a Tuple": (lambda: with_actions(spaces.Tuple([spaces.Discrete(2)])), "not supported on the host"),
+    "whole numbers in a Box": (lambda: with_actions(bits(0, 5, np.int32)), "in Box.* are not supported; use Discrete"),
+    "no fixed shape": (lambda: Shows(spaces.Text(5), "abc"), "no fixed shape; use Box"),
+}
+
+
+def with_actions(space):
+    made = Shows()
+    made.action_space = space
+    return made
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_one_step_shows_is_refused_at_construction(case):
+    make, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        HostEnvironment(make, max_steps=LIMIT)
+
+
+def test_an_instance_is_no_function_and_a_limit_is_needed():
+    with pytest.raises(ConfigError, match="takes a function that makes instances"):
+        HostEnvironment(Walk())
+    with pytest.raises(ConfigError, match="HostEnvironment\\(make\\) with a function"):
+        make_environment(Walk())
+    with pytest.raises(ConfigError, match="max_steps_in_episode=0 of 'Walk' leaves no step"):
+        make_environment(HostEnvironment(Walk))
+
+
 class Failing(Walk):
-    def step(self, action):
-        raise KeyError("no such place")
+    calls = 0
 
-
-class Overlong(Walk):
     def step(self, action):
-        return np.zeros(3), *super().step(action)[1:]
+        Failing.calls += 1
+        if Failing.calls > 1:
+            raise KeyError("no such place")
+        return super().step(action)
 
 
 class Impatient(Walk):
@@ -190,17 +256,15 @@ class Impatient(Walk):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (Unseeded, r"'Unseeded' on the host: .* differs when it is played again .*self\.np_random"),
         (Failing, "'Failing' on the host: KeyError: 'no such place'"),
-        (Overlong, r"'Overlong' on the host: ValueError: an observation has shape \(3,\), but its space is Box"),
         (Impatient, "truncates an episode after 1 steps, before max_steps_in_episode=6"),
     ],
 )
 def test_errors_on_the_host_are_readable(make, message):
     env = make_environment(HostEnvironment(make, max_steps=LIMIT))
-    state, _ = env.reset(jax.random.key(0), {})
+    states, _ = starts(env, 8)
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        jax.block_until_ready(env.step(None, state, 0, {}))
+        jax.block_until_ready(jax.vmap(lambda state: env.step(None, state, 0, {}))(states))
 
 
 def test_names_that_do_not_exist(monkeypatch):
@@ -259,29 +323,3 @@ def test_rows_learn_and_a_resumed_run_is_the_uninterrupted_one(algorithm, settin
     fresh = config(algorithm, **settings)
     resumed = run(fresh, hyperparams, keys, resume_from=halfway[-1], chunk_length=5)
     assert not difference(resumed.states.params, whole.states.params)
-
-
-@pytest.mark.slow
-def test_episodes_of_envpool_are_its_own():
-    envpool = pytest.importorskip("envpool")
-    env = make_environment("envpool:CartPole-v1")
-    states, first = starts(env)
-    pool = envpool.make_gymnasium("CartPole-v1", num_envs=4, seed=states.seed.tolist())
-    assert np.array_equal(pool.reset()[0], first)
-    for t in range(8):
-        actions = jax.random.randint(jax.random.key(t), (4,), 0, 2)
-        moved = jax.vmap(lambda state, action: env.step(None, state, action, {}))(states, actions)
-        observation, reward, terminated, _, _ = pool.step(np.asarray(actions))
-        assert np.array_equal(moved.observation, observation) and np.array_equal(moved.reward, reward)
-        states = moved.state
-    play = random_play(env, 3, 40)
-    _, _, trajectory = play(jax.random.key(0))
-    assert trajectory.terminated.any() and not difference(play(jax.random.key(0))[2], trajectory)
-
-
-@pytest.mark.slow
-def test_images_of_envpool_have_their_channels_last():
-    pytest.importorskip("envpool")
-    env = make_environment("envpool:Pong-v5", {"max_steps_in_episode": LIMIT})
-    assert env.observation == jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
-    assert random_play(env, 2, 8)(jax.random.key(0))[2].truncated.sum() == 2

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from grpo_jax.environments import Box, Discrete, HostEnvironment, MultiDiscrete, make_environment
-from grpo_jax.errors import ConfigError
 
 gymnasium = pytest.importorskip("gymnasium")
 spaces = gymnasium.spaces
@@ -58,16 +57,3 @@ def test_spaces_of_gymnasium(space, expected, action):
         assert (bits.dtype, real.dtype, observation["image"].dtype) == (jnp.int8, jnp.float32, jnp.uint8)
         assert observation["counts"].shape == (2,) and observation["image"].shape == (5, 4, 3)
     assert moved.reward == 0.5 and moved.state.time == 1
-
-
-@pytest.mark.parametrize(
-    "observation, action, max_steps, message",
-    [
-        (spaces.Text(5), spaces.Discrete(2), 3, "no fixed shape; use Box"),
-        (NESTED, spaces.Box(0, 5, (2,), np.int32), 3, "actions in Box.* are not supported; use Discrete"),
-        (NESTED, spaces.Discrete(2), None, "max_steps_in_episode=0 of .* leaves no step"),
-    ],
-)
-def test_what_cannot_run_is_an_error_at_construction(observation, action, max_steps, message):
-    with pytest.raises(ConfigError, match=message):
-        make_environment(HostEnvironment(lambda: Everything(observation, action), max_steps=max_steps))

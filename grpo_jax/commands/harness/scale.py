@@ -36,7 +36,7 @@ DEFAULTS = {
     "total_steps": Hyperparams.total_steps,
 }
 """Of fields that the settings do not have."""
-KEPT_SUITES = ("tokens", "gymnasium", "envpool")
+KEPT_SUITES = ("tokens", "gymnasium")
 """Language tasks, whose settings are for 512 completions, and environments that the host steps."""
 
 

@@ -1,6 +1,5 @@
-"""Environments that run on the host, in Python or C++, such as gymnasium's and envpool's."""
+"""Environments that run on the host in Python, such as gymnasium's."""
 
 from grpo_jax.environments.host.environment import HostEnvironment, HostState
-from grpo_jax.environments.host.gymnasium_interface import Simulators
 
-__all__ = ["HostEnvironment", "HostState", "Simulators"]
+__all__ = ["HostEnvironment", "HostState"]

@@ -1,10 +1,9 @@
 """Environments on the host with the interface of gymnax.
 
-A compiled program calls the host for every reset and step, through callbacks that must be pure: XLA may repeat them,
-leave them out or reorder them, rollouts draw start states that no episode begins with, groups copy states, and a
-checkpoint has arrays only. A state that a simulator keeps to itself allows none of this. But an episode of a seeded
-environment is a function of its seed and its actions, so these are the state here. `Episodes` finds the simulator that
-has reached a state, or replays the episode in another one.
+A compiled program calls the host for every reset and step, through callbacks that must be pure: XLA may repeat, drop or
+reorder them, rollouts draw start states that no episode begins with, groups copy states, and checkpoints have arrays
+only. A simulator that keeps its state to itself allows none of this. But an episode of a seeded environment is a
+function of its seed and its actions, so these are the state here; `Episodes` finds the instance that has reached it.
 """
 
 from collections.abc import Callable
@@ -14,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.environments.host.episodes import DIGEST_BYTES, Episodes, Moment, Request
-from grpo_jax.environments.host.gymnasium_interface import Instances, Simulators, action_decoder, observation_leaves
+from grpo_jax.environments.codec import host_actions, observation_shapes
+from grpo_jax.environments.host.episodes import DIGEST_BYTES, Episodes, Moment
 from grpo_jax.environments.parameters import TimeLimit
-from grpo_jax.environments.spaces import ActionSpace
+from grpo_jax.errors import ConfigError
 from grpo_jax.host_calls import call_host
 from grpo_jax.types import PyTree
 
@@ -42,54 +41,47 @@ class HostEnvironment:
     `reset(seed=s)` must determine the whole episode, given the actions. A replay that differs is an error.
 
     Args:
-      make: a function that makes an instance, called about once for each parallel environment; or `Simulators`.
+      make: a function that makes a new instance, called about once for each parallel environment.
       name: for messages and files; by default the name of `make`.
       max_steps: the default of the parameter `max_steps_in_episode`; None: the limit in the instance's `spec`.
       max_kept: the most instances in mid-episode. With more states than that (rows × `num_envs`) the results are the
         same, but each step replays its episode.
 
     Raises:
-      ConfigError: for spaces that are not supported.
+      ConfigError: for spaces that are not supported, and for what one step shows: another interface, observations that
+        are not in their space, instances that share a simulator.
     """
 
     on_host = True
 
     def __init__(
-        self,
-        make: Callable[[], Any] | Simulators,
-        *,
-        name: str | None = None,
-        max_steps: int | None = None,
-        max_kept: int = 1024,
+        self, make: Callable[[], Any], *, name: str | None = None, max_steps: int | None = None, max_kept: int = 1024
     ):
-        simulators = make if hasattr(make, "first_observations") else Instances(make)
-        self.name = name or getattr(make, "__name__", type(make).__name__)
-        self._make = make
-        # Without any limit the adapter refuses 0, unless env_params has another.
-        self.default_params = TimeLimit(max_steps or simulators.max_steps or 0)
-        self._observation_space = simulators.observation_space
-        observation, leaves = observation_leaves(simulators.observation_space)
-        self._leaves, self._structure = jax.tree.flatten(observation)
-        self._action_space, self._action, decode = action_decoder(simulators.action_space)
-        self.episodes = Episodes(simulators, leaves, decode, max_kept)
+        self.name, self._make = name or getattr(make, "__name__", type(make).__name__), make
+        if not callable(make):
+            raise ConfigError(f"HostEnvironment takes a function that makes instances, but was given {make!r}")
+        first, second = make(), make()
+        self.action_space, self.observation_space = lambda _: first.action_space, lambda _: first.observation_space
+        given = observation_shapes(first.observation_space, self.name)
+        self._leaves, self._structure = jax.tree.flatten(given)
+        self._action, decode = host_actions(first.action_space, self.name)
+        limit = max_steps or getattr(getattr(first, "spec", None), "max_episode_steps", None)
+        self.default_params = TimeLimit(limit or 0)  # without any limit the door refuses 0, unless env_params has one
+        try:
+            self.episodes = Episodes(make, (first, second), given, decode, max_kept)
+            self.episodes.step(0, self.episodes.start(0).digest, self._action[None][:0], self._action, 1)
+        except Exception as error:
+            raise ConfigError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}") from error
 
     @property
     def identity(self) -> tuple:
         """What a resumed run compares; not the episodes that it keeps."""
         return self.name, self._make, self.default_params
 
-    def action_space(self, params: Any) -> ActionSpace:
-        return self._action_space
-
-    def observation_space(self, params: Any) -> Any:
-        """As in gymnax: gymnasium's space."""
-        return self._observation_space
-
     def reset_env(self, key: jax.Array, params: Any) -> tuple[PyTree, HostState]:
         """As in gymnax. The seed is uniform in [0, 2^31 - 1)."""
         seed = jax.random.randint(key, (), 0, jnp.iinfo(jnp.int32).max)
-        results = (*self._leaves, _DIGEST)
-        *leaves, digest = call_host(self._starts, results, seed)
+        *leaves, digest = call_host(self._starts, (*self._leaves, _DIGEST), seed)
         shape = (params.max_steps_in_episode, *self._action.shape)
         state = HostState(seed, jnp.zeros(shape, self._action.dtype), jnp.int32(0), digest, jnp.bool_(False))
         return self._structure.unflatten(leaves), state
@@ -110,35 +102,27 @@ class HostEnvironment:
 
     def _starts(self, seed):
         seed = np.asarray(seed)
-        moments = self._on_host(self.episodes.starts, seed.reshape(-1).tolist())
-        return self._stacked(moments, seed.shape)[:-2]
+        return self._arrays(self.episodes.start, [(each,) for each in seed.reshape(-1).tolist()], seed.shape)[:-2]
 
     def _steps(self, state, action):
-        state, action = jax.tree.map(np.asarray, (state, action))
-        shape = state.seed.shape
-        state, action = jax.tree.map(lambda x: x.reshape((-1, *x.shape[len(shape) :])), (state, action))
-        limit = state.actions.shape[1]
-        playing = np.flatnonzero(~state.ended).tolist()
-        seeds, times = state.seed.tolist(), state.time.tolist()
-        requests = [
-            Request(seeds[i], state.digest[i].tobytes(), state.actions[i, : times[i]], action[i]) for i in playing
-        ]
+        shape = np.shape(state.seed)
+        rows = [np.asarray(x).reshape(-1, *np.shape(x)[len(shape) :]) for x in (*state, action)]
         idle = Moment(bytes(DIGEST_BYTES), [np.zeros(leaf.shape, leaf.dtype) for leaf in self._leaves])
-        moments = [idle] * len(seeds)
-        for i, moment in zip(playing, self._on_host(self.episodes.steps, requests, limit), strict=True):
-            moments[i] = moment
-        return self._stacked(moments, shape)
 
-    def _stacked(self, moments, shape):
-        """Arrays of these moments: of the observation, the digests, rewards and terminations."""
+        def step(seed, actions, time, digest, ended, action):
+            known = int(seed), digest.tobytes(), actions[:time], action, len(actions)
+            return idle if ended else self.episodes.step(*known)
+
+        return self._arrays(step, list(zip(*rows, strict=True)), shape)
+
+    def _arrays(self, function, arguments, shape):
+        """Of the moments that the calls give: the observation's, digests, rewards and terminations."""
+        try:
+            moments = self.episodes.batch(function, arguments)
+        except Exception as error:
+            raise RuntimeError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}") from error
         digests, observations, rewards, terminated = zip(*moments, strict=True)
         digests = np.frombuffer(b"".join(digests), np.uint32).reshape(-1, *_DIGEST.shape)
         arrays = [np.stack(leaves) for leaves in zip(*observations, strict=True)]
         arrays += [digests, np.array(rewards, np.float32), np.array(terminated, bool)]
         return tuple(array.reshape((*shape, *array.shape[1:])) for array in arrays)
-
-    def _on_host(self, function, *arguments):
-        try:
-            return function(*arguments)
-        except Exception as error:
-            raise RuntimeError(f"environment {self.name!r} on the host: {type(error).__name__}: {error}") from error

@@ -4,7 +4,7 @@ from typing import Any
 
 from grpo_jax.environments.suites.grids import Craftax, Navix, XLand
 from grpo_jax.environments.suites.jumanji import Jumanji
-from grpo_jax.environments.suites.on_host import EnvPool, Gymnasium
+from grpo_jax.environments.suites.on_host import Gymnasium
 from grpo_jax.environments.suites.pgx import Pgx
 from grpo_jax.environments.suites.physics import Brax, Playground
 from grpo_jax.environments.tokens import make_task
@@ -14,7 +14,6 @@ from grpo_jax.importing import pip_install
 SUITES = {
     "brax": Brax,
     "craftax": Craftax,
-    "envpool": EnvPool,
     "gymnasium": Gymnasium,
     "jumanji": Jumanji,
     "navix": Navix,

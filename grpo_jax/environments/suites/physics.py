@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.environments.door import from_gymnax
 from grpo_jax.environments.environment import Environment
-from grpo_jax.environments.gymnax_adapter import LIMIT, from_gymnax
-from grpo_jax.environments.parameters import as_dtype
+from grpo_jax.environments.parameters import LIMIT, as_dtype
 from grpo_jax.environments.spaces import Box
 from grpo_jax.environments.suites.common import Timed, TimedState, check_known
 from grpo_jax.errors import ConfigError, nearest
