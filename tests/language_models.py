@@ -1,5 +1,7 @@
 """What the tests of language models share: tiny folders, written in a moment, and chats."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -77,12 +79,56 @@ def make_params(architecture, vocab_size):
     return {"actor": params}
 
 
-def make_model(folder, model_type="qwen3", *, chat_template=CHATML, context=64):
+def make_model(folder, model_type="qwen3", *, chat_template=CHATML, context=64, **sizes):
     """Writes the folder of a model with 258 tokens, and returns it."""
     pytest.importorskip("jinja2")
-    architecture = Transformer(
-        num_layers=1, width=16, num_heads=4, num_kv_heads=2, norm_eps=1e-5, rope_base=5000.0, **MODEL_TYPES[model_type]
-    )
+    sizes = {
+        "num_layers": 1,
+        "width": 16,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "norm_eps": 1e-5,
+        "rope_base": 5e3,
+    } | sizes
+    architecture = Transformer(**sizes, **MODEL_TYPES[model_type])
     end = {"end_token": "<|im_end|>", "context": context, "chat_template": chat_template}
     save_model(folder, architecture, make_params(architecture, 258), make_tokenizer(), **end)
     return folder
+
+
+def numpy_forward(folder, tokens):
+    """The input of the heads after each token `[L, width]` in float64, and the published tensors, which it is from."""
+    load_file = pytest.importorskip("safetensors.flax").load_file
+    config = json.loads((folder / "config.json").read_text())
+    tensors = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    weights = {name: np.asarray(tensor, np.float64) for name, tensor in tensors.items()}
+    heads, kv_heads, size = (config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"]) * weights[f"{name}.weight"]
+
+    def project(x, name):
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
+    def rotate(x):
+        angle = np.arange(len(x))[:, None, None] * config["rope_theta"] ** (-np.arange(size // 2) / (size // 2))
+        a, b = np.split(x, 2, axis=-1)
+        cos, sin = np.cos(angle), np.sin(angle)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    x = weights["model.embed_tokens.weight"][tokens]
+    for layer in (f"model.layers.{number}" for number in range(config["num_hidden_layers"])):
+        y, attention = norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attn"
+        q, k, v = (project(y, f"{attention}.{name}_proj").reshape(len(x), -1, size) for name in "qkv")
+        if f"{attention}.q_norm.weight" in weights:
+            q, k = norm(q, f"{attention}.q_norm"), norm(k, f"{attention}.k_norm")
+        k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (rotate(k), v))
+        logits = np.einsum("ihd,jhd->hij", rotate(q), k) / np.sqrt(size)
+        logits = np.where(np.tri(len(x), dtype=bool), np.exp(logits - logits.max(-1, keepdims=True)), 0)
+        attended = np.einsum("hij,jhd->ihd", logits / logits.sum(-1, keepdims=True), v).reshape(len(x), -1)
+        x = x + project(attended, f"{attention}.o_proj")
+        gate, up = (
+            project(norm(x, f"{layer}.post_attention_layernorm"), f"{layer}.mlp.{name}_proj") for name in ("gate", "up")
+        )
+        x = x + project(gate / (1 + np.exp(-gate)) * up, f"{layer}.mlp.down_proj")
+    return norm(x, "model.norm"), weights

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from language_models import CHAT, make_model, make_params, make_tokenizer
+from language_models import CHAT, make_model, make_params, make_tokenizer, numpy_forward
 from safetensors.numpy import load_file, save_file
 
 from grpo_jax.environments.tokens import Completion
@@ -55,33 +55,9 @@ def change_config(folder, **fields):
 
 
 def numpy_scores(folder, tokens):
-    """The scores after each token `[L, num_labels]` by a Llama in float64, from the published tensors."""
-    config = json.loads((folder / "config.json").read_text())
-    weights = {name: tensor.astype(np.float64) for name, tensor in load_file(folder / "model.safetensors").items()}
-    heads, kv_heads, size = (config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-
-    def norm(x, name):
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"]) * weights[f"{name}.weight"]
-
-    def rotate(x):
-        angle = np.arange(len(x))[:, None, None] * config["rope_theta"] ** (-np.arange(size // 2) / (size // 2))
-        a, b = np.split(x, 2, axis=-1)
-        cos, sin = np.cos(angle), np.sin(angle)
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-    x = weights["model.embed_tokens.weight"][tokens]
-    for layer in (f"model.layers.{number}" for number in range(config["num_hidden_layers"])):
-        y = norm(x, f"{layer}.input_layernorm")
-        q, k, v = ((y @ weights[f"{layer}.self_attn.{name}_proj.weight"].T).reshape(len(x), -1, size) for name in "qkv")
-        k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (rotate(k), v))
-        logits = np.einsum("ihd,jhd->hij", rotate(q), k) / np.sqrt(size)
-        logits = np.where(np.tri(len(x), dtype=bool), np.exp(logits - logits.max(-1, keepdims=True)), 0)
-        attended = np.einsum("hij,jhd->ihd", logits / logits.sum(-1, keepdims=True), v).reshape(len(x), -1)
-        x = x + attended @ weights[f"{layer}.self_attn.o_proj.weight"].T
-        y = norm(x, f"{layer}.post_attention_layernorm")
-        gate, up = (y @ weights[f"{layer}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{layer}.mlp.down_proj.weight"].T
-    return norm(x, "model.norm") @ weights["score.weight"].T
+    """The scores after each token `[L, num_labels]`, in float64, from the published tensors."""
+    features, weights = numpy_forward(folder, tokens)
+    return features @ weights["score.weight"].T
 
 
 @pytest.fixture(scope="module")
