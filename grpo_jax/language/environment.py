@@ -31,7 +31,8 @@ def language_environment(task: LanguageTask) -> Environment:
     end_tokens = jnp.array(task.model.tokenizer.end_tokens, jnp.int32)
     training = 0, task.num_training
     held_out = 0 if task.held_out is None else task.num_training, len(task.tokens)
-    dates = getattr(task.model.tokenizer.template, "dates", {}).values()  # names the date to a run that is resumed
+    template = task.model.tokenizer.template
+    date = [f"date {template.date[:10]}"] if template and template.dates else []  # which a resumed run has to keep
 
     def tokens_of(prompt):
         return call_host(task.tokens_of, row, prompt)
@@ -61,7 +62,7 @@ def language_environment(task: LanguageTask) -> Environment:
         return RewardParts(values, jnp.broadcast_to(weights, values.shape), judged)
 
     return Environment(
-        name=":".join(["language", task.digest, *(f"date {date}" for date in dates)]),
+        name=":".join(["language", task.digest, *date]),
         reset=reset,
         step=step,
         params={"held_out": np.int32(0)} | {reward.name: np.float32(reward.weight) for reward in task.rewards},

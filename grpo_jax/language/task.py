@@ -151,8 +151,9 @@ class LanguageTask:
 
     def texts(self, prompt: np.ndarray, tokens: np.ndarray) -> list[str]:
         """The texts of completions, int `[..., L]`, that continue the prompts of these indices, int `[...]`."""
-        prompt, tokens = np.ravel(prompt), np.asarray(tokens)
-        return self.model.tokenizer.decode_batch(tokens.reshape(-1, tokens.shape[-1]), self.tokens[prompt])
+        tokens = np.asarray(tokens)
+        rows = zip(tokens.reshape(-1, tokens.shape[-1]), self.tokens[np.ravel(prompt)], strict=True)
+        return [self.model.tokenizer.decode(row, before) for row, before in rows]
 
     def score(self, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """The value of each reward, summed over the steps: float32 `[..., K]`.

@@ -122,11 +122,6 @@ class Tokenizer:
         # A letter that has no right bytes changes what stands before it in the text of some tokenizers.
         return text[len(before) :] if text.startswith(before) else self._text(tokens)
 
-    def decode_batch(self, rows: np.ndarray, after: np.ndarray | None = None) -> list[str]:
-        """The texts of tokens `[N, L]`, after other tokens `[N, P]`."""
-        rows = np.asarray(rows)
-        return [self.decode(*each) for each in zip(rows, *([] if after is None else [after]), strict=True)]
-
     def token_index(self, tokens: Sequence[int], length: int, after: Iterable[int] = ()) -> int:
         """The index of the first token up to which the text has its first `length` characters."""
         after = self._context(_as_tokens(after))[0]
