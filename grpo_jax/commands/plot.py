@@ -1,7 +1,6 @@
 """Runs side by side, from their folders: `grpo-jax plot runs/grpo runs/ppo`."""
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -17,6 +16,7 @@ from grpo_jax.commands.harness.parsing import invocation, parse_flags
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import learning_curve, performance_profile, probability_of_improvement
 from grpo_jax.recording.figures import MEANS_OVER_EPISODES, RETURN, draw_curve, last_known, legend_below, panels
+from grpo_jax.recording.files import check_fields, check_place, read_as
 from grpo_jax.recording.folder_lock import SUMMARY_FILE
 from grpo_jax.recording.metrics_file import METRICS_FILE, read_metrics, read_settings
 from grpo_jax.recording.statistics import describe_seeds
@@ -58,11 +58,7 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
     chunks = read_metrics(folder)
     if not chunks:
         raise ConfigError(f"{path} has no iteration in it yet")
-    finals = {}
-    if (folder / SUMMARY_FILE).exists():
-        for run in json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))["runs"]:
-            finals[f"{run['algorithm']} on {run['environment']}"] = np.array(run["final_return"]["per_seed"], float)
-
+    finals = _final_returns(folder / SUMMARY_FILE) if (folder / SUMMARY_FILE).exists() else {}
     runs, settings = [], read_settings(folder)
     for name, chunk in chunks.items():
         if metric not in chunk.metrics:
@@ -70,11 +66,26 @@ def read_runs(folder: Path, metric: str = RETURN) -> list[SavedRun]:
         label, _, environment = name.rpartition(" on ")
         for setting, rows in settings[name].rows.items():
             values, final = chunk.metrics[metric][:, rows], finals.get(name)
-            counts = chunk.metrics["episode/count"][:, rows] if metric in MEANS_OVER_EPISODES else None
+            counts = chunk.metrics.get("episode/count") if metric in MEANS_OVER_EPISODES else None
+            counts = None if counts is None else counts[:, rows]
             known = ": ".join(filter(None, (label, setting)))
-            final = None if final is None else final[rows]
+            final = None if final is None or len(final) != chunk.steps.shape[1] else final[rows]
             runs.append(SavedRun(known, environment, chunk.steps[:, rows], values, counts, final))
     return runs
+
+
+def _final_returns(path: Path) -> dict[str, np.ndarray]:
+    """The final returns of each run in summary.json, by the run's name."""
+    finals = {}
+    runs = read_as(path, dict[str, Any]).get("runs")
+    check_fields(path, {"runs": runs}, {"runs": list[dict[str, Any]]})
+    for run in runs:
+        final = run.get("final_return")
+        known = {"algorithm": run.get("algorithm"), "environment": run.get("environment")}
+        known |= {"per_seed": final.get("per_seed") if type(final) is dict else None}
+        check_fields(path, known, {"algorithm": str, "environment": str, "per_seed": list[float | None]})
+        finals[f"{known['algorithm']} on {known['environment']}"] = np.array(known["per_seed"], float)
+    return finals
 
 
 def read_all(folders: tuple[Path, ...], metric: str) -> list[SavedRun]:
@@ -200,6 +211,7 @@ def main(arguments: Arguments) -> None:
     if out.is_file() or out.suffix in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--out {out} is a file, but {PICTURE} needs a folder; use {out.with_suffix('')}")
     runs = read_all(arguments.runs, arguments.metric)
+    check_place(out / PICTURE)
     plot(runs, arguments.metric, out / PICTURE)
     console = make_console()
     console.print(table(runs))

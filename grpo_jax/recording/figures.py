@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo_jax.errors import ConfigError, nearest
+from grpo_jax.recording.files import replacement
 from grpo_jax.recording.statistics import Curve, describe_seeds, learning_curve
 from grpo_jax.training.curves import Block
 from grpo_jax.training.evaluations import SAMPLED
@@ -123,12 +124,12 @@ def panels(
     yield figure, list(axes.flat[:count])
     figure.suptitle(title, fontsize="small", color="0.4")
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130)
-        if path.suffix == ".png":  # a palette takes a third of the bytes, and lines and bands need no more colours
-            with PIL.Image.open(path) as picture:
-                reduced = picture.convert("RGB").quantize(128, dither=PIL.Image.Dither.NONE)
-            reduced.save(path, optimize=True)
+        with replacement(path) as temporary:
+            figure.savefig(temporary, dpi=130, format=path.suffix[1:] or "png")
+            if path.suffix == ".png":  # a palette takes a third of the bytes, and lines and bands need no more colours
+                with PIL.Image.open(temporary) as picture:
+                    reduced = picture.convert("RGB").quantize(128, dither=PIL.Image.Dither.NONE)
+                reduced.save(temporary, "PNG", optimize=True)
 
 
 def draw_curve(axis: Any, curve: Curve, color: str, label: str | None = None) -> None:

@@ -107,9 +107,8 @@ def replacement(path: Path) -> Iterator[Path]:
 
     The folder of the file is made if it does not exist. Raises OSError if the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = check_place(path)
         try:
             yield temporary
             _flush(temporary)
@@ -117,6 +116,16 @@ def replacement(path: Path) -> Iterator[Path]:
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+def check_place(path: Path) -> Path:
+    """Raises OSError if no file can be written there; makes its folder, and gives a temporary path beside it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        temporary.unlink()
+    return temporary
 
 
 @contextlib.contextmanager
@@ -209,6 +218,18 @@ def read_archive(path: Path, kinds: Mapping[str, Any], *, only_fields: bool = Fa
         )
     check_fields(path, fields, kinds)
     return fields, arrays
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects in the lines of a file, without lines that were cut off or damaged; none if there is no file."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for text in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                line = json.loads(text)
+                if type(line) is dict:
+                    yield line
 
 
 def read_as(path: Path, kind: Any) -> Any:

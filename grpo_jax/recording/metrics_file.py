@@ -1,13 +1,13 @@
 """Host: `metrics.jsonl`, a JSON object an iteration, in which the settings of a run's rows stand as well."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from grpo_jax.recording.files import as_numbers, fits, plain, write_text
+from grpo_jax.recording.files import as_numbers, fits, json_lines, plain, write_text
 from grpo_jax.training.progress import Chunk
 from grpo_jax.training.settings import PREFIXES, Settings, settings_of
 
@@ -51,26 +51,18 @@ def _as_chunk(lines: list[dict[str, Any]]) -> Chunk:
 
 def read_lines(directory: Path) -> Iterator[dict[str, Any]]:
     """The lines of `metrics.jsonl`, of all runs, without those that were cut off or damaged."""
-    path, num_rows = Path(directory) / METRICS_FILE, {}
-    if path.exists():
-        with path.open("rb") as file:
-            for text in file:
-                try:
-                    line = json.loads(text)
-                except (ValueError, RecursionError):
-                    continue
-                if _is_line(line):
-                    number = len(line["environment_steps"])
-                    if num_rows.setdefault(line["run"], number) == number:
-                        yield line
+    num_rows: dict[str, int] = {}
+    for line in json_lines(Path(directory) / METRICS_FILE):
+        if _is_line(line):
+            number = len(line["environment_steps"])
+            if num_rows.setdefault(line["run"], number) == number:
+                yield line
 
 
-def _is_line(line: Any) -> bool:
+def _is_line(line: Mapping[str, Any]) -> bool:
     """Whether this is what `as_lines` writes: columns of the right types, all of one length."""
-    if type(line) is not dict or type(line.get("run")) is not str or type(line.get("iteration")) is not int:
-        return False
     steps = line.get("environment_steps")
-    if not fits(steps, list[int]) or not steps:
+    if type(line.get("run")) is not str or type(line.get("iteration")) is not int or not fits(steps, list[int]):
         return False
     for name in line.keys() - {"run", "iteration"}:
         kind = float | bool | (str if name.startswith(PREFIXES) else None)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.commands import plot
+from grpo_jax.errors import ConfigError
 
 
 def write_run(folder, *, returns, finals=None, label="grpo", environment="Catch-bsuite"):
@@ -94,4 +95,16 @@ def test_folders_without_a_run_are_reported(tmp_path, folders):
         plot.read_runs(folders[0], "return")
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(ValueError, match="no iteration in it yet"):
+        plot.read_runs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"runs": 3}', '{"runs": [3]}', '{"runs": [{"algorithm": "a"}]}', "[" * 9999]
+)
+def test_a_damaged_summary_is_named(text, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"run": "a on b", "iteration": 0, "environment_steps": [1], "episode/return_mean": [1.0]}\n'
+    )
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"summary\.json (is damaged|cannot be read)"):
         plot.read_runs(tmp_path)

@@ -15,11 +15,11 @@ from rich.table import Table
 
 from grpo_jax import Config, TrainState, evaluate
 from grpo_jax.commands.harness.figures import write_markdown
-from grpo_jax.commands.harness.held_out_points import before_and_after, diagnose, draw_points
+from grpo_jax.commands.harness.held_out_points import before_and_after, diagnose, draw_points, read_points
 from grpo_jax.config import kept_with
 from grpo_jax.language import LanguageTask, sample_completions
 from grpo_jax.recording import RunSpec, pass_at_k
-from grpo_jax.recording.files import replacement, write_json
+from grpo_jax.recording.files import fits, json_lines, write_json, write_text
 from grpo_jax.recording.folder_lock import StopSignal
 from grpo_jax.recording.trackers import log_table
 from grpo_jax.sweeps.runs import Score
@@ -81,7 +81,7 @@ class HeldOutCurves:
     ):
         self.task, self._plan, self.folder, self._console, self._settings = task, plan, out, console, settings
         self._path, self._samples, self._received = out / "held_out.json", out / "samples.jsonl", received
-        self.points: list[dict[str, Any]] = json.loads(self._path.read_text()) if self._path.exists() else []
+        self.points = read_points(self._path) if self._path.exists() else []
         held_out = np.arange(task.num_training, len(task.tokens))
         self._prompts = np.random.default_rng(0).permutation(held_out)[: settings.num_held_out]
         self._every = measurement_interval(settings, plan.hyperparams.num_iterations, len(self._prompts))
@@ -166,8 +166,8 @@ class HeldOutCurves:
 
     def _write_samples(self, iteration: int, completions: np.ndarray, values: np.ndarray) -> None:
         """Writes a line for each seed and prompt, in place of those of a run that a resumed one repeats."""
-        lines = self._samples.read_text(encoding="utf-8").splitlines(keepends=True) if self._samples.exists() else []
-        lines = [line for line in lines if json.loads(line)["iteration"] < iteration]
+        before = [line for line in json_lines(self._samples) if fits(line.get("iteration"), int)]
+        lines = [json.dumps(line) + "\n" for line in before if line["iteration"] < iteration]
         texts, names = self._texts(), [reward.name for reward in self.task.rewards]
         for seed, prompt in np.ndindex(completions.shape[:2]):
             made = completions[seed, prompt]
@@ -175,8 +175,7 @@ class HeldOutCurves:
             rewards = dict(zip(names, values[seed, prompt].T.tolist(), strict=True))
             line = {"iteration": iteration, "seed": seed, "prompt": texts[prompt]}
             lines.append(json.dumps({**line, "sampled": sampled, "greedy": greedy, "rewards": rewards}) + "\n")
-        with replacement(self._samples) as temporary:
-            temporary.write_text("".join(lines), encoding="utf-8")
+        write_text(self._samples, "".join(lines))
 
     def _show(self, iteration: int, completions: np.ndarray, values: np.ndarray) -> None:
         """Prints the point and some of the completions `[N, L]` of the first seed; W&B gets a table of all."""
