@@ -118,6 +118,8 @@ def _source(value: Any) -> str | None:
     """
     if _is_installed(value):
         return None
+    if isinstance(value, types.FunctionType) and value.__code__.co_filename == "<string>":
+        return UNKNOWN  # from Python 3.13 on, `getsource` takes this for the text after python -c
     try:
         text = textwrap.dedent(inspect.getsource(value))
     except (OSError, TypeError):
