@@ -75,7 +75,7 @@ class Transformer(KnownFields):
                 object.__setattr__(self, field, as_count(field, value))
         for field in ("rope_base", "norm_eps", "lora_alpha"):
             value, default = getattr(self, field), getattr(Transformer, field)
-            if not (isinstance(value, int | float) and 0 < value <= LARGEST_FLOAT):
+            if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value <= LARGEST_FLOAT):
                 raise ConfigError(f"{field}={value!r:.50} must be a positive number, such as {default}")
             object.__setattr__(self, field, float(value))
         for field in ("compute_dtype", "frozen_dtype"):

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from language_models import make_model
+from language_models import CHAT, make_model
 from safetensors.numpy import load_file, save_file
 
 from grpo_jax.errors import ConfigError
@@ -28,13 +28,6 @@ def test_weights_outside_of_the_folder_are_refused(name, folder):
     index = {"weight_map": {"model.embed_tokens.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ConfigError, match="leads out of the model's folder|cannot be read"):
-        load_params(folder)
-
-
-@pytest.mark.parametrize("damaged", [3, [], {}, {"a": 3}, {"a": None}, "x", None])
-def test_a_damaged_index_is_named(damaged, folder):
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": damaged}))
-    with pytest.raises(ConfigError, match="index.json cannot be read: its weight_map must give files by tensor"):
         load_params(folder)
 
 
@@ -124,38 +117,6 @@ def test_templates_stay_in_the_sandbox(source):
     assert messages == [{"role": "user", "content": "x"}]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
-        "{% for each in messages %}" * 30 + "{% endfor %}" * 30,
-        "{% break %}",
-        "{{ " + "9" * 5000 + " }}",
-    ],
-    ids=["parentheses", "loops", "break", "digits"],
-)
-def test_a_template_that_python_cannot_compile_is_refused(source):
-    with pytest.raises(ConfigError, match="chat template is not Jinja: "):
-        ChatTemplate(source, {})
-
-
-@pytest.mark.parametrize("template", [3, {"a": 1}, [3], [{"name": "default", "template": 3}], [[]]])
-def test_a_damaged_template_is_named(template, folder):
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
-    with pytest.raises(ConfigError, match="tokenizer_config.json: chat_template must be a text"):
-        load_tokenizer(folder)
-
-
-def test_a_damaged_base_of_rotary_positions_is_named(folder):
-    path = folder / "config.json"
-    contents = json.loads(path.read_text()) | {"rope_theta": None}
-    for wrong in ([1], "x", 0.0):
-        path.write_text(json.dumps(contents | {"rope_parameters": {"rope_theta": wrong}}))
-        with pytest.raises(ConfigError, match="config.json: rope_base="):
-            load_model(folder)
-
-
 def test_a_tokenizer_without_tokens_has_its_end_token(folder):
     path = folder / "tokenizer.json"
     contents = json.loads(path.read_text())
@@ -163,34 +124,102 @@ def test_a_tokenizer_without_tokens_has_its_end_token(folder):
     assert load_tokenizer(folder).num_tokens == 1
 
 
-@pytest.mark.parametrize("claimed", [2**40, 2**63, 2**64 - 1, 0, 100_000_001])
-def test_the_size_of_a_header_is_bounded(claimed, folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(claimed.to_bytes(8, "little") + path.read_bytes()[8:])
-    with pytest.raises(ConfigError, match="model.safetensors cannot be read"):
-        load_params(folder)
+def change(folder, name, changes):
+    """Removes a file, replaces its text or bytes, or some fields of its object."""
+    path = folder / name
+    if changes is None:
+        return path.unlink()
+    if isinstance(changes, dict):
+        changes = json.dumps((json.loads(path.read_text()) if path.exists() else {}) | changes)
+    path.write_bytes(changes if isinstance(changes, bytes) else changes.encode())
 
 
+def read_chat(folder):
+    return load_tokenizer(folder).encode(CHAT)
+
+
+def header(size):
+    return size.to_bytes(8, "little") + b'{"a":{}}'
+
+
+CONFIG, ABOUT, INDEX = "config.json", "tokenizer_config.json", "model.safetensors.index.json"
+LAYERS = ["full_attention", "sliding_attention"]
+DEEP = ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{% break %}", "{{ " + "9" * 5000 + " }}"]
+DEEP += ["{% for each in messages %}" * 30 + "{% endfor %}" * 30]
+WRONG = [
+    ("tokenizer.json", [None], load_model, "has no tokenizer.json; name the folder of a model"),
+    ("tokenizer.json", ["{"], load_model, "tokenizer.json cannot be read"),
+    (CONFIG, [None, "[1]"], load_model, "config.json cannot be read"),
+    (CONFIG, ['{"model_type": "qwen3", "eos_token_id": 0}'], load_model, "config.json lacks vocab_size, hidden_size"),
+    (CONFIG, [{"eos_token_id": 300}], load_model, "the end token 300 is not among the vocab_size=258"),
+    (CONFIG, [{"vocab_size": 300}], load_params, r"embed_tokens.weight .*: \(258, 16\) instead of \(300, 16\)"),
+    (
+        CONFIG,
+        [{"num_hidden_layers": 2}, {"num_hidden_layers": 10**9}],
+        load_params,
+        "lacks 'model.layers.*input_layernorm",
+    ),
+    (CONFIG, [{"model_type": "gemma3"}], load_model, "model_type='gemma3' is not supported; use one of llama, qwen2"),
+    (CONFIG, [{"rope_scaling": {"rope_type": "llama3"}}], load_model, "scaled rotary positions .*llama3"),
+    (CONFIG, [{"rope_parameters": {"rope_type": "yarn"}}], load_model, "scaled rotary positions .*yarn"),
+    (CONFIG, [{"rope_parameters": {"partial_rotary_factor": 0.5}}], load_model, "scaled rotary positions .*partial"),
+    (CONFIG, [{"hidden_act": "gelu"}], load_model, "hidden_act='gelu' is not supported, only 'silu'"),
+    (CONFIG, [{"use_sliding_window": True}], load_model, "use_sliding_window=True"),
+    (CONFIG, [{"layer_types": LAYERS}], load_model, "layer_types has 'sliding_attention'"),
+    (CONFIG, [{"attention_bias": True}], load_model, "attention_bias=True"),
+    (CONFIG, [{"quantization_config": {"bits": 4}}], load_model, "quantization_config"),
+    (CONFIG, [{"architectures": ["LlamaForSequenceClassification"]}], load_params, "is a scorer .*; use load_scorer"),
+    (ABOUT, [{"split_special_tokens": True}], load_model, "split_special_tokens is not supported"),
+    (ABOUT, [{"chat_template": None}], read_chat, "the model's folder has no chat template"),
+    (
+        ABOUT,
+        [{"chat_template": "{{ raise_exception('roles must alternate') }}"}],
+        read_chat,
+        "refuses .*must alternate",
+    ),
+    (ABOUT, [{"chat_template": "{{ messages[0].content + 1 }}"}], read_chat, "chat template refuses .*str"),
+    (ABOUT, [{"chat_template": "{% if %}"}], load_model, "the model's chat template is not Jinja, line 1"),
+    (ABOUT, [{"chat_template": each} for each in DEEP], load_model, "chat template is not Jinja"),
+    (
+        *(ABOUT, [{"chat_template": each} for each in (3, {"a": 1}, [3], [{"name": "default", "template": 3}], [[]])]),
+        *(load_model, "tokenizer_config.json: chat_template must be a text"),
+    ),
+    ("model.safetensors", [b"?", *map(header, (2**40, 2**63, 2**64 - 1, 0, 10**8 + 1))], load_params, "cannot be read"),
+    (
+        *(INDEX, [{}, *({"weight_map": each} for each in (3, [], {}, {"a": 3}, {"a": None}, "x", None))], load_params),
+        "index.json cannot be read: its weight_map must give files by tensor",
+    ),
+]
 NOT_NUMBERS = "16", [1], True, math.nan, math.inf, -1, 0, 10**400
+SIZES = "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "num_key_value_heads", "head_dim"
 DAMAGED = {
-    **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"), (None, 1.5, 16.0)),
-    **dict.fromkeys(("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings"), (1.5, 2.0)),
-    **{"rope_theta": (), "rms_norm_eps": (), "rope_parameters": (3, [], "x"), "model_type": (3, None, [], {})},
-    **{"layer_types": (["sliding_attention"],), "eos_token_id": ("x", 1.5, ["x"], {}, True)},
+    **dict.fromkeys((*SIZES, "intermediate_size", "max_position_embeddings"), (1.5, 16.0, 10**9 + 0.5, *NOT_NUMBERS)),
+    **{"rope_theta": NOT_NUMBERS, "rms_norm_eps": NOT_NUMBERS, "rope_parameters": (3, [], "x")},
+    **{"model_type": (3, [], {}), "eos_token_id": ("x", 1.5, ["x"], {}, True), "layer_types": ("x", [1])},
 }
+BASES = [{"rope_theta": None, "rope_parameters": {"rope_theta": each}} for each in (*NOT_NUMBERS, 0.0)]
+WRONG += [(CONFIG, BASES, load_model, "config.json: rope_base=")]
+WRONG += [(CONFIG, [{field: value} for value in DAMAGED[field]], load_model, "config.json") for field in DAMAGED]
 
 
-@pytest.mark.parametrize("field", DAMAGED)
-def test_a_damaged_field_of_the_config_is_named(field, folder):
-    path, is_number = folder / "config.json", field not in ("rope_parameters", "model_type", "eos_token_id")
-    described = json.loads(path.read_text())
-    large = (10**9,) if field.startswith(("hidden", "num_hidden", "vocab")) else ()
-    for value in (*DAMAGED[field], *large, *(NOT_NUMBERS if is_number else ())):
-        path.write_text(json.dumps(described | {field: value}))
-        with pytest.raises(ConfigError) as refused:
-            load_model(folder)
-            load_params(folder)
-        assert str(folder) in str(refused.value) or field in str(refused.value)
+@pytest.mark.parametrize("name, changes, load, message", WRONG, ids=[f"{each[0]}-{each[3][:20]}" for each in WRONG])
+def test_a_folder_with_something_wrong_is_refused(name, changes, load, message, tmp_path):
+    folder = make_model(tmp_path / "model", "llama")
+    before = (folder / name).read_bytes() if (folder / name).exists() else b"{}"
+    for each in changes:
+        (folder / name).write_bytes(before)
+        change(folder, name, each)
+        with pytest.raises(ConfigError, match=message):
+            load(folder)
+
+
+def test_a_folder_without_an_end_token_is_refused(folder):
+    for name in ("generation_config.json", ABOUT):
+        change(folder, name, None)
+    assert load_tokenizer(folder).end_tokens == (0,)
+    change(folder, CONFIG, {"eos_token_id": None})
+    with pytest.raises(ConfigError, match="names no end token, so completions would never end"):
+        load_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -206,10 +235,3 @@ def test_weights_that_are_no_finite_floats_are_named(wrong, folder):
         save_file(tensors | {name: array}, folder / "model.safetensors", {"format": "pt"})
         with pytest.raises(ConfigError, match=f"{name}.* (has weights that are not finite|is (int32|uint8|bool); use)"):
             load(folder)
-
-
-def test_a_scorer_is_no_language_model(folder):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["Qwen3ForSequenceClassification"]}))
-    with pytest.raises(ConfigError, match="is a scorer .*, not a language model; use load_scorer"):
-        load_params(folder)

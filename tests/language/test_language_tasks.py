@@ -1,5 +1,6 @@
 """Language tasks: prompts as tokens, their environment, rewards called by compiled programs, saved folders."""
 
+import dataclasses
 import functools
 import json
 
@@ -292,91 +293,20 @@ def test_what_does_not_fit_the_model_is_named(model):
         ConfigError, match=r"prompt 1: the prompt has 61 tokens, and 65 with .* context of 64 .*shorten"
     ):
         make_task(model, [{"prompt": "1"}, {"prompt": "1" * 61}])
-    with pytest.raises(ConfigError, match="prompt 0: the prompt has no tokens"):
-        make_task(model, [{"prompt": ""}])
+    for prompt, message in (("", "the prompt has no tokens"), ("\ud83d", ".* is not a text in Unicode")):
+        with pytest.raises(ConfigError, match=f"prompt 0: {message}"):
+            make_task(model, [{"prompt": prompt}])
     with pytest.raises(ConfigError, match="held-out prompts have the fields .*answer"):
         make_task(model, held_out=as_prompts([{"prompt": "6"}]))
     with pytest.raises(ConfigError, match="max_completion=0 is not a positive integer"):
         make_task(model, max_completion=0)
-
-
-def test_what_is_missing_in_a_folder_is_named(tmp_path):
-    make_model(tmp_path)
-    for name in ("generation_config.json", "tokenizer_config.json"):
-        (tmp_path / name).unlink()
-    assert load_tokenizer(tmp_path).end_tokens == (END,)
-    with pytest.raises(ConfigError, match="the model's folder has no chat template"):
-        load_tokenizer(tmp_path).encode(CHAT)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
-    with pytest.raises(ConfigError, match="names no end token, so completions would never end"):
-        load_model(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": 300}))
-    with pytest.raises(ConfigError, match="the end token 300 is not among the vocab_size=258"):
-        load_model(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
+    smaller = dataclasses.replace(model.architecture, vocab_size=20)
     with pytest.raises(ConfigError, match="the tokenizer gives the token .* but the model has vocab_size=20"):
-        make_task(load_model(tmp_path))
-    (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(ConfigError, match="has no tokenizer.json; name the folder of a model"):
-        load_model(tmp_path)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"config.json cannot be read"):
-        load_model(tmp_path)
-
-
-def test_damaged_files_are_named(tmp_path):
-    make_model(tmp_path)
-    for name, text, message in (
-        ("model.safetensors", "?", "model.safetensors cannot be read"),
-        ("model.safetensors.index.json", "{}", "index.json cannot be read: its weight_map must give files by tensor"),
-    ):
-        (tmp_path / name).write_text(text)
-        with pytest.raises(ConfigError, match=message):
-            load_params(tmp_path)
-    for name, text, message in (
-        ("tokenizer.json", "{", "tokenizer.json cannot be read"),
-        ("config.json", '{"model_type": "qwen3", "eos_token_id": 0}', "config.json lacks vocab_size, hidden_size"),
-        ("config.json", "[1]", "config.json cannot be read"),
-    ):
-        right = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(text)
-        with pytest.raises(ConfigError, match=message):
-            load_model(tmp_path)
-        (tmp_path / name).write_text(right)
-
-
-def test_weights_of_other_sizes_than_the_config_has_are_named(tmp_path):
-    make_model(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
-    with pytest.raises(ConfigError, match=r"has model.embed_tokens.weight .*: \(258, 16\) instead of \(300, 16\)"):
-        load_params(tmp_path)
-
-
-def test_half_a_surrogate_pair_is_no_text(model):
-    with pytest.raises(ConfigError, match="prompt 0: .* is not a text in Unicode"):
-        make_task(model, [{"prompt": "\ud83d"}])
+        make_task(model._replace(architecture=smaller))
 
 
 def test_fields_may_be_any_objects(model):
     assert make_task(model, [{"prompt": "1", "table": np.eye(2)}]).digest
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{{ messages[0].content + 1 }}", "str"),
-    ],
-)
-def test_a_template_that_refuses_a_chat_is_quoted(tmp_path, template, message):
-    make_model(tmp_path, chat_template=template)
-    with pytest.raises(ConfigError, match=f"the model's chat template refuses .*{message}"):
-        load_tokenizer(tmp_path).encode(CHAT)
-    make_model(tmp_path, chat_template="{% if %}")
-    with pytest.raises(ConfigError, match="the model's chat template is not Jinja, line 1"):
-        load_tokenizer(tmp_path)
 
 
 def test_a_template_may_be_a_file(tmp_path):
