@@ -1,5 +1,6 @@
 """Pictures that move, with captions, as files."""
 
+import contextlib
 import functools
 import itertools
 import math
@@ -48,10 +49,16 @@ def write_animation(frames: Iterable[np.ndarray], path: Path, fps: float) -> Non
 
     Raises:
       ConfigError: for another format, or if a package for it is missing.
+      OSError: the disk is full. A file of this name then stays as it was.
     """
     check_animation_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _WRITERS[path.suffix.lower()](map(side_by_side, frames), path, fps)
+    unfinished = path.with_name(f".{path.stem}.unfinished{path.suffix}")
+    try:
+        _WRITERS[path.suffix.lower()](map(side_by_side, frames), unfinished, fps)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def side_by_side(frames: np.ndarray) -> np.ndarray:
@@ -116,7 +123,7 @@ def _fits(chunk: np.ndarray, palette: Image.Image) -> bool:
 def _write_mp4(chunks: Iterable[np.ndarray], path: Path, fps: float) -> None:
     import imageio_ffmpeg
 
-    writer = None
+    writer, num_frames = None, 0
     for chunk in chunks:
         # The format has half the resolution in color, so both sides must be even.
         chunk = np.pad(chunk, [(0, 0), (0, chunk.shape[1] % 2), (0, chunk.shape[2] % 2), (0, 0)], mode="edge")
@@ -126,7 +133,12 @@ def _write_mp4(chunks: Iterable[np.ndarray], path: Path, fps: float) -> None:
             writer.send(None)
         for frame in chunk:
             writer.send(np.ascontiguousarray(frame))
+        num_frames += len(chunk)
     writer.close()
+    with contextlib.suppress(RuntimeError):  # ffmpeg only prints its errors, such as a full disk
+        if imageio_ffmpeg.count_frames_and_secs(str(path))[0] == num_frames:
+            return
+    raise OSError(f"ffmpeg could not write {num_frames} frames, for the reason that it has printed")
 
 
 def _write_sheet(chunks: Iterable[np.ndarray], path: Path, fps: float) -> None:

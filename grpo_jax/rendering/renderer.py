@@ -9,11 +9,11 @@ import numpy as np
 from grpo_jax.environments.environment import Environment
 from grpo_jax.environments.interface import env_name, overridden_params
 from grpo_jax.environments.registry import environment_object, make_environment
-from grpo_jax.environments.suites import Craftax, Pgx
+from grpo_jax.environments.suites import Craftax
 from grpo_jax.environments.suites.physics import RigidBodies
 from grpo_jax.environments.tokens import Task
 from grpo_jax.errors import ConfigError
-from grpo_jax.rendering import grids, shapes, suites
+from grpo_jax.rendering import images, shapes, suites
 
 DRAWINGS = {
     "CartPole-v1": (shapes.cart_pole, 50),
@@ -21,14 +21,11 @@ DRAWINGS = {
     "Acrobot-v1": (shapes.acrobot, 15),
     "MountainCar-v0": (shapes.mountain_car, 30),
     "MountainCarContinuous-v0": (shapes.mountain_car, 30),
-    "PointRobot-misc": (shapes.point_robot, 10),
     "Reacher-misc": (shapes.reacher, 20),
     "Swimmer-misc": (shapes.swimmer, 20),
-    "FourRooms-misc": (grids.maze, 10),
-    "MetaMaze-misc": (grids.maze, 10),
-    "FrozenLake-misc": (grids.frozen_lake, 5),
+    "FrozenLake-misc": (shapes.frozen_lake, 5),
 }
-"""Drawings of gymnax's environments, and frames per second. Those that observe images need none."""
+"""Drawings of gymnax's environments, and frames per second."""
 
 
 class Renderer(NamedTuple):
@@ -65,20 +62,20 @@ def make_renderer(environment: str | Any, params: Mapping[str, Any] | None = Non
         if isinstance(env, RigidBodies):
             return Renderer(one_by_one(suites.rigid_bodies_drawing(env)), 1 / env.dt)
         env_params = overridden_params(env, params or {})
+        if isinstance(env, Craftax):
+            return Renderer(suites.craftax_drawing(env), 10)
         if (drawing := _drawing(env)) is not None:
             render, fps = drawing
             return Renderer(one_by_one(lambda state: render(state, env_params)), fps)
-        if isinstance(env, Craftax):
-            return Renderer(suites.craftax_drawing(env), 10)
-        if isinstance(env, Pgx) and env.inner.id == "2048":
-            return Renderer(one_by_one(suites.draw_2048), 5)
     observation = make_environment(environment, params).observation
-    if isinstance(observation, jax.ShapeDtypeStruct) and grids.is_image(observation.shape):
-        return Renderer(lambda states, observations: grids.draw_observations(observations), 15)
+    if isinstance(observation, jax.ShapeDtypeStruct) and images.is_image(observation.shape):
+        return Renderer(lambda states, observations: images.draw_observations(observations), 15)
+    if _is_gymnax(render := getattr(env, "render", None)):
+        return Renderer(one_by_one(suites.gymnax_drawing(render, env_params)), 10)
     raise ConfigError(
         f"there is no drawing of {environment!r}; give the environment a method render(state, params) -> [H, W, 3] "
         "uint8, or choose one that observes an image, of brax, MuJoCo Playground or Craftax, or among "
-        f"{', '.join(DRAWINGS)}"
+        f"{', '.join(DRAWINGS)}, FourRooms-misc, MetaMaze-misc, PointRobot-misc"
     )
 
 
@@ -95,9 +92,14 @@ def one_by_one(draw: Callable[[Any], np.ndarray]) -> Callable[[Any, Any], np.nda
 def _drawing(env: Any) -> tuple[Callable, float] | None:
     """The environment's own drawing or that for its name, `(state, params) -> frame`, and frames per second."""
     render = getattr(env, "render", None)
-    if render is not None and not render.__module__.startswith("gymnax."):  # gymnax's returns figures of matplotlib
+    if render is not None and not _is_gymnax(render):
         return render, 30
     if env_name(env) not in DRAWINGS:
         return None
     draw, fps = DRAWINGS[env_name(env)]
     return lambda state, params: draw(env, state, params), fps
+
+
+def _is_gymnax(render: Callable | None) -> bool:
+    """Whether the method is one of gymnax, which returns a figure of matplotlib."""
+    return getattr(render, "__module__", "").startswith("gymnax.")

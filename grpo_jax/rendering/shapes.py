@@ -1,4 +1,7 @@
-"""Drawings of gymnax's environments whose states are positions: functions `(env, state, params) -> [H, W, 3]` uint8."""
+"""Drawings of environments that gymnax cannot draw itself: functions `(env, state, params) -> [H, W, 3]` uint8.
+
+Its own pictures of CartPole, Pendulum, Acrobot and MountainCar need gymnasium and pygame.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,10 +9,13 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from grpo_jax.rendering.images import CHANNELS, EMPTY, enlarge
+
 SMOOTHING = 3
 """Shapes are drawn this many times larger and then reduced, as Pillow's shapes have no smooth edges."""
 
 GRAY, DARK, BLUE, ORANGE, GREEN, RED = "#c9ced6", "#2f3640", "#3b7ddd", "#e08e2b", "#3a9d5d", "#d1495b"
+AGENT, GOAL, ICE, HOLE = CHANNELS[0], CHANNELS[3], (214, 234, 248), EMPTY
 
 Point = tuple[float, float]
 
@@ -17,7 +23,7 @@ Point = tuple[float, float]
 class Canvas:
     """A picture of the rectangle from (left, bottom) to (right, top), with x to the right and y up."""
 
-    def __init__(self, left: float, right: float, bottom: float, top: float, *, width: int = 320):
+    def __init__(self, left: float, right: float, bottom: float, top: float, *, width: int = 240):
         self._left, self._top, self._scale = left, top, SMOOTHING * width / (right - left)
         size = (SMOOTHING * width, SMOOTHING * round(width * (top - bottom) / (right - left)))
         self._image = Image.new("RGB", size, "#ffffff")
@@ -28,8 +34,8 @@ class Canvas:
         self._draw.polygon(self._pixels(corners), fill=color)
 
     def line(self, points: Sequence[Point], color: str, width: float) -> None:
-        """A line through the points with round ends; its width is in the coordinates."""
-        self._draw.line(self._pixels(points), fill=color, width=round(width * self._scale), joint="curve")
+        """A line with round ends; its width is in the coordinates."""
+        self._draw.line(self._pixels(points), fill=color, width=round(width * self._scale))
         for end in (points[0], points[-1]):
             self.disc(end, width / 2, color)
 
@@ -48,26 +54,19 @@ class Canvas:
 
 
 def cart_pole(env: Any, state: Any, params: Any) -> np.ndarray:
-    """The cart on its track, whose ends are marked, and the pole."""
-    reach = params.x_threshold
-    canvas = Canvas(-reach - 0.4, reach + 0.4, -0.5, 1.5)
+    """The cart on its track, which ends where an episode does, and the pole."""
+    reach, x = params.x_threshold, state.x
+    canvas = Canvas(-reach - 0.4, reach + 0.4, -0.5, 1.5, width=320)
     canvas.line([(-reach, 0), (reach, 0)], GRAY, 0.03)
-    for end in (-reach, reach):
-        canvas.line([(end, -0.1), (end, 0.1)], GRAY, 0.03)
-    x, tip = state.x, _from((state.x, 0.15), 2 * params.length, np.pi / 2 - state.theta)
     canvas.polygon([(x - 0.25, -0.15), (x + 0.25, -0.15), (x + 0.25, 0.15), (x - 0.25, 0.15)], DARK)
-    canvas.line([(x, 0.15), tip], ORANGE, 0.09)
-    canvas.disc((x, 0.15), 0.03, GRAY)
+    canvas.line([(x, 0.15), _from((x, 0.15), 2 * params.length, np.pi / 2 - state.theta)], ORANGE, 0.09)
     return canvas.frame()
 
 
 def pendulum(env: Any, state: Any, params: Any) -> np.ndarray:
-    """The rod, and the last torque as an arc around the pivot."""
+    """The rod."""
     reach = 1.25 * params.l
-    canvas = Canvas(-reach, reach, -reach, reach, width=240)
-    turn = np.clip(state.last_u / params.max_torque, -1, 1) * np.pi / 2
-    radius, angles = 0.45 * params.l, np.pi / 2 + np.linspace(0, turn, 20)
-    canvas.line([_from((0, 0), radius, angle) for angle in angles], BLUE, 0.05 * params.l)
+    canvas = Canvas(-reach, reach, -reach, reach)
     canvas.line([(0, 0), _from((0, 0), params.l, np.pi / 2 + state.theta)], RED, 0.16 * params.l)
     canvas.disc((0, 0), 0.04 * params.l, DARK)
     return canvas.frame()
@@ -75,77 +74,63 @@ def pendulum(env: Any, state: Any, params: Any) -> np.ndarray:
 
 def acrobot(env: Any, state: Any, params: Any) -> np.ndarray:
     """Both links, and the height that the tip must pass."""
-    reach = 1.1 * (params.link_length_1 + params.link_length_2)
-    canvas = Canvas(-reach, reach, -reach, reach, width=240)
+    reach, angle = 1.1 * (params.link_length_1 + params.link_length_2), state.joint_angle1 - np.pi / 2
+    canvas = Canvas(-reach, reach, -reach, reach)
     canvas.line([(-reach, 1), (reach, 1)], GRAY, 0.03)
-    angle = state.joint_angle1 - np.pi / 2
     joint = _from((0, 0), params.link_length_1, angle)
-    tip = _from(joint, params.link_length_2, angle + state.joint_angle2)
     canvas.line([(0, 0), joint], DARK, 0.18)
-    canvas.line([joint, tip], BLUE, 0.18)
-    for place in ((0, 0), joint):
-        canvas.disc(place, 0.05, ORANGE)
+    canvas.line([joint, _from(joint, params.link_length_2, angle + state.joint_angle2)], BLUE, 0.18)
     return canvas.frame()
 
 
 def mountain_car(env: Any, state: Any, params: Any) -> np.ndarray:
     """The car on the hill, and the flag."""
     left, right = params.min_position, params.max_position
-    canvas = Canvas(left, right, 0, 1.25)
+    canvas = Canvas(left, right, 0, 1.25, width=320)
 
     def ground(x):
-        return 0.45 * np.sin(3 * x) + 0.55
+        return x, 0.45 * np.sin(3 * x) + 0.55
 
-    xs = np.linspace(left, right, 100)
-    canvas.polygon([(left, 0), *zip(xs, ground(xs), strict=True), (right, 0)], GRAY)
-    x, y = params.goal_position, ground(params.goal_position)
+    canvas.polygon([(left, 0), *map(ground, np.linspace(left, right, 100)), (right, 0)], GRAY)
+    x, y = ground(params.goal_position)
     canvas.line([(x, y), (x, y + 0.2)], DARK, 0.012)
     canvas.polygon([(x, y + 0.2), (x, y + 0.12), (x + 0.09, y + 0.16)], GREEN)
-
-    place, slope = (state.position, ground(state.position)), np.arctan(1.35 * np.cos(3 * state.position))
-
-    def on_car(along, above):
-        return _from(_from(place, along, slope), above, slope + np.pi / 2)
-
-    canvas.polygon([on_car(-0.09, 0.03), on_car(0.09, 0.03), on_car(0.075, 0.09), on_car(-0.075, 0.09)], RED)
-    for along in (-0.05, 0.05):
-        canvas.disc(on_car(along, 0.025), 0.025, DARK)
-    return canvas.frame()
-
-
-def point_robot(env: Any, state: Any, params: Any) -> np.ndarray:
-    """The half circle of goals, the goal, and the robot."""
-    reach = params.circle_radius + 0.4
-    canvas = Canvas(-reach, reach, -0.4, reach)
-    canvas.line([_from((0, 0), params.circle_radius, angle) for angle in np.linspace(0, np.pi, 60)], GRAY, 0.02)
-    canvas.disc(state.goal, params.goal_radius, GREEN)
-    canvas.disc(state.pos, 0.05, BLUE)
+    x, y = ground(state.position)
+    canvas.disc((x, y + 0.05), 0.06, RED)
     return canvas.frame()
 
 
 def reacher(env: Any, state: Any, params: Any) -> np.ndarray:
     """The links of the arm, and the goal."""
     reach = 1.15 * env.num_joints
-    canvas = Canvas(-reach, reach, -reach, reach, width=240)
+    canvas = Canvas(-reach, reach, -reach, reach)
     canvas.disc(state.goal_xy, 0.06 * reach, GREEN)
     joints = [(0, 0)]
     for angle in state.angles:
         joints.append(_from(joints[-1], 1, angle))
-    for start, end in zip(joints, joints[1:], strict=False):
-        canvas.line([start, end], DARK, 0.06 * reach)
-        canvas.disc(start, 0.02 * reach, ORANGE)
+        canvas.line(joints[-2:], DARK, 0.06 * reach)
     canvas.disc(joints[-1], 0.04 * reach, BLUE)
     return canvas.frame()
 
 
 def swimmer(env: Any, state: Any, params: Any) -> np.ndarray:
     """The swimmer, the urchins, and the goal."""
-    canvas = Canvas(-1.5, 1.5, -1.5, 1.5, width=240)
-    canvas.disc(state.goal_xy, 0.12, GREEN)
-    for urchin in state.urchin_xys:
-        canvas.disc(urchin, 0.1, DARK)
-    canvas.disc(state.xy, 0.07, BLUE)
+    canvas = Canvas(-1.5, 1.5, -1.5, 1.5)
+    for place, radius, color in [
+        (state.goal_xy, 0.12, GREEN),
+        *((urchin, 0.1, DARK) for urchin in state.urchin_xys),
+        (state.xy, 0.07, BLUE),
+    ]:
+        canvas.disc(place, radius, color)
     return canvas.frame()
+
+
+def frozen_lake(env: Any, state: Any, params: Any) -> np.ndarray:
+    """Ice, holes, the goal and the agent."""
+    kinds = np.asarray(env.desc)
+    cells = np.array([ICE, ICE, HOLE, GOAL], np.uint8)[kinds]  # gymnax's numbers
+    cells[np.unravel_index(state.position, kinds.shape)] = AGENT
+    return enlarge(cells)
 
 
 def _from(start: Point, length: float, angle: float) -> Point:

@@ -1,4 +1,4 @@
-"""Drawings of the environments of other suites."""
+"""Renderers that suites bring with them."""
 
 import functools
 import os
@@ -9,15 +9,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 
 from grpo_jax.environments.suites import Craftax
 from grpo_jax.environments.suites.physics import RigidBodies
 from grpo_jax.errors import ConfigError
-from grpo_jax.rendering.grids import enlarge
+from grpo_jax.rendering.images import enlarge
 
 SIZE = 400, 300
 """Width and height of MuJoCo's pictures."""
+
+
+def gymnax_drawing(render: Callable, params: Any) -> Callable[[Any], np.ndarray]:
+    """One frame of a state by a `render(state, params)` of gymnax, which makes a figure of matplotlib."""
+
+    def draw(state):
+        figure, _ = render(state, params)
+        figure.set_dpi(50)  # 320 by 240 pixels
+        figure.canvas.draw()
+        pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
+        sys.modules["matplotlib.pyplot"].close(figure)  # which otherwise keeps it
+        return pixels
+
+    return draw
 
 
 def craftax_drawing(env: Craftax) -> Callable[[Any, np.ndarray], np.ndarray]:
@@ -90,27 +103,3 @@ def _opengl() -> Any:
             f"drawing the bodies of MuJoCo needs OpenGL, which failed ({error}); without a display, install "
             "libegl1 or libosmesa6 and set the environment variable MUJOCO_GL=egl or MUJOCO_GL=osmesa"
         ) from error
-
-
-def draw_2048(state: Any) -> np.ndarray:
-    """The tiles of pgx's 2048, `[H, W, 3]` uint8."""
-    side, tile = 60, 52
-    image = Image.new("RGB", (4 * side, 4 * side), "#bbada0")
-    for place, exponent in enumerate(state.inner._board.tolist()):
-        corner = (place % 4 * side + 4, place // 4 * side + 4)
-        image.paste(_tile(exponent, tile), corner)
-    return np.asarray(image)
-
-
-@functools.cache
-def _tile(exponent: int, size: int) -> Image.Image:
-    """A tile with the number `2 ** exponent`, or an empty one."""
-    warm = min(exponent / 8, 1.0)
-    color = tuple(round(a + (b - a) * warm) for a, b in zip((238, 228, 218), (237, 80, 40), strict=True))
-    image = Image.new("RGB", (size, size), color if exponent else "#cdc1b4")
-    if exponent:
-        number = str(2**exponent)
-        font = ImageFont.load_default(26 if len(number) < 3 else 20 if len(number) < 4 else 16)
-        color = "#776e65" if exponent < 4 else "#ffffff"
-        ImageDraw.Draw(image).text((size / 2, size / 2), number, fill=color, font=font, anchor="mm")
-    return image

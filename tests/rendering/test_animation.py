@@ -62,6 +62,20 @@ def test_pictures_stand_side_by_side_below_their_captions():
     assert (tiled[:, height:, 32:] == 255).all()
 
 
+@pytest.mark.parametrize("suffix", [".gif", ".png"])
+def test_a_file_that_cannot_be_finished_is_not_there(suffix, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(b"earlier")
+
+    def broken():
+        yield frames(3)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_animation(broken(), path, fps=10)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name] and path.read_bytes() == b"earlier"
+
+
 def test_formats_are_checked(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="is not a name for an animation; use one that ends in .gif"):
         write_animation([], tmp_path / "a.xyz", fps=10)

@@ -1,6 +1,4 @@
-"""Drawings of environments whose states or observations are grids of cells."""
-
-from typing import Any
+"""Images of observations that are grids of cells, or colours already."""
 
 import numpy as np
 
@@ -10,8 +8,6 @@ CHANNELS = (
     *((255, 99, 164), (64, 210, 220), (176, 137, 104), (150, 160, 175), (190, 220, 70), (120, 110, 230)),
 )
 """Colors of the channels of an observation."""
-
-FLOOR, WALL, AGENT, GOAL, ICE, HOLE = (244, 244, 240), (70, 78, 92), CHANNELS[0], CHANNELS[3], (214, 234, 248), EMPTY
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
@@ -46,21 +42,3 @@ def enlarge(images: np.ndarray, size: int = 240) -> np.ndarray:
     """Small images `[..., h, w, 3]`, each pixel a square, so that the longer side has about `size` pixels."""
     factor = max(1, size // max(images.shape[-3:-1]))
     return images.repeat(factor, axis=-3).repeat(factor, axis=-2)
-
-
-def maze(env: Any, state: Any, params: Any) -> np.ndarray:
-    """Walls, the goal and the agent, `[H, W, 3]` uint8."""
-    cells = np.where(np.asarray(env.occupied_map)[..., None] != 0, WALL, FLOOR).astype(np.uint8)
-    cells[tuple(state.goal)] = GOAL
-    cells[tuple(state.pos)] = AGENT
-    return enlarge(cells)
-
-
-def frozen_lake(env: Any, state: Any, params: Any) -> np.ndarray:
-    """Ice, holes, the goal and the agent, `[H, W, 3]` uint8."""
-    kinds = np.asarray(env.desc)
-    cells = np.full((*kinds.shape, 3), ICE, np.uint8)
-    cells[kinds == 2] = HOLE  # gymnax's numbers
-    cells[kinds == 3] = GOAL
-    cells[np.unravel_index(state.position, kinds.shape)] = AGENT
-    return enlarge(cells)
