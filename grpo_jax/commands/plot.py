@@ -1,7 +1,7 @@
 """Runs side by side, from their folders: `grpo-jax plot runs/grpo runs/ppo`."""
 
 import dataclasses
-from collections.abc import Iterable
+import os
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -92,26 +92,11 @@ def read_all(folders: tuple[Path, ...], metric: str) -> list[SavedRun]:
     by_folder = {folder.resolve(): read_runs(folder, metric) for folder in folders}
     if len(by_folder) == 1:
         return next(iter(by_folder.values()))
-    labelled = []
-    for name, runs in zip(short_names(by_folder), by_folder.values(), strict=True):
+    labelled, parent = [], os.path.commonpath(by_folder)
+    for name, runs in ((str(folder.relative_to(parent)), runs) for folder, runs in by_folder.items()):
         is_one = len({run.label for run in runs}) == 1
         labelled += [run._replace(label=name if is_one else f"{name}: {run.label}") for run in runs]
     return labelled
-
-
-def short_names(folders: Iterable[Path]) -> list[str]:
-    """The shortest end of each path that no other path ends in: `a/x`, `b/x` and `y` of `/a/x`, `/b/x` and `/b/y`.
-
-    Args:
-      folders: absolute paths, no two of them equal.
-    """
-    parts = [folder.parts for folder in folders]
-
-    def is_unique(end: tuple[str, ...]) -> bool:
-        return sum(other[-len(end) :] == end for other in parts) == 1
-
-    ends = ([path[-count:] for count in range(1, len(path) + 1)] for path in parts)
-    return [str(Path(*next(filter(is_unique, candidates)))) for candidates in ends]
 
 
 def final_returns(runs: list[SavedRun]) -> tuple[str, list[np.ndarray]]:
@@ -122,18 +107,17 @@ def final_returns(runs: list[SavedRun]) -> tuple[str, list[np.ndarray]]:
 
 
 def plot(runs: list[SavedRun], metric: str, path: Path) -> None:
-    """A row of panels for each environment: curves, performance profiles, probabilities of improvement."""
+    """A row of panels for each environment: learning curves and performance profiles."""
     environments = list(dict.fromkeys(run.environment for run in runs))
     labels = list(dict.fromkeys(run.label for run in runs))
     colors = {label: f"C{i % 10}" for i, label in enumerate(labels)}
     fewest = min(run.values.shape[1] for run in runs)
-    with panels(path, 3 * len(environments), size=(5, 4), columns=3, title=describe_seeds(fewest)) as (figure, axes):
+    with panels(path, 2 * len(environments), size=(5, 4), columns=2, title=describe_seeds(fewest)) as (figure, axes):
         for i, environment in enumerate(environments):
             here = [run for run in runs if run.environment == environment]
             name, finals = final_returns(here)
-            draw_learning_curves(axes[3 * i], here, colors, metric)
-            draw_profiles(axes[3 * i + 1], here, colors, name, finals)
-            draw_improvements(axes[3 * i + 2], here, colors, name, finals)
+            draw_learning_curves(axes[2 * i], here, colors, metric)
+            draw_profiles(axes[2 * i + 1], here, colors, name, finals)
         legend_below(figure, axes)
 
 
@@ -157,25 +141,6 @@ def draw_profiles(axis: Any, runs: list[SavedRun], colors: dict[str, str], name:
         axis.plot(thresholds, share, color=colors[run.label])
         axis.fill_between(thresholds, below, above, color=colors[run.label], alpha=0.2, linewidth=0)
     axis.set(xlabel=f"{name} τ", ylabel="share of seeds above τ", ylim=(-0.02, 1.02))
-
-
-def draw_improvements(
-    axis: Any, runs: list[SavedRun], colors: dict[str, str], name: str, finals: list[np.ndarray]
-) -> None:
-    """The probability that each run's final return exceeds the first run's."""
-    axis.set(title=f"P({name} > the first run's)")
-    axis.set_xlabel(f"the first: {runs[0].label}", fontsize="small")
-    axis.set_visible(len(runs) > 1)
-    if len(runs) == 1 or say_too_few(axis, finals):
-        return
-    rows = range(len(runs) - 1)
-    for row, run, final in zip(rows, runs[1:], finals[1:], strict=True):
-        chance, below, above = probability_of_improvement(final, finals[0])
-        error = [[chance - below], [above - chance]]
-        axis.errorbar(chance, row, xerr=error, fmt="o", color=colors[run.label], capsize=3)
-    axis.axvline(0.5, color="0.6", linestyle="--", linewidth=0.8, zorder=0)
-    axis.set_yticks([])  # their colours are in the legend
-    axis.set(xlim=(-0.02, 1.02), ylim=(max(len(rows), 1) - 0.5, -0.5))
 
 
 def say_too_few(axis: Any, finals: list[np.ndarray]) -> bool:

@@ -4,6 +4,7 @@ from grpo_jax.language.adapters import save_adapter
 from grpo_jax.language.chat import ChatTemplate
 from grpo_jax.language.demonstrations import demonstration_tokens, learn_demonstrations
 from grpo_jax.language.environment import language_environment, sample_completions
+from grpo_jax.language.gguf_files import convert_gguf, gguf_in_package
 from grpo_jax.language.models import LanguageModel, load_architecture, load_model
 from grpo_jax.language.prompts import Prompts, as_prompts, encode_prompts, read_prompts, split_held_out
 from grpo_jax.language.reward_values import RewardError
@@ -25,8 +26,10 @@ __all__ = [
     "Scorer",
     "Tokenizer",
     "as_prompts",
+    "convert_gguf",
     "demonstration_tokens",
     "encode_prompts",
+    "gguf_in_package",
     "language_environment",
     "learn_demonstrations",
     "load_architecture",

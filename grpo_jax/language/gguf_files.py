@@ -46,10 +46,13 @@ def convert_gguf(path: str | Path, folder: str | Path, *, dtype: str = "float32"
       dtype: of the saved weights, "float32" or "bfloat16".
 
     Raises:
-      ConfigError: the file is damaged, or its architecture, quantisation or tokenizer is not supported.
+      ConfigError: the file is damaged, its architecture, quantisation or tokenizer is not supported, or the folder has
+        a model already.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}; use one of {', '.join(DTYPES)}")
+    if (as_path(folder) / "config.json").exists():
+        raise ConfigError(f"{folder} already has a model; name another folder")
     path = as_path(path)
     reader = _open(path)
     field = _fields(path, reader)

@@ -166,7 +166,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     except ConfigError as error:
         files = [as_path(folder), *as_path(folder).glob("*.gguf")]
         if gguf := next((file for file in files if file.suffix == ".gguf"), None):
-            advice = f"make one: grpo-jax from-gguf {gguf} --out model"
+            advice = f"make one: grpo_jax.language.convert_gguf({str(gguf)!r}, 'model')"
             raise ConfigError(f"{gguf} is not a model folder; {advice}") from error
         raise ConfigError(f"{error}; name the folder of a model, with its config.json") from error
     for field, kind in _KINDS.items():

@@ -54,7 +54,7 @@ def test_folders_of_one_name_get_different_labels(tmp_path):
         folder.parent.mkdir(exist_ok=True)
         write_run(folder, returns=[[0.0], [0.5], [0.6]])
     labels = [run.label for run in plot.read_all(tuple(folders), "loss/policy")]
-    assert labels == ["monday/grpo", "tuesday/grpo", "ppo"]
+    assert labels == ["monday/grpo", "tuesday/grpo", "tuesday/ppo"]
 
 
 def test_a_path_with_brackets_is_printed_as_it_is(tmp_path, capsys, monkeypatch):

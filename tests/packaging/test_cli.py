@@ -36,11 +36,11 @@ def test_help_and_version_do_not_wait_for_jax():
 def test_a_command_finds_modules_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [])
-    monkeypatch.setattr(sys, "argv", ["grpo-jax", "from-gguf", "--seed", "1"])
+    monkeypatch.setattr(sys, "argv", ["grpo-jax", "train", "--seed", "1"])
     monkeypatch.setattr(runpy, "run_module", lambda name, **_: started.append((name, sys.argv[1:], sys.path)))
     started = []
     grpo_jax_cli.main()
-    assert started == [("grpo_jax.commands.from_gguf", ["--seed", "1"], [str(tmp_path)])]
+    assert started == [("grpo_jax.commands.train", ["--seed", "1"], [str(tmp_path)])]
 
 
 @pytest.mark.parametrize(

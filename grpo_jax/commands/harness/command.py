@@ -15,8 +15,6 @@ from typing import Any
 
 import jax
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 
 from grpo_jax.commands.harness.parsing import invocation, peek
 from grpo_jax.devices.mesh import ENVS, MODEL, ROWS
@@ -101,29 +99,13 @@ def new_folder(name: str) -> Path:
     return Path("runs") / f"{name}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
-class FittingConsole(Console):
-    """A console that prints a table without the last of its columns, if it is narrower than the table."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """As rich's; a table's last columns are its least important ones."""
-        for table in (each for each in objects if isinstance(each, Table)):
-            missing: list[str] = []
-            unlimited = self.options.update(max_width=10_000)
-            while len(table.columns) > 2 and Measurement.get(self, unlimited, table).maximum > self.width:
-                missing.insert(0, str(table.columns.pop().header))
-            if missing:
-                table.caption = "\n".join(filter(None, (table.caption, f"too narrow for: {', '.join(missing)}")))
-        super().print(*objects, **options)
-
-
 def make_console(*, width: int = 120, quiet: bool = False) -> Console:
     """A console that prints brackets and colons as they are; `width` is that of files and pipes.
 
     Print lines that contain a path with `soft_wrap`, so that the path can be copied.
     """
-    return FittingConsole(
-        width=None if sys.stdout.isatty() else width, quiet=quiet, markup=False, emoji=False, highlight=False
-    )
+    width = None if sys.stdout.isatty() else width
+    return Console(width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 
 def num_cores() -> int:

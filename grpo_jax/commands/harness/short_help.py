@@ -16,8 +16,7 @@ FIRST = ("environment", "algorithm", "total_steps", "num_seeds", "out", "num_env
 LATER = ("scale", "group_size", "discount", "entropy_coef", "env_params", "seed", "config", "hyperparams")
 LATER += ("evaluate_every", "checkpoint_every", "resume", "tensorboard", "wandb")
 MOST_OWN = 12
-LISTED = {"algorithm": "algorithms", "environment": "environments", "network": "networks"}
-"""The flags whose values `grpo-jax list` has."""
+LISTED = {name: f"; see grpo-jax list {name}s" for name in ("algorithm", "environment", "network")}
 
 
 class Field(NamedTuple):
@@ -77,16 +76,11 @@ def print_short_help(arguments: type, fields: Mapping[str, Field]) -> None:
     table.add_column(no_wrap=True)
     for name in dict.fromkeys([*needed, *FIRST, *own[: len(needed) + MOST_OWN], *LATER]):
         if name in fields:
-            table.add_row(f"  --{name.replace('_', '-')}", _describe(name, fields[name]))
+            words, default, _ = fields[name]
+            words = words.partition(". ")[0].partition(" (or ")[0].rstrip(".") + LISTED.get(name, "")
+            shown = "(needed)" if name in needed else "" if default in (None, ()) else f"[{default}]"
+            table.add_row(f"  --{name.replace('_', '-')}", f"{words} {shown}".rstrip())
     console = Console(width=None if sys.stdout.isatty() else 80, markup=False, highlight=False)
     console.print(f"usage: {invocation()} [OPTIONS]\n\n{inspect.cleandoc(arguments.__doc__ or '')}\n")
     console.print(table)
     console.print(f"\nAll {len(fields)} flags: {invocation()} --help-all")
-
-
-def _describe(name: str, field: Field) -> str:
-    words = field.words.partition(". ")[0].partition(" (or ")[0].rstrip(".")
-    words += f"; see grpo-jax list {LISTED[name]}" if name in LISTED else ""
-    if field.default is dataclasses.MISSING:
-        return f"{words} (needed)"
-    return words if field.default is None or field.default == () else f"{words} [{field.default}]"

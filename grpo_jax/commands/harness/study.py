@@ -182,7 +182,7 @@ def study_options(name: str, plans: Sequence[RunSpec], arguments: StudyArguments
         "recording": dataclasses.replace(arguments.recording, out=arguments.out or new_folder(name)),
         "evaluate": arguments.evaluation.make(),
         "mesh": mesh,
-        "console": make_console(width=80, quiet=not is_process_zero()),
+        "console": make_console(quiet=not is_process_zero()),
         "compilation_cache": arguments.compilation_cache,
     }
 
