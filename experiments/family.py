@@ -11,7 +11,7 @@ from grpo_jax.commands.harness.figures import plot_curves
 from grpo_jax.commands.harness.limits import Seeds, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import make_plan
-from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.environments import tokens
 from grpo_jax.policies import Transformer
 from grpo_jax.recording import RunSpec, learning_curve
@@ -46,7 +46,7 @@ class Arguments(StudyArguments):
 
 
 def main(arguments: Arguments) -> None:
-    study = Study("family", make_plans(arguments), arguments)
+    study = CommandStudy("family", make_plans(arguments), arguments)
     study.run_all()
     on_cart_pole = [run for run in study.runs if run.environment == CART_POLE]
     unsolved = {run.label for run in on_cart_pole if run.final_returns.mean() < SOLVED_AT[CART_POLE]}

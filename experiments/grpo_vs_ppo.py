@@ -6,7 +6,7 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import make_plan
-from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 
 
 @dataclasses.dataclass
@@ -25,7 +25,7 @@ def main(arguments: Arguments) -> None:
         for environment in arguments.environments
         for name in ("grpo", "ppo")
     ]
-    study = Study("grpo_vs_ppo", plans, arguments)
+    study = CommandStudy("grpo_vs_ppo", plans, arguments)
     study.run_all()
     study.finish()
 

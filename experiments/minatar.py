@@ -10,7 +10,7 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds, Steps
 from grpo_jax.commands.harness.parsing import chosen, parse_flags
 from grpo_jax.commands.harness.settings import make_plan
-from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.sweeps.runs import sampled_return
 
 GAMES = ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
@@ -61,7 +61,7 @@ def main(arguments: Arguments) -> None:
         for game in arguments.games
         for label, method in methods.items()
     ]
-    study = Study("minatar", plans, arguments, score=sampled_return(64))
+    study = CommandStudy("minatar", plans, arguments, score=sampled_return(64))
     study.run_all()
     study.finish()
 

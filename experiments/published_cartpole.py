@@ -17,7 +17,7 @@ from grpo_jax.commands.harness.figures import with_interval
 from grpo_jax.commands.harness.limits import Count, Seeds
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import ALGORITHM_SETTINGS
-from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import kl_to_behaviour, returns_to_go, whitened
 from grpo_jax.recording import RunSpec, iqm
@@ -69,7 +69,7 @@ def main(arguments: Arguments) -> None:
         config = Config(environment="CartPole-v1", **fields)
         hyperparams = Hyperparams(total_steps=math.inf, max_episodes=arguments.num_episodes, **HYPERPARAM_FIELDS[label])
         plans.append(RunSpec(label, config, hyperparams, arguments.training_keys))
-    study = Study("published_cartpole", plans, arguments)
+    study = CommandStudy("published_cartpole", plans, arguments)
     study.run_all()
     study.finish(over="episodes")
     study.console.print(comparison(study.runs, arguments.num_episodes))

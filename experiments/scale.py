@@ -9,7 +9,7 @@ from grpo_jax.algorithms import by_name
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.scale import for_gpu
-from grpo_jax.commands.harness.settings import make_plan, settings
+from grpo_jax.commands.harness.settings import make_plan, tuned_settings
 from grpo_jax.recording.run_spec import RunSpec
 
 from .harness.suite_study import SuiteArguments, run_suite, score_cell
@@ -77,7 +77,7 @@ def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
 
 def fields_of(environment: str, method: Method, total_steps: int) -> dict[str, Any]:
     """The settings of a method for that many environment steps."""
-    tuned = settings(environment, method.algorithm)
+    tuned = tuned_settings(environment, method.algorithm)
     if not method.on_gpu:
         return tuned | {"total_steps": total_steps}
     given = method.given | {"total_steps": total_steps}

@@ -9,7 +9,7 @@ from grpo_jax import Hyperparams
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Seeds
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.settings import settings
+from grpo_jax.commands.harness.settings import tuned_settings
 from grpo_jax.recording.run_spec import RunSpec
 
 from .harness.suite_study import SuiteArguments, make_plans, run_suite, score_cell
@@ -80,7 +80,7 @@ def main(arguments: Arguments) -> None:
 def plans(arguments: Arguments, environment: str) -> list[RunSpec]:
     """The runs of PPO, over the published steps or those of its tuned settings."""
     entry = SUITE.get(environment, Entry())
-    total_steps = settings(environment, "ppo").get("total_steps", Hyperparams().total_steps)
+    total_steps = tuned_settings(environment, "ppo").get("total_steps", Hyperparams().total_steps)
     if arguments.full and entry.full_steps is not None:
         total_steps = entry.full_steps
     return make_plans(arguments, environment, {"PPO": "ppo"}, total_steps)

@@ -18,8 +18,8 @@ from grpo_jax.commands.harness.command import command, need_one_process
 from grpo_jax.commands.harness.language_training import params_from_warm_start, prompted
 from grpo_jax.commands.harness.limits import Seeds, Share, Steps
 from grpo_jax.commands.harness.parsing import parse_flags
-from grpo_jax.commands.harness.settings import settings, split_fields
-from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.settings import split_fields, tuned_settings
+from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.environments.tokens import ACCURACY, FORMAT, accuracy, gated, make_task, well_formed
 from grpo_jax.errors import ConfigError
 from grpo_jax.evaluation.answers import answer
@@ -67,7 +67,7 @@ def make_plan(
 ) -> RunSpec:
     """A run with the tuned settings but for some changes; rollouts begin with a prompt."""
     environment = f"tokens:{arguments.task}"
-    static, traced = split_fields(environment, settings(environment, algorithm) | changes)
+    static, traced = split_fields(environment, tuned_settings(environment, algorithm) | changes)
     config = Config(
         environment=task or environment, algorithm=prompted(by_name(algorithm)._replace(**dict(slots))), **static
     )
@@ -79,7 +79,7 @@ def make_plans(arguments: Arguments) -> list[RunSpec]:
     """What is compared, with the same number of sampled tokens each."""
     plan, grpo = functools.partial(make_plan, arguments), functools.partial(make_plan, arguments, algorithm="grpo")
     if arguments.compare == "settings":
-        sizes = [size for size in (4, 8, 16, 32, 64, 128) if size != settings("tokens:", "grpo")["group_size"]]
+        sizes = [size for size in (4, 8, 16, 32, 64, 128) if size != tuned_settings("tokens:", "grpo")["group_size"]]
         return [
             grpo("GRPO"),
             plan("PPO, value head", "ppo", shared_critic=True),
@@ -131,7 +131,7 @@ class AccuracyCurves:
         self.curves: dict[str, list[dict]] = json.loads(self._path.read_text()) if self._path.exists() else {}
 
     def __call__(self, plan: RunSpec, progress: Progress, chunk: Chunk | None) -> None:
-        """Adds a point to the run's curve if it is time for one; the callback of `Study.run_all`."""
+        """Adds a point to the run's curve if it is time for one; the callback of `CommandStudy.run_all`."""
         steps = np.asarray(progress.steps)
         # A resumed run repeats the points after its checkpoint.
         points = [point for point in self.curves.get(plan.label, []) if (point["steps"] < steps).any()]
@@ -177,7 +177,7 @@ def main(arguments: Arguments) -> None:
     need_one_process("warm starts and accuracies")
     plans, task = make_plans(arguments), arguments.chosen
     score = Score(exact_match, f"exact match of greedy answers to {NUM_FINAL} held-out prompts")
-    study = Study("tokens", plans, arguments, score=score)
+    study = CommandStudy("tokens", plans, arguments, score=score)
     key_start, _, key_accuracies = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), 3)
     keys = jax.random.split(key_start, arguments.num_seeds)
     config = Config(environment=plans[0].config.environment)

@@ -17,7 +17,7 @@ from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.limits import Steps
 from grpo_jax.commands.harness.parsing import parse_flags
 from grpo_jax.commands.harness.settings import make_plan
-from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.groups import CONTINUE
 from grpo_jax.objectives import next_values
 from grpo_jax.policies import Policy
@@ -123,7 +123,7 @@ def main(arguments: Arguments) -> None:
         plan = make_plan(environment, "ppo", arguments.training_keys, total_steps=arguments.total_steps, label="PPO")
         config = dataclasses.replace(plan.config, algorithm=WITHOUT_CRITIC)
         plans += [plan, plan._replace(config=config, label="least squares")]
-    study = Study("without_critic", plans, arguments)
+    study = CommandStudy("without_critic", plans, arguments)
     study.run_all()
     study.finish()
 

@@ -13,7 +13,7 @@ from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.limits import Between, Seeds
 from grpo_jax.commands.harness.parsing import chosen
 from grpo_jax.commands.harness.settings import make_plan
-from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import Curve, learning_curve
 from grpo_jax.recording.figures import draw_curves
@@ -72,7 +72,7 @@ def run_suite(
     for environment in plans:
         # A run that can be resumed needs a folder with a known name, and other methods may have been run before.
         folder = arguments.out / "runs" / folder_name("_".join((environment, *arguments.methods)))
-        study = Study(
+        study = CommandStudy(
             folder_name(f"{name}_{environment}"),
             plans[environment],
             dataclasses.replace(arguments, out=folder if arguments.recording.checkpoint_every else None),

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.figures import return_cells, return_columns
-from grpo_jax.commands.harness.flags import Settings, hyperparams_class, parse
+from grpo_jax.commands.harness.flags import RunFlags, hyperparams_class, parse
 from grpo_jax.commands.harness.limits import Count, Positive
 from grpo_jax.commands.harness.parsing import invocation, parse_known_flags
 from grpo_jax.commands.harness.study import StudyArguments, print_files, study_options
@@ -77,7 +77,7 @@ def grid_of_flags(flags: Sequence[str], keys: jax.Array, samples: int | None = N
     for combination in itertools.product(*static.values()):
         point = dict(zip(static, combination, strict=True))
         chosen = [word for name, value in point.items() for word in (flag(name), value)]
-        base = parse(Settings, fixed + chosen)
+        base = parse(RunFlags, fixed + chosen)
         bases.append(Base({name: _number(word) for name, word in point.items()}, base.config, base.hyperparams))
     return make_grid(bases, traced, keys, samples, seed)
 

@@ -8,15 +8,15 @@ import jax
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands.harness.command import command
 from grpo_jax.commands.harness.drawing import Drawing
-from grpo_jax.commands.harness.flags import Settings, parse
+from grpo_jax.commands.harness.flags import RunFlags, parse
 from grpo_jax.commands.harness.limits import OutFile, Seeds
-from grpo_jax.commands.harness.study import Study, StudyArguments
+from grpo_jax.commands.harness.study import CommandStudy, StudyArguments
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording import RunSpec
 
 
 @dataclasses.dataclass(kw_only=True)
-class Arguments(StudyArguments, Settings):
+class Arguments(StudyArguments, RunFlags):
     """Trains one algorithm on one environment, all seeds in one program."""
 
     num_seeds: Seeds = 1
@@ -32,7 +32,7 @@ def main(arguments: Arguments) -> None:
             raise ConfigError("--render needs a run of a single process; leave it out")
     config = arguments.config
     plan = RunSpec(name_of(config.algorithm), config, arguments.hyperparams, arguments.training_keys)
-    study = Study("train", [plan], arguments)
+    study = CommandStudy("train", [plan], arguments)
     (states,) = study.run_all()
     study.finish()
     if arguments.render is not None:

@@ -8,7 +8,7 @@ from grpo_jax import PPO, Config, Hyperparams
 from grpo_jax.algorithms import by_name
 from grpo_jax.commands import train
 from grpo_jax.commands.harness.scale import can_grow, for_gpu
-from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings, split_fields
+from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, split_fields, tuned_settings
 from grpo_jax.commands.harness.suite_settings import BY_SUITE
 from grpo_jax.commands.sweep import grid_of_flags
 from grpo_jax.errors import ConfigError
@@ -17,7 +17,7 @@ SIZES = "num_envs", "num_steps", "num_minibatches", "learning_rate"
 
 
 def on_gpu(environment, algorithm, **given):
-    fields = for_gpu(settings(environment, algorithm), by_name(algorithm), given)
+    fields = for_gpu(tuned_settings(environment, algorithm), by_name(algorithm), given)
     return tuple(fields.get(name) for name in SIZES)
 
 
@@ -123,7 +123,7 @@ def check_sizes(environment, made, **fixed):
     for algorithm in ALGORITHMS:
         sizes = []
         for total_steps in (1e5, 1e7, 1e12):
-            fields = for_gpu(settings(environment, algorithm), by_name(algorithm), {"total_steps": total_steps})
+            fields = for_gpu(tuned_settings(environment, algorithm), by_name(algorithm), {"total_steps": total_steps})
             static, traced = split_fields(made, fields | fixed)
             config = Config(environment=made, algorithm=algorithm, **static)
             Hyperparams(**traced).check()

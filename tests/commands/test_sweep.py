@@ -125,15 +125,15 @@ def test_flags_with_several_values_by_nature_are_no_axes():
 
 
 def test_a_file_of_fields_is_read_back(tmp_path):
-    base = train.parse(train.Settings, [*SMALL, "--hidden-sizes", "8", "4", "--learning-rate", "0.0123"])
+    base = train.parse(train.RunFlags, [*SMALL, "--hidden-sizes", "8", "4", "--learning-rate", "0.0123"])
     path = tmp_path / "best.json"
     path.write_text(json.dumps(as_fields(base.config, base.hyperparams)))
-    again = train.parse(train.Settings, ["--config", str(path)])
+    again = train.parse(train.RunFlags, ["--config", str(path)])
     assert again.config == base.config and again.hyperparams == base.hyperparams
-    other = train.parse(train.Settings, [f"--config={path}", "--clip_high", "0.3", "--num-epochs", "1"])
+    other = train.parse(train.RunFlags, [f"--config={path}", "--clip_high", "0.3", "--num-epochs", "1"])
     assert other.hyperparams == base.hyperparams.replace(clip_high=0.3) and other.config.num_epochs == 1
     path.write_text('{"env_params": {"gravity": 9}}')
-    merged = train.parse(train.Settings, [f"--config={path}", "--env_params", "length=1"])
+    merged = train.parse(train.RunFlags, [f"--config={path}", "--env_params", "length=1"])
     assert dict(merged.config.env_params) == {"gravity": 9, "length": 1}
 
 
@@ -150,11 +150,11 @@ INVALID = {
 def test_an_invalid_file_is_reported(tmp_path):
     path = tmp_path / "best.json"
     with pytest.raises(ValueError, match="cannot be read: .*No such file"):
-        train.parse(train.Settings, ["--config", str(path)])
+        train.parse(train.RunFlags, ["--config", str(path)])
     for text, message in INVALID.items():
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            train.parse(train.Settings, ["--config", str(path)])
+            train.parse(train.RunFlags, ["--config", str(path)])
 
 
 # --- devices ---------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkey
     sweep.main(sweep.Arguments(num_seeds=3, out=tmp_path / "whole"), flags)
     monkeypatch.setattr(programs, "plans_at_once", lambda *arguments: 3)
     sweep.main(sweep.Arguments(num_seeds=3, out=tmp_path / "parts"), flags)
-    alone = train.parse(train.Settings, [*SMALL, "--learning-rate", "1e-2", "--clip-high", "0.3"])
+    alone = train.parse(train.RunFlags, [*SMALL, "--learning-rate", "1e-2", "--clip-high", "0.3"])
     train.main(train.Arguments(config=alone.config, hyperparams=alone.hyperparams, num_seeds=3, out=tmp_path / "one"))
     runs = {}
     for name in ("whole", "parts", "one"):
@@ -200,7 +200,7 @@ def test_a_sweep_end_to_end_in_one_program_and_in_parts(tmp_path, capsys, monkey
         runs[name] = {run["algorithm"]: run["final_return"]["per_seed"] for run in summary["runs"]}
     assert len(runs["whole"]) == 4 and runs["whole"] == runs["parts"]
     assert runs["one"]["ppo"] == runs["whole"]["learning_rate=0.01, clip_high=0.3"]
-    best = train.parse(train.Settings, ["--config", str(tmp_path / "whole" / "best.json")])
+    best = train.parse(train.RunFlags, ["--config", str(tmp_path / "whole" / "best.json")])
     means = {label: np.sort(scores)[0:3].mean() for label, scores in runs["whole"].items()}
     assert f"learning_rate={best.hyperparams.learning_rate}, clip_high={best.hyperparams.clip_high}" in means
     printed = capsys.readouterr().out

@@ -13,7 +13,7 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import name_of
 from grpo_jax.commands import train
 from grpo_jax.commands.harness.figures import solved_after
-from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, settings
+from grpo_jax.commands.harness.settings import ENVIRONMENT_SETTINGS, tuned_settings
 from grpo_jax.policies import CNN, MLP, Transformer
 from grpo_jax.recording.files import write_json
 from grpo_jax.sweeps.runs import Run, summarise
@@ -115,7 +115,7 @@ def test_a_flag_for_one_budget_replaces_the_other(tmp_path):
     def budget(fields, *flags):
         file = tmp_path / "fields.json"
         file.write_text(json.dumps(fields))
-        hyperparams = train.parse(train.Settings, ["--config", str(file), *flags]).hyperparams
+        hyperparams = train.parse(train.RunFlags, ["--config", str(file), *flags]).hyperparams
         return hyperparams.total_steps, hyperparams.num_iterations
 
     assert budget({"total_steps": 9e4}, "--num-iterations", "7") == (Hyperparams.total_steps, 7)
@@ -141,10 +141,10 @@ def test_auto_is_resolved_before_the_tuned_settings(tmp_path, capsys):
 def test_settings_are_by_suite_and_exceptions_by_environment(monkeypatch):
     exception = {"any": {"discount": 0.9}, "ppo": {"num_envs": 48}}
     monkeypatch.setitem(ENVIRONMENT_SETTINGS, "brax:walker", exception)
-    common, special = settings("brax:runner", "kernel_gae"), settings("brax:walker", "kernel_gae")
+    common, special = tuned_settings("brax:runner", "kernel_gae"), tuned_settings("brax:walker", "kernel_gae")
     assert common["normalize_observations"] and common["num_steps"] == 64 and common["group_size"] == 8
     assert special == common | {"discount": 0.9, "num_envs": 48}
-    assert "num_steps" not in settings("brax:runner", "grpo"), "one-episode groups play to the limit"
+    assert "num_steps" not in tuned_settings("brax:runner", "grpo"), "one-episode groups play to the limit"
 
 
 def test_runs_are_written_as_strict_json(tmp_path):

@@ -12,7 +12,7 @@ from probes import bits, check
 from grpo_jax import Config
 from grpo_jax.algorithms import KERNEL_GAE
 from grpo_jax.baselines import kernel_baseline, policy_features
-from grpo_jax.commands.harness.flags import Settings, parse
+from grpo_jax.commands.harness.flags import RunFlags, parse
 from grpo_jax.errors import ConfigError
 from grpo_jax.policies import categorical, make_pure_policy
 from grpo_jax.recording.run_spec import describe
@@ -80,11 +80,11 @@ def test_a_function_a_path_and_a_frozen_dataclass_are_the_same_network():
 
 def test_a_network_from_the_command_line_has_no_tuned_layers():
     flags = ["--environment", "PointRobot-misc", "--algorithm", "ppo"]
-    assert parse(Settings, flags).config.network.recurrent == "gru"
-    config = parse(Settings, [*flags, "--network", f"{__name__}:linear"]).config
+    assert parse(RunFlags, flags).config.network.recurrent == "gru"
+    config = parse(RunFlags, [*flags, "--network", f"{__name__}:linear"]).config
     assert not config.policy.has_carry and config.num_epochs == 8, "other tuned settings stay"
     with pytest.raises(ConfigError, match="recurrent='lstm' has no effect on a custom network"):
-        parse(Settings, [*flags, f"--network={__name__}:linear", "--recurrent", "lstm"])
+        parse(RunFlags, [*flags, f"--network={__name__}:linear", "--recurrent", "lstm"])
 
 
 def test_a_recurrent_sequence_is_its_steps():

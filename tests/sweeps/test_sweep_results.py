@@ -11,7 +11,7 @@ from probes import bits
 import grpo_jax
 from grpo_jax import Config, Hyperparams, plot, run, sweep
 from grpo_jax.commands import sweep as command
-from grpo_jax.commands.harness.flags import Settings, parse
+from grpo_jax.commands.harness.flags import RunFlags, parse
 from grpo_jax.errors import ConfigError
 from grpo_jax.recording.figures import differing
 from grpo_jax.recording.statistics import describe_seeds
@@ -25,7 +25,7 @@ from grpo_jax.training.settings import settings_of
 pytestmark = pytest.mark.usefixtures("shared_traces")
 FLAGS = ["--environment", "Catch-bsuite", "--algorithm", "ppo", "--num-envs", "4", "--num-steps", "16"]
 FLAGS += ["--num-minibatches", "2", "--hidden-sizes", "8", "--total-steps", "200"]
-BASE = parse(Settings, FLAGS)
+BASE = parse(RunFlags, FLAGS)
 RATES = [1e-3, 1e-2]
 RETURN = "episode/return_mean"
 
@@ -205,7 +205,7 @@ def test_mistakes_are_reported_before_a_folder_is_made(configs, values, message,
 def test_several_configs_and_their_fields_are_axes():
     from grpo_jax.sweeps.grid import make_bases, make_grid
 
-    configs = {"small": CONFIG, "large": parse(Settings, [*FLAGS, "--hidden-sizes", "16"]).config}
+    configs = {"small": CONFIG, "large": parse(RunFlags, [*FLAGS, "--hidden-sizes", "16"]).config}
     values = {"num_epochs": [1, 2], "learning_rate": np.float32([1e-3, 3e-4]), "discount": (0.5,)}
     bases, traced = make_bases(configs, values, Hyperparams())
     grid = make_grid(bases, traced, run_keys(0, 2)[0])

@@ -13,7 +13,7 @@ from grpo_jax import Config, Hyperparams
 from grpo_jax.algorithms import Algorithm, automatic_algorithm, by_name, name_of
 from grpo_jax.commands.harness.parsing import parse_flags, peek
 from grpo_jax.commands.harness.scale import DEFAULTS, can_grow, for_gpu, resolve_scale
-from grpo_jax.commands.harness.settings import NetworkFields, make_network, settings
+from grpo_jax.commands.harness.settings import NetworkFields, make_network, tuned_settings
 from grpo_jax.devices.execution_plan import ExecutionPlan
 from grpo_jax.devices.processes import is_process_zero
 from grpo_jax.environments import make_environment
@@ -25,7 +25,7 @@ from grpo_jax.recording.config_file import FIELDS, read_fields
 
 
 @dataclasses.dataclass(kw_only=True)
-class Settings:
+class RunFlags:
     """The flags that describe a run."""
 
     config: Config
@@ -76,7 +76,7 @@ class Chosen:
 
 
 def parse(arguments: type, flags: Sequence[str]) -> Any:
-    """Parses the flags of a class with the fields of `Settings`.
+    """Parses the flags of a class with the fields of `RunFlags`.
 
     The defaults are the fields in the file --config, or else the tuned settings of the environment and the algorithm.
     Parameters of the environment are merged one by one. The algorithm "auto" is replaced before the tuned settings are
@@ -123,7 +123,7 @@ def parse(arguments: type, flags: Sequence[str]) -> Any:
 
 def _tuned(environment: str, algorithm: Algorithm, scale: str, chosen: Chosen) -> dict[str, Any]:
     """The tuned settings, at this scale; says in which fields a GPU's differ."""
-    fields = settings(environment, _tuned_as(algorithm))
+    fields = tuned_settings(environment, _tuned_as(algorithm))
     if scale == "cpu" or chosen.network == "transformer" or not can_grow(environment):
         return fields
     larger = for_gpu(fields, algorithm, chosen.sizes)

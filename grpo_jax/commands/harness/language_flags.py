@@ -11,7 +11,7 @@ from grpo_jax import Hyperparams
 from grpo_jax.algorithms import by_name
 from grpo_jax.commands.harness.limits import Count, Finite, Seeds
 from grpo_jax.commands.harness.parsing import parse_flags, peek
-from grpo_jax.commands.harness.settings import settings
+from grpo_jax.commands.harness.settings import tuned_settings
 from grpo_jax.commands.harness.study import RecordingArguments, StudyArguments
 from grpo_jax.policies import Transformer
 
@@ -121,7 +121,7 @@ def parse(flags: Sequence[str] | None = None) -> Arguments:
     """
     chosen = peek(Chosen, flags)
     by_name(chosen.algorithm)
-    tuned = settings("tokens:", chosen.algorithm)
+    tuned = tuned_settings("tokens:", chosen.algorithm)
     changes = {name: tuned[name] for name in ("clip_low", "clip_high") if name in tuned}
     if chosen.total_steps is not None and chosen.num_iterations is None:
         changes["num_iterations"] = None

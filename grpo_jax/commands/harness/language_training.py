@@ -9,7 +9,7 @@ import jax
 from grpo_jax import Algorithm, Config, TrainState, with_reference
 from grpo_jax.commands.harness.language_folders import load_actors, record_template, save_models
 from grpo_jax.commands.harness.language_runs import HeldOutCurves, held_out_reward
-from grpo_jax.commands.harness.study import Study
+from grpo_jax.commands.harness.study import CommandStudy
 from grpo_jax.config import kept_with
 from grpo_jax.groups import FRESH
 from grpo_jax.language import LanguageTask, RewardError
@@ -31,7 +31,7 @@ def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plans: Seq
       plans: the runs, one after another, of one config; of several each has a folder of its own.
     """
     with deferred_signals() as received:
-        study = Study("language_model", plans, arguments, score=held_out_reward(arguments.num_final))
+        study = CommandStudy("language_model", plans, arguments, score=held_out_reward(arguments.num_final))
         record_template(study.out, task)
         for plan in plans:
             out = study.out if len(plans) == 1 else study.out / folder_name(plan.label)
@@ -46,7 +46,9 @@ def train(arguments: Any, task: LanguageTask, starts: Sequence[Path], plans: Seq
         study.finish()
 
 
-def _train(arguments: Any, study: Study, plan: RunSpec, starts: Sequence[Path], curves: HeldOutCurves) -> TrainState:
+def _train(
+    arguments: Any, study: CommandStudy, plan: RunSpec, starts: Sequence[Path], curves: HeldOutCurves
+) -> TrainState:
     """The trained states of a run, which is added to the study."""
     try:
         run = study.train(

@@ -115,7 +115,7 @@ ENVIRONMENT_SETTINGS = BY_ENVIRONMENT | {
 the name of an algorithm for that one."""
 
 
-def settings(environment: str, algorithm: str) -> dict[str, Any]:
+def tuned_settings(environment: str, algorithm: str) -> dict[str, Any]:
     """The settings for an environment and an algorithm, by the names of the fields.
 
     The environment's override its suite's, and these the algorithm's.
@@ -141,7 +141,7 @@ def split_fields(environment: Any, fields: dict[str, Any]) -> tuple[dict[str, An
 
 def make_plan(environment: str, algorithm: str, keys: jax.Array, *, label: str | None = None, **fields) -> RunSpec:
     """A run with the tuned settings of this environment and this algorithm, except for the fields that are given."""
-    static, traced = split_fields(environment, settings(environment, algorithm) | fields)
+    static, traced = split_fields(environment, tuned_settings(environment, algorithm) | fields)
     config = Config(environment=environment, algorithm=algorithm, **static)
     return RunSpec(label or algorithm, config, Hyperparams(**traced), keys)
 

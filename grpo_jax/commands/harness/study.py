@@ -119,7 +119,7 @@ def check_plans(plans: list[RunSpec], arguments: StudyArguments) -> Mesh | None:
     return mesh
 
 
-class Study(study.Study):
+class CommandStudy(study.Study):
     """The runs of one command.
 
     All plans are checked before the folder is created, so that a mistake costs nothing.
